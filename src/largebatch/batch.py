@@ -1,0 +1,42 @@
+"""The batch: global = micro x accumulation x world, exactly, or an error that names the nearest valid values."""
+
+from largebatch.errors import ConfigError
+
+
+def gradient_accumulation_steps(global_batch_size: int, micro_batch_size: int, world_size: int) -> int:
+    """Micro-batches that each process works through per optimizer step.
+
+    Args:
+        global_batch_size: Samples per optimizer step over all processes.
+        micro_batch_size: Samples per process per forward pass.
+        world_size: Data-parallel processes.
+
+    Raises:
+        ConfigError: The three do not divide; nothing is ever rounded.
+    """
+    per_micro_step = micro_batch_size * world_size
+    if global_batch_size % per_micro_step == 0:
+        return global_batch_size // per_micro_step
+    below = global_batch_size // per_micro_step * per_micro_step
+    nearest = [str(size) for size in (below, below + per_micro_step) if size > 0]
+    remedy = f"nearest: {', '.join(nearest)}"
+    micro_batch_sizes = _valid_micro_batch_sizes(global_batch_size, micro_batch_size, world_size)
+    if micro_batch_sizes:
+        remedy += f"; or keep it and set batch.micro_batch_size to {' or '.join(map(str, micro_batch_sizes))}"
+    raise ConfigError(
+        [
+            f"batch: global_batch_size {global_batch_size} is not a multiple of micro_batch_size x world_size = "
+            f"{micro_batch_size} x {world_size} = {per_micro_step}; {remedy}"
+        ]
+    )
+
+
+def _valid_micro_batch_sizes(global_batch_size: int, micro_batch_size: int, world_size: int) -> list[int]:
+    """The nearest micro-batch sizes below and above the given one with which the global batch divides."""
+    if global_batch_size % world_size:
+        return []
+    per_process = global_batch_size // world_size
+    divisors = [size for size in range(1, per_process + 1) if per_process % size == 0]
+    below = [size for size in divisors if size < micro_batch_size][-1:]
+    above = [size for size in divisors if size > micro_batch_size][:1]
+    return below + above

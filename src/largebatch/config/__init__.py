@@ -1,0 +1,6 @@
+"""What a recipe's JSON may say."""
+
+from largebatch.config.load import RECIPE_CONFIGS, load_config, validate
+from largebatch.config.tasks import CausalLMConfig, ImageClassificationConfig, RecipeConfig
+
+__all__ = ["RECIPE_CONFIGS", "CausalLMConfig", "ImageClassificationConfig", "RecipeConfig", "load_config", "validate"]

@@ -1,0 +1,192 @@
+"""The sections that every recipe's JSON has, whatever its task: one typed model each, one sentence a field."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+PositiveInt = Annotated[int, Field(gt=0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Section(BaseModel):
+    """A part of the config: types are not coerced, unknown keys are errors, values cannot be changed afterwards."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class Duration(Section):
+    """A length of training, in exactly one unit; converted to whole optimizer steps once, in the plan (rounded up)."""
+
+    epochs: PositiveFloat | None = None
+    """Passes over the training set."""
+    steps: PositiveInt | None = None
+    """Optimizer steps."""
+    samples: PositiveInt | None = None
+    """Training samples."""
+    tokens: PositiveInt | None = None
+    """Training tokens; only where the data has a `block_size`."""
+
+    @model_validator(mode="after")
+    def _exactly_one_unit(self) -> "Duration":
+        if len(self.model_dump(exclude_none=True)) != 1:
+            raise ValueError('give exactly one of epochs, steps, samples, tokens, for example {"epochs": 5}')
+        return self
+
+    def __str__(self) -> str:
+        ((unit, amount),) = self.model_dump(exclude_none=True).items()
+        return f"{amount:,g} {unit}" if isinstance(amount, float) else f"{amount:,} {unit}"
+
+
+class Batch(Section):
+    """The batch: two inputs, from which the number of accumulation steps follows for any number of processes."""
+
+    global_batch_size: PositiveInt
+    """Samples per optimizer step over all processes."""
+    micro_batch_size: PositiveInt
+    """Samples per process per forward pass. With BatchNorm it is part of the loss function (Goyal et al. 2017, 2.3)."""
+
+
+class Warmup(Section):
+    """Gradual warmup: the learning rate grows by the same amount at each step (Goyal et al. 2017, section 2.2)."""
+
+    duration: Duration
+    """How long the learning rate grows."""
+    start: Literal["base_lr", "zero"] = "base_lr"
+    """Where it starts: at `base_lr` (Goyal et al.; no warmup where the scaled rate is not above it), or at zero."""
+
+
+class ConstantDecay(Section):
+    """The peak learning rate until the end."""
+
+    name: Literal["constant"]
+
+
+class StepDecay(Section):
+    """The learning rate is multiplied by `factor` at each of the milestones."""
+
+    name: Literal["step"]
+    at: Annotated[list[Duration], Field(min_length=1)]
+    """Milestones, from the start of training, in increasing order."""
+    factor: Annotated[float, Field(gt=0, lt=1)]
+    """What the learning rate is multiplied by at each milestone."""
+
+
+class CosineDecay(Section):
+    """Half a cosine from the peak, where warmup ends, to `final_fraction` of it at the end of training."""
+
+    name: Literal["cosine"]
+    final_fraction: Fraction = 0.0
+    """Learning rate at the end, as a fraction of the peak."""
+
+
+class LinearDecay(Section):
+    """A straight line from the peak, where warmup ends, to `final_fraction` of it at the end of training."""
+
+    name: Literal["linear"]
+    final_fraction: Fraction = 0.0
+    """Learning rate at the end, as a fraction of the peak."""
+
+
+class WarmupStableDecay(Section):
+    """The peak until `decay` before the end, then a straight line to `final_fraction` of it (WSD, arXiv 2404.06395)."""
+
+    name: Literal["warmup_stable_decay"]
+    decay: Duration
+    """Length of the decay at the end of training."""
+    final_fraction: Fraction = 0.0
+    """Learning rate at the end, as a fraction of the peak."""
+
+
+Decay = Annotated[
+    ConstantDecay | StepDecay | CosineDecay | LinearDecay | WarmupStableDecay, Field(discriminator="name")
+]
+
+
+class LearningRate(Section):
+    """The learning rate that was tuned, and how it follows the batch size."""
+
+    base_lr: PositiveFloat
+    """The learning rate that was tuned."""
+    reference_batch_size: PositiveInt
+    """The global batch size `base_lr` was tuned at; there is no default, because a guess would scale wrongly."""
+    scaling: Literal["linear", "sqrt", "none"]
+    """With k = global_batch_size / reference_batch_size, the peak is base_lr times k, the square root of k, or 1."""
+    warmup: Warmup | None = None
+    """Gradual warmup, or null for none."""
+    decay: Decay
+    """What the learning rate does after warmup."""
+
+
+ParameterKind = Literal["norm", "bias", "embedding"]
+
+
+class OptimizerSection(Section):
+    """What every optimizer has."""
+
+    weight_decay: NonNegativeFloat
+    """Weight decay: an L2 penalty added to the gradient for SGD, decoupled from it for AdamW."""
+    no_decay: list[ParameterKind] = ["norm", "bias"]
+    """Kinds of parameters that get no weight decay."""
+    clip_norm: PositiveFloat | None = None
+    """Clip gradients to this global norm; null is no clipping, on every strategy."""
+
+
+class Sgd(OptimizerSection):
+    """Stochastic gradient descent with momentum, in torch's form: the learning rate is not folded into the velocity,
+    so it may change at each step without momentum correction (Goyal et al. 2017, remark 2)."""
+
+    name: Literal["sgd"]
+    momentum: BelowOne = 0.9
+    """Momentum coefficient."""
+    nesterov: bool = False
+    """Nesterov's momentum."""
+
+    @model_validator(mode="after")
+    def _nesterov_needs_momentum(self) -> "Sgd":
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("nesterov needs a momentum above 0; set momentum, or nesterov to false")
+        return self
+
+
+class AdamW(OptimizerSection):
+    """AdamW: Adam with decoupled weight decay (arXiv 1711.05101)."""
+
+    name: Literal["adamw"]
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
+    """Decay rates of the running averages of the gradient and of its square."""
+    eps: PositiveFloat = 1e-8
+    """Added to the denominator."""
+
+
+Optimizer = Annotated[Sgd | AdamW, Field(discriminator="name")]
+
+
+class Train(Section):
+    """How long to train."""
+
+    duration: Duration
+    """Length of the whole run; the learning rate's decay ends with it."""
+    stop_after_steps: PositiveInt | None = None
+    """Stop early after this many steps, with the plan (and so the learning rate) of the whole run."""
+
+
+class Evaluation(Section):
+    """When to evaluate; the end of the run is always evaluated."""
+
+    every: Duration | None = None
+    """Distance between evaluations; null is only at the end."""
+
+
+class Logging(Section):
+    """What to write while training."""
+
+    every: PositiveInt = 10
+    """Steps between two lines of metrics.jsonl; the first and the last step always have one."""
+    trackers: list[Literal["tensorboard", "wandb"]] = ["tensorboard"]
+    """Trackers that get the same numbers, through Accelerate."""

@@ -1,0 +1,217 @@
+"""One config class a task: the shared sections plus that task's `data` and `model`."""
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from largebatch.config.sections import (
+    Batch,
+    BelowOne,
+    Evaluation,
+    LearningRate,
+    Logging,
+    NonNegativeInt,
+    Optimizer,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    Train,
+)
+
+# --- data ---------------------------------------------------------------------------------------------------------
+
+Rgb = tuple[float, float, float]
+
+
+class DataFiles(Section):
+    """Local files by split, for data that is not laid out as a data-set repository."""
+
+    train: str
+    """Path or glob of the training files."""
+    eval: str
+    """Path or glob of the evaluation files."""
+
+
+class HubOrLocal(Section):
+    """Where Hugging Face `datasets` finds the data: a hub id, a local folder, or local files."""
+
+    source: Literal["datasets"]
+    path: str
+    """Hub id or local folder; with `data_files`, the format: "parquet", "json", "csv", "text" or "imagefolder"."""
+    name: str | None = None
+    """Configuration of the data set on the hub, where it has several."""
+    data_files: DataFiles | None = None
+    """Local files, with their format in `path`."""
+    train_split: str = "train"
+    """Split to train on; slices such as "train[1%:]" are allowed. Ignored with `data_files`."""
+    eval_split: str = "validation"
+    """Split to evaluate on. Ignored with `data_files`."""
+    num_train_samples: PositiveInt
+    """Training samples. Stated here so that plans need no data; checked against the data when a run starts."""
+    num_eval_samples: PositiveInt
+    """Evaluation samples, checked likewise."""
+    num_workers: NonNegativeInt = 0
+    """Loader processes per training process; 0 loads in the training process."""
+
+
+class DigitsData(Section):
+    """The 1,797 handwritten digits of 8 x 8 pixels that ship with scikit-learn; every fifth one is for evaluation."""
+
+    source: Literal["digits"]
+    image_size: PositiveInt = 32
+    """Side in pixels that the 8 x 8 images are enlarged to; a multiple of 8."""
+    num_train_samples: Literal[1437] = 1437
+    num_eval_samples: Literal[360] = 360
+    num_classes: Literal[10] = 10
+    num_channels: Literal[1] = 1
+
+    @model_validator(mode="after")
+    def _whole_enlargement(self) -> "DigitsData":
+        if self.image_size % 8:
+            raise ValueError(f"image_size {self.image_size} is not a multiple of 8; write 8, 16, 24 or 32")
+        return self
+
+
+class HubImages(HubOrLocal):
+    """Labelled images through Hugging Face `datasets`."""
+
+    image_column: str = "image"
+    """Column that holds the encoded images."""
+    label_column: str = "label"
+    """Column that holds the class indices."""
+    num_classes: PositiveInt
+    """Number of classes."""
+    image_size: PositiveInt
+    """Side in pixels of the crops the model sees."""
+    train_augmentation: Literal["inception_crop", "none"]
+    """"inception_crop": a random crop of 8 to 100 % of the area and aspect ratio 3/4 to 4/3, and a random flip
+    (Szegedy et al. 2015, as in Goyal et al. 2017, 5.1); "none": the evaluation's centre crop."""
+    mean: Rgb
+    """Mean of each colour over the training set, on a 0 to 1 scale."""
+    std: Rgb
+    """Standard deviation of each colour."""
+    num_channels: Literal[3] = 3
+
+
+class PydocData(Section):
+    """The Python reference that ships with every Python (`pydoc_data.topics`), as bytes.
+
+    The text differs between Python versions, so exactly the first (num_train_samples + num_eval_samples) x block_size
+    + 1 bytes are used; the evaluation samples are the last ones.
+    """
+
+    source: Literal["pydoc"]
+    block_size: PositiveInt
+    """Tokens (bytes) per sample."""
+    num_train_samples: PositiveInt
+    """Training samples, each a block."""
+    num_eval_samples: PositiveInt
+    """Evaluation samples, each a block."""
+
+
+class HubText(HubOrLocal):
+    """Text documents through Hugging Face `datasets`, tokenised and packed into blocks.
+
+    Documents are joined with an end-of-text token between them and cut into blocks of `block_size` tokens, each token
+    being predicted once. The first `num_train_samples` blocks are used; a run says how many there are.
+    """
+
+    text_column: str = "text"
+    """Column that holds the documents."""
+    tokenizer: str
+    """Hub id or local folder of a `transformers` tokenizer, or "bytes"."""
+    block_size: PositiveInt
+    """Tokens per sample."""
+
+
+# --- models -------------------------------------------------------------------------------------------------------
+
+
+class ResNet(Section):
+    """A residual network, as in `transformers` (`ResNetForImageClassification`)."""
+
+    architecture: Literal["resnet"]
+    embedding_size: PositiveInt
+    """Channels after the first convolution."""
+    hidden_sizes: Annotated[list[PositiveInt], Field(min_length=1)]
+    """Channels of each stage."""
+    depths: Annotated[list[PositiveInt], Field(min_length=1)]
+    """Residual blocks of each stage."""
+    layer_type: Literal["basic", "bottleneck"]
+    """Two 3 x 3 convolutions a block, or 1 x 1, 3 x 3, 1 x 1."""
+
+    @model_validator(mode="after")
+    def _same_number_of_stages(self) -> "ResNet":
+        if len(self.hidden_sizes) != len(self.depths):
+            raise ValueError(
+                f"hidden_sizes has {len(self.hidden_sizes)} stages and depths has {len(self.depths)}; "
+                "give one number a stage in both"
+            )
+        return self
+
+
+class Gpt2(Section):
+    """A GPT-2 style decoder, as in `transformers` (`GPT2LMHeadModel`)."""
+
+    architecture: Literal["gpt2"]
+    vocab_size: PositiveInt
+    """Rows of the embedding; at least the tokenizer's number of tokens (256 for bytes)."""
+    hidden_size: PositiveInt
+    """Width of the residual stream."""
+    num_layers: PositiveInt
+    """Transformer blocks."""
+    num_heads: PositiveInt
+    """Attention heads; divides `hidden_size`."""
+    dropout: BelowOne = 0.0
+    """Dropout on embeddings, attention weights and residual branches."""
+    initializer_range: PositiveFloat = 0.02
+    """Standard deviation of the initial weights; residual projections get it divided by sqrt(2 x num_layers)."""
+
+    @model_validator(mode="after")
+    def _heads_divide_width(self) -> "Gpt2":
+        if self.hidden_size % self.num_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}; change one of them"
+            )
+        return self
+
+
+# --- recipes ------------------------------------------------------------------------------------------------------
+
+
+class RecipeConfig(Section):
+    """What every recipe's JSON has."""
+
+    model_config = ConfigDict(validate_by_name=False)
+
+    schema_: str | None = Field(default=None, alias="$schema")
+    """Path of the JSON Schema, for editors."""
+    seed: NonNegativeInt = 0
+    """Initial weights, sample order, augmentation and dropout all follow from it."""
+    precision: Literal["fp32", "bf16"]
+    """"bf16": matrix products in bfloat16 under autocast; weights, gradients and their reduction stay in fp32."""
+    batch: Batch
+    learning_rate: LearningRate
+    optimizer: Optimizer
+    train: Train
+    evaluation: Evaluation = Evaluation()
+    logging: Logging = Logging()
+
+
+class ImageClassificationConfig(RecipeConfig):
+    """A recipe for `recipes/image_classification/train.py`."""
+
+    task: Literal["image_classification"]
+    data: Annotated[DigitsData | HubImages, Field(discriminator="source")]
+    model: ResNet
+
+
+class CausalLMConfig(RecipeConfig):
+    """A recipe for `recipes/causal_lm/train.py`."""
+
+    task: Literal["causal_lm"]
+    data: Annotated[PydocData | HubText, Field(discriminator="source")]
+    model: Gpt2
+
+
+AnyRecipeConfig = Annotated[ImageClassificationConfig | CausalLMConfig, Field(discriminator="task")]

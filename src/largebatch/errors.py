@@ -1,0 +1,48 @@
+"""Errors that a user can mend.
+
+Each message names what was given, why it is wrong and what to write instead. A recipe and the command line print the
+message alone, without a traceback, and leave with the class's `exit_code`; any other exception is a bug of ours and
+keeps its traceback.
+"""
+
+from collections.abc import Sequence
+
+
+class UserError(ValueError):
+    """Something the user gave cannot be used. Exit code 2: refused before training started."""
+
+    exit_code = 2
+
+
+class ConfigError(UserError):
+    """One or more problems in a recipe's JSON or its overrides.
+
+    Args:
+        problems: One line a problem, each beginning with its path in the JSON and ending with the remedy.
+        source: The file the config was read from.
+    """
+
+    def __init__(self, problems: Sequence[str], source: str | None = None):
+        self.problems = list(problems)
+        self.source = source
+        count = "1 problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
+        title = f"{count} in {source}:" if source else f"{count}:"
+        super().__init__("\n".join([title, *(f"  - {problem}" for problem in self.problems)]))
+
+
+class LaunchError(UserError):
+    """The job was launched in a way that would not train what the recipe says."""
+
+
+class DataError(UserError):
+    """The data set is missing, unreadable, or not the one the recipe describes."""
+
+
+class BackendMismatch(UserError):
+    """After `prepare`, the engine would do something else than the plan."""
+
+
+class TrainingFailed(UserError):
+    """Training itself went wrong, for example a loss that is no longer finite. Exit code 1."""
+
+    exit_code = 1

@@ -1,0 +1,117 @@
+"""The order of samples and the seeds of all randomness, as pure functions of (seed, epoch, step).
+
+One shuffle per epoch is shared by all processes (Goyal et al. 2017, remark 4). It is a permutation that is computed,
+not stored: any position of any epoch is found in constant time and memory, at 10^9 samples too, so a run can start
+anywhere, on any number of processes, and see the samples it would have seen.
+"""
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Indices = NDArray[np.int64]
+
+FEISTEL_ROUNDS = 8
+
+
+def derive_seed(seed: int, *purpose: int | str) -> int:
+    """A 63-bit seed that depends on the run's seed and on what it is for, and on nothing else."""
+    text = "/".join([str(seed), *(str(word) for word in purpose)])
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
+@dataclass(frozen=True)
+class Permutation:
+    """A pseudo-random permutation of range(size), evaluated position by position.
+
+    A generalised Feistel cipher on the rectangle a x b, the smallest with a*b >= size and a about sqrt(size); results
+    outside the range are enciphered again until they are inside (Black & Rogaway 2002, "Ciphers with Arbitrary Finite
+    Domains", sections 3 and 4). A cipher is a bijection, so every index appears exactly once.
+
+    Args:
+        size: Number of elements, at least 1.
+        key: Any integer; another key is another permutation.
+    """
+
+    size: int
+    key: int
+
+    def __call__(self, positions: Indices) -> Indices:
+        """The elements at `positions`, an int64 array of any shape with values in range(size)."""
+        result = self._encipher(np.asarray(positions, dtype=np.uint64))
+        outside = result >= self.size
+        while outside.any():
+            result[outside] = self._encipher(result[outside])
+            outside = result >= self.size
+        return result.astype(np.int64)
+
+    def _encipher(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        rows = np.uint64(math.isqrt(self.size - 1) + 1 if self.size > 1 else 1)
+        columns = np.uint64(-(-self.size // int(rows)))
+        left, right = values % rows, values // rows
+        for number in range(FEISTEL_ROUNDS):
+            round_key = np.uint64(derive_seed(self.key, "feistel", number))
+            if number % 2 == 0:
+                left = (left + _mix(right + round_key)) % rows
+            else:
+                right = (right + _mix(left + round_key)) % columns
+        return right * rows + left
+
+
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of splitmix64 (Steele et al. 2014), halved so that adding a small number cannot overflow."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (values ^ (values >> np.uint64(31))) >> np.uint64(1)
+
+
+def epoch_order(num_samples: int, seed: int, epoch: int) -> Permutation:
+    """The shuffle of one epoch: position in the epoch -> sample index."""
+    return Permutation(num_samples, derive_seed(seed, "order", epoch))
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Which samples one process works on in one forward pass.
+
+    Args:
+        epoch: Epoch, counted from 0; with `indices` it decides the augmentation.
+        indices: Sample indices, int64 of shape (micro_batch_size,).
+        seed: Seed of the randomness inside the model, such as dropout; it is a function of the step and of the place
+            of the micro-batch in the global batch, so it does not matter which process works on it.
+    """
+
+    epoch: int
+    indices: Indices
+    seed: int
+
+
+@dataclass(frozen=True)
+class TrainingOrder:
+    """Which samples every process sees in every micro-step of a run.
+
+    The samples of a global batch are laid out as micro-batches, slot by slot; in micro-step m, process r works on slot
+    m * world_size + r. So a global batch holds the same samples for every number of processes and micro-batch size.
+    """
+
+    num_samples: int
+    global_batch_size: int
+    micro_batch_size: int
+    world_size: int
+    seed: int
+
+    def micro_batch(self, step: int, micro_step: int, rank: int) -> MicroBatch:
+        """The work of process `rank` in micro-step `micro_step` of optimizer step `step`, all counted from 0."""
+        steps_per_epoch = self.num_samples // self.global_batch_size
+        epoch, step_in_epoch = divmod(step, steps_per_epoch)
+        slot = micro_step * self.world_size + rank
+        start = step_in_epoch * self.global_batch_size + slot * self.micro_batch_size
+        positions = np.arange(start, start + self.micro_batch_size, dtype=np.int64)
+        return MicroBatch(
+            epoch=epoch,
+            indices=epoch_order(self.num_samples, self.seed, epoch)(positions),
+            seed=derive_seed(self.seed, "model", step, slot),
+        )
