@@ -12,6 +12,8 @@ class UserError(ValueError):
     """Something the user gave cannot be used. Exit code 2: refused before training started."""
 
     exit_code = 2
+    everywhere = False
+    """Whether every process of the job has this same error, so that one of them should report it."""
 
 
 class ConfigError(UserError):

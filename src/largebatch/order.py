@@ -8,6 +8,7 @@ anywhere, on any number of processes, and see the samples it would have seen.
 import hashlib
 import math
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,12 +49,19 @@ class Permutation:
             outside = result >= self.size
         return result.astype(np.int64)
 
+    @cached_property
+    def _rectangle(self) -> tuple[np.uint64, np.uint64]:
+        rows = math.isqrt(self.size - 1) + 1
+        return np.uint64(rows), np.uint64(-(-self.size // rows))
+
+    @cached_property
+    def _round_keys(self) -> list[np.uint64]:
+        return [np.uint64(derive_seed(self.key, "feistel", number)) for number in range(FEISTEL_ROUNDS)]
+
     def _encipher(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        rows = np.uint64(math.isqrt(self.size - 1) + 1 if self.size > 1 else 1)
-        columns = np.uint64(-(-self.size // int(rows)))
+        rows, columns = self._rectangle
         left, right = values % rows, values // rows
-        for number in range(FEISTEL_ROUNDS):
-            round_key = np.uint64(derive_seed(self.key, "feistel", number))
+        for number, round_key in enumerate(self._round_keys):
             if number % 2 == 0:
                 left = (left + _mix(right + round_key)) % rows
             else:
@@ -68,6 +76,7 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return (values ^ (values >> np.uint64(31))) >> np.uint64(1)
 
 
+@lru_cache(maxsize=4)
 def epoch_order(num_samples: int, seed: int, epoch: int) -> Permutation:
     """The shuffle of one epoch: position in the epoch -> sample index."""
     return Permutation(num_samples, derive_seed(seed, "order", epoch))

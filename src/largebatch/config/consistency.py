@@ -80,7 +80,7 @@ def _durations_outside_the_run(raw: JsonObject, units: StepUnits) -> Iterator[st
             if at is None:
                 continue
             if at <= previous:
-                yield f"{path}: {milestone} is step {at}, not after step {previous}; write milestones in increasing order"
+                yield f"{path}: {milestone} is step {at}, not after step {previous}; write them in increasing order"
             if total is not None and at >= total:
                 yield f"{path}: {milestone} is step {at}, not within the run of {total} steps; leave it out or lower it"
             previous = at
@@ -91,8 +91,8 @@ def _durations_outside_the_run(raw: JsonObject, units: StepUnits) -> Iterator[st
             yield problem
         if decay_steps is not None and total is not None and (warmup_steps or 0) + decay_steps > total:
             yield (
-                f"{path}: {decay_steps} steps of decay after {warmup_steps or 0} of warmup are longer than the whole run "
-                f"of {total}; shorten one of them"
+                f"{path}: {decay_steps} steps of decay after {warmup_steps or 0} of warmup are longer than the whole "
+                f"run of {total}; shorten one of them"
             )
 
 

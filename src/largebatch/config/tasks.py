@@ -32,7 +32,23 @@ class DataFiles(Section):
     """Path or glob of the evaluation files."""
 
 
-class HubOrLocal(Section):
+class Data(Section):
+    """What the plan and the loader need to know of any data set."""
+
+    num_train_samples: PositiveInt
+    """Training samples. Stated here so that plans need no data; checked against the data when a run starts."""
+    num_eval_samples: PositiveInt
+    """Evaluation samples, checked likewise."""
+    num_workers: NonNegativeInt = 0
+    """Loader processes per training process; 0 loads in the training process."""
+
+    @property
+    def tokens_per_sample(self) -> int | None:
+        """Tokens that each sample contributes to the loss; None where the loss is a mean over samples."""
+        return None
+
+
+class HubOrLocal(Data):
     """Where Hugging Face `datasets` finds the data: a hub id, a local folder, or local files."""
 
     source: Literal["datasets"]
@@ -46,15 +62,9 @@ class HubOrLocal(Section):
     """Split to train on; slices such as "train[1%:]" are allowed. Ignored with `data_files`."""
     eval_split: str = "validation"
     """Split to evaluate on. Ignored with `data_files`."""
-    num_train_samples: PositiveInt
-    """Training samples. Stated here so that plans need no data; checked against the data when a run starts."""
-    num_eval_samples: PositiveInt
-    """Evaluation samples, checked likewise."""
-    num_workers: NonNegativeInt = 0
-    """Loader processes per training process; 0 loads in the training process."""
 
 
-class DigitsData(Section):
+class DigitsData(Data):
     """The 1,797 handwritten digits of 8 x 8 pixels that ship with scikit-learn; every fifth one is for evaluation."""
 
     source: Literal["digits"]
@@ -93,7 +103,18 @@ class HubImages(HubOrLocal):
     num_channels: Literal[3] = 3
 
 
-class PydocData(Section):
+class TokenBlockData(Data):
+    """Text in blocks of tokens."""
+
+    block_size: PositiveInt
+    """Tokens per sample."""
+
+    @property
+    def tokens_per_sample(self) -> int | None:
+        return self.block_size
+
+
+class PydocData(TokenBlockData):
     """The Python reference that ships with every Python (`pydoc_data.topics`), as bytes.
 
     The text differs between Python versions, so exactly the first (num_train_samples + num_eval_samples) x block_size
@@ -101,15 +122,9 @@ class PydocData(Section):
     """
 
     source: Literal["pydoc"]
-    block_size: PositiveInt
-    """Tokens (bytes) per sample."""
-    num_train_samples: PositiveInt
-    """Training samples, each a block."""
-    num_eval_samples: PositiveInt
-    """Evaluation samples, each a block."""
 
 
-class HubText(HubOrLocal):
+class HubText(HubOrLocal, TokenBlockData):
     """Text documents through Hugging Face `datasets`, tokenised and packed into blocks.
 
     Documents are joined with an end-of-text token between them and cut into blocks of `block_size` tokens, each token
@@ -120,8 +135,6 @@ class HubText(HubOrLocal):
     """Column that holds the documents."""
     tokenizer: str
     """Hub id or local folder of a `transformers` tokenizer, or "bytes"."""
-    block_size: PositiveInt
-    """Tokens per sample."""
 
 
 # --- models -------------------------------------------------------------------------------------------------------
@@ -184,12 +197,16 @@ class RecipeConfig(Section):
 
     model_config = ConfigDict(validate_by_name=False)
 
+    task: str
+    """Which `recipes/<task>/train.py` runs it."""
     schema_: str | None = Field(default=None, alias="$schema")
     """Path of the JSON Schema, for editors."""
     seed: NonNegativeInt = 0
     """Initial weights, sample order, augmentation and dropout all follow from it."""
     precision: Literal["fp32", "bf16"]
     """"bf16": matrix products in bfloat16 under autocast; weights, gradients and their reduction stay in fp32."""
+    data: Data
+    model: Section
     batch: Batch
     learning_rate: LearningRate
     optimizer: Optimizer

@@ -78,14 +78,13 @@ def resolve(config: RecipeConfig, world_size: int) -> RunPlan:
     Raises:
         ConfigError: The global batch does not divide over this many processes.
     """
-    batch, rate, data = config.batch, config.learning_rate, config.data  # type: ignore[attr-defined]
+    batch, rate, data = config.batch, config.learning_rate, config.data
     accumulation = gradient_accumulation_steps(batch.global_batch_size, batch.micro_batch_size, world_size)
-    tokens_per_sample = getattr(data, "block_size", None)
-    units = StepUnits(batch.global_batch_size, data.num_train_samples, tokens_per_sample)
+    units = StepUnits(batch.global_batch_size, data.num_train_samples, data.tokens_per_sample)
     total_steps = units.steps_in(config.train.duration)
     factor = scaling_factor(rate.scaling, batch.global_batch_size, rate.reference_batch_size)
     return RunPlan(
-        task=config.task,  # type: ignore[attr-defined]
+        task=config.task,
         seed=config.seed,
         precision=config.precision,
         world_size=world_size,
@@ -99,8 +98,8 @@ def resolve(config: RecipeConfig, world_size: int) -> RunPlan:
         dropped_samples_per_epoch=data.num_train_samples - units.steps_per_epoch * batch.global_batch_size,
         total_steps=total_steps,
         stop_after_steps=min(config.train.stop_after_steps or total_steps, total_steps),
-        tokens_per_sample=tokens_per_sample,
-        loss_weight_per_step=batch.global_batch_size * (tokens_per_sample or 1),
+        tokens_per_sample=data.tokens_per_sample,
+        loss_weight_per_step=batch.global_batch_size * (data.tokens_per_sample or 1),
         base_lr=rate.base_lr,
         reference_batch_size=rate.reference_batch_size,
         scaling=rate.scaling,
@@ -110,7 +109,7 @@ def resolve(config: RecipeConfig, world_size: int) -> RunPlan:
         weight_decay=config.optimizer.weight_decay,
         no_decay=tuple(config.optimizer.no_decay),
         clip_norm=config.optimizer.clip_norm,
-        evaluate_every_steps=config.evaluation.every and units.steps_in(config.evaluation.every),
+        evaluate_every_steps=units.steps_in(config.evaluation.every) if config.evaluation.every else None,
         log_every_steps=config.logging.every,
     )
 

@@ -36,9 +36,8 @@ def _loss(plan: RunPlan) -> list[str]:
     if plan.tokens_per_sample is None:
         unit = f"all {plan.global_batch_size:,} samples"
     else:
-        unit = (
-            f"all {plan.loss_weight_per_step:,} tokens ({plan.global_batch_size:,} samples x {plan.tokens_per_sample:,})"
-        )
+        tokens = f"{plan.global_batch_size:,} samples x {plan.tokens_per_sample:,}"
+        unit = f"all {plan.loss_weight_per_step:,} tokens ({tokens})"
     return [
         f"loss and gradient are the mean over {unit} of the global batch,",
         "summed over micro-batches and processes and divided once, whatever the strategy",
@@ -68,8 +67,8 @@ def _learning_rate(plan: RunPlan) -> list[str]:
     formula = {"linear": f"{k:.6g}", "sqrt": f"sqrt({k:.6g})", "none": "1"}[plan.scaling]
     rule = "no scaling" if plan.scaling == "none" else f"the {plan.scaling} rule"
     lines = [
-        f"peak {schedule.peak_lr:.6g} = {plan.base_lr:.6g} x {formula}, by {rule}: {plan.base_lr:.6g} was tuned at batch "
-        f"{plan.reference_batch_size:,}, this is {plan.global_batch_size:,}"
+        f"peak {schedule.peak_lr:.6g} = {plan.base_lr:.6g} x {formula}, by {rule}: {plan.base_lr:.6g} was tuned at "
+        f"batch {plan.reference_batch_size:,}, this is {plan.global_batch_size:,}"
     ]
     if schedule.warmup_steps:
         growth = (schedule.peak_lr - schedule.warmup_start_lr) / schedule.warmup_steps

@@ -1,0 +1,1 @@
+"""The only place that knows Accelerate, DDP, FSDP2 and DeepSpeed."""

@@ -1,0 +1,171 @@
+"""What a run asks of a strategy; nothing outside this folder knows which one it is."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.optim import Optimizer
+
+from largebatch.backend.launch import Launch
+from largebatch.errors import UserError
+from largebatch.plan import RunPlan
+
+Observed = dict[str, Any]
+T = TypeVar("T")
+
+
+class Backend(ABC):
+    """One strategy, configured from a plan.
+
+    Args:
+        accelerator: Accelerate, started for this strategy.
+        launch: What the launcher asked for.
+        plan: The numbers that the strategy must realise.
+    """
+
+    def __init__(self, accelerator: Accelerator, launch: Launch, plan: RunPlan):
+        self.accelerator = accelerator
+        self.launch = launch
+        self.plan = plan
+        self.device: torch.device = accelerator.device
+        self.rank: int = accelerator.process_index
+        self.world_size: int = accelerator.num_processes
+        self.model: nn.Module
+        """The model as the strategy wrapped it."""
+        self.unwrapped_model: nn.Module
+        """The model as the recipe built it; strategies wrap or change it in place."""
+        self.optimizer: Optimizer
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this process prints and writes."""
+        return self.rank == 0
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """Whether this is the first process of its machine."""
+        return bool(self.accelerator.is_local_main_process)
+
+    # --- training -------------------------------------------------------------------------------------------------
+
+    def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+        """Wrap model and optimizer for the strategy; the returned ones are to be used from here on."""
+        self.unwrapped_model = model
+        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        return self.model, self.optimizer
+
+    @abstractmethod
+    def begin_micro_step(self, is_last: bool) -> None:
+        """Called before each forward pass; `is_last` is true for the last micro-batch of an optimizer step."""
+
+    @abstractmethod
+    def backward(self, loss: torch.Tensor) -> None:
+        """Accumulate the gradient of `loss`, a scalar; gradients come out *averaged* over the processes."""
+
+    @abstractmethod
+    def update(self, learning_rate: float, measure_norm: bool) -> torch.Tensor | None:
+        """Clip as the plan says, take one optimizer step at this learning rate and clear the gradients.
+
+        Returns:
+            The global norm of the gradient before clipping, as a scalar on the device, where `measure_norm` is true
+            or the strategy computes it anyway; otherwise None.
+        """
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Give every parameter group this learning rate."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+
+    # --- state ----------------------------------------------------------------------------------------------------
+
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        """All weights and buffers, whole, on the main process; on other processes an empty or partial dict.
+
+        Every process must call it.
+        """
+        state: dict[str, torch.Tensor] = self.accelerator.get_state_dict(self.model)
+        return state or {}
+
+    @torch.no_grad()
+    def average_buffers(self) -> None:
+        """Average floating-point buffers, such as BatchNorm's running statistics, over all processes.
+
+        Each process updates them from its own micro-batches (Goyal et al. 2017, section 2.3); evaluation and saved
+        weights use the average, on every strategy.
+        """
+        if self.world_size == 1:
+            return
+        for buffer in self.unwrapped_model.buffers():
+            if buffer.is_floating_point():
+                torch.distributed.all_reduce(buffer)
+                buffer /= self.world_size
+
+    # --- numbers over all processes -------------------------------------------------------------------------------
+
+    def all_gather(self, values: torch.Tensor) -> torch.Tensor:
+        """The values of every process: shape (n,) in, (world_size, n) out."""
+        if self.world_size == 1:
+            return values.unsqueeze(0)
+        gathered = [torch.empty_like(values) for _ in range(self.world_size)]
+        torch.distributed.all_gather(gathered, values)
+        return torch.stack(gathered)
+
+    def gather_objects(self, value: T) -> list[T]:
+        """A small picklable value of every process, by rank."""
+        if self.world_size == 1:
+            return [value]
+        gathered: list[Any] = [None] * self.world_size
+        torch.distributed.all_gather_object(gathered, value)
+        return gathered
+
+    def agree(self, error: UserError | None) -> None:
+        """Raise on every process the error that any of them met; every process must call it.
+
+        A process that left alone would leave the others waiting for it, and failing with its absence.
+        """
+        failures = self.gather_objects(None if error is None else (str(error), error.exit_code))
+        for rank, failure in enumerate(failures):
+            if failure is not None:
+                message, exit_code = failure
+                alone = any(other != failure for other in failures)
+                shared = error or UserError(message)
+                if str(shared) != message or alone:
+                    shared = UserError(f"on rank {rank}: {message}" if alone else message)
+                shared.exit_code, shared.everywhere = exit_code, True
+                raise shared
+
+    def wait_for_everyone(self) -> None:
+        """Return when every process has come here."""
+        self.accelerator.wait_for_everyone()
+
+    def end(self) -> None:
+        """Leave the job."""
+        self.accelerator.end_training()
+
+    # --- checking -------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def observe(self) -> Observed:
+        """What the prepared engine would really do, under the names that `check.expect` uses."""
+
+    def observe_launch(self) -> Observed:
+        """What every strategy can be asked."""
+        return {
+            "world size": self.world_size,
+            "gradient accumulation inside the engine": self.accelerator.gradient_accumulation_steps,
+            "mixed precision": self.accelerator.mixed_precision,
+        }
+
+
+def group_options(optimizer: Optimizer) -> list[Mapping[str, Any]]:
+    """The hyperparameters of each parameter group, without its parameters and learning rate."""
+    names = set(optimizer.defaults) - {"lr", "foreach", "fused", "capturable", "differentiable", "maximize"}
+    return [{name: group.get(name) for name in sorted(names)} for group in optimizer.param_groups]
+
+
+def trainable_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
+    """Parameters that get a gradient."""
+    return (parameter for parameter in model.parameters() if parameter.requires_grad)

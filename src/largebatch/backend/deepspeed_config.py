@@ -1,0 +1,107 @@
+"""The DeepSpeed JSON: which settings are the user's, which are the plan's, and how the two are put together."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from largebatch.errors import LaunchError
+from largebatch.plan import RunPlan
+
+# Keys that decide the optimisation: what to do instead of writing them into the DeepSpeed JSON.
+FROM_THE_RECIPE = {
+    "optimizer": "the recipe's optimizer section decides it",
+    "scheduler": "the recipe's learning_rate section decides it",
+    "train_batch_size": "it follows from the recipe's batch.global_batch_size",
+    "train_micro_batch_size_per_gpu": "it is the recipe's batch.micro_batch_size",
+    "gradient_accumulation_steps": "it follows from the recipe's batch section and the number of processes",
+    "gradient_clipping": "it is the recipe's optimizer.clip_norm",
+    "bf16": "it follows from the recipe's precision",
+    "fp16": "it follows from the recipe's precision",
+    "torch_autocast": "it follows from the recipe's precision",
+    "data_types": "gradients are accumulated in fp32",
+    "communication_data_type": "gradients are reduced in fp32",
+    "prescale_gradients": "gradients are averaged over the processes, once",
+    "gradient_predivide_factor": "gradients are averaged over the processes, once",
+    "sparse_gradients": "gradients are reduced exactly",
+    "compression_training": "nothing is approximated silently",
+    "curriculum_learning": "the recipe's data section and seed decide the order of samples",
+    "data_efficiency": "the recipe's data section and seed decide the order of samples",
+    "amp": "it follows from the recipe's precision",
+    "zero_quantized_weights": "nothing is approximated silently",
+}
+# The same inside zero_optimization: settings that reduce or gather in fewer bits.
+APPROXIMATIONS = ("zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights")
+
+
+def read_deepspeed_config(environment: Mapping[str, str]) -> dict[str, Any]:
+    """The DeepSpeed JSON that the launched Accelerate config names, checked.
+
+    Raises:
+        LaunchError: There is none, or it says something that is the recipe's to say.
+    """
+    path = environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
+    if path == "none":
+        raise LaunchError(
+            "the Accelerate config asks for DeepSpeed without a deepspeed_config_file; write, for example, "
+            "deepspeed_config_file: ds_configs/zero2.json"
+        )
+    try:
+        config = json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise LaunchError(f"there is no DeepSpeed config {path!r} (looked from {Path.cwd()})") from None
+    except (OSError, ValueError) as error:
+        raise LaunchError(f"the DeepSpeed config {path} cannot be read: {error}") from None
+    problems = deepspeed_config_problems(config)
+    if problems:
+        lines = "\n".join(f"  - {problem}" for problem in problems)
+        raise LaunchError(f"the DeepSpeed config {path} cannot be used:\n{lines}")
+    assert isinstance(config, dict)
+    return config
+
+
+def deepspeed_config_problems(config: object) -> list[str]:
+    """What in a parsed DeepSpeed JSON contradicts that the recipe alone decides the optimisation, one line each."""
+    if not isinstance(config, dict):
+        return ["it must be a JSON object, { … }"]
+    problems = [
+        f"{key}: remove it; {reason}" for key, reason in FROM_THE_RECIPE.items() if config.get(key, "auto") != "auto"
+    ]
+    zero = config.get("zero_optimization")
+    stage = zero.get("stage") if isinstance(zero, dict) else None
+    if stage not in (1, 2, 3) or isinstance(stage, bool):
+        problems.append(f"zero_optimization.stage: given {json.dumps(stage)}; write 1, 2 or 3")
+    if isinstance(zero, dict):
+        problems += [
+            f"zero_optimization.{key}: remove it; nothing is approximated silently"
+            for key in APPROXIMATIONS
+            if zero.get(key)
+        ]
+    return problems
+
+
+def fill_from_plan(config: Mapping[str, Any], plan: RunPlan) -> dict[str, Any]:
+    """The complete DeepSpeed config: the user's settings of memory and speed plus the plan's numbers.
+
+    Accumulation stays at 1 inside DeepSpeed. The loss arrives divided by the whole global batch, and the end of each
+    accumulation is marked by hand, so the number of micro-batches is the plan's alone.
+    """
+    filled = {key: value for key, value in config.items() if key not in FROM_THE_RECIPE}
+    filled |= {
+        "train_micro_batch_size_per_gpu": plan.micro_batch_size,
+        "train_batch_size": plan.micro_batch_size * plan.world_size,
+        "gradient_accumulation_steps": 1,
+        # 0.0 is no clipping; left out, DeepSpeed clips to 1.0.
+        "gradient_clipping": plan.clip_norm or 0.0,
+        "communication_data_type": "fp32",
+        "zero_allow_untested_optimizer": True,
+    }
+    filled["zero_optimization"] = dict(config["zero_optimization"])
+    if filled["zero_optimization"]["stage"] == 3:
+        # Gathers the weights on rank 0 when they are saved, in the dtype they are trained in.
+        filled["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
+    if plan.precision == "bf16":
+        # DeepSpeed's own bf16 mode would accumulate and reduce in bf16. Autocast does what DDP does: weights, gradients
+        # and, with no module named as safe in lower precision, their communication stay in fp32.
+        filled["torch_autocast"] = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
+    return filled

@@ -1,0 +1,101 @@
+"""Strategies whose parameters and optimizer are torch's own: one process, DDP and FSDP2."""
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.optim import Optimizer
+
+from largebatch.backend.base import Backend, Observed, group_options, trainable_parameters
+
+
+class NativeBackend(Backend):
+    """Gradients are in `parameter.grad` and the optimizer is torch's, so clipping and stepping are done here."""
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self.accelerator.backward(loss)
+
+    def update(self, learning_rate: float, measure_norm: bool) -> torch.Tensor | None:
+        norm = None
+        if measure_norm or self.plan.clip_norm is not None:
+            parameters = [parameter for parameter in trainable_parameters(self.model) if parameter.grad is not None]
+            norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+            if isinstance(norm, DTensor):
+                norm = norm.full_tensor()
+            if self.plan.clip_norm is not None:
+                clip_grads_with_norm_(parameters, self.plan.clip_norm, norm)
+        self.set_learning_rate(learning_rate)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def observe(self) -> Observed:
+        return self.observe_launch() | {
+            "parameters per group": [
+                sum(parameter.numel() for parameter in group["params"]) for group in self.optimizer.param_groups
+            ],
+            "hyperparameters per group": group_options(self.optimizer),
+            "master weights": {str(parameter.dtype) for parameter in trainable_parameters(self.model)},
+        }
+
+
+class ReplicatedBackend(NativeBackend):
+    """Every process holds the whole model."""
+
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        return self.unwrapped_model.state_dict()
+
+
+class SingleBackend(ReplicatedBackend):
+    """One process, launched alone."""
+
+    def begin_micro_step(self, is_last: bool) -> None:
+        pass
+
+    def observe(self) -> Observed:
+        return super().observe() | {"strategy": "single"}
+
+
+class DdpBackend(ReplicatedBackend):
+    """DistributedDataParallel: gradients are all-reduced once per optimizer step, with its last micro-batch."""
+
+    def begin_micro_step(self, is_last: bool) -> None:
+        # What `DistributedDataParallel.no_sync` sets, for the forward pass too. One process has no wrapper.
+        if isinstance(self.model, DistributedDataParallel):
+            self.model.require_backward_grad_sync = is_last
+
+    def observe(self) -> Observed:
+        wrapped = isinstance(self.model, DistributedDataParallel) or self.world_size == 1
+        return super().observe() | {"strategy": "ddp" if wrapped else "no gradient reduction"}
+
+
+class FsdpBackend(NativeBackend):
+    """FSDP2: gradients are reduce-scattered with every micro-batch, so that no process ever keeps them whole."""
+
+    def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+        # Accelerate shards embeddings on their own and asks the model for them; the vision models of `transformers`
+        # answer with an exception instead of none.
+        lacking = [name for name in ("get_input_embeddings", "get_output_embeddings") if _raises(model, name)]
+        for name in lacking:
+            setattr(model, name, lambda: None)
+        prepared = super().prepare(model, optimizer)
+        for name in lacking:
+            delattr(model, name)
+        return prepared
+
+    def begin_micro_step(self, is_last: bool) -> None:
+        assert isinstance(self.model, FSDPModule)
+        self.model.set_is_last_backward(is_last)
+
+    def observe(self) -> Observed:
+        return super().observe() | {"strategy": "fsdp" if isinstance(self.model, FSDPModule) else "no sharding"}
+
+
+def _raises(model: nn.Module, method: str) -> bool:
+    try:
+        getattr(model, method, lambda: None)()
+    except NotImplementedError:
+        return True
+    return False

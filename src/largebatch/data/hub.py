@@ -1,0 +1,59 @@
+"""Opening a data set through Hugging Face `datasets`: from the hub, a local folder, or local files."""
+
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+import datasets
+
+from largebatch.config.tasks import HubOrLocal
+from largebatch.errors import DataError
+
+
+def open_splits(config: HubOrLocal) -> tuple[datasets.Dataset, datasets.Dataset]:
+    """The training and evaluation splits that the config names.
+
+    Raises:
+        DataError: They cannot be found or read.
+    """
+    if config.data_files is not None:
+        files = {"train": config.data_files.train, "eval": config.data_files.eval}
+        for split, pattern in files.items():
+            if not glob(pattern, recursive=True):  # noqa: PTH207 - `Path.glob` takes no absolute patterns
+                raise DataError(
+                    f"data.data_files.{split}: no file matches {pattern!r} (looked from {Path.cwd()}); "
+                    "write the path or glob of the files"
+                )
+        arguments: dict[str, Any] = {"path": config.path, "data_files": files}
+        splits = ("train", "eval")
+    else:
+        looks_local = config.path.startswith((".", "/", "~")) or Path(config.path).exists()
+        path = Path(config.path).expanduser()
+        if looks_local and not path.is_dir():
+            raise DataError(
+                f"data.path: there is no folder {config.path!r} (looked from {Path.cwd()}); "
+                "write a local folder or the id of a data set on the hub"
+            )
+        arguments = {"path": str(path) if looks_local else config.path, "name": config.name}
+        splits = (config.train_split, config.eval_split)
+    try:
+        train, evaluation = (datasets.load_dataset(split=split, **arguments) for split in splits)
+    # `datasets` raises a great variety of exceptions for data that cannot be reached, parsed or found.
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise DataError(
+            f"data.path: {config.path!r} could not be loaded with splits {splits[0]!r} and {splits[1]!r}: {reason} "
+            f"({type(error).__name__}); for data on this machine, write its local folder, or data_files"
+        ) from error
+    return train, evaluation
+
+
+def column(dataset: datasets.Dataset, name: str, field: str) -> str:
+    """`name`, checked to be a column of the data set; `field` is its place in the config.
+
+    Raises:
+        DataError: There is no such column.
+    """
+    if name not in dataset.column_names:
+        raise DataError(f"data.{field}: no column {name!r}; the data has {', '.join(dataset.column_names)}")
+    return name

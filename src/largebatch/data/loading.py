@@ -1,0 +1,67 @@
+"""Loading micro-batches, in this process or in worker processes."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from largebatch.data.source import Batch, SampleSource
+from largebatch.errors import DataError
+from largebatch.order import Indices
+
+Request = tuple[Indices, int | None]
+
+
+class _Requests(Dataset[Batch | DataError]):
+    """A sample source as a data set whose "index" is a request for a whole micro-batch.
+
+    What cannot be loaded is returned, not raised: a loader process would wrap its own traceback around the message.
+    """
+
+    def __init__(self, source: SampleSource):
+        self.source = source
+
+    def __getitem__(self, request: Any) -> Batch | DataError:
+        indices, epoch = request
+        try:
+            return self.source.fetch(indices, epoch)
+        except DataError as error:
+            return error
+
+
+def load(source: SampleSource, requests: Iterable[Request], num_workers: int, device: torch.device) -> Iterator[Batch]:
+    """The batches of the requests, in their order, on `device`.
+
+    Args:
+        source: Where the samples are.
+        requests: Pairs of sample indices and epoch; taken ahead of need where there are workers.
+        num_workers: Loader processes; 0 loads in this process.
+        device: Where the tensors go; on a GPU through pinned memory, without waiting for the copy.
+    """
+    loader = DataLoader(
+        _Requests(source),
+        batch_size=None,
+        sampler=requests,
+        num_workers=num_workers,
+        pin_memory=device.type == "cuda",
+        # A generator of its own: the loader must not draw from the one that seeds dropout.
+        generator=torch.Generator(),
+    )
+    for batch in loader:
+        if isinstance(batch, DataError):
+            raise batch
+        yield {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+
+
+def check_size(source: SampleSource, expected: int, field: str) -> None:
+    """Compare the data set with the size that the recipe, and so the plan, says.
+
+    Raises:
+        DataError: They differ.
+    """
+    if len(source) != expected:
+        raise DataError(
+            f"{field}: the recipe says {expected}, but the data has {len(source)} samples; write {len(source)}, or "
+            "correct the data's path"
+        )

@@ -1,0 +1,7 @@
+"""What a recipe holds: the run, its steps and micro-batches, evaluation, and the run folder."""
+
+from largebatch.run.command_line import parse_command_line, user_errors
+from largebatch.run.run import Run
+from largebatch.run.step import Step
+
+__all__ = ["Run", "Step", "parse_command_line", "user_errors"]

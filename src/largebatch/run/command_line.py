@@ -1,0 +1,71 @@
+"""A recipe's command line, and how it leaves when the user's input cannot be used."""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from largebatch.config import RecipeConfig, load_config
+from largebatch.errors import UserError
+
+Config = TypeVar("Config", bound=RecipeConfig)
+
+
+def parse_command_line(task: type[Config], arguments: Sequence[str] | None = None) -> tuple[Config, Path]:
+    """The recipe's validated config and the folder of the run.
+
+    `--config FILE` is required; `--run_dir DIR` is runs/<name of FILE> by default; every other option overrides a field
+    of the config: `--batch.global_batch_size 512`.
+
+    Raises:
+        ConfigError: Problems of the config and the overrides, all at once.
+    """
+    parser = argparse.ArgumentParser(
+        description="Run a recipe; start it with accelerate launch.",
+        epilog="Any field of the config can be overridden: --batch.global_batch_size 512. "
+        "The same text as `largebatch plan` is printed at the start.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", type=Path, required=True, help="the recipe's JSON file")
+    parser.add_argument("--run_dir", type=Path, help="folder of the run; default: runs/<name of the config>")
+    options, overrides = parser.parse_known_args(arguments)
+    config = load_config(options.config, overrides, task)
+    return config, options.run_dir or Path("runs") / options.config.stem
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """Leave with a message and the error's exit code, without a traceback, when the user can mend what went wrong.
+
+    Errors that every process meets are printed once: an error before the processes have joined by the first process of
+    each machine, one that they have agreed on by the first of the job. An error of one process alone is printed by it.
+    """
+    try:
+        yield
+    except UserError as error:
+        rank = int(os.environ.get("RANK", 0))
+        joined = torch.distributed.is_available() and torch.distributed.is_initialized()
+        first_here = int(os.environ.get("LOCAL_RANK", 0)) == 0
+        prints = (rank == 0 if error.everywhere else True) if joined else first_here
+        if prints:
+            where = f"[rank {rank}] " if joined and not error.everywhere else ""
+            print(f"{where}error: {error}", file=sys.stderr, flush=True)
+        _tell_the_launcher(str(error))
+        if joined and error.everywhere:
+            torch.distributed.destroy_process_group()
+        sys.exit(error.exit_code)
+
+
+def _tell_the_launcher(message: str) -> None:
+    """Put the message where torch's launcher looks for a worker's failure, so that its own report shows it too."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path:
+        failure = {"message": message, "extraInfo": {"py_callstack": "", "timestamp": str(int(time.time()))}}
+        Path(path).write_text(json.dumps({"message": failure}), encoding="utf-8")

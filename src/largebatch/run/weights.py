@@ -1,0 +1,34 @@
+"""The final weights, in the layout that `from_pretrained` reads."""
+
+import shutil
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+
+@runtime_checkable
+class SavesPretrained(Protocol):
+    """A model of `transformers`, or one that saves itself as they do."""
+
+    def save_pretrained(self, save_directory: Path, state_dict: dict[str, torch.Tensor]) -> None: ...
+
+
+def save_weights(model: nn.Module, state: dict[str, torch.Tensor], folder: Path) -> None:
+    """Write the whole weights into `folder`, which appears only when it is complete.
+
+    Args:
+        model: The model as the recipe built it; one of `transformers` is saved with its config.
+        state: All weights and buffers by name, whole.
+        folder: Must not exist.
+    """
+    temporary = folder.with_name(f"{folder.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    if isinstance(model, SavesPretrained):
+        model.save_pretrained(temporary, state_dict=state)
+    else:
+        save_file({name: tensor.contiguous() for name, tensor in state.items()}, temporary / "model.safetensors")
+    temporary.rename(folder)
