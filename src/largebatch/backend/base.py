@@ -9,6 +9,7 @@ from accelerate import Accelerator
 from torch import nn
 from torch.optim import Optimizer
 
+from largebatch.backend.batch_norm import RunningStatistics
 from largebatch.backend.launch import Launch
 from largebatch.errors import UserError
 from largebatch.plan import RunPlan
@@ -54,12 +55,19 @@ class Backend(ABC):
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         """Wrap model and optimizer for the strategy; the returned ones are to be used from here on."""
         self.unwrapped_model = model
+        self._statistics = RunningStatistics(model)
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         return self.model, self.optimizer
 
+    def begin_micro_step(self, micro_step: int) -> None:
+        """Called before the forward pass of each micro-batch of an optimizer step, counted from 0."""
+        accumulation = self.plan.gradient_accumulation_steps
+        self._statistics.begin_micro_step(micro_step, accumulation)
+        self.mark_micro_step(is_last=micro_step == accumulation - 1)
+
     @abstractmethod
-    def begin_micro_step(self, is_last: bool) -> None:
-        """Called before each forward pass; `is_last` is true for the last micro-batch of an optimizer step."""
+    def mark_micro_step(self, is_last: bool) -> None:
+        """Tell the engine whether the next forward and backward pass is the last of an optimizer step."""
 
     @abstractmethod
     def backward(self, loss: torch.Tensor) -> None:
@@ -89,19 +97,9 @@ class Backend(ABC):
         state: dict[str, torch.Tensor] = self.accelerator.get_state_dict(self.model)
         return state or {}
 
-    @torch.no_grad()
-    def average_buffers(self) -> None:
-        """Average floating-point buffers, such as BatchNorm's running statistics, over all processes.
-
-        Each process updates them from its own micro-batches (Goyal et al. 2017, section 2.3); evaluation and saved
-        weights use the average, on every strategy.
-        """
-        if self.world_size == 1:
-            return
-        for buffer in self.unwrapped_model.buffers():
-            if buffer.is_floating_point():
-                torch.distributed.all_reduce(buffer)
-                buffer /= self.world_size
+    def average_statistics(self) -> None:
+        """Average BatchNorm's running statistics over all processes; to be called before they are used or saved."""
+        self._statistics.average(self.world_size)
 
     # --- numbers over all processes -------------------------------------------------------------------------------
 
@@ -156,7 +154,7 @@ class Backend(ABC):
         return {
             "world size": self.world_size,
             "gradient accumulation inside the engine": self.accelerator.gradient_accumulation_steps,
-            "mixed precision": self.accelerator.mixed_precision,
+            "mixed precision by Accelerate": self.accelerator.mixed_precision,
         }
 
 

@@ -18,7 +18,7 @@ def expect(plan: RunPlan, launch: Launch, optimizer: Optimizer) -> Observed:
         "world size": launch.world_size,
         "strategy": launch.strategy,
         "gradient accumulation inside the engine": 1,
-        "mixed precision": "bf16" if plan.precision == "bf16" and not launch.strategy.startswith("zero") else "no",
+        "mixed precision by Accelerate": "no",
         "parameters per group": [
             sum(parameter.numel() for parameter in group["params"]) for group in optimizer.param_groups
         ],
@@ -32,6 +32,7 @@ def expect(plan: RunPlan, launch: Launch, optimizer: Optimizer) -> Observed:
             "gradient clipping in DeepSpeed": plan.clip_norm or 0.0,
             "learning-rate scheduler in DeepSpeed": None,
             "gradient reduction in DeepSpeed": "torch.float32",
+            "autocast in DeepSpeed": plan.precision == "bf16",
         }
     return expected
 

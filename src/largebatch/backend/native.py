@@ -14,6 +14,12 @@ from largebatch.backend.base import Backend, Observed, group_options, trainable_
 class NativeBackend(Backend):
     """Gradients are in `parameter.grad` and the optimizer is torch's, so clipping and stepping are done here."""
 
+    def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+        if self.plan.precision == "bf16":
+            # Not by Accelerate, which for FSDP2 would cast weights and their gradients instead, and so reduce in bf16.
+            model.forward = torch.autocast(self.device.type, torch.bfloat16)(model.forward)
+        return super().prepare(model, optimizer)
+
     def backward(self, loss: torch.Tensor) -> None:
         self.accelerator.backward(loss)
 
@@ -51,7 +57,7 @@ class ReplicatedBackend(NativeBackend):
 class SingleBackend(ReplicatedBackend):
     """One process, launched alone."""
 
-    def begin_micro_step(self, is_last: bool) -> None:
+    def mark_micro_step(self, is_last: bool) -> None:
         pass
 
     def observe(self) -> Observed:
@@ -61,7 +67,7 @@ class SingleBackend(ReplicatedBackend):
 class DdpBackend(ReplicatedBackend):
     """DistributedDataParallel: gradients are all-reduced once per optimizer step, with its last micro-batch."""
 
-    def begin_micro_step(self, is_last: bool) -> None:
+    def mark_micro_step(self, is_last: bool) -> None:
         # What `DistributedDataParallel.no_sync` sets, for the forward pass too. One process has no wrapper.
         if isinstance(self.model, DistributedDataParallel):
             self.model.require_backward_grad_sync = is_last
@@ -85,7 +91,7 @@ class FsdpBackend(NativeBackend):
             delattr(model, name)
         return prepared
 
-    def begin_micro_step(self, is_last: bool) -> None:
+    def mark_micro_step(self, is_last: bool) -> None:
         assert isinstance(self.model, FSDPModule)
         self.model.set_is_last_backward(is_last)
 

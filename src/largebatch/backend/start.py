@@ -69,14 +69,12 @@ def quiet(rank: int) -> None:
 
 
 def _start_native(launch: Launch, plan: RunPlan, on_gpu: bool, tracking: dict[str, object]) -> Backend:
-    arguments: dict[str, object] = {"mixed_precision": "bf16" if plan.precision == "bf16" else "no", **tracking}
+    # Autocast is applied in `NativeBackend.prepare`, alike for all.
+    arguments: dict[str, object] = {"mixed_precision": "no", **tracking}
     if launch.strategy == "fsdp":
         if not on_gpu:
             _rehearse_fsdp_on_cpu()
-        # No mixed-precision policy: autocast alone, as under DDP, so that weights and the residual stream are gathered
-        # and gradients reduced in fp32 here too.
-        plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
-        arguments["fsdp_plugin"] = plugin
+        arguments["fsdp_plugin"] = FullyShardedDataParallelPlugin(fsdp_version=2)
         backend_class: type[Backend] = FsdpBackend
     else:
         arguments["cpu"] = not on_gpu
@@ -86,8 +84,6 @@ def _start_native(launch: Launch, plan: RunPlan, on_gpu: bool, tracking: dict[st
         ]
         backend_class = DdpBackend if launch.strategy == "ddp" else SingleBackend
     accelerator = Accelerator(**arguments)
-    if launch.strategy == "fsdp":
-        accelerator.state.fsdp_plugin.mixed_precision_policy = None
     return backend_class(accelerator, launch, plan)
 
 

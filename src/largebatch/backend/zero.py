@@ -18,7 +18,7 @@ class ZeroBackend(Backend):
         self.engine, wrapped = super().prepare(model, optimizer)
         return self.engine, wrapped
 
-    def begin_micro_step(self, is_last: bool) -> None:
+    def mark_micro_step(self, is_last: bool) -> None:
         self.engine.set_gradient_accumulation_boundary(is_last)
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -50,6 +50,7 @@ class ZeroBackend(Backend):
             "gradient clipping in DeepSpeed": engine.gradient_clipping(),
             "learning-rate scheduler in DeepSpeed": engine.lr_scheduler,
             "gradient reduction in DeepSpeed": str(engine.communication_data_type),
+            "autocast in DeepSpeed": engine.torch_autocast_enabled(),
             "parameters per group": sizes,
             "hyperparameters per group": group_options(zero.optimizer),
             "master weights": {str(partition.dtype) for partition in masters},

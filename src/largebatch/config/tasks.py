@@ -140,7 +140,16 @@ class HubText(HubOrLocal, TokenBlockData):
 # --- models -------------------------------------------------------------------------------------------------------
 
 
-class ResNet(Section):
+class Model(Section):
+    """What the plan needs to know of any model."""
+
+    @property
+    def uses_batch_norm(self) -> bool:
+        """Whether the loss of a sample depends on the others of its micro-batch."""
+        return False
+
+
+class ResNet(Model):
     """A residual network, as in `transformers` (`ResNetForImageClassification`)."""
 
     architecture: Literal["resnet"]
@@ -153,6 +162,10 @@ class ResNet(Section):
     layer_type: Literal["basic", "bottleneck"]
     """Two 3 x 3 convolutions a block, or 1 x 1, 3 x 3, 1 x 1."""
 
+    @property
+    def uses_batch_norm(self) -> bool:
+        return True
+
     @model_validator(mode="after")
     def _same_number_of_stages(self) -> "ResNet":
         if len(self.hidden_sizes) != len(self.depths):
@@ -163,7 +176,7 @@ class ResNet(Section):
         return self
 
 
-class Gpt2(Section):
+class Gpt2(Model):
     """A GPT-2 style decoder, as in `transformers` (`GPT2LMHeadModel`)."""
 
     architecture: Literal["gpt2"]
@@ -206,7 +219,7 @@ class RecipeConfig(Section):
     precision: Literal["fp32", "bf16"]
     """"bf16": matrix products in bfloat16 under autocast; weights, gradients and their reduction stay in fp32."""
     data: Data
-    model: Section
+    model: Model
     batch: Batch
     learning_rate: LearningRate
     optimizer: Optimizer

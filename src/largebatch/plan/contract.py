@@ -49,6 +49,8 @@ class RunPlan:
     scaling: ScalingRule
     scaling_factor: float
     schedule: Schedule
+    uses_batch_norm: bool
+    """Whether `micro_batch_size` is part of the loss function (Goyal et al. 2017, section 2.3)."""
     optimizer: str
     weight_decay: float
     no_decay: tuple[str, ...]
@@ -105,6 +107,7 @@ def resolve(config: RecipeConfig, world_size: int) -> RunPlan:
         scaling=rate.scaling,
         scaling_factor=factor,
         schedule=_schedule(config, units, total_steps, peak_lr=rate.base_lr * factor),
+        uses_batch_norm=config.model.uses_batch_norm,
         optimizer=config.optimizer.name,
         weight_decay=config.optimizer.weight_decay,
         no_decay=tuple(config.optimizer.no_decay),

@@ -38,10 +38,16 @@ def _loss(plan: RunPlan) -> list[str]:
     else:
         tokens = f"{plan.global_batch_size:,} samples x {plan.tokens_per_sample:,}"
         unit = f"all {plan.loss_weight_per_step:,} tokens ({tokens})"
-    return [
+    lines = [
         f"loss and gradient are the mean over {unit} of the global batch,",
         "summed over micro-batches and processes and divided once, whatever the strategy",
     ]
+    if plan.uses_batch_norm:
+        lines.append(
+            f"BatchNorm normalises each micro-batch of {plan.micro_batch_size:,} on its own: another "
+            "micro_batch_size is another loss"
+        )
+    return lines
 
 
 def _steps(plan: RunPlan) -> list[str]:

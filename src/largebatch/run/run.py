@@ -191,7 +191,7 @@ class Run(Generic[Config]):
         assert self._progress is not None
         self._metrics.stopwatch.pause()
         model = self.backend.model
-        self.backend.average_buffers()
+        self.backend.average_statistics()
         model.eval()
         with torch.no_grad():
             means = mean_over_samples(self.backend, eval_set, per_sample, self.plan.micro_batch_size, self._num_workers)
@@ -219,7 +219,7 @@ class Run(Generic[Config]):
         """Write the final weights and the summary, and leave the job."""
         assert self._progress is not None
         self._progress.close()
-        self.backend.average_buffers()
+        self.backend.average_statistics()
         state = self.backend.full_state_dict()
         if self.backend.is_main_process:
             save_weights(self.backend.unwrapped_model, state, self.folder.model_dir)

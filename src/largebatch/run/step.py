@@ -47,7 +47,7 @@ class Step:
         for micro_step in range(self._accumulation):
             seed, batch = next(self._batches)
             torch.manual_seed(seed)
-            self._backend.begin_micro_step(is_last=micro_step == self._accumulation - 1)
+            self._backend.begin_micro_step(micro_step)
             yield batch
             if self._micro_steps_done != micro_step + 1:
                 raise RuntimeError(

@@ -1,0 +1,48 @@
+# Two commands do everything on a fresh machine: `make train` and `make test`.
+# Each installs the tested set of requirements.txt into .venv first.
+
+CONFIG ?= recipes/image_classification/resnet_digits.json
+STRATEGY ?= ddp
+ARGS ?=
+PYTHON ?= python3
+BIN := .venv/bin
+ACCELERATE_CONFIG = recipes/accelerate_configs/$(STRATEGY).yaml
+STRATEGIES = $(basename $(notdir $(wildcard recipes/accelerate_configs/*.yaml)))
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help install train test lint clean
+
+help:
+	@echo "make train   train CONFIG ($(CONFIG))"
+	@echo "             under STRATEGY ($(STRATEGY); one of: $(STRATEGIES))"
+	@echo "             on NUM_PROCESSES processes (all GPUs; without a GPU, 2 on the CPU), with ARGS as overrides"
+	@echo "make test    run linters and the whole test suite"
+
+install: .venv/installed
+
+.venv/installed: requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --requirement requirements.txt
+	$(BIN)/pip install --quiet --no-deps --editable .
+	@touch $@
+
+train: install
+	@test -f $(ACCELERATE_CONFIG) || { echo "error: unknown STRATEGY $(STRATEGY); one of: $(STRATEGIES)" >&2; exit 2; }
+	@set -e; \
+	processes=$${NUM_PROCESSES:-$$($(BIN)/python -c 'import torch; print(torch.cuda.device_count() or 2)')}; \
+	$(BIN)/largebatch plan $(CONFIG) --world-size $$processes $(ARGS) >/dev/null; \
+	set -x; \
+	$(BIN)/accelerate launch --config_file $(ACCELERATE_CONFIG) --num_processes $$processes \
+		$(dir $(CONFIG))train.py --config $(CONFIG) $(ARGS)
+
+lint: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/pytest
+
+clean:
+	rm -rf .venv build *.egg-info src/*.egg-info

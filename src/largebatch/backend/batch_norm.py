@@ -1,0 +1,61 @@
+"""BatchNorm's running statistics, the same however a global batch is shared out.
+
+In training, BatchNorm normalises each micro-batch by its own statistics (Goyal et al. 2017, section 2.3), and torch
+moves the running ones after each of them. Moved so, they would depend on how many micro-batches each process works
+through. Here they move once per optimizer step, towards the mean of all its micro-batches' statistics, and are averaged
+over the processes before they are used. With one micro-batch per process that is what torch does.
+"""
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from largebatch.errors import UserError
+
+
+class RunningStatistics:
+    """The running statistics of a model's BatchNorm layers.
+
+    Raises:
+        UserError: A layer has `momentum=None`, a cumulative average over every micro-batch it ever saw.
+    """
+
+    def __init__(self, model: nn.Module):
+        self._layers: list[tuple[_BatchNorm, float]] = []
+        for name, module in model.named_modules():
+            if isinstance(module, _BatchNorm) and module.track_running_stats:
+                if module.momentum is None:
+                    raise UserError(
+                        f"{name} has momentum=None, a running average that depends on the number of processes; give it "
+                        "a number, such as 0.1"
+                    )
+                self._layers.append((module, module.momentum))
+
+    def begin_micro_step(self, micro_step: int, accumulation: int) -> None:
+        """Set the momentum with which the next micro-batch moves the statistics.
+
+        With m the layer's momentum and A micro-batches, the momenta (m/A) / (1 - (A - k) m/A), k = 1 to A, leave the
+        old statistics with a weight of 1 - m and each micro-batch with m/A.
+        """
+        if accumulation == 1:
+            return
+        for layer, momentum in self._layers:
+            share = momentum / accumulation
+            layer.momentum = share / (1 - (accumulation - 1 - micro_step) * share)
+
+    @torch.no_grad()
+    def average(self, world_size: int) -> None:
+        """Average the statistics over all processes, with one reduction."""
+        buffers = [
+            buffer
+            for layer, _ in self._layers
+            for buffer in (layer.running_mean, layer.running_var)
+            if buffer is not None
+        ]
+        if world_size == 1 or not buffers:
+            return
+        flat = torch.cat([buffer.flatten() for buffer in buffers])
+        torch.distributed.all_reduce(flat)
+        flat /= world_size
+        for buffer, values in zip(buffers, torch.split(flat, [buffer.numel() for buffer in buffers]), strict=True):
+            buffer.copy_(values.view_as(buffer))

@@ -1,0 +1,102 @@
+"""Each difference between plan and engine that can be planted is found, named, and refuses the run."""
+
+from pathlib import Path
+
+import pytest
+
+from jobs import JobFailed, run_job, train
+from paths import PYDOC, STRATEGIES
+
+SMALL = ("--model.num_layers=1", "--model.hidden_size=16", "--model.num_heads=2", "--data.block_size=16")
+
+
+def mutate(change: str) -> None:
+    """Plant a bug in a process of a job, before it trains."""
+    import deepspeed
+    import torch
+    from deepspeed.runtime.engine import DeepSpeedEngine
+
+    from largebatch.backend import start
+    from largebatch.backend.base import Backend
+
+    def change_config(**values):
+        original = start.fill_from_plan
+        start.fill_from_plan = lambda config, plan: original(config, plan) | values
+
+    prepare = Backend.prepare
+
+    def prepare_after(mutation):
+        def mutated(self, model, optimizer):
+            mutation(optimizer)
+            return prepare(self, model, optimizer)
+
+        Backend.prepare = mutated
+
+    if change == "clipping":
+        change_config(gradient_clipping=0.5)
+    elif change == "accumulation":
+        DeepSpeedEngine.gradient_accumulation_steps = lambda _: 4
+    elif change == "scheduler":
+        initialise = deepspeed.initialize
+
+        def with_scheduler(*args, **kwargs):
+            kwargs["lr_scheduler"] = lambda optimizer: torch.optim.lr_scheduler.ConstantLR(optimizer)
+            return initialise(*args, **kwargs)
+
+        deepspeed.initialize = with_scheduler
+    elif change == "micro batch":
+        change_config(train_micro_batch_size_per_gpu=4, train_batch_size=8)
+    elif change == "reduction":
+        change_config(communication_data_type="bf16")
+    elif change == "weight decay":
+        prepare_after(lambda optimizer: optimizer.param_groups[1].update(weight_decay=0.1))
+    elif change == "lost parameter":
+        prepare_after(lambda optimizer: optimizer.param_groups[0]["params"].pop())
+    elif change == "half-precision weights":
+        Backend.prepare = lambda self, model, optimizer: prepare(self, model.bfloat16(), optimizer)
+
+
+def train_with(change: str, run_dir: Path) -> None:
+    mutate(change)
+    train(PYDOC, *SMALL, "--train.stop_after_steps=1", run_dir=run_dir)
+
+
+def failure(change: str, strategy: str, run_dir: Path) -> str:
+    with pytest.raises(JobFailed) as caught:
+        run_job(train_with, change, run_dir, strategy=strategy)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("clipping", "gradient clipping in DeepSpeed: the plan says 1.0, the engine has 0.5"),
+        ("accumulation", "gradient accumulation inside the engine: the plan says 1, the engine has 4"),
+        ("scheduler", "learning-rate scheduler in DeepSpeed: the plan says None"),
+        ("micro batch", "micro-batch size in DeepSpeed: the plan says 8, the engine has 4"),
+        ("reduction", "gradient reduction in DeepSpeed: the plan says torch.float32, the engine has torch.bfloat16"),
+    ],
+)
+def test_deepspeed(change, words, tmp_path):
+    report = failure(change, "zero2", tmp_path / "run")
+    assert words in report
+    assert "exit code 2" in report
+    assert "step 1/" not in report
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_weight_decay_after_wrapping(strategy, tmp_path):
+    report = failure("weight decay", strategy, tmp_path / "run")
+    assert "hyperparameters per group" in report
+    assert "exit code 2" in report
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero3"])
+def test_parameter_lost_in_wrapping(strategy, tmp_path):
+    assert "parameters per group" in failure("lost parameter", strategy, tmp_path / "run")
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_master_weights(strategy, tmp_path):
+    report = failure("half-precision weights", strategy, tmp_path / "run")
+    assert "master weights: the plan says {'torch.float32'}" in report

@@ -1,0 +1,53 @@
+"""Launches that would silently train something else are refused before anything starts."""
+
+import pytest
+
+from jobs import launch_environment
+from largebatch.backend.launch import read_launch
+from largebatch.errors import LaunchError
+from paths import ROOT, STRATEGIES
+
+ZERO2 = str(ROOT / "ds_configs/zero2.json")
+
+
+@pytest.fixture(autouse=True)
+def _repository_root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_shipped_accelerate_configs(strategy):
+    launch = read_launch(launch_environment(strategy, world_size=4) | {"RANK": "3"})
+    assert (launch.strategy, launch.rank, launch.world_size, launch.local_world_size) == (strategy, 3, 4, 4)
+
+
+def test_alone():
+    launch = read_launch({})
+    assert (launch.strategy, launch.rank, launch.world_size) == ("single", 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        # `distributed_type: MULTI_CPU` starts one process; `use_cpu: true` with FSDP lets each think it is alone.
+        ({"ACCELERATE_USE_CPU": "True", "MASTER_ADDR": "127.0.0.1"}, "use_cpu: true"),
+        ({"ACCELERATE_USE_CPU": "true", "ACCELERATE_USE_FSDP": "true", "WORLD_SIZE": "2"}, "use_cpu: true"),
+        ({"ACCELERATE_USE_CPU": "False", "MASTER_ADDR": "127.0.0.1"}, "Accelerate started one"),
+        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, "mixed_precision: bf16, the recipe precision fp32"),
+        ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}, "gradient_accumulation_steps: 4; remove it"),
+        ({"ACCELERATE_GRADIENT_CLIPPING": "1.0"}, "set optimizer.clip_norm in the recipe"),
+        ({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "1"}, "write fsdp_version: 2"),
+        ({"ACCELERATE_USE_DEEPSPEED": "true"}, "without a deepspeed_config_file"),
+        (
+            {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": "ds_configs/none.json"},
+            "there is no",
+        ),
+    ],
+)
+def test_refused(environment, words):
+    with pytest.raises(LaunchError, match=words):
+        read_launch(environment)
+
+
+def test_precision_that_agrees_is_accepted():
+    assert read_launch({"ACCELERATE_MIXED_PRECISION": "bf16"}, precision="bf16").strategy == "single"

@@ -1,0 +1,147 @@
+"""Bad configs: every problem at once, each with its path and remedy."""
+
+import json
+
+import pytest
+
+from largebatch.config import CausalLMConfig, ImageClassificationConfig, load_config
+from largebatch.errors import ConfigError
+from paths import DIGITS, PYDOC, RECIPES
+
+
+def problems_of(*overrides: str, recipe=PYDOC, task=None) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(recipe, overrides, task)
+    return caught.value.problems
+
+
+def problem_of(*overrides: str, recipe=PYDOC) -> str:
+    (problem,) = problems_of(*overrides, recipe=recipe)
+    return problem
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_is_valid(recipe):
+    assert load_config(recipe).task == recipe.parent.name
+
+
+def test_all_problems_of_both_kinds_in_one_error(tmp_path):
+    raw = json.loads(PYDOC.read_text())
+    raw["batch"]["gloabl_batch_size"] = 3
+    raw["seed"] = "zero"
+    del raw["learning_rate"]["reference_batch_size"]
+    raw["optimizer"]["weight_decay"] = -0.1
+    raw["learning_rate"]["warmup"]["duration"] = {"epochs": 40}
+    raw["precision"] = "fp16"
+    bad = tmp_path / "bad.json"
+    bad.write_text(json.dumps(raw))
+    text = "\n".join(problems_of(recipe=bad))
+    for words in (
+        "batch.gloabl_batch_size: unknown key, did you mean global_batch_size?",
+        'seed: given "zero"; write a whole number',
+        "learning_rate.reference_batch_size: missing; the global batch size `base_lr` was tuned at",
+        "optimizer.weight_decay: given -0.1; must be at least 0",
+        "learning_rate.warmup.duration: 40 epochs are 4000 steps, longer than the whole run of 200",
+        'precision: "fp16" is not allowed; write "fp32" or "bf16"',
+    ):
+        assert words in text
+    assert len(text.splitlines()) == 6
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("--batch.global_batch_size=0", "batch.global_batch_size: given 0; must be above 0"),
+        ("--batch.global_batch_size=64.5", "write a whole number"),
+        ("--batch.global_batch_size=true", "write a whole number"),
+        ("--batch.global_batch_size=33", "33 is not a multiple of batch.micro_batch_size 8; nearest: 32, 40"),
+        ("--batch.global_batch_size=4", "nearest: 8"),
+        ("--batch.global_batch_size=6400", "more than the 3200 training samples"),
+        ("--learning_rate.base_lr=NaN", "learning_rate.base_lr"),
+        ("--learning_rate.base_lr=fast", 'given "fast"; write a number'),
+        ("--learning_rate.scaling=cubic", '"cubic" is not allowed; write "linear", "sqrt" or "none"'),
+        ("--learning_rate.decay.name=poly", 'learning_rate.decay.name: "poly" is unknown'),
+        ("--optimizer.name=lamb", 'optimizer.name: "lamb" is unknown; write one of "sgd", "adamw"'),
+        ("--optimizer.betas=[0.9,1.0]", "optimizer.betas[1]: given 1.0; must be below 1"),
+        ("--optimizer.clip_norm=0", "optimizer.clip_norm: given 0; must be above 0"),
+        ("--model.num_heads=3", "hidden_size 128 is not a multiple of num_heads 3"),
+        ("--train.duration={}", "give exactly one of epochs, steps, samples, tokens"),
+        ("--train.duration.steps=5", "give exactly one of epochs, steps, samples, tokens"),
+        ("--model=5", "model: given 5; write an object"),
+        ("--logging.trackers=tensorboard", 'logging.trackers: given "tensorboard"; write a list'),
+        ("--data.source=hub", 'data.source: "hub" is unknown; write one of "pydoc", "datasets"'),
+        ("--task=vision", 'task: "vision" is not a task; write "image_classification" or "causal_lm"'),
+        ("--data.num_train_sample=3", "did you mean num_train_samples?"),
+    ],
+)
+def test_one_problem(override, words):
+    assert words in "\n".join(problems_of(override))
+
+
+@pytest.mark.parametrize(
+    ("decay", "words"),
+    [
+        (
+            {"name": "step", "factor": 0.1, "at": [{"epochs": 2}]},
+            "decay.at[0]: 2 epochs is step 200, not within the run",
+        ),
+        (
+            {"name": "step", "factor": 0.1, "at": [{"steps": 9}, {"steps": 9}]},
+            "decay.at[1]: 9 steps is step 9, not after",
+        ),
+        ({"name": "warmup_stable_decay", "decay": {"steps": 181}}, "181 steps of decay after 20 of warmup are longer"),
+    ],
+)
+def test_decay_outside_the_run(decay, words):
+    assert words in problem_of("--learning_rate.decay", json.dumps(decay))
+
+
+def test_tokens_need_data_with_tokens():
+    problem = problem_of("--train.duration", '{"tokens": 1000}', recipe=DIGITS)
+    assert problem.startswith("train.duration: is given in tokens, but this data has none")
+
+
+def test_overrides_reach_any_depth_in_both_forms():
+    config = load_config(
+        DIGITS,
+        ["--batch.global_batch_size", "512", "--learning_rate.warmup.start=zero", "--optimizer.nesterov", "false"],
+    )
+    assert (config.batch.global_batch_size, config.learning_rate.warmup.start) == (512, "zero")
+    assert config.optimizer.nesterov is False
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [(["--seed"], "--seed: has no value"), (["seed", "3"], "seed: not an option"), (["--"], "not an option")],
+)
+def test_malformed_overrides(overrides, words):
+    assert words in "\n".join(problems_of(*overrides))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "not valid JSON"),
+        ("[1]", "must be a JSON object"),
+        ('{"task": "causal_lm", "task": "causal_lm"}', "given twice"),
+        ("{}", "task: missing"),
+        ("\x00\xff", "not valid JSON"),
+    ],
+)
+def test_unusable_files(tmp_path, text, words):
+    file = tmp_path / "recipe.json"
+    file.write_text(text)
+    assert words in "\n".join(problems_of(recipe=file))
+
+
+def test_missing_file_folder_and_binary(tmp_path):
+    assert "no such file" in problem_of(recipe=tmp_path / "none.json")
+    assert "cannot be read" in problem_of(recipe=tmp_path)
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
+    assert "cannot be read" in problem_of(recipe=tmp_path / "binary.json")
+
+
+def test_a_recipe_of_another_task_is_refused():
+    (problem,) = problems_of(recipe=DIGITS, task=CausalLMConfig)
+    assert "image_classification recipes are run by recipes/image_classification/train.py" in problem
+    assert load_config(DIGITS, task=ImageClassificationConfig).data.num_train_samples == 1437

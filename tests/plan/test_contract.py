@@ -1,0 +1,124 @@
+"""Resolved plans against numbers worked out by hand."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from largebatch.config import load_config
+from largebatch.errors import ConfigError
+from largebatch.plan import explain, resolve
+from paths import DIGITS, IMAGENET, PYDOC, RECIPES
+
+
+def test_goyal_8k_on_256_gpus():
+    plan = resolve(load_config(IMAGENET), world_size=256)
+    assert plan.gradient_accumulation_steps == 1
+    assert plan.steps_per_epoch == 1281167 // 8192 == 156
+    assert plan.dropped_samples_per_epoch == 1281167 - 156 * 8192
+    assert plan.total_steps == 90 * 156
+    assert plan.schedule.peak_lr == pytest.approx(3.2)
+    assert plan.schedule.warmup_steps == 5 * 156
+    assert plan.schedule.warmup_start_lr == 0.1
+    assert plan.schedule.milestones == (30 * 156, 60 * 156, 80 * 156)
+    assert plan.loss_weight_per_step == 8192
+    assert plan.clip_norm is None
+    assert plan.uses_batch_norm
+
+
+def test_world_size_changes_accumulation_and_nothing_of_the_optimisation():
+    plans = [resolve(load_config(IMAGENET), world_size) for world_size in (1, 8, 256)]
+    assert [plan.gradient_accumulation_steps for plan in plans] == [256, 32, 1]
+    assert len({(plan.schedule, plan.total_steps, plan.loss_weight_per_step) for plan in plans}) == 1
+
+
+def test_tokens():
+    words = ["--train.duration", '{"tokens": 40961}', "--learning_rate.warmup", "null", "--evaluation.every.epochs=0.1"]
+    config = load_config(PYDOC, words)
+    plan = resolve(config, world_size=2)
+    assert plan.loss_weight_per_step == 32 * 128
+    assert plan.total_steps == 11  # 40,961 tokens are one more than ten steps
+    assert plan.evaluate_every_steps == 10
+
+
+def test_square_root_rule_and_warmup_from_zero():
+    plan = resolve(load_config(PYDOC, ["--batch.global_batch_size=128"]), world_size=2)
+    assert plan.schedule.peak_lr == pytest.approx(0.002 * 2)
+    assert plan.schedule.lr_at(0) == 0.0
+
+
+@pytest.mark.parametrize("batch", [64, 32])
+def test_no_warmup_where_scaling_does_not_raise_the_rate(batch):
+    """Goyal et al. 2017, section 5.1: warmup only above the reference batch."""
+    plan = resolve(load_config(DIGITS, [f"--batch.global_batch_size={batch}"]), world_size=2)
+    assert plan.schedule.warmup_steps == 0
+    assert plan.schedule.lr_at(0) == pytest.approx(0.1 * batch / 64)
+
+
+def test_stopping_early_changes_no_learning_rate():
+    whole = resolve(load_config(PYDOC), 1)
+    early = resolve(load_config(PYDOC, ["--train.stop_after_steps", "20"]), 1)
+    assert (early.stop_after_steps, early.total_steps) == (20, whole.total_steps)
+    assert early.schedule == whole.schedule
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_has_a_plan(recipe):
+    text = explain(resolve(load_config(recipe), world_size=8 if "8k" in recipe.stem else 2), recipe.stem)
+    assert "Learning rate" in text
+
+
+def test_impossible_batch_names_the_nearest():
+    with pytest.raises(ConfigError, match="nearest: 48, 96"):
+        resolve(load_config(DIGITS), world_size=3)
+
+
+def test_explanation_states_the_numbers():
+    text = explain(resolve(load_config(IMAGENET), 256), "resnet50")
+    for words in (
+        "8,192 samples per optimizer step = 32 per micro-batch x 1 accumulated x 256 processes",
+        "mean over all 8,192 samples of the global batch",
+        "one epoch is 156 steps",
+        "peak 3.2 = 0.1 x 32, by the linear rule: 0.1 was tuned at batch 256",
+        "warmup from 0.1 to 3.2 in 780 steps",
+        "x 0.1 at steps 4,680, 9,360, 12,480",
+        "another micro_batch_size is another loss",
+    ):
+        assert words in text
+
+
+def run_cli(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "largebatch", *words], capture_output=True, text=True, check=False)
+
+
+def test_command_prints_the_same_numbers_as_text_and_json():
+    text = run_cli("plan", str(IMAGENET), "--world-size", "256")
+    data = run_cli("plan", str(IMAGENET), "--world-size", "256", "--json", "--seed", "7")
+    assert (text.returncode, data.returncode) == (0, 0)
+    assert text.stdout == explain(resolve(load_config(IMAGENET), 256), "resnet50_imagenet_8k") + "\n"
+    assert json.loads(data.stdout)["schedule"]["peak_lr"] == pytest.approx(3.2)
+    assert json.loads(data.stdout)["seed"] == 7
+
+
+def test_command_leaves_with_2_and_one_message():
+    result = run_cli("plan", str(DIGITS), "--world-size", "3")
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: 1 problem")
+    assert "Traceback" not in result.stderr
+
+
+def test_planning_imports_no_torch():
+    """What keeps `largebatch plan` under half a second; the bound here only catches a heavy import."""
+    program = (
+        "import sys; from largebatch.cli import main; "
+        f"main(['plan', {str(PYDOC)!r}, '--world-size', '2']); "
+        "heavy = {'torch', 'numpy', 'transformers', 'accelerate', 'deepspeed', 'datasets'} & set(sys.modules); "
+        "sys.exit(repr(heavy) if heavy else 0)"
+    )
+    started = time.perf_counter()
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert time.perf_counter() - started < 5

@@ -1,0 +1,99 @@
+"""The same training in plain PyTorch, in one process, with nothing of the library but the order of samples.
+
+What every strategy is compared with: one loop over the whole global batch, torch's own optimizer, clipping and mean.
+"""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+from largebatch.config import load_config
+from largebatch.order import epoch_order
+
+
+def load_recipe_module(recipe: Path):
+    """The recipe's train.py as a module, for its `build_model`."""
+    spec = importlib.util.spec_from_file_location(f"{recipe.parent.name}_train", recipe.parent / "train.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def reference_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -> dict:
+    """SGD on the digits; BatchNorm over micro-batches, as Goyal's workers do."""
+    from largebatch.data.images import digits, normalise
+
+    config = load_config(recipe, overrides)
+    torch.manual_seed(config.seed)
+    model = load_recipe_module(recipe).build_model(config)
+    train_set, _ = digits(config.data)
+    options = config.optimizer
+    decayed = [p for n, p in model.named_parameters() if "normalization" not in n]
+    exempt = [p for n, p in model.named_parameters() if "normalization" in n]
+    optimizer = torch.optim.SGD(
+        [{"params": decayed, "weight_decay": options.weight_decay}, {"params": exempt, "weight_decay": 0.0}],
+        lr=config.learning_rate.base_lr,
+        momentum=options.momentum,
+        nesterov=options.nesterov,
+    )
+    total = 20 * (1437 // config.batch.global_batch_size)
+
+    def mean_loss(indices):
+        losses = []
+        for chunk in np.split(indices, len(indices) // config.batch.micro_batch_size):
+            batch = train_set.fetch(chunk, 0)
+            logits = model(pixel_values=normalise(batch["pixel_values"], config.data)).logits
+            losses.append(cross_entropy(logits, batch["labels"], reduction="none"))
+        return torch.cat(losses).mean()
+
+    return _train(config, model, optimizer, mean_loss, lambda step: 0.05 * (1 + np.cos(np.pi * step / total)), steps)
+
+
+def reference_pydoc(recipe: Path, overrides: tuple[str, ...], steps: int) -> dict:
+    """AdamW on Python's reference, the whole global batch in one forward pass."""
+    from largebatch.data.text import pydoc_blocks
+
+    config = load_config(recipe, overrides)
+    torch.manual_seed(config.seed)
+    model = load_recipe_module(recipe).build_model(config)
+    train_set, _ = pydoc_blocks(config.data)
+    options = config.optimizer
+    decayed = [p for n, p in model.named_parameters() if "ln_" not in n and not n.endswith("bias")]
+    exempt = [p for n, p in model.named_parameters() if "ln_" in n or n.endswith("bias")]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": options.weight_decay}, {"params": exempt, "weight_decay": 0.0}],
+        betas=options.betas,
+        eps=options.eps,
+    )
+
+    def mean_loss(indices):
+        batch = train_set.fetch(indices, 0)
+        logits = model(input_ids=batch["input_ids"]).logits
+        return cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+
+    # Warmup over 20 steps from zero to 0.002, at the reference batch.
+    return _train(config, model, optimizer, mean_loss, lambda step: 0.002 * step / 20, steps)
+
+
+def _train(config, model, optimizer, mean_loss, learning_rate, steps) -> dict:
+    model.train()
+    size, metrics, weights = config.batch.global_batch_size, [], []
+    per_epoch = config.data.num_train_samples // size
+    for step in range(steps):
+        epoch, place = divmod(step, per_epoch)
+        indices = epoch_order(config.data.num_train_samples, config.seed, epoch)(
+            np.arange(place * size, (place + 1) * size)
+        )
+        optimizer.zero_grad()
+        loss = mean_loss(indices)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip_norm or float("inf"))
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step)
+        optimizer.step()
+        metrics.append({"loss": loss.item(), "lr": learning_rate(step), "grad_norm": norm.item()})
+        weights.append({name: p.detach().numpy().copy() for name, p in model.named_parameters()})
+    return {"metrics": metrics, "weights": weights}
