@@ -82,7 +82,7 @@ def run_job(
                     results[rank] = ("error", "the process ended without a result")
             if any(kind == "error" for kind, _ in results.values()):
                 # The others would wait for the one that failed.
-                timeout = min(timeout, 5)
+                timeout = min(timeout, 1)
         for process in processes:
             process.join(timeout=10 if len(results) == world_size else 0)
             if process.is_alive():

@@ -92,9 +92,14 @@ class Backend(ABC):
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """All weights and buffers, whole, on the main process; on other processes an empty or partial dict.
 
-        Every process must call it.
+        A weight that has several names is under the first of them. Every process must call it.
         """
-        state: dict[str, torch.Tensor] = self.accelerator.get_state_dict(self.model)
+        every_name = {name for name, _ in self.unwrapped_model.named_parameters(remove_duplicate=False)}
+        aliases = every_name - {name for name, _ in self.unwrapped_model.named_parameters()}
+        return {name: tensor for name, tensor in self._gather_state().items() if name not in aliases}
+
+    def _gather_state(self) -> dict[str, torch.Tensor]:
+        state: dict[str, torch.Tensor] | None = self.accelerator.get_state_dict(self.model)
         return state or {}
 
     def average_statistics(self) -> None:

@@ -50,7 +50,7 @@ class NativeBackend(Backend):
 class ReplicatedBackend(NativeBackend):
     """Every process holds the whole model."""
 
-    def full_state_dict(self) -> dict[str, torch.Tensor]:
+    def _gather_state(self) -> dict[str, torch.Tensor]:
         return self.unwrapped_model.state_dict()
 
 

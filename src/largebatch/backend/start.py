@@ -4,6 +4,7 @@ import logging
 import os
 import warnings
 
+import datasets
 import torch
 import transformers
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
@@ -62,6 +63,7 @@ def quiet(rank: int) -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     if rank != 0:
+        datasets.disable_progress_bars()
         warnings.simplefilter("ignore")
     # One engine's use of what another has deprecated is nothing the user can mend.
     for category in (FutureWarning, DeprecationWarning):

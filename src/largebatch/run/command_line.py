@@ -15,6 +15,8 @@ import torch
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import UserError
 
+SECONDS_FOR_THE_REPORT = 10
+
 Config = TypeVar("Config", bound=RecipeConfig)
 
 
@@ -57,15 +59,16 @@ def user_errors() -> Iterator[None]:
         if prints:
             where = f"[rank {rank}] " if joined and not error.everywhere else ""
             print(f"{where}error: {error}", file=sys.stderr, flush=True)
-        _tell_the_launcher(str(error))
-        if joined and error.everywhere:
-            torch.distributed.destroy_process_group()
+        _tell_the_launcher(f"error: {error}")
+        if not prints:
+            # The launcher ends the job at the first process that leaves; the one that reports should be it.
+            time.sleep(SECONDS_FOR_THE_REPORT)
         sys.exit(error.exit_code)
 
 
 def _tell_the_launcher(message: str) -> None:
-    """Put the message where torch's launcher looks for a worker's failure, so that its own report shows it too."""
+    """Put the message where torch's launcher looks for a worker's traceback, so that its own report shows it too."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
-        failure = {"message": message, "extraInfo": {"py_callstack": "", "timestamp": str(int(time.time()))}}
+        failure = {"message": message, "extraInfo": {"py_callstack": message, "timestamp": str(int(time.time()))}}
         Path(path).write_text(json.dumps({"message": failure}), encoding="utf-8")

@@ -94,6 +94,10 @@ class Run(Generic[Config]):
                     error = caught
             self.backend.agree(error)
         assert sources is not None
+        for name, source in zip(("training", "evaluation"), sources, strict=True):
+            available = getattr(source, "num_available", len(source))
+            if self.backend.is_main_process and available > len(source):
+                print(f"  {'Data':<14}{len(source):,} of {available:,} {name} samples are used", flush=True)
         return sources
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:

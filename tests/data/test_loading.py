@@ -1,0 +1,66 @@
+"""Loading: whole micro-batches by their indices, in order, in this process and in loader processes."""
+
+import numpy as np
+import pytest
+import torch
+
+from largebatch.data.loading import check_size, load
+from largebatch.errors import DataError
+
+
+class Squares:
+    """A source that fails on request and remembers how it was asked."""
+
+    def __init__(self, size=100):
+        self.size = size
+        self.asked = []
+
+    def __len__(self):
+        return self.size
+
+    def fetch(self, indices, epoch):
+        self.asked.append((indices.tolist(), epoch))
+        if 13 in indices:
+            raise DataError("sample 13 is missing")
+        return {
+            "square": torch.from_numpy(indices**2),
+            "epoch": torch.full((len(indices),), -1 if epoch is None else epoch),
+        }
+
+
+REQUESTS = [(np.array([3, 1]), 0), (np.array([5]), 1), (np.array([2, 2, 0]), None)]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_in_order(num_workers):
+    batches = list(load(Squares(), REQUESTS, num_workers, torch.device("cpu")))
+    assert [batch["square"].tolist() for batch in batches] == [[9, 1], [25], [4, 4, 0]]
+    assert [batch["epoch"].tolist() for batch in batches] == [[0, 0], [1], [-1, -1, -1]]
+
+
+def test_a_micro_batch_is_fetched_at_once():
+    source = Squares()
+    list(load(source, REQUESTS, 0, torch.device("cpu")))
+    assert source.asked == [([3, 1], 0), ([5], 1), ([2, 2, 0], None)]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_errors_arrive_as_they_are(num_workers):
+    with pytest.raises(DataError, match=r"^sample 13 is missing$"):
+        list(load(Squares(), [(np.array([13]), 0)], num_workers, torch.device("cpu")))
+
+
+def test_loading_leaves_the_random_state_alone():
+    """Dropout is seeded before each forward pass; a loader that drew numbers in between would change it."""
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    list(load(Squares(), REQUESTS, 0, torch.device("cpu")))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_size_must_be_the_recipes():
+    check_size(Squares(100), 100, "data.num_train_samples")
+    with pytest.raises(
+        DataError, match=r"data\.num_train_samples: the recipe says 99, but the data has 100 samples; write 100"
+    ):
+        check_size(Squares(100), 99, "data.num_train_samples")

@@ -1,0 +1,119 @@
+"""Text: one stream of tokens, cut into blocks, each token predicted once."""
+
+import json
+
+import datasets
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from largebatch.config import load_config
+from largebatch.data.text import ArrayTokens, ArrowTokens, TokenBlocks, text_sources
+from largebatch.errors import DataError
+from paths import PYDOC
+
+DOCUMENTS = ["alpha beta", "", "gamma", "beta " * 40, "Ünï"]
+
+
+def hub_config(tmp_path, documents=DOCUMENTS, tokenizer="bytes", block_size=8, **data):
+    file = tmp_path / "text.jsonl"
+    file.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
+    section = {
+        "source": "datasets",
+        "path": "json",
+        "data_files": {"train": str(file), "eval": str(file)},
+        "tokenizer": tokenizer,
+        "block_size": block_size,
+        "num_train_samples": 20,
+        "num_eval_samples": 3,
+    }
+    words = ["--data", json.dumps(section | data), "--batch.global_batch_size=8", "--train.duration", '{"steps": 40}']
+    return load_config(PYDOC, words)
+
+
+def test_pydoc_blocks_are_the_text_cut_in_order():
+    from pydoc_data.topics import topics
+
+    train, evaluation = text_sources(load_config(PYDOC))
+    text = "\n".join(topics[name] for name in sorted(topics)).encode()
+    batch = train.fetch(np.array([0, 3199]), 0)
+    assert bytes(batch["input_ids"][0].tolist()) == text[:128]
+    assert bytes(batch["labels"][0].tolist()) == text[1:129]
+    assert bytes(batch["input_ids"][1].tolist()) == text[3199 * 128 : 3200 * 128]
+    first_held_out = evaluation.fetch(np.array([0]), None)
+    assert bytes(first_held_out["input_ids"][0].tolist()) == text[3200 * 128 : 3201 * 128]
+
+
+def test_every_token_is_predicted_once():
+    stream = ArrayTokens(np.arange(1001))
+    blocks = TokenBlocks(stream, block_size=10, num_samples=100, field="n")
+    labels = blocks.fetch(np.arange(100), 0)["labels"]
+    assert labels.flatten().tolist() == list(range(1, 1001))
+    with pytest.raises(
+        DataError, match="n: 101, but the data's 1,001 tokens hold 100 blocks of 10; write at most that"
+    ):
+        TokenBlocks(stream, block_size=10, num_samples=101, field="n")
+
+
+def test_documents_are_joined_with_a_separator(tmp_path):
+    train, _ = text_sources(hub_config(tmp_path))
+    stream = b"".join(document.encode() + b"\0" for document in DOCUMENTS)
+    for indices in ([0, 1, 2], [19], [11, 3]):
+        found = train.fetch(np.array(indices), 0)
+        assert [bytes(row) for row in found["input_ids"].tolist()] == [stream[8 * i : 8 * i + 8] for i in indices]
+        assert [bytes(row) for row in found["labels"].tolist()] == [stream[8 * i + 1 : 8 * i + 9] for i in indices]
+
+
+def test_stream_over_many_arrow_chunks():
+    """Documents of all lengths, the empty one too, over chunk borders."""
+    lengths = np.random.default_rng(0).integers(0, 9, size=60)
+    tokens = np.arange(lengths.sum())
+    documents = np.split(tokens, np.cumsum(lengths)[:-1])
+    parts = [
+        datasets.Dataset.from_dict({"input_ids": [document.tolist() for document in documents[start : start + 7]]})
+        for start in range(0, 60, 7)
+    ]
+    stream = ArrowTokens(datasets.concatenate_datasets(parts))
+    assert len(stream.chunks) > 5
+    assert len(stream) == len(tokens)
+    for start in range(0, len(tokens) - 13, 5):
+        assert stream.read(start, start + 13).tolist() == list(range(start, start + 13))
+
+
+@pytest.fixture
+def word_tokenizer(tmp_path):
+    """A tokenizer of whole words, saved in a local folder as `transformers` saves them."""
+    words = {"[UNK]": 0, "<eos>": 1, "alpha": 2, "beta": 3, "gamma": 4}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    folder = tmp_path / "tokenizer"
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", unk_token="[UNK]").save_pretrained(folder)
+    return folder
+
+
+def test_pretrained_tokenizer(tmp_path, word_tokenizer):
+    config = hub_config(tmp_path, tokenizer=str(word_tokenizer), block_size=4, num_train_samples=10)
+    train, _ = text_sources(config)
+    assert train.fetch(np.array([0, 1]), 0)["input_ids"].tolist() == [[2, 3, 1, 1], [4, 1, 3, 3]]
+
+
+def test_vocabulary_must_hold_the_tokenizer(tmp_path, word_tokenizer):
+    config = hub_config(tmp_path, tokenizer=str(word_tokenizer))
+    small = config.model_copy(update={"model": config.model.model_copy(update={"vocab_size": 4})})
+    with pytest.raises(DataError, match="vocab_size: 4 is smaller than the 5 tokens"):
+        text_sources(small)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"tokenizer": "./nowhere"}, "data.tokenizer: './nowhere' could not be loaded"),
+        ({"text_column": "body"}, "data.text_column: no column 'body'; the data has text"),
+        ({"num_train_samples": 9000}, "data.num_train_samples: 9000, but the data's 225 tokens hold 28 blocks of 8"),
+    ],
+)
+def test_data_that_cannot_be_used(tmp_path, data, words):
+    with pytest.raises(DataError) as caught:
+        text_sources(hub_config(tmp_path, **data))
+    assert words in str(caught.value)

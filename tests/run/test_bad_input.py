@@ -1,0 +1,141 @@
+"""Jobs that cannot run: one message, exit code 2, no traceback, nothing left behind."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs import JobFailed, run_job, train
+from paths import DIGITS, IMAGENET, PYDOC
+
+SMALL = ("--model.num_layers=1", "--model.hidden_size=16", "--model.num_heads=2", "--data.block_size=16")
+
+
+def train_words(recipe: Path, run_dir: Path, words: tuple[str, ...]) -> None:
+    train(recipe, *words, run_dir=run_dir)
+
+
+def refusal(recipe: Path, run_dir: Path, *words: str, strategy: str = "ddp", **settings) -> str:
+    with pytest.raises(JobFailed) as caught:
+        run_job(train_words, recipe, run_dir, words, strategy=strategy, **settings)
+    report = str(caught.value)
+    assert "exit code 2" in report
+    assert "Traceback" not in report
+    assert report.count("error: ") == 1
+    return report
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero2"])
+def test_batch_that_does_not_divide(strategy, tmp_path):
+    report = refusal(PYDOC, tmp_path / "run", strategy=strategy, world_size=3)
+    assert "32 is not a multiple of micro_batch_size x world_size = 8 x 3 = 24; nearest: 24, 48" in report
+    assert not (tmp_path / "run").exists()
+
+
+def test_missing_data(tmp_path):
+    words = ("--data.path=/nowhere/imagenet", "--batch.global_batch_size=64", "--data.num_workers=0")
+    assert "there is no folder '/nowhere/imagenet'" in refusal(IMAGENET, tmp_path / "run", *words)
+
+
+def test_hub_that_cannot_be_reached(tmp_path):
+    report = refusal(IMAGENET, tmp_path / "run", "--batch.global_batch_size=64")
+    assert "data.path: 'ILSVRC/imagenet-1k' could not be loaded" in report
+
+
+def test_another_data_set_than_the_recipe_says(tmp_path):
+    words = (*SMALL, "--data.num_train_samples=30000")
+    assert "data.num_train_samples: 30000, but the data's" in refusal(PYDOC, tmp_path / "run", *words)
+
+
+def test_tracker_that_is_not_installed(tmp_path):
+    report = refusal(PYDOC, tmp_path / "run", *SMALL, '--logging.trackers=["wandb"]')
+    assert "logging.trackers: wandb is not installed" in report
+
+
+def test_use_cpu(tmp_path):
+    report = refusal(PYDOC, tmp_path / "run", *SMALL, strategy="fsdp", environment={"ACCELERATE_USE_CPU": "True"})
+    assert "use_cpu: true" in report
+
+
+def alone_in_a_job_of_two(run_dir: Path) -> None:
+    """What Accelerate does with `use_cpu` and FSDP: each process takes itself for the only one."""
+    from accelerate.state import DistributedType, PartialState
+
+    from largebatch.backend import start
+
+    def prepare_backend(*_, **__):
+        return None, DistributedType.NO
+
+    def rehearse():
+        PartialState._prepare_backend = prepare_backend
+
+    start._rehearse_fsdp_on_cpu = rehearse
+    train(PYDOC, *SMALL, run_dir=run_dir)
+
+
+def test_processes_that_do_not_see_each_other(tmp_path):
+    with pytest.raises(JobFailed) as caught:
+        run_job(alone_in_a_job_of_two, tmp_path / "run", strategy="fsdp")
+    assert "2 processes were launched, but this one sees 1: each would train alone" in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def different_configs(run_dir: Path) -> None:
+    import os
+
+    train(PYDOC, *SMALL, f"--seed={os.environ['RANK']}", run_dir=run_dir)
+
+
+def test_machines_with_different_configs(tmp_path):
+    with pytest.raises(JobFailed, match="ranks 1 have another config than rank 0"):
+        run_job(different_configs, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def data_missing_on_one_machine(run_dir: Path) -> None:
+    """Rank 1 stands for a second machine, whose copy of the data is not there."""
+    import os
+
+    from largebatch.backend.base import Backend
+    from largebatch.data import text
+    from largebatch.errors import DataError
+
+    blocks = text.pydoc_blocks
+
+    def missing(config):
+        if os.environ["RANK"] == "1":
+            raise DataError("the file is missing here")
+        return blocks(config)
+
+    text.pydoc_blocks = missing
+    Backend.is_local_main_process = True
+    train(PYDOC, *SMALL, run_dir=run_dir)
+
+
+def test_an_error_of_one_process_ends_all_of_them(tmp_path):
+    """The others must not wait for it, nor fail with its absence."""
+    with pytest.raises(JobFailed) as caught:
+        run_job(data_missing_on_one_machine, tmp_path / "run")
+    report = str(caught.value)
+    assert report.count("error: on rank 1: the file is missing here") == 1
+    assert "Traceback" not in report
+
+
+def test_command_line_mistakes(tmp_path):
+    assert "error: the following arguments are required: --config" in report_of_words("--seed=1")
+    assert "no such file" in report_of_words("--config", str(tmp_path / "none.json"))
+    assert "causal_lm recipes are run by" in report_of_words("--config", str(PYDOC))
+
+
+def report_of_words(*words: str) -> str:
+    with pytest.raises(JobFailed) as caught:
+        run_job(run_with_words, words, strategy="single", world_size=1)
+    assert "exit code 2" in str(caught.value)
+    return str(caught.value)
+
+
+def run_with_words(words: tuple[str, ...]) -> None:
+    import runpy
+
+    sys.argv = [str(DIGITS.parent / "train.py"), *words]
+    runpy.run_path(sys.argv[0], run_name="__main__")

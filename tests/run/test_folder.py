@@ -1,0 +1,69 @@
+"""The run folder: nothing of an earlier run or of somebody else is ever written over."""
+
+import json
+
+import pytest
+
+from jobs import JobFailed, run_job, train
+from largebatch.config import load_config, validate
+from largebatch.errors import UserError
+from largebatch.plan import resolve
+from largebatch.run.folder import RunFolder
+from paths import DIGITS, PYDOC
+
+SMALL = ("--model.num_layers=1", "--model.hidden_size=16", "--model.num_heads=2", "--data.block_size=16")
+
+
+def created(path):
+    config = load_config(DIGITS)
+    return RunFolder(path).create(config, resolve(config, 2))
+
+
+def test_config_and_plan_are_written_and_the_config_can_be_run_again(tmp_path):
+    assert created(tmp_path / "run") is None
+    written = json.loads((tmp_path / "run/config.json").read_text())
+    assert validate(written) == load_config(DIGITS, ["--$schema=null"])
+    assert json.loads((tmp_path / "run/plan.json").read_text())["global_batch_size"] == 64
+
+
+def test_earlier_runs_are_moved_aside(tmp_path):
+    path = tmp_path / "run"
+    created(path)
+    (path / "metrics.jsonl").write_text("first")
+    assert created(path) == tmp_path / "run.1"
+    (path / "metrics.jsonl").write_text("second")
+    assert created(path) == tmp_path / "run.2"
+    assert [(tmp_path / name / "metrics.jsonl").read_text() for name in ("run.1", "run.2")] == ["first", "second"]
+    assert not (path / "metrics.jsonl").exists()
+
+
+def test_other_peoples_files_are_refused(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(UserError, match="holds files that are not a run's"):
+        RunFolder(tmp_path).check_usable()
+    with pytest.raises(UserError, match=r"thesis\.tex is a file; write a folder"):
+        RunFolder(tmp_path / "thesis.tex").check_usable()
+    RunFolder(tmp_path / "new").check_usable()
+
+
+def test_refused_before_the_processes_join(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(JobFailed) as caught:
+        run_job(train_into, tmp_path, SMALL, strategy="ddp")
+    assert str(caught.value).count("error: --run_dir:") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_failed_run_leaves_the_weights_of_an_earlier_one(tmp_path):
+    run_dir = tmp_path / "run"
+    words = (*SMALL, "--train.stop_after_steps=2", "--data.num_eval_samples=32")
+    run_job(train_into, run_dir, words, strategy="single", world_size=1)
+    first = (run_dir / "model/model.safetensors").read_bytes()
+    with pytest.raises(JobFailed, match=r"the loss is nan|the gradient's norm is"):
+        run_job(train_into, run_dir, (*words, "--model.initializer_range=1e30"), strategy="single", world_size=1)
+    assert (tmp_path / "run.1/model/model.safetensors").read_bytes() == first
+    assert not (run_dir / "model").exists()
+
+
+def train_into(run_dir, words) -> None:
+    train(PYDOC, *words, run_dir=run_dir)

@@ -1,0 +1,72 @@
+"""A loss or gradient that is not finite stops every process, names step and rank, and writes no weights."""
+
+from pathlib import Path
+
+import pytest
+
+from jobs import JobFailed, run_job, train
+from paths import PYDOC
+
+SMALL = ("--model.num_layers=1", "--model.hidden_size=16", "--model.num_heads=2", "--data.block_size=16")
+
+
+def train_with_nan(run_dir: Path, bad_step: int, bad_rank: int, where: str) -> None:
+    import torch
+
+    from largebatch.run import Step
+    from largebatch.run.run import Run
+
+    backward = Step.backward
+
+    def poisoned(self, loss_sum):
+        bad = self.index == bad_step - 1 and self._backend.rank == bad_rank
+        if bad and where == "loss":
+            loss_sum = loss_sum * float("nan")
+        if bad and where == "gradient":
+            # A finite loss with a gradient that is not: the square root at zero.
+            loss_sum = loss_sum + torch.sqrt((loss_sum * 0.0).clamp(min=0.0))
+        backward(self, loss_sum)
+
+    Step.backward = poisoned
+    if where == "evaluation":
+        evaluate = Run.evaluate
+        Run.evaluate = lambda self, eval_set, per_sample: evaluate(
+            self, eval_set, lambda batch: {name: value * float("inf") for name, value in per_sample(batch).items()}
+        )
+    train(PYDOC, *SMALL, "--train.stop_after_steps=12", "--logging.every=5", run_dir=run_dir)
+
+
+def failure(run_dir: Path, strategy: str, step: int, rank: int, where: str) -> str:
+    with pytest.raises(JobFailed) as caught:
+        run_job(train_with_nan, run_dir, step, rank, where, strategy=strategy)
+    assert not (run_dir / "model").exists()
+    report = str(caught.value)
+    assert "exit code 1" in report
+    assert "no weights were written" in report
+    assert "Traceback" not in report
+    return report
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero2", "zero3"])
+def test_names_the_step_between_log_points_and_the_rank(strategy, tmp_path):
+    """Step 7 is logged with step 10; from step 8 on all ranks are bad, and rank 1 was the first."""
+    report = failure(tmp_path / "run", strategy, step=7, rank=1, where="loss")
+    assert "error: the loss is nan at step 7 on rank 1;" in report
+    assert "error: the loss is nan at step 8" not in report
+
+
+def test_in_the_very_last_step(tmp_path):
+    assert "the loss is nan at step 12 on rank 0" in failure(tmp_path / "run", "ddp", step=12, rank=0, where="loss")
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero2"])
+def test_gradient_of_the_last_step(strategy, tmp_path):
+    """The loss was finite, but the update would have destroyed the weights that are about to be saved."""
+    report = failure(tmp_path / "run", strategy, step=12, rank=1, where="gradient")
+    assert "the gradient's norm is" in report
+    assert "at step 12" in report
+
+
+def test_evaluation(tmp_path):
+    report = failure(tmp_path / "run", "ddp", step=99, rank=0, where="evaluation")
+    assert "the evaluation's loss is inf after step 12" in report
