@@ -59,8 +59,8 @@ def user_errors() -> Iterator[None]:
         if prints:
             where = f"[rank {rank}] " if joined and not error.everywhere else ""
             print(f"{where}error: {error}", file=sys.stderr, flush=True)
-        _tell_the_launcher(f"error: {error}")
-        if not prints:
+            _tell_the_launcher(f"error: {error}")
+        else:
             # The launcher ends the job at the first process that leaves; the one that reports should be it.
             time.sleep(SECONDS_FOR_THE_REPORT)
         sys.exit(error.exit_code)
