@@ -53,7 +53,7 @@ FACTORISATIONS = [(1, 24), (1, 8), (2, 4), (3, 8), (4, 2), (6, 4), (24, 1)]
 
 
 def global_batch(step: int, world_size: int, micro_batch_size: int) -> list[int]:
-    order = TrainingOrder(100, 24, micro_batch_size, world_size, seed=5)
+    order = TrainingOrder(100, 4, 24, micro_batch_size, world_size, seed=5)
     accumulation = 24 // (world_size * micro_batch_size)
     return [
         int(index)
@@ -79,8 +79,8 @@ def test_an_epoch_repeats_nothing_and_the_next_is_shuffled_anew():
 
 def test_model_seed_depends_on_step_and_place_alone():
     """Process 1's first micro-batch on two processes is the second one of a single process."""
-    alone = TrainingOrder(100, 24, 4, 1, seed=5)
-    shared = TrainingOrder(100, 24, 4, 2, seed=5)
+    alone = TrainingOrder(100, 4, 24, 4, 1, seed=5)
+    shared = TrainingOrder(100, 4, 24, 4, 2, seed=5)
     assert shared.micro_batch(7, 0, rank=1).seed == alone.micro_batch(7, 1, rank=0).seed
     seeds = {alone.micro_batch(step, micro_step, 0).seed for step in range(10) for micro_step in range(6)}
     assert len(seeds) == 60

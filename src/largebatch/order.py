@@ -107,6 +107,7 @@ class TrainingOrder:
     """
 
     num_samples: int
+    steps_per_epoch: int
     global_batch_size: int
     micro_batch_size: int
     world_size: int
@@ -114,8 +115,7 @@ class TrainingOrder:
 
     def micro_batch(self, step: int, micro_step: int, rank: int) -> MicroBatch:
         """The work of process `rank` in micro-step `micro_step` of optimizer step `step`, all counted from 0."""
-        steps_per_epoch = self.num_samples // self.global_batch_size
-        epoch, step_in_epoch = divmod(step, steps_per_epoch)
+        epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
         slot = micro_step * self.world_size + rank
         start = step_in_epoch * self.global_batch_size + slot * self.micro_batch_size
         positions = np.arange(start, start + self.micro_batch_size, dtype=np.int64)

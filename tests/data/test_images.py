@@ -191,3 +191,12 @@ def test_a_local_folder_of_images(tmp_path):
     train, evaluation = image_sources(hub_config("unused", *words))
     assert (len(train), len(evaluation)) == (2, 2)
     assert evaluation.fetch(np.array([0, 1]), None)["labels"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(("side", "first"), [(32, 0), (16, 1)])
+def test_centre_crop_of_images_as_small_as_the_crop(side, first):
+    """32 pixels stay as they are; 16 lose an eighth, as they would after enlarging."""
+    image = gradient_image(side, side)
+    red = centre_crop(image, 32)[0, 0].astype(float)
+    assert red[0] == pytest.approx(255 * first / (side - 1), abs=12)
+    assert (red[-1] - red[0]) == pytest.approx(255 if side == 32 else 255 * 13 / 15, abs=12)

@@ -98,7 +98,7 @@ def test_command_prints_the_same_numbers_as_text_and_json():
     data = run_cli("plan", str(IMAGENET), "--world-size", "256", "--json", "--seed", "7")
     assert (text.returncode, data.returncode) == (0, 0)
     assert text.stdout == explain(resolve(load_config(IMAGENET), 256), "resnet50_imagenet_8k") + "\n"
-    assert json.loads(data.stdout)["schedule"]["peak_lr"] == pytest.approx(3.2)
+    assert json.loads(data.stdout)["peak_lr"] == pytest.approx(3.2)
     assert json.loads(data.stdout)["seed"] == 7
 
 

@@ -143,10 +143,13 @@ class HubImageSource:
 def centre_crop(image: Image.Image, size: int) -> Pixels:
     """The square in the middle of an image, `EVALUATION_CROP` of its shorter side, resized to `size` pixels.
 
+    An image whose shorter side is `size` already, such as CIFAR's, is not cut into.
+
     Returns:
         uint8, shape (3, size, size).
     """
-    side = min(image.size) * EVALUATION_CROP if min(image.size) > size else min(image.size)
+    shorter = min(image.size)
+    side = shorter if shorter == size else shorter * EVALUATION_CROP
     left, top = (image.width - side) / 2, (image.height - side) / 2
     return _crop(image, (left, top, left + side, top + side), size)
 

@@ -61,13 +61,19 @@ class RunPlan:
     log_every_steps: int
 
     @property
+    def peak_lr(self) -> float:
+        """Learning rate after warmup: `base_lr` times `scaling_factor`."""
+        return self.schedule.peak_lr
+
+    @property
     def loss_unit(self) -> str:
         """What the loss is a mean over: "samples" or "tokens"."""
         return "samples" if self.tokens_per_sample is None else "tokens"
 
     def to_json(self) -> str:
-        """The plan as indented JSON, `peak_lr` and the schedule included."""
-        return json.dumps(dataclasses.asdict(self) | {"loss_unit": self.loss_unit}, indent=2) + "\n"
+        """The plan as indented JSON, `peak_lr` and `loss_unit` included."""
+        derived = {"peak_lr": self.peak_lr, "loss_unit": self.loss_unit}
+        return json.dumps(dataclasses.asdict(self) | derived, indent=2) + "\n"
 
 
 def resolve(config: RecipeConfig, world_size: int) -> RunPlan:

@@ -139,7 +139,12 @@ class Run(Generic[Config]):
         """This process's micro-batches from the first step on, each with the seed of its forward pass."""
         plan, backend = self.plan, self.backend
         order = TrainingOrder(
-            plan.num_train_samples, plan.global_batch_size, plan.micro_batch_size, plan.world_size, plan.seed
+            plan.num_train_samples,
+            plan.steps_per_epoch,
+            plan.global_batch_size,
+            plan.micro_batch_size,
+            plan.world_size,
+            plan.seed,
         )
         seeds: list[int] = []
 

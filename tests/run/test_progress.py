@@ -1,0 +1,56 @@
+"""One bar on a terminal, plain lines elsewhere, silence on other ranks."""
+
+import io
+
+import pytest
+
+from largebatch.config import load_config
+from largebatch.metrics import LoggedStep
+from largebatch.plan import resolve
+from largebatch.run import progress
+from largebatch.run.progress import Progress
+from paths import DIGITS
+
+LOGGED = LoggedStep(10, 640, 0.45, 1.2345, 0.1, 2.0, 64, 1500.0, None, 4.0)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def plan():
+    return resolve(load_config(DIGITS), 2)
+
+
+def test_bar_on_a_terminal(plan, monkeypatch, capsys):
+    terminal = Terminal()
+    monkeypatch.setattr(progress.sys, "stderr", terminal)
+    shown = Progress(plan, shown=True)
+    for _ in range(10):
+        shown.step()
+    shown.logged(LOGGED)
+    shown.close()
+    bar = terminal.getvalue().split("\r")[-1]
+    assert "10/440" in bar
+    assert "loss 1.2345, lr 0.1, 1,500 samples/s" in bar
+    assert "<" in bar  # elapsed<remaining
+    assert capsys.readouterr().out == ""
+
+
+def test_lines_elsewhere(plan, capsys):
+    shown = Progress(plan, shown=True)
+    shown.logged(LOGGED)
+    # 430 steps are left at 0.4 s each.
+    assert capsys.readouterr().out == "step 10/440: loss 1.2345, lr 0.1, 1,500 samples/s, 02:52 left\n"
+
+
+def test_other_ranks_are_silent(plan, monkeypatch, capsys):
+    monkeypatch.setattr(progress.sys, "stderr", Terminal())
+    hidden = Progress(plan, shown=False)
+    hidden.step()
+    hidden.logged(LOGGED)
+    hidden.say("evaluation")
+    hidden.close()
+    assert (capsys.readouterr().out, progress.sys.stderr.getvalue()) == ("", "")
