@@ -29,7 +29,7 @@ context.set_forkserver_preload(["preloaded"])
 def _start_server() -> None:
     """The server finds `preloaded` by PYTHONPATH alone, and without it would go on with nothing imported."""
     before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = str(Path(__file__).parent)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *([before] if before else [])])
     forkserver.ensure_running()
     if before is None:
         del os.environ["PYTHONPATH"]

@@ -74,8 +74,8 @@ def reference_pydoc(recipe: Path, overrides: tuple[str, ...], steps: int) -> dic
         logits = model(input_ids=batch["input_ids"]).logits
         return cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
 
-    # Warmup over 20 steps from zero to 0.002, at the reference batch.
-    return _train(config, model, optimizer, mean_loss, lambda step: 0.002 * step / 20, steps)
+    # Warmup over 40 steps from zero to 0.002, at the reference batch.
+    return _train(config, model, optimizer, mean_loss, lambda step: 0.002 * step / 40, steps)
 
 
 def _train(config, model, optimizer, mean_loss, learning_rate, steps) -> dict:

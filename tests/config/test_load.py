@@ -89,7 +89,7 @@ def test_one_problem(override, words):
             {"name": "step", "factor": 0.1, "at": [{"steps": 9}, {"steps": 9}]},
             "decay.at[1]: 9 steps is step 9, not after",
         ),
-        ({"name": "warmup_stable_decay", "decay": {"steps": 181}}, "181 steps of decay after 20 of warmup are longer"),
+        ({"name": "warmup_stable_decay", "decay": {"steps": 161}}, "161 steps of decay after 40 of warmup are longer"),
     ],
 )
 def test_decay_outside_the_run(decay, words):
