@@ -89,6 +89,7 @@ def test_run_folder(runs):
             "summary.json",
             "tensorboard",
             "model",
+            "lock",
         }
         assert list(run_dir.glob("tensorboard/**/events.out.tfevents.*"))
         assert json.loads((run_dir / "plan.json").read_text())["world_size"] == 2

@@ -36,7 +36,8 @@ def _valid_micro_batch_sizes(global_batch_size: int, micro_batch_size: int, worl
     if global_batch_size % world_size:
         return []
     per_process = global_batch_size // world_size
-    divisors = [size for size in range(1, per_process + 1) if per_process % size == 0]
-    below = [size for size in divisors if size < micro_batch_size][-1:]
-    above = [size for size in divisors if size > micro_batch_size][:1]
-    return below + above
+    below = range(min(micro_batch_size - 1, per_process), 0, -1)
+    # Not further than ten times the given one: nobody wants those, and the search would be long.
+    above = range(micro_batch_size + 1, min(10 * micro_batch_size, per_process) + 1)
+    candidates = (next((size for size in sizes if per_process % size == 0), None) for sizes in (below, above))
+    return [size for size in candidates if size is not None]

@@ -86,17 +86,8 @@ class StepMetrics:
                 raises it.
         """
         plan = self._plan
-        window = torch.stack(self._loss_sums).double()
-        self._loss_sums.clear()
-        finite = torch.isfinite(window)
-        first_bad = torch.where(finite.all(), -1, finite.int().argmin())
-        norm = torch.full_like(window[-1], math.nan) if grad_norm is None else grad_norm.detach().double()
-        mine = torch.stack([window[-1], first_bad.double(), window[first_bad], norm.reshape(())])
-        numbers = self._backend.all_gather(mine).tolist()
-
-        self._stop_if_not_finite([(int(row[1]), row[2]) for row in numbers], step, window_size=len(window))
-        loss = math.fsum(row[0] for row in numbers) / plan.loss_weight_per_step
-        measured_norm = None if grad_norm is None else numbers[0][3]
+        loss = math.fsum(self._gather_losses(step)) / plan.loss_weight_per_step
+        measured_norm = None if grad_norm is None else float(grad_norm)
         if measured_norm is not None and not math.isfinite(measured_norm):
             raise _not_finite(f"the gradient's norm is {measured_norm} at step {step} (the loss was {loss:.6g})")
 
@@ -116,11 +107,23 @@ class StepMetrics:
             seconds=round(seconds, 3),
         )
 
-    def _stop_if_not_finite(self, first_bad: list[tuple[int, float]], step: int, window_size: int) -> None:
-        bad = [(index, rank, value) for rank, (index, value) in enumerate(first_bad) if index >= 0]
+    def check(self, step: int) -> None:
+        """Raise TrainingFailed if a loss of the steps up to `step` that were not logged yet is not finite."""
+        if self._loss_sums:
+            self._gather_losses(step)
+
+    def _gather_losses(self, step: int) -> list[float]:
+        """Each process's sum of losses of step `step`, the last one added; all since the last call must be finite."""
+        window = torch.stack(self._loss_sums).double()
+        self._loss_sums.clear()
+        finite = torch.isfinite(window)
+        first_bad = torch.where(finite.all(), -1, finite.int().argmin())
+        numbers = self._backend.all_gather(torch.stack([window[-1], first_bad.double(), window[first_bad]])).tolist()
+        bad = [(int(index), rank, value) for rank, (_, index, value) in enumerate(numbers) if index >= 0]
         if bad:
             index, rank, value = min(bad)
-            raise _not_finite(f"the loss is {value} at step {step - window_size + 1 + index} on rank {rank}")
+            raise _not_finite(f"the loss is {value} at step {step - len(window) + 1 + index} on rank {rank}")
+        return [loss_sum for loss_sum, _, _ in numbers]
 
 
 def _not_finite(what: str) -> TrainingFailed:

@@ -25,9 +25,13 @@ def test_shipped_configs_are_clean(path):
         ({"gradient_clipping": 1.0}, "gradient_clipping: remove it; it is the recipe's optimizer.clip_norm"),
         ({"train_batch_size": 32}, "train_batch_size: remove it"),
         ({"bf16": {"enabled": True}}, "bf16: remove it"),
+        ({"bfloat16": {"enabled": True}}, "bfloat16: remove it"),
+        ({"gradient_allreduce_op": "sum"}, "gradient_allreduce_op: remove it; gradients are averaged"),
+        ({"managed_gradient_accumulation": False}, "managed_gradient_accumulation: remove it"),
+        ({"zero_optimization": {"stage": 2, "compute_grad_norm": False}}, "zero_optimization.compute_grad_norm: remove"),
         ({"zero_optimization": {"stage": 0}}, "zero_optimization.stage: given 0; write 1, 2 or 3"),
         ({"zero_optimization": None}, "zero_optimization.stage: given null"),
-        ({"zero_optimization": {"stage": 3, "zero_quantized_gradients": True}}, "nothing is approximated silently"),
+        ({"zero_optimization": {"stage": 3, "zero_quantized_gradients": True}}, "zero_optimization.zero_quantized_gradients: remove"),
     ],
 )
 def test_settings_of_the_recipe_are_refused(addition, words):

@@ -33,6 +33,16 @@ def test_alone():
         ({"ACCELERATE_USE_CPU": "True", "MASTER_ADDR": "127.0.0.1"}, "use_cpu: true"),
         ({"ACCELERATE_USE_CPU": "true", "ACCELERATE_USE_FSDP": "true", "WORLD_SIZE": "2"}, "use_cpu: true"),
         ({"ACCELERATE_USE_CPU": "False", "MASTER_ADDR": "127.0.0.1"}, "Accelerate started one"),
+        # Tasks of srun or mpirun, without a launcher in between.
+        ({"SLURM_STEP_NUM_TASKS": "8"}, "8 tasks were started"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "2 tasks were started"),
+        # With it, dropout masks of the recomputation and BatchNorm's statistics were seen to differ.
+        ({"FSDP_ACTIVATION_CHECKPOINTING": "true"}, "fsdp_activation_checkpointing"),
+        ({"FSDP_OFFLOAD_PARAMS": "True"}, "fsdp_offload_params"),
+        ({"FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}, "fsdp_cpu_ram_efficient_loading"),
+        ({"FSDP_IGNORED_MODULES": ".*head"}, "fsdp_ignored_modules"),
+        ({"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, "dynamo_config"),
+        ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}, "parallelism_config"),
         ({"ACCELERATE_MIXED_PRECISION": "bf16"}, "mixed_precision: bf16, the recipe precision fp32"),
         ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}, "gradient_accumulation_steps: 4; remove it"),
         ({"ACCELERATE_GRADIENT_CLIPPING": "1.0"}, "set optimizer.clip_norm in the recipe"),

@@ -10,6 +10,7 @@ SMALL = ("--model.num_layers=1", "--model.hidden_size=16", "--model.num_heads=2"
 
 def loop_with(mistake: str, run_dir) -> str:
     """Train with a mistake in the loop, and return the error."""
+    import torch
     from torch.nn.functional import cross_entropy
 
     from largebatch.config import CausalLMConfig, load_config
@@ -21,8 +22,18 @@ def loop_with(mistake: str, run_dir) -> str:
     config = load_config(PYDOC, SMALL, CausalLMConfig)
     run = Run(config, run_dir)
     train_set, _ = run.load(text_sources)
+    if mistake == "other weights":
+        torch.manual_seed(run.backend.rank)
     model = load_recipe_module(PYDOC).build_model(config)
+    if mistake == "unused parameter":
+        model.extra = torch.nn.Linear(3, 3, bias=False)
     optimizer = build_optimizer(model, config.optimizer)
+    if mistake == "another optimizer":
+        optimizer = torch.optim.SGD(optimizer.param_groups, lr=0.0)
+    if mistake == "other betas":
+        optimizer.param_groups[1]["betas"] = (0.5, 0.5)
+    if mistake == "no weight decay":
+        optimizer.param_groups[0]["weight_decay"] = 0.0
     if mistake == "forgotten parameter":
         optimizer.param_groups[0]["params"].pop()
     if mistake == "another weight decay":
@@ -64,10 +75,13 @@ def loop_with(mistake: str, run_dir) -> str:
         ("two backwards", "step.backward was called 2 times for a micro-batch"),
         ("left early", "step.update was called after 1 of 4 micro-batches"),
         ("no update", "the loop went on to the next step without step.update()"),
-        ("forgotten parameter", "BackendMismatch: the optimizer does not have each trainable parameter"),
-        ("another weight decay", "BackendMismatch: the optimizer's weight decays are [0.0, 0.2], the plan says 0.1"),
+        (
+            "forgotten parameter",
+            "the optimizer does not have each trainable parameter of the model exactly once; missing: ",
+        ),
+        ("another weight decay", "the optimizer's weight decay of transformer.wte.weight is 0.2, the plan says 0.1 ("),
     ],
 )
-def test_mistakes(mistake, words, tmp_path):
+def test_mistakes_of_a_loop(mistake, words, tmp_path):
     (report,) = run_job(loop_with, mistake, tmp_path / "run", strategy="single", world_size=1)
     assert words in report

@@ -2,6 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -13,6 +15,9 @@ from largebatch.backend.batch_norm import RunningStatistics
 from largebatch.backend.launch import Launch
 from largebatch.errors import UserError
 from largebatch.plan import RunPlan
+
+# How long processes wait for one that prepares data; a peer that died is noticed at once.
+PATIENCE = timedelta(days=2)
 
 Observed = dict[str, Any]
 T = TypeVar("T")
@@ -36,6 +41,9 @@ class Backend(ABC):
         self.world_size: int = accelerator.num_processes
         self.model: nn.Module
         """The model as the strategy wrapped it."""
+        self._patient_group = (
+            torch.distributed.new_group(backend="gloo", timeout=PATIENCE) if self.world_size > 1 else None
+        )
         self.unwrapped_model: nn.Module
         """The model as the recipe built it; strategies wrap or change it in place."""
         self.optimizer: Optimizer
@@ -82,6 +90,10 @@ class Backend(ABC):
             or the strategy computes it anyway; otherwise None.
         """
 
+    @abstractmethod
+    def parameters_without_gradient(self) -> list[str]:
+        """Names of trainable parameters that no backward pass of the first step has reached; before its `update`."""
+
     def set_learning_rate(self, learning_rate: float) -> None:
         """Give every parameter group this learning rate."""
         for group in self.optimizer.param_groups:
@@ -117,18 +129,24 @@ class Backend(ABC):
         return torch.stack(gathered)
 
     def gather_objects(self, value: T) -> list[T]:
-        """A small picklable value of every process, by rank."""
+        """A small picklable value of every process, by rank; waits for hours where one downloads or tokenises."""
         if self.world_size == 1:
             return [value]
         gathered: list[Any] = [None] * self.world_size
-        torch.distributed.all_gather_object(gathered, value)
+        torch.distributed.all_gather_object(gathered, value, group=self._patient_group)
         return gathered
 
-    def agree(self, error: UserError | None) -> None:
-        """Raise on every process the error that any of them met; every process must call it.
+    @contextmanager
+    def agreement(self) -> Iterator[None]:
+        """Raise on every process the user error that any of them meets in the block; every process must enter it.
 
         A process that left alone would leave the others waiting for it, and failing with its absence.
         """
+        error = None
+        try:
+            yield
+        except UserError as caught:
+            error = caught
         failures = self.gather_objects(None if error is None else (str(error), error.exit_code))
         for rank, failure in enumerate(failures):
             if failure is not None:

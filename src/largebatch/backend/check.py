@@ -1,14 +1,18 @@
 """The comparison of what a prepared engine would do with what the plan says; any difference refuses the run."""
 
-from collections.abc import Mapping
+import itertools
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from largebatch.backend.base import Backend, Observed, group_options, trainable_parameters
+from largebatch.backend.base import Backend, Observed, group_options
 from largebatch.backend.launch import Launch
 from largebatch.errors import BackendMismatch
+from largebatch.optim import parameter_groups
 from largebatch.plan import RunPlan
 
 
@@ -37,27 +41,64 @@ def expect(plan: RunPlan, launch: Launch, optimizer: Optimizer) -> Observed:
     return expected
 
 
-def check_optimizer(model: nn.Module, optimizer: Optimizer, plan: RunPlan) -> None:
-    """Before `prepare`: the optimizer has every trainable parameter once, and the weight decay that the plan says.
+def check_before(model: nn.Module, optimizer: Optimizer, backend: Backend) -> None:
+    """Before `prepare`: model and optimizer, as the recipe built them, are those of the plan, on every process.
+
+    Every process must call it.
 
     Raises:
-        BackendMismatch: It has not.
+        BackendMismatch: The optimizer is of another kind than the plan says, has other hyperparameters, or does not
+            have each trainable parameter once with its weight decay; or processes start from different weights.
     """
-    named = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    given = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
-    missing = [name for parameter, name in named.items() if parameter not in set(given)]
-    if missing or len(given) != len(set(given)) or len(given) != sum(1 for _ in trainable_parameters(model)):
-        raise BackendMismatch(
-            "the optimizer does not have each trainable parameter of the model exactly once"
-            + (f"; missing: {', '.join(missing[:5])}" if missing else "")
-            + "; build it with largebatch.optim.build_optimizer(model, config.optimizer)"
+    problems = list(_optimizer_problems(model, optimizer, backend.plan))
+    fingerprints = backend.gather_objects(_fingerprint(model))
+    differing = [str(rank) for rank, fingerprint in enumerate(fingerprints) if fingerprint != fingerprints[0]]
+    if differing:
+        problems.append(
+            f"ranks {', '.join(differing)} start from other weights than rank 0; build the model alike everywhere, "
+            "right after run.load"
         )
-    decays = {float(group["weight_decay"]) for group in optimizer.param_groups}
-    if not decays <= {plan.weight_decay, 0.0}:
-        raise BackendMismatch(
-            f"the optimizer's weight decays are {sorted(decays)}, the plan says {plan.weight_decay:g} (and 0 where "
-            "there is none); set optimizer.weight_decay in the recipe"
+    if problems:
+        lines = "\n".join(f"  - {problem}" for problem in problems)
+        raise BackendMismatch(f"the recipe's model and optimizer are not what the plan says:\n{lines}")
+
+
+def _optimizer_problems(model: nn.Module, optimizer: Optimizer, plan: RunPlan) -> Iterator[str]:
+    remedy = "build it with largebatch.optim.build_optimizer(model, config.optimizer)"
+    kind = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[plan.optimizer]
+    if type(optimizer) is not kind:
+        yield f"the optimizer is {type(optimizer).__name__}, the plan says {kind.__name__}; {remedy}"
+        return
+    for group in optimizer.param_groups:
+        for name, value in plan.optimizer_options.items():
+            if group[name] != value:
+                yield f"the optimizer's {name} is {group[name]}, the plan says {value}; {remedy}"
+    names = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    planned = _weight_decays(parameter_groups(model, plan.weight_decay, plan.no_decay))
+    given = _weight_decays(optimizer.param_groups)
+    if sum(len(group["params"]) for group in optimizer.param_groups) != len(planned) or given.keys() != planned.keys():
+        missing = [name for parameter, name in names.items() if parameter not in given]
+        what = f"; missing: {', '.join(missing[:5])}" if missing else ""
+        yield f"the optimizer does not have each trainable parameter of the model exactly once{what}; {remedy}"
+        return
+    wrong = [parameter for parameter, decay in given.items() if decay != planned[parameter]]
+    if wrong:
+        yield (
+            f"the optimizer's weight decay of {names[wrong[0]]} is {given[wrong[0]]:g}, the plan says "
+            f"{planned[wrong[0]]:g} ({len(wrong)} parameters differ); {remedy}"
         )
+
+
+def _weight_decays(groups: Iterable[Mapping[str, Any]]) -> dict[int, float]:
+    return {id(parameter): group["weight_decay"] for group in groups for parameter in group["params"]}
+
+
+def _fingerprint(model: nn.Module) -> int:
+    """A checksum of all weights and buffers."""
+    checksum = 0
+    for tensor in itertools.chain(model.parameters(), model.buffers()):
+        checksum = zlib.crc32(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data, checksum)
+    return checksum
 
 
 def check_backend(backend: Backend, expected: Observed) -> None:

@@ -28,10 +28,39 @@ FROM_THE_RECIPE = {
     "curriculum_learning": "the recipe's data section and seed decide the order of samples",
     "data_efficiency": "the recipe's data section and seed decide the order of samples",
     "amp": "it follows from the recipe's precision",
-    "zero_quantized_weights": "nothing is approximated silently",
+    "gradient_allreduce_op": "gradients are averaged over the processes, once",
 }
-# The same inside zero_optimization: settings that reduce or gather in fewer bits.
-APPROXIMATIONS = ("zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights")
+# Keys that are known to decide memory, speed and logging only. Every other one is refused.
+MEMORY_AND_SPEED = {
+    "zero_optimization",
+    "zero_force_ds_cpu_optimizer",
+    "aio",
+    "steps_per_print",
+    "wall_clock_breakdown",
+    "memory_breakdown",
+    "dump_state",
+    "comms_logger",
+    "flops_profiler",
+}
+ZERO_MEMORY_AND_SPEED = {
+    "stage",
+    "overlap_comm",
+    "contiguous_gradients",
+    "reduce_scatter",
+    "reduce_bucket_size",
+    "allgather_partitions",
+    "allgather_bucket_size",
+    "round_robin_gradients",
+    "sub_group_size",
+    "offload_optimizer",
+    "offload_param",
+    "zero_hpz_partition_size",
+    "stage3_max_live_parameters",
+    "stage3_max_reuse_distance",
+    "stage3_prefetch_bucket_size",
+    "stage3_param_persistence_threshold",
+    "stage3_gather_16bit_weights_on_model_save",
+}
 
 
 def read_deepspeed_config(environment: Mapping[str, str]) -> dict[str, Any]:
@@ -71,12 +100,12 @@ def deepspeed_config_problems(config: object) -> list[str]:
     stage = zero.get("stage") if isinstance(zero, dict) else None
     if stage not in (1, 2, 3) or isinstance(stage, bool):
         problems.append(f"zero_optimization.stage: given {json.dumps(stage)}; write 1, 2 or 3")
+    unknown = [key for key in config if key not in MEMORY_AND_SPEED and key not in FROM_THE_RECIPE]
     if isinstance(zero, dict):
-        problems += [
-            f"zero_optimization.{key}: remove it; nothing is approximated silently"
-            for key in APPROXIMATIONS
-            if zero.get(key)
-        ]
+        unknown += [f"zero_optimization.{key}" for key in zero if key not in ZERO_MEMORY_AND_SPEED]
+    problems += [
+        f"{key}: remove it; it is not one of the settings known to decide memory and speed only" for key in unknown
+    ]
     return problems
 
 

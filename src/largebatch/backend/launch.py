@@ -41,6 +41,8 @@ def read_launch(environment: Mapping[str, str] = os.environ, precision: str = "f
         LaunchError: The launch would silently train something else than the recipe says.
     """
     _refuse_use_cpu(environment)
+    _refuse_tasks_that_do_not_know_of_each_other(environment)
+    _refuse_what_is_not_supported(environment)
     _refuse_settings_of_the_recipe(environment, precision)
     rank, world_size = int(environment.get("RANK", 0)), int(environment.get("WORLD_SIZE", 1))
     local_world_size = int(environment.get("LOCAL_WORLD_SIZE", 1))
@@ -57,6 +59,46 @@ def read_launch(environment: Mapping[str, str] = os.environ, precision: str = "f
             )
         return Launch("fsdp", rank, world_size, local_world_size)
     return Launch("ddp" if "WORLD_SIZE" in environment else "single", rank, world_size, local_world_size)
+
+
+# Settings of an Accelerate config that change the mathematics, or whose effect is not checked: variable, the values
+# that leave it off, and why it is refused.
+NOT_SUPPORTED = (
+    (
+        "FSDP_ACTIVATION_CHECKPOINTING",
+        ("false",),
+        "fsdp_activation_checkpointing: Accelerate recomputes with other dropout masks and moves BatchNorm twice",
+    ),
+    ("FSDP_OFFLOAD_PARAMS", ("false",), "fsdp_offload_params: not tested here"),
+    (
+        "FSDP_CPU_RAM_EFFICIENT_LOADING",
+        ("false",),
+        "fsdp_cpu_ram_efficient_loading: every process builds the same weights, and models with BatchNorm fail with it",
+    ),
+    ("FSDP_IGNORED_MODULES", ("", "none"), "fsdp_ignored_modules: their gradients would not be reduced"),
+    ("ACCELERATE_DYNAMO_BACKEND", ("no",), "dynamo_config: not tested here"),
+    ("ACCELERATE_USE_PARALLELISM_CONFIG", ("false",), "parallelism_config: processes are data-parallel only here"),
+    ("ACCELERATE_USE_MEGATRON_LM", ("false",), "megatron_lm_config: not tested here"),
+)
+
+
+def _refuse_what_is_not_supported(environment: Mapping[str, str]) -> None:
+    for variable, off, reason in NOT_SUPPORTED:
+        value = environment.get(variable, off[0])
+        if value.lower() not in off:
+            raise LaunchError(f"the Accelerate config has {reason}; remove it (it is {value})")
+
+
+def _refuse_tasks_that_do_not_know_of_each_other(environment: Mapping[str, str]) -> None:
+    """N tasks started by srun or mpirun, without a launcher in between, would each train alone."""
+    if "WORLD_SIZE" in environment:
+        return
+    for variable in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
+        if environment.get(variable, "1") != "1":
+            raise LaunchError(
+                f"{environment[variable]} tasks were started ({variable}) without a launcher; each would train alone. "
+                "Start one task a machine, and in it accelerate launch"
+            )
 
 
 def _refuse_use_cpu(environment: Mapping[str, str]) -> None:

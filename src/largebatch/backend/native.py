@@ -23,6 +23,10 @@ class NativeBackend(Backend):
     def backward(self, loss: torch.Tensor) -> None:
         self.accelerator.backward(loss)
 
+    def parameters_without_gradient(self) -> list[str]:
+        parameters = self.unwrapped_model.named_parameters()
+        return [name for name, parameter in parameters if parameter.requires_grad and parameter.grad is None]
+
     def update(self, learning_rate: float, measure_norm: bool) -> torch.Tensor | None:
         norm = None
         if measure_norm or self.plan.clip_norm is not None:

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from largebatch.backend.base import Backend, Observed, group_options
 
@@ -16,7 +17,24 @@ class ZeroBackend(Backend):
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         self.engine, wrapped = super().prepare(model, optimizer)
+        self._watch_gradients()
         return self.engine, wrapped
+
+    def _watch_gradients(self) -> None:
+        """The engine takes gradients away as they come: note which parameters had one."""
+        self._without_gradient = {name for name, p in self.unwrapped_model.named_parameters() if p.requires_grad}
+        for name, parameter in self.unwrapped_model.named_parameters():
+            if name in self._without_gradient:
+                handle: list[RemovableHandle] = []
+
+                def seen(_: torch.Tensor, name: str = name, handle: list[RemovableHandle] = handle) -> None:
+                    self._without_gradient.discard(name)
+                    handle[0].remove()
+
+                handle.append(parameter.register_hook(seen))  # type: ignore[no-untyped-call]
+
+    def parameters_without_gradient(self) -> list[str]:
+        return sorted(self._without_gradient)
 
     def mark_micro_step(self, is_last: bool) -> None:
         self.engine.set_gradient_accumulation_boundary(is_last)

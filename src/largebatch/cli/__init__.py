@@ -29,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     plan.add_argument("config", help="the recipe's JSON file")
     plan.add_argument("--world-size", type=_positive_int, required=True, help="data-parallel processes, one a GPU")
+    # A run's own option: taken so that the words of a run can be given here as they are.
+    plan.add_argument("--run_dir", help=argparse.SUPPRESS)
     plan.add_argument("--json", action="store_true", help="print the resolved plan as JSON")
 
     commands.add_parser(

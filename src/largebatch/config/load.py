@@ -60,7 +60,7 @@ def validate(raw: JsonObject, source: str | None = None, task: type[Config] | No
 def _config_class(raw: JsonObject, source: str | None, task: type[Config] | None) -> type[RecipeConfig]:
     given = raw.get("task")
     known = " or ".join(f'"{name}"' for name in RECIPE_CONFIGS)
-    if given not in RECIPE_CONFIGS:
+    if not isinstance(given, str) or given not in RECIPE_CONFIGS:
         what = "missing" if "task" not in raw else f"{json.dumps(given)} is not a task"
         raise ConfigError([f"task: {what}; write {known}{_did_you_mean(str(given), RECIPE_CONFIGS)}"], source)
     config_class = RECIPE_CONFIGS[given]
@@ -84,13 +84,16 @@ def _read_json(path: Path) -> JsonObject:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=refuse_duplicates)
     except FileNotFoundError:
-        raise ConfigError(["no such file; --config takes the path of a recipe's JSON"], str(path)) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError([f"cannot be read: {error}"], str(path)) from None
+        raise ConfigError(["no such file; give the path of a recipe's JSON, before any overrides"], str(path)) from None
     except json.JSONDecodeError as error:
         raise ConfigError(
             [f"not valid JSON: {error.msg} in line {error.lineno}, column {error.colno}"], str(path)
         ) from None
+    except ConfigError:
+        raise
+    # Besides files: text that is not UTF-8, integers of thousands of digits, nesting without end.
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError([f"cannot be read: {error}"], str(path)) from None
     if not isinstance(raw, dict):
         raise ConfigError(["must be a JSON object, { … }"], str(path))
     return raw
@@ -125,7 +128,7 @@ def _apply_overrides(raw: JsonObject, overrides: Sequence[str]) -> None:
 def _parse_value(text: str) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -175,6 +178,7 @@ def _requirement(kind: str, context: dict[str, Any], message: str) -> str:
         "tuple_type": "write a list, [ … ]",
         "model_type": "write an object, { … }",
         "model_attributes_type": "write an object, { … }",
+        "dict_type": "write an object, { … }",
     }
     if kind in bounds:
         return bounds[kind].format(**context)

@@ -4,10 +4,14 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-PositiveInt = Annotated[int, Field(gt=0)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-NonNegativeFloat = Annotated[float, Field(ge=0)]
+# Bounds far beyond any use: what is larger would overflow in torch, or to infinity.
+LARGEST_INT = 2**63 - 1
+LARGEST_FLOAT = 1e12
+
+PositiveInt = Annotated[int, Field(gt=0, le=LARGEST_INT)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=LARGEST_INT)]
+PositiveFloat = Annotated[float, Field(gt=0, le=LARGEST_FLOAT)]
+NonNegativeFloat = Annotated[float, Field(ge=0, le=LARGEST_FLOAT)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 

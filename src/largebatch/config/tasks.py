@@ -40,7 +40,7 @@ class Data(Section):
     num_eval_samples: PositiveInt
     """Evaluation samples, checked likewise."""
     num_workers: NonNegativeInt = 0
-    """Loader processes per training process; 0 loads in the training process."""
+    """Loader processes per training process, and tokenising ones per machine; 0 does both in the training process."""
 
     @property
     def tokens_per_sample(self) -> int | None:

@@ -26,7 +26,7 @@ class StepUnits:
         return self.num_train_samples // self.global_batch_size
 
     def steps_in(self, duration: Duration) -> int:
-        """`duration` in optimizer steps, rounded up to whole ones.
+        """`duration` in optimizer steps, rounded up to whole ones; at least 1.
 
         Raises:
             ValueError: The duration is in tokens and samples have none.
@@ -35,10 +35,10 @@ class StepUnits:
             return duration.steps
         if duration.epochs is not None:
             # 0.1 epochs of 30 steps are 3 steps, not the 4 that 3.0000000000000004 would round up to.
-            return math.ceil(round(duration.epochs * self.steps_per_epoch, 6))
+            return max(1, math.ceil(round(duration.epochs * self.steps_per_epoch, 6)))
         if duration.samples is not None:
-            return math.ceil(duration.samples / self.global_batch_size)
+            return -(-duration.samples // self.global_batch_size)
         if self.tokens_per_sample is None:
             raise ValueError("is given in tokens, but this data has none; use epochs, steps or samples")
         assert duration.tokens is not None
-        return math.ceil(duration.tokens / (self.global_batch_size * self.tokens_per_sample))
+        return -(-duration.tokens // (self.global_batch_size * self.tokens_per_sample))

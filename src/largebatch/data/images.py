@@ -136,7 +136,7 @@ class HubImageSource:
                 return centre_crop(image, self.config.image_size)
             random = np.random.default_rng(derive_seed(self.augmentation_seed, "augmentation", epoch, index))
             return inception_crop(image, self.config.image_size, random)
-        except OSError as error:
+        except (OSError, ValueError, Image.DecompressionBombError) as error:
             raise DataError(f"the image of sample {index} cannot be decoded: {error}; replace or remove it") from error
 
 

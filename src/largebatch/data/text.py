@@ -101,6 +101,7 @@ def tokenise(dataset: datasets.Dataset, config: HubText, tokenizer: Tokenizer) -
         batched=True,
         remove_columns=dataset.column_names,
         features=datasets.Features({"input_ids": datasets.List(datasets.Value(width))}),
+        num_proc=config.num_workers or None,
         desc="tokenising",
     )
 

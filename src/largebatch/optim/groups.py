@@ -9,7 +9,7 @@ from largebatch.config.sections import ParameterKind
 
 
 def parameter_groups(
-    model: nn.Module, weight_decay: float, no_decay: Collection[ParameterKind] = ("norm", "bias")
+    model: nn.Module, weight_decay: float, no_decay: Collection[str] = ("norm", "bias")
 ) -> list[dict[str, Any]]:
     """The trainable parameters in at most two groups: with weight decay, and without.
 

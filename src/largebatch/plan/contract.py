@@ -6,6 +6,7 @@ After it exists, nothing divides, scales or defaults again: backends receive num
 import dataclasses
 import json
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from largebatch.batch import gradient_accumulation_steps
 from largebatch.config.sections import StepDecay, WarmupStableDecay
@@ -51,7 +52,9 @@ class RunPlan:
     schedule: Schedule
     uses_batch_norm: bool
     """Whether `micro_batch_size` is part of the loss function (Goyal et al. 2017, section 2.3)."""
-    optimizer: str
+    optimizer: Literal["sgd", "adamw"]
+    optimizer_options: dict[str, Any]
+    """Momentum, betas and the like, under torch's names."""
     weight_decay: float
     no_decay: tuple[str, ...]
     clip_norm: float | None
@@ -115,6 +118,7 @@ def resolve(config: RecipeConfig, world_size: int) -> RunPlan:
         schedule=_schedule(config, units, total_steps, peak_lr=rate.base_lr * factor),
         uses_batch_norm=config.model.uses_batch_norm,
         optimizer=config.optimizer.name,
+        optimizer_options=config.optimizer.model_dump(exclude={"name", "weight_decay", "no_decay", "clip_norm"}),
         weight_decay=config.optimizer.weight_decay,
         no_decay=tuple(config.optimizer.no_decay),
         clip_norm=config.optimizer.clip_norm,

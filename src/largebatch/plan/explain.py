@@ -111,4 +111,5 @@ def _optimizer(plan: RunPlan) -> list[str]:
         decay += f", none on {', '.join(plan.no_decay)} parameters"
     clipping = "no gradient clipping" if plan.clip_norm is None else f"gradients clipped to norm {plan.clip_norm:g}"
     master = "fp32" if plan.precision == "fp32" else "bf16 autocast; weights, gradients and their reduction in fp32"
-    return [f"{plan.optimizer}; {decay}; {clipping}; {master}; seed {plan.seed}"]
+    options = ", ".join(f"{name} {value}" for name, value in plan.optimizer_options.items())
+    return [f"{plan.optimizer} with {options}; {decay}", f"{clipping}; {master}; seed {plan.seed}"]

@@ -7,12 +7,14 @@ evaluations.jsonl  a line per evaluation
 summary.json       the final numbers
 tensorboard/       the same numbers for TensorBoard
 model/             the final weights, for `from_pretrained`
+lock               held by the run while it lasts
 """
 
+import fcntl
 import itertools
 import json
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from largebatch.config import RecipeConfig
 from largebatch.errors import UserError
@@ -27,7 +29,8 @@ class RunFolder:
     """
 
     def __init__(self, path: Path):
-        self.path = path
+        # A link stays one: what it points to is the folder.
+        path = self.path = path.resolve()
         self.plan_file = path / "plan.json"
         self.metrics_file = path / "metrics.jsonl"
         self.evaluations_file = path / "evaluations.jsonl"
@@ -39,10 +42,11 @@ class RunFolder:
         """Refuse a path that is not a run's and not free, before anything is written.
 
         Raises:
-            UserError: It is a file, or a folder with something else in it.
+            UserError: It is a file or below one, or a folder with something else in it.
         """
-        if self.path.exists() and not self.path.is_dir():
-            raise UserError(f"--run_dir: {self.path} is a file; write a folder")
+        for place in (self.path, *self.path.parents):
+            if place.exists() and not place.is_dir():
+                raise UserError(f"--run_dir: {place} is a file; write a folder")
         if self.path.is_dir() and not self.plan_file.exists() and any(self.path.iterdir()):
             raise UserError(
                 f"--run_dir: {self.path} holds files that are not a run's; write another folder, or an empty one"
@@ -53,17 +57,42 @@ class RunFolder:
 
         Returns:
             Where the earlier run went, if there was one.
+
+        Raises:
+            UserError: Another run is writing to the folder, or it cannot be written.
         """
         moved = None
-        if self.plan_file.exists():
-            names = (self.path.with_name(f"{self.path.name}.{number}") for number in itertools.count(1))
-            moved = next(name for name in names if not name.exists())
-            self.path.rename(moved)
-        self.path.mkdir(parents=True, exist_ok=True)
-        resolved = config.model_dump(mode="json", by_alias=True, exclude={"schema_"})
-        write_json(self.path / "config.json", resolved)
-        self.plan_file.write_text(plan.to_json(), encoding="utf-8")
+        try:
+            if self.plan_file.exists():
+                self._take_lock().close()
+                names = (self.path.with_name(f"{self.path.name}.{number}") for number in itertools.count(1))
+                moved = next(name for name in names if not name.exists())
+                self.path.rename(moved)
+            self.path.mkdir(parents=True, exist_ok=True)
+            # The plan first: it is what tells a run's folder from others.
+            self.plan_file.write_text(plan.to_json(), encoding="utf-8")
+            self._lock = self._take_lock()
+            resolved = config.model_dump(mode="json", by_alias=True, exclude={"schema_"})
+            write_json(self.path / "config.json", resolved)
+        except OSError as error:
+            raise UserError(f"--run_dir: {self.path} cannot be written: {error}; write another folder") from error
         return moved
+
+    def _take_lock(self) -> IO[bytes]:
+        """Hold the folder for as long as the returned file is open; a process that dies lets go of it.
+
+        Raises:
+            UserError: A running job holds it.
+        """
+        lock = (self.path / "lock").open("ab")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise UserError(
+                f"--run_dir: another run is writing to {self.path}; wait for its end, or write another folder"
+            ) from None
+        return lock
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -12,13 +13,14 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from largebatch.backend.check import check_backend, check_optimizer, expect
+from largebatch.backend.batch_norm import RunningStatistics
+from largebatch.backend.check import check_backend, check_before, expect
 from largebatch.backend.launch import read_launch
 from largebatch.backend.start import start
 from largebatch.config import RecipeConfig
 from largebatch.data.loading import Request, check_size, load
 from largebatch.data.source import Batch, SampleSource
-from largebatch.errors import TrainingFailed, UserError
+from largebatch.errors import BackendMismatch, TrainingFailed, UserError
 from largebatch.metrics import StepMetrics
 from largebatch.order import TrainingOrder
 from largebatch.plan import explain, resolve
@@ -52,8 +54,11 @@ class Run(Generic[Config]):
 
         self.backend = start(launch, self.plan, list(config.logging.trackers), str(self.folder.tensorboard_dir))
         self._agree_on_the_plan()
+        moved = None
+        with self.backend.agreement():
+            if self.backend.is_main_process:
+                moved = self.folder.create(config, self.plan)
         if self.backend.is_main_process:
-            moved = self.folder.create(config, self.plan)
             print(explain(self.plan, run_dir.name), flush=True)
             print(f"  {'Strategy':<14}{launch.strategy} on {self.backend.device.type}", flush=True)
             if moved is not None:
@@ -84,15 +89,11 @@ class Run(Generic[Config]):
         """
         sources: tuple[SampleSource, SampleSource] | None = None
         for turn in (True, False):
-            error = None
-            if self.backend.is_local_main_process is turn:
-                try:
+            with self.backend.agreement():
+                if self.backend.is_local_main_process is turn:
                     sources = open_sources(self.config)
                     check_size(sources[0], self.plan.num_train_samples, "data.num_train_samples")
                     check_size(sources[1], self.plan.num_eval_samples, "data.num_eval_samples")
-                except UserError as caught:
-                    error = caught
-            self.backend.agree(error)
         assert sources is not None
         for name, source in zip(("training", "evaluation"), sources, strict=True):
             available = getattr(source, "num_available", len(source))
@@ -106,19 +107,15 @@ class Run(Generic[Config]):
         Raises:
             BackendMismatch: It does not; training does not start.
         """
-        error = None
-        try:
-            check_optimizer(model, optimizer, self.plan)
-        except UserError as caught:
-            error = caught
-        self.backend.agree(error)
+        with self.backend.agreement():
+            check_before(model, optimizer, self.backend)
+            RunningStatistics(model)
         expected = expect(self.plan, self.backend.launch, optimizer)
         prepared = self.backend.prepare(model, optimizer)
-        try:
+        with self.backend.agreement():
             check_backend(self.backend, expected)
-        except UserError as caught:
-            error = caught
-        self.backend.agree(error)
+        # Models come from `from_pretrained` in evaluation mode, without dropout.
+        self.backend.model.train()
         return prepared
 
     # --- training -------------------------------------------------------------------------------------------------
@@ -163,6 +160,8 @@ class Run(Generic[Config]):
         """Finish step `index` and, where it is due, log it."""
         assert self._progress is not None
         completed = index + 1
+        if index == 0:
+            self._check_gradients()
         learning_rate = self.plan.schedule.lr_at(index)
         is_logged = self._metrics.is_logged(completed)
         grad_norm = self.backend.update(learning_rate, measure_norm=is_logged)
@@ -177,6 +176,16 @@ class Run(Generic[Config]):
             self._track({f"train/{name}": value for name, value in line.items() if name != "step"})
             self._progress.logged(logged)
         self._progress.step()
+
+    def _check_gradients(self) -> None:
+        """Strategies differ in what they do with a parameter that gets no gradient: skip it, decay it, or fail."""
+        with self.backend.agreement():
+            names = self.backend.parameters_without_gradient()
+            if names:
+                raise BackendMismatch(
+                    f"{len(names)} trainable parameters got no gradient, such as {names[0]}; leave them out of the "
+                    "model, or freeze them (requires_grad = False) before the optimizer is built"
+                )
 
     # --- evaluation -----------------------------------------------------------------------------------------------
 
@@ -199,12 +208,10 @@ class Run(Generic[Config]):
         """
         assert self._progress is not None
         self._metrics.stopwatch.pause()
-        model = self.backend.model
+        self._metrics.check(self._completed_steps)
         self.backend.average_statistics()
-        model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), _evaluation_mode(self.backend.model):
             means = mean_over_samples(self.backend, eval_set, per_sample, self.plan.micro_batch_size, self._num_workers)
-        model.train()
         for name, value in means.items():
             if not math.isfinite(value):
                 error = TrainingFailed(
@@ -274,15 +281,16 @@ class Run(Generic[Config]):
 
     def _agree_on_the_plan(self) -> None:
         """Machines with another copy of the recipe would train something else without a word."""
-        mine = self.plan.to_json()
-        plans = self.backend.gather_objects((mine, self.config.model_dump_json()))
-        error = None
-        if any(plan != plans[0] for plan in plans):
-            ranks = [str(rank) for rank, plan in enumerate(plans) if plan != plans[0]]
-            error = UserError(
-                f"ranks {', '.join(ranks)} have another config than rank 0; launch them with the same one"
-            )
-        self.backend.agree(error)
+        launch = self.backend.launch
+        mine = (self.config.model_dump_json(), self.plan.to_json(), launch.strategy, launch.deepspeed_config)
+        with self.backend.agreement():
+            everyones = self.backend.gather_objects(mine)
+            ranks = [str(rank) for rank, other in enumerate(everyones) if other != everyones[0]]
+            if ranks:
+                raise UserError(
+                    f"ranks {', '.join(ranks)} have another config than rank 0; launch them with the same recipe, "
+                    "overrides, Accelerate config and DeepSpeed config"
+                )
 
     def _init_trackers(self, name: str) -> None:
         config = json.loads(self.config.model_dump_json(exclude={"schema_"}))
@@ -290,6 +298,16 @@ class Run(Generic[Config]):
 
     def _track(self, values: dict[str, float]) -> None:
         self.backend.accelerator.log(values, step=self._completed_steps)
+
+
+@contextmanager
+def _evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Every module in evaluation mode, and afterwards each in the mode it was in."""
+    training = {module: module.training for module in model.modules()}
+    model.eval()
+    yield
+    for module, mode in training.items():
+        module.training = mode
 
 
 def _check_trackers(trackers: Sequence[str]) -> None:
