@@ -52,6 +52,12 @@ def test_all_problems_of_both_kinds_in_one_error(tmp_path):
     ("override", "words"),
     [
         ("--batch.global_batch_size=0", "batch.global_batch_size: given 0; must be above 0"),
+        ("--seed=99999999999999999999999", "must be at most 9223372036854775807"),
+        ("--learning_rate.base_lr=1e308", "must be at most 1000000000000"),
+        ('--task=["x"]', "is not a task"),
+        ("--batch.global_batch_size=" + "9" * 5000, "batch.global_batch_size: given"),
+        ("--data=null", "data: given null; write an object"),
+        ("--optimizer=[]", "optimizer: given []; write an object"),
         ("--batch.global_batch_size=64.5", "write a whole number"),
         ("--batch.global_batch_size=true", "write a whole number"),
         ("--batch.global_batch_size=33", "33 is not a multiple of batch.micro_batch_size 8; nearest: 32, 40"),
@@ -125,6 +131,8 @@ def test_malformed_overrides(overrides, words):
         ("[1]", "must be a JSON object"),
         ('{"task": "causal_lm", "task": "causal_lm"}', "given twice"),
         ("{}", "task: missing"),
+        ('{"seed": ' + "9" * 5000 + "}", "cannot be read"),
+        ("[" * 100_000, "cannot be read"),
         ("\x00\xff", "not valid JSON"),
     ],
 )

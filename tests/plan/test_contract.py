@@ -43,6 +43,13 @@ def test_tokens():
     assert plan.evaluate_every_steps == 10
 
 
+@pytest.mark.parametrize("duration", ['{"epochs": 1e-9}', '{"samples": 1}', '{"tokens": 1}'])
+def test_no_duration_is_zero_steps(duration):
+    words = ["--train.duration", duration, "--evaluation.every", duration, "--learning_rate.warmup=null"]
+    plan = resolve(load_config(PYDOC, words), 1)
+    assert (plan.total_steps, plan.evaluate_every_steps) == (1, 1)
+
+
 def test_square_root_rule_and_warmup_from_zero():
     plan = resolve(load_config(PYDOC, ["--batch.global_batch_size=128"]), world_size=2)
     assert plan.schedule.peak_lr == pytest.approx(0.002 * 2)
@@ -100,6 +107,10 @@ def test_command_prints_the_same_numbers_as_text_and_json():
     assert text.stdout == explain(resolve(load_config(IMAGENET), 256), "resnet50_imagenet_8k") + "\n"
     assert json.loads(data.stdout)["peak_lr"] == pytest.approx(3.2)
     assert json.loads(data.stdout)["seed"] == 7
+
+
+def test_command_takes_the_words_of_a_run():
+    assert run_cli("plan", str(DIGITS), "--world-size", "2", "--run_dir", "x", "--seed", "1").returncode == 0
 
 
 def test_command_leaves_with_2_and_one_message():

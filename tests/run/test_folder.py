@@ -1,6 +1,7 @@
 """The run folder: nothing of an earlier run or of somebody else is ever written over."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -44,6 +45,33 @@ def test_other_peoples_files_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"thesis\.tex is a file; write a folder"):
         RunFolder(tmp_path / "thesis.tex").check_usable()
     RunFolder(tmp_path / "new").check_usable()
+
+
+def test_a_folder_that_another_run_is_writing_to(tmp_path):
+    config = load_config(DIGITS)
+    running = RunFolder(tmp_path / "run")
+    running.create(config, resolve(config, 2))
+    with pytest.raises(UserError, match="another run is writing to"):
+        created(tmp_path / "run")
+    del running  # and with it the lock, as when its process ends
+    assert created(tmp_path / "run") == tmp_path / "run.1"
+
+
+def test_a_link_to_another_disk_stays_one(tmp_path):
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "scratch")
+    created(tmp_path / "run")
+    assert created(tmp_path / "run") == tmp_path / "scratch.1"
+    assert (tmp_path / "run").is_symlink()
+    assert (tmp_path / "run/plan.json").exists()
+
+
+def test_places_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="file is a file; write a folder"):
+        RunFolder(tmp_path / "file/run").check_usable()
+    with pytest.raises(UserError, match="/proc/run cannot be written"):
+        created(Path("/proc/run"))
 
 
 def test_refused_before_the_processes_join(tmp_path):

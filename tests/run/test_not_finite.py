@@ -10,7 +10,7 @@ from paths import PYDOC
 SMALL = ("--model.num_layers=1", "--model.hidden_size=16", "--model.num_heads=2", "--data.block_size=16")
 
 
-def train_with_nan(run_dir: Path, bad_step: int, bad_rank: int, where: str) -> None:
+def train_with_nan(run_dir: Path, bad_step: int, bad_rank: int, where: str, *overrides: str) -> None:
     import torch
 
     from largebatch.run import Step
@@ -33,12 +33,13 @@ def train_with_nan(run_dir: Path, bad_step: int, bad_rank: int, where: str) -> N
         Run.evaluate = lambda self, eval_set, per_sample: evaluate(
             self, eval_set, lambda batch: {name: value * float("inf") for name, value in per_sample(batch).items()}
         )
-    train(PYDOC, *SMALL, "--train.stop_after_steps=12", "--logging.every=5", run_dir=run_dir)
+    words = ("--train.stop_after_steps=12", "--logging.every=5", *overrides)
+    train(PYDOC, *SMALL, *words, run_dir=run_dir)
 
 
-def failure(run_dir: Path, strategy: str, step: int, rank: int, where: str) -> str:
+def failure(run_dir: Path, strategy: str, step: int, rank: int, where: str, *overrides: str) -> str:
     with pytest.raises(JobFailed) as caught:
-        run_job(train_with_nan, run_dir, step, rank, where, strategy=strategy)
+        run_job(train_with_nan, run_dir, step, rank, where, *overrides, strategy=strategy)
     assert not (run_dir / "model").exists()
     report = str(caught.value)
     assert "exit code 1" in report
@@ -53,6 +54,11 @@ def test_names_the_step_between_log_points_and_the_rank(strategy, tmp_path):
     report = failure(tmp_path / "run", strategy, step=7, rank=1, where="loss")
     assert "error: the loss is nan at step 7 on rank 1;" in report
     assert "error: the loss is nan at step 8" not in report
+
+
+def test_an_evaluation_before_the_next_log_point_names_the_step_too(tmp_path):
+    report = failure(tmp_path / "run", "ddp", 7, 1, "loss", "--evaluation.every.epochs=0.08")
+    assert "error: the loss is nan at step 7 on rank 1;" in report
 
 
 def test_in_the_very_last_step(tmp_path):

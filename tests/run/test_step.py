@@ -3,7 +3,7 @@
 import pytest
 
 from jobs import run_job
-from paths import PYDOC
+from paths import PYDOC, STRATEGIES
 
 SMALL = ("--model.num_layers=1", "--model.hidden_size=16", "--model.num_heads=2", "--data.block_size=16")
 
@@ -75,6 +75,9 @@ def loop_with(mistake: str, run_dir) -> str:
         ("two backwards", "step.backward was called 2 times for a micro-batch"),
         ("left early", "step.update was called after 1 of 4 micro-batches"),
         ("no update", "the loop went on to the next step without step.update()"),
+        ("another optimizer", "the optimizer is SGD, the plan says AdamW"),
+        ("other betas", "the optimizer's betas is (0.5, 0.5), the plan says (0.9, 0.99)"),
+        ("no weight decay", "weight decay of transformer.wte.weight is 0, the plan says 0.1 ("),
         (
             "forgotten parameter",
             "the optimizer does not have each trainable parameter of the model exactly once; missing: ",
@@ -85,3 +88,50 @@ def loop_with(mistake: str, run_dir) -> str:
 def test_mistakes_of_a_loop(mistake, words, tmp_path):
     (report,) = run_job(loop_with, mistake, tmp_path / "run", strategy="single", world_size=1)
     assert words in report
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_parameter_without_gradient_is_refused_alike(strategy, tmp_path):
+    """Left alone, some strategies would skip it, some decay it, and one fail in the second step."""
+    for report in run_job(loop_with, "unused parameter", tmp_path / "run", strategy=strategy):
+        assert "1 trainable parameters got no gradient, such as extra.weight" in report
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero3"])
+def test_processes_that_start_from_different_weights(strategy, tmp_path):
+    """DDP and ZeRO would take rank 0's, FSDP2 a piece of each."""
+    for report in run_job(loop_with, "other weights", tmp_path / "run", strategy=strategy):
+        assert "ranks 1 start from other weights than rank 0" in report
+
+
+def modes_of(run_dir) -> list[tuple[bool, bool]]:
+    """Whether the model and one frozen part of it are in training mode, before and after an evaluation."""
+    from largebatch.config import CausalLMConfig, load_config
+    from largebatch.data.text import text_sources
+    from largebatch.optim import build_optimizer
+    from largebatch.run import Run
+    from reference import load_recipe_module
+
+    config = load_config(PYDOC, [*SMALL, "--data.num_eval_samples=8"], CausalLMConfig)
+    run = Run(config, run_dir)
+    train_set, eval_set = run.load(text_sources)
+    model = load_recipe_module(PYDOC).build_model(config).eval()  # as `from_pretrained` returns it
+    model, _ = run.prepare(model, build_optimizer(model, config.optimizer))
+    frozen = run.backend.unwrapped_model.transformer.drop
+    frozen.eval()
+    modes = []
+    for step in run.steps(train_set):
+        for batch in step.micro_batches():
+            step.backward(model(input_ids=batch["input_ids"]).logits.float().sum() * 1e-3)
+        step.update()
+        modes.append((model.training, frozen.training))
+        run.evaluate(eval_set, lambda batch: {"size": batch["labels"][:, 0].float()})
+        if step.index == 1:
+            return modes
+    return modes
+
+
+@pytest.mark.parametrize("strategy", ["single", "fsdp", "zero2"])
+def test_training_mode_holds_from_the_first_step_and_through_evaluation(strategy, tmp_path):
+    results = run_job(modes_of, tmp_path / "run", strategy=strategy, world_size=1 if strategy == "single" else 2)
+    assert results[0] == [(True, False), (True, False)]
