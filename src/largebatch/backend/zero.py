@@ -1,5 +1,6 @@
 """DeepSpeed ZeRO-1, -2 and -3."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,19 +22,20 @@ class ZeroBackend(Backend):
         return self.engine, wrapped
 
     def _watch_gradients(self) -> None:
-        """The engine takes gradients away as they come: note which parameters had one."""
-        self._without_gradient = {name for name, p in self.unwrapped_model.named_parameters() if p.requires_grad}
-        for name, parameter in self.unwrapped_model.named_parameters():
-            if name in self._without_gradient:
-                handle: list[RemovableHandle] = []
+        """The engine takes gradients away as they come: note which parameters had one, until that has been asked."""
+        trainable = {name: p for name, p in self.unwrapped_model.named_parameters() if p.requires_grad}
+        self._without_gradient = set(trainable)
+        self._watches: list[RemovableHandle] = [
+            parameter.register_hook(partial(self._note_gradient, name))  # type: ignore[no-untyped-call]
+            for name, parameter in trainable.items()
+        ]
 
-                def seen(_: torch.Tensor, name: str = name, handle: list[RemovableHandle] = handle) -> None:
-                    self._without_gradient.discard(name)
-                    handle[0].remove()
-
-                handle.append(parameter.register_hook(seen))  # type: ignore[no-untyped-call]
+    def _note_gradient(self, name: str, _: torch.Tensor) -> None:
+        self._without_gradient.discard(name)
 
     def parameters_without_gradient(self) -> list[str]:
+        for watch in self._watches:
+            watch.remove()
         return sorted(self._without_gradient)
 
     def mark_micro_step(self, is_last: bool) -> None:
