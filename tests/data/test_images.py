@@ -89,6 +89,13 @@ def test_hub_images_come_in_the_order_asked_for(parquet):
         assert batch["pixel_values"].float().mean(dim=(1, 2, 3)).tolist() == pytest.approx([140, 0, 60], abs=2)
 
 
+def test_parts_of_files_by_their_splits(parquet):
+    words = ["--data.train_split=train[4:]", "--data.eval_split=validation[:3]"]
+    train, evaluation = image_sources(hub_config(parquet, *words))
+    assert (len(train), len(evaluation)) == (8, 3)
+    assert train.fetch(np.array([0]), None)["labels"].tolist() == [4 % 3]
+
+
 def test_augmentation_depends_on_seed_epoch_and_sample_alone(tmp_path):
     picture = np.asarray(gradient_image(64, 48))
     rows = [{"image": {"bytes": jpeg(picture), "path": None}, "label": 0} for _ in range(4)]

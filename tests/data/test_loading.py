@@ -61,6 +61,6 @@ def test_loading_leaves_the_random_state_alone():
 def test_size_must_be_the_recipes():
     check_size(Squares(100), 100, "data.num_train_samples")
     with pytest.raises(
-        DataError, match=r"data\.num_train_samples: the recipe says 99, but the data has 100 samples; write 100"
+        DataError, match=r"data\.num_train_samples: the recipe says 99, but the data has 100 samples; write 100, "
     ):
         check_size(Squares(100), 99, "data.num_train_samples")

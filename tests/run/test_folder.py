@@ -90,7 +90,17 @@ def test_a_failed_run_leaves_the_weights_of_an_earlier_one(tmp_path):
     with pytest.raises(JobFailed, match=r"the loss is nan|the gradient's norm is"):
         run_job(train_into, run_dir, (*words, "--model.initializer_range=1e12"), strategy="single", world_size=1)
     assert (tmp_path / "run.1/model/model.safetensors").read_bytes() == first
+    readable_by_all = (tmp_path / "run.1/config.json").stat().st_mode
+    assert (tmp_path / "run.1/model/model.safetensors").stat().st_mode == readable_by_all
     assert not (run_dir / "model").exists()
+
+
+def test_a_start_that_fails_moves_nothing(tmp_path):
+    run_dir = tmp_path / "run"
+    created(run_dir)
+    with pytest.raises(JobFailed, match="write at most that"):
+        run_job(train_into, run_dir, (*SMALL, "--data.num_train_samples=30000"), strategy="ddp")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def train_into(run_dir, words) -> None:

@@ -78,7 +78,10 @@ def read_deepspeed_config(environment: Mapping[str, str]) -> dict[str, Any]:
     try:
         config = json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise LaunchError(f"there is no DeepSpeed config {path!r} (looked from {Path.cwd()})") from None
+        raise LaunchError(
+            f"there is no DeepSpeed config {path!r} (looked from {Path.cwd()}); launch "
+            "from the folder it is relative to, or write an absolute path in the Accelerate config"
+        ) from None
     except (OSError, ValueError) as error:
         raise LaunchError(f"the DeepSpeed config {path} cannot be read: {error}") from None
     problems = deepspeed_config_problems(config)

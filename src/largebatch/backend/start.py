@@ -65,6 +65,7 @@ def quiet(rank: int) -> None:
     if rank != 0:
         datasets.disable_progress_bars()
         warnings.simplefilter("ignore")
+    warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     # One engine's use of what another has deprecated is nothing the user can mend.
     for category in (FutureWarning, DeprecationWarning):
         warnings.filterwarnings("ignore", category=category, module=r"(torch|accelerate|deepspeed|transformers)\.")

@@ -24,7 +24,7 @@ Rgb = tuple[float, float, float]
 
 
 class DataFiles(Section):
-    """Local files by split, for data that is not laid out as a data-set repository."""
+    """Local files, for data that is not laid out as a data-set repository: of the splits "train" and "validation"."""
 
     train: str
     """Path or glob of the training files."""
@@ -59,9 +59,9 @@ class HubOrLocal(Data):
     data_files: DataFiles | None = None
     """Local files, with their format in `path`."""
     train_split: str = "train"
-    """Split to train on; slices such as "train[1%:]" are allowed. Ignored with `data_files`."""
+    """Split to train on, or a part of it, such as "train[1%:]"; with `data_files`, of "train" or "validation"."""
     eval_split: str = "validation"
-    """Split to evaluate on. Ignored with `data_files`."""
+    """Split to evaluate on, likewise."""
 
 
 class DigitsData(Data):
@@ -217,7 +217,7 @@ class RecipeConfig(Section):
     seed: NonNegativeInt = 0
     """Initial weights, sample order, augmentation and dropout all follow from it."""
     precision: Literal["fp32", "bf16"]
-    """"bf16": matrix products in bfloat16 under autocast; weights, gradients and their reduction stay in fp32."""
+    """"fp32", or "bf16": matrix products in bfloat16 under autocast; weights, gradients and their reduction in fp32."""
     data: Data
     model: Model
     batch: Batch

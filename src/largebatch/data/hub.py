@@ -17,15 +17,14 @@ def open_splits(config: HubOrLocal) -> tuple[datasets.Dataset, datasets.Dataset]
         DataError: They cannot be found or read.
     """
     if config.data_files is not None:
-        files = {"train": config.data_files.train, "eval": config.data_files.eval}
-        for split, pattern in files.items():
+        files = {"train": config.data_files.train, "validation": config.data_files.eval}
+        for split, pattern in (("train", config.data_files.train), ("eval", config.data_files.eval)):
             if not glob(pattern, recursive=True):  # noqa: PTH207 - `Path.glob` takes no absolute patterns
                 raise DataError(
                     f"data.data_files.{split}: no file matches {pattern!r} (looked from {Path.cwd()}); "
                     "write the path or glob of the files"
                 )
         arguments: dict[str, Any] = {"path": config.path, "data_files": files}
-        splits = ("train", "eval")
     else:
         looks_local = config.path.startswith((".", "/", "~")) or Path(config.path).exists()
         path = Path(config.path).expanduser()
@@ -35,7 +34,7 @@ def open_splits(config: HubOrLocal) -> tuple[datasets.Dataset, datasets.Dataset]
                 "write a local folder or the id of a data set on the hub"
             )
         arguments = {"path": str(path) if looks_local else config.path, "name": config.name}
-        splits = (config.train_split, config.eval_split)
+    splits = (config.train_split, config.eval_split)
     try:
         train, evaluation = (datasets.load_dataset(split=split, **arguments) for split in splits)
     # `datasets` raises a great variety of exceptions for data that cannot be reached, parsed or found.

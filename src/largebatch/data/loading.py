@@ -62,6 +62,6 @@ def check_size(source: SampleSource, expected: int, field: str) -> None:
     """
     if len(source) != expected:
         raise DataError(
-            f"{field}: the recipe says {expected}, but the data has {len(source)} samples; write {len(source)}, or "
-            "correct the data's path"
+            f"{field}: the recipe says {expected}, but the data has {len(source)} samples; write {len(source)}, "
+            f'correct the data\'s path, or take a part of it, such as data.train_split "train[:{expected}]"'
         )

@@ -49,6 +49,8 @@ class RunPlan:
     reference_batch_size: int
     scaling: ScalingRule
     scaling_factor: float
+    warmup_left_out: bool
+    """Whether the recipe's warmup has nothing to bridge, because the peak is not above where it would start."""
     schedule: Schedule
     uses_batch_norm: bool
     """Whether `micro_batch_size` is part of the loss function (Goyal et al. 2017, section 2.3)."""
@@ -94,6 +96,7 @@ def resolve(config: RecipeConfig, world_size: int) -> RunPlan:
     units = StepUnits(batch.global_batch_size, data.num_train_samples, data.tokens_per_sample)
     total_steps = units.steps_in(config.train.duration)
     factor = scaling_factor(rate.scaling, batch.global_batch_size, rate.reference_batch_size)
+    schedule = _schedule(config, units, total_steps, peak_lr=rate.base_lr * factor)
     return RunPlan(
         task=config.task,
         seed=config.seed,
@@ -115,7 +118,8 @@ def resolve(config: RecipeConfig, world_size: int) -> RunPlan:
         reference_batch_size=rate.reference_batch_size,
         scaling=rate.scaling,
         scaling_factor=factor,
-        schedule=_schedule(config, units, total_steps, peak_lr=rate.base_lr * factor),
+        warmup_left_out=rate.warmup is not None and schedule.warmup_steps == 0,
+        schedule=schedule,
         uses_batch_norm=config.model.uses_batch_norm,
         optimizer=config.optimizer.name,
         optimizer_options=config.optimizer.model_dump(exclude={"name", "weight_decay", "no_decay", "clip_norm"}),

@@ -83,6 +83,11 @@ def _learning_rate(plan: RunPlan) -> list[str]:
             f"warmup from {schedule.warmup_start_lr:.6g} to {schedule.peak_lr:.6g} in {schedule.warmup_steps:,} steps "
             f"({epochs:.3g} epochs), {growth:.3g} more each step"
         )
+    elif plan.warmup_left_out:
+        lines.append(
+            f"no warmup: it would start at base_lr {plan.base_lr:.6g}, which is not below the peak "
+            '(start "zero" would warm up from 0)'
+        )
     else:
         lines.append("no warmup")
     lines.append(_decay(plan))

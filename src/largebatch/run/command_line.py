@@ -36,7 +36,9 @@ def parse_command_line(task: type[Config], arguments: Sequence[str] | None = Non
         allow_abbrev=False,
     )
     parser.add_argument("--config", type=Path, required=True, help="the recipe's JSON file")
-    parser.add_argument("--run_dir", type=Path, help="folder of the run; default: runs/<name of the config>")
+    parser.add_argument(
+        "--run_dir", "--run-dir", type=Path, help="folder of the run; default: runs/<name of the config>"
+    )
     options, overrides = parser.parse_known_args(arguments)
     config = load_config(options.config, overrides, task)
     return config, options.run_dir or Path("runs") / options.config.stem

@@ -54,16 +54,9 @@ class Run(Generic[Config]):
 
         self.backend = start(launch, self.plan, list(config.logging.trackers), str(self.folder.tensorboard_dir))
         self._agree_on_the_plan()
-        moved = None
-        with self.backend.agreement():
-            if self.backend.is_main_process:
-                moved = self.folder.create(config, self.plan)
         if self.backend.is_main_process:
-            print(explain(self.plan, run_dir.name), flush=True)
+            print(explain(self.plan, self.folder.path.name), flush=True)
             print(f"  {'Strategy':<14}{launch.strategy} on {self.backend.device.type}", flush=True)
-            if moved is not None:
-                print(f"the earlier run in {run_dir} was moved to {moved}", flush=True)
-        self._init_trackers(run_dir.name)
 
         self._metrics = StepMetrics(self.backend, self.plan)
         self._progress: Progress | None = None
@@ -116,6 +109,7 @@ class Run(Generic[Config]):
             check_backend(self.backend, expected)
         # Models come from `from_pretrained` in evaluation mode, without dropout.
         self.backend.model.train()
+        self._open_folder()
         return prepared
 
     # --- training -------------------------------------------------------------------------------------------------
@@ -221,7 +215,11 @@ class Run(Generic[Config]):
                 error.everywhere = True
                 raise error
         if self.backend.is_main_process:
-            step = {"step": self._completed_steps, "samples": self._completed_steps * self.plan.global_batch_size}
+            step = {
+                "step": self._completed_steps,
+                "samples": self._completed_steps * self.plan.global_batch_size,
+                "epoch": round(self._completed_steps / self.plan.steps_per_epoch, 6),
+            }
             append_json_line(self.folder.evaluations_file, step | means)
         self._track({f"evaluation/{name}": value for name, value in means.items()})
         self._last_evaluation = means
@@ -249,6 +247,7 @@ class Run(Generic[Config]):
         samples = self._completed_steps * plan.global_batch_size
         summary = {
             "steps": self._completed_steps,
+            "planned_steps": plan.total_steps,
             "samples": samples,
             "train_loss": logged["loss"],
             "evaluation": self._last_evaluation,
@@ -291,6 +290,15 @@ class Run(Generic[Config]):
                     f"ranks {', '.join(ranks)} have another config than rank 0; launch them with the same recipe, "
                     "overrides, Accelerate config and DeepSpeed config"
                 )
+
+    def _open_folder(self) -> None:
+        """Make the run folder, and start the trackers in it; only now, so that a start that fails moves no results."""
+        with self.backend.agreement():
+            if self.backend.is_main_process:
+                moved = self.folder.create(self.config, self.plan)
+                if moved is not None:
+                    print(f"the earlier run in {self.folder.path} was moved to {moved}", flush=True)
+        self._init_trackers(self.folder.path.name)
 
     def _init_trackers(self, name: str) -> None:
         config = json.loads(self.config.model_dump_json(exclude={"schema_"}))

@@ -1,5 +1,6 @@
 """The final weights, in the layout that `from_pretrained` reads."""
 
+import os
 import shutil
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -31,4 +32,9 @@ def save_weights(model: nn.Module, state: dict[str, torch.Tensor], folder: Path)
         model.save_pretrained(temporary, state_dict=state)
     else:
         save_file({name: tensor.contiguous() for name, tensor in state.items()}, temporary / "model.safetensors")
+    umask = os.umask(0)
+    os.umask(umask)
+    for file in temporary.iterdir():
+        # safetensors makes files that only their owner can read.
+        file.chmod(0o666 & ~umask)
     temporary.rename(folder)
