@@ -54,12 +54,12 @@ def reference_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -> di
 
 def reference_pydoc(recipe: Path, overrides: tuple[str, ...], steps: int) -> dict:
     """AdamW on Python's reference, the whole global batch in one forward pass."""
-    from largebatch.data.text import pydoc_blocks
+    from largebatch.data.text import pydoc_samples
 
     config = load_config(recipe, overrides)
     torch.manual_seed(config.seed)
     model = load_recipe_module(recipe).build_model(config)
-    train_set, _ = pydoc_blocks(config.data)
+    train_set, _ = pydoc_samples(config.data)
     options = config.optimizer
     decayed = [p for n, p in model.named_parameters() if "ln_" not in n and not n.endswith("bias")]
     exempt = [p for n, p in model.named_parameters() if "ln_" in n or n.endswith("bias")]

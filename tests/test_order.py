@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from largebatch.batch import Length, Timeline
 from largebatch.order import Permutation, TrainingOrder, derive_seed, epoch_order
 
 BILLION = 10**9
@@ -52,8 +53,11 @@ def test_first_and_neighbouring_elements_are_uniform():
 FACTORISATIONS = [(1, 24), (1, 8), (2, 4), (3, 8), (4, 2), (6, 4), (24, 1)]
 
 
+BATCHES_OF_24 = Timeline.build(100, [(Length("steps", 0), 24)])
+
+
 def global_batch(step: int, world_size: int, micro_batch_size: int) -> list[int]:
-    order = TrainingOrder(100, 4, 24, micro_batch_size, world_size, seed=5)
+    order = TrainingOrder(BATCHES_OF_24, micro_batch_size, world_size, seed=5)
     accumulation = 24 // (world_size * micro_batch_size)
     return [
         int(index)
@@ -79,8 +83,21 @@ def test_an_epoch_repeats_nothing_and_the_next_is_shuffled_anew():
 
 def test_model_seed_depends_on_step_and_place_alone():
     """Process 1's first micro-batch on two processes is the second one of a single process."""
-    alone = TrainingOrder(100, 4, 24, 4, 1, seed=5)
-    shared = TrainingOrder(100, 4, 24, 4, 2, seed=5)
+    alone = TrainingOrder(BATCHES_OF_24, 4, 1, seed=5)
+    shared = TrainingOrder(BATCHES_OF_24, 4, 2, seed=5)
     assert shared.micro_batch(7, 0, rank=1).seed == alone.micro_batch(7, 1, rank=0).seed
     seeds = {alone.micro_batch(step, micro_step, 0).seed for step in range(10) for micro_step in range(6)}
     assert len(seeds) == 60
+
+
+@pytest.mark.parametrize(("world_size", "micro_batch_size"), [(1, 22), (1, 4), (2, 4), (3, 2), (4, 8), (7, 1)])
+def test_a_ragged_batch_is_shared_out_exactly(world_size, micro_batch_size):
+    """The last 22 of 100 samples after two batches of 39: each one counts once, on whatever process."""
+    timeline = Timeline.build(100, [(Length("steps", 0), 39)], keep_last=True)
+    order = TrainingOrder(timeline, micro_batch_size, world_size, seed=5)
+    micro_steps = -(-22 // (micro_batch_size * world_size))
+    work = [order.micro_batch(2, number, rank) for number in range(micro_steps) for rank in range(world_size)]
+    counted = [int(index) for micro_batch in work if micro_batch.counts for index in micro_batch.indices]
+    assert counted == epoch_order(100, 5, 0)(np.arange(78, 100)).tolist()
+    # A process without samples goes through one of another, so that all make the same number of passes.
+    assert all(micro_batch.indices.tolist() == counted[:1] for micro_batch in work if not micro_batch.counts)

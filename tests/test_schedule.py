@@ -7,12 +7,11 @@ from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_wi
 from largebatch.schedule import Schedule
 
 GOYAL_8K = Schedule(
-    peak_lr=3.2,
-    total_steps=14040,  # 90 epochs of 156 steps
-    warmup_steps=780,
+    end=14040 * 8192,  # 90 epochs of 156 steps
+    warmup=780 * 8192,
     warmup_start_lr=0.1,
     decay="step",
-    milestones=(4680, 9360, 12480),
+    milestones=(4680 * 8192, 9360 * 8192, 12480 * 8192),
     factor=0.1,
 )
 
@@ -35,34 +34,38 @@ GOYAL_8K = Schedule(
     ],
 )
 def test_goyal_at_8k(step, lr):
-    assert GOYAL_8K.lr_at(step) == pytest.approx(lr, rel=1e-12)
+    assert GOYAL_8K.lr_at(step * 8192, peak_lr=3.2) == pytest.approx(lr, rel=1e-12)
 
 
+# A peak, a schedule in batches of one sample, and its learning rates.
 TABLES = {
-    "constant": (Schedule(1.0, 10, warmup_steps=2), [0, 0.5, 1, 1, 1, 1, 1, 1, 1, 1]),
-    "no warmup": (Schedule(2.0, 3), [2, 2, 2]),
-    "linear": (Schedule(1.0, 8, warmup_steps=4, decay="linear"), [0, 0.25, 0.5, 0.75, 1, 0.75, 0.5, 0.25]),
-    "linear to a tenth": (Schedule(1.0, 4, decay="linear", final_fraction=0.1), [1, 0.775, 0.55, 0.325]),
-    "cosine": (Schedule(2.0, 4, decay="cosine"), [2, 1 + 2**-0.5, 1, 1 - 2**-0.5]),
-    "cosine to a half": (Schedule(2.0, 2, decay="cosine", final_fraction=0.5), [2, 1.5]),
-    "step": (Schedule(1.0, 6, decay="step", milestones=(2, 4), factor=0.5), [1, 1, 0.5, 0.5, 0.25, 0.25]),
+    "constant": (1.0, Schedule(10, warmup=2), [0, 0.5, 1, 1, 1, 1, 1, 1, 1, 1]),
+    "no warmup": (2.0, Schedule(3), [2, 2, 2]),
+    "linear": (1.0, Schedule(8, warmup=4, decay="linear", decay_start=4), [0, 0.25, 0.5, 0.75, 1, 0.75, 0.5, 0.25]),
+    "linear to a tenth": (1.0, Schedule(4, decay="linear", final_fraction=0.1), [1, 0.775, 0.55, 0.325]),
+    "cosine": (2.0, Schedule(4, decay="cosine"), [2, 1 + 2**-0.5, 1, 1 - 2**-0.5]),
+    "cosine to a half": (2.0, Schedule(2, decay="cosine", final_fraction=0.5), [2, 1.5]),
+    "step": (1.0, Schedule(6, decay="step", milestones=(2, 4), factor=0.5), [1, 1, 0.5, 0.5, 0.25, 0.25]),
     "warmup, stable, decay": (
-        Schedule(1.0, 8, warmup_steps=2, decay="warmup_stable_decay", decay_steps=4),
+        1.0,
+        Schedule(8, warmup=2, decay="warmup_stable_decay", decay_start=4),
         [0, 0.5, 1, 1, 1, 0.75, 0.5, 0.25],
     ),
     "milestone within warmup": (
-        Schedule(1.0, 5, warmup_steps=4, decay="step", milestones=(2,), factor=0.1),
+        1.0,
+        Schedule(5, warmup=4, decay="step", milestones=(2,), factor=0.1),
         [0, 0.25, 0.5, 0.75, 0.1],
     ),
-    "warmup that is the whole run": (Schedule(1.0, 4, warmup_steps=4, decay="cosine"), [0, 0.25, 0.5, 0.75]),
-    "warmup from above zero": (Schedule(0.8, 3, warmup_steps=2, warmup_start_lr=0.2), [0.2, 0.5, 0.8]),
+    "warmup that is the whole run": (1.0, Schedule(4, warmup=4, decay="cosine", decay_start=4), [0, 0.25, 0.5, 0.75]),
+    "warmup from above zero": (0.8, Schedule(3, warmup=2, warmup_start_lr=0.2), [0.2, 0.5, 0.8]),
+    "warmup from above the peak": (0.1, Schedule(3, warmup=2, warmup_start_lr=0.2), [0.1, 0.1, 0.1]),
 }
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_hand_computed_table(name):
-    schedule, expected = TABLES[name]
-    assert [schedule.lr_at(step) for step in range(len(expected))] == pytest.approx(expected, rel=1e-12)
+    peak_lr, schedule, expected = TABLES[name]
+    assert [schedule.lr_at(step, peak_lr) for step in range(len(expected))] == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -72,8 +75,8 @@ def test_hand_computed_table(name):
 def test_agrees_with_transformers(decay, scheduler_of):
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3)
     scheduler = scheduler_of(optimizer, num_warmup_steps=7, num_training_steps=50)
-    schedule = Schedule(0.3, 50, warmup_steps=7, decay=decay)
+    schedule = Schedule(50 * 16, warmup=7 * 16, decay=decay, decay_start=7 * 16)
     for step in range(50):
-        assert schedule.lr_at(step) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9, abs=1e-12)
+        assert schedule.lr_at(step * 16, 0.3) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9, abs=1e-12)
         optimizer.step()
         scheduler.step()

@@ -25,8 +25,8 @@ def recorded(recipe: Path, run_dir: Path, *overrides: str) -> dict:
     weights = []
     update = Run._update
 
-    def update_and_record(run, index, loss_sum):
-        update(run, index, loss_sum)
+    def update_and_record(run, *arguments):
+        update(run, *arguments)
         state = run.backend.full_state_dict()
         weights.append({name: tensor.numpy(force=True).copy() for name, tensor in state.items()})
 

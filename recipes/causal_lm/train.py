@@ -14,9 +14,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from largebatch.config import CausalLMConfig
 from largebatch.data.source import Batch
-from largebatch.data.text import text_sources
+from largebatch.data.text import IGNORE_INDEX, text_sources
 from largebatch.optim import build_optimizer
-from largebatch.run import Run, parse_command_line, user_errors
+from largebatch.run import Run, Value, parse_command_line, user_errors
 
 
 def build_model(config: CausalLMConfig) -> GPT2LMHeadModel:
@@ -49,16 +49,18 @@ def main() -> None:
     model, optimizer = run.prepare(model, optimizer)
 
     def token_losses(batch: Batch) -> torch.Tensor:
-        """Loss of each predicted token, shape (batch, block_size)."""
-        logits = model(input_ids=batch["input_ids"]).logits.float()
-        return cross_entropy(logits.transpose(1, 2), batch["labels"], reduction="none")
+        """Loss of each target token, zero where a label is `IGNORE_INDEX`; shape (batch, tokens)."""
+        logits = model(input_ids=batch["input_ids"]).logits.to(run.dtype)
+        return cross_entropy(logits.transpose(1, 2), batch["labels"], ignore_index=IGNORE_INDEX, reduction="none")
 
-    def evaluate_batch(batch: Batch) -> dict[str, torch.Tensor]:
-        return {"loss": token_losses(batch).mean(dim=1)}
+    def evaluate_batch(batch: Batch) -> dict[str, Value]:
+        targets = batch["labels"] != IGNORE_INDEX
+        # A mean over tokens: each sample's sum of losses, and how many they are.
+        return {"loss": (token_losses(batch).sum(dim=1), targets.sum(dim=1))}
 
     for step in run.steps(train_set):
         for batch in step.micro_batches():
-            # A sum: the library divides by the tokens of the whole global batch.
+            # A sum: the library divides by the target tokens of the whole global batch.
             step.backward(token_losses(batch).sum())
         step.update()
         if run.should_evaluate:

@@ -17,7 +17,7 @@ from largebatch.config import ImageClassificationConfig
 from largebatch.data.images import image_sources, normalise
 from largebatch.data.source import Batch
 from largebatch.optim import build_optimizer
-from largebatch.run import Run, parse_command_line, user_errors
+from largebatch.run import Run, Value, parse_command_line, user_errors
 
 
 def build_model(config: ImageClassificationConfig) -> ResNetForImageClassification:
@@ -52,9 +52,10 @@ def main() -> None:
     model, optimizer = run.prepare(model, optimizer)
 
     def logits_of(batch: Batch) -> torch.Tensor:
-        return model(pixel_values=normalise(batch["pixel_values"], config.data)).logits.float()
+        pixel_values = normalise(batch["pixel_values"], config.data, run.dtype)
+        return model(pixel_values=pixel_values).logits.to(run.dtype)
 
-    def evaluate_batch(batch: Batch) -> dict[str, torch.Tensor]:
+    def evaluate_batch(batch: Batch) -> dict[str, Value]:
         logits, labels = logits_of(batch), batch["labels"]
         return {
             "loss": cross_entropy(logits, labels, reduction="none"),

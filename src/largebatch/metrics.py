@@ -3,6 +3,7 @@
 import math
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -24,10 +25,11 @@ class LoggedStep:
     loss: float
     """Mean loss over the global batch of this step, before its update."""
     lr: float
-    """Learning rate of this step."""
+    """Learning rate of this step, as the optimizer had it."""
     grad_norm: float | None
     """Global norm of this step's gradient, before clipping."""
     global_batch_size: int
+    """Samples of this step."""
     samples_per_second: float
     """Since the last logged step, over all processes, evaluation left out."""
     tokens_per_second: float | None
@@ -66,19 +68,30 @@ class StepMetrics:
         self._backend = backend
         self._plan = plan
         self._loss_sums: list[torch.Tensor] = []
-        self._logged_step = 0
+        self._weight = 0
+        self._logged_samples = 0
+        self._logged_weight = 0
         self._logged_seconds = 0.0
+        self.total_weight = 0
+        """Samples or target tokens, whichever the loss is a mean over, of all steps so far."""
         self.stopwatch = Stopwatch()
 
     def is_logged(self, step: int) -> bool:
         """Whether a step, counted from 1, gets a line: the first, the last and every `log_every_steps`-th."""
         return step % self._plan.log_every_steps == 0 or step in (1, self._plan.stop_after_steps)
 
-    def add(self, loss_sum: torch.Tensor) -> None:
-        """Take this process's sum of losses of the next step, a scalar on the device; does not wait for it."""
-        self._loss_sums.append(loss_sum)
+    def add(self, loss_sum: torch.Tensor, weight: int) -> None:
+        """Take the numbers of the next step.
 
-    def log(self, step: int, learning_rate: float, grad_norm: torch.Tensor | None) -> LoggedStep:
+        Args:
+            loss_sum: This process's sum of losses, a scalar on the device; it is not waited for.
+            weight: What the sum over all processes is divided by.
+        """
+        self._loss_sums.append(loss_sum)
+        self._weight = weight
+        self.total_weight += weight
+
+    def log(self, step: int, grad_norm: torch.Tensor | None) -> LoggedStep:
         """The numbers of step `step`, counted from 1, over all processes.
 
         Raises:
@@ -86,24 +99,26 @@ class StepMetrics:
                 raises it.
         """
         plan = self._plan
-        loss = math.fsum(self._gather_losses(step)) / plan.loss_weight_per_step
+        loss = math.fsum(self._gather_losses(step)) / self._weight
         measured_norm = None if grad_norm is None else float(grad_norm)
         if measured_norm is not None and not math.isfinite(measured_norm):
             raise _not_finite(f"the gradient's norm is {measured_norm} at step {step} (the loss was {loss:.6g})")
 
         seconds = self.stopwatch.seconds
-        rate = (step - self._logged_step) * plan.global_batch_size / max(seconds - self._logged_seconds, 1e-9)
-        self._logged_step, self._logged_seconds = step, seconds
+        place = place_of(plan, step)
+        elapsed = max(seconds - self._logged_seconds, 1e-9)
+        samples_per_second = (place["samples"] - self._logged_samples) / elapsed
+        weight_per_second = (self.total_weight - self._logged_weight) / elapsed
+        self._logged_samples, self._logged_weight = place["samples"], self.total_weight
+        self._logged_seconds = seconds
         return LoggedStep(
-            step=step,
-            samples=step * plan.global_batch_size,
-            epoch=round(step / plan.steps_per_epoch, 6),
+            **place,
             loss=loss,
-            lr=learning_rate,
+            lr=self._backend.learning_rate,
             grad_norm=measured_norm,
-            global_batch_size=plan.global_batch_size,
-            samples_per_second=round(rate, 3),
-            tokens_per_second=round(rate * plan.tokens_per_sample, 3) if plan.tokens_per_sample else None,
+            global_batch_size=plan.batch_at(step - 1).size,
+            samples_per_second=round(samples_per_second, 3),
+            tokens_per_second=round(weight_per_second, 3) if plan.loss_unit == "tokens" else None,
             seconds=round(seconds, 3),
         )
 
@@ -124,6 +139,15 @@ class StepMetrics:
             index, rank, value = min(bad)
             raise _not_finite(f"the loss is {value} at step {step - len(window) + 1 + index} on rank {rank}")
         return [loss_sum for loss_sum, _, _ in numbers]
+
+
+def place_of(plan: RunPlan, step: int) -> dict[str, Any]:
+    """Where training is after `step` steps: "step", "samples" trained on and "epoch"."""
+    return {
+        "step": step,
+        "samples": plan.batch_at(step).samples_before,
+        "epoch": round(float(plan.timeline.progress(step, "epochs")), 6),
+    }
 
 
 def _not_finite(what: str) -> TrainingFailed:

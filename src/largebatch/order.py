@@ -13,6 +13,8 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from largebatch.batch import Timeline
+
 Indices = NDArray[np.int64]
 
 FEISTEL_ROUNDS = 8
@@ -88,14 +90,17 @@ class MicroBatch:
 
     Args:
         epoch: Epoch, counted from 0; with `indices` it decides the augmentation.
-        indices: Sample indices, int64 of shape (micro_batch_size,).
+        indices: Sample indices, int64 of shape (samples,): micro_batch_size of them, or in a ragged batch fewer.
         seed: Seed of the randomness inside the model, such as dropout; it is a function of the step and of the place
             of the micro-batch in the global batch, so it does not matter which process works on it.
+        counts: Whether the samples are this process's to train on. Where a ragged batch has no more for it, it goes
+            through the first sample of the global batch for the sake of the others, and its gradient does not count.
     """
 
     epoch: int
     indices: Indices
     seed: int
+    counts: bool = True
 
 
 @dataclass(frozen=True)
@@ -106,21 +111,21 @@ class TrainingOrder:
     m * world_size + r. So a global batch holds the same samples for every number of processes and micro-batch size.
     """
 
-    num_samples: int
-    steps_per_epoch: int
-    global_batch_size: int
+    timeline: Timeline
     micro_batch_size: int
     world_size: int
     seed: int
 
     def micro_batch(self, step: int, micro_step: int, rank: int) -> MicroBatch:
         """The work of process `rank` in micro-step `micro_step` of optimizer step `step`, all counted from 0."""
-        epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
+        batch = self.timeline.at(step)
         slot = micro_step * self.world_size + rank
-        start = step_in_epoch * self.global_batch_size + slot * self.micro_batch_size
-        positions = np.arange(start, start + self.micro_batch_size, dtype=np.int64)
+        first, end = slot * self.micro_batch_size, min((slot + 1) * self.micro_batch_size, batch.size)
+        counts = first < end
+        positions = batch.start + (np.arange(first, end, dtype=np.int64) if counts else np.zeros(1, dtype=np.int64))
         return MicroBatch(
-            epoch=epoch,
-            indices=epoch_order(self.num_samples, self.seed, epoch)(positions),
+            epoch=batch.epoch,
+            indices=epoch_order(self.timeline.num_train_samples, self.seed, batch.epoch)(positions),
             seed=derive_seed(self.seed, "model", step, slot),
+            counts=counts,
         )

@@ -42,7 +42,7 @@ def test_all_problems_of_both_kinds_in_one_error(tmp_path):
         "learning_rate.reference_batch_size: missing; the global batch size `base_lr` was tuned at",
         "optimizer.weight_decay: given -0.1; must be at least 0",
         "learning_rate.warmup.duration: 40 epochs are 4000 steps, longer than the whole run of 200",
-        'precision: "fp16" is not allowed; write "fp32" or "bf16"',
+        'precision: "fp16" is not allowed; write "fp32", "bf16" or "fp64"',
     ):
         assert words in text
     assert len(text.splitlines()) == 6
@@ -95,16 +95,61 @@ def test_one_problem(override, words):
             {"name": "step", "factor": 0.1, "at": [{"steps": 9}, {"steps": 9}]},
             "decay.at[1]: 9 steps is step 9, not after",
         ),
-        ({"name": "warmup_stable_decay", "decay": {"steps": 161}}, "161 steps of decay after 40 of warmup are longer"),
+        (
+            {"name": "warmup_stable_decay", "decay": {"steps": 161}},
+            "161 steps of decay after 40 steps of warmup are longer",
+        ),
     ],
 )
 def test_decay_outside_the_run(decay, words):
     assert words in problem_of("--learning_rate.decay", json.dumps(decay))
 
 
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [
+        (
+            '[{"from": {"steps": 1}, "size": 32}]',
+            "global_batch_size[0].from is 1 step; the first batch size begins with",
+        ),
+        (
+            '[{"from": {"steps": 0}, "size": 32}, {"from": {"epochs": 2}, "size": 64}]',
+            "comes into force at step 200, not",
+        ),
+        (
+            '[{"from": {"steps": 0}, "size": 32}, {"from": {"steps": 0}, "size": 64}]',
+            "0 steps, which is step 0, not after",
+        ),
+        (
+            '[{"from": {"steps": 0}, "size": 30}]',
+            "batch.global_batch_size: 30 is not a multiple of batch.micro_batch_size 8",
+        ),
+        ('[{"from": {"steps": 0}, "size": 32.5}]', "batch.global_batch_size[0].size: given 32.5; write a whole number"),
+        (
+            '[{"from": {"epoch": 0}, "size": 32}]',
+            "batch.global_batch_size[0].from.epoch: unknown key, did you mean epochs",
+        ),
+        ("[]", "batch.global_batch_size: given []; "),
+        (
+            '{"start": 8, "end": 60, "increment": 8, "over": {"epochs": 1}}',
+            "does not lead to end 60; write an end such as 56",
+        ),
+        ('{"start": 8, "end": 16, "increment": 8}', "batch.global_batch_size.over: missing"),
+        ('"big"', 'batch.global_batch_size: given "big"; write a whole number'),
+    ],
+)
+def test_batch_size_schedules(size, words):
+    assert words in problem_of(f"--batch.global_batch_size={size}")
+
+
+def test_documents_have_no_fixed_number_of_tokens():
+    words = ["--data.samples=documents", "--data.num_train_samples=2000", "--train.duration", '{"tokens": 1000}']
+    assert "train.duration: is given in tokens, but the samples of this data have none, or diff" in problem_of(*words)
+
+
 def test_tokens_need_data_with_tokens():
     problem = problem_of("--train.duration", '{"tokens": 1000}', recipe=DIGITS)
-    assert problem.startswith("train.duration: is given in tokens, but this data has none")
+    assert problem.startswith("train.duration: is given in tokens, but the samples of this data have none")
 
 
 def test_overrides_reach_any_depth_in_both_forms():

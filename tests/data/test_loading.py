@@ -27,15 +27,19 @@ class Squares:
             "epoch": torch.full((len(indices),), -1 if epoch is None else epoch),
         }
 
+    def weight(self, batch):
+        return int(batch["square"].sum())
+
 
 REQUESTS = [(np.array([3, 1]), 0), (np.array([5]), 1), (np.array([2, 2, 0]), None)]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_batches_in_order(num_workers):
-    batches = list(load(Squares(), REQUESTS, num_workers, torch.device("cpu")))
+    batches, weights = zip(*load(Squares(), REQUESTS, num_workers, torch.device("cpu")), strict=True)
     assert [batch["square"].tolist() for batch in batches] == [[9, 1], [25], [4, 4, 0]]
     assert [batch["epoch"].tolist() for batch in batches] == [[0, 0], [1], [-1, -1, -1]]
+    assert weights == (10, 25, 8)
 
 
 def test_a_micro_batch_is_fetched_at_once():

@@ -28,7 +28,8 @@ def hub_config(tmp_path, documents=DOCUMENTS, tokenizer="bytes", block_size=8, *
         "num_train_samples": 20,
         "num_eval_samples": 3,
     }
-    words = ["--data", json.dumps(section | data), "--batch.global_batch_size=8", "--train.duration", '{"steps": 40}']
+    words = ["--data", json.dumps(section | data), '--batch={"global_batch_size": 2, "micro_batch_size": 1}']
+    words += ["--train.duration", '{"steps": 40}']
     return load_config(PYDOC, words)
 
 
@@ -117,3 +118,38 @@ def test_data_that_cannot_be_used(tmp_path, data, words):
     with pytest.raises(DataError) as caught:
         text_sources(hub_config(tmp_path, **data))
     assert words in str(caught.value)
+
+
+def test_documents_are_samples_of_their_own(tmp_path):
+    """Each with its end, cut after 8 targets, padded to the longest of the batch; the padding is not predicted."""
+    data = {"samples": "documents", "num_train_samples": 5, "num_eval_samples": 5}
+    train, _ = text_sources(hub_config(tmp_path, **data))
+    batch = train.fetch(np.array([0, 2, 1]), 0)
+    assert [bytes(row) for row in batch["input_ids"].tolist()] == [b"alpha be", b"gamma\0\0\0", b"\0" * 8]
+    targets = [bytes(label for label in row if label != -100) for row in batch["labels"].tolist()]
+    assert targets == [b"lpha bet", b"amma\0", b""]
+    assert train.weight(batch) == 13
+    alone = train.fetch(np.array([1]), 0)
+    assert (alone["input_ids"].shape, train.weight(alone)) == ((1, 1), 0)
+
+
+def test_paragraphs_of_the_python_reference(tmp_path):
+    words = [
+        "--data.samples=documents",
+        "--data.num_train_samples=96",
+        "--data.num_eval_samples=5",
+        "--train.duration.epochs=20",
+    ]
+    train, evaluation = text_sources(load_config(PYDOC, words))
+    assert (len(train), len(evaluation)) == (96, 5)
+    weights = [train.weight(train.fetch(np.array([index]), 0)) for index in range(96)]
+    assert min(weights) >= 1
+    assert max(weights) == 128
+    assert len(set(weights)) > 20
+
+
+def test_too_few_documents(tmp_path):
+    with pytest.raises(
+        DataError, match=r"data\.num_train_samples: 6, but the data has 5 documents; write at most that"
+    ):
+        text_sources(hub_config(tmp_path, samples="documents", num_train_samples=6))

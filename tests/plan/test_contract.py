@@ -1,6 +1,7 @@
 """Resolved plans against numbers worked out by hand."""
 
 import json
+import math
 import subprocess
 import sys
 import time
@@ -16,14 +17,13 @@ from paths import DIGITS, IMAGENET, PYDOC, RECIPES
 def test_goyal_8k_on_256_gpus():
     plan = resolve(load_config(IMAGENET), world_size=256)
     assert plan.gradient_accumulation_steps == 1
-    assert plan.steps_per_epoch == 1281167 // 8192 == 156
-    assert plan.dropped_samples_per_epoch == 1281167 - 156 * 8192
+    assert plan.batch_at(156).epoch == 1  # 1281167 // 8192 steps an epoch
     assert plan.total_steps == 90 * 156
-    assert plan.schedule.peak_lr == pytest.approx(3.2)
-    assert plan.schedule.warmup_steps == 5 * 156
+    assert plan.peak_lr == pytest.approx(3.2)
+    assert plan.schedule.warmup == 5 * 156 * 8192
     assert plan.schedule.warmup_start_lr == 0.1
-    assert plan.schedule.milestones == (30 * 156, 60 * 156, 80 * 156)
-    assert plan.loss_weight_per_step == 8192
+    assert plan.schedule.milestones == (30 * 156 * 8192, 60 * 156 * 8192, 80 * 156 * 8192)
+    assert (plan.loss_unit, plan.loss_weight_per_sample) == ("samples", 1)
     assert plan.clip_norm is None
     assert plan.uses_batch_norm
 
@@ -31,38 +31,39 @@ def test_goyal_8k_on_256_gpus():
 def test_world_size_changes_accumulation_and_nothing_of_the_optimisation():
     plans = [resolve(load_config(IMAGENET), world_size) for world_size in (1, 8, 256)]
     assert [plan.gradient_accumulation_steps for plan in plans] == [256, 32, 1]
-    assert len({(plan.schedule, plan.total_steps, plan.loss_weight_per_step) for plan in plans}) == 1
+    assert len({(plan.schedule, plan.timeline, plan.total_steps) for plan in plans}) == 1
 
 
 def test_tokens():
     words = ["--train.duration", '{"tokens": 40961}', "--learning_rate.warmup", "null", "--evaluation.every.epochs=0.1"]
     config = load_config(PYDOC, words)
     plan = resolve(config, world_size=2)
-    assert plan.loss_weight_per_step == 32 * 128
+    assert (plan.loss_unit, plan.loss_weight_per_sample) == ("tokens", 128)
     assert plan.total_steps == 11  # 40,961 tokens are one more than ten steps
-    assert plan.evaluate_every_steps == 10
+    assert [step for step in range(1, 12) if plan.evaluates_after(step)] == [10, 11]  # 0.1 epochs, and the end
 
 
-@pytest.mark.parametrize("duration", ['{"epochs": 1e-9}', '{"samples": 1}', '{"tokens": 1}'])
+@pytest.mark.parametrize("duration", ['{"epochs": 1e-6}', '{"samples": 1}', '{"tokens": 1}'])
 def test_no_duration_is_zero_steps(duration):
     words = ["--train.duration", duration, "--evaluation.every", duration, "--learning_rate.warmup=null"]
     plan = resolve(load_config(PYDOC, words), 1)
-    assert (plan.total_steps, plan.evaluate_every_steps) == (1, 1)
+    assert plan.total_steps == 1
+    assert plan.evaluates_after(1)
 
 
 def test_square_root_rule_and_warmup_from_zero():
     plan = resolve(load_config(PYDOC, ["--batch.global_batch_size=128"]), world_size=2)
-    assert plan.schedule.peak_lr == pytest.approx(0.002 * 2)
-    assert plan.schedule.lr_at(0) == 0.0
+    assert plan.peak_lr == pytest.approx(0.002 * 2)
+    assert plan.lr_at(0) == 0.0
 
 
 @pytest.mark.parametrize("batch", [64, 32])
 def test_no_warmup_where_scaling_does_not_raise_the_rate(batch):
     """Goyal et al. 2017, section 5.1: warmup only above the reference batch."""
     plan = resolve(load_config(DIGITS, [f"--batch.global_batch_size={batch}"]), world_size=2)
-    assert plan.schedule.warmup_steps == 0
+    assert plan.schedule.warmup == 0
     assert 'no warmup: it would start at base_lr 0.1, which is not below the peak (start "zero"' in explain(plan, "x")
-    assert plan.schedule.lr_at(0) == pytest.approx(0.1 * batch / 64)
+    assert plan.lr_at(0) == pytest.approx(0.1 * batch / 64)
 
 
 def test_stopping_early_changes_no_learning_rate():
@@ -76,6 +77,76 @@ def test_stopping_early_changes_no_learning_rate():
 def test_every_recipe_has_a_plan(recipe):
     text = explain(resolve(load_config(recipe), world_size=8 if "8k" in recipe.stem else 2), recipe.stem)
     assert "Learning rate" in text
+
+
+RAMP = '[{"from": {"steps": 0}, "size": 32}, {"from": {"epochs": 1}, "size": 64}, {"from": {"steps": 66}, "size": 128}]'
+
+
+def test_the_learning_rate_follows_a_batch_size_that_grows():
+    """1437 digits: 44 steps of 32, then 22 of 64, then 11 of 128; base_lr 0.1 at batch 64, linear rule, cosine."""
+    words = [f"--batch.global_batch_size={RAMP}", "--learning_rate.warmup=null", '--train.duration={"steps": 77}']
+    plan = resolve(load_config(DIGITS, words), world_size=2)
+    assert [phase.first_step for phase in plan.timeline.phases] == [0, 44, 66]
+    assert [plan.micro_steps_at(step) for step in (0, 43, 44, 65, 66)] == [1, 1, 2, 2, 4]
+    # Each phase is 1,408 samples, a third of the run, though 44, 22 and 11 steps.
+    for step, peak_lr, progress in (
+        (0, 0.05, 0),
+        (22, 0.05, 1 / 6),
+        (44, 0.1, 1 / 3),
+        (66, 0.2, 2 / 3),
+        (76, 0.2, 32 / 33),
+    ):
+        assert plan.lr_at(step) == pytest.approx(peak_lr * (1 + math.cos(math.pi * progress)) / 2, rel=1e-12)
+
+
+def test_warmup_while_the_batch_size_grows():
+    """From base_lr to the peak in force, in samples; below the reference batch there is nothing to bridge."""
+    words = [f"--batch.global_batch_size={RAMP}", '--learning_rate.decay={"name": "constant"}']
+    plan = resolve(load_config(DIGITS, [*words, '--learning_rate.warmup.duration={"epochs": 3}']), world_size=2)
+    # Three epochs are 44, 22 and 11 steps of 1,408 samples in all each.
+    assert plan.lr_at(0) == pytest.approx(0.05)
+    assert plan.lr_at(43) == pytest.approx(0.05)
+    assert plan.lr_at(44) == pytest.approx(0.1)
+    assert plan.lr_at(66) == pytest.approx(0.1 + 0.1 * 2 / 3)
+    assert plan.lr_at(77) == pytest.approx(0.2)
+
+
+def test_a_linear_ramp():
+    ramp = '{"start": 32, "end": 128, "increment": 32, "over": {"epochs": 3}}'
+    plan = resolve(load_config(DIGITS, [f"--batch.global_batch_size={ramp}"]), world_size=2)
+    assert [phase.global_batch_size for phase in plan.timeline.phases] == [32, 64, 96, 128]
+    assert [phase.epoch for phase in plan.timeline.phases] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_plans_of_a_ramp_are_the_same_for_every_world_size(world_size):
+    words = [f"--batch.global_batch_size={RAMP}", "--batch.micro_batch_size=8"]
+    plan, alone = (resolve(load_config(DIGITS, words), processes) for processes in (world_size, 1))
+    assert (plan.timeline, plan.schedule, plan.total_steps) == (alone.timeline, alone.schedule, alone.total_steps)
+    assert [plan.lr_at(step) for step in range(plan.total_steps)] == [
+        alone.lr_at(step) for step in range(alone.total_steps)
+    ]
+
+
+def test_every_size_of_a_ramp_must_divide():
+    with pytest.raises(
+        ConfigError, match="global_batch_size 32 is not a multiple of micro_batch_size x world_size = 16 x"
+    ):
+        resolve(load_config(DIGITS, [f"--batch.global_batch_size={RAMP}"]), world_size=4)
+
+
+def test_keep_is_refused_for_batch_norm():
+    with pytest.raises(ConfigError, match=r'batch\.last: "keep" would normalise the last micro-batch'):
+        resolve(load_config(DIGITS, ["--batch.last=keep"]), world_size=1)
+
+
+def test_keep_trains_on_every_sample():
+    words = ["--batch.last=keep", "--data.num_train_samples=3210"]
+    plan = resolve(load_config(PYDOC, words), world_size=2)
+    assert plan.total_steps == 2 * 101
+    # Ten samples in micro-batches of 8 on two processes: one micro-step, 8 and 2.
+    assert (plan.batch_at(100).size, plan.micro_steps_at(100)) == (10, 1)
+    assert plan.timeline.at(plan.total_steps).samples_before == 2 * 3210
 
 
 def test_impossible_batch_names_the_nearest():

@@ -100,14 +100,14 @@ def data_missing_on_one_machine(run_dir: Path) -> None:
     from largebatch.data import text
     from largebatch.errors import DataError
 
-    blocks = text.pydoc_blocks
+    blocks = text.pydoc_samples
 
     def missing(config):
         if os.environ["RANK"] == "1":
             raise DataError("the file is missing here")
         return blocks(config)
 
-    text.pydoc_blocks = missing
+    text.pydoc_samples = missing
     Backend.is_local_main_process = True
     train(PYDOC, *SMALL, run_dir=run_dir)
 

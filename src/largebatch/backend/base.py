@@ -1,7 +1,7 @@
 """What a run asks of a strategy; nothing outside this folder knows which one it is."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from largebatch.backend.batch_norm import RunningStatistics
 from largebatch.backend.launch import Launch
-from largebatch.errors import UserError
+from largebatch.errors import BackendMismatch, UserError
 from largebatch.plan import RunPlan
 
 # How long processes wait for one that prepares data; a peer that died is noticed at once.
@@ -44,6 +44,8 @@ class Backend(ABC):
         self._patient_group = (
             torch.distributed.new_group(backend="gloo", timeout=PATIENCE) if self.world_size > 1 else None
         )
+        # On the host, so that no step waits for the device.
+        self._host_group = torch.distributed.new_group(backend="gloo") if self._sums_weights else None
         self.unwrapped_model: nn.Module
         """The model as the recipe built it; strategies wrap or change it in place."""
         self.optimizer: Optimizer
@@ -67,9 +69,8 @@ class Backend(ABC):
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         return self.model, self.optimizer
 
-    def begin_micro_step(self, micro_step: int) -> None:
-        """Called before the forward pass of each micro-batch of an optimizer step, counted from 0."""
-        accumulation = self.plan.gradient_accumulation_steps
+    def begin_micro_step(self, micro_step: int, accumulation: int) -> None:
+        """Called before the forward pass of each micro-batch: number `micro_step`, from 0, of `accumulation`."""
         self._statistics.begin_micro_step(micro_step, accumulation)
         self.mark_micro_step(is_last=micro_step == accumulation - 1)
 
@@ -99,6 +100,18 @@ class Backend(ABC):
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
 
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate that the optimizer has, which all its parameter groups share.
+
+        Raises:
+            BackendMismatch: They do not.
+        """
+        rates = {float(group["lr"]) for group in self.optimizer.param_groups}
+        if len(rates) > 1:
+            raise BackendMismatch(f"the optimizer's parameter groups have different learning rates: {sorted(rates)}")
+        return rates.pop()
+
     # --- state ----------------------------------------------------------------------------------------------------
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
@@ -127,6 +140,23 @@ class Backend(ABC):
         gathered = [torch.empty_like(values) for _ in range(self.world_size)]
         torch.distributed.all_gather(gathered, values)
         return torch.stack(gathered)
+
+    @property
+    def _sums_weights(self) -> bool:
+        return self.world_size > 1 and self.plan.loss_weight_per_sample is None
+
+    def sum_over_processes(self, count: int) -> Callable[[], int]:
+        """Start to sum a count over all processes; the returned function waits for the sum. For unequal weights."""
+        if not self._sums_weights:
+            return lambda: count
+        total = torch.tensor(count, dtype=torch.int64)
+        work = torch.distributed.all_reduce(total, group=self._host_group, async_op=True)
+
+        def wait() -> int:
+            work.wait()
+            return int(total)
+
+        return wait
 
     def gather_objects(self, value: T) -> list[T]:
         """A small picklable value of every process, by rank; waits for hours where one downloads or tokenises."""

@@ -15,6 +15,9 @@ from largebatch.errors import BackendMismatch
 from largebatch.optim import parameter_groups
 from largebatch.plan import RunPlan
 
+# Of weights, gradients and losses, by precision.
+DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
+
 
 def expect(plan: RunPlan, launch: Launch, optimizer: Optimizer) -> Observed:
     """What the engine must do, from the plan and from the optimizer as the recipe built it, before `prepare`."""
@@ -27,7 +30,7 @@ def expect(plan: RunPlan, launch: Launch, optimizer: Optimizer) -> Observed:
             sum(parameter.numel() for parameter in group["params"]) for group in optimizer.param_groups
         ],
         "hyperparameters per group": group_options(optimizer),
-        "master weights": {"torch.float32"},
+        "master weights": {str(DTYPES[plan.precision])},
     }
     if launch.strategy.startswith("zero"):
         expected |= {

@@ -47,6 +47,11 @@ def read_launch(environment: Mapping[str, str] = os.environ, precision: str = "f
     rank, world_size = int(environment.get("RANK", 0)), int(environment.get("WORLD_SIZE", 1))
     local_world_size = int(environment.get("LOCAL_WORLD_SIZE", 1))
     if _is_true(environment, "ACCELERATE_USE_DEEPSPEED"):
+        if precision == "fp64":
+            raise LaunchError(
+                "DeepSpeed ZeRO keeps its master weights in fp32, the recipe says precision fp64; launch with "
+                "recipes/accelerate_configs/ddp.yaml or fsdp.yaml, or set precision fp32"
+            )
         deepspeed_config = read_deepspeed_config(environment)
         strategy: Strategy = {1: "zero1", 2: "zero2", 3: "zero3"}[deepspeed_config["zero_optimization"]["stage"]]  # type: ignore[assignment]
         return Launch(strategy, rank, world_size, local_world_size, deepspeed_config)

@@ -10,44 +10,57 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from largebatch.config.sections import Decay, Duration, PositiveInt, StepDecay, Warmup, WarmupStableDecay
-from largebatch.config.units import StepUnits
+from largebatch.batch import Timeline
+from largebatch.config.sections import Batch, Decay, Duration, PositiveInt, StepDecay, Warmup, WarmupStableDecay
 
 JsonObject = dict[str, Any]
 
 
 def inconsistencies(raw: JsonObject) -> Iterator[str]:
     """Problems between fields, one line each, that begin with the path of the field to change."""
-    global_batch_size = _piece(raw, "batch.global_batch_size", PositiveInt)
-    micro_batch_size = _piece(raw, "batch.micro_batch_size", PositiveInt)
-    num_train_samples = _piece(raw, "data.num_train_samples", PositiveInt) or _digits_samples(raw)
-    if global_batch_size is None:
+    section = raw.get("batch")
+    if not isinstance(section, dict):
         return
-    if micro_batch_size is not None and global_batch_size % micro_batch_size:
-        below = global_batch_size // micro_batch_size * micro_batch_size
-        nearest = ", ".join(str(size) for size in (below, below + micro_batch_size) if size > 0)
-        yield (
-            f"batch.global_batch_size: {global_batch_size} is not a multiple of batch.micro_batch_size "
-            f"{micro_batch_size}; nearest: {nearest}"
-        )
+    # Unknown keys are reported elsewhere.
+    batch = _piece({"batch": {key: section[key] for key in section if key in Batch.model_fields}}, "batch", Batch)
+    if batch is None:
+        return
+    sizes = [size for _, size in batch.sizes]
+    for size in sizes:
+        if size % batch.micro_batch_size:
+            below = size // batch.micro_batch_size * batch.micro_batch_size
+            nearest = ", ".join(str(near) for near in (below, below + batch.micro_batch_size) if near > 0)
+            yield (
+                f"batch.global_batch_size: {size} is not a multiple of batch.micro_batch_size "
+                f"{batch.micro_batch_size}; nearest: {nearest}"
+            )
+            break
+    num_train_samples = _piece(raw, "data.num_train_samples", PositiveInt) or _digits_samples(raw)
     if num_train_samples is None:
         return
-    if global_batch_size > num_train_samples:
+    if max(sizes) > num_train_samples:
         yield (
-            f"batch.global_batch_size: {global_batch_size} is more than the {num_train_samples} training samples, so "
+            f"batch.global_batch_size: {max(sizes)} is more than the {num_train_samples} training samples, so "
             f"there is no whole batch in an epoch; write at most {num_train_samples}"
         )
         return
-    tokens_per_sample = _piece(raw, "data.block_size", PositiveInt)
-    yield from _durations_outside_the_run(raw, StepUnits(global_batch_size, num_train_samples, tokens_per_sample))
+    tokens_per_sample = None
+    if _piece(raw, "data.samples", str) != "documents":
+        tokens_per_sample = _piece(raw, "data.block_size", PositiveInt)
+    try:
+        timeline = Timeline.build(num_train_samples, batch.sizes, batch.last == "keep", tokens_per_sample)
+    except ValueError as error:
+        yield f"batch.global_batch_size: {error}"
+        return
+    yield from _durations_outside_the_run(raw, timeline)
 
 
-def _durations_outside_the_run(raw: JsonObject, units: StepUnits) -> Iterator[str]:
+def _durations_outside_the_run(raw: JsonObject, timeline: Timeline) -> Iterator[str]:
     def steps(path: str, duration: Duration | None) -> tuple[int | None, str | None]:
         if duration is None:
             return None, None
         try:
-            return units.steps_in(duration), None
+            return timeline.steps_in(duration.length), None
         except ValueError as error:
             return None, f"{path}: {error}"
 
@@ -57,6 +70,12 @@ def _durations_outside_the_run(raw: JsonObject, units: StepUnits) -> Iterator[st
     _, problem = steps("evaluation.every", _piece(raw, "evaluation.every", Duration))
     if problem:
         yield problem
+    last_phase = timeline.phases[-1]
+    if total is not None and last_phase.first_step >= total:
+        yield (
+            f"batch.global_batch_size: the size {last_phase.global_batch_size} comes into force at step "
+            f"{last_phase.first_step}, not within the run of {total} steps; leave it out, or lengthen train.duration"
+        )
 
     warmup = _piece(raw, "learning_rate.warmup", Warmup)
     warmup_steps, problem = steps("learning_rate.warmup.duration", warmup and warmup.duration)
@@ -64,8 +83,8 @@ def _durations_outside_the_run(raw: JsonObject, units: StepUnits) -> Iterator[st
         yield problem
     if warmup and warmup_steps is not None and total is not None and warmup_steps > total:
         yield (
-            f"learning_rate.warmup.duration: {warmup.duration} are {warmup_steps} steps, longer than the whole run of "
-            f"{total}; shorten it, or lengthen train.duration"
+            f"learning_rate.warmup.duration: {warmup.duration.length} are {warmup_steps} steps, longer than the whole "
+            f"run of {total}; shorten it, or lengthen train.duration"
         )
         return
 
@@ -79,20 +98,23 @@ def _durations_outside_the_run(raw: JsonObject, units: StepUnits) -> Iterator[st
                 yield problem
             if at is None:
                 continue
+            given = f"{path}: {milestone.length} is step {at}"
             if at <= previous:
-                yield f"{path}: {milestone} is step {at}, not after step {previous}; write them in increasing order"
+                yield f"{given}, not after step {previous}; write them in increasing order"
             if total is not None and at >= total:
-                yield f"{path}: {milestone} is step {at}, not within the run of {total} steps; leave it out or lower it"
+                yield f"{given}, not within the run of {total} steps; leave it out or lower it"
             previous = at
-    if isinstance(decay, WarmupStableDecay):
+    if isinstance(decay, WarmupStableDecay) and total is not None:
         path = "learning_rate.decay.decay"
-        decay_steps, problem = steps(path, decay.decay)
-        if problem:
-            yield problem
-        if decay_steps is not None and total is not None and (warmup_steps or 0) + decay_steps > total:
+        try:
+            start = timeline.steps_before(total, decay.decay.length)
+        except ValueError as error:
+            yield f"{path}: {error}"
+            return
+        if start is None or start < (warmup_steps or 0):
             yield (
-                f"{path}: {decay_steps} steps of decay after {warmup_steps or 0} of warmup are longer than the whole "
-                f"run of {total}; shorten one of them"
+                f"{path}: {decay.decay.length} of decay after {warmup_steps or 0} steps of warmup are longer than the "
+                f"whole run of {total} steps; shorten one of them"
             )
 
 

@@ -185,6 +185,10 @@ def _requirement(kind: str, context: dict[str, Any], message: str) -> str:
     return types.get(kind, message[:1].lower() + message[1:])
 
 
+# What pydantic calls the alternatives of `sections.GlobalBatchSize`.
+JSON_TYPE_OF_TAG = {"number": "integer", "list": "array", "ramp": "object"}
+
+
 def _locate(location: Sequence[int | str], config_class: type[RecipeConfig]) -> tuple[str, list[str]]:
     """The JSON path of an error, without the union tags that pydantic puts into it, and the keys known there."""
     schema: Any = TypeAdapter(config_class).json_schema()
@@ -201,6 +205,11 @@ def _locate(location: Sequence[int | str], config_class: type[RecipeConfig]) -> 
         tags = node.get("discriminator", {}).get("mapping", {})
         if part in tags:
             node = _resolve({"$ref": tags[part]}, definitions)
+            keys = list(node.get("properties", keys))
+            continue
+        if "oneOf" in node and part in JSON_TYPE_OF_TAG:
+            options = (_resolve(option, definitions) for option in node["oneOf"])
+            node = next(option for option in options if option["type"] == JSON_TYPE_OF_TAG[part])
             keys = list(node.get("properties", keys))
             continue
         keys = list(node.get("properties", keys))

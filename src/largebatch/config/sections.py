@@ -1,8 +1,11 @@
 """The sections that every recipe's JSON has, whatever its task: one typed model each, one sentence a field."""
 
-from typing import Annotated, Literal
+import math
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+
+from largebatch.batch import Length, Unit
 
 # Bounds far beyond any use: what is larger would overflow in torch, or to infinity.
 LARGEST_INT = 2**63 - 1
@@ -24,36 +27,131 @@ class Section(BaseModel):
     )
 
 
-class Duration(Section):
+class Moment(Section):
+    """A moment of training, in exactly one unit from its start."""
+
+    epochs: NonNegativeFloat | None = None
+    """Passes over the training set."""
+    steps: NonNegativeInt | None = None
+    """Optimizer steps."""
+    samples: NonNegativeInt | None = None
+    """Training samples."""
+    tokens: NonNegativeInt | None = None
+    """Training tokens; only where every sample has `block_size` of them."""
+
+    @model_validator(mode="after")
+    def _exactly_one_unit(self) -> Self:
+        if len(self.model_dump(exclude_none=True)) != 1:
+            raise ValueError('give exactly one of epochs, steps, samples, tokens, for example {"epochs": 5}')
+        return self
+
+    @property
+    def length(self) -> Length:
+        """The amount and its unit."""
+        units: tuple[Unit, ...] = ("epochs", "steps", "samples", "tokens")
+        return next(Length(unit, getattr(self, unit)) for unit in units if getattr(self, unit) is not None)
+
+
+class Duration(Moment):
     """A length of training, in exactly one unit; converted to whole optimizer steps once, in the plan (rounded up)."""
 
-    epochs: PositiveFloat | None = None
+    epochs: Annotated[float, Field(ge=1e-6, le=LARGEST_FLOAT)] | None = None
     """Passes over the training set."""
     steps: PositiveInt | None = None
     """Optimizer steps."""
     samples: PositiveInt | None = None
     """Training samples."""
     tokens: PositiveInt | None = None
-    """Training tokens; only where the data has a `block_size`."""
+    """Training tokens; only where every sample has `block_size` of them."""
+
+
+class BatchPhase(Section):
+    """A batch size, and when it comes into force."""
+
+    from_: Annotated[Moment, Field(alias="from")]
+    """When; the first one at 0."""
+    size: PositiveInt
+    """Samples per optimizer step over all processes."""
+
+
+MOST_PHASES = 1000
+
+
+class LinearRamp(Section):
+    """A batch size that grows from `start` to `end` by `increment` after each of equal parts of `over`."""
+
+    start: PositiveInt
+    """Batch size at the start of training."""
+    end: PositiveInt
+    """Batch size from the end of the ramp on."""
+    increment: PositiveInt
+    """What the batch size grows by each time; a multiple of micro_batch_size x the processes of the largest job."""
+    over: Duration
+    """Length of the ramp, from the start of training."""
 
     @model_validator(mode="after")
-    def _exactly_one_unit(self) -> "Duration":
-        if len(self.model_dump(exclude_none=True)) != 1:
-            raise ValueError('give exactly one of epochs, steps, samples, tokens, for example {"epochs": 5}')
+    def _whole_increments(self) -> Self:
+        growth = self.end - self.start
+        if growth <= 0 or growth % self.increment:
+            raise ValueError(
+                f"from start {self.start} the increment {self.increment} does not lead to end {self.end}; write an end "
+                f"such as {self.start + max(1, growth // self.increment) * self.increment}"
+            )
+        if growth // self.increment > MOST_PHASES:
+            raise ValueError(
+                f"increment {self.increment} makes {growth // self.increment} batch sizes from {self.start} to "
+                f"{self.end}; write an increment that makes at most {MOST_PHASES}"
+            )
         return self
 
-    def __str__(self) -> str:
-        ((unit, amount),) = self.model_dump(exclude_none=True).items()
-        return f"{amount:,g} {unit}" if isinstance(amount, float) else f"{amount:,} {unit}"
+
+def _kind_of_batch_size(value: Any) -> str:
+    return "list" if isinstance(value, list) else "ramp" if isinstance(value, dict | LinearRamp) else "number"
+
+
+GlobalBatchSize = Annotated[
+    Annotated[PositiveInt, Tag("number")]
+    | Annotated[list[BatchPhase], Field(min_length=1), Tag("list")]
+    | Annotated[LinearRamp, Tag("ramp")],
+    Discriminator(_kind_of_batch_size),
+]
 
 
 class Batch(Section):
     """The batch: two inputs, from which the number of accumulation steps follows for any number of processes."""
 
-    global_batch_size: PositiveInt
-    """Samples per optimizer step over all processes."""
+    global_batch_size: GlobalBatchSize
+    """Samples per optimizer step over all processes: a number, a list such as [{"from": {"steps": 0}, "size": 64},
+    {"from": {"epochs": 5}, "size": 256}], or a linear ramp."""
     micro_batch_size: PositiveInt
     """Samples per process per forward pass. With BatchNorm it is part of the loss function (Goyal et al. 2017, 2.3)."""
+    last: Literal["drop", "keep"] = "drop"
+    """What happens to the samples at the end of an epoch that do not fill a global batch: other ones are dropped in
+    each epoch, or they are kept as a smaller global batch whose loss is the mean over those it has."""
+
+    @model_validator(mode="after")
+    def _list_starts_at_zero(self) -> Self:
+        if isinstance(self.global_batch_size, list) and self.global_batch_size[0].from_.length.amount != 0:
+            raise ValueError(
+                f"global_batch_size[0].from is {self.global_batch_size[0].from_.length}; the first batch size begins "
+                'with training: write {"steps": 0}'
+            )
+        return self
+
+    @property
+    def sizes(self) -> list[tuple[Length, int]]:
+        """The batch sizes and the moments, from the start of training, at which they come into force."""
+        size = self.global_batch_size
+        if isinstance(size, int):
+            return [(Length("steps", 0), size)]
+        if isinstance(size, list):
+            return [(phase.from_.length, phase.size) for phase in size]
+        over, increments = size.over.length, (size.end - size.start) // size.increment
+        parts = [over.exact * number / increments for number in range(increments + 1)]
+        amounts = [float(part) if over.unit == "epochs" else math.ceil(part) for part in parts]
+        return [
+            (Length(over.unit, amount), size.start + number * size.increment) for number, amount in enumerate(amounts)
+        ]
 
 
 class Warmup(Section):

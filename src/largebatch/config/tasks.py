@@ -43,8 +43,13 @@ class Data(Section):
     """Loader processes per training process, and tokenising ones per machine; 0 does both in the training process."""
 
     @property
+    def loss_unit(self) -> Literal["samples", "tokens"]:
+        """What the loss is a mean over."""
+        return "samples"
+
+    @property
     def tokens_per_sample(self) -> int | None:
-        """Tokens that each sample contributes to the loss; None where the loss is a mean over samples."""
+        """Target tokens of each sample; None where samples have none, or unequal numbers."""
         return None
 
 
@@ -103,32 +108,39 @@ class HubImages(HubOrLocal):
     num_channels: Literal[3] = 3
 
 
-class TokenBlockData(Data):
-    """Text in blocks of tokens."""
+class TextData(Data):
+    """Text as samples of tokens."""
 
+    samples: Literal["blocks", "documents"] = "blocks"
+    """"blocks": documents are joined and cut into blocks of `block_size` tokens, each token being predicted once.
+    "documents": each document is a sample, cut off after `block_size` tokens; padding behind shorter ones is not
+    predicted, so that samples have unequal numbers of target tokens."""
     block_size: PositiveInt
-    """Tokens per sample."""
+    """Tokens per sample; for "documents", at most."""
+
+    @property
+    def loss_unit(self) -> Literal["samples", "tokens"]:
+        return "tokens"
 
     @property
     def tokens_per_sample(self) -> int | None:
-        return self.block_size
+        return self.block_size if self.samples == "blocks" else None
 
 
-class PydocData(TokenBlockData):
-    """The Python reference that ships with every Python (`pydoc_data.topics`), as bytes.
+class PydocData(TextData):
+    """The Python reference that ships with every Python (`pydoc_data.topics`), as bytes; its documents are paragraphs.
 
-    The text differs between Python versions, so exactly the first (num_train_samples + num_eval_samples) x block_size
-    + 1 bytes are used; the evaluation samples are the last ones.
+    The text differs between Python versions, so exactly the first num_train_samples + num_eval_samples samples are
+    used; the evaluation samples are the last ones.
     """
 
     source: Literal["pydoc"]
 
 
-class HubText(HubOrLocal, TokenBlockData):
-    """Text documents through Hugging Face `datasets`, tokenised and packed into blocks.
+class HubText(HubOrLocal, TextData):
+    """Text documents through Hugging Face `datasets`, tokenised, with an end-of-text token after each.
 
-    Documents are joined with an end-of-text token between them and cut into blocks of `block_size` tokens, each token
-    being predicted once. The first `num_train_samples` blocks are used; a run says how many there are.
+    The first `num_train_samples` samples are used; a run says how many there are.
     """
 
     text_column: str = "text"
@@ -216,8 +228,9 @@ class RecipeConfig(Section):
     """Path of the JSON Schema, for editors."""
     seed: NonNegativeInt = 0
     """Initial weights, sample order, augmentation and dropout all follow from it."""
-    precision: Literal["fp32", "bf16"]
-    """"fp32", or "bf16": matrix products in bfloat16 under autocast; weights, gradients and their reduction in fp32."""
+    precision: Literal["fp32", "bf16", "fp64"]
+    """"fp32"; "bf16": matrix products in bfloat16 under autocast; weights, gradients and their reduction in fp32; or
+    "fp64", slow, to see differences that are no rounding errors (not on DeepSpeed ZeRO)."""
     data: Data
     model: Model
     batch: Batch

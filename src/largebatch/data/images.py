@@ -39,13 +39,13 @@ def image_sources(config: ImageClassificationConfig) -> tuple[SampleSource, Samp
     )
 
 
-def normalise(pixels: torch.Tensor, data: DigitsData | HubImages) -> torch.Tensor:
+def normalise(pixels: torch.Tensor, data: DigitsData | HubImages, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """uint8 pixels as floats with the data set's mean removed, divided by its standard deviation, colour by colour."""
     mean, std = (data.mean, data.std) if isinstance(data, HubImages) else (DIGITS_MEAN, DIGITS_STD)
     shape = (1, -1, 1, 1)
-    mean_255 = torch.tensor(mean, device=pixels.device).view(shape) * 255
-    std_255 = torch.tensor(std, device=pixels.device).view(shape) * 255
-    return (pixels.float() - mean_255) / std_255
+    mean_255 = torch.tensor(mean, dtype=dtype, device=pixels.device).view(shape) * 255
+    std_255 = torch.tensor(std, dtype=dtype, device=pixels.device).view(shape) * 255
+    return (pixels.to(dtype) - mean_255) / std_255
 
 
 # --- digits -------------------------------------------------------------------------------------------------------
@@ -73,6 +73,9 @@ class TensorImages:
     def fetch(self, indices: Indices, epoch: int | None) -> Batch:  # noqa: ARG002 - there is no augmentation
         chosen = torch.from_numpy(indices)
         return {"pixel_values": self.pixels[chosen], "labels": self.labels[chosen]}
+
+    def weight(self, batch: Batch) -> int:
+        return len(batch["labels"])
 
 
 def digits(config: DigitsData) -> tuple[TensorImages, TensorImages]:
@@ -127,6 +130,9 @@ class HubImageSource:
                 f"data.num_classes: {self.config.num_classes}, but the data has the label {bad}; correct it"
             )
         return {"pixel_values": torch.from_numpy(np.stack(pixels)), "labels": labels}
+
+    def weight(self, batch: Batch) -> int:
+        return len(batch["labels"])
 
     def _pixels(self, encoded: dict[str, bytes | str | None], index: int, epoch: int | None) -> Pixels:
         data = encoded["bytes"]

@@ -1,7 +1,7 @@
 """Loading micro-batches, in this process or in worker processes."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -13,7 +13,14 @@ from largebatch.order import Indices
 Request = tuple[Indices, int | None]
 
 
-class _Requests(Dataset[Batch | DataError]):
+class Loaded(NamedTuple):
+    """A micro-batch, and what it counts in the loss."""
+
+    batch: Batch
+    weight: int
+
+
+class _Requests(Dataset[Loaded | DataError]):
     """A sample source as a data set whose "index" is a request for a whole micro-batch.
 
     What cannot be loaded is returned, not raised: a loader process would wrap its own traceback around the message.
@@ -22,15 +29,16 @@ class _Requests(Dataset[Batch | DataError]):
     def __init__(self, source: SampleSource):
         self.source = source
 
-    def __getitem__(self, request: Any) -> Batch | DataError:
+    def __getitem__(self, request: Any) -> Loaded | DataError:
         indices, epoch = request
         try:
-            return self.source.fetch(indices, epoch)
+            batch = self.source.fetch(indices, epoch)
         except DataError as error:
             return error
+        return Loaded(batch, self.source.weight(batch))
 
 
-def load(source: SampleSource, requests: Iterable[Request], num_workers: int, device: torch.device) -> Iterator[Batch]:
+def load(source: SampleSource, requests: Iterable[Request], num_workers: int, device: torch.device) -> Iterator[Loaded]:
     """The batches of the requests, in their order, on `device`.
 
     Args:
@@ -48,10 +56,11 @@ def load(source: SampleSource, requests: Iterable[Request], num_workers: int, de
         # A generator of its own: the loader must not draw from the one that seeds dropout.
         generator=torch.Generator(),
     )
-    for batch in loader:
-        if isinstance(batch, DataError):
-            raise batch
-        yield {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+    for loaded in loader:
+        if isinstance(loaded, DataError):
+            raise loaded
+        batch = {name: tensor.to(device, non_blocking=True) for name, tensor in loaded.batch.items()}
+        yield Loaded(batch, loaded.weight)
 
 
 def check_size(source: SampleSource, expected: int, field: str) -> None:

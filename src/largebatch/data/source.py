@@ -28,3 +28,7 @@ class SampleSource(Protocol):
             CPU tensors by name, each with the batch as its first dimension.
         """
         ...
+
+    def weight(self, batch: Batch) -> int:
+        """What a fetched batch counts in the mean that is the loss: its samples, or its target tokens."""
+        ...

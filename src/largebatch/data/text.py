@@ -1,10 +1,12 @@
-"""Text as blocks of tokens: the Python reference as bytes, or documents through `datasets`.
+"""Text as samples of tokens: the Python reference as bytes, or documents through `datasets`.
 
-All documents form one stream of tokens. Sample i is the block_size + 1 tokens from i * block_size on: the model reads
-the first block_size and predicts the last block_size, so each token of the stream is predicted once.
+As "blocks", all documents form one stream of tokens. Sample i is the block_size + 1 tokens from i * block_size on: the
+model reads the first block_size and predicts the last block_size, so each token of the stream is predicted once. As
+"documents", each document is a sample of its own.
 """
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import datasets
 import numpy as np
@@ -12,7 +14,7 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from largebatch.config.tasks import CausalLMConfig, HubText, PydocData
+from largebatch.config.tasks import CausalLMConfig, HubText, PydocData, TextData
 from largebatch.data.hub import column, open_splits
 from largebatch.data.source import Batch, SampleSource
 from largebatch.errors import DataError
@@ -20,27 +22,36 @@ from largebatch.order import Indices
 
 
 def text_sources(config: CausalLMConfig) -> tuple[SampleSource, SampleSource]:
-    """The training and evaluation blocks of a recipe.
+    """The training and evaluation samples of a recipe.
 
-    Batches are {"input_ids": int64 (batch, block_size), "labels": int64 (batch, block_size)}, the labels being the
-    inputs one token later.
+    Batches are {"input_ids": int64 (batch, tokens), "labels": int64 (batch, tokens)}, the labels being the inputs one
+    token later, and `IGNORE_INDEX` where there is nothing to predict. Blocks have block_size tokens; documents are
+    padded to the longest of their batch.
 
     Raises:
-        DataError: The data or its tokenizer cannot be loaded, or a split has fewer blocks than the recipe says.
+        DataError: The data or its tokenizer cannot be loaded, or a split has fewer samples than the recipe says.
     """
     data = config.data
     if isinstance(data, PydocData):
-        return pydoc_blocks(data)
+        return pydoc_samples(data)
     tokenizer = load_tokenizer(data.tokenizer)
     if tokenizer.vocab_size > config.model.vocab_size:
         raise DataError(
             f"model.vocab_size: {config.model.vocab_size} is smaller than the {tokenizer.vocab_size} tokens of "
             f"{data.tokenizer!r}; write at least {tokenizer.vocab_size}"
         )
-    train, evaluation = (ArrowTokens(tokenise(split, data, tokenizer)) for split in open_splits(data))
+    train, evaluation = (tokenise(split, data, tokenizer) for split in open_splits(data))
+    if data.samples == "documents":
+        return _both(PaddedDocuments, data, ArrowDocuments(train), ArrowDocuments(evaluation))
+    return _both(TokenBlocks, data, ArrowTokens(train), ArrowTokens(evaluation))
+
+
+def _both(
+    kind: "type[TokenBlocks | PaddedDocuments]", data: TextData, train: Any, evaluation: Any, first_of_eval: int = 0
+) -> tuple[SampleSource, SampleSource]:
     return (
-        TokenBlocks(train, data.block_size, data.num_train_samples, "data.num_train_samples"),
-        TokenBlocks(evaluation, data.block_size, data.num_eval_samples, "data.num_eval_samples"),
+        kind(train, data.block_size, data.num_train_samples, "data.num_train_samples"),
+        kind(evaluation, data.block_size, data.num_eval_samples, "data.num_eval_samples", first_of_eval),
     )
 
 
@@ -152,28 +163,36 @@ class ArrowTokens:
         return np.concatenate(pieces)
 
 
+IGNORE_INDEX = -100  # a label that is not predicted: torch's own default
+
+
+def count_targets(batch: Batch) -> int:
+    """Tokens of a batch that are predicted."""
+    return int((batch["labels"] != IGNORE_INDEX).sum())
+
+
 class TokenBlocks:
     """Blocks of a stream of tokens as samples.
 
     Args:
         tokens: The stream.
         block_size: Tokens that each sample predicts.
-        num_samples: Blocks to use, from the start of the stream.
+        num_samples: Blocks to use.
         field: Where `num_samples` stands in the config, for the error.
-        first_block: Blocks to leave out at the start of the stream.
+        first: Blocks to leave out at the start of the stream.
 
     Raises:
         DataError: The stream is too short.
     """
 
     def __init__(
-        self, tokens: ArrayTokens | ArrowTokens, block_size: int, num_samples: int, field: str, first_block: int = 0
+        self, tokens: ArrayTokens | ArrowTokens, block_size: int, num_samples: int, field: str, first: int = 0
     ):
         self.tokens = tokens
         self.block_size = block_size
         self.num_samples = num_samples
-        self.first_block = first_block
-        self.num_available = max(len(tokens) - 1, 0) // block_size - first_block
+        self.first = first
+        self.num_available = max(len(tokens) - 1, 0) // block_size - first
         if self.num_available < num_samples:
             raise DataError(
                 f"{field}: {num_samples}, but the data's {len(tokens):,} tokens hold {max(self.num_available, 0)} "
@@ -184,25 +203,97 @@ class TokenBlocks:
         return self.num_samples
 
     def fetch(self, indices: Indices, epoch: int | None) -> Batch:  # noqa: ARG002 - there is no augmentation
-        starts = (indices + self.first_block) * self.block_size
+        starts = (indices + self.first) * self.block_size
         blocks = np.stack([self.tokens.read(int(start), int(start) + self.block_size + 1) for start in starts])
         tokens = torch.from_numpy(blocks)
         return {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:]}
 
+    def weight(self, batch: Batch) -> int:
+        return count_targets(batch)
 
-def pydoc_blocks(config: PydocData) -> tuple[TokenBlocks, TokenBlocks]:
-    """The Python reference's topics, sorted by name, as bytes."""
+
+# --- documents ----------------------------------------------------------------------------------------------------
+
+
+class ArrowDocuments:
+    """The token lists of a tokenised data set, one by one.
+
+    Args:
+        dataset: A data set with a column "input_ids".
+    """
+
+    def __init__(self, dataset: datasets.Dataset):
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Sequence[int]:
+        tokens: Sequence[int] = self.dataset[index]["input_ids"]
+        return tokens
+
+
+class PaddedDocuments:
+    """Documents as samples, each predicted from its second token to its end-of-text token.
+
+    Args:
+        documents: The tokens of each document.
+        block_size: Tokens that a sample predicts at most; what a document has beyond is cut off.
+        num_samples: Documents to use.
+        field: Where `num_samples` stands in the config, for the error.
+        first: Documents to leave out at the start.
+
+    Raises:
+        DataError: There are too few documents.
+    """
+
+    def __init__(
+        self,
+        documents: Sequence[Sequence[int]] | ArrowDocuments,
+        block_size: int,
+        num_samples: int,
+        field: str,
+        first: int = 0,
+    ):
+        self.documents = documents
+        self.block_size = block_size
+        self.num_samples = num_samples
+        self.first = first
+        self.num_available = len(documents) - first
+        if self.num_available < num_samples:
+            raise DataError(
+                f"{field}: {num_samples}, but the data has {max(self.num_available, 0)} documents; write at most that"
+            )
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def fetch(self, indices: Indices, epoch: int | None) -> Batch:  # noqa: ARG002 - there is no augmentation
+        documents = [self.documents[int(index) + self.first][: self.block_size + 1] for index in indices]
+        # A document of one token has nothing to predict.
+        longest = max(1, *(len(document) - 1 for document in documents))
+        input_ids = torch.zeros((len(documents), longest), dtype=torch.int64)
+        labels = torch.full((len(documents), longest), IGNORE_INDEX, dtype=torch.int64)
+        for row, document in enumerate(documents):
+            tokens = torch.tensor(document, dtype=torch.int64)
+            input_ids[row, : len(tokens) - 1] = tokens[:-1]
+            labels[row, : len(tokens) - 1] = tokens[1:]
+        return {"input_ids": input_ids, "labels": labels}
+
+    def weight(self, batch: Batch) -> int:
+        return count_targets(batch)
+
+
+# --- the Python reference -----------------------------------------------------------------------------------------
+
+
+def pydoc_samples(config: PydocData) -> tuple[SampleSource, SampleSource]:
+    """The Python reference's topics, sorted by name, as bytes; as documents, their paragraphs."""
     from pydoc_data.topics import topics  # type: ignore[import-not-found,unused-ignore]
 
-    text = "\n".join(topics[name] for name in sorted(topics)).encode()
-    tokens = ArrayTokens(np.frombuffer(text, dtype=np.uint8))
-    return (
-        TokenBlocks(tokens, config.block_size, config.num_train_samples, "data.num_train_samples"),
-        TokenBlocks(
-            tokens,
-            config.block_size,
-            config.num_eval_samples,
-            "data.num_eval_samples",
-            first_block=config.num_train_samples,
-        ),
-    )
+    text = "\n".join(topics[name] for name in sorted(topics))
+    if config.samples == "documents":
+        paragraphs = ByteTokenizer().encode([paragraph for paragraph in text.split("\n\n") if paragraph.strip()])
+        return _both(PaddedDocuments, config, paragraphs, paragraphs, first_of_eval=config.num_train_samples)
+    tokens = ArrayTokens(np.frombuffer(text.encode(), dtype=np.uint8))
+    return _both(TokenBlocks, config, tokens, tokens, first_of_eval=config.num_train_samples)

@@ -8,10 +8,10 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from largebatch.batch import gradient_accumulation_steps
-from largebatch.config.sections import StepDecay, WarmupStableDecay
+from largebatch.batch import GlobalBatch, Length, Timeline, gradient_accumulation_steps
+from largebatch.config.sections import LearningRate, StepDecay, WarmupStableDecay
 from largebatch.config.tasks import RecipeConfig
-from largebatch.config.units import StepUnits
+from largebatch.errors import ConfigError
 from largebatch.scaling import ScalingRule, scaling_factor
 from largebatch.schedule import Schedule
 
@@ -25,30 +25,24 @@ class RunPlan:
     precision: str
     world_size: int
     """Data-parallel processes: observed, never configured."""
-    global_batch_size: int
-    """Samples per optimizer step over all processes."""
     micro_batch_size: int
     """Samples per process per forward pass."""
-    gradient_accumulation_steps: int
-    """Micro-batches per process per optimizer step."""
-    samples_per_process: int
-    """Samples that each process loads per optimizer step."""
     num_train_samples: int
     num_eval_samples: int
-    steps_per_epoch: int
-    dropped_samples_per_epoch: int
-    """Samples at the end of each epoch's shuffled order that do not fill a global batch; others in each epoch."""
+    timeline: Timeline
+    """Which samples each step trains on, and the batch size in force."""
     total_steps: int
     stop_after_steps: int
     """Last step of this run: `total_steps`, or fewer where the recipe asks to stop early."""
+    loss_unit: Literal["samples", "tokens"]
+    """What the loss is a mean over."""
     tokens_per_sample: int | None
-    """Tokens that each sample contributes to the loss; None where the loss is averaged over samples."""
-    loss_weight_per_step: int
-    """What the sum of losses over the global batch is divided by: its samples, or its tokens."""
+    """Target tokens of each sample; None where samples have none, or unequal numbers."""
+    loss_weight_per_sample: int | None
+    """What each sample counts in the loss: 1, or its target tokens; None where these differ, and are counted."""
     base_lr: float
     reference_batch_size: int
     scaling: ScalingRule
-    scaling_factor: float
     warmup_left_out: bool
     """Whether the recipe's warmup has nothing to bridge, because the peak is not above where it would start."""
     schedule: Schedule
@@ -61,24 +55,59 @@ class RunPlan:
     no_decay: tuple[str, ...]
     clip_norm: float | None
     """Global norm that gradients are clipped to; None is no clipping."""
-    evaluate_every_steps: int | None
-    """Steps between evaluations; None is only at the end."""
+    evaluate_every: Length | None
+    """Distance between evaluations; None is only at the end."""
     log_every_steps: int
+
+    # --- of a step, counted from 0 --------------------------------------------------------------------------------
+
+    def batch_at(self, step: int) -> GlobalBatch:
+        """The samples of a step."""
+        return self.timeline.at(step)
+
+    def micro_steps_at(self, step: int) -> int:
+        """Micro-batches that each process works through in a step; in a ragged one, the last may be short or empty."""
+        return -(-self.batch_at(step).size // (self.micro_batch_size * self.world_size))
+
+    def lr_at(self, step: int) -> float:
+        """The learning rate of a step."""
+        batch = self.batch_at(step)
+        return self.schedule.lr_at(batch.samples_before, self.peak_lr_for(batch.global_batch_size))
+
+    def peak_lr_for(self, global_batch_size: int) -> float:
+        """Learning rate after warmup while this batch size is in force."""
+        return self.base_lr * scaling_factor(self.scaling, global_batch_size, self.reference_batch_size)
+
+    def evaluates_after(self, completed_steps: int) -> bool:
+        """Whether an evaluation is due when so many steps are completed."""
+        at_end = completed_steps == self.stop_after_steps
+        return at_end or (
+            self.evaluate_every is not None and self.timeline.completes(completed_steps, self.evaluate_every)
+        )
+
+    # --- of the largest batch size, which is the only one where it does not change ---------------------------------
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples per optimizer step over all processes; of a schedule, the largest."""
+        return max(phase.global_batch_size for phase in self.timeline.phases)
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """Micro-batches per process per optimizer step of `global_batch_size`."""
+        return self.global_batch_size // (self.micro_batch_size * self.world_size)
 
     @property
     def peak_lr(self) -> float:
-        """Learning rate after warmup: `base_lr` times `scaling_factor`."""
-        return self.schedule.peak_lr
-
-    @property
-    def loss_unit(self) -> str:
-        """What the loss is a mean over: "samples" or "tokens"."""
-        return "samples" if self.tokens_per_sample is None else "tokens"
+        """Learning rate after warmup, of `global_batch_size`."""
+        return self.peak_lr_for(self.global_batch_size)
 
     def to_json(self) -> str:
-        """The plan as indented JSON, `peak_lr` and `loss_unit` included."""
-        derived = {"peak_lr": self.peak_lr, "loss_unit": self.loss_unit}
-        return json.dumps(dataclasses.asdict(self) | derived, indent=2) + "\n"
+        """The plan as indented JSON, with the numbers of the largest batch size."""
+        largest = {
+            name: getattr(self, name) for name in ("global_batch_size", "gradient_accumulation_steps", "peak_lr")
+        }
+        return json.dumps(dataclasses.asdict(self) | largest, indent=2) + "\n"
 
 
 def resolve(config: RecipeConfig, world_size: int) -> RunPlan:
@@ -89,36 +118,40 @@ def resolve(config: RecipeConfig, world_size: int) -> RunPlan:
         world_size: Data-parallel processes of the job.
 
     Raises:
-        ConfigError: The global batch does not divide over this many processes.
+        ConfigError: A global batch does not divide over this many processes, or the model cannot be trained on the
+            ragged batches that the recipe keeps.
     """
     batch, rate, data = config.batch, config.learning_rate, config.data
-    accumulation = gradient_accumulation_steps(batch.global_batch_size, batch.micro_batch_size, world_size)
-    units = StepUnits(batch.global_batch_size, data.num_train_samples, data.tokens_per_sample)
-    total_steps = units.steps_in(config.train.duration)
-    factor = scaling_factor(rate.scaling, batch.global_batch_size, rate.reference_batch_size)
-    schedule = _schedule(config, units, total_steps, peak_lr=rate.base_lr * factor)
+    for _, size in batch.sizes:
+        gradient_accumulation_steps(size, batch.micro_batch_size, world_size)
+    if batch.last == "keep" and config.model.uses_batch_norm:
+        raise ConfigError(
+            [
+                'batch.last: "keep" would normalise the last micro-batch of an epoch over fewer samples than others, '
+                'which for a model with BatchNorm is another loss; write "drop"'
+            ]
+        )
+    timeline = Timeline.build(data.num_train_samples, batch.sizes, batch.last == "keep", data.tokens_per_sample)
+    total_steps = timeline.steps_in(config.train.duration.length)
+    schedule = _schedule(rate, timeline, total_steps)
     return RunPlan(
         task=config.task,
         seed=config.seed,
         precision=config.precision,
         world_size=world_size,
-        global_batch_size=batch.global_batch_size,
         micro_batch_size=batch.micro_batch_size,
-        gradient_accumulation_steps=accumulation,
-        samples_per_process=batch.micro_batch_size * accumulation,
         num_train_samples=data.num_train_samples,
         num_eval_samples=data.num_eval_samples,
-        steps_per_epoch=units.steps_per_epoch,
-        dropped_samples_per_epoch=data.num_train_samples - units.steps_per_epoch * batch.global_batch_size,
+        timeline=timeline,
         total_steps=total_steps,
         stop_after_steps=min(config.train.stop_after_steps or total_steps, total_steps),
+        loss_unit=data.loss_unit,
         tokens_per_sample=data.tokens_per_sample,
-        loss_weight_per_step=batch.global_batch_size * (data.tokens_per_sample or 1),
+        loss_weight_per_sample=1 if data.loss_unit == "samples" else data.tokens_per_sample,
         base_lr=rate.base_lr,
         reference_batch_size=rate.reference_batch_size,
         scaling=rate.scaling,
-        scaling_factor=factor,
-        warmup_left_out=rate.warmup is not None and schedule.warmup_steps == 0,
+        warmup_left_out=rate.warmup is not None and schedule.warmup == 0,
         schedule=schedule,
         uses_batch_norm=config.model.uses_batch_norm,
         optimizer=config.optimizer.name,
@@ -126,27 +159,36 @@ def resolve(config: RecipeConfig, world_size: int) -> RunPlan:
         weight_decay=config.optimizer.weight_decay,
         no_decay=tuple(config.optimizer.no_decay),
         clip_norm=config.optimizer.clip_norm,
-        evaluate_every_steps=units.steps_in(config.evaluation.every) if config.evaluation.every else None,
+        evaluate_every=config.evaluation.every.length if config.evaluation.every else None,
         log_every_steps=config.logging.every,
     )
 
 
-def _schedule(config: RecipeConfig, units: StepUnits, total_steps: int, peak_lr: float) -> Schedule:
-    rate, decay = config.learning_rate, config.learning_rate.decay
-    warmup_steps, warmup_start_lr = 0, 0.0
+def _schedule(rate: LearningRate, timeline: Timeline, total_steps: int) -> Schedule:
+    def place_after(length: Length) -> int:
+        return timeline.at(timeline.steps_in(length)).samples_before
+
+    warmup, warmup_start_lr = 0, 0.0
     if rate.warmup is not None:
         warmup_start_lr = rate.base_lr if rate.warmup.start == "base_lr" else 0.0
+        largest = max(phase.global_batch_size for phase in timeline.phases)
+        peak_lr = rate.base_lr * scaling_factor(rate.scaling, largest, rate.reference_batch_size)
         # Warmup bridges from the tuned rate up to the scaled one; where scaling does not raise it, there is nothing to
         # bridge (Goyal et al. 2017, section 5.1: warmup "for kn > 256").
-        warmup_steps = units.steps_in(rate.warmup.duration) if peak_lr > warmup_start_lr else 0
+        warmup = place_after(rate.warmup.duration.length) if peak_lr > warmup_start_lr else 0
+    decay, decay_start = rate.decay, warmup
+    if isinstance(decay, WarmupStableDecay):
+        first_step = timeline.steps_before(total_steps, decay.decay.length)
+        assert first_step is not None
+        decay_start = timeline.at(first_step).samples_before
+    milestones, factor = (decay.at, decay.factor) if isinstance(decay, StepDecay) else ([], 1.0)
     return Schedule(
-        peak_lr=peak_lr,
-        total_steps=total_steps,
-        warmup_steps=warmup_steps,
-        warmup_start_lr=warmup_start_lr if warmup_steps else peak_lr,
+        end=timeline.at(total_steps).samples_before,
+        warmup=warmup,
+        warmup_start_lr=warmup_start_lr,
         decay=decay.name,
         final_fraction=getattr(decay, "final_fraction", 0.0),
-        milestones=tuple(units.steps_in(milestone) for milestone in decay.at) if isinstance(decay, StepDecay) else (),
-        factor=decay.factor if isinstance(decay, StepDecay) else 1.0,
-        decay_steps=units.steps_in(decay.decay) if isinstance(decay, WarmupStableDecay) else 0,
+        milestones=tuple(place_after(milestone.length) for milestone in milestones),
+        factor=factor,
+        decay_start=decay_start,
     )

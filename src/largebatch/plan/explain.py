@@ -1,6 +1,9 @@
 """A plan in words: what each process loads, what is averaged over what, and why the learning rate is what it is."""
 
+from largebatch.batch import Length
 from largebatch.plan.contract import RunPlan
+
+MOST_LINES = 6
 
 
 def explain(plan: RunPlan, title: str) -> str:
@@ -25,23 +28,42 @@ def explain(plan: RunPlan, title: str) -> str:
 
 
 def _batch(plan: RunPlan) -> list[str]:
-    return [
-        f"{plan.global_batch_size:,} samples per optimizer step = {plan.micro_batch_size:,} per micro-batch "
-        f"x {plan.gradient_accumulation_steps:,} accumulated x {plan.world_size:,} processes",
-        f"each process loads {plan.samples_per_process:,} samples per step, {plan.micro_batch_size:,} at a time",
-    ]
+    phases = plan.timeline.phases
+    if len(phases) == 1:
+        per_process = plan.micro_batch_size * plan.gradient_accumulation_steps
+        return [
+            _division(plan, plan.global_batch_size),
+            f"each process loads {per_process:,} samples per step, {plan.micro_batch_size:,} at a time",
+        ]
+    lines = [f"from step {phase.first_step:,}: {_division(plan, phase.global_batch_size)}" for phase in phases]
+    if len(lines) > MOST_LINES:
+        lines[MOST_LINES - 2 : -1] = [f"… and {len(lines) - MOST_LINES + 1} sizes in between"]
+    return lines
+
+
+def _division(plan: RunPlan, global_batch_size: int) -> str:
+    accumulation = global_batch_size // (plan.micro_batch_size * plan.world_size)
+    return (
+        f"{global_batch_size:,} samples per optimizer step = {plan.micro_batch_size:,} per micro-batch "
+        f"x {accumulation:,} accumulated x {plan.world_size:,} processes"
+    )
 
 
 def _loss(plan: RunPlan) -> list[str]:
-    if plan.tokens_per_sample is None:
-        unit = f"all {plan.global_batch_size:,} samples"
+    if plan.loss_weight_per_sample is None:
+        unit = "all target tokens"
+    elif len(plan.timeline.phases) > 1:
+        unit = f"all {plan.loss_unit}"
     else:
-        tokens = f"{plan.global_batch_size:,} samples x {plan.tokens_per_sample:,}"
-        unit = f"all {plan.loss_weight_per_step:,} tokens ({tokens})"
+        weight = plan.global_batch_size * plan.loss_weight_per_sample
+        product = f" ({plan.global_batch_size:,} samples x {plan.loss_weight_per_sample:,})"
+        unit = f"all {weight:,} {plan.loss_unit}{'' if plan.loss_unit == 'samples' else product}"
     lines = [
         f"loss and gradient are the mean over {unit} of the global batch,",
         "summed over micro-batches and processes and divided once, whatever the strategy",
     ]
+    if plan.loss_weight_per_sample is None:
+        lines.append("samples have unequal numbers of targets: they are counted over all processes before each step")
     if plan.uses_batch_norm:
         lines.append(
             f"BatchNorm normalises each micro-batch of {plan.micro_batch_size:,} on its own: another "
@@ -51,37 +73,56 @@ def _loss(plan: RunPlan) -> list[str]:
 
 
 def _steps(plan: RunPlan) -> list[str]:
-    used = plan.steps_per_epoch * plan.global_batch_size
-    epoch = f"one epoch is {plan.steps_per_epoch:,} steps: {used:,} of {plan.num_train_samples:,} training samples"
-    if plan.dropped_samples_per_epoch:
-        epoch += f" (the last {plan.dropped_samples_per_epoch:,} of each epoch's shuffle are dropped)"
-    samples = plan.total_steps * plan.global_batch_size
+    timeline = plan.timeline
+    lines = []
+    if len(timeline.phases) == 1:
+        steps = timeline.steps_in(Length("epochs", 1))
+        used = timeline.at(steps).samples_before
+        left = plan.num_train_samples % plan.global_batch_size
+        rest = ""
+        if left and timeline.keep_last:
+            rest = f" (the last {left:,} are a smaller global batch)"
+        elif left:
+            rest = f" (the last {left:,} of each epoch's shuffle are dropped)"
+        lines.append(f"one epoch is {steps:,} steps: {used:,} of {plan.num_train_samples:,} training samples{rest}")
+    else:
+        rest = "a smaller global batch" if timeline.keep_last else "dropped"
+        lines.append(f"samples at the end of an epoch that do not fill a global batch are {rest}")
+    samples = timeline.at(plan.total_steps).samples_before
     tokens = f", {samples * plan.tokens_per_sample:,} tokens" if plan.tokens_per_sample else ""
-    epochs = plan.total_steps / plan.steps_per_epoch
-    lines = [epoch, f"the run is {plan.total_steps:,} steps = {epochs:.4g} epochs = {samples:,} samples{tokens}"]
+    epochs = float(timeline.progress(plan.total_steps, "epochs"))
+    lines.append(f"the run is {plan.total_steps:,} steps = {epochs:.4g} epochs = {samples:,} samples{tokens}")
     if plan.stop_after_steps < plan.total_steps:
         lines.append(f"it stops early, after step {plan.stop_after_steps:,}; the learning rate keeps to the whole run")
-    every = plan.evaluate_every_steps
-    when = f"every {every:,} steps and at the end" if every else "at the end"
+    when = f"every {plan.evaluate_every} and at the end" if plan.evaluate_every else "at the end"
     lines.append(f"evaluated {when} on {plan.num_eval_samples:,} samples, each counted once")
     return lines
 
 
 def _learning_rate(plan: RunPlan) -> list[str]:
     schedule = plan.schedule
-    k = plan.global_batch_size / plan.reference_batch_size
-    formula = {"linear": f"{k:.6g}", "sqrt": f"sqrt({k:.6g})", "none": "1"}[plan.scaling]
     rule = "no scaling" if plan.scaling == "none" else f"the {plan.scaling} rule"
     lines = [
-        f"peak {schedule.peak_lr:.6g} = {plan.base_lr:.6g} x {formula}, by {rule}: {plan.base_lr:.6g} was tuned at "
-        f"batch {plan.reference_batch_size:,}, this is {plan.global_batch_size:,}"
+        f"peak {plan.peak_lr:.6g} = {plan.base_lr:.6g} x {_formula(plan, plan.global_batch_size)}, by {rule}: "
+        f"{plan.base_lr:.6g} was tuned at batch {plan.reference_batch_size:,}, this is {plan.global_batch_size:,}"
     ]
-    if schedule.warmup_steps:
-        growth = (schedule.peak_lr - schedule.warmup_start_lr) / schedule.warmup_steps
-        epochs = schedule.warmup_steps / plan.steps_per_epoch
+    if len(plan.timeline.phases) > 1 and plan.scaling != "none":
+        first = plan.timeline.phases[0].global_batch_size
+        peak_lr = plan.peak_lr_for(first)
         lines.append(
-            f"warmup from {schedule.warmup_start_lr:.6g} to {schedule.peak_lr:.6g} in {schedule.warmup_steps:,} steps "
-            f"({epochs:.3g} epochs), {growth:.3g} more each step"
+            f"it follows the batch size in force: at {first:,} it is {peak_lr:.6g} = {plan.base_lr:.6g} x "
+            f"{_formula(plan, first)}"
+        )
+    if schedule.warmup:
+        steps = _steps_to(plan, schedule.warmup)
+        epochs = float(plan.timeline.progress(steps, "epochs"))
+        if len(plan.timeline.phases) == 1:
+            growth = (plan.peak_lr - schedule.warmup_start_lr) / steps
+            goal, each = f"{plan.peak_lr:.6g}", f", {growth:.3g} more each step"
+        else:
+            goal, each = "the peak of the batch size in force", ", more with each sample"
+        lines.append(
+            f"warmup from {schedule.warmup_start_lr:.6g} to {goal} in {steps:,} steps ({epochs:.3g} epochs){each}"
         )
     elif plan.warmup_left_out:
         lines.append(
@@ -94,17 +135,27 @@ def _learning_rate(plan: RunPlan) -> list[str]:
     return lines
 
 
+def _formula(plan: RunPlan, global_batch_size: int) -> str:
+    k = global_batch_size / plan.reference_batch_size
+    return {"linear": f"{k:.6g}", "sqrt": f"sqrt({k:.6g})", "none": "1"}[plan.scaling]
+
+
+def _steps_to(plan: RunPlan, place: int) -> int:
+    """Steps until `place` samples are trained on."""
+    return plan.timeline.steps_in(Length("samples", place))
+
+
 def _decay(plan: RunPlan) -> str:
     schedule = plan.schedule
-    last = f"{schedule.lr_at(plan.total_steps - 1):.3g} in the last step"
+    last = f"{plan.lr_at(plan.total_steps - 1):.3g} in the last step"
     if schedule.decay == "constant":
         return "then constant"
     if schedule.decay == "step":
-        milestones = ", ".join(f"{milestone:,}" for milestone in schedule.milestones)
+        milestones = ", ".join(f"{_steps_to(plan, milestone):,}" for milestone in schedule.milestones)
         return f"then x {schedule.factor:g} at steps {milestones}; {last}"
     end = f"{schedule.final_fraction:g} of the peak at the end; {last}"
     if schedule.decay == "warmup_stable_decay":
-        start = plan.total_steps - schedule.decay_steps
+        start = _steps_to(plan, schedule.decay_start)
         return f"then constant until step {start:,}, then a straight line to {end}"
     shape = "half a cosine" if schedule.decay == "cosine" else "a straight line"
     return f"then {shape} to {end}"
@@ -115,6 +166,8 @@ def _optimizer(plan: RunPlan) -> list[str]:
     if plan.no_decay and plan.weight_decay:
         decay += f", none on {', '.join(plan.no_decay)} parameters"
     clipping = "no gradient clipping" if plan.clip_norm is None else f"gradients clipped to norm {plan.clip_norm:g}"
-    master = "fp32" if plan.precision == "fp32" else "bf16 autocast; weights, gradients and their reduction in fp32"
+    master = (
+        "bf16 autocast; weights, gradients and their reduction in fp32" if plan.precision == "bf16" else plan.precision
+    )
     options = ", ".join(f"{name} {value}" for name, value in plan.optimizer_options.items())
     return [f"{plan.optimizer} with {options}; {decay}", f"{clipping}; {master}; seed {plan.seed}"]

@@ -1,5 +1,6 @@
 """Exact evaluation: every sample counted once, on any number of processes."""
 
+import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -9,13 +10,14 @@ from largebatch.backend.base import Backend
 from largebatch.data.loading import Request, load
 from largebatch.data.source import Batch, SampleSource
 
-PerSample = Callable[[Batch], dict[str, torch.Tensor]]
+Value = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+PerSample = Callable[[Batch], dict[str, Value]]
 
 
 def mean_over_samples(
     backend: Backend, source: SampleSource, per_sample: PerSample, batch_size: int, num_workers: int
 ) -> dict[str, float]:
-    """The mean of each value over all samples.
+    """The mean of each value over all samples: the sum of what it adds up to over the sum of what it weighs.
 
     Every process makes the same number of forward passes, because sharded strategies communicate in each; one that has
     no samples left goes through the first sample again and leaves it out.
@@ -23,24 +25,28 @@ def mean_over_samples(
     Args:
         backend: The prepared backend.
         source: The evaluation set.
-        per_sample: From a batch to values by name, each of shape (batch,).
+        per_sample: From a batch to values by name, each of shape (batch,), or a pair of sums and weights of shape
+            (batch,) each, such as a sample's losses and its number of target tokens.
         batch_size: Samples per forward pass.
         num_workers: Loader processes.
     """
     shares = list(_shares(len(source), batch_size, backend.rank, backend.world_size))
     requests: list[Request] = [(np.arange(start, max(stop, start + 1)), None) for start, stop in shares]
     totals: dict[str, torch.Tensor] = {}
-    for (start, stop), batch in zip(shares, load(source, requests, num_workers, backend.device), strict=True):
-        for name, values in per_sample(batch).items():
-            if values.shape[0] != max(stop - start, 1):
-                raise ValueError(
-                    f"the evaluation's {name!r} has shape {tuple(values.shape)}; return one value a sample"
-                )
-            total = values[: stop - start].double().sum()
+    for (start, stop), (batch, _) in zip(shares, load(source, requests, num_workers, backend.device), strict=True):
+        for name, value in per_sample(batch).items():
+            sums, weights = value if isinstance(value, tuple) else (value, torch.ones_like(value))
+            for values in (sums, weights):
+                if values.shape != (max(stop - start, 1),):
+                    raise ValueError(
+                        f"the evaluation's {name!r} has shape {tuple(values.shape)}; return one value a sample"
+                    )
+            total = torch.stack([values[: stop - start].double().sum() for values in (sums, weights)])
             totals[name] = totals[name] + total if name in totals else total
     names = sorted(totals)
-    sums = backend.all_gather(torch.stack([totals[name] for name in names])).sum(dim=0)
-    return {name: value / len(source) for name, value in zip(names, sums.tolist(), strict=True)}
+    everyones = backend.all_gather(torch.cat([totals[name] for name in names])).sum(dim=0).view(-1, 2).tolist()
+    means = (total / weight if weight else math.nan for total, weight in everyones)
+    return dict(zip(names, means, strict=True))
 
 
 def _shares(num_samples: int, batch_size: int, rank: int, world_size: int) -> Iterator[tuple[int, int]]:

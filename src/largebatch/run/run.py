@@ -14,17 +14,17 @@ from torch import nn
 from torch.optim import Optimizer
 
 from largebatch.backend.batch_norm import RunningStatistics
-from largebatch.backend.check import check_backend, check_before, expect
+from largebatch.backend.check import DTYPES, check_backend, check_before, expect
 from largebatch.backend.launch import read_launch
 from largebatch.backend.start import start
 from largebatch.config import RecipeConfig
-from largebatch.data.loading import Request, check_size, load
-from largebatch.data.source import Batch, SampleSource
+from largebatch.data.loading import check_size
+from largebatch.data.source import SampleSource
 from largebatch.errors import BackendMismatch, TrainingFailed, UserError
-from largebatch.metrics import StepMetrics
-from largebatch.order import TrainingOrder
+from largebatch.metrics import StepMetrics, place_of
 from largebatch.plan import explain, resolve
 from largebatch.run.evaluate import PerSample, mean_over_samples
+from largebatch.run.feed import training_feed
 from largebatch.run.folder import RunFolder, append_json_line, write_json
 from largebatch.run.progress import Progress
 from largebatch.run.step import Step
@@ -63,8 +63,14 @@ class Run(Generic[Config]):
         self._completed_steps = 0
         self._last_logged: dict[str, Any] = {}
         self._last_evaluation: dict[str, float] = {}
+        torch.set_default_dtype(self.dtype)
         # The recipe builds its model next: every process draws the same initial weights.
         torch.manual_seed(config.seed)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, gradients and losses: float32, also under bf16 autocast, or float64."""
+        return DTYPES[self.plan.precision]
 
     def load(
         self, open_sources: Callable[[Config], tuple[SampleSource, SampleSource]]
@@ -117,52 +123,28 @@ class Run(Generic[Config]):
     def steps(self, train_set: SampleSource) -> Iterator[Step]:
         """The optimizer steps of the run; each must be finished with `step.update()`."""
         self._progress = Progress(self.plan, shown=self.backend.is_main_process)
-        batches = self._micro_batches(train_set)
+        first_step = self._completed_steps
+        feed = training_feed(self.plan, self.backend, train_set, self._num_workers, first_step)
         self._metrics.stopwatch.start()
-        for index in range(self._completed_steps, self.plan.stop_after_steps):
-            step = Step(index, self.plan, self.backend, batches, self._update)
+        for index, step_feed in enumerate(feed, first_step):
+            step = Step(index, self.plan, self.backend, step_feed, self._update)
             yield step
             if not step.updated:
                 raise RuntimeError("the loop went on to the next step without step.update()")
         self._metrics.stopwatch.pause()
 
-    def _micro_batches(self, train_set: SampleSource) -> Iterator[tuple[int, Batch]]:
-        """This process's micro-batches from the first step on, each with the seed of its forward pass."""
-        plan, backend = self.plan, self.backend
-        order = TrainingOrder(
-            plan.num_train_samples,
-            plan.steps_per_epoch,
-            plan.global_batch_size,
-            plan.micro_batch_size,
-            plan.world_size,
-            plan.seed,
-        )
-        seeds: list[int] = []
-
-        def requests() -> Iterator[Request]:
-            for step in range(self._completed_steps, plan.stop_after_steps):
-                for micro_step in range(plan.gradient_accumulation_steps):
-                    micro_batch = order.micro_batch(step, micro_step, backend.rank)
-                    seeds.append(micro_batch.seed)
-                    yield micro_batch.indices, micro_batch.epoch
-
-        for batch in load(train_set, requests(), self._num_workers, backend.device):
-            # Loader processes take requests ahead of the batches, in the same order.
-            yield seeds.pop(0), batch
-
-    def _update(self, index: int, loss_sum: torch.Tensor) -> None:
+    def _update(self, index: int, loss_sum: torch.Tensor, weight: int) -> None:
         """Finish step `index` and, where it is due, log it."""
         assert self._progress is not None
         completed = index + 1
         if index == 0:
             self._check_gradients()
-        learning_rate = self.plan.schedule.lr_at(index)
         is_logged = self._metrics.is_logged(completed)
-        grad_norm = self.backend.update(learning_rate, measure_norm=is_logged)
+        grad_norm = self.backend.update(self.plan.lr_at(index), measure_norm=is_logged)
         self._completed_steps = completed
-        self._metrics.add(loss_sum)
+        self._metrics.add(loss_sum, weight)
         if is_logged:
-            logged = self._metrics.log(completed, learning_rate, grad_norm)
+            logged = self._metrics.log(completed, grad_norm)
             line = {name: value for name, value in dataclasses.asdict(logged).items() if value is not None}
             self._last_logged = line
             if self.backend.is_main_process:
@@ -186,16 +168,15 @@ class Run(Generic[Config]):
     @property
     def should_evaluate(self) -> bool:
         """Whether an evaluation is due after the step just completed."""
-        every = self.plan.evaluate_every_steps
-        at_end = self._completed_steps == self.plan.stop_after_steps
-        return at_end or (every is not None and self._completed_steps % every == 0)
+        return self.plan.evaluates_after(self._completed_steps)
 
     def evaluate(self, eval_set: SampleSource, per_sample: PerSample) -> dict[str, float]:
         """Means over the evaluation set, each sample counted once, with the model in evaluation mode.
 
         Args:
             eval_set: The evaluation set.
-            per_sample: From a batch to values by name, one a sample: {"loss": (batch,), "accuracy": (batch,)}.
+            per_sample: From a batch to values by name, one a sample: {"loss": (batch,), "accuracy": (batch,)}; or to
+                pairs of sums and weights, {"loss": ((batch,), (batch,))}, whose mean is that of sums over weights.
 
         Raises:
             TrainingFailed: A mean is not finite.
@@ -215,12 +196,8 @@ class Run(Generic[Config]):
                 error.everywhere = True
                 raise error
         if self.backend.is_main_process:
-            step = {
-                "step": self._completed_steps,
-                "samples": self._completed_steps * self.plan.global_batch_size,
-                "epoch": round(self._completed_steps / self.plan.steps_per_epoch, 6),
-            }
-            append_json_line(self.folder.evaluations_file, step | means)
+            place = place_of(self.plan, self._completed_steps)
+            append_json_line(self.folder.evaluations_file, place | means)
         self._track({f"evaluation/{name}": value for name, value in means.items()})
         self._last_evaluation = means
         self._progress.say(f"evaluation after step {self._completed_steps}: {_numbers(means)}")
@@ -244,7 +221,7 @@ class Run(Generic[Config]):
     def _summarise(self) -> None:
         plan, logged = self.plan, self._last_logged
         seconds = self._metrics.stopwatch.seconds
-        samples = self._completed_steps * plan.global_batch_size
+        samples = plan.batch_at(self._completed_steps).samples_before
         summary = {
             "steps": self._completed_steps,
             "planned_steps": plan.total_steps,
@@ -257,8 +234,8 @@ class Run(Generic[Config]):
             "world_size": plan.world_size,
         }
         throughput = f"{samples / seconds:,.0f} samples/s"
-        if plan.tokens_per_sample:
-            summary["tokens_per_second"] = round(samples * plan.tokens_per_sample / seconds, 3)
+        if plan.loss_unit == "tokens":
+            summary["tokens_per_second"] = round(self._metrics.total_weight / seconds, 3)
             throughput += f", {summary['tokens_per_second']:,.0f} tokens/s"
         write_json(self.folder.summary_file, summary)
         path = self.folder.path

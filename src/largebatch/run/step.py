@@ -6,7 +6,9 @@ import torch
 
 from largebatch.backend.base import Backend
 from largebatch.data.source import Batch
+from largebatch.errors import TrainingFailed
 from largebatch.plan import RunPlan
+from largebatch.run.feed import MicroStep, StepFeed
 
 
 class Step:
@@ -16,9 +18,9 @@ class Step:
         index: The step, counted from 0.
         plan: The plan of the run.
         backend: The prepared backend.
-        batches: This process's micro-batches of the step, and the seeds of their forward passes, are the next ones of
-            this iterator.
-        finish: Takes the step's index and this process's sum of losses, and makes the update.
+        feed: The work of this process in the step.
+        finish: Takes the step's index, this process's sum of losses and the weight of the global batch, and makes the
+            update.
     """
 
     def __init__(
@@ -26,37 +28,52 @@ class Step:
         index: int,
         plan: RunPlan,
         backend: Backend,
-        batches: Iterator[tuple[int, Batch]],
-        finish: Callable[[int, torch.Tensor], None],
+        feed: StepFeed,
+        finish: Callable[[int, torch.Tensor, int], None],
     ):
         self.index = index
         self.updated = False
-        self._accumulation = plan.gradient_accumulation_steps
+        self._plan = plan
+        self._accumulation = plan.micro_steps_at(index)
         self._backend = backend
-        self._batches = batches
+        self._feed = feed
         self._finish = finish
         self._micro_steps_done = 0
+        self._micro_step: MicroStep | None = None
         self._loss_sum: torch.Tensor | None = None
-        # Engines average gradients over the processes: a sum of losses comes out world_size times smaller than in one
-        # process. Multiplied back and divided by the whole global batch's weight, it is the mean over the global batch
-        # (Goyal et al. 2017, remark 3).
-        self._loss_scale = plan.world_size / plan.loss_weight_per_step
+        self._weight = 0
 
     def micro_batches(self) -> Iterator[Batch]:
-        """This process's micro-batches; the body must call `backward` once for each."""
-        for micro_step in range(self._accumulation):
-            seed, batch = next(self._batches)
-            torch.manual_seed(seed)
-            self._backend.begin_micro_step(micro_step)
-            yield batch
-            if self._micro_steps_done != micro_step + 1:
+        """This process's micro-batches; the body must call `backward` once for each.
+
+        In the ragged batch at the end of an epoch, a process may get a sample of another one, whose loss and gradient
+        do not count: sharded models need every process in every pass.
+        """
+        self._weight = self._feed.total_weight()
+        if self._weight == 0:
+            error = TrainingFailed(
+                f"no sample of step {self.index + 1} has a target, so there is nothing to take the mean over; remove "
+                "such samples from the data"
+            )
+            error.everywhere = True
+            raise error
+        for number, micro_step in enumerate(self._feed.micro_steps):
+            self._micro_step = micro_step
+            torch.manual_seed(micro_step.seed)
+            self._backend.begin_micro_step(number, self._accumulation)
+            yield micro_step.batch
+            if self._micro_steps_done != number + 1:
                 raise RuntimeError(
-                    f"step.backward was called {self._micro_steps_done - micro_step} times for a micro-batch; "
+                    f"step.backward was called {self._micro_steps_done - number} times for a micro-batch; "
                     "call it once for each"
                 )
 
     def backward(self, loss_sum: torch.Tensor) -> None:
         """Add the gradient of one micro-batch.
+
+        Engines average gradients over the processes: a sum of losses comes out world_size times smaller than in one
+        process. Multiplied back and divided by the whole global batch's weight, it is the mean over the global batch
+        (Goyal et al. 2017, remark 3).
 
         Args:
             loss_sum: The *sum* of the losses of the micro-batch's samples (or target tokens), a scalar. It is divided
@@ -67,9 +84,12 @@ class Step:
                 f"step.backward needs a scalar, the sum of the micro-batch's losses; given shape "
                 f'{tuple(loss_sum.shape)}: use reduction="sum"'
             )
-        detached = loss_sum.detach()
+        if self._micro_step is None:
+            raise RuntimeError("step.backward was called outside of step.micro_batches()")
+        counts = float(self._micro_step.counts)
+        detached = loss_sum.detach() * counts
         self._loss_sum = detached if self._loss_sum is None else self._loss_sum + detached
-        self._backend.backward(loss_sum * self._loss_scale)
+        self._backend.backward(loss_sum * (counts * self._plan.world_size / self._weight))
         self._micro_steps_done += 1
 
     def update(self) -> None:
@@ -80,4 +100,4 @@ class Step:
                 "go through all of step.micro_batches() first"
             )
         self.updated = True
-        self._finish(self.index, self._loss_sum)
+        self._finish(self.index, self._loss_sum, self._weight)

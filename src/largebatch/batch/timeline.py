@@ -1,0 +1,186 @@
+"""Which samples each optimizer step consumes, while the batch size may grow: a pure function of the step.
+
+A run passes over the epochs' shuffled orders one after another. Within a *phase* the batch size is constant, so any
+step is found in constant time, at any length of the run. A batch never reaches across the end of an epoch: what is left
+there, too little for a global batch, is dropped, or kept as a smaller, *ragged* batch.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+Unit = Literal["steps", "samples", "tokens", "epochs"]
+
+
+@dataclass(frozen=True)
+class Length:
+    """An amount of training in one unit."""
+
+    unit: Unit
+    amount: int | float
+
+    @property
+    def exact(self) -> Fraction:
+        """The amount as the fraction that was meant: 0.1 epochs are 1/10, 0.3333333 are 1/3."""
+        return Fraction(self.amount).limit_denominator(10**9)
+
+    def __str__(self) -> str:
+        amount = f"{self.amount:,g}" if isinstance(self.amount, float) else f"{self.amount:,}"
+        return f"{amount} {self.unit[:-1] if amount == '1' else self.unit}"
+
+
+@dataclass(frozen=True)
+class GlobalBatch:
+    """The samples of one optimizer step: positions `start` to `start + size` of the order of `epoch`."""
+
+    epoch: int
+    start: int
+    size: int
+    """Samples of this step; fewer than `global_batch_size` at the end of an epoch whose last batch is kept."""
+    global_batch_size: int
+    """The batch size in force, which the learning rate follows."""
+    samples_before: int
+    """Samples that all earlier steps have trained on."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Steps with one batch size, from `first_step` to the next phase."""
+
+    first_step: int
+    global_batch_size: int
+    epoch: int
+    """Epoch of the first step."""
+    start: int
+    """Position of the first step in its epoch."""
+    samples_before: int
+    """Samples trained on before the phase."""
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The global batches of a run.
+
+    Args:
+        num_train_samples: Samples of the training set.
+        keep_last: Whether the ragged batch at the end of each epoch is trained on, or dropped.
+        tokens_per_sample: Target tokens of each sample, or None where samples have none or unequal numbers.
+        phases: The batch sizes; see `build`.
+    """
+
+    num_train_samples: int
+    keep_last: bool
+    tokens_per_sample: int | None
+    phases: tuple[Phase, ...]
+
+    @classmethod
+    def build(
+        cls,
+        num_train_samples: int,
+        batch_sizes: Iterable[tuple[Length, int]],
+        keep_last: bool = False,
+        tokens_per_sample: int | None = None,
+    ) -> "Timeline":
+        """A timeline from the moments at which batch sizes come into force, the first of them at 0.
+
+        Raises:
+            ValueError: A moment is in a unit that the data does not have, or does not lie after the one before.
+        """
+        timeline = cls(num_train_samples, keep_last, tokens_per_sample, ())
+        for moment, size in batch_sizes:
+            if not timeline.phases:
+                first = Phase(0, size, 0, 0, 0)
+            else:
+                step = timeline.steps_in(moment)
+                previous = timeline.phases[-1].first_step
+                if step <= previous:
+                    raise ValueError(
+                        f"size {size} comes into force at {moment}, which is step {step}, not after step {previous} of "
+                        "the one before; write a later moment, or for a ramp a larger increment"
+                    )
+                batch = timeline.at(step)
+                first = Phase(step, size, batch.epoch, batch.start, batch.samples_before)
+            timeline = cls(num_train_samples, keep_last, tokens_per_sample, (*timeline.phases, first))
+        return timeline
+
+    def at(self, step: int) -> GlobalBatch:
+        """The global batch of optimizer step `step`, counted from 0."""
+        phase = self.phases[bisect_right(self.phases, step, key=lambda phase: phase.first_step) - 1]
+        size = phase.global_batch_size
+        steps_before = step - phase.first_step
+        steps_to_epoch_end, samples_to_epoch_end = self._left_in_epoch(phase.start, size)
+        if steps_before < steps_to_epoch_end:
+            epoch, start = phase.epoch, phase.start + steps_before * size
+            samples_before = phase.samples_before + steps_before * size
+        else:
+            steps_per_epoch, samples_per_epoch = self._left_in_epoch(0, size)
+            whole_epochs, step_in_epoch = divmod(steps_before - steps_to_epoch_end, steps_per_epoch)
+            epoch, start = phase.epoch + 1 + whole_epochs, step_in_epoch * size
+            samples_before = phase.samples_before + samples_to_epoch_end + whole_epochs * samples_per_epoch + start
+        return GlobalBatch(epoch, start, min(size, self.num_train_samples - start), size, samples_before)
+
+    def _left_in_epoch(self, start: int, size: int) -> tuple[int, int]:
+        """Steps, and samples that they train on, from position `start` to the end of the epoch."""
+        left = self.num_train_samples - start
+        return (-(-left // size), left) if self.keep_last else (left // size, left // size * size)
+
+    # --- amounts of training --------------------------------------------------------------------------------------
+
+    def progress(self, step: int, unit: Unit) -> Fraction:
+        """How much training the first `step` steps are, exactly.
+
+        Epochs are counted by samples that are trained on: one is over when its last batch is.
+
+        Raises:
+            ValueError: Samples have no tokens, or not all the same number.
+        """
+        if unit == "steps":
+            return Fraction(step)
+        batch = self.at(step)
+        if unit == "samples":
+            return Fraction(batch.samples_before)
+        if unit == "tokens":
+            if self.tokens_per_sample is None:
+                raise ValueError(
+                    "is given in tokens, but the samples of this data have none, or different numbers; use epochs, "
+                    "steps or samples"
+                )
+            return Fraction(batch.samples_before * self.tokens_per_sample)
+        _, left = self._left_in_epoch(batch.start, batch.global_batch_size)
+        return batch.epoch + Fraction(batch.start, batch.start + left)
+
+    def steps_in(self, length: Length) -> int:
+        """The least number of steps from the start of training that are at least `length`.
+
+        Raises:
+            ValueError: As `progress`.
+        """
+        return _first(lambda step: self.progress(step, length.unit) >= length.exact)
+
+    def steps_before(self, step: int, length: Length) -> int | None:
+        """The last step from which to step `step` is at least `length`; None where it would be before the start.
+
+        Raises:
+            ValueError: As `progress`.
+        """
+        left = self.progress(step, length.unit) - length.exact
+        return None if left < 0 else _first(lambda earlier: self.progress(earlier, length.unit) > left) - 1
+
+    def completes(self, step: int, every: Length) -> bool:
+        """Whether the step after which `step` are completed brings training over a further multiple of `every`."""
+        done, before = (self.progress(count, every.unit) // every.exact for count in (step, step - 1))
+        return done > before
+
+
+def _first(reached: Callable[[int], bool]) -> int:
+    """The first step, from 0 on, at which a condition holds that goes on to hold afterwards."""
+    bound = 1
+    while not reached(bound):
+        bound *= 2
+    low, high = 0, bound
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reached(middle) else (middle + 1, high)
+    return low

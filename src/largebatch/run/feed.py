@@ -1,0 +1,100 @@
+"""What one process works through in each optimizer step, and the weight of the whole global batch."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+
+from largebatch.backend.base import Backend
+from largebatch.data.loading import Request, load
+from largebatch.data.source import Batch, SampleSource
+from largebatch.errors import DataError
+from largebatch.order import MicroBatch, TrainingOrder
+from largebatch.plan import RunPlan
+
+
+@dataclass(frozen=True)
+class MicroStep:
+    """One forward and backward pass of this process.
+
+    Args:
+        batch: The micro-batch, on the device.
+        weight: What it counts in the loss: samples, or target tokens.
+        seed: Seed of the randomness inside the model.
+        counts: False where the pass is made only because the other processes make one; see `order.MicroBatch`.
+    """
+
+    batch: Batch
+    weight: int
+    seed: int
+    counts: bool
+
+
+@dataclass(frozen=True)
+class StepFeed:
+    """The work of one optimizer step.
+
+    Args:
+        micro_steps: This process's passes, in order.
+        total_weight: Waits for and returns the weight of the global batch, over all processes and micro-batches.
+    """
+
+    micro_steps: Iterator[MicroStep]
+    total_weight: Callable[[], int]
+
+
+def training_feed(
+    plan: RunPlan, backend: Backend, train_set: SampleSource, num_workers: int, first_step: int
+) -> Iterator[StepFeed]:
+    """The work of this process in each step from `first_step` on.
+
+    Where samples have unequal weights, a step's micro-batches are loaded during the step before, and their weights
+    summed over the processes meanwhile, so that no step waits for the sum. Otherwise nothing is communicated.
+    """
+    loaded = _micro_steps(plan, backend, train_set, num_workers, first_step)
+    steps = range(first_step, plan.stop_after_steps)
+    if plan.loss_weight_per_sample is not None:
+        for step in steps:
+            weight = plan.batch_at(step).size * plan.loss_weight_per_sample
+            yield StepFeed(islice(loaded, plan.micro_steps_at(step)), partial(int, weight))
+        return
+
+    def fetch(step: int) -> StepFeed:
+        micro_steps = list(islice(loaded, plan.micro_steps_at(step)))
+        mine = sum(micro_step.weight for micro_step in micro_steps if micro_step.counts)
+        return StepFeed(iter(micro_steps), backend.sum_over_processes(mine))
+
+    upcoming = fetch(first_step) if steps else None
+    for step in steps:
+        assert upcoming is not None
+        current, upcoming = upcoming, fetch(step + 1) if step + 1 in steps else None
+        yield current
+
+
+def _micro_steps(
+    plan: RunPlan, backend: Backend, train_set: SampleSource, num_workers: int, first_step: int
+) -> Iterator[MicroStep]:
+    order = TrainingOrder(plan.timeline, plan.micro_batch_size, plan.world_size, plan.seed)
+    asked: list[MicroBatch] = []
+
+    def requests() -> Iterator[Request]:
+        for step in range(first_step, plan.stop_after_steps):
+            for micro_step in range(plan.micro_steps_at(step)):
+                micro_batch = order.micro_batch(step, micro_step, backend.rank)
+                asked.append(micro_batch)
+                yield micro_batch.indices, micro_batch.epoch
+
+    for batch, weight in load(train_set, requests(), num_workers, backend.device):
+        # Loader processes take requests ahead of the batches, in the same order.
+        micro_batch = asked.pop(0)
+        _check_weight(plan, weight, len(micro_batch.indices))
+        yield MicroStep(batch, weight, micro_batch.seed, micro_batch.counts)
+
+
+def _check_weight(plan: RunPlan, weight: int, num_samples: int) -> None:
+    each = plan.loss_weight_per_sample
+    if each is not None and weight != num_samples * each:
+        raise DataError(
+            f"{num_samples} samples count {weight} {plan.loss_unit} in the loss, the plan says {each} each; where "
+            'samples have unequal numbers of targets, write data.samples "documents"'
+        )
