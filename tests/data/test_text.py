@@ -133,7 +133,7 @@ def test_documents_are_samples_of_their_own(tmp_path):
     assert (alone["input_ids"].shape, train.weight(alone)) == ((1, 1), 0)
 
 
-def test_paragraphs_of_the_python_reference(tmp_path):
+def test_paragraphs_of_the_python_reference():
     words = [
         "--data.samples=documents",
         "--data.num_train_samples=96",

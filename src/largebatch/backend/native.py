@@ -82,7 +82,10 @@ class DdpBackend(ReplicatedBackend):
 
 
 class FsdpBackend(NativeBackend):
-    """FSDP2: gradients are reduce-scattered with every micro-batch, so that no process ever keeps them whole."""
+    """FSDP2: gradients are reduce-scattered once per optimizer step, with its last micro-batch.
+
+    Meanwhile each process keeps its whole gradients: what FSDP2 documents for accumulation without communication.
+    """
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         # Accelerate shards embeddings on their own and asks the model for them; the vision models of `transformers`
@@ -98,6 +101,7 @@ class FsdpBackend(NativeBackend):
     def mark_micro_step(self, is_last: bool) -> None:
         assert isinstance(self.model, FSDPModule)
         self.model.set_is_last_backward(is_last)
+        self.model.set_requires_gradient_sync(is_last)
 
     def observe(self) -> Observed:
         return super().observe() | {"strategy": "fsdp" if isinstance(self.model, FSDPModule) else "no sharding"}

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from largebatch import __version__
 from largebatch.errors import UserError
@@ -12,8 +13,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 done, 1 a check failed, 2 the input cannot be used."""
     parser = argparse.ArgumentParser(
         prog="largebatch",
-        description="Plan large-batch training recipes.",
-        epilog="Exit codes: 0 done, 2 the input cannot be used.",
+        description="Plan large-batch training recipes, and prove that they train the same everywhere.",
+        epilog="Exit codes: 0 done, 1 combinations differ, 2 the input cannot be used.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"largebatch {__version__}")
@@ -33,6 +34,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan.add_argument("--run_dir", help=argparse.SUPPRESS)
     plan.add_argument("--json", action="store_true", help="print the resolved plan as JSON")
 
+    verify = commands.add_parser(
+        "verify",
+        help="prove that a recipe trains the same on every strategy, number of processes and micro-batch size",
+        description="Train the first steps of a recipe under every combination of strategy, number of processes and "
+        "micro-batch size, on GPUs where there are enough and on CPU processes elsewhere, and compare loss, gradient "
+        "norm, learning rate, weights and evaluation with one process. Exit code 0 only if all agree.",
+        epilog="Example: largebatch verify recipes/causal_lm/gpt_pydoc.json --world-sizes 2,4 --micro-batch-sizes 4,8. "
+        "Fields are overridden as in a run: --batch.global_batch_size 64.",
+        allow_abbrev=False,
+    )
+    verify.add_argument("config", type=Path, help="the recipe's JSON file")
+    verify.add_argument(
+        "--strategies", type=_words, help="names of Accelerate configs; default: ddp,fsdp,zero1,zero2,zero3"
+    )
+    verify.add_argument("--world-sizes", type=_positive_ints, default=[1, 2, 4], help="default: 1,2,4")
+    verify.add_argument("--micro-batch-sizes", type=_positive_ints, help="default: the recipe's own")
+    verify.add_argument("--steps", type=_positive_int, default=20, help="optimizer steps to train; default: 20")
+    verify.add_argument("--script", type=Path, help="default: the train.py beside the recipe")
+    verify.add_argument(
+        "--accelerate-configs",
+        type=Path,
+        help="folder of the strategies' YAML files; default: accelerate_configs beside the recipe's folder",
+    )
+    verify.add_argument("--output", type=Path, help="the JSON to write; default: runs/RECIPE.verify.json")
+
     commands.add_parser(
         "schema",
         help="print the JSON Schema of recipes",
@@ -47,6 +73,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from largebatch.cli.plan import print_plan
 
             print_plan(options.config, overrides, options.world_size, as_json=options.json)
+        elif options.command == "verify":
+            from largebatch.cli.verify import verify as verify_recipe
+
+            agree = verify_recipe(
+                options.config,
+                overrides,
+                options.strategies,
+                options.world_sizes,
+                options.micro_batch_sizes,
+                options.steps,
+                options.script,
+                options.accelerate_configs,
+                options.output,
+            )
+            return 0 if agree else 1
         else:
             if overrides:
                 parser.error(f"unrecognized arguments: {' '.join(overrides)}")
@@ -57,6 +98,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     return 0
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _positive_ints(text: str) -> list[int]:
+    return [_positive_int(word) for word in _words(text)]
 
 
 def _positive_int(text: str) -> int:

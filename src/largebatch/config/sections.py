@@ -283,6 +283,15 @@ class Evaluation(Section):
 
     every: Duration | None = None
     """Distance between evaluations; null is only at the end."""
+    max_samples: PositiveInt | None = None
+    """Evaluate on the first so many samples only; null is all of them."""
+
+
+class Verify(Section):
+    """What `largebatch verify` changes of a recipe that is too large to rehearse."""
+
+    model: dict[str, Any]
+    """Fields of the model section, with the values that make it small."""
 
 
 class Logging(Section):

@@ -16,6 +16,7 @@ from largebatch.config.sections import (
     PositiveInt,
     Section,
     Train,
+    Verify,
 )
 
 # --- data ---------------------------------------------------------------------------------------------------------
@@ -160,6 +161,11 @@ class Model(Section):
         """Whether the loss of a sample depends on the others of its micro-batch."""
         return False
 
+    @property
+    def uses_dropout(self) -> bool:
+        """Whether the model draws random numbers, which depend on how the global batch is cut into micro-batches."""
+        return False
+
 
 class ResNet(Model):
     """A residual network, as in `transformers` (`ResNetForImageClassification`)."""
@@ -205,6 +211,10 @@ class Gpt2(Model):
     initializer_range: PositiveFloat = 0.02
     """Standard deviation of the initial weights; residual projections get it divided by sqrt(2 x num_layers)."""
 
+    @property
+    def uses_dropout(self) -> bool:
+        return self.dropout > 0
+
     @model_validator(mode="after")
     def _heads_divide_width(self) -> "Gpt2":
         if self.hidden_size % self.num_heads:
@@ -239,6 +249,7 @@ class RecipeConfig(Section):
     train: Train
     evaluation: Evaluation = Evaluation()
     logging: Logging = Logging()
+    verify: Verify | None = None
 
 
 class ImageClassificationConfig(RecipeConfig):

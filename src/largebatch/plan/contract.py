@@ -57,6 +57,8 @@ class RunPlan:
     """Global norm that gradients are clipped to; None is no clipping."""
     evaluate_every: Length | None
     """Distance between evaluations; None is only at the end."""
+    evaluated_samples: int
+    """Samples of each evaluation: the first of the evaluation set, or all."""
     log_every_steps: int
 
     # --- of a step, counted from 0 --------------------------------------------------------------------------------
@@ -160,6 +162,7 @@ def resolve(config: RecipeConfig, world_size: int) -> RunPlan:
         no_decay=tuple(config.optimizer.no_decay),
         clip_norm=config.optimizer.clip_norm,
         evaluate_every=config.evaluation.every.length if config.evaluation.every else None,
+        evaluated_samples=min(config.evaluation.max_samples or data.num_eval_samples, data.num_eval_samples),
         log_every_steps=config.logging.every,
     )
 

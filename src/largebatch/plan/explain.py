@@ -95,7 +95,10 @@ def _steps(plan: RunPlan) -> list[str]:
     if plan.stop_after_steps < plan.total_steps:
         lines.append(f"it stops early, after step {plan.stop_after_steps:,}; the learning rate keeps to the whole run")
     when = f"every {plan.evaluate_every} and at the end" if plan.evaluate_every else "at the end"
-    lines.append(f"evaluated {when} on {plan.num_eval_samples:,} samples, each counted once")
+    which = f"{plan.evaluated_samples:,}"
+    if plan.evaluated_samples < plan.num_eval_samples:
+        which = f"the first {plan.evaluated_samples:,} of {plan.num_eval_samples:,}"
+    lines.append(f"evaluated {when} on {which} samples, each counted once")
     return lines
 
 

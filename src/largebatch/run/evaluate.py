@@ -15,9 +15,14 @@ PerSample = Callable[[Batch], dict[str, Value]]
 
 
 def mean_over_samples(
-    backend: Backend, source: SampleSource, per_sample: PerSample, batch_size: int, num_workers: int
+    backend: Backend,
+    source: SampleSource,
+    num_samples: int,
+    per_sample: PerSample,
+    batch_size: int,
+    num_workers: int,
 ) -> dict[str, float]:
-    """The mean of each value over all samples: the sum of what it adds up to over the sum of what it weighs.
+    """The mean of each value over samples: the sum of what it adds up to over the sum of what it weighs.
 
     Every process makes the same number of forward passes, because sharded strategies communicate in each; one that has
     no samples left goes through the first sample again and leaves it out.
@@ -25,12 +30,13 @@ def mean_over_samples(
     Args:
         backend: The prepared backend.
         source: The evaluation set.
+        num_samples: How many of it, from the first on.
         per_sample: From a batch to values by name, each of shape (batch,), or a pair of sums and weights of shape
             (batch,) each, such as a sample's losses and its number of target tokens.
         batch_size: Samples per forward pass.
         num_workers: Loader processes.
     """
-    shares = list(_shares(len(source), batch_size, backend.rank, backend.world_size))
+    shares = list(_shares(num_samples, batch_size, backend.rank, backend.world_size))
     requests: list[Request] = [(np.arange(start, max(stop, start + 1)), None) for start, stop in shares]
     totals: dict[str, torch.Tensor] = {}
     for (start, stop), (batch, _) in zip(shares, load(source, requests, num_workers, backend.device), strict=True):

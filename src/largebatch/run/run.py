@@ -186,7 +186,14 @@ class Run(Generic[Config]):
         self._metrics.check(self._completed_steps)
         self.backend.average_statistics()
         with torch.no_grad(), _evaluation_mode(self.backend.model):
-            means = mean_over_samples(self.backend, eval_set, per_sample, self.plan.micro_batch_size, self._num_workers)
+            means = mean_over_samples(
+                self.backend,
+                eval_set,
+                self.plan.evaluated_samples,
+                per_sample,
+                self.plan.micro_batch_size,
+                self._num_workers,
+            )
         for name, value in means.items():
             if not math.isfinite(value):
                 error = TrainingFailed(

@@ -1,0 +1,180 @@
+"""`largebatch verify`: the table of a recipe's combinations, and its verdict."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from largebatch.batch import Length
+from largebatch.config import RecipeConfig, load_config
+from largebatch.errors import ConfigError, UserError
+from largebatch.plan import RunPlan, resolve
+from largebatch.rehearsal.launch import STRATEGIES
+from largebatch.rehearsal.verification import GRAD_NORM_FACTOR, Combination, Row, Verification
+
+COLUMNS = (
+    "strategy",
+    "processes",
+    "micro",
+    "loss",
+    "grad norm",
+    "lr",
+    "parameters",
+    "evaluation",
+    "seconds",
+    "verdict",
+)
+LINE = "{:<9}{:>10}{:>7}{:>10}{:>11}{:>10}{:>12}{:>12}{:>9}  {}"
+
+
+def verify(
+    recipe: Path,
+    overrides: Sequence[str],
+    strategies: Sequence[str] | None,
+    world_sizes: Sequence[int],
+    micro_batch_sizes: Sequence[int] | None,
+    steps: int,
+    script: Path | None,
+    accelerate_configs: Path | None,
+    output: Path | None,
+) -> bool:
+    """Train every combination, print the table, write the JSON.
+
+    Returns:
+        Whether all combinations that the global batch divides over agree with the reference.
+
+    Raises:
+        UserError: Files are missing, or the global batch divides over none of the combinations of a world size.
+    """
+    config: RecipeConfig = load_config(recipe, overrides)
+    script = script or recipe.parent / "train.py"
+    if not script.is_file():
+        raise UserError(f"there is no {script}; write --script PATH, the train.py that runs {recipe.name}")
+    configs = _accelerate_configs(recipe, accelerate_configs, strategies, config.precision)
+    micro_batch_sizes = micro_batch_sizes or [config.batch.micro_batch_size]
+    combinations = [
+        Combination(strategy, world_size, micro_batch_size)
+        for micro_batch_size in micro_batch_sizes
+        for world_size in world_sizes
+        for strategy in configs
+    ]
+    for world_size in world_sizes:
+        _require_one_that_divides(config, world_size, micro_batch_sizes)
+
+    import torch
+
+    on_gpus = torch.cuda.device_count() >= max(world_sizes)
+    verification = Verification(config, recipe, overrides, script, configs, steps, on_gpus)
+    _print_title(config, recipe, min(steps, resolve(config, 1).total_steps), on_gpus, verification.tolerance)
+    rows = []
+    for row in verification.rows(combinations):
+        # The strategies of one number of processes have the same problem.
+        _print_row(row, tell=not rows or row.problem != rows[-1].problem)
+        rows.append(row)
+    compared = [row for row in rows if row.verdict in ("agrees", "differs", "failed")]
+    agreeing = sum(row.verdict == "agrees" for row in compared)
+    print(f"\n{agreeing} of {len(compared)} combinations agree with one process")
+    path = output or Path("runs") / f"{recipe.stem}.verify.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    report = {
+        "recipe": str(recipe),
+        "overrides": list(overrides),
+        "steps": steps,
+        "on_gpus": on_gpus,
+        "tolerance": verification.tolerance,
+        "tolerance_of_grad_norm": GRAD_NORM_FACTOR * verification.tolerance,
+        "agree": agreeing == len(compared),
+        "rows": [_finite(dataclasses.asdict(row)) for row in rows],
+    }
+    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    print(f"written to {path}")
+    return agreeing == len(compared)
+
+
+def _accelerate_configs(
+    recipe: Path, folder: Path | None, strategies: Sequence[str] | None, precision: str
+) -> dict[str, Path]:
+    """The Accelerate config of each strategy: of the given folder, the recipe's own project, or this folder's."""
+    folders = (
+        [folder] if folder else [recipe.resolve().parents[1] / "accelerate_configs", Path("recipes/accelerate_configs")]
+    )
+    found = next((place for place in folders if place.is_dir()), None)
+    if found is None:
+        places = " or ".join(str(place) for place in folders)
+        raise UserError(
+            f"there is no {places}; write --accelerate-configs FOLDER, the one with ddp.yaml and the others"
+        )
+    if strategies is None:
+        # DeepSpeed has no fp64.
+        strategies = [
+            name
+            for name in STRATEGIES
+            if (found / f"{name}.yaml").is_file() and not (precision == "fp64" and name.startswith("zero"))
+        ]
+    missing = [name for name in strategies if not (found / f"{name}.yaml").is_file()]
+    if missing:
+        known = ", ".join(sorted(file.stem for file in found.glob("*.yaml")))
+        raise UserError(f"--strategies: there is no {found / missing[0]}.yaml; known: {known}")
+    return {name: (found / f"{name}.yaml").resolve() for name in strategies}
+
+
+def _require_one_that_divides(config: RecipeConfig, world_size: int, micro_batch_sizes: Sequence[int]) -> None:
+    problems = []
+    for micro_batch_size in micro_batch_sizes:
+        batch = config.batch.model_copy(update={"micro_batch_size": micro_batch_size})
+        try:
+            resolve(config.model_copy(update={"batch": batch}), world_size)
+            return
+        except ConfigError as error:
+            problems += error.problems
+    raise ConfigError(problems)
+
+
+def _print_title(config: RecipeConfig, recipe: Path, steps: int, on_gpus: bool, tolerance: float) -> None:
+    print(
+        f"{recipe.stem}: {steps} steps of {config.precision} {config.optimizer.name} on "
+        f"{'GPUs' if on_gpus else 'the CPU'}, each combination against one process\n"
+        f"largest relative differences: at most {tolerance:g}, of the gradient's norm "
+        f"{GRAD_NORM_FACTOR * tolerance:g}, none of the learning rate"
+    )
+    for what in _not_reached(resolve(config, 1), steps):
+        print(f"not reached in these steps: {what}")
+    if config.verify:
+        print(f"the model is made small by the recipe's verify section: {json.dumps(config.verify.model)}")
+    print("\n" + LINE.format(*COLUMNS), flush=True)
+
+
+def _not_reached(plan: RunPlan, steps: int) -> Iterator[str]:
+    """What the first steps do not show of a recipe."""
+    for phase in plan.timeline.phases:
+        if phase.first_step >= steps:
+            yield f"batch size {phase.global_batch_size}, from step {phase.first_step} on"
+    steps_per_epoch = plan.timeline.steps_in(Length("epochs", 1))
+    last = plan.batch_at(steps_per_epoch - 1)
+    if plan.timeline.keep_last and last.size < last.global_batch_size and steps < steps_per_epoch:
+        yield f"the ragged batch at the end of the epoch, in step {steps_per_epoch}"
+
+
+def _print_row(row: Row, tell: bool) -> None:
+    combination, differences = row.combination, row.differences
+    numbers = (
+        [f"{value:.1e}" if value else "0" for value in dataclasses.astuple(differences)] if differences else ["-"] * 5
+    )
+    seconds = f"{row.seconds:.1f}" if row.seconds else "-"
+    print(
+        LINE.format(
+            combination.strategy, combination.world_size, combination.micro_batch_size, *numbers, seconds, row.verdict
+        ),
+        flush=True,
+    )
+    if row.problem and tell:
+        print(f"         {row.problem}", flush=True)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity: null."""
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

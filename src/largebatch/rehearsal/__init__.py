@@ -1,0 +1,1 @@
+"""Rehearsing recipes on one machine: jobs of several processes without a launcher, and their comparison."""

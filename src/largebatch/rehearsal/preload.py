@@ -1,0 +1,31 @@
+"""Imported once by the server that jobs are forked from: imports what jobs need; runs no torch operation."""
+
+import importlib
+import logging
+import threading
+
+import tqdm
+
+# DeepSpeed tells what device it has found while it is imported.
+logging.getLogger("DeepSpeed").addFilter(lambda record: record.levelno >= logging.ERROR)
+
+for name in (
+    "accelerate.commands.launch",
+    "datasets",
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "deepspeed.runtime.zero.utils",
+    "sklearn.datasets",
+    "torch._inductor.compile_fx",
+    "torch.utils.tensorboard",
+    "transformers.conversion_mapping",
+    "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.resnet.modeling_resnet",
+    "largebatch.backend.zero",
+    "largebatch.data.images",
+    "largebatch.data.text",
+    "largebatch.run",
+):
+    importlib.import_module(name)
+
+# Its own lock would be shared by processes, and left behind by those that are killed.
+tqdm.tqdm.set_lock(threading.RLock())

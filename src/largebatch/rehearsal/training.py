@@ -1,0 +1,47 @@
+"""Running a recipe's train.py in this process, and reading what it wrote."""
+
+import json
+import runpy
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def train(script: Path, recipe: Path, *overrides: str, run_dir: Path) -> None:
+    """Run a recipe as if its script were started from the command line."""
+    sys.argv = [str(script), "--config", str(recipe), "--run_dir", str(run_dir), *overrides]
+    sys.path.insert(0, str(script.parent))
+    runpy.run_path(str(script), run_name="__main__")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a run has written.
+
+    Args:
+        metrics: The logged steps.
+        evaluations: The evaluations.
+        weights: The final weights and running statistics by name, in float64.
+    """
+
+    metrics: list[dict[str, Any]]
+    evaluations: list[dict[str, Any]]
+    weights: dict[str, NDArray[np.float64]]
+
+
+def read_run(run_dir: Path) -> Trained:
+    """The numbers of a finished run."""
+    from safetensors.numpy import load_file
+
+    weights: dict[str, NDArray[np.float64]] = {}
+    for file in sorted((run_dir / "model").glob("*.safetensors")):
+        weights |= {name: np.asarray(tensor, dtype=np.float64) for name, tensor in load_file(file).items()}
+    return Trained(_json_lines(run_dir / "metrics.jsonl"), _json_lines(run_dir / "evaluations.jsonl"), weights)
+
+
+def _json_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -1,0 +1,285 @@
+"""The proof that a recipe is the same training run on every strategy, number of processes and micro-batch size.
+
+Every combination is trained for some steps from the recipe's own files, and compared with one process without any
+strategy. They differ by rounding alone; what else is different is an error, of the recipe or of this library.
+"""
+
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from largebatch.config import RecipeConfig
+from largebatch.errors import ConfigError
+from largebatch.plan import resolve
+from largebatch.rehearsal.jobs import JobFailed, run_job
+from largebatch.rehearsal.launch import launch_environment
+from largebatch.rehearsal.training import Trained, read_run, train
+
+MOST_EVALUATED_SAMPLES = 50
+
+# A combination may take this many times the reference's time, and at least so many seconds.
+PATIENCE_FACTOR, PATIENCE = 30, 600
+PATIENCE_OF_THE_REFERENCE = 6 * 3600
+
+# Relative differences that rounding alone makes, by precision and optimizer; the largest of losses, weights and
+# evaluations. Adam divides by the root of its second moment, and so enlarges the rounding of small gradients.
+TOLERANCES = {
+    ("fp64", "sgd"): 1e-12,
+    ("fp64", "adamw"): 1e-10,
+    ("fp32", "sgd"): 1e-6,
+    ("fp32", "adamw"): 1e-5,
+    ("bf16", "sgd"): 2e-2,
+    ("bf16", "adamw"): 2e-2,
+}
+# The norm of a gradient is nearer to a difference of large numbers than the rest.
+GRAD_NORM_FACTOR = 10
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One way to share out a global batch.
+
+    Args:
+        strategy: Name of an Accelerate config, or "single" for one process alone.
+        world_size: Processes.
+        micro_batch_size: Samples per process per forward pass.
+    """
+
+    strategy: str
+    world_size: int
+    micro_batch_size: int
+
+
+@dataclass(frozen=True)
+class Differences:
+    """The largest relative differences of a run from its reference, over all steps."""
+
+    loss: float
+    grad_norm: float
+    lr: float
+    parameters: float
+    evaluation: float
+
+    def within(self, tolerance: float) -> bool:
+        """Whether they are small enough; those that are not numbers are not."""
+        return (
+            max(self.loss, self.parameters, self.evaluation) <= tolerance
+            and self.grad_norm <= GRAD_NORM_FACTOR * tolerance
+            and self.lr == 0.0
+        )
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of one combination.
+
+    Args:
+        combination: The combination.
+        verdict: "agrees", "differs", "failed" (it did not train to the end), or "does not divide" (the global batch
+            is not a multiple of its micro-batch size times its processes).
+        seconds: Time it took.
+        differences: From the reference, where it trained to the end.
+        problem: What is wrong, where something is.
+    """
+
+    combination: Combination
+    verdict: str
+    seconds: float = 0.0
+    differences: Differences | None = None
+    problem: str | None = None
+
+
+class Verification:
+    """The comparison of a recipe's combinations.
+
+    Args:
+        config: The validated recipe, overrides applied.
+        recipe: Its JSON file.
+        overrides: Command-line overrides of it.
+        script: The train.py that runs it.
+        accelerate_configs: The Accelerate config of each strategy.
+        steps: Steps to train.
+        on_gpus: Whether the processes use GPUs.
+    """
+
+    def __init__(
+        self,
+        config: RecipeConfig,
+        recipe: Path,
+        overrides: Sequence[str],
+        script: Path,
+        accelerate_configs: Mapping[str, Path],
+        steps: int,
+        on_gpus: bool,
+    ):
+        self._config = config
+        self._recipe = recipe.resolve()
+        self._script = script.resolve()
+        self._accelerate_configs = accelerate_configs
+        self._on_gpus = on_gpus
+        samples = min(config.evaluation.max_samples or MOST_EVALUATED_SAMPLES, MOST_EVALUATED_SAMPLES)
+        self._overrides = [
+            *overrides,
+            f"--train.stop_after_steps={steps}",
+            "--logging.every=1",
+            "--logging.trackers=[]",
+            "--evaluation.every=null",
+            f"--evaluation.max_samples={samples}",
+            "--data.num_workers=0",
+        ]
+        if config.verify:
+            self._overrides += [f"--model.{name}={json.dumps(value)}" for name, value in config.verify.model.items()]
+        self.tolerance = TOLERANCES[config.precision, config.optimizer.name]
+        self._trained: dict[Combination, Trained | None] = {}
+        self._seconds: dict[Combination, float] = {}
+
+    def reference_for(self, combination: Combination) -> Combination:
+        """One process, which must have the same micro-batches only where they are part of the loss."""
+        model = self._config.model
+        if model.uses_batch_norm or model.uses_dropout:
+            return Combination("single", 1, combination.micro_batch_size)
+        return Combination("single", 1, self._config.batch.micro_batch_size)
+
+    def rows(self, combinations: Sequence[Combination]) -> Iterator[Row]:
+        """Train each combination, and its reference before it, and compare them; one row as each is done."""
+        for combination in combinations:
+            problem = self._indivisible(combination)
+            if problem:
+                yield Row(combination, "does not divide", problem=problem)
+                continue
+            reference = self.reference_for(combination)
+            if reference not in self._trained:
+                yield self._reference(reference)
+            yield self._compared(combination, reference)
+
+    def _reference(self, reference: Combination) -> Row:
+        started = time.monotonic()
+        try:
+            self._trained[reference] = self._train(reference, PATIENCE_OF_THE_REFERENCE)
+            verdict, problem = "reference", None
+        except JobFailed as failure:
+            self._trained[reference] = None
+            verdict, problem = "failed", in_one_line(failure)
+        self._seconds[reference] = time.monotonic() - started
+        return Row(reference, verdict, self._seconds[reference], problem=problem)
+
+    def _compared(self, combination: Combination, reference: Combination) -> Row:
+        expected = self._trained[reference]
+        if expected is None:
+            return Row(combination, "failed", problem="there is nothing to compare it with")
+        started = time.monotonic()
+        try:
+            trained = self._train(combination, max(PATIENCE, PATIENCE_FACTOR * self._seconds[reference]))
+        except JobFailed as failure:
+            return Row(combination, "failed", time.monotonic() - started, problem=in_one_line(failure))
+        seconds = time.monotonic() - started
+        differences = compare(trained, expected)
+        verdict = "agrees" if differences.within(self.tolerance) else "differs"
+        return Row(combination, verdict, seconds, differences)
+
+    def _indivisible(self, combination: Combination) -> str | None:
+        try:
+            batch = self._config.batch.model_copy(update={"micro_batch_size": combination.micro_batch_size})
+            resolve(self._config.model_copy(update={"batch": batch}), combination.world_size)
+        except ConfigError as error:
+            return error.problems[0]
+        return None
+
+    def _train(self, combination: Combination, timeout: float) -> Trained:
+        """Train a combination.
+
+        Raises:
+            JobFailed: It did not come to its end.
+        """
+        environment = {} if self._on_gpus else {"CUDA_VISIBLE_DEVICES": ""}
+        if combination.strategy != "single":
+            config = self._accelerate_configs[combination.strategy]
+            environment |= launch_environment(config, combination.world_size)
+        with tempfile.TemporaryDirectory() as folder:
+            run_dir = Path(folder, "run")
+            run_job(
+                train_combination,
+                self._script,
+                self._recipe,
+                (*self._overrides, f"--batch.micro_batch_size={combination.micro_batch_size}"),
+                run_dir,
+                world_size=combination.world_size,
+                environment=environment,
+                folder=Path.cwd(),
+                timeout=timeout,
+            )
+            return read_run(run_dir)
+
+
+def train_combination(script: Path, recipe: Path, overrides: Sequence[str], run_dir: Path) -> None:
+    """Train in one process of a job."""
+    train(script, recipe, *overrides, run_dir=run_dir)
+
+
+# --- comparing ----------------------------------------------------------------------------------------------------
+
+
+def compare(trained: Trained, reference: Trained) -> Differences:
+    """The largest relative differences; infinite where a step, an evaluation or a weight is missing."""
+    return Differences(
+        loss=_of_lines(trained.metrics, reference.metrics, ["loss"]),
+        grad_norm=_of_lines(trained.metrics, reference.metrics, ["grad_norm"]),
+        lr=_of_lines(trained.metrics, reference.metrics, ["lr"]),
+        parameters=_of_weights(trained.weights, reference.weights),
+        evaluation=_of_lines(trained.evaluations, reference.evaluations),
+    )
+
+
+def _of_lines(
+    lines: Sequence[Mapping[str, Any]], reference: Sequence[Mapping[str, Any]], names: Sequence[str] | None = None
+) -> float:
+    if len(lines) != len(reference):
+        return float("inf")
+    return max(
+        (
+            _relative(line[name], expected[name])
+            for line, expected in zip(lines, reference, strict=True)
+            for name in names or expected
+        ),
+        default=0.0,
+    )
+
+
+def _relative(value: float, expected: float) -> float:
+    return 0.0 if value == expected else float(np.divide(abs(value - expected), abs(expected)))
+
+
+def _of_weights(weights: Mapping[str, Any], reference: Mapping[str, Any]) -> float:
+    """The largest difference of a tensor, relative to its norm.
+
+    A tensor near zero, such as a bias that gets no gradient but rounding errors, is measured by what it would be if its
+    elements were a thousandth of the model's.
+    """
+    if weights.keys() != reference.keys():
+        return float("inf")
+    squares = sum(float(np.square(tensor).sum()) for tensor in reference.values())
+    typical = np.sqrt(squares / sum(tensor.size for tensor in reference.values()))
+    largest = 0.0
+    for name, expected in reference.items():
+        scale = max(np.linalg.norm(expected), 1e-3 * typical * np.sqrt(expected.size))
+        difference = float(np.linalg.norm(weights[name] - expected) / scale)
+        # A number that is none is the largest of all.
+        largest = difference if not difference <= largest else largest
+    return largest
+
+
+def in_one_line(failure: JobFailed) -> str:
+    """Why a job failed: the message for the user if there is one, or else the last line of a traceback."""
+    for _, _, output in failure.reports:
+        messages = [line for line in output.splitlines() if line.startswith("error: ")]
+        if messages:
+            return messages[0].removeprefix("error: ")
+    # The process whose failure is no consequence of another's comes first.
+    rank, reason, _ = failure.reports[0]
+    return f"rank {rank}: {reason.strip().splitlines()[-1]}"
