@@ -4,6 +4,7 @@ What every strategy is compared with: one loop over the whole global batch, torc
 """
 
 import importlib.util
+import math
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,6 @@ def reference_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -> di
         momentum=options.momentum,
         nesterov=options.nesterov,
     )
-    total = 20 * (1437 // config.batch.global_batch_size)
 
     def mean_loss(indices):
         losses = []
@@ -49,11 +49,18 @@ def reference_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -> di
             losses.append(cross_entropy(logits, batch["labels"], reduction="none"))
         return torch.cat(losses).mean()
 
-    return _train(config, model, optimizer, mean_loss, lambda step: 0.05 * (1 + np.cos(np.pi * step / total)), steps)
+    size = config.batch.global_batch_size
+    total = 20 * (1437 // size)
+    batches = global_batches(1437, {0: size}, keep_last=False, steps=steps)
+    rates = [0.05 * (1 + np.cos(np.pi * step / total)) for step in range(steps)]
+    return _train(config, model, optimizer, mean_loss, batches, rates)
 
 
-def reference_pydoc(recipe: Path, overrides: tuple[str, ...], steps: int) -> dict:
-    """AdamW on Python's reference, the whole global batch in one forward pass."""
+def reference_pydoc(recipe: Path, overrides: tuple[str, ...], steps: int, size_at: dict[int, int]) -> dict:
+    """AdamW on Python's reference, the whole global batch in one forward pass, its loss torch's mean over targets.
+
+    `size_at` has the steps at which batch sizes come into force, as the overrides say it in other words.
+    """
     from largebatch.data.text import pydoc_samples
 
     config = load_config(recipe, overrides)
@@ -74,26 +81,40 @@ def reference_pydoc(recipe: Path, overrides: tuple[str, ...], steps: int) -> dic
         logits = model(input_ids=batch["input_ids"]).logits
         return cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
 
-    # Warmup over 40 steps from zero to 0.002, at the reference batch.
-    return _train(config, model, optimizer, mean_loss, lambda step: 0.002 * step / 40, steps)
+    # Warmup over 40 steps from zero to 0.002, at the reference batch of 32; in samples, by the square-root rule.
+    batches = global_batches(len(train_set), size_at, config.batch.last == "keep", steps=41)
+    in_force = [[size for start, size in size_at.items() if start <= step][-1] for step in range(steps)]
+    rates = [
+        0.002 * math.sqrt(size / 32) * batch[3] / batches[40][3] for size, batch in zip(in_force, batches, strict=False)
+    ]
+    return _train(config, model, optimizer, mean_loss, batches[:steps], rates)
 
 
-def _train(config, model, optimizer, mean_loss, learning_rate, steps) -> dict:
-    model.train()
-    size, metrics, weights = config.batch.global_batch_size, [], []
-    per_epoch = config.data.num_train_samples // size
+def global_batches(num_samples: int, size_at: dict[int, int], keep_last: bool, steps: int) -> list[tuple]:
+    """(epoch, start, size, samples before) of each step; `size_at` has the steps at which sizes come into force."""
+    batches, epoch, start, trained, size = [], 0, 0, 0, 0
     for step in range(steps):
-        epoch, place = divmod(step, per_epoch)
-        indices = epoch_order(config.data.num_train_samples, config.seed, epoch)(
-            np.arange(place * size, (place + 1) * size)
-        )
+        size = size_at.get(step, size)
+        if start == num_samples or (start + size > num_samples and not keep_last):
+            epoch, start = epoch + 1, 0
+        taken = min(size, num_samples - start)
+        batches.append((epoch, start, taken, trained))
+        start, trained = start + taken, trained + taken
+    return batches
+
+
+def _train(config, model, optimizer, mean_loss, batches, rates) -> dict:
+    model.train()
+    metrics, weights = [], []
+    for (epoch, start, size, _), learning_rate in zip(batches, rates, strict=True):
+        order = epoch_order(config.data.num_train_samples, config.seed, epoch)
         optimizer.zero_grad()
-        loss = mean_loss(indices)
+        loss = mean_loss(order(np.arange(start, start + size)))
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip_norm or float("inf"))
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step)
+            group["lr"] = learning_rate
         optimizer.step()
-        metrics.append({"loss": loss.item(), "lr": learning_rate(step), "grad_norm": norm.item()})
+        metrics.append({"loss": loss.item(), "lr": learning_rate, "grad_norm": norm.item()})
         weights.append({name: p.detach().numpy().copy() for name, p in model.named_parameters()})
     return {"metrics": metrics, "weights": weights}

@@ -13,8 +13,24 @@ from reference import reference_digits, reference_pydoc
 
 STEPS = 20
 SMALL_GPT = ("--model.num_layers=2", "--model.hidden_size=32", "--model.num_heads=2", "--data.block_size=32")
-# The overrides of each recipe, its independent reference, and the tolerance of weights against that reference.
-RECIPES = {"sgd": (DIGITS, (), reference_digits), "adamw": (PYDOC, SMALL_GPT, reference_pydoc)}
+DOCUMENTS = (*SMALL_GPT, "--data.samples=documents", "--data.num_eval_samples=40")
+# Of 106 documents ten are left at the end of an epoch: in micro-batches of 8 for three processes 8, 2 and none.
+KEEP = ("--data.num_train_samples=106", "--batch.last=keep", '--train.duration={"steps": 200}')
+SIZES = (
+    '[{"from": {"steps": 0}, "size": 16}, {"from": {"samples": 96}, "size": 32}, {"from": {"steps": 14}, "size": 96}]'
+)
+# The overrides of each recipe and the arguments of its independent reference.
+RECIPES = {
+    "sgd": (DIGITS, (), (reference_digits,)),
+    "adamw": (PYDOC, SMALL_GPT, (reference_pydoc, {0: 32})),
+    "unequal samples": (PYDOC, (*DOCUMENTS, "--data.num_train_samples=2000"), (reference_pydoc, {0: 32})),
+    "ragged batches": (PYDOC, (*DOCUMENTS, *KEEP, "--batch.global_batch_size=48"), (reference_pydoc, {0: 48})),
+    "growing batch": (
+        PYDOC,
+        (*SMALL_GPT, f"--batch.global_batch_size={SIZES}"),
+        (reference_pydoc, {0: 16, 6: 32, 14: 96}),
+    ),
+}
 TOLERANCE = 1e-5
 
 
@@ -42,8 +58,8 @@ def recorded(recipe: Path, run_dir: Path, *overrides: str) -> dict:
 
 @cache
 def reference(name: str) -> dict:
-    recipe, overrides, train_plainly = RECIPES[name]
-    (result,) = run_job(train_plainly, recipe, overrides, STEPS, strategy="single", world_size=1)
+    recipe, overrides, (train_plainly, *arguments) = RECIPES[name]
+    (result,) = run_job(train_plainly, recipe, overrides, STEPS, *arguments, strategy="single", world_size=1)
     return result
 
 
@@ -69,22 +85,49 @@ def test_two_processes(name, strategy, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "world_size", "micro_batch_size"),
+    ("name", "strategy", "world_size", "micro_batch_size"),
     [
-        ("single", 1, 32),
-        ("single", 1, 4),
-        ("ddp", 4, 8),
-        ("fsdp", 4, 4),
-        ("zero1", 4, 4),
-        ("zero2", 1, 8),
-        ("zero3", 4, 4),
+        ("adamw", "single", 1, 32),
+        ("adamw", "single", 1, 4),
+        ("adamw", "ddp", 4, 8),
+        ("adamw", "fsdp", 4, 4),
+        ("adamw", "zero1", 4, 4),
+        ("adamw", "zero2", 1, 8),
+        ("adamw", "zero3", 4, 4),
+        ("unequal samples", "single", 1, 2),
+        ("unequal samples", "ddp", 4, 4),
+        ("ragged batches", "single", 1, 3),
+        ("ragged batches", "ddp", 3, 8),
+        ("ragged batches", "fsdp", 4, 4),
+        ("ragged batches", "zero1", 3, 8),
+        ("ragged batches", "zero2", 2, 12),
+        ("ragged batches", "zero3", 3, 8),
+        ("growing batch", "single", 1, 16),
+        ("growing batch", "fsdp", 4, 4),
     ],
 )
-def test_other_factorisations(strategy, world_size, micro_batch_size, tmp_path):
-    micro = f"--batch.micro_batch_size={micro_batch_size}"
-    words = (*SMALL_GPT, micro)
-    result = run_job(recorded, PYDOC, tmp_path / "run", *words, strategy=strategy, world_size=world_size)[0]
-    assert_same(result, reference("adamw"))
+def test_other_factorisations(name, strategy, world_size, micro_batch_size, tmp_path):
+    recipe, overrides, _ = RECIPES[name]
+    words = (*overrides, f"--batch.micro_batch_size={micro_batch_size}")
+    result = run_job(recorded, recipe, tmp_path / "run", *words, strategy=strategy, world_size=world_size)[0]
+    assert_same(result, reference(name))
+
+
+def test_the_scenarios_are_what_they_are_called():
+    """Documents weigh differently from process to process, and ragged batches leave a process without samples."""
+    from largebatch.config import load_config
+    from largebatch.data.text import text_sources
+    from largebatch.order import TrainingOrder
+    from largebatch.plan import resolve
+
+    config = load_config(PYDOC, RECIPES["ragged batches"][1])
+    plan, (train_set, _) = resolve(config, 3), text_sources(config)
+    order = TrainingOrder(plan.timeline, plan.micro_batch_size, 3, plan.seed)
+    ragged = [order.micro_batch(2, 0, rank) for rank in range(3)]
+    assert [len(work.indices) for work in ragged] == [8, 2, 1]
+    assert [work.counts for work in ragged] == [True, True, False]
+    weights = [train_set.weight(train_set.fetch(order.micro_batch(0, 0, rank).indices, 0)) for rank in range(3)]
+    assert len(set(weights)) == 3
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero3"])

@@ -5,20 +5,7 @@ from fractions import Fraction
 import pytest
 
 from largebatch.batch import Length, Timeline
-
-
-def brute_force(num_samples: int, size_at: dict[int, int], keep_last: bool, steps: int) -> list[tuple]:
-    """(epoch, start, size, samples before) of each step; `size_at` has the steps at which sizes come into force."""
-    batches, epoch, start, trained, size = [], 0, 0, 0, 0
-    for step in range(steps):
-        size = size_at.get(step, size)
-        if start == num_samples or (start + size > num_samples and not keep_last):
-            epoch, start = epoch + 1, 0
-        taken = min(size, num_samples - start)
-        batches.append((epoch, start, taken, trained))
-        start, trained = start + taken, trained + taken
-    return batches
-
+from reference import global_batches
 
 RAMPS = [
     {0: 10},
@@ -35,7 +22,7 @@ RAMPS = [
 @pytest.mark.parametrize("size_at", RAMPS)
 def test_every_step_against_a_loop(size_at, keep_last):
     timeline = Timeline.build(100, [(Length("steps", step), size) for step, size in size_at.items()], keep_last)
-    expected = brute_force(100, size_at, keep_last, 300)
+    expected = global_batches(100, size_at, keep_last, 300)
     found = [timeline.at(step) for step in range(300)]
     assert [(batch.epoch, batch.start, batch.size, batch.samples_before) for batch in found] == expected
     in_force = [size for step, size in size_at.items() if step <= 120][-1]

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--strategies", type=_words, help="names of Accelerate configs; default: ddp,fsdp,zero1,zero2,zero3"
     )
     verify.add_argument("--world-sizes", type=_positive_ints, default=[1, 2, 4], help="default: 1,2,4")
-    verify.add_argument("--micro-batch-sizes", type=_positive_ints, help="default: the recipe's own")
+    verify.add_argument("--micro-batch-sizes", type=_positive_ints, help="default: the recipe's own, and half of it")
     verify.add_argument("--steps", type=_positive_int, default=20, help="optimizer steps to train; default: 20")
     verify.add_argument("--script", type=Path, help="default: the train.py beside the recipe")
     verify.add_argument(

@@ -53,7 +53,7 @@ def verify(
     if not script.is_file():
         raise UserError(f"there is no {script}; write --script PATH, the train.py that runs {recipe.name}")
     configs = _accelerate_configs(recipe, accelerate_configs, strategies, config.precision)
-    micro_batch_sizes = micro_batch_sizes or [config.batch.micro_batch_size]
+    micro_batch_sizes = micro_batch_sizes or _micro_batch_sizes(config)
     combinations = [
         Combination(strategy, world_size, micro_batch_size)
         for micro_batch_size in micro_batch_sizes
@@ -118,6 +118,13 @@ def _accelerate_configs(
         known = ", ".join(sorted(file.stem for file in found.glob("*.yaml")))
         raise UserError(f"--strategies: there is no {found / missing[0]}.yaml; known: {known}")
     return {name: (found / f"{name}.yaml").resolve() for name in strategies}
+
+
+def _micro_batch_sizes(config: RecipeConfig) -> list[int]:
+    """The recipe's own, and half of it where that must not change anything."""
+    size = config.batch.micro_batch_size
+    is_part_of_the_loss = config.model.uses_batch_norm or config.model.uses_dropout
+    return [size] if size % 2 or is_part_of_the_loss else [size, size // 2]
 
 
 def _require_one_that_divides(config: RecipeConfig, world_size: int, micro_batch_sizes: Sequence[int]) -> None:

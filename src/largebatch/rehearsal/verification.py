@@ -5,6 +5,7 @@ strategy. They differ by rounding alone; what else is different is an error, of 
 """
 
 import json
+import math
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -67,7 +68,7 @@ class Differences:
     evaluation: float
 
     def within(self, tolerance: float) -> bool:
-        """Whether they are small enough; those that are not numbers are not."""
+        """Whether they are small enough."""
         return (
             max(self.loss, self.parameters, self.evaluation) <= tolerance
             and self.grad_norm <= GRAD_NORM_FACTOR * tolerance
@@ -252,7 +253,13 @@ def _of_lines(
 
 
 def _relative(value: float, expected: float) -> float:
-    return 0.0 if value == expected else float(np.divide(abs(value - expected), abs(expected)))
+    return 0.0 if value == expected else _ratio(abs(value - expected), abs(expected))
+
+
+def _ratio(difference: float, scale: float) -> float:
+    """Infinite where there is none, so that the largest of all is found whatever else there is."""
+    ratio = difference / scale if scale else float("inf")
+    return ratio if math.isfinite(ratio) else float("inf")
 
 
 def _of_weights(weights: Mapping[str, Any], reference: Mapping[str, Any]) -> float:
@@ -268,9 +275,7 @@ def _of_weights(weights: Mapping[str, Any], reference: Mapping[str, Any]) -> flo
     largest = 0.0
     for name, expected in reference.items():
         scale = max(np.linalg.norm(expected), 1e-3 * typical * np.sqrt(expected.size))
-        difference = float(np.linalg.norm(weights[name] - expected) / scale)
-        # A number that is none is the largest of all.
-        largest = difference if not difference <= largest else largest
+        largest = max(largest, _ratio(float(np.linalg.norm(weights[name] - expected)), float(scale)))
     return largest
 
 

@@ -1,0 +1,297 @@
+"""`largebatch verify` says that what is the same is the same, and finds what is not."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jobs import JobFailed
+from largebatch.config import load_config
+from largebatch.rehearsal.training import Trained
+from largebatch.rehearsal.verification import Combination, Differences, Verification, compare, in_one_line
+from paths import DIGITS, PYDOC, ROOT, STRATEGIES
+
+CONFIGS = {name: ROOT / f"recipes/accelerate_configs/{name}.yaml" for name in STRATEGIES}
+TINY = (
+    "--model.num_layers=1",
+    "--model.hidden_size=16",
+    "--model.num_heads=2",
+    "--data.block_size=16",
+    "--batch.global_batch_size=24",
+    "--batch.micro_batch_size=4",
+)
+SGD = (
+    '--optimizer={"name": "sgd", "weight_decay": 0.01, "momentum": 0.9, "nesterov": true, "clip_norm": null}',
+    "--learning_rate.base_lr=0.1",
+    "--learning_rate.warmup=null",
+)
+DOCUMENTS = ("--data.samples=documents", "--data.num_train_samples=2000")
+# Ten of 34 samples are left for the second step: 24 and 10.
+RAGGED = ("--data.num_train_samples=34", "--batch.last=keep", '--train.duration={"steps": 100}')
+
+
+def rows_of(script: Path, overrides: tuple[str, ...], *combinations: Combination, steps: int = 6, recipe: Path = PYDOC):
+    verification = Verification(
+        load_config(recipe, overrides), recipe, overrides, script, CONFIGS, steps=steps, on_gpus=False
+    )
+    return list(verification.rows(combinations))
+
+
+def verdicts_of(*arguments, **options) -> list[str]:
+    return [row.verdict for row in rows_of(*arguments, **options)]
+
+
+def script_with(bug: str, tmp_path: Path) -> Path:
+    """A user's own train.py: the shipped one, with a bug in it."""
+    script = tmp_path / "train.py"
+    shipped = PYDOC.parent / "train.py"
+    script.write_text(f"import runpy\n{bug}\nrunpy.run_path({str(shipped)!r}, run_name='__main__')\n")
+    return script
+
+
+BUGS = {
+    "the loss is divided by each process's own weight": (
+        """
+from largebatch.run import Step
+def backward(self, loss_sum, original=Step.backward):
+    original(self, loss_sum / self._plan.world_size)
+Step.backward = backward
+""",
+        (),
+        Combination("ddp", 2, 4),
+    ),
+    "a window cut short by the end of the epoch is divided by the full number of micro-batches": (
+        """
+from largebatch.run import Step
+def backward(self, loss_sum, original=Step.backward):
+    mean = loss_sum / self._micro_step.weight
+    original(self, mean * self._weight / (self._plan.gradient_accumulation_steps * self._plan.world_size))
+Step.backward = backward
+""",
+        RAGGED,
+        Combination("ddp", 3, 2),
+    ),
+    "DeepSpeed clips by default": (
+        """
+import largebatch.backend.check, largebatch.backend.start
+original = largebatch.backend.start.fill_from_plan
+largebatch.backend.start.fill_from_plan = lambda *a: original(*a) | {"gradient_clipping": 0.01}
+largebatch.backend.check.compare = lambda *a: []
+""",
+        (),
+        Combination("zero1", 2, 4),
+    ),
+    "the schedule is stepped by every process": (
+        """
+from largebatch.plan import RunPlan
+def lr_at(self, step, original=RunPlan.lr_at):
+    return original(self, step * self.world_size)
+RunPlan.lr_at = lr_at
+""",
+        (),
+        Combination("fsdp", 2, 4),
+    ),
+    "unequal token counts are averaged rank by rank": (
+        """
+from largebatch.backend.base import Backend
+def sum_over_processes(self, count):
+    return lambda: count * self.world_size
+Backend.sum_over_processes = sum_over_processes
+""",
+        DOCUMENTS,
+        Combination("ddp", 2, 4),
+    ),
+    "a process without samples left counts another's": (
+        """
+import dataclasses
+from largebatch.order import TrainingOrder
+def micro_batch(*a, original=TrainingOrder.micro_batch):
+    return dataclasses.replace(original(*a), counts=True)
+TrainingOrder.micro_batch = micro_batch
+""",
+        RAGGED,
+        Combination("ddp", 4, 2),
+    ),
+    "samples at the end are evaluated twice": (
+        """
+import largebatch.run.evaluate as evaluate
+def shares(num_samples, batch_size, rank, world_size):
+    for start in range(rank * batch_size, -(-num_samples // (batch_size * world_size)) * batch_size * world_size,
+                       batch_size * world_size):
+        start = start % num_samples
+        yield start, min(start + batch_size, num_samples)
+evaluate._shares = shares
+""",
+        (),
+        Combination("ddp", 2, 4),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_found(name, tmp_path):
+    bug, overrides, combination = BUGS[name]
+    words = (*TINY, *SGD, *overrides)
+    assert verdicts_of(PYDOC.parent / "train.py", words, combination) == ["reference", "agrees"]
+    assert verdicts_of(script_with(bug, tmp_path), words, combination) == ["reference", "differs"]
+
+
+def test_fp64_differs_by_its_own_rounding_only():
+    """Documents of unequal length, ragged batches and clipping, 50 steps: 1e-12 shows mathematics, not luck."""
+    words = (*TINY, *SGD, *DOCUMENTS, "--data.num_train_samples=130", "--batch.last=keep", "--precision=fp64")
+    words += ("--optimizer.clip_norm=0.5", "--data.num_eval_samples=40", '--train.duration={"steps": 100}')
+    combinations = [Combination("ddp", 3, 4), Combination("fsdp", 2, 4), Combination("ddp", 4, 2)]
+    reference, *rows = rows_of(PYDOC.parent / "train.py", words, *combinations, steps=50)
+    assert reference.verdict == "reference"
+    for row in rows:
+        assert row.verdict == "agrees", row
+        assert max(dataclasses.astuple(row.differences)) <= 1e-12
+    assert any(max(dataclasses.astuple(row.differences)) > 0 for row in rows)
+
+
+def test_fp64_on_zero_is_a_row_that_says_why():
+    _, row = rows_of(PYDOC.parent / "train.py", (*TINY, "--precision=fp64"), Combination("zero2", 2, 4), steps=2)
+    assert row.verdict == "failed"
+    assert row.problem.startswith("DeepSpeed ZeRO keeps its master weights in fp32")
+
+
+def test_batch_norm_is_compared_at_its_own_micro_batch_size():
+    combinations = [Combination("ddp", 2, 16), Combination("ddp", 2, 8)]
+    rows = rows_of(DIGITS.parent / "train.py", ("--precision=fp64",), *combinations, steps=3, recipe=DIGITS)
+    assert [(row.combination.strategy, row.combination.micro_batch_size, row.verdict) for row in rows] == [
+        ("single", 16, "reference"),
+        ("ddp", 16, "agrees"),
+        ("single", 8, "reference"),
+        ("ddp", 8, "agrees"),
+    ]
+
+
+def test_a_failure_is_a_row_and_the_rest_goes_on(tmp_path):
+    script = script_with("import os\nassert os.environ.get('WORLD_SIZE') != '2', 'not two of us'", tmp_path)
+    combinations = [Combination("ddp", 2, 4), Combination("ddp", 4, 4), Combination("ddp", 3, 4)]
+    rows = rows_of(script, (*TINY, "--batch.global_batch_size=48"), *combinations, steps=2)
+    assert [row.verdict for row in rows] == ["reference", "failed", "agrees", "agrees"]
+    assert rows[1].problem == "rank 0: AssertionError: not two of us"
+
+
+def test_a_failed_reference_leaves_nothing_to_compare_with(tmp_path):
+    script = script_with("raise ValueError('broken')", tmp_path)
+    rows = rows_of(script, TINY, Combination("ddp", 2, 4), steps=2)
+    assert [(row.verdict, row.problem) for row in rows] == [
+        ("failed", "rank 0: ValueError: broken"),
+        ("failed", "there is nothing to compare it with"),
+    ]
+
+
+# --- the comparison -----------------------------------------------------------------------------------------------
+
+LINES = [{"loss": 2.0, "lr": 0.1, "grad_norm": 4.0}, {"loss": 1.0, "lr": 0.0, "grad_norm": 2.0}]
+RUN = Trained(LINES, [{"step": 2, "loss": 3.0}], {"weight": np.array([3.0, 4.0]), "bias": np.zeros(2)})
+
+
+def test_relative_differences_by_hand():
+    changed = Trained(
+        [{"loss": 2.002, "lr": 0.1, "grad_norm": 4.0}, {"loss": 1.0, "lr": 0.0, "grad_norm": 1.9}],
+        [{"step": 2, "loss": 3.3}],
+        {"weight": np.array([3.0, 4.05]), "bias": np.array([1e-6, 0.0])},
+    )
+    differences = compare(changed, RUN)
+    assert differences.loss == pytest.approx(1e-3)
+    assert differences.grad_norm == pytest.approx(0.05)
+    assert differences.lr == 0.0
+    assert differences.evaluation == pytest.approx(0.1)
+    assert differences.parameters == pytest.approx(0.01)
+    # The bias: against a thousandth of the model's root mean square, 2.5, times the root of its two elements.
+    only_bias = dataclasses.replace(RUN, weights={**RUN.weights, "bias": np.array([1e-6, 0.0])})
+    assert compare(only_bias, RUN).parameters == pytest.approx(1e-6 / (2.5e-3 * 2**0.5))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        dataclasses.replace(RUN, metrics=LINES[:1]),
+        dataclasses.replace(RUN, metrics=[LINES[0], {**LINES[1], "lr": 1e-9}]),
+        dataclasses.replace(RUN, metrics=[LINES[0], {**LINES[1], "loss": float("nan")}]),
+        dataclasses.replace(RUN, metrics=[LINES[0], {**LINES[1], "grad_norm": float("nan")}]),
+        dataclasses.replace(RUN, evaluations=[]),
+        dataclasses.replace(RUN, evaluations=[{"step": 2, "loss": float("nan")}]),
+        dataclasses.replace(RUN, weights={"weight": RUN.weights["weight"]}),
+        dataclasses.replace(RUN, weights={**RUN.weights, "bias": np.array([np.nan, 0.0])}),
+        dataclasses.replace(RUN, weights={"bias": np.array([np.nan, 0.0]), "weight": RUN.weights["weight"]}),
+    ],
+)
+def test_what_is_missing_or_not_a_number_never_agrees(changed):
+    assert compare(RUN, RUN).within(1e-12)
+    assert not compare(changed, RUN).within(1e6)
+
+
+def test_the_learning_rate_must_be_equal():
+    assert Differences(1e-7, 1e-6, 0.0, 1e-7, 1e-7).within(1e-6)
+    assert not Differences(0.0, 0.0, 1e-16, 0.0, 0.0).within(1e-6)
+
+
+def test_a_failure_in_one_line():
+    reports = [(0, "exit code 1", "launching\nwarning\n"), (1, "exit code 2", "x\nerror: write 3\n  - that\n")]
+    assert in_one_line(JobFailed(reports)) == "write 3"
+    assert in_one_line(JobFailed(reports[:1])) == "rank 0: exit code 1"
+
+
+# --- the command --------------------------------------------------------------------------------------------------
+
+
+def verify(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "largebatch", "verify", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, timeout=300)
+
+
+def test_the_command(tmp_path):
+    output = tmp_path / "report.json"
+    words = ["--strategies", "ddp,zero2", "--world-sizes=1,2", "--steps=3", "--output", str(output), *TINY]
+    result = verify(str(PYDOC), *words)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count(" agrees") == 8
+    assert "8 of 8 combinations agree with one process" in result.stdout
+    report = json.loads(output.read_text())
+    assert (report["agree"], report["steps"], report["tolerance"]) == (True, 3, 1e-5)
+    assert [row["verdict"] for row in report["rows"]] == ["reference"] + ["agrees"] * 8
+    assert report["rows"][1]["differences"]["loss"] <= 1e-5
+    assert result.stderr == ""
+
+
+def test_the_command_for_a_copy_of_a_recipe_with_a_bug(tmp_path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "tiny.json").write_text(PYDOC.read_text())
+    script_with(BUGS["the loss is divided by each process's own weight"][0], folder)
+    words = ["--accelerate-configs", str(ROOT / "recipes/accelerate_configs"), "--strategies=ddp", "--world-sizes=2"]
+    result = verify("mine/tiny.json", *words, "--steps=3", *TINY, *SGD, cwd=tmp_path)
+    assert result.returncode == 1, result.stderr
+    assert "differs" in result.stdout
+    assert "0 of 2 combinations agree" in result.stdout
+    assert json.loads((tmp_path / "runs/tiny.verify.json").read_text())["agree"] is False
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--world-sizes=1,3"],
+            "global_batch_size 32 is not a multiple of micro_batch_size x world_size = 8 x 3 = 24",
+        ),
+        (["--world-sizes=0"], "'0' is not a positive whole number"),
+        (["--strategies=ddp,zero4"], "zero4.yaml; known: ddp, fsdp, zero1, zero2, zero3"),
+        (["--script=nowhere.py"], "there is no nowhere.py; write --script PATH"),
+        (["--accelerate-configs=nowhere"], "there is no nowhere; write --accelerate-configs FOLDER"),
+        (["--batch.micro_batch_size=5"], "32 is not a multiple of batch.micro_batch_size 5; nearest: 30, 35"),
+    ],
+)
+def test_the_command_refuses_before_anything_starts(words, message):
+    result = verify(str(PYDOC), *words)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
