@@ -168,6 +168,17 @@ def test_explanation_states_the_numbers():
         assert words in text
 
 
+def test_synchronised_batch_norm_is_over_all_processes():
+    plan = resolve(load_config(IMAGENET, ["--model.sync_batch_norm=true"]), world_size=8)
+    assert plan.sync_batch_norm
+    text = explain(plan, "resnet50")
+    assert "32 x 8 = 256 samples: another product is another loss" in text
+    assert "on its own" not in text
+    assert not resolve(load_config(IMAGENET), world_size=8).sync_batch_norm
+    with pytest.raises(ConfigError, match="sync_batch_norm"):
+        load_config(PYDOC, ["--model.sync_batch_norm=true"])
+
+
 def run_cli(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "largebatch", *words], capture_output=True, text=True, check=False)
 

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from largebatch.backend.batch_norm import RunningStatistics
 from largebatch.backend.launch import Launch
+from largebatch.backend.sync_batch_norm import is_synchronised, synchronise
 from largebatch.errors import BackendMismatch, UserError
 from largebatch.plan import RunPlan
 
@@ -65,6 +66,8 @@ class Backend(ABC):
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         """Wrap model and optimizer for the strategy; the returned ones are to be used from here on."""
         self.unwrapped_model = model
+        if self.plan.sync_batch_norm and self.world_size > 1:
+            synchronise(model, self.device)
         self._statistics = RunningStatistics(model)
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         return self.model, self.optimizer
@@ -208,6 +211,7 @@ class Backend(ABC):
             "world size": self.world_size,
             "gradient accumulation inside the engine": self.accelerator.gradient_accumulation_steps,
             "mixed precision by Accelerate": self.accelerator.mixed_precision,
+            "BatchNorm over all processes": is_synchronised(self.model),
         }
 
 

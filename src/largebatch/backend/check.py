@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from largebatch.backend.base import Backend, Observed, group_options
@@ -26,6 +27,7 @@ def expect(plan: RunPlan, launch: Launch, optimizer: Optimizer) -> Observed:
         "strategy": launch.strategy,
         "gradient accumulation inside the engine": 1,
         "mixed precision by Accelerate": "no",
+        "BatchNorm over all processes": plan.sync_batch_norm and plan.world_size > 1,
         "parameters per group": [
             sum(parameter.numel() for parameter in group["params"]) for group in optimizer.param_groups
         ],
@@ -51,9 +53,10 @@ def check_before(model: nn.Module, optimizer: Optimizer, backend: Backend) -> No
 
     Raises:
         BackendMismatch: The optimizer is of another kind than the plan says, has other hyperparameters, or does not
-            have each trainable parameter once with its weight decay; or processes start from different weights.
+            have each trainable parameter once with its weight decay; the model has BatchNorm layers where the plan has
+            none, or the reverse; or processes start from different weights.
     """
-    problems = list(_optimizer_problems(model, optimizer, backend.plan))
+    problems = [*_optimizer_problems(model, optimizer, backend.plan), *_batch_norm_problems(model, backend.plan)]
     fingerprints = backend.gather_objects(_fingerprint(model))
     differing = [str(rank) for rank, fingerprint in enumerate(fingerprints) if fingerprint != fingerprints[0]]
     if differing:
@@ -94,6 +97,37 @@ def _optimizer_problems(model: nn.Module, optimizer: Optimizer, plan: RunPlan) -
 
 def _weight_decays(groups: Iterable[Mapping[str, Any]]) -> dict[int, float]:
     return {id(parameter): group["weight_decay"] for group in groups for parameter in group["params"]}
+
+
+def _batch_norm_problems(model: nn.Module, plan: RunPlan) -> Iterator[str]:
+    """What the plan says of the loss, that it depends on `micro_batch_size` or not, must be true of the model."""
+    layers = {name or "the model": module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
+    if layers and not plan.uses_batch_norm:
+        yield (
+            f"{next(iter(layers))} is a BatchNorm layer, so micro_batch_size is part of the loss, and the plan says "
+            "that it is not; take another normalisation, or let uses_batch_norm be true in the class of the config's "
+            "model section"
+        )
+    elif not layers and plan.sync_batch_norm:
+        yield "the model has no BatchNorm layer to synchronise; set model.sync_batch_norm to false"
+    elif not layers and plan.uses_batch_norm:
+        yield (
+            "the model has no BatchNorm layer, and the plan says that micro_batch_size is part of the loss for having "
+            "one; let uses_batch_norm be false in the class of the config's model section"
+        )
+    for name, layer in layers.items():
+        if isinstance(layer, nn.SyncBatchNorm):
+            yield (
+                f"{name} is a SyncBatchNorm layer, and the plan says model.sync_batch_norm: "
+                f"{str(plan.sync_batch_norm).lower()}; build BatchNorm layers, which the setting true synchronises"
+            )
+            return
+        if plan.sync_batch_norm and type(layer) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
+            yield (
+                f"{name} is of the class {type(layer).__name__}, which may compute something else than torch's "
+                "BatchNorm; build that, or set model.sync_batch_norm to false"
+            )
+            return
 
 
 def _fingerprint(model: nn.Module) -> int:

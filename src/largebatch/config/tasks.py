@@ -162,6 +162,11 @@ class Model(Section):
         return False
 
     @property
+    def synchronises_batch_norm(self) -> bool:
+        """Whether it depends on those of the other processes' micro-batches, too."""
+        return False
+
+    @property
     def uses_dropout(self) -> bool:
         """Whether the model draws random numbers, which depend on how the global batch is cut into micro-batches."""
         return False
@@ -179,10 +184,17 @@ class ResNet(Model):
     """Residual blocks of each stage."""
     layer_type: Literal["basic", "bottleneck"]
     """Two 3 x 3 convolutions a block, or 1 x 1, 3 x 3, 1 x 1."""
+    sync_batch_norm: bool = False
+    """Whether BatchNorm normalises over the micro-batches of all processes together; `micro_batch_size` x processes is
+    then part of the loss function."""
 
     @property
     def uses_batch_norm(self) -> bool:
         return True
+
+    @property
+    def synchronises_batch_norm(self) -> bool:
+        return self.sync_batch_norm
 
     @model_validator(mode="after")
     def _same_number_of_stages(self) -> "ResNet":

@@ -48,6 +48,8 @@ class RunPlan:
     schedule: Schedule
     uses_batch_norm: bool
     """Whether `micro_batch_size` is part of the loss function (Goyal et al. 2017, section 2.3)."""
+    sync_batch_norm: bool
+    """Whether it is `micro_batch_size` x `world_size` that is."""
     optimizer: Literal["sgd", "adamw"]
     optimizer_options: dict[str, Any]
     """Momentum, betas and the like, under torch's names."""
@@ -156,6 +158,7 @@ def resolve(config: RecipeConfig, world_size: int) -> RunPlan:
         warmup_left_out=rate.warmup is not None and schedule.warmup == 0,
         schedule=schedule,
         uses_batch_norm=config.model.uses_batch_norm,
+        sync_batch_norm=config.model.synchronises_batch_norm,
         optimizer=config.optimizer.name,
         optimizer_options=config.optimizer.model_dump(exclude={"name", "weight_decay", "no_decay", "clip_norm"}),
         weight_decay=config.optimizer.weight_decay,

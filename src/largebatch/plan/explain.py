@@ -64,7 +64,13 @@ def _loss(plan: RunPlan) -> list[str]:
     ]
     if plan.loss_weight_per_sample is None:
         lines.append("samples have unequal numbers of targets: they are counted over all processes before each step")
-    if plan.uses_batch_norm:
+    if plan.sync_batch_norm:
+        lines += [
+            "BatchNorm normalises over the micro-batches of all processes together, micro_batch_size x world_size =",
+            f"{plan.micro_batch_size:,} x {plan.world_size:,} = {plan.micro_batch_size * plan.world_size:,} samples: "
+            "another product is another loss",
+        ]
+    elif plan.uses_batch_norm:
         lines.append(
             f"BatchNorm normalises each micro-batch of {plan.micro_batch_size:,} on its own: another "
             "micro_batch_size is another loss"

@@ -1,0 +1,287 @@
+"""Synchronised BatchNorm against torch's own, in one process, on the micro-batches of all processes together."""
+
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from jobs import JobFailed, run_job
+from largebatch.backend.sync_batch_norm import CpuSyncBatchNorm, is_synchronised, synchronise
+from paths import DIGITS, PYDOC, STRATEGIES
+from reference import load_recipe_module, reference_digits
+from test_strategies import assert_same, recorded
+
+SYNC = "--model.sync_batch_norm=true"
+# After some ten steps on micro-batches of 8, rounding errors decide on which side of zero single inputs of ReLU are: a
+# plain loop in fp32 then differs from itself in fp64, too.
+STEPS = 8
+SHORT = f"--train.stop_after_steps={STEPS}"
+
+# --- the layer --------------------------------------------------------------------------------------------------------
+
+LAYERS = {
+    "2d": lambda: nn.BatchNorm2d(3, dtype=torch.float64),
+    "1d": lambda: nn.BatchNorm1d(3, dtype=torch.float64, momentum=0.3, eps=1e-3),
+    "no scale": lambda: nn.BatchNorm1d(3, affine=False, dtype=torch.float64),
+    "no statistics": lambda: nn.BatchNorm2d(3, track_running_stats=False, dtype=torch.float64),
+}
+
+
+def layer_and_parts(kind: str, world_size: int) -> tuple[nn.Module, list[torch.Tensor], list[torch.Tensor]]:
+    """A layer, and for each process its inputs and what their outputs are weighted with in the loss."""
+    torch.manual_seed(0)
+    layer = LAYERS[kind]()
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter)
+    shape = (3, 4, 5) if kind in ("2d", "no statistics") else (3,)
+    # Of different sizes, means and scales.
+    parts = [torch.randn(2 + rank, *shape, dtype=torch.float64) * (1 + rank) + rank for rank in range(world_size)]
+    return layer, parts, [torch.randn_like(part) for part in parts]
+
+
+def forward_and_backward(layer, inputs: torch.Tensor, weights: torch.Tensor) -> dict[str, np.ndarray]:
+    """Two steps in training, so that running statistics move twice, and a look in evaluation mode."""
+    results = {}
+    for step in range(2):
+        leaf = (inputs + step).requires_grad_()
+        outputs = layer(leaf)
+        (outputs.square() * weights).sum().backward()
+        results |= {f"outputs {step}": outputs, f"gradient {step}": leaf.grad}
+    results |= {f"gradient of {name}": parameter.grad for name, parameter in layer.named_parameters()}
+    results |= {f"buffer {name}": buffer for name, buffer in layer.named_buffers()}
+    results["evaluated"] = layer.eval()(inputs)
+    return {name: tensor.numpy(force=True) for name, tensor in results.items()}
+
+
+def one_part(kind: str, device: str) -> dict[str, np.ndarray]:
+    # Over gloo, which lets processes share one GPU.
+    torch.distributed.init_process_group("gloo")
+    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    layer, parts, weights = layer_and_parts(kind, world_size)
+    layer = layer.to(device)
+    synchronise(layer, torch.device(device))
+    if rank == 1:
+        # In evaluation mode, nothing waits for another process.
+        layer.eval()(parts[rank].to(device))
+        layer.train()
+    return forward_and_backward(layer, parts[rank].to(device), weights[rank].to(device))
+
+
+@pytest.mark.parametrize(
+    ("device", "world_size"),
+    [
+        ("cpu", 2),
+        ("cpu", 3),
+        pytest.param("cuda", 2, marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")),
+    ],
+)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_layer_is_batch_norm_of_all_inputs_together(kind, device, world_size):
+    layer, parts, weights = layer_and_parts(kind, world_size)
+    expected = forward_and_backward(layer, torch.cat(parts), torch.cat(weights))
+    results = run_job(one_part, kind, device, world_size=world_size, timeout=60)
+    for name, values in expected.items():
+        mine = [result[name] for result in results]
+        if name.startswith("gradient of"):
+            np.testing.assert_allclose(sum(mine), values, rtol=1e-12, err_msg=name)
+        elif name.startswith("buffer"):
+            np.testing.assert_allclose(mine, [values] * world_size, rtol=1e-12, err_msg=name)
+        elif name != "evaluated" or layer.track_running_stats:
+            np.testing.assert_allclose(np.concatenate(mine), values, rtol=0, atol=1e-12, err_msg=name)
+
+
+def normalised(dtype: torch.dtype, offset: float) -> tuple[np.ndarray, str, np.ndarray]:
+    """What the layer makes of this rank's half of random inputs around `offset`."""
+    torch.distributed.init_process_group("gloo")
+    layer = nn.BatchNorm1d(4)
+    synchronise(layer, torch.device("cpu"))
+    half = inputs_around(offset).chunk(2)[torch.distributed.get_rank()]
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        outputs = layer(half.to(dtype))
+    return outputs.detach().float().numpy(), str(outputs.dtype), layer.running_var.numpy()
+
+
+def inputs_around(offset: float) -> torch.Tensor:
+    return torch.randn(4096, 4, generator=torch.Generator().manual_seed(0)) + offset
+
+
+@pytest.mark.parametrize(
+    ("dtype", "offset", "tolerance"),
+    # In fp32, E[x^2] - E[x]^2 would be off by some 10 % at this mean. In bf16, statistics in bf16 by some 1 %.
+    [(torch.float32, 1000.0, 1e-4), (torch.bfloat16, 0.0, 1e-4)],
+)
+def test_statistics_are_exact(dtype, offset, tolerance):
+    inputs = inputs_around(offset).to(dtype)
+    results = run_job(normalised, dtype, offset)
+    variance = 0.9 + 0.1 * inputs.double().var(0).numpy()
+    for _, name, running in results:
+        assert name == str(dtype)
+        np.testing.assert_allclose(running, variance, rtol=tolerance)
+    expected = nn.BatchNorm1d(4, dtype=torch.float64)(inputs.double()).detach().numpy()
+    together = np.concatenate([outputs for outputs, _, _ in results])
+    np.testing.assert_allclose(together, expected, rtol=torch.finfo(dtype).eps, atol=tolerance)
+
+
+@pytest.mark.parametrize(("device", "kind"), [("cpu", CpuSyncBatchNorm), ("cuda", nn.SyncBatchNorm)])
+def test_layers_keep_their_tensors_and_names(device, kind):
+    shared = nn.BatchNorm1d(4)
+    model = nn.Sequential(nn.Linear(4, 4), shared, nn.ModuleDict({"again": shared}), nn.BatchNorm1d(4))
+    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    names = list(model.state_dict())
+    assert not is_synchronised(model)
+    synchronise(model, torch.device(device))
+    assert is_synchronised(model)
+    assert model[1] is model[2]["again"]
+    assert {type(model[1]), type(model[3])} == {kind}
+    assert vars(kind(4)).keys() <= vars(model[1]).keys()
+    assert list(model.state_dict()) == names
+    after = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    assert all(after[name] is tensor for name, tensor in tensors.items())
+    # torch's own takes the CPU in evaluation mode only.
+    assert torch.equal(model[1].eval()(torch.ones(2, 4)), nn.BatchNorm1d(4).eval()(torch.ones(2, 4)))
+    model[3] = nn.BatchNorm1d(4)
+    assert not is_synchronised(model)
+
+
+# --- a run ------------------------------------------------------------------------------------------------------------
+
+
+@cache
+def plainly(micro_batch_size: int) -> dict:
+    """A plain PyTorch loop in one process, with torch's BatchNorm."""
+    words = (f"--batch.micro_batch_size={micro_batch_size}",)
+    return run_job(reference_digits, DIGITS, words, STEPS, strategy="single", world_size=1)[0]
+
+
+@cache
+def alone(micro_batch_size: int) -> dict:
+    """One process with torch's BatchNorm; unlike the plain loop it moves running statistics once per step."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = (SHORT, f"--batch.micro_batch_size={micro_batch_size}")
+        return run_job(recorded, DIGITS, Path(folder, "run"), *words, strategy="single", world_size=1)[0]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "world_size", "micro_batch_size"),
+    [*((strategy, 2, 4) for strategy in STRATEGIES), ("ddp", 4, 2), ("single", 1, 8)],
+)
+def test_same_as_one_process_with_the_product_as_micro_batch(strategy, world_size, micro_batch_size, tmp_path):
+    words = (SYNC, SHORT, f"--batch.micro_batch_size={micro_batch_size}")
+    result = run_job(recorded, DIGITS, tmp_path / "run", *words, strategy=strategy, world_size=world_size)[0]
+    assert_same(result, plainly(8), STEPS)
+    assert_same(result, alone(8), STEPS)
+    assert any(name.endswith("running_var") for name in alone(8)["weights"][-1])
+    assert result["weights"][-1].keys() == alone(8)["weights"][-1].keys()
+    (mine,), (theirs,) = result["evaluations"], alone(8)["evaluations"]
+    assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+
+
+def test_without_it_the_micro_batch_of_a_process_counts(tmp_path):
+    words = (SHORT, "--batch.micro_batch_size=4")
+    result = run_job(recorded, DIGITS, tmp_path / "run", *words, strategy="ddp")[0]
+    assert_same(result, plainly(4), STEPS)
+    with pytest.raises(AssertionError):
+        assert_same(result, plainly(8), STEPS)
+    assert result["metrics"][1]["grad_norm"] != pytest.approx(plainly(8)["metrics"][1]["grad_norm"], rel=1e-2)
+
+
+def test_one_micro_batch_a_step_moves_running_statistics_as_torch_does(tmp_path):
+    """Two processes with four samples each: torch's own loop over steps of eight."""
+    words = ("--batch.global_batch_size=8", "--batch.micro_batch_size=4")
+    result = run_job(recorded, DIGITS, tmp_path / "run", SYNC, SHORT, *words)[0]
+    expected = run_job(torchs_statistics, words, strategy="single", world_size=1)[0]
+    for name, values in expected.items():
+        difference = np.linalg.norm(result["weights"][0][name] - values) / np.linalg.norm(values)
+        assert difference <= 1e-5, (name, difference)
+
+
+def torchs_statistics(words: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """The buffers of a plain model after one forward pass of the first global batch."""
+    from largebatch.config import load_config
+    from largebatch.data.images import digits, normalise
+    from largebatch.order import epoch_order
+
+    config = load_config(DIGITS, words)
+    torch.manual_seed(config.seed)
+    model = load_recipe_module(DIGITS).build_model(config).train()
+    indices = epoch_order(config.data.num_train_samples, config.seed, 0)(np.arange(8))
+    model(pixel_values=normalise(digits(config.data)[0].fetch(indices, 0)["pixel_values"], config.data))
+    return {name: buffer.numpy() for name, buffer in model.named_buffers()}
+
+
+def test_bf16(tmp_path):
+    words = (SYNC, SHORT, "--batch.micro_batch_size=4", "--precision=bf16")
+    result = run_job(recorded, DIGITS, tmp_path / "run", *words)[0]
+    for mine, theirs in zip(result["metrics"][:5], plainly(8)["metrics"][:5], strict=True):
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=2e-2)
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def run_with(change: str, words: tuple[str, ...], run_dir) -> None:
+    """Train with another model than the recipe's."""
+    import largebatch.optim
+    from jobs import train
+    from largebatch.backend import base
+
+    build_optimizer = largebatch.optim.build_optimizer
+
+    def change_model(model, config):
+        layers = [(parent, name) for parent in model.modules() for name, _ in parent.named_children()]
+        for parent, name in layers:
+            layer = getattr(parent, name)
+            if change == "group norm" and isinstance(layer, nn.BatchNorm2d):
+                setattr(parent, name, nn.GroupNorm(1, layer.num_features))
+            if change == "instance norm" and isinstance(layer, nn.BatchNorm2d):
+                setattr(parent, name, nn.InstanceNorm2d(layer.num_features, affine=True))
+            if change == "batch norm" and name == "ln_f":
+                setattr(parent, name, nn.BatchNorm1d(128, track_running_stats=False))
+        if change == "torch's":
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        if change == "another class":
+            model.resnet.embedder.embedder.normalization.__class__ = type("OtherNorm", (nn.BatchNorm2d,), {})
+        return build_optimizer(model, config)
+
+    largebatch.optim.build_optimizer = change_model
+    if change == "not synchronised":
+        base.synchronise = lambda *_: None
+    train(PYDOC if change == "batch norm" else DIGITS, "--train.stop_after_steps=1", *words, run_dir=run_dir)
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "message"),
+    [
+        ("group norm", (SYNC,), "no BatchNorm layer to synchronise; set model.sync_batch_norm to false"),
+        ("instance norm", (), "the model has no BatchNorm layer, and the plan says"),
+        (
+            "batch norm",
+            ("--data.block_size=128",),
+            "transformer.ln_f is a BatchNorm layer, so micro_batch_size is part",
+        ),
+        ("torch's", (), "is a SyncBatchNorm layer, and the plan says model.sync_batch_norm: false"),
+        ("torch's", (SYNC,), "is a SyncBatchNorm layer, and the plan says model.sync_batch_norm: true"),
+        (
+            "another class",
+            (SYNC,),
+            "embedder.normalization is of the class OtherNorm, which may compute something else",
+        ),
+        ("not synchronised", (SYNC,), "BatchNorm over all processes: the plan says True, the engine has False"),
+    ],
+)
+def test_models_that_are_not_what_the_plan_says(change, words, message, tmp_path):
+    with pytest.raises(JobFailed) as caught:
+        run_job(run_with, change, words, tmp_path / "run")
+    report = str(caught.value)
+    assert message in report
+    assert "exit code 2" in report
+    assert "Traceback" not in report
+    assert not (tmp_path / "run").exists()
+
+
+def test_own_layers_are_trained_where_nothing_is_synchronised(tmp_path):
+    run_job(run_with, "another class", (), tmp_path / "run")
