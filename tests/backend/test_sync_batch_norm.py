@@ -72,12 +72,7 @@ def one_part(kind: str, device: str) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    ("device", "world_size"),
-    [
-        ("cpu", 2),
-        ("cpu", 3),
-        pytest.param("cuda", 2, marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")),
-    ],
+    ("device", "world_size"), [("cpu", 2), ("cpu", 3), *([("cuda", 2)] if torch.cuda.is_available() else [])]
 )
 @pytest.mark.parametrize("kind", LAYERS)
 def test_layer_is_batch_norm_of_all_inputs_together(kind, device, world_size):

@@ -11,6 +11,7 @@ import pytest
 
 from jobs import JobFailed
 from largebatch.config import load_config
+from largebatch.rehearsal import verification
 from largebatch.rehearsal.training import Trained
 from largebatch.rehearsal.verification import Combination, Differences, Verification, compare, in_one_line
 from paths import DIGITS, PYDOC, ROOT, STRATEGIES
@@ -35,10 +36,10 @@ RAGGED = ("--data.num_train_samples=34", "--batch.last=keep", '--train.duration=
 
 
 def rows_of(script: Path, overrides: tuple[str, ...], *combinations: Combination, steps: int = 6, recipe: Path = PYDOC):
-    verification = Verification(
+    comparison = Verification(
         load_config(recipe, overrides), recipe, overrides, script, CONFIGS, steps=steps, on_gpus=False
     )
-    return list(verification.rows(combinations))
+    return list(comparison.rows(combinations))
 
 
 def verdicts_of(*arguments, **options) -> list[str]:
@@ -168,6 +169,19 @@ def test_batch_norm_is_compared_at_its_own_micro_batch_size():
         ("single", 8, "reference"),
         ("ddp", 8, "agrees"),
     ]
+
+
+def test_what_rounding_alone_makes_is_measured(monkeypatch):
+    """With no tolerance at all, the difference is held against that of starting weights moved by one rounding."""
+    monkeypatch.setitem(verification.TOLERANCES, ("fp32", "sgd"), 0.0)
+    _, row = rows_of(PYDOC.parent / "train.py", (*TINY, *SGD), Combination("ddp", 2, 2))
+    assert row.verdict == "agrees"
+    assert row.problem.startswith("rounding alone makes as much of it: ")
+    assert 1e-8 < float(row.problem.rpartition(" ")[2]) < 1e-6
+    monkeypatch.setattr(verification, "LARGEST_TOLERANCE", 1e-8)
+    _, row = rows_of(PYDOC.parent / "train.py", (*TINY, *SGD), Combination("ddp", 2, 2))
+    assert row.verdict == "unclear"
+    assert row.problem.endswith("too much to tell: use fewer --steps, or --precision fp64")
 
 
 def test_a_failure_is_a_row_and_the_rest_goes_on(tmp_path):

@@ -130,9 +130,9 @@ class Backend(ABC):
         state: dict[str, torch.Tensor] | None = self.accelerator.get_state_dict(self.model)
         return state or {}
 
-    def average_statistics(self) -> None:
+    def average_statistics(self, completed_steps: int) -> None:
         """Average BatchNorm's running statistics over all processes; to be called before they are used or saved."""
-        self._statistics.average(self.world_size)
+        self._statistics.average(self.world_size, completed_steps)
 
     # --- numbers over all processes -------------------------------------------------------------------------------
 

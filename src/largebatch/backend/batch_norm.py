@@ -44,8 +44,11 @@ class RunningStatistics:
             layer.momentum = share / (1 - (accumulation - 1 - micro_step) * share)
 
     @torch.no_grad()
-    def average(self, world_size: int) -> None:
-        """Average the statistics over all processes, with one reduction."""
+    def average(self, world_size: int, completed_steps: int) -> None:
+        """Average the statistics over all processes, with one reduction, and let their counters count steps."""
+        for layer, _ in self._layers:
+            if layer.num_batches_tracked is not None:
+                layer.num_batches_tracked.fill_(completed_steps)
         buffers = [
             buffer
             for layer, _ in self._layers

@@ -68,12 +68,12 @@ def verify(
     on_gpus = torch.cuda.device_count() >= max(world_sizes)
     verification = Verification(config, recipe, overrides, script, configs, steps, on_gpus)
     _print_title(config, recipe, min(steps, resolve(config, 1).total_steps), on_gpus, verification.tolerance)
-    rows = []
+    rows: list[Row] = []
     for row in verification.rows(combinations):
         # The strategies of one number of processes have the same problem.
         _print_row(row, tell=not rows or row.problem != rows[-1].problem)
         rows.append(row)
-    compared = [row for row in rows if row.verdict in ("agrees", "differs", "failed")]
+    compared = [row for row in rows if row.verdict in ("agrees", "differs", "unclear", "failed")]
     agreeing = sum(row.verdict == "agrees" for row in compared)
     print(f"\n{agreeing} of {len(compared)} combinations agree with one process")
     path = output or Path("runs") / f"{recipe.stem}.verify.json"

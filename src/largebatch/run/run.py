@@ -184,7 +184,7 @@ class Run(Generic[Config]):
         assert self._progress is not None
         self._metrics.stopwatch.pause()
         self._metrics.check(self._completed_steps)
-        self.backend.average_statistics()
+        self.backend.average_statistics(self._completed_steps)
         with torch.no_grad(), _evaluation_mode(self.backend.model):
             means = mean_over_samples(
                 self.backend,
@@ -217,7 +217,7 @@ class Run(Generic[Config]):
         """Write the final weights and the summary, and leave the job."""
         assert self._progress is not None
         self._progress.close()
-        self.backend.average_statistics()
+        self.backend.average_statistics(self._completed_steps)
         state = self.backend.full_state_dict()
         if self.backend.is_main_process:
             save_weights(self.backend.unwrapped_model, state, self.folder.model_dir)
