@@ -262,6 +262,7 @@ class RecipeConfig(Section):
     evaluation: Evaluation = Evaluation()
     logging: Logging = Logging()
     verify: Verify | None = None
+    """How `largebatch verify` makes the model small enough to rehearse; null leaves it as it is."""
 
 
 class ImageClassificationConfig(RecipeConfig):

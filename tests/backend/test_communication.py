@@ -1,0 +1,69 @@
+"""What is reduced over the processes, and when: counted at the collectives, not timed."""
+
+import pytest
+
+from jobs import run_job
+from paths import PYDOC
+
+SMALL = ("--model.num_layers=1", "--model.hidden_size=16", "--model.num_heads=2", "--data.block_size=16")
+
+
+def reductions_of_a_step(run_dir, *words: str) -> list[int]:
+    """Elements that this process reduces with others in each micro-batch of the second step."""
+    import torch
+    from torch import distributed
+    from torch.nn.functional import cross_entropy
+
+    from largebatch.config import CausalLMConfig, load_config
+    from largebatch.data.text import text_sources
+    from largebatch.optim import build_optimizer
+    from largebatch.run import Run
+    from reference import load_recipe_module
+
+    config = load_config(PYDOC, [*SMALL, *words], CausalLMConfig)
+    run = Run(config, run_dir)
+    train_set, _ = run.load(text_sources)
+    model = load_recipe_module(PYDOC).build_model(config)
+    model, _ = run.prepare(model, build_optimizer(model, config.optimizer))
+    counts = []
+    for step in run.steps(train_set):
+        for batch in step.micro_batches():
+            activities = [torch.profiler.ProfilerActivity.CPU]
+            with torch.profiler.profile(activities=activities, record_shapes=True) as profile:
+                logits = model(input_ids=batch["input_ids"]).logits
+                step.backward(cross_entropy(logits.transpose(1, 2), batch["labels"], reduction="sum"))
+                distributed.barrier()
+            events = [event for event in profile.events() if event.name.startswith("gloo:") and "reduce" in event.name]
+            counts.append(len(events))
+        step.update()
+        if step.index == 1:
+            return counts[len(counts) // 2 :]
+    return counts
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero1"])
+def test_gradients_are_reduced_with_the_last_micro_batch_only(strategy, tmp_path):
+    words = ("--batch.global_batch_size=32", "--batch.micro_batch_size=4")
+    for counts in run_job(reductions_of_a_step, tmp_path / "run", *words, strategy=strategy):
+        assert counts[:3] == [0, 0, 0], counts
+        assert counts[3] > 0, counts
+
+
+@pytest.mark.parametrize("strategy", ["zero2", "zero3"])
+def test_partitioned_gradients_are_reduced_with_every_micro_batch(strategy, tmp_path):
+    """No process may keep whole gradients, so there is no way around it."""
+    words = ("--batch.global_batch_size=32", "--batch.micro_batch_size=4")
+    for counts in run_job(reductions_of_a_step, tmp_path / "run", *words, strategy=strategy):
+        assert len(counts) == 4
+        assert min(counts) > 0, counts
+
+
+def test_equal_samples_need_no_communication_of_weights():
+    from largebatch.backend.base import Backend
+    from largebatch.config import load_config
+    from largebatch.plan import resolve
+
+    for words, sums in (((), False), (("--data.samples=documents", "--data.num_train_samples=2000"), True)):
+        backend = object.__new__(type("Two", (Backend,), dict.fromkeys(Backend.__abstractmethods__)))
+        backend.plan, backend.world_size = resolve(load_config(PYDOC, words), 2), 2
+        assert backend._sums_weights is sums
