@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
@@ -105,6 +106,14 @@ def _collect(pipes: Sequence[Connection], timeout: float) -> dict[int, tuple[str
     return results
 
 
+def _end_with_the_parent() -> None:
+    """A job whose owner was killed must not train on."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
 def _work(
     pipe: Connection,
     output: Path,
@@ -113,6 +122,7 @@ def _work(
     function: Callable[..., Any],
     arguments: Sequence[Any],
 ) -> None:
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
     os.environ.update(environment)
     os.chdir(folder)
     with output.open("w") as file:

@@ -1,0 +1,97 @@
+"""Forked jobs end as jobs should: together, in time, and not before or after their owner."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jobs import JobFailed, run_job
+from paths import ROOT
+
+
+def rank_and_folder() -> tuple[str, str]:
+    return os.environ["RANK"], str(Path.cwd())
+
+
+def fail_on_rank_1() -> str:
+    if os.environ["RANK"] == "1":
+        print("about to fail")
+        raise ValueError("no")
+    time.sleep(60)
+    return "too late"
+
+
+def leave(code: int) -> None:
+    sys.exit(code)
+
+
+def write_pid_and_wait(folder: Path) -> None:
+    (folder / str(os.getpid())).touch()
+    time.sleep(60)
+
+
+def test_results_by_rank():
+    assert run_job(rank_and_folder, world_size=3) == [(str(rank), str(ROOT)) for rank in range(3)]
+
+
+def test_the_failure_of_one_ends_all():
+    started = time.monotonic()
+    with pytest.raises(JobFailed, match="ValueError: no\n\nabout to fail"):
+        run_job(fail_on_rank_1)
+    assert time.monotonic() - started < 30
+
+
+def test_leaving_is_a_failure_with_its_exit_code():
+    with pytest.raises(JobFailed, match="--- rank 0: exit code 3"):
+        run_job(leave, 3, world_size=1)
+
+
+def test_a_job_that_does_not_end_is_ended(tmp_path):
+    with pytest.raises(JobFailed, match="no result within 3 s"):
+        run_job(write_pid_and_wait, tmp_path, timeout=3)
+    assert all_gone(tmp_path, 2)
+
+
+def test_processes_end_with_the_one_that_started_them(tmp_path):
+    program = f"""
+import sys
+sys.path.insert(0, {str(ROOT / "tests")!r})
+from pathlib import Path
+from jobs import run_job
+from rehearsal.test_jobs import write_pid_and_wait
+if __name__ == "__main__":
+    run_job(write_pid_and_wait, Path({str(tmp_path)!r}))
+"""
+    script = tmp_path / "owner.py"
+    script.write_text(program)
+    owner = subprocess.Popen([sys.executable, script], cwd=ROOT)
+    deadline = time.monotonic() + 60
+    while len(pids(tmp_path)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    owner.kill()
+    owner.wait()
+    assert all_gone(tmp_path, 2)
+
+
+def pids(folder: Path) -> list[int]:
+    return [int(file.name) for file in folder.iterdir() if file.name.isdigit()]
+
+
+def all_gone(folder: Path, number: int) -> bool:
+    """Whether so many processes have been there and are no more, at the latest in ten seconds."""
+    found = pids(folder)
+    deadline = time.monotonic() + 10
+    while any(is_running(pid) for pid in found) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return len(found) == number and not any(is_running(pid) for pid in found)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
