@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The promise on trial: 50 steps on 1 to 4 processes, micro-batches of 2, 4 and 8, and five strategies, each against one
-# process, with documents of unequal length, ragged batches, clipping, and a batch that grows. Some 40 minutes on two
+# process, with documents of unequal length, ragged batches, clipping, and a batch that grows. Half an hour on two
 # cores. Writes a table and a JSON for each scenario.
 #
 #     bench/invariance.sh bench/results/invariance

@@ -37,8 +37,6 @@ class RunningStatistics:
         With m the layer's momentum and A micro-batches, the momenta (m/A) / (1 - (A - k) m/A), k = 1 to A, leave the
         old statistics with a weight of 1 - m and each micro-batch with m/A.
         """
-        if accumulation == 1:
-            return
         for layer, momentum in self._layers:
             share = momentum / accumulation
             layer.momentum = share / (1 - (accumulation - 1 - micro_step) * share)

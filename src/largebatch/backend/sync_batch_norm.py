@@ -31,6 +31,8 @@ class CpuSyncBatchNorm(_BatchNorm):
         channels = (1, -1, *[1] * (values.dim() - 2))
         others = [dim for dim in range(values.dim()) if dim != 1]
         count = _sum_over_processes(values.new_tensor(values.numel() // values.size(1)))
+        if count <= 1:
+            raise ValueError("BatchNorm needs more than one value per channel over all processes in training")
         mean = _sum_over_processes(values.sum(others)) / count
         # The squares of deviations from the common mean: E[x^2] - E[x]^2 would cancel where the mean is large.
         deviations = values - mean.view(channels)

@@ -49,7 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--strategies", type=_words, help="names of Accelerate configs; default: ddp,fsdp,zero1,zero2,zero3"
     )
     verify.add_argument("--world-sizes", type=_positive_ints, default=[1, 2, 4], help="default: 1,2,4")
-    verify.add_argument("--micro-batch-sizes", type=_positive_ints, help="default: the recipe's own, and half of it")
+    verify.add_argument(
+        "--micro-batch-sizes",
+        type=_positive_ints,
+        help="default: the recipe's own and, without BatchNorm and dropout, half of it",
+    )
     verify.add_argument("--steps", type=_positive_int, default=20, help="optimizer steps to train; default: 20")
     verify.add_argument("--script", type=Path, help="default: the train.py beside the recipe")
     verify.add_argument(
@@ -97,11 +101,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     return 0
 
 
 def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise argparse.ArgumentTypeError("the list is empty; separate with commas")
+    return words
 
 
 def _positive_ints(text: str) -> list[int]:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,11 @@ def verify(
         UserError: Files are missing, or the global batch divides over none of the combinations of a world size.
     """
     config: RecipeConfig = load_config(recipe, overrides)
+    if config.verify:
+        # What the user says counts more than what the recipe says for everybody.
+        small = [f"--model.{name}={json.dumps(value)}" for name, value in config.verify.model.items()]
+        overrides = [*small, *overrides]
+        config = load_config(recipe, overrides)
     script = script or recipe.parent / "train.py"
     if not script.is_file():
         raise UserError(f"there is no {script}; write --script PATH, the train.py that runs {recipe.name}")
@@ -62,12 +68,13 @@ def verify(
     ]
     for world_size in world_sizes:
         _require_one_that_divides(config, world_size, micro_batch_sizes)
+    steps = min(steps, resolve(config, 1).total_steps)
+    output = output or Path("runs") / f"{recipe.stem}.verify.json"
+    _require_writable(output)
+    on_gpus = _choose_device(max(world_sizes))
 
-    import torch
-
-    on_gpus = torch.cuda.device_count() >= max(world_sizes)
-    verification = Verification(config, recipe, overrides, script, configs, steps, on_gpus)
-    _print_title(config, recipe, min(steps, resolve(config, 1).total_steps), on_gpus, verification.tolerance)
+    verification = Verification(config, recipe, overrides, script, configs, steps)
+    _print_title(config, recipe, micro_batch_sizes, steps, on_gpus, verification.tolerance)
     rows: list[Row] = []
     for row in verification.rows(combinations):
         # The strategies of one number of processes have the same problem.
@@ -76,8 +83,6 @@ def verify(
     compared = [row for row in rows if row.verdict in ("agrees", "differs", "unclear", "failed")]
     agreeing = sum(row.verdict == "agrees" for row in compared)
     print(f"\n{agreeing} of {len(compared)} combinations agree with one process")
-    path = output or Path("runs") / f"{recipe.stem}.verify.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
     report = {
         "recipe": str(recipe),
         "overrides": list(overrides),
@@ -88,18 +93,39 @@ def verify(
         "agree": agreeing == len(compared),
         "rows": [_finite(dataclasses.asdict(row)) for row in rows],
     }
-    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    print(f"written to {path}")
+    output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    print(f"written to {output}")
     return agreeing == len(compared)
+
+
+def _choose_device(processes: int) -> bool:
+    """Whether there are GPUs enough for the largest job; if not, hide them, before anything has looked for them."""
+    # The server that jobs are forked from must not initialise CUDA, which cannot be forked: torch counts by NVML then.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    # As torchrun does for several processes.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    import torch
+
+    on_gpus = torch.cuda.device_count() >= processes
+    if not on_gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    return on_gpus
+
+
+def _require_writable(output: Path) -> None:
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.open("a").close()
+    except OSError as error:
+        raise UserError(f"--output: {output} cannot be written: {error}; write another file") from error
 
 
 def _accelerate_configs(
     recipe: Path, folder: Path | None, strategies: Sequence[str] | None, precision: str
 ) -> dict[str, Path]:
     """The Accelerate config of each strategy: of the given folder, the recipe's own project, or this folder's."""
-    folders = (
-        [folder] if folder else [recipe.resolve().parents[1] / "accelerate_configs", Path("recipes/accelerate_configs")]
-    )
+    beside = recipe.resolve().parent.parent / "accelerate_configs"
+    folders = [folder] if folder else [beside, Path("recipes/accelerate_configs")]
     found = next((place for place in folders if place.is_dir()), None)
     if found is None:
         places = " or ".join(str(place) for place in folders)
@@ -123,8 +149,11 @@ def _accelerate_configs(
 def _micro_batch_sizes(config: RecipeConfig) -> list[int]:
     """The recipe's own, and half of it where that must not change anything."""
     size = config.batch.micro_batch_size
-    is_part_of_the_loss = config.model.uses_batch_norm or config.model.uses_dropout
-    return [size] if size % 2 or is_part_of_the_loss else [size, size // 2]
+    return [size] if size % 2 or _micro_batch_is_part_of_the_loss(config) else [size, size // 2]
+
+
+def _micro_batch_is_part_of_the_loss(config: RecipeConfig) -> bool:
+    return config.model.uses_batch_norm or config.model.uses_dropout
 
 
 def _require_one_that_divides(config: RecipeConfig, world_size: int, micro_batch_sizes: Sequence[int]) -> None:
@@ -135,11 +164,13 @@ def _require_one_that_divides(config: RecipeConfig, world_size: int, micro_batch
             resolve(config.model_copy(update={"batch": batch}), world_size)
             return
         except ConfigError as error:
-            problems += error.problems
-    raise ConfigError(problems)
+            problems += [f"--world-sizes {world_size}: {problem}" for problem in error.problems]
+    raise ConfigError(list(dict.fromkeys(problems)))
 
 
-def _print_title(config: RecipeConfig, recipe: Path, steps: int, on_gpus: bool, tolerance: float) -> None:
+def _print_title(
+    config: RecipeConfig, recipe: Path, micro_batch_sizes: Sequence[int], steps: int, on_gpus: bool, tolerance: float
+) -> None:
     print(
         f"{recipe.stem}: {steps} steps of {config.precision} {config.optimizer.name} on "
         f"{'GPUs' if on_gpus else 'the CPU'}, each combination against one process\n"
@@ -148,6 +179,8 @@ def _print_title(config: RecipeConfig, recipe: Path, steps: int, on_gpus: bool, 
     )
     for what in _not_reached(resolve(config, 1), steps):
         print(f"not reached in these steps: {what}")
+    if len(set(micro_batch_sizes)) == 1 or _micro_batch_is_part_of_the_loss(config):
+        print("not compared with another micro_batch_size: a loss that is a mean over it would not be noticed")
     if config.verify:
         print(f"the model is made small by the recipe's verify section: {json.dumps(config.verify.model)}")
     print("\n" + LINE.format(*COLUMNS), flush=True)
@@ -166,9 +199,9 @@ def _not_reached(plan: RunPlan, steps: int) -> Iterator[str]:
 
 def _print_row(row: Row, tell: bool) -> None:
     combination, differences = row.combination, row.differences
-    numbers = (
-        [f"{value:.1e}" if value else "0" for value in dataclasses.astuple(differences)] if differences else ["-"] * 5
-    )
+    columns = ("loss", "grad_norm", "lr", "parameters", "evaluation")
+    values = [getattr(differences, name) for name in columns] if differences else []
+    numbers = [f"{value:.1e}" if value else "0" for value in values] or ["-"] * len(columns)
     seconds = f"{row.seconds:.1f}" if row.seconds else "-"
     print(
         LINE.format(

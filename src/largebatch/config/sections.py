@@ -92,7 +92,9 @@ class LinearRamp(Section):
     @model_validator(mode="after")
     def _whole_increments(self) -> Self:
         growth = self.end - self.start
-        if growth <= 0 or growth % self.increment:
+        if growth <= 0:
+            raise ValueError(f"a ramp grows, but end {self.end} is not above start {self.start}; write a list of sizes")
+        if growth % self.increment:
             raise ValueError(
                 f"from start {self.start} the increment {self.increment} does not lead to end {self.end}; write an end "
                 f"such as {self.start + max(1, growth // self.increment) * self.increment}"

@@ -171,6 +171,10 @@ def count_targets(batch: Batch) -> int:
     return int((batch["labels"] != IGNORE_INDEX).sum())
 
 
+def _besides(first: int) -> str:
+    return f" besides the {first} of data.num_train_samples" if first else ""
+
+
 class TokenBlocks:
     """Blocks of a stream of tokens as samples.
 
@@ -196,7 +200,7 @@ class TokenBlocks:
         if self.num_available < num_samples:
             raise DataError(
                 f"{field}: {num_samples}, but the data's {len(tokens):,} tokens hold {max(self.num_available, 0)} "
-                f"blocks of {block_size}; write at most that"
+                f"blocks of {block_size}{_besides(first)}; write at most that"
             )
 
     def __len__(self) -> int:
@@ -223,13 +227,13 @@ class ArrowDocuments:
     """
 
     def __init__(self, dataset: datasets.Dataset):
-        self.dataset = dataset
+        self.dataset = dataset.with_format("numpy")
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, index: int) -> Sequence[int]:
-        tokens: Sequence[int] = self.dataset[index]["input_ids"]
+    def __getitem__(self, index: int) -> NDArray[np.integer]:
+        tokens: NDArray[np.integer] = self.dataset[index]["input_ids"]
         return tokens
 
 
@@ -262,7 +266,8 @@ class PaddedDocuments:
         self.num_available = len(documents) - first
         if self.num_available < num_samples:
             raise DataError(
-                f"{field}: {num_samples}, but the data has {max(self.num_available, 0)} documents; write at most that"
+                f"{field}: {num_samples}, but the data has {max(self.num_available, 0)} documents{_besides(first)}; "
+                "write at most that"
             )
 
     def __len__(self) -> int:
@@ -275,7 +280,7 @@ class PaddedDocuments:
         input_ids = torch.zeros((len(documents), longest), dtype=torch.int64)
         labels = torch.full((len(documents), longest), IGNORE_INDEX, dtype=torch.int64)
         for row, document in enumerate(documents):
-            tokens = torch.tensor(document, dtype=torch.int64)
+            tokens = torch.from_numpy(np.asarray(document, dtype=np.int64))
             input_ids[row, : len(tokens) - 1] = tokens[:-1]
             labels[row, : len(tokens) - 1] = tokens[1:]
         return {"input_ids": input_ids, "labels": labels}

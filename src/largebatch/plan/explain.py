@@ -35,7 +35,11 @@ def _batch(plan: RunPlan) -> list[str]:
             _division(plan, plan.global_batch_size),
             f"each process loads {per_process:,} samples per step, {plan.micro_batch_size:,} at a time",
         ]
-    lines = [f"from step {phase.first_step:,}: {_division(plan, phase.global_batch_size)}" for phase in phases]
+    lines = [
+        f"from step {phase.first_step:,}: {_division(plan, phase.global_batch_size)}, "
+        f"peak lr {plan.peak_lr_for(phase.global_batch_size):.6g}"
+        for phase in phases
+    ]
     if len(lines) > MOST_LINES:
         lines[MOST_LINES - 2 : -1] = [f"… and {len(lines) - MOST_LINES + 1} sizes in between"]
     return lines
@@ -87,12 +91,12 @@ def _steps(plan: RunPlan) -> list[str]:
         left = plan.num_train_samples % plan.global_batch_size
         rest = ""
         if left and timeline.keep_last:
-            rest = f" (the last {left:,} are a smaller global batch)"
+            rest = f" (the last {left:,} are a smaller global batch, at the same learning rate)"
         elif left:
             rest = f" (the last {left:,} of each epoch's shuffle are dropped)"
         lines.append(f"one epoch is {steps:,} steps: {used:,} of {plan.num_train_samples:,} training samples{rest}")
     else:
-        rest = "a smaller global batch" if timeline.keep_last else "dropped"
+        rest = "a smaller global batch, at the same learning rate" if timeline.keep_last else "dropped"
         lines.append(f"samples at the end of an epoch that do not fill a global batch are {rest}")
     samples = timeline.at(plan.total_steps).samples_before
     tokens = f", {samples * plan.tokens_per_sample:,} tokens" if plan.tokens_per_sample else ""
@@ -115,21 +119,14 @@ def _learning_rate(plan: RunPlan) -> list[str]:
         f"peak {plan.peak_lr:.6g} = {plan.base_lr:.6g} x {_formula(plan, plan.global_batch_size)}, by {rule}: "
         f"{plan.base_lr:.6g} was tuned at batch {plan.reference_batch_size:,}, this is {plan.global_batch_size:,}"
     ]
-    if len(plan.timeline.phases) > 1 and plan.scaling != "none":
-        first = plan.timeline.phases[0].global_batch_size
-        peak_lr = plan.peak_lr_for(first)
-        lines.append(
-            f"it follows the batch size in force: at {first:,} it is {peak_lr:.6g} = {plan.base_lr:.6g} x "
-            f"{_formula(plan, first)}"
-        )
     if schedule.warmup:
         steps = _steps_to(plan, schedule.warmup)
         epochs = float(plan.timeline.progress(steps, "epochs"))
-        if len(plan.timeline.phases) == 1:
-            growth = (plan.peak_lr - schedule.warmup_start_lr) / steps
-            goal, each = f"{plan.peak_lr:.6g}", f", {growth:.3g} more each step"
+        goal = f"{plan.peak_lr:.6g}" if len(plan.timeline.phases) == 1 else "the peak of the batch size in force"
+        if len(plan.timeline.phases) == 1 and not plan.timeline.keep_last:
+            each = f", {(plan.peak_lr - schedule.warmup_start_lr) / steps:.3g} more each step"
         else:
-            goal, each = "the peak of the batch size in force", ", more with each sample"
+            each = ", more with each sample"
         lines.append(
             f"warmup from {schedule.warmup_start_lr:.6g} to {goal} in {steps:,} steps ({epochs:.3g} epochs){each}"
         )

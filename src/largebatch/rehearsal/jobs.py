@@ -9,11 +9,12 @@ import os
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["largebatch.rehearsal.preload"])
@@ -22,11 +23,20 @@ _context.set_forkserver_preload(["largebatch.rehearsal.preload"])
 SECONDS_TO_FOLLOW = 1
 
 
+class Outcome(NamedTuple):
+    """What came of one process: a "result", or an "error" and its reason, at a moment by the clock."""
+
+    kind: str
+    value: Any
+    moment: float
+
+
 class JobFailed(AssertionError):
     """A process of a job raised, exited or did not end in time.
 
     Args:
-        reports: Of each process that failed: its rank, its traceback or exit code, and its output.
+        reports: Of each process that failed, the first to fail first: its rank, its traceback or exit code, and its
+            output.
     """
 
     def __init__(self, reports: Sequence[tuple[int, str, str]]):
@@ -77,19 +87,21 @@ def run_job(
                 if process.is_alive():
                     process.kill()
                     process.join()
-        reports = []
-        for rank, output in enumerate(outputs):
-            kind, value = results.get(rank, ("error", f"no result within {timeout:.0f} s"))
-            if kind == "error":
-                reports.append((rank, str(value), output.read_text(errors="replace") if output.exists() else ""))
+        failures = sorted(
+            (outcome.moment, rank, outcome.value) for rank, outcome in results.items() if outcome.kind == "error"
+        )
+        silent = [rank for rank in range(world_size) if rank not in results]
+        reason = f"stopped after rank {failures[0][1]} had failed" if failures else f"no result within {timeout:.0f} s"
+        reports = [(rank, str(value)) for _, rank, value in failures] + [(rank, reason) for rank in silent]
+        texts = [output.read_text(errors="replace") if output.exists() else "" for output in outputs]
     if reports:
-        raise JobFailed(reports)
-    return [results[rank][1] for rank in range(world_size)]
+        raise JobFailed([(rank, reason, texts[rank]) for rank, reason in reports])
+    return [results[rank].value for rank in range(world_size)]
 
 
-def _collect(pipes: Sequence[Connection], timeout: float) -> dict[int, tuple[str, Any]]:
-    """("result", value) or ("error", reason) of each process that answered in time, by rank."""
-    results: dict[int, tuple[str, Any]] = {}
+def _collect(pipes: Sequence[Connection], timeout: float) -> dict[int, Outcome]:
+    """The outcome of each process that answered in time, by rank."""
+    results: dict[int, Outcome] = {}
     while len(results) < len(pipes):
         ready = wait([pipe for rank, pipe in enumerate(pipes) if rank not in results], timeout=timeout)
         if not ready:
@@ -99,8 +111,8 @@ def _collect(pipes: Sequence[Connection], timeout: float) -> dict[int, tuple[str
                 try:
                     results[rank] = pipe.recv()
                 except EOFError:
-                    results[rank] = ("error", "the process ended without a result")
-        if any(kind == "error" for kind, _ in results.values()):
+                    results[rank] = Outcome("error", "the process ended without a result", time.time())
+        if any(outcome.kind == "error" for outcome in results.values()):
             # The others would wait for the one that failed.
             timeout = min(timeout, SECONDS_TO_FOLLOW)
     return results
@@ -129,13 +141,13 @@ def _work(
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
         try:
-            result = ("result", function(*arguments))
+            kind, value = "result", function(*arguments)
         except SystemExit as left:
-            result = ("error", f"exit code {left.code}")
+            kind, value = "error" if left.code else "result", f"exit code {left.code}" if left.code else None
         except BaseException:
-            result = ("error", traceback.format_exc())
+            kind, value = "error", traceback.format_exc()
         with contextlib.suppress(BrokenPipeError):
-            pipe.send(result)
+            pipe.send(Outcome(kind, value, time.time()))
         sys.stdout.flush()
         sys.stderr.flush()
     # Not through interpreter shutdown: threads of the engines may still wait for processes that failed.

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from largebatch.errors import UserError
+
 
 def train(script: Path, recipe: Path, *overrides: str, run_dir: Path) -> None:
     """Run a recipe as if its script were started from the command line."""
@@ -34,14 +36,24 @@ class Trained:
 
 
 def read_run(run_dir: Path) -> Trained:
-    """The numbers of a finished run."""
+    """The numbers of a finished run.
+
+    Raises:
+        UserError: It trained no step, or wrote no weights.
+    """
     from safetensors.numpy import load_file
 
     weights: dict[str, NDArray[np.float64]] = {}
     for file in sorted((run_dir / "model").glob("*.safetensors")):
         weights |= {name: np.asarray(tensor, dtype=np.float64) for name, tensor in load_file(file).items()}
-    return Trained(_json_lines(run_dir / "metrics.jsonl"), _json_lines(run_dir / "evaluations.jsonl"), weights)
+    metrics = _json_lines(run_dir / "metrics.jsonl")
+    if not metrics or not weights:
+        what = "wrote no weights: end it with run.finish()" if metrics else "trained no step"
+        raise UserError(f"the script {what}")
+    return Trained(metrics, _json_lines(run_dir / "evaluations.jsonl"), weights)
 
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

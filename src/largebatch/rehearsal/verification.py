@@ -4,8 +4,10 @@ Every combination is trained for some steps from the recipe's own files, and com
 strategy. They differ by rounding alone; what else is different is an error, of the recipe or of this library.
 """
 
-import json
+import dataclasses
+import itertools
 import math
+import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,8 +37,8 @@ TOLERANCES = {
     ("fp64", "adamw"): 1e-10,
     ("fp32", "sgd"): 1e-6,
     ("fp32", "adamw"): 1e-5,
-    ("bf16", "sgd"): 2e-2,
-    ("bf16", "adamw"): 2e-2,
+    ("bf16", "sgd"): 1e-4,
+    ("bf16", "adamw"): 1e-4,
 }
 # Of a recipe that enlarges rounding errors, as many times what becomes of the smallest ones; but not more than lets
 # errors of the mathematics be told from them.
@@ -63,22 +65,33 @@ class Combination:
 
 @dataclass(frozen=True)
 class Differences:
-    """The largest relative differences of a run from its reference, over all steps."""
+    """The largest relative differences of a run from its reference, over all steps.
+
+    Args:
+        first_step: Of the first step's loss and gradient norm, which no earlier rounding has enlarged; the norm by the
+            measure of the others.
+    """
 
     loss: float
     grad_norm: float
     lr: float
     parameters: float
     evaluation: float
+    first_step: float
 
-    @property
-    def largest(self) -> float:
-        """The largest of those that rounding makes, that of the gradient's norm by the measure of the others."""
-        return max(self.loss, self.parameters, self.evaluation, self.grad_norm / GRAD_NORM_FACTOR)
+    def within(self, tolerance: float, rounding: "Differences | None" = None) -> bool:
+        """Whether they are small enough; the learning rate must be equal.
 
-    def within(self, tolerance: float) -> bool:
-        """Whether they are small enough; the learning rate must be equal."""
-        return self.largest <= tolerance and self.lr == 0.0
+        Args:
+            tolerance: What rounding usually makes.
+            rounding: What becomes of the least rounding in this recipe, for all that comes after the first step.
+        """
+        allowed = dict.fromkeys(("loss", "grad_norm", "parameters", "evaluation"), tolerance)
+        allowed["grad_norm"] *= GRAD_NORM_FACTOR
+        if rounding is not None:
+            allowed = {name: max(least, ROUNDING_FACTOR * getattr(rounding, name)) for name, least in allowed.items()}
+        small = all(getattr(self, name) <= most for name, most in allowed.items())
+        return small and self.first_step <= tolerance and self.lr == 0.0
 
 
 @dataclass(frozen=True)
@@ -111,7 +124,6 @@ class Verification:
         script: The train.py that runs it.
         accelerate_configs: The Accelerate config of each strategy.
         steps: Steps to train.
-        on_gpus: Whether the processes use GPUs.
     """
 
     def __init__(
@@ -122,13 +134,11 @@ class Verification:
         script: Path,
         accelerate_configs: Mapping[str, Path],
         steps: int,
-        on_gpus: bool,
     ):
         self._config = config
         self._recipe = recipe.resolve()
         self._script = script.resolve()
         self._accelerate_configs = accelerate_configs
-        self._on_gpus = on_gpus
         samples = min(config.evaluation.max_samples or MOST_EVALUATED_SAMPLES, MOST_EVALUATED_SAMPLES)
         self._overrides = [
             *overrides,
@@ -139,12 +149,10 @@ class Verification:
             f"--evaluation.max_samples={samples}",
             "--data.num_workers=0",
         ]
-        if config.verify:
-            self._overrides += [f"--model.{name}={json.dumps(value)}" for name, value in config.verify.model.items()]
         self.tolerance = TOLERANCES[config.precision, config.optimizer.name]
         self._trained: dict[Combination, Trained | None] = {}
         self._seconds: dict[Combination, float] = {}
-        self._spread: dict[Combination, float] = {}
+        self._spread: dict[Combination, Differences] = {}
 
     def reference_for(self, combination: Combination) -> Combination:
         """One process, which must have the same micro-batches only where they are part of the loss."""
@@ -172,9 +180,9 @@ class Verification:
         try:
             self._trained[reference] = self._train(reference, PATIENCE_OF_THE_REFERENCE)
             verdict, problem = "reference", None
-        except JobFailed as failure:
+        except CombinationFailed as failure:
             self._trained[reference] = None
-            verdict, problem = "failed", in_one_line(failure)
+            verdict, problem = "failed", str(failure)
         self._seconds[reference] = time.monotonic() - started
         return Row(reference, verdict, self._seconds[reference], problem=problem)
 
@@ -185,29 +193,33 @@ class Verification:
         started = time.monotonic()
         try:
             trained = self._train(combination, max(PATIENCE, PATIENCE_FACTOR * self._seconds[reference]))
-        except JobFailed as failure:
-            return Row(combination, "failed", time.monotonic() - started, problem=in_one_line(failure))
+        except CombinationFailed as failure:
+            return Row(combination, "failed", time.monotonic() - started, problem=str(failure))
         seconds = time.monotonic() - started
         differences = compare(trained, expected)
         if differences.within(self.tolerance):
             return Row(combination, "agrees", seconds, differences)
         # What is more than rounding usually makes may still be rounding, which some recipes enlarge with every step.
-        tolerance = ROUNDING_FACTOR * self._rounding(reference)
-        if differences.within(tolerance):
-            problem = f"rounding alone makes as much of it: {tolerance / ROUNDING_FACTOR:.1e}"
-            if tolerance <= LARGEST_TOLERANCE:
-                return Row(combination, "agrees", seconds, differences, problem)
-            problem += "; too much to tell: use fewer --steps, or --precision fp64"
-            return Row(combination, "unclear", seconds, differences, problem)
-        return Row(combination, "differs", seconds, differences)
+        rounding = self._rounding(reference)
+        if not differences.within(self.tolerance, rounding):
+            return Row(combination, "differs", seconds, differences)
+        makes = ", ".join(
+            f"{name.replace('_', ' ')} {value:.1e}" for name, value in dataclasses.asdict(rounding).items() if value
+        )
+        problem = f"rounding alone makes as much of it: {makes}"
+        if differences.within(LARGEST_TOLERANCE):
+            return Row(combination, "agrees", seconds, differences, problem)
+        problem += "; too much to tell: use fewer --steps, or --precision fp64"
+        return Row(combination, "unclear", seconds, differences, problem)
 
-    def _rounding(self, reference: Combination) -> float:
+    def _rounding(self, reference: Combination) -> Differences:
         """What becomes of rounding errors: how far the reference gets when each starting weight is moved by one."""
         if reference not in self._spread:
             expected = self._trained[reference]
             assert expected is not None
             perturbed = [self._train(reference, PATIENCE_OF_THE_REFERENCE, seed) for seed in PERTURBATIONS]
-            self._spread[reference] = max(compare(trained, expected).largest for trained in perturbed)
+            spreads = [dataclasses.astuple(compare(trained, expected)) for trained in perturbed]
+            self._spread[reference] = Differences(*(max(column) for column in zip(*spreads, strict=True)))
         return self._spread[reference]
 
     def _indivisible(self, combination: Combination) -> str | None:
@@ -222,27 +234,45 @@ class Verification:
         """Train a combination, from starting weights moved by rounding errors of this seed if there is one.
 
         Raises:
-            JobFailed: It did not come to its end.
+            CombinationFailed: It did not come to its end.
         """
-        environment = {} if self._on_gpus else {"CUDA_VISIBLE_DEVICES": ""}
-        if combination.strategy != "single":
-            config = self._accelerate_configs[combination.strategy]
-            environment |= launch_environment(config, combination.world_size)
-        with tempfile.TemporaryDirectory() as folder:
-            run_dir = Path(folder, "run")
-            run_job(
-                train_combination,
-                self._script,
-                self._recipe,
-                (*self._overrides, f"--batch.micro_batch_size={combination.micro_batch_size}"),
-                run_dir,
-                perturbation,
-                world_size=combination.world_size,
-                environment=environment,
-                folder=Path.cwd(),
-                timeout=timeout,
-            )
-            return read_run(run_dir)
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                run_dir = Path(folder, "run")
+                run_job(
+                    train_combination,
+                    self._script,
+                    self._recipe,
+                    (*self._overrides, f"--batch.micro_batch_size={combination.micro_batch_size}"),
+                    run_dir,
+                    perturbation,
+                    world_size=combination.world_size,
+                    environment=self._environment(combination),
+                    folder=Path.cwd(),
+                    timeout=timeout,
+                )
+                return read_run(run_dir)
+        except JobFailed as failure:
+            raise CombinationFailed(in_one_line(failure)) from failure
+        # Whatever the user's Accelerate config or script may bring about: the other combinations go on.
+        except Exception as error:
+            raise CombinationFailed(f"{type(error).__name__}: {error}".partition("\n")[0]) from error
+
+    def _environment(self, combination: Combination) -> dict[str, str]:
+        if combination.strategy == "single":
+            return {}
+        config = self._accelerate_configs[combination.strategy]
+        environment = launch_environment(config, combination.world_size)
+        name = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
+        beside = config.parents[2] / environment.get(name, "")
+        if beside.is_file() and not Path(environment[name]).is_file():
+            # Written to be launched from the top of its project, which need not be this folder.
+            environment[name] = str(beside)
+        return environment
+
+
+class CombinationFailed(Exception):
+    """A combination did not train to the end; in one line, why."""
 
 
 def train_combination(
@@ -282,6 +312,10 @@ def compare(trained: Trained, reference: Trained) -> Differences:
     """The largest relative differences; infinite where a step, an evaluation or a weight is missing."""
     return Differences(
         loss=_of_lines(trained.metrics, reference.metrics, ["loss"]),
+        first_step=max(
+            _of_lines(trained.metrics[:1], reference.metrics[:1], ["loss"]),
+            _of_lines(trained.metrics[:1], reference.metrics[:1], ["grad_norm"]) / GRAD_NORM_FACTOR,
+        ),
         grad_norm=_of_lines(trained.metrics, reference.metrics, ["grad_norm"]),
         lr=_of_lines(trained.metrics, reference.metrics, ["lr"]),
         parameters=_of_weights(trained.weights, reference.weights),
@@ -296,7 +330,7 @@ def _of_lines(
         return float("inf")
     return max(
         (
-            _relative(line[name], expected[name])
+            _relative(line.get(name, math.nan), expected[name])
             for line, expected in zip(lines, reference, strict=True)
             for name in names or expected
         ),
@@ -320,7 +354,8 @@ def _of_weights(weights: Mapping[str, Any], reference: Mapping[str, Any]) -> flo
     A tensor near zero, such as a bias that gets no gradient but rounding errors, is measured by what it would be if its
     elements were a thousandth of the model's.
     """
-    if weights.keys() != reference.keys():
+    shapes, expected_shapes = ({name: tensor.shape for name, tensor in each.items()} for each in (weights, reference))
+    if shapes != expected_shapes:
         return float("inf")
     squares = sum(float(np.square(tensor).sum()) for tensor in reference.values())
     typical = np.sqrt(squares / sum(tensor.size for tensor in reference.values()))
@@ -332,11 +367,13 @@ def _of_weights(weights: Mapping[str, Any], reference: Mapping[str, Any]) -> flo
 
 
 def in_one_line(failure: JobFailed) -> str:
-    """Why a job failed: the message for the user if there is one, or else the last line of a traceback."""
+    """Why a job failed: the message for the user if there is one, or else the last line of the first traceback."""
     for _, _, output in failure.reports:
-        messages = [line for line in output.splitlines() if line.startswith("error: ")]
-        if messages:
-            return messages[0].removeprefix("error: ")
-    # The process whose failure is no consequence of another's comes first.
+        lines = output.splitlines()
+        for number, line in enumerate(lines):
+            message = re.fullmatch(r"(?:\[rank \d+\] )?error: (.*)", line)
+            if message:
+                more = itertools.takewhile(lambda line: line.startswith("  - "), lines[number + 1 :])
+                return " ".join([message[1], *(line.strip() for line in more)])
     rank, reason, _ = failure.reports[0]
     return f"rank {rank}: {reason.strip().splitlines()[-1]}"

@@ -86,10 +86,11 @@ class Step:
             )
         if self._micro_step is None:
             raise RuntimeError("step.backward was called outside of step.micro_batches()")
-        counts = float(self._micro_step.counts)
-        detached = loss_sum.detach() * counts
+        if not self._micro_step.counts:
+            loss_sum = loss_sum * 0.0
+        detached = loss_sum.detach()
         self._loss_sum = detached if self._loss_sum is None else self._loss_sum + detached
-        self._backend.backward(loss_sum * (counts * self._plan.world_size / self._weight))
+        self._backend.backward(loss_sum * (self._plan.world_size / self._weight))
         self._micro_steps_done += 1
 
     def update(self) -> None:
