@@ -40,9 +40,8 @@ TOLERANCES = {
     ("bf16", "sgd"): 1e-4,
     ("bf16", "adamw"): 1e-4,
 }
-# Of a recipe that enlarges rounding errors, as many times what becomes of the smallest ones; but not more than lets
-# errors of the mathematics be told from them.
-ROUNDING_FACTOR, LARGEST_TOLERANCE = 10, 1e-3
+# Of a recipe that enlarges rounding errors, as many times what becomes of the smallest ones.
+ROUNDING_FACTOR = 10
 PERTURBATIONS = (1, 2, 3)
 # The norm of a gradient is nearer to a difference of large numbers than the rest.
 GRAD_NORM_FACTOR = 10
@@ -79,19 +78,30 @@ class Differences:
     evaluation: float
     first_step: float
 
-    def within(self, tolerance: float, rounding: "Differences | None" = None) -> bool:
-        """Whether they are small enough; the learning rate must be equal.
+    def within(self, limits: "Differences") -> bool:
+        """Whether none is larger than its limit."""
+        return all(
+            mine <= most for mine, most in zip(dataclasses.astuple(self), dataclasses.astuple(limits), strict=True)
+        )
 
-        Args:
-            tolerance: What rounding usually makes.
-            rounding: What becomes of the least rounding in this recipe, for all that comes after the first step.
-        """
-        allowed = dict.fromkeys(("loss", "grad_norm", "parameters", "evaluation"), tolerance)
-        allowed["grad_norm"] *= GRAD_NORM_FACTOR
-        if rounding is not None:
-            allowed = {name: max(least, ROUNDING_FACTOR * getattr(rounding, name)) for name, least in allowed.items()}
-        small = all(getattr(self, name) <= most for name, most in allowed.items())
-        return small and self.first_step <= tolerance and self.lr == 0.0
+
+def usual_limits(tolerance: float) -> Differences:
+    """What rounding usually makes; learning rates must be equal."""
+    return Differences(tolerance, GRAD_NORM_FACTOR * tolerance, 0.0, tolerance, tolerance, first_step=tolerance)
+
+
+# Beyond these, errors of the mathematics could not be told from rounding.
+CLEAR = Differences(loss=1e-3, grad_norm=1e-2, lr=0.0, parameters=1e-2, evaluation=1e-3, first_step=1e-3)
+
+
+def limits_with(rounding: Differences, tolerance: float) -> Differences:
+    """The limits of a recipe that enlarges rounding, column by column; nothing has enlarged that of the first step."""
+    usual = usual_limits(tolerance)
+    measured = {
+        name: max(getattr(usual, name), ROUNDING_FACTOR * getattr(rounding, name))
+        for name in ("loss", "grad_norm", "parameters", "evaluation")
+    }
+    return dataclasses.replace(usual, **measured)
 
 
 @dataclass(frozen=True)
@@ -197,17 +207,17 @@ class Verification:
             return Row(combination, "failed", time.monotonic() - started, problem=str(failure))
         seconds = time.monotonic() - started
         differences = compare(trained, expected)
-        if differences.within(self.tolerance):
+        if differences.within(usual_limits(self.tolerance)):
             return Row(combination, "agrees", seconds, differences)
         # What is more than rounding usually makes may still be rounding, which some recipes enlarge with every step.
         rounding = self._rounding(reference)
-        if not differences.within(self.tolerance, rounding):
+        if not differences.within(limits_with(rounding, self.tolerance)):
             return Row(combination, "differs", seconds, differences)
         makes = ", ".join(
             f"{name.replace('_', ' ')} {value:.1e}" for name, value in dataclasses.asdict(rounding).items() if value
         )
         problem = f"rounding alone makes as much of it: {makes}"
-        if differences.within(LARGEST_TOLERANCE):
+        if differences.within(CLEAR):
             return Row(combination, "agrees", seconds, differences, problem)
         problem += "; too much to tell: use fewer --steps, or --precision fp64"
         return Row(combination, "unclear", seconds, differences, problem)
