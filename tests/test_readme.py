@@ -6,15 +6,16 @@ import sys
 
 import pytest
 
+from largebatch.cli.verify import COLUMNS, LINE
 from paths import RECIPES, ROOT, STRATEGIES
 
 README = (ROOT / "README.md").read_text()
 
 
 def shown_outputs() -> list[tuple[str, str]]:
-    """Each `largebatch` command of the README with the output below it."""
+    """Each `largebatch plan` of the README with the output below it."""
     blocks = [block.split("```")[0] for block in README.split("```console\n")[1:]]
-    shown = [block.removeprefix("$ ").split("\n", 1) for block in blocks if block.startswith("$ largebatch")]
+    shown = [block.removeprefix("$ ").split("\n", 1) for block in blocks if block.startswith("$ largebatch plan")]
     return [(command, output) for command, output in shown]
 
 
@@ -27,6 +28,10 @@ def test_shown_output_is_the_real_one(command, output):
     words = [sys.executable, "-m", *shlex.split(command)]
     result = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.stdout + result.stderr == output
+
+
+def test_the_table_of_verify_has_the_columns_that_are_printed():
+    assert LINE.format(*COLUMNS) in README.splitlines()
 
 
 def test_every_recipe_and_strategy_has_its_row():
