@@ -90,6 +90,11 @@ def test_run_folder(runs):
             "tensorboard",
             "model",
             "lock",
+            "status.json",
+            "history.jsonl",
+            "checkpoints",
+            "attempts",
+            "stacks",
         }
         assert list(run_dir.glob("tensorboard/**/events.out.tfevents.*"))
         assert json.loads((run_dir / "plan.json").read_text())["world_size"] == 2

@@ -40,8 +40,8 @@ def build_model(config: CausalLMConfig) -> GPT2LMHeadModel:
 
 
 def main() -> None:
-    config, run_dir = parse_command_line(CausalLMConfig)
-    run = Run(config, run_dir)
+    config, options = parse_command_line(CausalLMConfig)
+    run = Run(config, options)
     train_set, eval_set = run.load(text_sources)
 
     model = build_model(config)

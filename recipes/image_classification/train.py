@@ -43,8 +43,8 @@ def build_model(config: ImageClassificationConfig) -> ResNetForImageClassificati
 
 
 def main() -> None:
-    config, run_dir = parse_command_line(ImageClassificationConfig)
-    run = Run(config, run_dir)
+    config, options = parse_command_line(ImageClassificationConfig)
+    run = Run(config, options)
     train_set, eval_set = run.load(image_sources)
 
     model = build_model(config)

@@ -12,6 +12,7 @@ class UserError(ValueError):
     """Something the user gave cannot be used. Exit code 2: refused before training started."""
 
     exit_code = 2
+    title = "error"
     everywhere = False
     """Whether every process of the job has this same error, so that one of them should report it."""
 
@@ -48,3 +49,10 @@ class TrainingFailed(UserError):
     """Training itself went wrong, for example a loss that is no longer finite. Exit code 1."""
 
     exit_code = 1
+
+
+class RunStopped(UserError):
+    """The run was asked to stop, has written a checkpoint and can be resumed. Exit code 75, for "try again later"."""
+
+    exit_code = 75
+    title = "stopped"

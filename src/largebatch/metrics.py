@@ -34,7 +34,7 @@ class LoggedStep:
     """Since the last logged step, over all processes, evaluation left out."""
     tokens_per_second: float | None
     seconds: float
-    """Time in training since its start, evaluation left out."""
+    """Time in training since its start, evaluation left out; of steps that were made again, once."""
 
 
 class Stopwatch:
@@ -68,6 +68,8 @@ class StepMetrics:
         self._backend = backend
         self._plan = plan
         self._loss_sums: list[torch.Tensor] = []
+        self._norms: dict[int, torch.Tensor] = {}
+        self._earlier_seconds = 0.0
         self._weight = 0
         self._logged_samples = 0
         self._logged_weight = 0
@@ -76,33 +78,51 @@ class StepMetrics:
         """Samples or target tokens, whichever the loss is a mean over, of all steps so far."""
         self.stopwatch = Stopwatch()
 
+    def resume(self, step: int, seconds: float) -> None:
+        """Go on after `step` steps, which took so many seconds in earlier attempts."""
+        self._logged_samples = self._plan.batch_at(step).samples_before
+        self._earlier_seconds = seconds
+
+    @property
+    def seconds(self) -> float:
+        """Time in training, of earlier attempts too."""
+        return self._earlier_seconds + self.stopwatch.seconds
+
     def is_logged(self, step: int) -> bool:
         """Whether a step, counted from 1, gets a line: the first, the last and every `log_every_steps`-th."""
         return step % self._plan.log_every_steps == 0 or step in (1, self._plan.stop_after_steps)
 
-    def add(self, loss_sum: torch.Tensor, weight: int) -> None:
-        """Take the numbers of the next step.
+    def add(self, step: int, loss_sum: torch.Tensor, weight: int, grad_norm: torch.Tensor | None) -> None:
+        """Take the numbers of step `step`, counted from 1.
 
         Args:
+            step: The step after the last one.
             loss_sum: This process's sum of losses, a scalar on the device; it is not waited for.
             weight: What the sum over all processes is divided by.
+            grad_norm: The gradient's norm, if it was computed; it is not waited for either.
         """
         self._loss_sums.append(loss_sum)
+        if grad_norm is not None:
+            self._norms[step] = grad_norm
         self._weight = weight
         self.total_weight += weight
 
-    def log(self, step: int, grad_norm: torch.Tensor | None) -> LoggedStep:
-        """The numbers of step `step`, counted from 1, over all processes.
+    def leave_out(self) -> None:
+        """The step was not taken: its loss is none of the run's."""
+        self._loss_sums.pop()
+        self._norms.clear()
+
+    def log(self, step: int) -> LoggedStep:
+        """The numbers of step `step`, the last one added, over all processes.
 
         Raises:
-            TrainingFailed: A loss since the last logged step, or this step's gradient, is not finite; every process
-                raises it.
+            TrainingFailed: A loss or a measured norm of a gradient since the last logged step is not finite; every
+                process raises it.
         """
         plan = self._plan
+        norm = self._norms.get(step)
         loss = math.fsum(self._gather_losses(step)) / self._weight
-        measured_norm = None if grad_norm is None else float(grad_norm)
-        if measured_norm is not None and not math.isfinite(measured_norm):
-            raise _not_finite(f"the gradient's norm is {measured_norm} at step {step} (the loss was {loss:.6g})")
+        measured_norm = None if norm is None else float(norm)
 
         seconds = self.stopwatch.seconds
         place = place_of(plan, step)
@@ -119,16 +139,19 @@ class StepMetrics:
             global_batch_size=plan.batch_at(step - 1).size,
             samples_per_second=round(samples_per_second, 3),
             tokens_per_second=round(weight_per_second, 3) if plan.loss_unit == "tokens" else None,
-            seconds=round(seconds, 3),
+            seconds=round(self.seconds, 3),
         )
 
     def check(self, step: int) -> None:
-        """Raise TrainingFailed if a loss of the steps up to `step` that were not logged yet is not finite."""
+        """Raise TrainingFailed if a loss or norm of the steps up to `step` that were not logged yet is not finite."""
         if self._loss_sums:
             self._gather_losses(step)
 
     def _gather_losses(self, step: int) -> list[float]:
-        """Each process's sum of losses of step `step`, the last one added; all since the last call must be finite."""
+        """Each process's sum of losses of step `step`, the last one added.
+
+        All losses and norms since the last call must be finite. Norms are those of the gradients of all processes.
+        """
         window = torch.stack(self._loss_sums).double()
         self._loss_sums.clear()
         finite = torch.isfinite(window)
@@ -138,6 +161,12 @@ class StepMetrics:
         if bad:
             index, rank, value = min(bad)
             raise _not_finite(f"the loss is {value} at step {step - len(window) + 1 + index} on rank {rank}")
+        norms, self._norms = self._norms, {}
+        for bad_step, norm in zip(norms, torch.stack([*norms.values()]).tolist() if norms else [], strict=True):
+            if not math.isfinite(norm):
+                loss = math.fsum(loss_sum for loss_sum, _, _ in numbers) / self._weight
+                what = f" (the loss was {loss:.6g})" if bad_step == step else ""
+                raise _not_finite(f"the gradient's norm is {norm} at step {bad_step}{what}")
         return [loss_sum for loss_sum, _, _ in numbers]
 
 

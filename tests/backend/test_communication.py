@@ -17,11 +17,11 @@ def reductions_of_a_step(run_dir, *words: str) -> list[int]:
     from largebatch.config import CausalLMConfig, load_config
     from largebatch.data.text import text_sources
     from largebatch.optim import build_optimizer
-    from largebatch.run import Run
+    from largebatch.run import Run, RunOptions
     from reference import load_recipe_module
 
     config = load_config(PYDOC, [*SMALL, *words], CausalLMConfig)
-    run = Run(config, run_dir)
+    run = Run(config, RunOptions(run_dir))
     train_set, _ = run.load(text_sources)
     model = load_recipe_module(PYDOC).build_model(config)
     model, _ = run.prepare(model, build_optimizer(model, config.optimizer))
@@ -58,12 +58,25 @@ def test_partitioned_gradients_are_reduced_with_every_micro_batch(strategy, tmp_
         assert min(counts) > 0, counts
 
 
-def test_equal_samples_need_no_communication_of_weights():
-    from largebatch.backend.base import Backend
-    from largebatch.config import load_config
-    from largebatch.plan import resolve
+@pytest.mark.parametrize(
+    ("words", "sums"), [((), 0), (("--data.samples=documents", "--data.num_train_samples=2000"), 3)]
+)
+def test_equal_samples_need_no_communication_of_weights(words, sums):
+    from types import SimpleNamespace
 
-    for words, sums in (((), False), (("--data.samples=documents", "--data.num_train_samples=2000"), True)):
-        backend = object.__new__(type("Two", (Backend,), dict.fromkeys(Backend.__abstractmethods__)))
-        backend.plan, backend.world_size = resolve(load_config(PYDOC, words), 2), 2
-        assert backend._sums_weights is sums
+    import torch
+
+    from largebatch.config import load_config
+    from largebatch.data.text import text_sources
+    from largebatch.plan import resolve
+    from largebatch.run.feed import training_feed
+
+    counts = []
+    config = load_config(PYDOC, (*words, "--train.stop_after_steps=3"))
+    backend = SimpleNamespace(
+        rank=1, device=torch.device("cpu"), sum_over_processes=lambda count: counts.append(count) or (lambda: count)
+    )
+    for step in training_feed(resolve(config, 2), backend, text_sources(config)[0], 0, 0):
+        assert len(list(step.micro_steps)) == 2
+        assert step.total_weight() > 0
+    assert len(counts) == sums

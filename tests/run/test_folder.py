@@ -15,9 +15,17 @@ from paths import DIGITS, PYDOC
 SMALL = ("--model.num_layers=1", "--model.hidden_size=16", "--model.num_heads=2", "--data.block_size=16")
 
 
-def created(path):
+def begun(path, in_place=False):
+    """The folder of a run that has just begun, and where the earlier one was moved."""
     config = load_config(DIGITS)
-    return RunFolder(path).create(config, resolve(config, 2))
+    folder = RunFolder(path)
+    folder.hold()
+    _, moved = folder.begin(config, resolve(config, 2), in_place, {})
+    return folder, moved
+
+
+def created(path):
+    return begun(path)[1]
 
 
 def test_config_and_plan_are_written_and_the_config_can_be_run_again(tmp_path):
@@ -48,9 +56,7 @@ def test_other_peoples_files_are_refused(tmp_path):
 
 
 def test_a_folder_that_another_run_is_writing_to(tmp_path):
-    config = load_config(DIGITS)
-    running = RunFolder(tmp_path / "run")
-    running.create(config, resolve(config, 2))
+    running, _ = begun(tmp_path / "run")
     with pytest.raises(UserError, match="another run is writing to"):
         created(tmp_path / "run")
     del running  # and with it the lock, as when its process ends

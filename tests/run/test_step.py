@@ -16,11 +16,11 @@ def loop_with(mistake: str, run_dir) -> str:
     from largebatch.config import CausalLMConfig, load_config
     from largebatch.data.text import text_sources
     from largebatch.optim import build_optimizer
-    from largebatch.run import Run
+    from largebatch.run import Run, RunOptions
     from reference import load_recipe_module
 
     config = load_config(PYDOC, SMALL, CausalLMConfig)
-    run = Run(config, run_dir)
+    run = Run(config, RunOptions(run_dir))
     train_set, _ = run.load(text_sources)
     if mistake == "other weights":
         torch.manual_seed(run.backend.rank)
@@ -109,11 +109,11 @@ def modes_of(run_dir) -> list[tuple[bool, bool]]:
     from largebatch.config import CausalLMConfig, load_config
     from largebatch.data.text import text_sources
     from largebatch.optim import build_optimizer
-    from largebatch.run import Run
+    from largebatch.run import Run, RunOptions
     from reference import load_recipe_module
 
     config = load_config(PYDOC, [*SMALL, "--data.num_eval_samples=8"], CausalLMConfig)
-    run = Run(config, run_dir)
+    run = Run(config, RunOptions(run_dir))
     train_set, eval_set = run.load(text_sources)
     model = load_recipe_module(PYDOC).build_model(config).eval()  # as `from_pretrained` returns it
     model, _ = run.prepare(model, build_optimizer(model, config.optimizer))

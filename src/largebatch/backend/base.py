@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from largebatch.backend.batch_norm import RunningStatistics
 from largebatch.backend.launch import Launch
+from largebatch.backend.state import EngineState, OptimizerSlot, fresh_state, set_scalars
 from largebatch.backend.sync_batch_norm import is_synchronised, synchronise
 from largebatch.errors import BackendMismatch, UserError
 from largebatch.plan import RunPlan
@@ -22,6 +23,19 @@ PATIENCE = timedelta(days=2)
 
 Observed = dict[str, Any]
 T = TypeVar("T")
+
+
+class Update(NamedTuple):
+    """What came of an optimizer step.
+
+    Args:
+        grad_norm: The global norm of the gradient before clipping, as a scalar on the device, if it was computed.
+        applied: False where the gradient was not finite and weights and optimizer were left as they were. Strategies
+            that do not look at the gradient before they use it answer True.
+    """
+
+    grad_norm: torch.Tensor | None
+    applied: bool
 
 
 class Backend(ABC):
@@ -46,7 +60,7 @@ class Backend(ABC):
             torch.distributed.new_group(backend="gloo", timeout=PATIENCE) if self.world_size > 1 else None
         )
         # On the host, so that no step waits for the device.
-        self._host_group = torch.distributed.new_group(backend="gloo") if self._sums_weights else None
+        self._host_group = self.new_host_group()
         self.unwrapped_model: nn.Module
         """The model as the recipe built it; strategies wrap or change it in place."""
         self.optimizer: Optimizer
@@ -74,6 +88,8 @@ class Backend(ABC):
 
     def begin_micro_step(self, micro_step: int, accumulation: int) -> None:
         """Called before the forward pass of each micro-batch: number `micro_step`, from 0, of `accumulation`."""
+        if micro_step == 0 and self.plan.on_non_finite == "skip":
+            self._statistics.remember()
         self._statistics.begin_micro_step(micro_step, accumulation)
         self.mark_micro_step(is_last=micro_step == accumulation - 1)
 
@@ -86,17 +102,24 @@ class Backend(ABC):
         """Accumulate the gradient of `loss`, a scalar; gradients come out *averaged* over the processes."""
 
     @abstractmethod
-    def update(self, learning_rate: float, measure_norm: bool) -> torch.Tensor | None:
+    def update(self, learning_rate: float, measure_norm: bool) -> Update:
         """Clip as the plan says, take one optimizer step at this learning rate and clear the gradients.
 
-        Returns:
-            The global norm of the gradient before clipping, as a scalar on the device, where `measure_norm` is true
-            or the strategy computes it anyway; otherwise None.
+        Where the plan does not say "stop" for gradients that are not finite, such a step is not taken. The gradient
+        is the one of all processes, so they all decide alike.
+
+        Args:
+            learning_rate: Of this step.
+            measure_norm: Whether the norm is needed; the strategy may compute it anyway.
         """
 
     @abstractmethod
     def parameters_without_gradient(self) -> list[str]:
         """Names of trainable parameters that no backward pass of the first step has reached; before its `update`."""
+
+    def forget_step(self) -> None:
+        """After an update that was not applied: undo what its forward passes did to BatchNorm's running statistics."""
+        self._statistics.restore()
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Give every parameter group this learning rate."""
@@ -130,6 +153,54 @@ class Backend(ABC):
         state: dict[str, torch.Tensor] | None = self.accelerator.get_state_dict(self.model)
         return state or {}
 
+    @abstractmethod
+    def engine_state(self) -> EngineState:
+        """What this process holds of parameters, optimizer states and buffers, as a checkpoint stores them."""
+
+    @abstractmethod
+    def _optimizer_slots(self) -> list[OptimizerSlot]:
+        """The tensors that torch's optimizer steps on this process."""
+
+    @property
+    @abstractmethod
+    def _torch_optimizer(self) -> Optimizer:
+        """Torch's own optimizer, inside of what the strategy wraps around it."""
+
+    def restore(
+        self, fill: Callable[[EngineState], None], scalars: Mapping[str, Mapping[str, float]], has_states: bool
+    ) -> None:
+        """Set the whole state of this process.
+
+        Args:
+            fill: Writes every piece and buffer of the state that it is given.
+            scalars: Each parameter's single numbers, by its name.
+            has_states: Whether the optimizer has taken a step and so has states.
+
+        Raises:
+            BackendMismatch: Parameters that share one optimizer state here have different numbers.
+        """
+        optimizer = self._torch_optimizer
+        slots = self._optimizer_slots()
+        if has_states:
+            fresh_state(optimizer, [slot.tensor for slot in slots])
+        else:
+            optimizer.state.clear()
+        fill(self.engine_state())
+        for slot in slots if has_states else []:
+            numbers = [dict(scalars[name]) for name in slot.names]
+            if any(other != numbers[0] for other in numbers):
+                raise BackendMismatch(
+                    f"the optimizer's numbers of {slot.names[0]} and others differ in the checkpoint, and "
+                    f"{self.launch.strategy} has one for all of them; resume with ddp or fsdp"
+                )
+            if numbers:
+                set_scalars(optimizer.state[slot.tensor], numbers[0])
+
+    @property
+    def running_statistics(self) -> set[str]:
+        """Names of BatchNorm's running means and variances, which processes have each their own of."""
+        return self._statistics.names
+
     def average_statistics(self, completed_steps: int) -> None:
         """Average BatchNorm's running statistics over all processes; to be called before they are used or saved."""
         self._statistics.average(self.world_size, completed_steps)
@@ -144,20 +215,27 @@ class Backend(ABC):
         torch.distributed.all_gather(gathered, values)
         return torch.stack(gathered)
 
-    @property
-    def _sums_weights(self) -> bool:
-        return self.world_size > 1 and self.plan.loss_weight_per_sample is None
+    def new_host_group(self) -> torch.distributed.ProcessGroup | None:
+        """A group of all processes that talks over the host, for one thread's use; every process must call it."""
+        return torch.distributed.new_group(backend="gloo") if self.world_size > 1 else None
 
     def sum_over_processes(self, count: int) -> Callable[[], int]:
-        """Start to sum a count over all processes; the returned function waits for the sum. For unequal weights."""
-        if not self._sums_weights:
-            return lambda: count
-        total = torch.tensor(count, dtype=torch.int64)
-        work = torch.distributed.all_reduce(total, group=self._host_group, async_op=True)
+        """Start to sum a count over all processes; the returned function waits for the sum."""
+        return self._reduce(count, torch.distributed.ReduceOp.SUM)
+
+    def largest_of_processes(self, number: int) -> Callable[[], int]:
+        """Start to find the largest of all processes' numbers; the returned function waits for it."""
+        return self._reduce(number, torch.distributed.ReduceOp.MAX)
+
+    def _reduce(self, number: int, operation: torch.distributed.ReduceOp.RedOpType) -> Callable[[], int]:
+        if self.world_size == 1:
+            return lambda: number
+        result = torch.tensor(number, dtype=torch.int64)
+        work = torch.distributed.all_reduce(result, operation, group=self._host_group, async_op=True)
 
         def wait() -> int:
             work.wait()
-            return int(total)
+            return int(result)
 
         return wait
 

@@ -22,6 +22,9 @@ class RunningStatistics:
 
     def __init__(self, model: nn.Module):
         self._layers: list[tuple[_BatchNorm, float]] = []
+        self.names: set[str] = set()
+        """Names of the running means and variances."""
+        self._copies: list[torch.Tensor] = []
         for name, module in model.named_modules():
             if isinstance(module, _BatchNorm) and module.track_running_stats:
                 if module.momentum is None:
@@ -30,6 +33,7 @@ class RunningStatistics:
                         "a number, such as 0.1"
                     )
                 self._layers.append((module, module.momentum))
+                self.names |= {f"{name}.{kind}".lstrip(".") for kind in ("running_mean", "running_var")}
 
     def begin_micro_step(self, micro_step: int, accumulation: int) -> None:
         """Set the momentum with which the next micro-batch moves the statistics.
@@ -47,12 +51,7 @@ class RunningStatistics:
         for layer, _ in self._layers:
             if layer.num_batches_tracked is not None:
                 layer.num_batches_tracked.fill_(completed_steps)
-        buffers = [
-            buffer
-            for layer, _ in self._layers
-            for buffer in (layer.running_mean, layer.running_var)
-            if buffer is not None
-        ]
+        buffers = self._buffers()
         if world_size == 1 or not buffers:
             return
         flat = torch.cat([buffer.flatten() for buffer in buffers])
@@ -60,3 +59,21 @@ class RunningStatistics:
         flat /= world_size
         for buffer, values in zip(buffers, torch.split(flat, [buffer.numel() for buffer in buffers]), strict=True):
             buffer.copy_(values.view_as(buffer))
+
+    def remember(self) -> None:
+        """Keep a copy of the statistics, for `restore`."""
+        self._copies = [buffer.clone() for buffer in self._buffers()]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Set the statistics back to what they were at the last `remember`."""
+        for buffer, copy in zip(self._buffers(), self._copies, strict=True):
+            buffer.copy_(copy)
+
+    def _buffers(self) -> list[torch.Tensor]:
+        return [
+            buffer
+            for layer, _ in self._layers
+            for buffer in (layer.running_mean, layer.running_var)
+            if buffer is not None
+        ]

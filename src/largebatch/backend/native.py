@@ -8,7 +8,16 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
-from largebatch.backend.base import Backend, Observed, group_options, trainable_parameters
+from largebatch.backend.base import Backend, Observed, Update, group_options, trainable_parameters
+from largebatch.backend.state import (
+    EngineState,
+    OptimizerSlot,
+    persistent_buffers,
+    pieces_of,
+    split_state,
+    weight_vectors,
+)
+from largebatch.storage.layout import ParameterInfo
 
 
 class NativeBackend(Backend):
@@ -27,19 +36,46 @@ class NativeBackend(Backend):
         parameters = self.unwrapped_model.named_parameters()
         return [name for name, parameter in parameters if parameter.requires_grad and parameter.grad is None]
 
-    def update(self, learning_rate: float, measure_norm: bool) -> torch.Tensor | None:
+    def update(self, learning_rate: float, measure_norm: bool) -> Update:
         norm = None
-        if measure_norm or self.plan.clip_norm is not None:
+        leaves_out = self.plan.on_non_finite != "stop"
+        if measure_norm or leaves_out or self.plan.clip_norm is not None:
             parameters = [parameter for parameter in trainable_parameters(self.model) if parameter.grad is not None]
             norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
             if isinstance(norm, DTensor):
                 norm = norm.full_tensor()
+            if leaves_out and not torch.isfinite(norm):
+                self.optimizer.zero_grad(set_to_none=True)
+                return Update(norm, applied=False)
             if self.plan.clip_norm is not None:
                 clip_grads_with_norm_(parameters, self.plan.clip_norm, norm)
         self.set_learning_rate(learning_rate)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return norm
+        return Update(norm, applied=True)
+
+    @property
+    def _torch_optimizer(self) -> Optimizer:
+        optimizer: Optimizer = self.optimizer.optimizer  # type: ignore[attr-defined]  # Accelerate's wrapper
+        return optimizer
+
+    def _optimizer_slots(self) -> list[OptimizerSlot]:
+        parameters = self.unwrapped_model.named_parameters()
+        return [OptimizerSlot(parameter, [name]) for name, parameter in parameters if parameter.requires_grad]
+
+    def engine_state(self) -> EngineState:
+        vectors, scalars = weight_vectors(self.unwrapped_model), {}
+        for name, parameter in self.unwrapped_model.named_parameters():
+            states, scalars[name] = split_state(self._torch_optimizer.state.get(parameter, {}), parameter, name)
+            vectors |= {f"{kind}/{name}": state for kind, state in states.items()}
+        return EngineState(
+            parameters={
+                name: ParameterInfo(tuple(parameter.shape), scalars[name])
+                for name, parameter in self.unwrapped_model.named_parameters()
+            },
+            pieces=pieces_of(vectors, self.rank, self.world_size),
+            buffers=persistent_buffers(self.unwrapped_model),
+        )
 
     def observe(self) -> Observed:
         return self.observe_launch() | {
@@ -70,6 +106,32 @@ class SingleBackend(ReplicatedBackend):
 
 class DdpBackend(ReplicatedBackend):
     """DistributedDataParallel: gradients are all-reduced once per optimizer step, with its last micro-batch."""
+
+    def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+        prepared = super().prepare(model, optimizer)
+        self._settle_buckets()
+        return prepared
+
+    def _settle_buckets(self) -> None:
+        """Let DDP put its gradients into the buckets that it keeps.
+
+        It makes them anew after the first backward pass, in the order in which gradients came. How a sum over three or
+        more processes is rounded depends on its place in a bucket, so the first step after a resume would differ from
+        the same step of a run that was not interrupted. A backward pass of zeros beforehand gives the parameters'
+        reverse order, once and for all.
+        """
+        if not isinstance(self.model, DistributedDataParallel):
+            return
+        reducer = self.model.reducer
+        reducer.prepare_for_forward()
+        reducer.prepare_for_backward([])
+        # Backward passes go through the sums from the last to the first.
+        total = torch.zeros((), device=self.device, dtype=next(trainable_parameters(self.model)).dtype)
+        for parameter in trainable_parameters(self.model):
+            total = total + parameter.flatten()[:1].sum() * 0.0
+        total.backward()  # type: ignore[no-untyped-call]
+        reducer._rebuild_buckets()
+        self.optimizer.zero_grad(set_to_none=True)
 
     def mark_micro_step(self, is_last: bool) -> None:
         # What `DistributedDataParallel.no_sync` sets, for the forward pass too. One process has no wrapper.
@@ -102,6 +164,13 @@ class FsdpBackend(NativeBackend):
         assert isinstance(self.model, FSDPModule)
         self.model.set_is_last_backward(is_last)
         self.model.set_requires_gradient_sync(is_last)
+
+    def engine_state(self) -> EngineState:
+        # An evaluation leaves the root module's parameters gathered, which are other objects than the sharded ones.
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        return super().engine_state()
 
     def observe(self) -> Observed:
         return super().observe() | {"strategy": "fsdp" if isinstance(self.model, FSDPModule) else "no sharding"}

@@ -1,5 +1,7 @@
 """DeepSpeed ZeRO-1, -2 and -3."""
 
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -8,7 +10,47 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from largebatch.backend.base import Backend, Observed, group_options
+from largebatch.backend.base import Backend, Observed, Update, group_options
+from largebatch.backend.state import (
+    EngineState,
+    OptimizerSlot,
+    Piece,
+    persistent_buffers,
+    pieces_of,
+    split_state,
+    weight_vectors,
+)
+from largebatch.storage.layout import WEIGHT, ParameterInfo
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a part of a parameter lies in a flat buffer.
+
+    Args:
+        name: The parameter.
+        start: First element of the part, in the parameter.
+        offset: In the buffer.
+        length: Elements.
+    """
+
+    name: str
+    start: int
+    offset: int
+    length: int
+
+    def piece_of(self, kind: str, flat: torch.Tensor) -> Piece:
+        """This part of a buffer of weights or of an optimizer state."""
+        tensor = flat.detach()[self.offset : self.offset + self.length]
+        return Piece(f"{kind}/{self.name}", self.start, tensor, (self.start, self.start + self.length))
+
+
+@dataclass(frozen=True)
+class _Partition:
+    """A flat buffer of fp32 masters of this process, and the parameters' parts in it."""
+
+    flat: torch.Tensor
+    places: list[_Place]
 
 
 class ZeroBackend(Backend):
@@ -44,11 +86,120 @@ class ZeroBackend(Backend):
     def backward(self, loss: torch.Tensor) -> None:
         self.engine.backward(loss)
 
-    def update(self, learning_rate: float, measure_norm: bool) -> torch.Tensor | None:  # noqa: ARG002 - always measured
+    def update(self, learning_rate: float, measure_norm: bool) -> Update:  # noqa: ARG002 - always measured
         self.set_learning_rate(learning_rate)
+        # The engine leaves out, by itself, a step whose gradient is not finite, and gives its norm as infinite.
         self.engine.step()
-        norm = self.engine.get_global_grad_norm()
-        return None if norm is None else torch.as_tensor(norm, device=self.device)
+        norm = torch.as_tensor(self.engine.get_global_grad_norm(), device=self.device)
+        return Update(norm, applied=self.engine.was_step_applied())
+
+    # --- state ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _torch_optimizer(self) -> Optimizer:
+        optimizer: Optimizer = self.engine.optimizer.optimizer
+        return optimizer
+
+    @property
+    def _shards_weights(self) -> bool:
+        return bool(self.engine.zero_optimization_stage() == 3)
+
+    def _partitions(self) -> list[_Partition]:
+        """The flat buffers of this process that the optimizer steps, and what is where in them."""
+        zero = self.engine.optimizer
+        names = {parameter: name for name, parameter in self.unwrapped_model.named_parameters()}
+        partitions = []
+        if self._shards_weights:
+            # Each parameter is padded and cut into equal parts; a sub-group's buffer has this process's part of each.
+            for flat, group in zip(zero.fp32_partitioned_groups_flat, zero.fp16_groups, strict=True):
+                places, offset = [], 0
+                for parameter in group:
+                    size = parameter.ds_tensor.ds_numel
+                    start = min(self.rank * size, parameter.ds_numel)
+                    length = min(size, parameter.ds_numel - start)
+                    places.append(_Place(names[parameter], start, offset, length))
+                    offset += size
+                partitions.append(_Partition(flat, places))
+            return partitions
+        # A parameter group's parameters lie behind one another in one buffer, which is padded and cut into equal parts.
+        for flat, group, offsets in zip(
+            zero.single_partition_of_fp32_groups,
+            zero.round_robin_bit16_groups,
+            zero.round_robin_bit16_offsets,
+            strict=True,
+        ):
+            first, last = self.rank * flat.numel(), (self.rank + 1) * flat.numel()
+            places = []
+            for parameter, begin in zip(group, offsets, strict=True):
+                start, stop = max(begin, first), min(begin + parameter.numel(), last)
+                if start < stop:
+                    places.append(_Place(names[parameter], start - begin, start - first, stop - start))
+            partitions.append(_Partition(flat, places))
+        return partitions
+
+    def _optimizer_slots(self) -> list[OptimizerSlot]:
+        return [
+            OptimizerSlot(partition.flat, [place.name for place in partition.places])
+            for partition in self._partitions()
+        ]
+
+    def engine_state(self) -> EngineState:
+        pieces: list[Piece] = []
+        scalars: dict[str, dict[str, float]] = {}
+        for partition in self._partitions():
+            names = ", ".join(place.name for place in partition.places[:1])
+            states, numbers = split_state(self._torch_optimizer.state.get(partition.flat, {}), partition.flat, names)
+            if self._shards_weights:
+                states[WEIGHT] = partition.flat
+            for kind, state in states.items():
+                pieces += [place.piece_of(kind, state) for place in partition.places if place.length]
+            scalars |= {place.name: numbers for place in partition.places}
+        parameters: dict[str, Any] = dict(self.unwrapped_model.named_parameters())
+        if self._shards_weights:
+            pieces += self._frozen_pieces()
+            shapes = {name: tuple(parameter.ds_shape) for name, parameter in parameters.items()}
+        else:
+            # Weights are whole on every process, and equal to their fp32 masters.
+            pieces += pieces_of(weight_vectors(self.unwrapped_model), self.rank, self.world_size)
+            shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+        return EngineState(
+            parameters={name: ParameterInfo(shape, scalars.get(name, {})) for name, shape in shapes.items()},
+            pieces=pieces,
+            buffers=persistent_buffers(self.unwrapped_model),
+        )
+
+    def _frozen_pieces(self) -> list[Piece]:
+        """ZeRO-3 cuts up parameters that are not trained, too, but no optimizer has them."""
+        pieces = []
+        parameters: Iterator[tuple[str, Any]] = self.unwrapped_model.named_parameters()
+        for name, parameter in parameters:
+            if not parameter.requires_grad:
+                size = parameter.ds_tensor.ds_numel
+                start = min(self.rank * size, parameter.ds_numel)
+                length = min(size, parameter.ds_numel - start)
+                if length:
+                    pieces.append(_Place(name, start, 0, length).piece_of(WEIGHT, parameter.ds_tensor.data))
+        return pieces
+
+    def restore(
+        self, fill: Callable[[EngineState], None], scalars: Mapping[str, Mapping[str, float]], has_states: bool
+    ) -> None:
+        zero = self.engine.optimizer
+        if self._shards_weights:
+            # Small parameters are kept whole between steps: put them away, and gather them again.
+            zero._partition_all_parameters()
+        super().restore(fill, scalars, has_states)
+        if self._shards_weights:
+            for whole, master in zip(zero.fp16_partitioned_groups_flat, zero.fp32_partitioned_groups_flat, strict=True):
+                whole.data.copy_(master.data)
+            zero.invalidate_secondary_tensor()
+            if zero.persistent_parameters:
+                zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
+            return
+        for parts, master in zip(
+            zero.parallel_partitioned_bit16_groups, zero.single_partition_of_fp32_groups, strict=True
+        ):
+            master.data.copy_(parts[self.rank].data)
 
     def observe(self) -> Observed:
         engine, zero = self.engine, self.engine.optimizer

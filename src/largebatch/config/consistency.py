@@ -67,9 +67,10 @@ def _durations_outside_the_run(raw: JsonObject, timeline: Timeline) -> Iterator[
     total, problem = steps("train.duration", _piece(raw, "train.duration", Duration))
     if problem:
         yield problem
-    _, problem = steps("evaluation.every", _piece(raw, "evaluation.every", Duration))
-    if problem:
-        yield problem
+    for path in ("evaluation.every", "checkpoint.every", "checkpoint.keep_every"):
+        _, problem = steps(path, _piece(raw, path, Duration))
+        if problem:
+            yield problem
     last_phase = timeline.phases[-1]
     if total is not None and last_phase.first_step >= total:
         yield (

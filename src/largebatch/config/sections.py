@@ -289,6 +289,36 @@ class Evaluation(Section):
     """Evaluate on the first so many samples only; null is all of them."""
 
 
+class Checkpoint(Section):
+    """When to write checkpoints, and which to keep; there is always one at the end, and one on request to stop."""
+
+    every: Duration | None = None
+    """Distance between checkpoints; null is only at the end and on request."""
+    keep_last: PositiveInt | None = 2
+    """How many of the newest complete checkpoints are kept; null is all."""
+    keep_every: Duration | None = None
+    """Distance between checkpoints that are kept for ever, besides those; null is none."""
+    asynchronous: bool = True
+    """Whether training goes on while a copy of the state is written; it needs room for that copy on the host."""
+
+
+class Faults(Section):
+    """What to do when something goes wrong."""
+
+    on_non_finite: Literal["stop", "skip", "roll_back"] = "stop"
+    """When a loss or gradient is not finite: "stop" the run, found at the next logged step or checkpoint at the latest;
+    "skip" the step's update; or "roll_back" to the last checkpoint and go on behind the step, without the samples in
+    between. The last two look at the gradient's norm in every step, before the update."""
+    max_skipped_steps: PositiveInt = 10
+    """Steps that may be left out so in the whole run before it stops."""
+    hang_seconds: PositiveFloat | None = 1800.0
+    """A process that makes no progress for so long writes its stack to the run folder, and the job ends; null is never.
+    The longest step, evaluation batch or checkpoint must be shorter."""
+    time_limit_margin_seconds: NonNegativeFloat = 300.0
+    """How long before the end of a SLURM job's time limit the run stops by itself; time for two steps and a checkpoint.
+    """
+
+
 class Verify(Section):
     """What `largebatch verify` changes of a recipe that is too large to rehearse."""
 

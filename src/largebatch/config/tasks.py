@@ -7,7 +7,9 @@ from pydantic import ConfigDict, Field, model_validator
 from largebatch.config.sections import (
     Batch,
     BelowOne,
+    Checkpoint,
     Evaluation,
+    Faults,
     LearningRate,
     Logging,
     NonNegativeInt,
@@ -260,6 +262,8 @@ class RecipeConfig(Section):
     optimizer: Optimizer
     train: Train
     evaluation: Evaluation = Evaluation()
+    checkpoint: Checkpoint = Checkpoint()
+    faults: Faults = Faults()
     logging: Logging = Logging()
     verify: Verify | None = None
     """How `largebatch verify` makes the model small enough to rehearse; null leaves it as it is."""

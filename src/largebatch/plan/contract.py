@@ -62,6 +62,12 @@ class RunPlan:
     evaluated_samples: int
     """Samples of each evaluation: the first of the evaluation set, or all."""
     log_every_steps: int
+    checkpoint_every: Length | None
+    """Distance between checkpoints; None is only at the end and on request."""
+    keep_checkpoint_every: Length | None
+    """Distance between checkpoints that are kept for ever; None is none."""
+    on_non_finite: Literal["stop", "skip", "roll_back"]
+    """What is done when a loss or gradient is not finite."""
 
     # --- of a step, counted from 0 --------------------------------------------------------------------------------
 
@@ -87,6 +93,19 @@ class RunPlan:
         at_end = completed_steps == self.stop_after_steps
         return at_end or (
             self.evaluate_every is not None and self.timeline.completes(completed_steps, self.evaluate_every)
+        )
+
+    def checkpoints_after(self, completed_steps: int) -> bool:
+        """Whether a checkpoint is due when so many steps are completed."""
+        at_end = completed_steps == self.stop_after_steps
+        return at_end or (
+            self.checkpoint_every is not None and self.timeline.completes(completed_steps, self.checkpoint_every)
+        )
+
+    def keeps_checkpoint_of(self, completed_steps: int) -> bool:
+        """Whether the checkpoint after so many steps is kept for ever."""
+        return self.keep_checkpoint_every is not None and self.timeline.completes(
+            completed_steps, self.keep_checkpoint_every
         )
 
     # --- of the largest batch size, which is the only one where it does not change ---------------------------------
@@ -167,6 +186,9 @@ def resolve(config: RecipeConfig, world_size: int) -> RunPlan:
         evaluate_every=config.evaluation.every.length if config.evaluation.every else None,
         evaluated_samples=min(config.evaluation.max_samples or data.num_eval_samples, data.num_eval_samples),
         log_every_steps=config.logging.every,
+        checkpoint_every=config.checkpoint.every.length if config.checkpoint.every else None,
+        keep_checkpoint_every=config.checkpoint.keep_every.length if config.checkpoint.keep_every else None,
+        on_non_finite=config.faults.on_non_finite,
     )
 
 

@@ -109,6 +109,8 @@ def _steps(plan: RunPlan) -> list[str]:
     if plan.evaluated_samples < plan.num_eval_samples:
         which = f"the first {plan.evaluated_samples:,} of {plan.num_eval_samples:,}"
     lines.append(f"evaluated {when} on {which} samples, each counted once")
+    every = f"every {plan.checkpoint_every}, " if plan.checkpoint_every else ""
+    lines.append(f"checkpoint {every}at the end, and when the run is asked to stop")
     return lines
 
 

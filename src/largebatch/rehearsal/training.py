@@ -1,6 +1,5 @@
 """Running a recipe's train.py in this process, and reading what it wrote."""
 
-import json
 import runpy
 import sys
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from largebatch.errors import UserError
+from largebatch.run.journal import read_json_lines
 
 
 def train(script: Path, recipe: Path, *overrides: str, run_dir: Path) -> None:
@@ -46,14 +46,8 @@ def read_run(run_dir: Path) -> Trained:
     weights: dict[str, NDArray[np.float64]] = {}
     for file in sorted((run_dir / "model").glob("*.safetensors")):
         weights |= {name: np.asarray(tensor, dtype=np.float64) for name, tensor in load_file(file).items()}
-    metrics = _json_lines(run_dir / "metrics.jsonl")
+    metrics = read_json_lines(run_dir / "metrics.jsonl")
     if not metrics or not weights:
         what = "wrote no weights: end it with run.finish()" if metrics else "trained no step"
         raise UserError(f"the script {what}")
-    return Trained(metrics, _json_lines(run_dir / "evaluations.jsonl"), weights)
-
-
-def _json_lines(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return Trained(metrics, read_json_lines(run_dir / "evaluations.jsonl"), weights)

@@ -7,23 +7,42 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 
 from largebatch.config import RecipeConfig, load_config
-from largebatch.errors import UserError
+from largebatch.errors import RunStopped, UserError
+from largebatch.run.status import report_failure
 
 SECONDS_FOR_THE_REPORT = 10
 
 Config = TypeVar("Config", bound=RecipeConfig)
 
 
-def parse_command_line(task: type[Config], arguments: Sequence[str] | None = None) -> tuple[Config, Path]:
-    """The recipe's validated config and the folder of the run.
+@dataclass(frozen=True)
+class RunOptions:
+    """What a run is told besides its recipe.
 
-    `--config FILE` is required; `--run_dir DIR` is runs/<name of FILE> by default; every other option overrides a field
+    Args:
+        run_dir: Folder of the run; its name is the run's name.
+        resume: "auto" goes on behind the newest checkpoint of this same run in its folder, if there is one; "none"
+            begins anew; anything else is the folder of a checkpoint to go on from.
+        allow_change: Fields of the config that may differ from the checkpoint's, though they change the training.
+    """
+
+    run_dir: Path
+    resume: str = "auto"
+    allow_change: tuple[str, ...] = ()
+
+
+def parse_command_line(task: type[Config], arguments: Sequence[str] | None = None) -> tuple[Config, RunOptions]:
+    """The recipe's validated config, and the options of the run.
+
+    `--config FILE` is required; `--run_dir DIR` is runs/<name of FILE> by default; `--resume` is auto, none or the path
+    of a checkpoint; `--resume.allow_change FIELD,…` names what may differ from it. Every other option overrides a field
     of the config: `--batch.global_batch_size 512`.
 
     Raises:
@@ -39,9 +58,24 @@ def parse_command_line(task: type[Config], arguments: Sequence[str] | None = Non
     parser.add_argument(
         "--run_dir", "--run-dir", type=Path, help="folder of the run; default: runs/<name of the config>"
     )
+    parser.add_argument(
+        "--resume",
+        default="auto",
+        help='"auto" (default): go on behind the newest checkpoint of this run in its folder, or begin; "none": begin '
+        "anew; or the folder of a checkpoint",
+    )
+    parser.add_argument(
+        "--resume.allow_change",
+        dest="allow_change",
+        action="append",
+        default=[],
+        metavar="FIELD,…",
+        help="fields of the config that may differ from the checkpoint's",
+    )
     options, overrides = parser.parse_known_args(arguments)
     config = load_config(options.config, overrides, task)
-    return config, options.run_dir or Path("runs") / options.config.stem
+    fields = tuple(field.strip() for words in options.allow_change for field in words.split(",") if field.strip())
+    return config, RunOptions(options.run_dir or Path("runs") / options.config.stem, options.resume, fields)
 
 
 @contextmanager
@@ -54,18 +88,23 @@ def user_errors() -> Iterator[None]:
     try:
         yield
     except UserError as error:
+        if not isinstance(error, RunStopped):
+            report_failure(str(error))
         rank = int(os.environ.get("RANK", 0))
         joined = torch.distributed.is_available() and torch.distributed.is_initialized()
         first_here = int(os.environ.get("LOCAL_RANK", 0)) == 0
         prints = (rank == 0 if error.everywhere else True) if joined else first_here
         if prints:
             where = f"[rank {rank}] " if joined and not error.everywhere else ""
-            print(f"{where}error: {error}", file=sys.stderr, flush=True)
-            _tell_the_launcher(f"error: {error}")
+            print(f"{where}{error.title}: {error}", file=sys.stderr, flush=True)
+            _tell_the_launcher(f"{error.title}: {error}")
         else:
             # The launcher ends the job at the first process that leaves; the one that reports should be it.
             time.sleep(SECONDS_FOR_THE_REPORT)
         sys.exit(error.exit_code)
+    except Exception as error:
+        report_failure(f"{type(error).__name__}: {error}")
+        raise
 
 
 def _tell_the_launcher(message: str) -> None:

@@ -2,11 +2,17 @@
 
 config.json        the resolved config
 plan.json          the resolved plan
+status.json        the outcome: running, finished, stopped or failed
 metrics.jsonl      a line per logged step
 evaluations.jsonl  a line per evaluation
+history.jsonl      a line per start, change of recipe, skipped step and end
 summary.json       the final numbers
 tensorboard/       the same numbers for TensorBoard
+checkpoints/       see `storage.layout`
 model/             the final weights, for `from_pretrained`
+attempts/          a file per start of the run, see `attempt`
+stacks/            what processes were doing when the run hung
+stop               whoever makes this file asks the run to stop; the run takes it away
 lock               held by the run while it lasts
 """
 
@@ -19,6 +25,7 @@ from typing import IO, Any
 from largebatch.config import RecipeConfig
 from largebatch.errors import UserError
 from largebatch.plan import RunPlan
+from largebatch.run.attempt import Attempt, claim, is_restart_of, latest_attempt
 
 
 class RunFolder:
@@ -31,7 +38,15 @@ class RunFolder:
     def __init__(self, path: Path):
         # A link stays one: what it points to is the folder.
         path = self.path = path.resolve()
+        self.config_file = path / "config.json"
         self.plan_file = path / "plan.json"
+        self.status_file = path / "status.json"
+        self.history_file = path / "history.jsonl"
+        self.checkpoints_dir = path / "checkpoints"
+        self.attempts_dir = path / "attempts"
+        self.stacks_dir = path / "stacks"
+        self.stop_file = path / "stop"
+        self._lock: IO[bytes] | None = None
         self.metrics_file = path / "metrics.jsonl"
         self.evaluations_file = path / "evaluations.jsonl"
         self.summary_file = path / "summary.json"
@@ -52,34 +67,68 @@ class RunFolder:
                 f"--run_dir: {self.path} holds files that are not a run's; write another folder, or an empty one"
             )
 
-    def create(self, config: RecipeConfig, plan: RunPlan) -> Path | None:
-        """Make the folder with config and plan in it. An earlier run's folder is moved aside, never written over.
+    @property
+    def is_a_run(self) -> bool:
+        """Whether there is an earlier run in it."""
+        return self.plan_file.exists()
+
+    def hold(self) -> None:
+        """Keep other runs out of an earlier run's folder, from now on.
+
+        Raises:
+            UserError: Another run is writing to it.
+        """
+        if not self.is_a_run:
+            return
+        try:
+            self._lock = self._take_lock()
+        except OSError as error:
+            raise _cannot_be_written(self.path, error) from error
+
+    def begin(
+        self, config: RecipeConfig, plan: RunPlan, in_place: bool, about: dict[str, Any]
+    ) -> tuple[Attempt, Path | None]:
+        """Begin an attempt in the folder: with config and plan in it, and nothing of another run.
+
+        Args:
+            config: The resolved recipe.
+            plan: Its plan.
+            in_place: Whether to go on with the run that is there. If not, it is moved aside, never written over.
+            about: What to record of the attempt.
 
         Returns:
-            Where the earlier run went, if there was one.
+            The attempt, and where the earlier run went, if it was moved.
 
         Raises:
             UserError: Another run is writing to the folder, or it cannot be written.
         """
         moved = None
         try:
-            if self.plan_file.exists():
-                self._take_lock().close()
+            if self.is_a_run and not in_place:
+                # `hold` has made sure that no other run is in it.
                 names = (self.path.with_name(f"{self.path.name}.{number}") for number in itertools.count(1))
                 moved = next(name for name in names if not name.exists())
                 self.path.rename(moved)
+                if self._lock is not None:
+                    self._lock.close()
+                    self._lock = None
             self.path.mkdir(parents=True, exist_ok=True)
             # The plan first: it is what tells a run's folder from others.
             self.plan_file.write_text(plan.to_json(), encoding="utf-8")
-            self._lock = self._take_lock()
+            if self._lock is None:
+                self._lock = self._take_lock()
             resolved = config.model_dump(mode="json", by_alias=True, exclude={"schema_"})
-            write_json(self.path / "config.json", resolved)
+            write_json(self.config_file, resolved)
+            attempt = claim(self.attempts_dir, about)
         except OSError as error:
-            raise UserError(f"--run_dir: {self.path} cannot be written: {error}; write another folder") from error
-        return moved
+            raise _cannot_be_written(self.path, error) from error
+        return attempt, moved
 
     def _take_lock(self) -> IO[bytes]:
         """Hold the folder for as long as the returned file is open; a process that dies lets go of it.
+
+        A network file system may not notice for a while that a machine is gone. SLURM does, and requeues its job: that
+        is let in, and the new attempt keeps the old one from publishing.
 
         Raises:
             UserError: A running job holds it.
@@ -88,11 +137,20 @@ class RunFolder:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            holder = latest_attempt(self.attempts_dir)
+            if holder is not None and is_restart_of(holder):
+                return lock
             lock.close()
             raise UserError(
-                f"--run_dir: another run is writing to {self.path}; wait for its end, or write another folder"
+                f"--run_dir: another run is writing to {self.path}"
+                + (f" (process {holder['pid']} on {holder['host']})" if holder else "")
+                + "; wait for its end, or write another folder"
             ) from None
         return lock
+
+
+def _cannot_be_written(path: Path, error: OSError) -> UserError:
+    return UserError(f"--run_dir: {path} cannot be written: {error}; write another folder")
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -100,9 +158,3 @@ def write_json(path: Path, value: Any) -> None:
     temporary = path.with_name(f"{path.name}.tmp")
     temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     temporary.replace(path)
-
-
-def append_json_line(path: Path, value: Any) -> None:
-    """Append `value` as one line of JSON."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(value) + "\n")

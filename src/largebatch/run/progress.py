@@ -14,13 +14,21 @@ class Progress:
     Args:
         plan: The plan, for the number of steps.
         shown: Whether this process shows it.
+        first_step: Steps that earlier attempts have made.
+        earlier_seconds: The time they took.
     """
 
-    def __init__(self, plan: RunPlan, shown: bool):
+    def __init__(self, plan: RunPlan, shown: bool, first_step: int = 0, earlier_seconds: float = 0.0):
         self._shown = shown
+        self._first_step = first_step
+        self._earlier_seconds = earlier_seconds
         self._total = plan.stop_after_steps
         self._bar = tqdm(
-            total=self._total, unit="step", dynamic_ncols=True, disable=not (shown and sys.stderr.isatty())
+            total=self._total,
+            initial=first_step,
+            unit="step",
+            dynamic_ncols=True,
+            disable=not (shown and sys.stderr.isatty()),
         )
 
     def step(self) -> None:
@@ -36,7 +44,11 @@ class Progress:
         numbers = f"loss {logged.loss:.4f}, lr {logged.lr:.3g}, {throughput}"
         self._bar.set_postfix_str(numbers, refresh=False)
         if self._shown and self._bar.disable:
-            left = (self._total - logged.step) * logged.seconds / logged.step
+            left = (
+                (self._total - logged.step)
+                * (logged.seconds - self._earlier_seconds)
+                / (logged.step - self._first_step)
+            )
             print(f"step {logged.step}/{self._total}: {numbers}, {tqdm.format_interval(left)} left", flush=True)
 
     def say(self, text: str) -> None:

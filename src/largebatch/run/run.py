@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import json
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,23 +13,36 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from transformers import PretrainedConfig
 
 from largebatch.backend.batch_norm import RunningStatistics
 from largebatch.backend.check import DTYPES, check_backend, check_before, expect
 from largebatch.backend.launch import read_launch
 from largebatch.backend.start import start
+from largebatch.backend.state import check_savable
+from largebatch.checkpoint.load import load
+from largebatch.checkpoint.save import CheckpointWriter, Retention
 from largebatch.config import RecipeConfig
 from largebatch.data.loading import check_size
-from largebatch.data.source import SampleSource
-from largebatch.errors import BackendMismatch, TrainingFailed, UserError
+from largebatch.data.source import Batch, SampleSource
+from largebatch.errors import BackendMismatch, RunStopped, TrainingFailed, UserError
 from largebatch.metrics import StepMetrics, place_of
 from largebatch.plan import explain, resolve
-from largebatch.run.evaluate import PerSample, mean_over_samples
+from largebatch.run.attempt import Attempt
+from largebatch.run.command_line import RunOptions
+from largebatch.run.evaluate import PerSample, Value, mean_over_samples
 from largebatch.run.feed import training_feed
-from largebatch.run.folder import RunFolder, append_json_line, write_json
+from largebatch.run.folder import RunFolder, write_json
+from largebatch.run.journal import Journal
 from largebatch.run.progress import Progress
+from largebatch.run.resume import as_json, find_start
+from largebatch.run.status import Status, register, report_failure
 from largebatch.run.step import Step
+from largebatch.run.stop import REASONS, StopRequests
+from largebatch.run.watchdog import Watchdog
 from largebatch.run.weights import save_weights
+from largebatch.storage.catalog import remove_leftovers, set_aside
+from largebatch.storage.layout import folder_name, read_manifest
 
 Config = TypeVar("Config", bound=RecipeConfig)
 
@@ -38,17 +52,19 @@ class Run(Generic[Config]):
 
     Args:
         config: The recipe's validated config.
-        run_dir: Folder of the run; its name is the run's name.
+        options: Where the run writes, and whether it goes on from a checkpoint.
 
     Raises:
-        UserError: The job's launch, the batch on this many processes, or the folder cannot be used.
+        UserError: The job's launch, the batch on this many processes, the folder or the checkpoint cannot be used.
+        SystemExit: The run is finished; there is nothing left to do.
     """
 
-    def __init__(self, config: Config, run_dir: Path):
+    def __init__(self, config: Config, options: RunOptions):
         self.config = config
+        self._began = time.time()
         launch = read_launch(precision=config.precision)
         self.plan = resolve(config, launch.world_size)
-        self.folder = RunFolder(run_dir)
+        self.folder = RunFolder(options.run_dir)
         self.folder.check_usable()
         _check_trackers(config.logging.trackers)
 
@@ -58,11 +74,23 @@ class Run(Generic[Config]):
             print(explain(self.plan, self.folder.path.name), flush=True)
             print(f"  {'Strategy':<14}{launch.strategy} on {self.backend.device.type}", flush=True)
 
+        with self.backend.agreement():
+            if self.backend.is_main_process:
+                self.folder.hold()
+        self._start = find_start(options.resume, options.allow_change, self.folder, config, self.plan, self.backend)
+        if self._start.is_over:
+            self._leave_finished()
+
         self._metrics = StepMetrics(self.backend, self.plan)
         self._progress: Progress | None = None
-        self._completed_steps = 0
+        self._completed_steps = self._first_step = self._start.step
+        self._skipped_steps = self._start.manifest.skipped_steps if self._start.manifest else 0
+        self._last_checkpoint = self._start.checkpoint
         self._last_logged: dict[str, Any] = {}
         self._last_evaluation: dict[str, float] = {}
+        self._will_save = False
+        self._stop_vote: Callable[[], int] = int
+        self._stop_reason = 0
         torch.set_default_dtype(self.dtype)
         # The recipe builds its model next: every process draws the same initial weights.
         torch.manual_seed(config.seed)
@@ -108,6 +136,7 @@ class Run(Generic[Config]):
         """
         with self.backend.agreement():
             check_before(model, optimizer, self.backend)
+            check_savable(model)
             RunningStatistics(model)
         expected = expect(self.plan, self.backend.launch, optimizer)
         prepared = self.backend.prepare(model, optimizer)
@@ -115,43 +144,152 @@ class Run(Generic[Config]):
             check_backend(self.backend, expected)
         # Models come from `from_pretrained` in evaluation mode, without dropout.
         self.backend.model.train()
-        self._open_folder()
+        self._begin_attempt()
+        if self._start.manifest is not None:
+            assert self._start.checkpoint is not None
+            with self.backend.agreement():
+                load(self.backend, self._start.checkpoint, self._start.manifest)
         return prepared
 
     # --- training -------------------------------------------------------------------------------------------------
 
     def steps(self, train_set: SampleSource) -> Iterator[Step]:
-        """The optimizer steps of the run; each must be finished with `step.update()`."""
-        self._progress = Progress(self.plan, shown=self.backend.is_main_process)
-        first_step = self._completed_steps
-        feed = training_feed(self.plan, self.backend, train_set, self._num_workers, first_step)
+        """The optimizer steps of the run that are still to be made; each must be finished with `step.update()`.
+
+        Where a checkpoint is due, or the run was asked to stop, that happens when the loop asks for the next step, so
+        that a step's evaluation is before its checkpoint.
+
+        Raises:
+            RunStopped: The run was asked to stop.
+        """
+        self._progress = Progress(self.plan, self.backend.is_main_process, self._first_step, self._metrics.seconds)
+        feed = training_feed(self.plan, self.backend, train_set, self._num_workers, self._first_step)
         self._metrics.stopwatch.start()
-        for index, step_feed in enumerate(feed, first_step):
-            step = Step(index, self.plan, self.backend, step_feed, self._update)
-            yield step
-            if not step.updated:
-                raise RuntimeError("the loop went on to the next step without step.update()")
+        with self._stop.listening(), self._watchdog.watching():
+            for index, step_feed in enumerate(feed, self._first_step):
+                self._stop_vote = self.backend.largest_of_processes(self._stop.requested())
+                step = Step(index, self.plan, self.backend, step_feed, self._update, self._watchdog.beat)
+                yield step
+                if not step.updated:
+                    raise RuntimeError("the loop went on to the next step without step.update()")
+                self._after_step()
         self._metrics.stopwatch.pause()
 
     def _update(self, index: int, loss_sum: torch.Tensor, weight: int) -> None:
         """Finish step `index` and, where it is due, log it."""
         assert self._progress is not None
         completed = index + 1
-        if index == 0:
+        if index == self._first_step:
             self._check_gradients()
+        self._stop_reason = self._stop_vote()
+        self._will_save = self._stop_reason > 0 or self.plan.checkpoints_after(completed)
         is_logged = self._metrics.is_logged(completed)
-        grad_norm = self.backend.update(self.plan.lr_at(index), measure_norm=is_logged)
-        self._completed_steps = completed
-        self._metrics.add(loss_sum, weight)
-        if is_logged:
-            logged = self._metrics.log(completed, grad_norm)
+        update = self.backend.update(self.plan.lr_at(index), measure_norm=is_logged or self._will_save)
+        self._completed_steps = self._status.step = completed
+        self._metrics.add(completed, loss_sum, weight, update.grad_norm)
+        if not update.applied:
+            self._leave_out(completed, float(loss_sum))
+        elif is_logged:
+            logged = self._metrics.log(completed)
             line = {name: value for name, value in dataclasses.asdict(logged).items() if value is not None}
             self._last_logged = line
-            if self.backend.is_main_process:
-                append_json_line(self.folder.metrics_file, line)
+            self._write(self.folder.metrics_file, line)
             self._track({f"train/{name}": value for name, value in line.items() if name != "step"})
             self._progress.logged(logged)
         self._progress.step()
+
+    def _leave_out(self, completed: int, loss_sum: float) -> None:
+        """The gradient of step `completed` was not finite, on all processes alike, and the update was not made."""
+        policy = self.plan.on_non_finite
+        if policy == "stop":
+            # Names step and rank.
+            self._metrics.check(completed)
+        first_skipped = completed
+        if policy == "roll_back":
+            first_skipped = self._roll_back(completed)
+        else:
+            self.backend.forget_step()
+        self._metrics.leave_out()
+        self._skipped_steps += completed - first_skipped + 1
+        losses = self.backend.gather_objects(loss_sum)
+        bad_ranks = [rank for rank, loss in enumerate(losses) if not math.isfinite(loss)]
+        event = {
+            "event": "skipped",
+            "step": completed,
+            "first_skipped_step": first_skipped,
+            "skipped_steps": self._skipped_steps,
+            "ranks_with_a_loss_that_is_not_finite": bad_ranks,
+        }
+        self._write(self.folder.history_file, event)
+        most = self.config.faults.max_skipped_steps
+        where = f"the loss is not finite on rank {bad_ranks[0]}" if bad_ranks else "the gradient is not finite"
+        what = f"{where} at step {completed}"
+        if self._skipped_steps > most:
+            error = TrainingFailed(
+                f"{what}; {self._skipped_steps} steps have been left out, more than faults.max_skipped_steps {most}. "
+                "Look at the data of these steps, or try a longer learning_rate.warmup or a lower base_lr"
+            )
+            error.everywhere = True
+            raise error
+        left_out = f"steps {first_skipped} to {completed} are" if first_skipped < completed else "the step is"
+        self._say(f"WARNING: {what}; {left_out} left out ({self._skipped_steps} of at most {most})")
+
+    def _roll_back(self, completed: int) -> int:
+        """Load the last checkpoint, and return the first step that is left out of the run so."""
+        self._watchdog.beat()
+        self._writer.wait()
+        self._note_checkpoint()
+        if self._last_checkpoint is None:
+            error = TrainingFailed(
+                f"the gradient is not finite at step {completed}, and there is no checkpoint yet to roll back to; "
+                "try a longer learning_rate.warmup or a lower base_lr"
+            )
+            error.everywhere = True
+            raise error
+        manifest = read_manifest(self._last_checkpoint)
+        with self.backend.agreement():
+            load(self.backend, self._last_checkpoint, manifest)
+        return manifest.step + 1
+
+    def _after_step(self) -> None:
+        """What follows a step and its evaluation: a checkpoint where it is due, and the end where it was asked for."""
+        self._watchdog.beat()
+        self._writer.poll()
+        self._note_checkpoint()
+        if not self._will_save:
+            return
+        self._metrics.stopwatch.pause()
+        # What is not finite must not be written.
+        self._metrics.check(self._completed_steps)
+        self._writer.save(self._completed_steps, self._skipped_steps)
+        if self._stop_reason and self._completed_steps < self.plan.stop_after_steps:
+            self._end_stopped()
+        self._metrics.stopwatch.start()
+
+    def _note_checkpoint(self) -> None:
+        step = self._writer.last_step
+        if step > self._status.checkpoint_step:
+            self._status.checkpoint_step = step
+            self._last_checkpoint = self.folder.checkpoints_dir / folder_name(step)
+
+    def _end_stopped(self) -> None:
+        """Wait for the checkpoint, say that the run can be resumed, and leave."""
+        assert self._progress is not None
+        self._progress.close()
+        self._writer.wait()
+        self._note_checkpoint()
+        saved, step = self._status.checkpoint_step, self._completed_steps
+        newest = "with a checkpoint" if saved == step else f"with no checkpoint after step {saved}"
+        message = f"by {REASONS[self._stop_reason]}, after step {step:,} of {self.plan.total_steps:,}, {newest}"
+        if self.backend.is_main_process:
+            self.folder.stop_file.unlink(missing_ok=True)
+            self._write(self.folder.history_file, {"event": "stopped", "step": step, "message": message})
+            self._status.write("stopped", message, resume=True)
+        self.backend.wait_for_everyone()
+        self.backend.end()
+        stopped = RunStopped(f"{message}; the same command goes on from there")
+        stopped.everywhere = True
+        raise stopped
 
     def _check_gradients(self) -> None:
         """Strategies differ in what they do with a parameter that gets no gradient: skip it, decay it, or fail."""
@@ -185,12 +323,17 @@ class Run(Generic[Config]):
         self._metrics.stopwatch.pause()
         self._metrics.check(self._completed_steps)
         self.backend.average_statistics(self._completed_steps)
+
+        def watched(batch: Batch) -> dict[str, Value]:
+            self._watchdog.beat()
+            return per_sample(batch)
+
         with torch.no_grad(), _evaluation_mode(self.backend.model):
             means = mean_over_samples(
                 self.backend,
                 eval_set,
                 self.plan.evaluated_samples,
-                per_sample,
+                watched,
                 self.plan.micro_batch_size,
                 self._num_workers,
             )
@@ -202,9 +345,7 @@ class Run(Generic[Config]):
                 )
                 error.everywhere = True
                 raise error
-        if self.backend.is_main_process:
-            place = place_of(self.plan, self._completed_steps)
-            append_json_line(self.folder.evaluations_file, place | means)
+        self._write(self.folder.evaluations_file, place_of(self.plan, self._completed_steps) | means)
         self._track({f"evaluation/{name}": value for name, value in means.items()})
         self._last_evaluation = means
         self._progress.say(f"evaluation after step {self._completed_steps}: {_numbers(means)}")
@@ -214,42 +355,52 @@ class Run(Generic[Config]):
     # --- the end --------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Write the final weights and the summary, and leave the job."""
+        """Wait for the last checkpoint, write the final weights and the summary, and leave the job."""
         assert self._progress is not None
         self._progress.close()
+        self._writer.wait()
+        self._note_checkpoint()
         self.backend.average_statistics(self._completed_steps)
         state = self.backend.full_state_dict()
         if self.backend.is_main_process:
+            self._attempt.check()
             save_weights(self.backend.unwrapped_model, state, self.folder.model_dir)
             self._summarise()
+            self._write(self.folder.history_file, {"event": "finished", "step": self._completed_steps})
+            self._status.write("finished", f"after step {self._completed_steps:,}", resume=False)
         self.backend.wait_for_everyone()
         self.backend.end()
 
     def _summarise(self) -> None:
         plan, logged = self.plan, self._last_logged
-        seconds = self._metrics.stopwatch.seconds
+        # Rates are of this attempt.
+        attempt_seconds = max(self._metrics.stopwatch.seconds, 1e-9)
         samples = plan.batch_at(self._completed_steps).samples_before
+        attempt_samples = samples - plan.batch_at(self._first_step).samples_before
+        seconds = self._metrics.seconds
         summary = {
             "steps": self._completed_steps,
             "planned_steps": plan.total_steps,
             "samples": samples,
-            "train_loss": logged["loss"],
+            "skipped_steps": self._skipped_steps,
+            "attempts": self._attempt.number,
+            "train_loss": logged.get("loss"),
             "evaluation": self._last_evaluation,
             "train_seconds": round(seconds, 3),
-            "samples_per_second": round(samples / seconds, 3),
+            "samples_per_second": round(attempt_samples / attempt_seconds, 3),
             "strategy": self.backend.launch.strategy,
             "world_size": plan.world_size,
         }
-        throughput = f"{samples / seconds:,.0f} samples/s"
+        throughput = f"{attempt_samples / attempt_seconds:,.0f} samples/s"
         if plan.loss_unit == "tokens":
-            summary["tokens_per_second"] = round(self._metrics.total_weight / seconds, 3)
+            summary["tokens_per_second"] = round(self._metrics.total_weight / attempt_seconds, 3)
             throughput += f", {summary['tokens_per_second']:,.0f} tokens/s"
         write_json(self.folder.summary_file, summary)
         path = self.folder.path
         print(
             f"\nfinished {self._completed_steps:,} steps in {seconds:.1f} s ({throughput}) on {plan.world_size} x "
             f"{self.backend.launch.strategy}\n"
-            f"  training loss {logged['loss']:.4f}; evaluation: {_numbers(self._last_evaluation)}\n"
+            f"  training loss {logged.get('loss', math.nan):.4f}; evaluation: {_numbers(self._last_evaluation)}\n"
             f"  metrics      {path / 'metrics.jsonl'}, {path / 'evaluations.jsonl'}\n"
             f"  tensorboard  tensorboard --logdir {self.folder.tensorboard_dir}\n"
             f"  weights      {self.folder.model_dir}",
@@ -275,21 +426,128 @@ class Run(Generic[Config]):
                     "overrides, Accelerate config and DeepSpeed config"
                 )
 
-    def _open_folder(self) -> None:
-        """Make the run folder, and start the trackers in it; only now, so that a start that fails moves no results."""
+    def _leave_finished(self) -> None:
+        if self.backend.is_main_process:
+            print(
+                f"the run in {self.folder.path} is finished, after step {self._start.step:,}; nothing is left to do "
+                "(--resume none trains it anew and moves this one aside)",
+                flush=True,
+            )
+        self.backend.wait_for_everyone()
+        self.backend.end()
+        raise SystemExit(0)
+
+    def _begin_attempt(self) -> None:
+        """Make the run folder or go on in it, and start all that writes to it; only now, so that a start that fails
+        moves no results."""
+        start, launch = self._start, self.backend.launch
+        attempt: Attempt | None = None
         with self.backend.agreement():
             if self.backend.is_main_process:
-                moved = self.folder.create(self.config, self.plan)
+                about = {"strategy": launch.strategy, "world_size": launch.world_size, "first_step": start.step}
+                attempt, moved = self.folder.begin(self.config, self.plan, start.in_place, about)
                 if moved is not None:
                     print(f"the earlier run in {self.folder.path} was moved to {moved}", flush=True)
+        attempt = self.backend.gather_objects(attempt)[0]
+        assert attempt is not None
+        self._attempt = attempt
+        self._journals = {
+            file: Journal(file, attempt, self._say)
+            for file in (self.folder.metrics_file, self.folder.evaluations_file, self.folder.history_file)
+        }
+        self._status = Status(self.folder.status_file, attempt)
+        self._status.step = start.step
+        if start.in_place:
+            self._status.checkpoint_step = start.step
+        register(self._status)
+        faults = self.config.faults
+        self._stop = StopRequests(
+            self.folder.stop_file if self.backend.is_main_process else None, faults.time_limit_margin_seconds
+        )
+        self._watchdog = Watchdog(
+            faults.hang_seconds,
+            self.folder.stacks_dir / f"attempt_{attempt.name}_rank_{self.backend.rank:05d}.txt",
+            report_failure,
+        )
+        if self.backend.is_main_process:
+            self._take_up()
+        self._metrics.resume(start.step, float(self.backend.gather_objects(self._last_logged.get("seconds", 0.0))[0]))
+        self._writer = self._make_writer()
         self._init_trackers(self.folder.path.name)
+
+    def _take_up(self) -> None:
+        """On the main process: bring the folder into the state that it had at the checkpoint, and tell the history."""
+        start, folder = self._start, self.folder
+        if start.in_place:
+            self._last_logged = self._journals[folder.metrics_file].keep_until(start.step) or {}
+            evaluation = self._journals[folder.evaluations_file].keep_until(start.step) or {}
+            self._last_evaluation = {
+                name: value for name, value in evaluation.items() if name not in place_of(self.plan, 0)
+            }
+            remove_leftovers(folder.checkpoints_dir)
+            set_aside(folder.checkpoints_dir, start.step, self._attempt.name)
+        if folder.stop_file.exists() and folder.stop_file.stat().st_mtime < self._began:
+            folder.stop_file.unlink()
+        for reason in start.skipped:
+            self._say(f"WARNING: a checkpoint is not used: {reason}")
+        for change in start.changes:
+            self._say(f"WARNING: changed, as --resume.allow_change says: {change}")
+        if start.checkpoint is not None:
+            print(f"  {'Resume':<14}after step {start.step:,}, from {start.checkpoint}", flush=True)
+        self._write(
+            folder.history_file,
+            {
+                "event": "started",
+                "step": start.step,
+                "attempt": self._attempt.number,
+                "strategy": self.backend.launch.strategy,
+                "world_size": self.backend.world_size,
+                "checkpoint": str(start.checkpoint) if start.checkpoint else None,
+                "checkpoints_not_used": start.skipped,
+                "changes": start.changes,
+                "time": time.time(),
+            },
+        )
+        self._status.write("running", f"from step {start.step:,}", resume=True)
+
+    def _make_writer(self) -> CheckpointWriter:
+        checkpoint = self.config.checkpoint
+        model_config = getattr(self.backend.unwrapped_model, "config", None)
+        return CheckpointWriter(
+            self.backend,
+            self.folder.checkpoints_dir,
+            self._attempt,
+            Retention(checkpoint.keep_last, self.plan.keeps_checkpoint_of),
+            as_json(self.config),
+            json.loads(self.plan.to_json()),
+            model_config.to_json_string() if isinstance(model_config, PretrainedConfig) else None,
+            checkpoint.asynchronous,
+            self._say,
+        )
+
+    def _write(self, file: Path, line: dict[str, Any]) -> None:
+        """Append a line to one of the run's journals, on the main process."""
+        if self.backend.is_main_process:
+            self._journals[file].append(line)
+
+    def _say(self, text: str) -> None:
+        if self._progress is not None:
+            self._progress.say(text)
+        elif self.backend.is_main_process:
+            print(text, flush=True)
 
     def _init_trackers(self, name: str) -> None:
         config = json.loads(self.config.model_dump_json(exclude={"schema_"}))
-        self.backend.accelerator.init_trackers(name, config=_flatten(config))
+        # What an interrupted attempt has shown of later steps is hidden.
+        options = {"tensorboard": {"purge_step": self._first_step + 1}} if self._first_step else {}
+        self.backend.accelerator.init_trackers(name, config=_flatten(config), init_kwargs=options)
 
     def _track(self, values: dict[str, float]) -> None:
-        self.backend.accelerator.log(values, step=self._completed_steps)
+        try:
+            self.backend.accelerator.log(values, step=self._completed_steps)
+        except OSError as error:
+            self._say(f"WARNING: the trackers cannot be written: {error}; they get no more numbers of this attempt")
+            self.backend.accelerator.trackers = []
 
 
 @contextmanager

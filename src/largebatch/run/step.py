@@ -21,6 +21,7 @@ class Step:
         feed: The work of this process in the step.
         finish: Takes the step's index, this process's sum of losses and the weight of the global batch, and makes the
             update.
+        beat: Called with each micro-batch: there is progress.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class Step:
         backend: Backend,
         feed: StepFeed,
         finish: Callable[[int, torch.Tensor, int], None],
+        beat: Callable[[], None],
     ):
         self.index = index
         self.updated = False
@@ -38,6 +40,7 @@ class Step:
         self._backend = backend
         self._feed = feed
         self._finish = finish
+        self._beat = beat
         self._micro_steps_done = 0
         self._micro_step: MicroStep | None = None
         self._loss_sum: torch.Tensor | None = None
@@ -59,6 +62,7 @@ class Step:
             raise error
         for number, micro_step in enumerate(self._feed.micro_steps):
             self._micro_step = micro_step
+            self._beat()
             torch.manual_seed(micro_step.seed)
             self._backend.begin_micro_step(number, self._accumulation)
             yield micro_step.batch
@@ -90,7 +94,11 @@ class Step:
             loss_sum = loss_sum * 0.0
         detached = loss_sum.detach()
         self._loss_sum = detached if self._loss_sum is None else self._loss_sum + detached
-        self._backend.backward(loss_sum * (self._plan.world_size / self._weight))
+        scaled = loss_sum * (self._plan.world_size / self._weight)
+        if self._plan.on_non_finite != "stop":
+            # Makes the whole gradient infinite or NaN, of which every process learns by its reduction.
+            scaled = scaled * torch.where(torch.isfinite(detached), 1.0, torch.nan)
+        self._backend.backward(scaled)
         self._micro_steps_done += 1
 
     def update(self) -> None:

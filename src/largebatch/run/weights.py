@@ -23,7 +23,7 @@ def save_weights(model: nn.Module, state: dict[str, torch.Tensor], folder: Path)
     Args:
         model: The model as the recipe built it; one of `transformers` is saved with its config.
         state: All weights and buffers by name, whole.
-        folder: Must not exist.
+        folder: What an earlier attempt of the run has written there is replaced.
     """
     temporary = folder.with_name(f"{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -37,4 +37,6 @@ def save_weights(model: nn.Module, state: dict[str, torch.Tensor], folder: Path)
     for file in temporary.iterdir():
         # safetensors makes files that only their owner can read.
         file.chmod(0o666 & ~umask)
+    if folder.exists():
+        shutil.rmtree(folder)
     temporary.rename(folder)

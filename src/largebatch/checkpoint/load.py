@@ -1,0 +1,91 @@
+"""Reading a checkpoint into a process of any strategy: the ranges it holds, from whichever files have them."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+import torch
+
+from largebatch.backend.base import Backend
+from largebatch.backend.state import EngineState
+from largebatch.errors import UserError
+from largebatch.storage.layout import CheckpointError, Manifest, overlaps, rank_file
+from largebatch.storage.tensors import TensorFiles
+
+
+def load(backend: Backend, folder: Path, manifest: Manifest) -> None:
+    """Set the state of this process to that of a checkpoint.
+
+    At most one piece is in memory besides the state itself.
+
+    Raises:
+        UserError: The checkpoint is of another model or optimizer, or its files are not what the manifest says.
+    """
+    files = TensorFiles(folder)
+
+    def fill(state: EngineState) -> None:
+        _check_same_model(state, manifest)
+        for piece in state.pieces:
+            for part, place in overlaps(manifest.vectors[piece.vector], piece.start, piece.stop):
+                values = files.read_range(part.file, piece.vector, place, place + part.stop - part.start)
+                piece.write(part.start, values)
+        _load_buffers(backend, files, state, manifest)
+
+    scalars = {name: parameter.scalars for name, parameter in manifest.parameters.items()}
+    try:
+        backend.restore(fill, scalars, has_states=bool(manifest.kinds))
+    except CheckpointError as error:
+        raise UserError(f"the checkpoint {folder} cannot be loaded: {error}") from error
+
+
+def _check_same_model(state: EngineState, manifest: Manifest) -> None:
+    mine = {name: parameter.shape for name, parameter in state.parameters.items()}
+    theirs = {name: parameter.shape for name, parameter in manifest.parameters.items()}
+    for name in [*mine, *theirs]:
+        if mine.get(name) != theirs.get(name):
+            raise CheckpointError(
+                f"its parameter {name} is {_shape(theirs.get(name))}, the model's is {_shape(mine.get(name))}"
+            )
+    for name in [*state.buffers, *manifest.buffers]:
+        if (name in state.buffers) != (name in manifest.buffers):
+            raise CheckpointError(f"{'it' if name in state.buffers else 'the model'} has no buffer {name}")
+    missing = [piece.vector for piece in state.pieces if piece.vector not in manifest.vectors]
+    if missing:
+        raise CheckpointError(f"it has no {missing[0]}, which this optimizer needs")
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "missing" if shape is None else f"of shape {shape}"
+
+
+def _load_buffers(backend: Backend, files: TensorFiles, state: EngineState, manifest: Manifest) -> None:
+    for name, buffer in state.buffers.items():
+        holders = manifest.buffers[name]
+        if manifest.world_size == backend.world_size:
+            mine = rank_file(backend.rank)
+            value = files.read(mine if mine in holders else holders[0], f"buffer/{name}")
+        else:
+            value = common_buffer(files, name, manifest, backend.running_statistics)
+        if value.shape != buffer.shape:
+            raise CheckpointError(f"its buffer {name} is {_shape(tuple(value.shape))}, the model's is not")
+        buffer.copy_(value)
+
+
+def common_buffer(
+    files: TensorFiles, name: str, manifest: Manifest, running_statistics: Collection[str]
+) -> torch.Tensor:
+    """One value of a buffer of which processes may have had each their own.
+
+    Raises:
+        CheckpointError: They had, and it is no running statistic of BatchNorm, of which the mean is meant.
+    """
+    holders = manifest.buffers[name]
+    first = files.read(holders[0], f"buffer/{name}")
+    if len(holders) == 1:
+        return first
+    if name not in running_statistics:
+        raise CheckpointError(
+            f"its buffer {name} differs between the {manifest.world_size} processes that wrote it; resume on as many"
+        )
+    values = [first.double() * (manifest.world_size - len(holders) + 1)]
+    values += [files.read(file, f"buffer/{name}").double() for file in holders[1:]]
+    return (torch.stack(values).sum(dim=0) / manifest.world_size).to(first.dtype)

@@ -1,0 +1,126 @@
+"""Attempts: the starts of one run, of which only the latest may write to its folder.
+
+A machine that has lost its network can go on writing to the shared folder for a while after its job was requeued and
+started elsewhere. So each start takes the next number, and looks, before it publishes anything, whether a later one
+has been taken.
+"""
+
+import json
+import os
+import re
+import secrets
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from largebatch.errors import TrainingFailed
+from largebatch.storage.files import sync_folder
+
+FILE_NAME = re.compile(r"(\d{4,})\.json")
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of a run.
+
+    Args:
+        folder: The run's folder of attempts.
+        number: Which start, from 1.
+        token: Tells it from an attempt of the same number in another run's folder that has come into this place.
+    """
+
+    folder: Path
+    number: int
+    token: str
+
+    @property
+    def name(self) -> str:
+        """A name no other attempt has."""
+        return f"{self.number:04d}_{self.token}"
+
+    def is_current(self) -> bool:
+        """Whether no later attempt has begun, and the folder is still this run's."""
+        try:
+            latest = latest_attempt(self.folder)
+        except OSError:
+            return False
+        return latest is not None and latest["attempt"] == self.number and latest["token"] == self.token
+
+    def check(self) -> None:
+        """Refuse to publish in place of a later attempt.
+
+        Raises:
+            TrainingFailed: There is one.
+        """
+        if not self.is_current():
+            latest = latest_attempt(self.folder) if self.folder.is_dir() else None
+            who = f"attempt {latest['attempt']} on {latest['host']}" if latest else "another run"
+            raise TrainingFailed(
+                f"{who} has taken over {self.folder.parent}; this one, attempt {self.number} on "
+                f"{socket.gethostname()}, ends and has published nothing since"
+            )
+
+
+def claim(folder: Path, about: dict[str, Any]) -> Attempt:
+    """Begin the next attempt; all earlier ones may no longer publish.
+
+    Args:
+        folder: The run's folder of attempts.
+        about: What to record of it, besides who it is.
+    """
+    folder.mkdir(exist_ok=True)
+    token = secrets.token_hex(4)
+    number = max(_numbers(folder), default=0)
+    while True:
+        number += 1
+        record = {"attempt": number, "token": token, **identity(), **about}
+        # Complete when it appears under its name, and only if no other has that name: `link` does not replace.
+        temporary = folder / f".{token}.tmp"
+        temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        try:
+            os.link(temporary, folder / f"{number:04d}.json")
+        except FileExistsError:
+            continue
+        finally:
+            temporary.unlink()
+        sync_folder(folder)
+        return Attempt(folder, number, token)
+
+
+def identity() -> dict[str, Any]:
+    """This process, for people and for `is_restart_of`."""
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "time": time.time(),
+        "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
+        "slurm_restart_count": int(os.environ.get("SLURM_RESTART_COUNT", 0)),
+    }
+
+
+def is_restart_of(earlier: dict[str, Any]) -> bool:
+    """Whether this process is of the same SLURM job as an earlier attempt, requeued since: SLURM has ended that one."""
+    mine = identity()
+    return (
+        mine["slurm_job_id"] is not None
+        and mine["slurm_job_id"] == earlier.get("slurm_job_id")
+        and mine["slurm_restart_count"] > earlier.get("slurm_restart_count", 0)
+    )
+
+
+def latest_attempt(folder: Path) -> dict[str, Any] | None:
+    """What is recorded of the latest attempt, if there is one."""
+    if not folder.is_dir():
+        return None
+    number = max(_numbers(folder), default=None)
+    if number is None:
+        return None
+    record: dict[str, Any] = json.loads((folder / f"{number:04d}.json").read_text(encoding="utf-8"))
+    return record
+
+
+def _numbers(folder: Path) -> list[int]:
+    # Listing opens the folder, which makes network file systems look afresh.
+    return [int(match[1]) for path in folder.iterdir() if (match := FILE_NAME.fullmatch(path.name))]

@@ -1,0 +1,232 @@
+"""Where a run begins: anew, or behind a checkpoint; and whether that is still the same run."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from largebatch.backend.base import Backend
+from largebatch.config import RecipeConfig
+from largebatch.errors import UserError
+from largebatch.plan import RunPlan
+from largebatch.run.folder import RunFolder
+from largebatch.run.status import read_status
+from largebatch.storage.catalog import Entry, damage, entries, entry_at
+from largebatch.storage.layout import CheckpointError, Manifest, read_json, read_manifest
+
+# Fields of the config that change speed, memory, what is measured or what is kept, and never the training.
+FREE = (
+    "$schema",
+    "data.num_workers",
+    "train.stop_after_steps",
+    "evaluation",
+    "checkpoint",
+    "faults",
+    "logging",
+    "verify",
+)
+MOST_DIFFERENCES = 20
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run begins.
+
+    Args:
+        in_place: Whether it goes on in the run's folder, rather than in a new one.
+        checkpoint: The folder of the checkpoint to load; None is at step 0.
+        manifest: Of that checkpoint.
+        skipped: Newer checkpoints that cannot be used, with the reason.
+        changes: Allowed differences to the checkpoint's recipe, one line each.
+        is_over: Whether there is nothing left to train.
+    """
+
+    in_place: bool = False
+    checkpoint: Path | None = None
+    manifest: Manifest | None = None
+    skipped: list[str] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)
+    is_over: bool = False
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps that are behind it."""
+        return self.manifest.step if self.manifest else 0
+
+
+def find_start(
+    resume: str, allow_change: Sequence[str], folder: RunFolder, config: RecipeConfig, plan: RunPlan, backend: Backend
+) -> Start:
+    """Decide where the run begins; every process must call it and gets the same answer.
+
+    Args:
+        resume: "auto": behind the newest usable checkpoint of this same run in its folder, or anew; "none": anew; or
+            the path of a checkpoint.
+        allow_change: Fields of the config that may differ from the checkpoint's.
+        folder: The run's folder.
+        config: The recipe.
+        plan: Its plan.
+        backend: The started backend; its processes share the reading of checksums.
+
+    Raises:
+        UserError: The checkpoint that was asked for cannot be used; or it is of a recipe that trains something else.
+    """
+    with backend.agreement():
+        _check_fields_exist(allow_change, config)
+    if resume == "none":
+        return Start()
+    if resume != "auto":
+        return _start_at(Path(resume), allow_change, folder, config, plan, backend)
+    if not folder.is_a_run:
+        return Start()
+    candidates = entries(folder.checkpoints_dir) if backend.is_main_process else []
+    candidates = backend.gather_objects(candidates)[0]
+    usable, skipped = _newest_usable(candidates, backend)
+    if usable is None:
+        # The same recipe begins anew in the same folder, which keeps its history; what is finished is moved aside.
+        same = not differences(_recorded_config(folder), config)
+        unfinished = _recorded_outcome(folder, backend) != "finished"
+        return Start(in_place=unfinished and all(backend.gather_objects(same)), skipped=skipped)
+    manifest = read_manifest(usable.path)
+    refused, allowed = _split(manifest, config, plan, allow_change)
+    finished = _recorded_outcome(folder, backend) == "finished"
+    if refused and finished:
+        return Start()
+    with backend.agreement():
+        _refuse(refused, f"{folder.path} holds an unfinished run of another recipe", in_folder=True)
+    is_over = finished and manifest.step >= plan.stop_after_steps
+    return Start(True, usable.path, manifest, skipped, allowed, is_over)
+
+
+def _start_at(
+    path: Path, allow_change: Sequence[str], folder: RunFolder, config: RecipeConfig, plan: RunPlan, backend: Backend
+) -> Start:
+    with backend.agreement():
+        if not path.is_dir():
+            raise UserError(f'--resume: there is no checkpoint {path}; write "auto", "none", or the folder of one')
+    usable, skipped = _newest_usable([entry_at(path)], backend)
+    with backend.agreement():
+        if usable is None:
+            raise UserError(f"--resume: {skipped[0]}; `largebatch checkpoints` lists those of a run folder")
+        try:
+            manifest = read_manifest(path)
+        except CheckpointError as error:
+            raise UserError(f"--resume: {path}: {error}") from None
+        refused, allowed = _split(manifest, config, plan, allow_change)
+        _refuse(refused, f"{path} is of another recipe", in_folder=False)
+    in_place = path.resolve().parent == folder.checkpoints_dir
+    return Start(in_place, path.resolve(), manifest, [], allowed)
+
+
+def _newest_usable(candidates: Iterable[Entry], backend: Backend) -> tuple[Entry | None, list[str]]:
+    """The first of the candidates that is complete and intact, and why the ones before are not."""
+    skipped: list[str] = []
+    for entry in candidates:
+        problem = entry.problem
+        if problem is None:
+            problem = damage(entry.path, backend.rank, backend.world_size)
+        if problem is None and backend.is_main_process:
+            try:
+                read_manifest(entry.path)
+            except CheckpointError as error:
+                problem = str(error)
+        problems = [other for other in backend.gather_objects(problem) if other is not None]
+        if not problems:
+            return entry, skipped
+        skipped.append(f"{entry.path}: {problems[0]}")
+    return None, skipped
+
+
+def _recorded_config(folder: RunFolder) -> Mapping[str, Any]:
+    try:
+        config = read_json(folder.config_file)
+    except CheckpointError:
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def _recorded_outcome(folder: RunFolder, backend: Backend) -> str | None:
+    outcome: str | None = backend.gather_objects(read_status(folder.status_file).get("outcome"))[0]
+    return outcome
+
+
+# --- the same run ---------------------------------------------------------------------------------------------------
+
+
+def differences(recorded: Mapping[str, Any], config: RecipeConfig) -> dict[str, tuple[Any, Any]]:
+    """The fields that train something else: their values in a recorded config, and now."""
+    theirs, mine = _flat(recorded), _flat(as_json(config))
+    free = set(FREE)
+    if not (config.model.uses_batch_norm or config.model.uses_dropout):
+        free.add("batch.micro_batch_size")
+    fields = sorted(name for name in theirs.keys() | mine.keys() if theirs.get(name) != mine.get(name))
+    return {
+        name: (theirs.get(name), mine.get(name))
+        for name in fields
+        if not any(name == other or name.startswith(f"{other}.") for other in free)
+    }
+
+
+def as_json(config: RecipeConfig) -> dict[str, Any]:
+    """The resolved config, as run folders and checkpoints hold it."""
+    return config.model_dump(mode="json", by_alias=True, exclude={"schema_"})
+
+
+def _split(
+    manifest: Manifest, config: RecipeConfig, plan: RunPlan, allow_change: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """The differences to a checkpoint that are not allowed, and those that are, one line each."""
+    found = differences(manifest.config, config)
+    if plan.sync_batch_norm:
+        before, now = (number * config.batch.micro_batch_size for number in (manifest.world_size, plan.world_size))
+        if before != now:
+            found["model.sync_batch_norm"] = (f"over {before} samples", f"over {now} samples")
+    lines = {
+        name: f"{name}: {json.dumps(old)} in the checkpoint, {json.dumps(new)} now"
+        for name, (old, new) in found.items()
+    }
+    allowed = [line for name, line in lines.items() if _is_allowed(name, allow_change)]
+    return [line for name, line in lines.items() if not _is_allowed(name, allow_change)], allowed
+
+
+def _is_allowed(name: str, allow_change: Sequence[str]) -> bool:
+    return any(name == other or name.startswith(f"{other}.") for other in allow_change)
+
+
+def _refuse(lines: Sequence[str], what: str, in_folder: bool) -> None:
+    if not lines:
+        return
+    shown = [f"  - {line}" for line in lines[:MOST_DIFFERENCES]]
+    if len(lines) > MOST_DIFFERENCES:
+        shown.append(f"  - … and {len(lines) - MOST_DIFFERENCES} more")
+    fields = ",".join(line.partition(":")[0] for line in lines[:3])
+    anew = (
+        "--resume none begins anew and moves the earlier run aside, --run_dir takes another folder, and"
+        if in_folder
+        else "go back to the checkpoint's values;"
+    )
+    text = "\n".join(shown)
+    raise UserError(
+        f"{what}, and going on would train something else:\n{text}\n"
+        f"{anew} --resume.allow_change {fields} goes on with the change"
+    )
+
+
+def _check_fields_exist(allow_change: Sequence[str], config: RecipeConfig) -> None:
+    known = _flat(as_json(config))
+    for name in allow_change:
+        if not any(field == name or field.startswith(f"{name}.") for field in known):
+            raise UserError(
+                f"--resume.allow_change: the recipe has no field {name}; write one such as optimizer.clip_norm"
+            )
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat

@@ -1,0 +1,82 @@
+"""The outcome of an attempt, in the run folder's status.json: the launcher answers 1 whatever its workers said.
+
+    {"outcome": "running" | "finished" | "stopped" | "failed", "message": …, "resume": true | false,
+     "step": …, "checkpoint_step": …, "attempt": …, "time": …}
+
+"running" of a job that is over means that it was killed; it can be resumed like a stopped one.
+"""
+
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+from largebatch.run.attempt import Attempt
+from largebatch.storage.files import replace_json_file
+from largebatch.storage.layout import CheckpointError, read_json
+
+Outcome = Literal["running", "finished", "stopped", "failed"]
+
+
+class Status:
+    """Writes the outcome of an attempt.
+
+    Args:
+        path: The file.
+        attempt: Only the current attempt writes.
+    """
+
+    def __init__(self, path: Path, attempt: Attempt):
+        self._path = path
+        self._attempt = attempt
+        self.step = 0
+        """Optimizer steps completed."""
+        self.checkpoint_step = 0
+        """Step of the newest complete checkpoint; 0 is none."""
+
+    def write(self, outcome: Outcome, message: str, resume: bool) -> None:
+        """Publish the outcome; a file system that does not take it is no reason to fail.
+
+        Of several failures in one job the first to be written is the cause, and stays.
+        """
+        try:
+            if not self._attempt.is_current():
+                return
+            if outcome == "failed":
+                earlier = read_status(self._path)
+                if earlier.get("outcome") == "failed" and earlier.get("attempt") == self._attempt.number:
+                    return
+            value = {
+                "outcome": outcome,
+                "message": message,
+                "resume": resume,
+                "step": self.step,
+                "checkpoint_step": self.checkpoint_step,
+                "attempt": self._attempt.number,
+                "time": time.time(),
+            }
+            replace_json_file(self._path, value)
+        except OSError:
+            pass
+
+
+def read_status(path: Path) -> dict[str, Any]:
+    """What status.json says; empty where there is none."""
+    try:
+        status = read_json(path)
+    except CheckpointError:
+        return {}
+    return status if isinstance(status, dict) else {}
+
+
+_of_this_process: list[Status] = []
+
+
+def register(status: Status) -> None:
+    """Let `report_failure` know where to."""
+    _of_this_process[:] = [status]
+
+
+def report_failure(message: str) -> None:
+    """Say that the attempt of this process failed, if it had begun."""
+    for status in _of_this_process:
+        status.write("failed", message, resume=status.checkpoint_step > 0)

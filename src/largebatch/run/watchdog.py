@@ -1,0 +1,73 @@
+"""A watch over progress: a process that hangs, or waits for one that does, writes its stack and ends the job."""
+
+import faulthandler
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+EXIT_CODE = 70
+
+
+class Watchdog:
+    """Ends the process when `beat` has not been called for too long.
+
+    A thread of Python looks; should even that not run, because a library holds the interpreter, a thread of C that it
+    puts off each time writes the stacks and ends the process.
+
+    Args:
+        seconds: How long is too long; None is never.
+        stack_file: Where to write the stacks of all threads.
+        on_hang: Called with a message before the process ends.
+    """
+
+    def __init__(self, seconds: float | None, stack_file: Path, on_hang: Callable[[str], None]):
+        self._seconds = seconds
+        self._stack_file = stack_file
+        self._on_hang = on_hang
+        self._beaten = time.monotonic()
+        self._over = threading.Event()
+
+    def beat(self) -> None:
+        """There is progress."""
+        self._beaten = time.monotonic()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch as long as this lasts."""
+        if self._seconds is None:
+            yield
+            return
+        self._stack_file.parent.mkdir(parents=True, exist_ok=True)
+        with self._stack_file.open("w", encoding="utf-8") as stacks:
+            self.beat()
+            self._over.clear()
+            thread = threading.Thread(target=self._watch, args=(self._seconds, stacks), name="watchdog", daemon=True)
+            thread.start()
+            try:
+                yield
+            finally:
+                self._over.set()
+                thread.join()
+                faulthandler.cancel_dump_traceback_later()
+        if self._stack_file.stat().st_size == 0:
+            self._stack_file.unlink()
+
+    def _watch(self, seconds: float, stacks: IO[str]) -> None:
+        interval = min(seconds / 4, 10.0)
+        while True:
+            faulthandler.dump_traceback_later(seconds + 2 * interval, exit=True, file=stacks)
+            if self._over.wait(interval):
+                return
+            silent = time.monotonic() - self._beaten
+            if silent >= seconds:
+                faulthandler.dump_traceback(file=stacks, all_threads=True)
+                stacks.flush()
+                self._on_hang(
+                    f"no progress for {silent:.0f} s, more than faults.hang_seconds {seconds:g}; the stack of each "
+                    f"process that could write one is in {self._stack_file.parent}"
+                )
+                os._exit(EXIT_CODE)

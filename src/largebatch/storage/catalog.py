@@ -1,0 +1,150 @@
+"""Which checkpoints a run has, which of them are complete and intact, and which may be deleted. Needs no torch."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from largebatch.storage.files import FileRecord, read_record, remove_folder, rename_folder, sync_folder
+from largebatch.storage.layout import (
+    FOLDER_NAME,
+    MANIFEST,
+    MARKER,
+    TEMPORARY_NAME,
+    CheckpointError,
+    check_file_names,
+    read_json,
+    temporary_name,
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A checkpoint's folder.
+
+    Args:
+        path: The folder.
+        step: Optimizer steps completed, by its name.
+        problem: Why it cannot be used; None where all files are there with the sizes they must have.
+        size: Bytes of its files.
+    """
+
+    path: Path
+    step: int
+    problem: str | None
+    size: int
+
+
+def entries(folder: Path) -> list[Entry]:
+    """The checkpoints in a run's folder of checkpoints, the newest first; those that are being written are left out."""
+    if not folder.is_dir():
+        return []
+    found = [_entry(path, int(match[1])) for path in folder.iterdir() if (match := FOLDER_NAME.fullmatch(path.name))]
+    return sorted(found, key=lambda entry: entry.step, reverse=True)
+
+
+def entry_at(path: Path) -> Entry:
+    """The checkpoint in a folder that may have another name than the one it was given."""
+    match = FOLDER_NAME.fullmatch(path.name)
+    return _entry(path, int(match[1]) if match else -1)
+
+
+def _entry(path: Path, step: int) -> Entry:
+    try:
+        records = read_marker(path)
+        for name, record in records.items():
+            if not (path / name).is_file():
+                raise CheckpointError(f"{name} is missing")
+            if (size := (path / name).stat().st_size) != record.size:
+                raise CheckpointError(f"{name} has {size} bytes, it had {record.size} when it was complete")
+    except (CheckpointError, OSError) as error:
+        return Entry(path, step, str(error), 0)
+    return Entry(path, step, None, sum(record.size for record in records.values()))
+
+
+def read_marker(path: Path) -> dict[str, FileRecord]:
+    """What every file of a checkpoint must be.
+
+    Raises:
+        CheckpointError: The checkpoint was not completed, or its marker is not one.
+    """
+    if path.is_symlink():
+        raise CheckpointError("it is a link, not a folder")
+    if path.is_dir() and not (path / MARKER).exists():
+        raise CheckpointError(f"it was not completed: there is no {MARKER}")
+    raw = read_json(path / MARKER)
+    try:
+        records = {name: FileRecord(record["size"], record["checksum"]) for name, record in raw["files"].items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{MARKER} is not one of a checkpoint") from error
+    check_file_names(records)
+    if MANIFEST not in records:
+        raise CheckpointError(f"{MARKER} does not name {MANIFEST}")
+    return records
+
+
+def damage(path: Path, share: int = 0, num_shares: int = 1) -> str | None:
+    """What is wrong with the content of a complete checkpoint's files, by their checksums; None is nothing.
+
+    Args:
+        path: The checkpoint.
+        share: Which part of the files to read, so that several processes can share the work.
+        num_shares: Of how many.
+    """
+    try:
+        for name, record in sorted(read_marker(path).items())[share::num_shares]:
+            if read_record(path / name) != record:
+                return f"{name} is not what was written: its checksum differs"
+    except (CheckpointError, OSError) as error:
+        return str(error)
+    return None
+
+
+def prune(folder: Path, keep_last: int | None, is_kept_for_ever: Callable[[int], bool], attempt: str) -> Sequence[Path]:
+    """Delete complete checkpoints that are older than the `keep_last` newest complete ones.
+
+    What is not complete is not counted and not deleted. A checkpoint loses its name first, so that one whose deletion
+    is interrupted is never taken for a checkpoint.
+
+    Args:
+        folder: The run's folder of checkpoints.
+        keep_last: How many to keep; None is all.
+        is_kept_for_ever: Whether the checkpoint after so many steps stays in any case.
+        attempt: Name of the attempt that deletes.
+
+    Returns:
+        The folders that were deleted.
+    """
+    if keep_last is None:
+        return []
+    complete = [entry for entry in entries(folder) if entry.problem is None]
+    old = [entry for entry in complete[keep_last:] if not is_kept_for_ever(entry.step)]
+    for entry in old:
+        discard(entry, attempt)
+    return [entry.path for entry in old]
+
+
+def discard(entry: Entry, attempt: str) -> None:
+    """Delete a checkpoint."""
+    doomed = entry.path.with_name(temporary_name(entry.step, attempt, "old"))
+    remove_folder(doomed)
+    rename_folder(entry.path, doomed)
+    remove_folder(doomed)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete what earlier attempts were writing or deleting when they ended."""
+    if folder.is_dir():
+        for path in folder.iterdir():
+            if TEMPORARY_NAME.fullmatch(path.name) and not path.is_symlink():
+                remove_folder(path)
+
+
+def set_aside(folder: Path, step: int, attempt: str) -> None:
+    """Take the checkpoints of steps after `step` out of the way, without deleting them: the run goes on from there."""
+    later = [entry for entry in entries(folder) if entry.step > step]
+    if later:
+        aside = folder / f"set_aside_by_attempt_{attempt}"
+        aside.mkdir()
+        for entry in later:
+            entry.path.rename(aside / entry.path.name)
+        sync_folder(folder)

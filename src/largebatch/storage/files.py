@@ -1,0 +1,98 @@
+"""Files that are whole or absent, whenever the process or the machine stops.
+
+Every change of the file system is a call of `os` (by `pathlib` and `shutil` too), so that a test can stop the process
+before and after each of them.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+CHUNK_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """What a file must be: its size in bytes and the XXH3-128 checksum of its content, in hexadecimal."""
+
+    size: int
+    checksum: str
+
+
+def write_file(path: Path, parts: Iterable[memoryview]) -> FileRecord:
+    """Write the parts one after another and wait until they are on the disk; an older file is replaced."""
+    digest, size = xxhash.xxh3_128(), 0
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    try:
+        for part in parts:
+            left = part.cast("B")
+            while left:
+                written = os.write(descriptor, left[:CHUNK_BYTES])
+                digest.update(left[:written])
+                size += written
+                left = left[written:]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return FileRecord(size, digest.hexdigest())
+
+
+def write_json_file(path: Path, value: Any) -> FileRecord:
+    """`write_file` of a value as JSON."""
+    text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+    return write_file(path, [memoryview(text.encode())])
+
+
+def replace_file(path: Path, parts: Iterable[memoryview]) -> None:
+    """Write a file that readers see as it was before or as a whole, and that survives a crash as one of the two."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        write_file(temporary, parts)
+        temporary.rename(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def replace_json_file(path: Path, value: Any) -> None:
+    """`replace_file` with a value as indented JSON."""
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    replace_file(path, [memoryview(text.encode())])
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the folder's list of files is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def rename_folder(old: Path, new: Path) -> None:
+    """Give a folder another name in the same parent."""
+    old.rename(new)
+    sync_folder(new.parent)
+
+
+def remove_folder(path: Path) -> None:
+    """Delete a folder and all in it; what is not there is no error."""
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def read_record(path: Path) -> FileRecord:
+    """Size and checksum of a file as it is now."""
+    digest, size = xxhash.xxh3_128(), 0
+    buffer = memoryview(bytearray(CHUNK_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+            size += count
+    return FileRecord(size, digest.hexdigest())

@@ -1,0 +1,233 @@
+"""The layout of a checkpoint on disk, and what is in it.
+
+    runs/<run>/checkpoints/
+      step_00000400/
+        rank_00000.safetensors   what process 0 of the job owned: flat vectors, one tensor a vector
+        rank_00001.safetensors   ...
+        model_config.json        the configuration of a `transformers` model, where it is one
+        manifest.json            every vector's shape and the ranges of it that each file holds; step, config, plan
+        complete.json            size and checksum of every file above; written last, so that it says: all is here
+      .step_00000600.attempt_0002_5e1f0a3b.tmp/   one that is being written, or that a crash left behind
+
+Every parameter, and every optimizer state of a parameter's shape, is one *vector*: its elements in row-major order,
+under "<kind>/<parameter's fully qualified name>", the kind being "weight", or the optimizer's own word ("exp_avg",
+"momentum_buffer"). Whatever the strategy, each process holds contiguous ranges of such vectors, so any number of
+processes of any strategy can read what any other has written: the ranges it needs, intersected with those in the files.
+
+There is no pickle, no random generator's state and no loader's state: everything else follows from the step.
+This module needs no torch, so that checkpoints can be listed on a login node.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+FORMAT = "largebatch checkpoint 1"
+
+MANIFEST = "manifest.json"
+MODEL_CONFIG = "model_config.json"
+MARKER = "complete.json"
+WEIGHT = "weight"
+
+FOLDER_NAME = re.compile(r"step_(\d{8,})")
+TEMPORARY_NAME = re.compile(r"\.step_\d{8,}\.attempt_\d{4,}_[0-9a-f]{8}\.(tmp|old)")
+FILE_NAME = re.compile(rf"rank_\d{{5,}}\.safetensors|{re.escape(MANIFEST)}|{re.escape(MODEL_CONFIG)}")
+
+
+class CheckpointError(ValueError):
+    """A checkpoint is not complete, or not what it says it is."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Elements `start` to `stop` of a vector, and the file that holds them."""
+
+    file: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class ParameterInfo:
+    """A parameter: its shape, and the optimizer's states of it that are single numbers, such as Adam's "step"."""
+
+    shape: tuple[int, ...]
+    scalars: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint says of itself.
+
+    Args:
+        step: Optimizer steps completed.
+        attempt: Which start of the run wrote it, from 1.
+        world_size: Processes of the job that wrote it.
+        strategy: Its strategy.
+        config: The resolved recipe, as JSON.
+        plan: The resolved plan, as JSON.
+        skipped_steps: Steps whose update was left out because their loss or gradient was not finite.
+        parameters: By fully qualified name.
+        vectors: By "<kind>/<name>": the ranges that make it up, in order and without a gap.
+        buffers: Persistent buffers, by name: the files that hold them. The first one's is every process's own, except
+            of those whose own file is named too.
+        time: When it was written, in seconds since 1970.
+    """
+
+    step: int
+    attempt: int
+    world_size: int
+    strategy: str
+    config: Mapping[str, Any]
+    plan: Mapping[str, Any]
+    skipped_steps: int
+    parameters: Mapping[str, ParameterInfo]
+    vectors: Mapping[str, tuple[Range, ...]]
+    buffers: Mapping[str, tuple[str, ...]]
+    time: float
+
+    @property
+    def kinds(self) -> list[str]:
+        """The optimizer's states that are vectors, such as "exp_avg"."""
+        return sorted({vector.partition("/")[0] for vector in self.vectors} - {WEIGHT})
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object; ranges as [number of the file, start, stop]."""
+        files = sorted({part.file for ranges in self.vectors.values() for part in ranges} | self._buffer_files)
+        number = {name: index for index, name in enumerate(files)}
+        return {
+            "format": FORMAT,
+            **{name: getattr(self, name) for name in ("step", "attempt", "world_size", "strategy", "time")},
+            "skipped_steps": self.skipped_steps,
+            "config": self.config,
+            "plan": self.plan,
+            "files": files,
+            "parameters": {name: asdict(parameter) for name, parameter in self.parameters.items()},
+            "vectors": {
+                name: [[number[part.file], part.start, part.stop] for part in ranges]
+                for name, ranges in self.vectors.items()
+            },
+            "buffers": {name: [number[file] for file in holders] for name, holders in self.buffers.items()},
+        }
+
+    @property
+    def _buffer_files(self) -> set[str]:
+        return {file for holders in self.buffers.values() for file in holders}
+
+    @classmethod
+    def from_json(cls, raw: Any) -> "Manifest":
+        """The manifest that `to_json` made.
+
+        Raises:
+            CheckpointError: It is not one of this format, names files that are none, or has vectors with gaps.
+        """
+        if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+            given = raw.get("format") if isinstance(raw, dict) else raw
+            raise CheckpointError(f"its format is {given!r}, this version reads {FORMAT!r}")
+        try:
+            files = raw["files"]
+            check_file_names(files)
+            manifest = cls(
+                **{name: raw[name] for name in ("step", "attempt", "world_size", "strategy", "time")},
+                skipped_steps=raw["skipped_steps"],
+                config=raw["config"],
+                plan=raw["plan"],
+                parameters={
+                    name: ParameterInfo(tuple(info["shape"]), info["scalars"])
+                    for name, info in raw["parameters"].items()
+                },
+                vectors={
+                    name: tuple(Range(files[index], start, stop) for index, start, stop in ranges)
+                    for name, ranges in raw["vectors"].items()
+                },
+                buffers={name: tuple(files[index] for index in holders) for name, holders in raw["buffers"].items()},
+            )
+            manifest.check_coverage()
+        except (KeyError, TypeError, IndexError, AttributeError) as error:
+            raise CheckpointError(f"its {MANIFEST} is not readable: {type(error).__name__} {error}") from error
+        return manifest
+
+    def check_coverage(self) -> None:
+        """Each vector is there from its first element to its last, and no element twice.
+
+        Raises:
+            CheckpointError: One is not.
+        """
+        for name, ranges in self.vectors.items():
+            position = 0
+            for part in ranges:
+                if part.start != position or part.stop < part.start:
+                    raise CheckpointError(f"elements {position} to {part.start} of {name} are missing or there twice")
+                position = part.stop
+            size = self.parameters[name.partition("/")[2]].size
+            if position != size:
+                raise CheckpointError(f"{name} has {position} of {size} elements")
+        missing = [name for name in self.parameters if f"{WEIGHT}/{name}" not in self.vectors]
+        if missing:
+            raise CheckpointError(f"the weights of {missing[0]} are missing")
+
+
+def overlaps(ranges: Iterable[Range], start: int, stop: int) -> Iterator[tuple[Range, int]]:
+    """The parts of `ranges` that lie within `start` to `stop` of the vector, and the place of each in its file."""
+    for part in ranges:
+        first, last = max(part.start, start), min(part.stop, stop)
+        if first < last:
+            yield Range(part.file, first, last), first - part.start
+
+
+def check_file_names(names: Iterable[Any]) -> None:
+    """A checkpoint names files of its own folder only.
+
+    Raises:
+        CheckpointError: A name is something else, such as a path.
+    """
+    for name in names:
+        if not isinstance(name, str) or not FILE_NAME.fullmatch(name):
+            raise CheckpointError(f"it names a file {name!r}, which is none of a checkpoint's")
+
+
+def folder_name(step: int) -> str:
+    """Name of the checkpoint after `step` completed steps."""
+    return f"step_{step:08d}"
+
+
+def temporary_name(step: int, attempt: str, suffix: Literal["tmp", "old"]) -> str:
+    """Name of a checkpoint while `attempt` (see `run.attempt`) writes it ("tmp") or deletes it ("old")."""
+    return f".{folder_name(step)}.attempt_{attempt}.{suffix}"
+
+
+def rank_file(rank: int) -> str:
+    """Name of the file that process `rank` writes."""
+    return f"rank_{rank:05d}.safetensors"
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file.
+
+    Raises:
+        CheckpointError: It is missing or not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path.name} is missing") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path.name} cannot be read: {error}") from error
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of the checkpoint in `folder`.
+
+    Raises:
+        CheckpointError: As `Manifest.from_json` and `read_json`.
+    """
+    return Manifest.from_json(read_json(folder / MANIFEST))
