@@ -6,8 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import ExitStack, contextmanager
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -33,16 +32,15 @@ from largebatch.run.command_line import RunOptions
 from largebatch.run.evaluate import PerSample, Value, mean_over_samples
 from largebatch.run.feed import training_feed
 from largebatch.run.folder import RunFolder, write_json
-from largebatch.run.journal import Journal
 from largebatch.run.progress import Progress
+from largebatch.run.record import Record
 from largebatch.run.resume import as_json, find_start
-from largebatch.run.status import Status, register, report_failure
+from largebatch.run.skipping import SkippedSteps
+from largebatch.run.status import report_failure
 from largebatch.run.step import Step
 from largebatch.run.stop import REASONS, StopRequests
 from largebatch.run.watchdog import Watchdog
 from largebatch.run.weights import save_weights
-from largebatch.storage.catalog import remove_leftovers, set_aside
-from largebatch.storage.layout import folder_name, read_manifest
 
 Config = TypeVar("Config", bound=RecipeConfig)
 
@@ -84,13 +82,12 @@ class Run(Generic[Config]):
         self._metrics = StepMetrics(self.backend, self.plan)
         self._progress: Progress | None = None
         self._completed_steps = self._first_step = self._start.step
-        self._skipped_steps = self._start.manifest.skipped_steps if self._start.manifest else 0
-        self._last_checkpoint = self._start.checkpoint
         self._last_logged: dict[str, Any] = {}
         self._last_evaluation: dict[str, float] = {}
         self._will_save = False
         self._stop_vote: Callable[[], int] = int
         self._stop_reason = 0
+        self._watch = ExitStack()
         torch.set_default_dtype(self.dtype)
         # The recipe builds its model next: every process draws the same initial weights.
         torch.manual_seed(config.seed)
@@ -165,7 +162,8 @@ class Run(Generic[Config]):
         self._progress = Progress(self.plan, self.backend.is_main_process, self._first_step, self._metrics.seconds)
         feed = training_feed(self.plan, self.backend, train_set, self._num_workers, self._first_step)
         self._metrics.stopwatch.start()
-        with self._stop.listening(), self._watchdog.watching():
+        with ExitStack() as watch, self._stop.listening():
+            watch.enter_context(self._watchdog.watching())
             for index, step_feed in enumerate(feed, self._first_step):
                 self._stop_vote = self.backend.largest_of_processes(self._stop.requested())
                 step = Step(index, self.plan, self.backend, step_feed, self._update, self._watchdog.beat)
@@ -173,6 +171,8 @@ class Run(Generic[Config]):
                 if not step.updated:
                     raise RuntimeError("the loop went on to the next step without step.update()")
                 self._after_step()
+            # The end may hang, too.
+            self._watch = watch.pop_all()
         self._metrics.stopwatch.pause()
 
     def _update(self, index: int, loss_sum: torch.Tensor, weight: int) -> None:
@@ -185,111 +185,59 @@ class Run(Generic[Config]):
         self._will_save = self._stop_reason > 0 or self.plan.checkpoints_after(completed)
         is_logged = self._metrics.is_logged(completed)
         update = self.backend.update(self.plan.lr_at(index), measure_norm=is_logged or self._will_save)
-        self._completed_steps = self._status.step = completed
+        self._completed_steps = self._record.status.step = completed
         self._metrics.add(completed, loss_sum, weight, update.grad_norm)
         if not update.applied:
-            self._leave_out(completed, float(loss_sum))
+            if self.plan.on_non_finite == "stop":
+                # Raises, and names step and rank.
+                self._metrics.check(completed)
+            self._metrics.leave_out()
+            self._say(self._skipped.leave_out(completed, float(loss_sum)))
         elif is_logged:
             logged = self._metrics.log(completed)
             line = {name: value for name, value in dataclasses.asdict(logged).items() if value is not None}
             self._last_logged = line
-            self._write(self.folder.metrics_file, line)
+            self._record.logged(line)
             self._track({f"train/{name}": value for name, value in line.items() if name != "step"})
             self._progress.logged(logged)
         self._progress.step()
-
-    def _leave_out(self, completed: int, loss_sum: float) -> None:
-        """The gradient of step `completed` was not finite, on all processes alike, and the update was not made."""
-        policy = self.plan.on_non_finite
-        if policy == "stop":
-            # Names step and rank.
-            self._metrics.check(completed)
-        first_skipped = completed
-        if policy == "roll_back":
-            first_skipped = self._roll_back(completed)
-        else:
-            self.backend.forget_step()
-        self._metrics.leave_out()
-        self._skipped_steps += completed - first_skipped + 1
-        losses = self.backend.gather_objects(loss_sum)
-        bad_ranks = [rank for rank, loss in enumerate(losses) if not math.isfinite(loss)]
-        event = {
-            "event": "skipped",
-            "step": completed,
-            "first_skipped_step": first_skipped,
-            "skipped_steps": self._skipped_steps,
-            "ranks_with_a_loss_that_is_not_finite": bad_ranks,
-        }
-        self._write(self.folder.history_file, event)
-        most = self.config.faults.max_skipped_steps
-        where = f"the loss is not finite on rank {bad_ranks[0]}" if bad_ranks else "the gradient is not finite"
-        what = f"{where} at step {completed}"
-        if self._skipped_steps > most:
-            error = TrainingFailed(
-                f"{what}; {self._skipped_steps} steps have been left out, more than faults.max_skipped_steps {most}. "
-                "Look at the data of these steps, or try a longer learning_rate.warmup or a lower base_lr"
-            )
-            error.everywhere = True
-            raise error
-        left_out = f"steps {first_skipped} to {completed} are" if first_skipped < completed else "the step is"
-        self._say(f"WARNING: {what}; {left_out} left out ({self._skipped_steps} of at most {most})")
-
-    def _roll_back(self, completed: int) -> int:
-        """Load the last checkpoint, and return the first step that is left out of the run so."""
-        self._watchdog.beat()
-        self._writer.wait()
-        self._note_checkpoint()
-        if self._last_checkpoint is None:
-            error = TrainingFailed(
-                f"the gradient is not finite at step {completed}, and there is no checkpoint yet to roll back to; "
-                "try a longer learning_rate.warmup or a lower base_lr"
-            )
-            error.everywhere = True
-            raise error
-        manifest = read_manifest(self._last_checkpoint)
-        with self.backend.agreement():
-            load(self.backend, self._last_checkpoint, manifest)
-        return manifest.step + 1
 
     def _after_step(self) -> None:
         """What follows a step and its evaluation: a checkpoint where it is due, and the end where it was asked for."""
         self._watchdog.beat()
         self._writer.poll()
-        self._note_checkpoint()
+        self._record.checkpoint_is_complete(self._writer.last_step)
         if not self._will_save:
             return
         self._metrics.stopwatch.pause()
         # What is not finite must not be written.
         self._metrics.check(self._completed_steps)
-        self._writer.save(self._completed_steps, self._skipped_steps)
+        self._writer.save(self._completed_steps, self._skipped.count)
         if self._stop_reason and self._completed_steps < self.plan.stop_after_steps:
             self._end_stopped()
         self._metrics.stopwatch.start()
 
-    def _note_checkpoint(self) -> None:
-        step = self._writer.last_step
-        if step > self._status.checkpoint_step:
-            self._status.checkpoint_step = step
-            self._last_checkpoint = self.folder.checkpoints_dir / folder_name(step)
-
     def _end_stopped(self) -> None:
         """Wait for the checkpoint, say that the run can be resumed, and leave."""
-        assert self._progress is not None
-        self._progress.close()
-        self._writer.wait()
-        self._note_checkpoint()
-        saved, step = self._status.checkpoint_step, self._completed_steps
+        self._wait_for_checkpoint()
+        saved, step = self._record.status.checkpoint_step, self._completed_steps
         newest = "with a checkpoint" if saved == step else f"with no checkpoint after step {saved}"
         message = f"by {REASONS[self._stop_reason]}, after step {step:,} of {self.plan.total_steps:,}, {newest}"
+        self._record.event("stopped", step, message=message)
+        self._record.outcome("stopped", message, resume=True)
         if self.backend.is_main_process:
             self.folder.stop_file.unlink(missing_ok=True)
-            self._write(self.folder.history_file, {"event": "stopped", "step": step, "message": message})
-            self._status.write("stopped", message, resume=True)
         self.backend.wait_for_everyone()
         self.backend.end()
         stopped = RunStopped(f"{message}; the same command goes on from there")
         stopped.everywhere = True
         raise stopped
+
+    def _wait_for_checkpoint(self) -> None:
+        assert self._progress is not None
+        self._progress.close()
+        self._writer.wait()
+        self._record.checkpoint_is_complete(self._writer.last_step)
 
     def _check_gradients(self) -> None:
         """Strategies differ in what they do with a parameter that gets no gradient: skip it, decay it, or fail."""
@@ -345,7 +293,7 @@ class Run(Generic[Config]):
                 )
                 error.everywhere = True
                 raise error
-        self._write(self.folder.evaluations_file, place_of(self.plan, self._completed_steps) | means)
+        self._record.evaluated(place_of(self.plan, self._completed_steps) | means)
         self._track({f"evaluation/{name}": value for name, value in means.items()})
         self._last_evaluation = means
         self._progress.say(f"evaluation after step {self._completed_steps}: {_numbers(means)}")
@@ -356,20 +304,18 @@ class Run(Generic[Config]):
 
     def finish(self) -> None:
         """Wait for the last checkpoint, write the final weights and the summary, and leave the job."""
-        assert self._progress is not None
-        self._progress.close()
-        self._writer.wait()
-        self._note_checkpoint()
+        self._wait_for_checkpoint()
         self.backend.average_statistics(self._completed_steps)
         state = self.backend.full_state_dict()
         if self.backend.is_main_process:
-            self._attempt.check()
+            self._record.attempt.check()
             save_weights(self.backend.unwrapped_model, state, self.folder.model_dir)
             self._summarise()
-            self._write(self.folder.history_file, {"event": "finished", "step": self._completed_steps})
-            self._status.write("finished", f"after step {self._completed_steps:,}", resume=False)
+        self._record.event("finished", self._completed_steps)
+        self._record.outcome("finished", f"after step {self._completed_steps:,}", resume=False)
         self.backend.wait_for_everyone()
         self.backend.end()
+        self._watch.close()
 
     def _summarise(self) -> None:
         plan, logged = self.plan, self._last_logged
@@ -382,8 +328,8 @@ class Run(Generic[Config]):
             "steps": self._completed_steps,
             "planned_steps": plan.total_steps,
             "samples": samples,
-            "skipped_steps": self._skipped_steps,
-            "attempts": self._attempt.number,
+            "skipped_steps": self._skipped.count,
+            "attempts": self._record.attempt.number,
             "train_loss": logged.get("loss"),
             "evaluation": self._last_evaluation,
             "train_seconds": round(seconds, 3),
@@ -450,65 +396,25 @@ class Run(Generic[Config]):
                     print(f"the earlier run in {self.folder.path} was moved to {moved}", flush=True)
         attempt = self.backend.gather_objects(attempt)[0]
         assert attempt is not None
-        self._attempt = attempt
-        self._journals = {
-            file: Journal(file, attempt, self._say)
-            for file in (self.folder.metrics_file, self.folder.evaluations_file, self.folder.history_file)
+        self._record = Record(self.folder, attempt, start, self.backend.is_main_process, self._say)
+        about = {"strategy": launch.strategy, "world_size": launch.world_size}
+        self._last_logged, evaluation = self._record.take_up(self._began, about)
+        self._last_evaluation = {
+            name: value for name, value in evaluation.items() if name not in place_of(self.plan, 0)
         }
-        self._status = Status(self.folder.status_file, attempt)
-        self._status.step = start.step
-        if start.in_place:
-            self._status.checkpoint_step = start.step
-        register(self._status)
-        faults = self.config.faults
-        self._stop = StopRequests(
-            self.folder.stop_file if self.backend.is_main_process else None, faults.time_limit_margin_seconds
-        )
-        self._watchdog = Watchdog(
-            faults.hang_seconds,
-            self.folder.stacks_dir / f"attempt_{attempt.name}_rank_{self.backend.rank:05d}.txt",
-            report_failure,
-        )
-        if self.backend.is_main_process:
-            self._take_up()
-        self._metrics.resume(start.step, float(self.backend.gather_objects(self._last_logged.get("seconds", 0.0))[0]))
+        self._metrics.resume(start.step, self.backend.gather_objects(self._last_logged.get("seconds", 0.0))[0])
         self._writer = self._make_writer()
-        self._init_trackers(self.folder.path.name)
-
-    def _take_up(self) -> None:
-        """On the main process: bring the folder into the state that it had at the checkpoint, and tell the history."""
-        start, folder = self._start, self.folder
-        if start.in_place:
-            self._last_logged = self._journals[folder.metrics_file].keep_until(start.step) or {}
-            evaluation = self._journals[folder.evaluations_file].keep_until(start.step) or {}
-            self._last_evaluation = {
-                name: value for name, value in evaluation.items() if name not in place_of(self.plan, 0)
-            }
-            remove_leftovers(folder.checkpoints_dir)
-            set_aside(folder.checkpoints_dir, start.step, self._attempt.name)
-        if folder.stop_file.exists() and folder.stop_file.stat().st_mtime < self._began:
-            folder.stop_file.unlink()
-        for reason in start.skipped:
-            self._say(f"WARNING: a checkpoint is not used: {reason}")
-        for change in start.changes:
-            self._say(f"WARNING: changed, as --resume.allow_change says: {change}")
-        if start.checkpoint is not None:
-            print(f"  {'Resume':<14}after step {start.step:,}, from {start.checkpoint}", flush=True)
-        self._write(
-            folder.history_file,
-            {
-                "event": "started",
-                "step": start.step,
-                "attempt": self._attempt.number,
-                "strategy": self.backend.launch.strategy,
-                "world_size": self.backend.world_size,
-                "checkpoint": str(start.checkpoint) if start.checkpoint else None,
-                "checkpoints_not_used": start.skipped,
-                "changes": start.changes,
-                "time": time.time(),
-            },
+        skipped = start.manifest.skipped_steps if start.manifest else 0
+        self._skipped = SkippedSteps(
+            self.backend, self._record, self._writer, self.config.faults.max_skipped_steps, skipped
         )
-        self._status.write("running", f"from step {start.step:,}", resume=True)
+        self._stop = StopRequests(
+            self.folder.stop_file if self.backend.is_main_process else None,
+            self.config.faults.time_limit_margin_seconds,
+        )
+        stack_file = self._record.stack_folder / f"rank_{self.backend.rank:05d}.txt"
+        self._watchdog = Watchdog(self.config.faults.hang_seconds, stack_file, report_failure)
+        self._init_trackers(self.folder.path.name)
 
     def _make_writer(self) -> CheckpointWriter:
         checkpoint = self.config.checkpoint
@@ -516,7 +422,7 @@ class Run(Generic[Config]):
         return CheckpointWriter(
             self.backend,
             self.folder.checkpoints_dir,
-            self._attempt,
+            self._record.attempt,
             Retention(checkpoint.keep_last, self.plan.keeps_checkpoint_of),
             as_json(self.config),
             json.loads(self.plan.to_json()),
@@ -524,11 +430,6 @@ class Run(Generic[Config]):
             checkpoint.asynchronous,
             self._say,
         )
-
-    def _write(self, file: Path, line: dict[str, Any]) -> None:
-        """Append a line to one of the run's journals, on the main process."""
-        if self.backend.is_main_process:
-            self._journals[file].append(line)
 
     def _say(self, text: str) -> None:
         if self._progress is not None:

@@ -5,7 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -55,6 +55,10 @@ class Watchdog:
                 faulthandler.cancel_dump_traceback_later()
         if self._stack_file.stat().st_size == 0:
             self._stack_file.unlink()
+            with suppress(OSError):
+                # Empty unless another process has written, or is still there.
+                self._stack_file.parent.rmdir()
+                self._stack_file.parent.parent.rmdir()
 
     def _watch(self, seconds: float, stacks: IO[str]) -> None:
         interval = min(seconds / 4, 10.0)

@@ -140,8 +140,15 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def set_aside(folder: Path, step: int, attempt: str) -> None:
-    """Take the checkpoints of steps after `step` out of the way, without deleting them: the run goes on from there."""
+    """Take the checkpoints of steps after `step` out of the way: the run goes on from there.
+
+    Those that were never completed are deleted, others are kept in a folder of their own.
+    """
     later = [entry for entry in entries(folder) if entry.step > step]
+    for entry in later:
+        if not (entry.path / MARKER).exists():
+            discard(entry, attempt)
+    later = [entry for entry in later if entry.path.exists()]
     if later:
         aside = folder / f"set_aside_by_attempt_{attempt}"
         aside.mkdir()

@@ -1,0 +1,86 @@
+"""Steps whose update is left out, because their loss or gradient was not finite."""
+
+import math
+
+from largebatch.backend.base import Backend
+from largebatch.checkpoint.load import load
+from largebatch.checkpoint.save import CheckpointWriter
+from largebatch.errors import TrainingFailed
+from largebatch.run.record import Record
+from largebatch.storage.layout import read_manifest
+
+
+class SkippedSteps:
+    """Leaves steps out, and counts them. Every process makes the same calls: they have all seen the same gradient.
+
+    Args:
+        backend: The prepared backend.
+        record: Where it is written down.
+        writer: Of checkpoints, to roll back to the newest.
+        most: How many steps may be left out in the whole run.
+        count: How many earlier attempts have left out.
+    """
+
+    def __init__(self, backend: Backend, record: Record, writer: CheckpointWriter, most: int, count: int):
+        self._backend = backend
+        self._record = record
+        self._writer = writer
+        self._most = most
+        self.count = count
+        """Steps left out so far."""
+
+    def leave_out(self, step: int, loss_sum: float) -> str:
+        """Go on without the update of step `step`, or of all steps since the last checkpoint if the plan says so.
+
+        Args:
+            step: The step, counted from 1, whose update was not made.
+            loss_sum: This process's sum of losses.
+
+        Returns:
+            What was done, for a person.
+
+        Raises:
+            TrainingFailed: There is no checkpoint to roll back to, or too many steps have been left out.
+        """
+        losses = self._backend.gather_objects(loss_sum)
+        bad_ranks = [rank for rank, loss in enumerate(losses) if not math.isfinite(loss)]
+        what = (
+            f"the loss is {losses[bad_ranks[0]]} on rank {bad_ranks[0]}" if bad_ranks else "the gradient is not finite"
+        )
+        what += f" at step {step}"
+        if self._backend.plan.on_non_finite == "roll_back":
+            first = self._roll_back(what) + 1
+        else:
+            first = step
+            self._backend.forget_step()
+        self.count += step - first + 1
+        self._record.event("skipped", step, first_skipped_step=first, skipped_steps=self.count, reason=what)
+        if self.count > self._most:
+            raise _failed(
+                f"{what}; {self.count} steps have been left out, more than faults.max_skipped_steps {self._most}. "
+                "Look at the data of these steps (history.jsonl), or try a longer learning_rate.warmup or a lower "
+                "learning_rate.base_lr"
+            )
+        left_out = f"steps {first} to {step} are" if first < step else "the step is"
+        return f"WARNING: {what}; {left_out} left out ({self.count} of at most {self._most})"
+
+    def _roll_back(self, what: str) -> int:
+        """Load the newest checkpoint and return its step."""
+        self._writer.wait()
+        self._record.checkpoint_is_complete(self._writer.last_step)
+        checkpoint = self._record.newest_checkpoint
+        if checkpoint is None:
+            raise _failed(
+                f"{what}, and there is no checkpoint yet to roll back to; try a longer learning_rate.warmup, a lower "
+                "learning_rate.base_lr, or a shorter checkpoint.every"
+            )
+        manifest = read_manifest(checkpoint)
+        with self._backend.agreement():
+            load(self._backend, checkpoint, manifest)
+        return manifest.step
+
+
+def _failed(message: str) -> TrainingFailed:
+    error = TrainingFailed(message)
+    error.everywhere = True
+    return error
