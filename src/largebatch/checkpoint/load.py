@@ -1,12 +1,10 @@
 """Reading a checkpoint into a process of any strategy: the ranges it holds, from whichever files have them."""
 
-from collections.abc import Collection
 from pathlib import Path
-
-import torch
 
 from largebatch.backend.base import Backend
 from largebatch.backend.state import EngineState
+from largebatch.checkpoint.assemble import common_buffer
 from largebatch.errors import UserError
 from largebatch.storage.layout import CheckpointError, Manifest, overlaps, rank_file
 from largebatch.storage.tensors import TensorFiles
@@ -64,28 +62,7 @@ def _load_buffers(backend: Backend, files: TensorFiles, state: EngineState, mani
             mine = rank_file(backend.rank)
             value = files.read(mine if mine in holders else holders[0], f"buffer/{name}")
         else:
-            value = common_buffer(files, name, manifest, backend.running_statistics)
+            value = common_buffer(files, name, manifest)
         if value.shape != buffer.shape:
             raise CheckpointError(f"its buffer {name} is {_shape(tuple(value.shape))}, the model's is not")
         buffer.copy_(value)
-
-
-def common_buffer(
-    files: TensorFiles, name: str, manifest: Manifest, running_statistics: Collection[str]
-) -> torch.Tensor:
-    """One value of a buffer of which processes may have had each their own.
-
-    Raises:
-        CheckpointError: They had, and it is no running statistic of BatchNorm, of which the mean is meant.
-    """
-    holders = manifest.buffers[name]
-    first = files.read(holders[0], f"buffer/{name}")
-    if len(holders) == 1:
-        return first
-    if name not in running_statistics:
-        raise CheckpointError(
-            f"its buffer {name} differs between the {manifest.world_size} processes that wrote it; resume on as many"
-        )
-    values = [first.double() * (manifest.world_size - len(holders) + 1)]
-    values += [files.read(file, f"buffer/{name}").double() for file in holders[1:]]
-    return (torch.stack(values).sum(dim=0) / manifest.world_size).to(first.dtype)

@@ -359,6 +359,7 @@ class CheckpointWriter:
                 name: tuple(sorted(ranges, key=lambda part: part.start)) for name, ranges in sorted(vectors.items())
             },
             buffers={name: tuple(holders) for name, holders in buffers.items()},
+            running_statistics=tuple(sorted(self._backend.running_statistics & buffers.keys())),
             time=time.time(),
         )
 

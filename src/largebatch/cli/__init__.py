@@ -14,7 +14,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="largebatch",
         description="Plan large-batch training recipes, and prove that they train the same everywhere.",
-        epilog="Exit codes: 0 done, 1 combinations differ, 2 the input cannot be used.",
+        epilog="Exit codes: 0 done, 1 combinations differ or the newest checkpoint cannot be used, 2 the input cannot be "
+        "used.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"largebatch {__version__}")
@@ -30,8 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     plan.add_argument("config", help="the recipe's JSON file")
     plan.add_argument("--world-size", type=_positive_int, required=True, help="data-parallel processes, one a GPU")
-    # A run's own option: taken so that the words of a run can be given here as they are.
-    plan.add_argument("--run_dir", help=argparse.SUPPRESS)
+    # A run's own options: taken so that the words of a run can be given here as they are.
+    for name in ("--run_dir", "--resume", "--resume.allow_change"):
+        plan.add_argument(name, help=argparse.SUPPRESS)
     plan.add_argument("--json", action="store_true", help="print the resolved plan as JSON")
 
     verify = commands.add_parser(
@@ -63,6 +65,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     verify.add_argument("--output", type=Path, help="the JSON to write; default: runs/RECIPE.verify.json")
 
+    checkpoints = commands.add_parser(
+        "checkpoints",
+        help="list the checkpoints of a run",
+        description="List the checkpoints of a run, the newest first: step, by what they were written, size, age, and "
+        "whether they can be used. Needs no torch. Exit code 1 if the newest cannot be resumed from.",
+        epilog="Example: largebatch checkpoints runs/resnet_digits --verify",
+        allow_abbrev=False,
+    )
+    checkpoints.add_argument("run_dir", type=Path, help="the run's folder")
+    checkpoints.add_argument("--verify", action="store_true", help="read all files and compare their checksums")
+
+    export = commands.add_parser(
+        "export",
+        help="write a checkpoint's weights for transformers' from_pretrained",
+        description="Write the weights of a checkpoint, from any strategy and number of processes, as safetensors with "
+        "the model's config, for from_pretrained. One parameter is in memory at a time.",
+        epilog="Example: largebatch export runs/gpt_pydoc/checkpoints/step_00000200 gpt_pydoc --dtype bfloat16",
+        allow_abbrev=False,
+    )
+    export.add_argument("checkpoint", type=Path, help="a checkpoint's folder, or a run's for its newest intact one")
+    export.add_argument("out", type=Path, help="the folder to make")
+    export.add_argument("--dtype", choices=["float32", "bfloat16", "float16", "float64"], help="default: as trained")
+
     commands.add_parser(
         "schema",
         help="print the JSON Schema of recipes",
@@ -92,9 +117,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 options.output,
             )
             return 0 if agree else 1
+        elif overrides:
+            parser.error(f"unrecognized arguments: {' '.join(overrides)}")
+        elif options.command == "checkpoints":
+            from largebatch.cli.checkpoints import print_checkpoints
+
+            return 0 if print_checkpoints(options.run_dir, options.verify) else 1
+        elif options.command == "export":
+            from largebatch.checkpoint.export import export as export_checkpoint
+
+            manifest = export_checkpoint(options.checkpoint, options.out, options.dtype)
+            print(f"the weights after step {manifest.step:,} are in {options.out}")
         else:
-            if overrides:
-                parser.error(f"unrecognized arguments: {' '.join(overrides)}")
             from largebatch.config.schema import recipe_schema
 
             sys.stdout.write(recipe_schema())

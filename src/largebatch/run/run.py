@@ -135,6 +135,8 @@ class Run(Generic[Config]):
             check_before(model, optimizer, self.backend)
             check_savable(model)
             RunningStatistics(model)
+        # Strategies change the model's class.
+        self._model_config = _model_config(model)
         expected = expect(self.plan, self.backend.launch, optimizer)
         prepared = self.backend.prepare(model, optimizer)
         with self.backend.agreement():
@@ -418,7 +420,6 @@ class Run(Generic[Config]):
 
     def _make_writer(self) -> CheckpointWriter:
         checkpoint = self.config.checkpoint
-        model_config = getattr(self.backend.unwrapped_model, "config", None)
         return CheckpointWriter(
             self.backend,
             self.folder.checkpoints_dir,
@@ -426,7 +427,7 @@ class Run(Generic[Config]):
             Retention(checkpoint.keep_last, self.plan.keeps_checkpoint_of),
             as_json(self.config),
             json.loads(self.plan.to_json()),
-            model_config.to_json_string() if isinstance(model_config, PretrainedConfig) else None,
+            self._model_config,
             checkpoint.asynchronous,
             self._say,
         )
@@ -459,6 +460,14 @@ def _evaluation_mode(model: nn.Module) -> Iterator[None]:
     yield
     for module, mode in training.items():
         module.training = mode
+
+
+def _model_config(model: nn.Module) -> str | None:
+    """The configuration of a model of `transformers` as JSON, as its `save_pretrained` writes it."""
+    config = getattr(model, "config", None)
+    if not isinstance(config, PretrainedConfig):
+        return None
+    return json.dumps(json.loads(config.to_json_string()) | {"architectures": [type(model).__name__]}, indent=2)
 
 
 def _check_trackers(trackers: Sequence[str]) -> None:

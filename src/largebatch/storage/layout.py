@@ -80,6 +80,8 @@ class Manifest:
         vectors: By "<kind>/<name>": the ranges that make it up, in order and without a gap.
         buffers: Persistent buffers, by name: the files that hold them. The first one's is every process's own, except
             of those whose own file is named too.
+        running_statistics: The buffers among them that are running means and variances of BatchNorm, of which each
+            process has its own, and the mean is meant.
         time: When it was written, in seconds since 1970.
     """
 
@@ -93,6 +95,7 @@ class Manifest:
     parameters: Mapping[str, ParameterInfo]
     vectors: Mapping[str, tuple[Range, ...]]
     buffers: Mapping[str, tuple[str, ...]]
+    running_statistics: tuple[str, ...]
     time: float
 
     @property
@@ -116,6 +119,7 @@ class Manifest:
                 name: [[number[part.file], part.start, part.stop] for part in ranges]
                 for name, ranges in self.vectors.items()
             },
+            "running_statistics": self.running_statistics,
             "buffers": {name: [number[file] for file in holders] for name, holders in self.buffers.items()},
         }
 
@@ -149,6 +153,7 @@ class Manifest:
                     name: tuple(Range(files[index], start, stop) for index, start, stop in ranges)
                     for name, ranges in raw["vectors"].items()
                 },
+                running_statistics=tuple(raw["running_statistics"]),
                 buffers={name: tuple(files[index] for index in holders) for name, holders in raw["buffers"].items()},
             )
             manifest.check_coverage()

@@ -107,6 +107,10 @@ class TensorFiles:
         known = {text: dtype for dtype, text in DTYPE_NAMES.items()}
         return known[self._open(file).get_slice(name).get_dtype()]
 
+    def shape(self, file: str, name: str) -> tuple[int, ...]:
+        """Of a tensor in a file."""
+        return tuple(self._open(file).get_slice(name).get_shape())
+
     def _open(self, file: str) -> Any:
         if file not in self._files:
             self._files[file] = safe_open(self._folder / file, framework="pt")
