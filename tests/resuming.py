@@ -1,0 +1,216 @@
+"""Runs that are interrupted and go on: what the processes of a job do, and what is compared afterwards."""
+
+import hashlib
+import json
+import os
+import random
+import signal
+import threading
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.numpy import load_file
+
+from jobs import JobFailed, run_job, train
+from largebatch.run.journal import read_json_lines
+from paths import PYDOC
+
+# One layer, unequal samples, ragged batches, dropout, a batch that grows, accumulation, AdamW, clipping.
+TINY_GPT = (
+    "--model.num_layers=1",
+    "--model.hidden_size=16",
+    "--model.num_heads=2",
+    "--model.dropout=0.1",
+    "--data.block_size=16",
+    "--data.samples=documents",
+    "--data.num_train_samples=600",
+    '--learning_rate.warmup.duration={"steps": 6}',
+    "--data.num_eval_samples=32",
+    "--batch.last=keep",
+    '--batch.global_batch_size=[{"from": {"steps": 0}, "size": 24}, {"from": {"steps": 9}, "size": 48}]',
+    "--batch.micro_batch_size=4",
+    '--evaluation.every={"steps": 5}',
+    "--logging.every=1",
+    "--logging.trackers=[]",
+)
+# Numbers of a logged step that do not depend on the clock.
+EXACT = ("step", "samples", "epoch", "loss", "lr", "grad_norm", "global_batch_size")
+
+
+@dataclass(frozen=True)
+class Interruption:
+    """What happens to one process, or by it to all.
+
+    Args:
+        kind: "signal", "stop file" or "kill" when step `step` is updated; "kill later" so many seconds after the first
+            step; "kill in a save" at the n-th change of the file system by a save.
+        rank: Which process.
+        moment: Step, seconds or number.
+        everybody: Whether all processes are killed.
+    """
+
+    kind: str
+    rank: int
+    moment: float
+    everybody: bool = False
+
+
+def train_interrupted(run_dir: Path, recipe: Path, words: tuple[str, ...], interruption: Interruption | None) -> None:
+    """Train in a job's process; what each micro-batch held is noted beside the run folder."""
+    from largebatch.run import Run, Step
+
+    micro_batches, update, hashes = Step.micro_batches, Run._update, []
+    rank = int(os.environ.get("RANK", 0))
+
+    def noted(step):
+        for batch in micro_batches(step):
+            digest = hashlib.blake2b(digest_size=8)
+            for name in sorted(batch):
+                digest.update(batch[name].numpy(force=True).tobytes())
+            hashes.append(digest.hexdigest())
+            yield batch
+
+    def update_and_note(run, index, loss_sum, weight):
+        if interruption is not None and interruption.rank == rank and index + 1 == interruption.moment:
+            _interrupt(interruption.kind, run_dir)
+        update(run, index, loss_sum, weight)
+        with samples_file(run_dir, rank).open("a") as file:
+            file.write(json.dumps({"step": index + 1, "hashes": hashes}) + "\n")
+        hashes.clear()
+        if interruption is not None and interruption.rank == rank and index == run._first_step:
+            _arm(interruption, run_dir)
+
+    Step.micro_batches, Run._update = noted, update_and_note
+    run_dir.parent.mkdir(parents=True, exist_ok=True)
+    pid_file(run_dir, rank).write_text(str(os.getpid()))
+    train(recipe, *words, run_dir=run_dir)
+
+
+def samples_file(run_dir: Path, rank: int) -> Path:
+    return run_dir.with_name(f"{run_dir.name}.samples.{rank}.jsonl")
+
+
+def pid_file(run_dir: Path, rank: int) -> Path:
+    return run_dir.with_name(f"{run_dir.name}.pid.{rank}")
+
+
+def _interrupt(kind: str, run_dir: Path) -> None:
+    if kind == "signal":
+        os.kill(os.getpid(), signal.SIGUSR1)
+    elif kind == "stop file":
+        (run_dir / "stop").touch()
+        # The file is looked for once a second.
+        time.sleep(1.1)
+    elif kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _arm(interruption: Interruption, run_dir: Path) -> None:
+    if interruption.kind == "kill later":
+        threading.Timer(interruption.moment, _kill, (run_dir, interruption.everybody)).start()
+    if interruption.kind == "kill in a save":
+        left = [int(interruption.moment)]
+        for name in ("open", "write", "fsync", "rename", "unlink", "rmdir", "mkdir"):
+            setattr(os, name, _counted(getattr(os, name), left, run_dir, interruption.everybody))
+
+
+def _counted(function, left: list[int], run_dir: Path, everybody: bool):
+    def counted(*arguments, **options):
+        if threading.current_thread().name == "checkpoint":
+            left[0] -= 1
+            if left[0] == 0:
+                _kill(run_dir, everybody)
+        return function(*arguments, **options)
+
+    return counted
+
+
+def _kill(run_dir: Path, everybody: bool) -> None:
+    if everybody:
+        for file in run_dir.parent.glob(f"{run_dir.name}.pid.*"):
+            if int(file.read_text()) != os.getpid():
+                os.kill(int(file.read_text()), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def run_interrupted(
+    run_dir: Path,
+    words: tuple[str, ...],
+    interruption: Interruption | None = None,
+    strategy: str = "ddp",
+    world_size: int = 2,
+    recipe: Path = PYDOC,
+) -> str | None:
+    """One attempt; None if it came to its end, or the report of its failure."""
+    try:
+        run_job(train_interrupted, run_dir, recipe, words, interruption, strategy=strategy, world_size=world_size)
+    except JobFailed as failure:
+        return str(failure)
+    return None
+
+
+def assert_bit_for_bit(run_dir: Path, reference: Path) -> None:
+    """Weights, log, evaluations and the content of every micro-batch, also of steps that were made twice."""
+    mine, theirs = (load_file(path / "model/model.safetensors") for path in (run_dir, reference))
+    assert mine.keys() == theirs.keys()
+    for name in theirs:
+        assert mine[name].tobytes() == theirs[name].tobytes(), name
+    logs = [read_json_lines(path / "metrics.jsonl") for path in (run_dir, reference)]
+    assert len(logs[1]) > 10
+    mine, theirs = ([{name: line.get(name) for name in EXACT} for line in log] for log in logs)
+    assert mine == theirs
+    evaluations = [read_json_lines(path / "evaluations.jsonl") for path in (run_dir, reference)]
+    assert evaluations[0] == evaluations[1]
+    expected, found = samples_of(reference), samples_of(run_dir)
+    assert found.keys() == expected.keys()
+    for place, contents in found.items():
+        assert contents == expected[place], place
+
+
+def samples_of(run_dir: Path) -> dict[tuple[int, int], set[tuple[str, ...]]]:
+    """By rank and step, what the micro-batches held, each time the step was made."""
+    samples: dict[tuple[int, int], set[tuple[str, ...]]] = defaultdict(set)
+    for file in run_dir.parent.glob(f"{run_dir.name}.samples.*.jsonl"):
+        rank = int(file.name.split(".")[-2])
+        # A kill cuts a line short, with the next attempt's line behind it.
+        for text in file.read_text().splitlines():
+            try:
+                line = json.loads(text)
+            except ValueError:
+                continue
+            samples[rank, line["step"]].add(tuple(line["hashes"]))
+    return samples
+
+
+def kill_many_times(folder: Path, words: tuple[str, ...], strategy: str, kills: int, seed: int) -> int:
+    """Kill attempts of a run at random until there were `kills`, and compare each run that comes to its end.
+
+    Half of the kills are at a random change of the file system by a save, the others at a random time; of a random
+    process, or of all. A run that ends before is followed by another.
+
+    Returns:
+        The number of runs that came to their end.
+    """
+    rng = random.Random(seed)
+    reference = folder / "reference"
+    assert run_interrupted(reference, words, strategy=strategy) is None
+    seconds = json.loads((reference / "summary.json").read_text())["train_seconds"]
+    killed = ended = 0
+    while killed < kills:
+        run_dir = folder / f"run_{ended}"
+        while True:
+            if killed % 2:
+                interruption = Interruption("kill in a save", rng.randrange(2), rng.randint(1, 60), rng.random() < 0.5)
+            else:
+                moment = rng.uniform(0, seconds / 4)
+                interruption = Interruption("kill later", rng.randrange(2), moment, rng.random() < 0.5)
+            failure = run_interrupted(run_dir, words, interruption if killed < kills else None, strategy)
+            if failure is None:
+                break
+            assert "the process ended without a result" in failure, failure
+            killed += 1
+        ended += 1
+        assert_bit_for_bit(run_dir, reference)
+    return ended

@@ -1,0 +1,330 @@
+"""A run that was interrupted ends as one that was not."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from jobs import JobFailed, run_job, train
+from largebatch.run.journal import read_json_lines
+from paths import DIGITS, PYDOC
+from resuming import TINY_GPT, Interruption, assert_bit_for_bit, run_interrupted
+
+STEPS = ("--train.stop_after_steps=16",)
+DIGITS_WORDS = (
+    "--logging.every=1",
+    "--logging.trackers=[]",
+    '--evaluation.every={"steps": 6}',
+    "--data.image_size=16",
+    "--checkpoint.asynchronous=false",
+)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "strategy", "world_size"),
+    [
+        (PYDOC, "single", 1),
+        (PYDOC, "ddp", 2),
+        (PYDOC, "ddp", 3),
+        (PYDOC, "fsdp", 3),
+        (PYDOC, "zero1", 2),
+        (PYDOC, "zero2", 3),
+        (PYDOC, "zero3", 2),
+        (DIGITS, "ddp", 2),
+        (DIGITS, "fsdp", 2),
+        (DIGITS, "zero2", 2),
+    ],
+)
+def test_stopped_twice_and_resumed_bit_for_bit(recipe, strategy, world_size, tmp_path):
+    """Stopped by one process's signal and by the stop file, within an epoch, between evaluations and log points."""
+    words = ((*TINY_GPT, "--logging.every=1") if recipe == PYDOC else DIGITS_WORDS) + STEPS
+    place = {"strategy": strategy, "world_size": world_size, "recipe": recipe}
+    assert run_interrupted(tmp_path / "whole", words, **place) is None
+    run_dir = tmp_path / "stopped"
+    first = run_interrupted(run_dir, words, Interruption("signal", world_size - 1, 3), **place)
+    assert "exit code 75" in first
+    status = json.loads((run_dir / "status.json").read_text())
+    assert (status["outcome"], status["resume"], status["attempt"]) == ("stopped", True, 1)
+    # Noted in step 3, agreed on in step 4.
+    assert status["step"] == status["checkpoint_step"] == 4
+    assert "SIGUSR1" in status["message"]
+    second = run_interrupted(run_dir, words, Interruption("stop file", 0, 10), **place)
+    assert "stopped: by the stop file, after step 11 of" in second
+    assert not (run_dir / "stop").exists()
+    assert not (run_dir / "model").exists()
+    assert run_interrupted(run_dir, words, **place) is None
+    assert_bit_for_bit(run_dir, tmp_path / "whole")
+    status = json.loads((run_dir / "status.json").read_text())
+    assert (status["outcome"], status["step"], status["attempt"]) == ("finished", 16, 3)
+    events = [(line["event"], line["step"]) for line in read_json_lines(run_dir / "history.jsonl")]
+    assert events == [
+        ("started", 0),
+        ("stopped", 4),
+        ("started", 4),
+        ("stopped", 11),
+        ("started", 11),
+        ("finished", 16),
+    ]
+
+
+# --- other strategies and numbers of processes --------------------------------------------------------------------
+
+FP32_CHAIN = [("ddp", 2), ("zero3", 4), ("fsdp", 3), ("zero1", 1), ("zero2", 2), ("single", 1), ("fsdp", 4)]
+FP64_CHAIN = [("ddp", 2), ("fsdp", 3), ("ddp", 4), ("fsdp", 1), ("single", 1), ("fsdp", 2)]
+CHAIN_BATCH = ("--batch.global_batch_size=48",)
+
+
+def run_chain(run_dir, chain, *words):
+    """Four steps on each."""
+    for number, (strategy, world_size) in enumerate(chain, 1):
+        last = f"--train.stop_after_steps={4 * number}"
+        assert run_interrupted(run_dir, (*words, last), strategy=strategy, world_size=world_size) is None
+
+
+def largest_differences(run_dir, reference):
+    """Relative, of the losses and of the weights."""
+    logs = [read_json_lines(path / "metrics.jsonl") for path in (run_dir, reference)]
+    losses = max(abs(a["loss"] - b["loss"]) / b["loss"] for a, b in zip(*logs, strict=True))
+    mine, theirs = (load_file(path / "model/model.safetensors") for path in (run_dir, reference))
+    weights = max(
+        np.linalg.norm(mine[name] - theirs[name]) / max(np.linalg.norm(theirs[name]), 1e-8) for name in theirs
+    )
+    return losses, weights
+
+
+@pytest.mark.parametrize(("precision", "chain", "tolerance"), [("fp32", FP32_CHAIN, 1e-5), ("fp64", FP64_CHAIN, 1e-12)])
+def test_a_chain_of_strategies_and_world_sizes(precision, chain, tolerance, tmp_path):
+    words = (*TINY_GPT, *CHAIN_BATCH, f"--precision={precision}", "--optimizer.eps=1e-3")
+    assert run_interrupted(tmp_path / "whole", (*words, f"--train.stop_after_steps={4 * len(chain)}")) is None
+    run_chain(tmp_path / "chain", chain, *words)
+    losses, weights = largest_differences(tmp_path / "chain", tmp_path / "whole")
+    assert losses <= tolerance
+    assert weights <= tolerance
+
+
+def test_running_statistics_on_another_number_of_processes(tmp_path):
+    """Each of two processes has its own when it is stopped between evaluations: one process gets their mean."""
+    words = (*DIGITS_WORDS, "--precision=fp64", "--batch.micro_batch_size=8", "--train.stop_after_steps=9")
+    assert run_interrupted(tmp_path / "whole", words, recipe=DIGITS) is None
+    run_dir = tmp_path / "run"
+    assert "exit code 75" in run_interrupted(run_dir, words, Interruption("signal", 1, 3), recipe=DIGITS)
+    manifest = json.loads(next(run_dir.glob("checkpoints/*/manifest.json")).read_text())
+    assert any(len(holders) == 2 for holders in manifest["buffers"].values())
+    assert run_interrupted(run_dir, words, strategy="single", world_size=1, recipe=DIGITS) is None
+    mine, theirs = (load_file(path / "model/model.safetensors") for path in (run_dir, tmp_path / "whole"))
+    names = [name for name in theirs if "running" in name]
+    assert names
+    for name in theirs:
+        np.testing.assert_allclose(mine[name], theirs[name], rtol=1e-11, atol=1e-13, err_msg=name)
+
+
+# --- which run it is ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def half_done(tmp_path_factory):
+    """A run of 12 steps that was stopped after step 4."""
+    run_dir = tmp_path_factory.mktemp("half") / "run"
+    words = (*TINY_GPT, *CHAIN_BATCH, '--train.duration={"steps": 12}', "--learning_rate.warmup=null")
+    interruption = Interruption("signal", 0, 3)
+    assert "exit code 75" in run_interrupted(run_dir, words, interruption, strategy="single", world_size=1)
+    return run_dir, words
+
+
+def resume(run_dir, words, *options):
+    return run_interrupted(run_dir, (*words, *options), strategy="single", world_size=1)
+
+
+@pytest.fixture
+def run(half_done, tmp_path):
+    """A copy of it, and what it was started with."""
+    shutil.copytree(half_done[0], tmp_path / "run")
+    return tmp_path / "run", half_done[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ("--batch.global_batch_size=24", "batch.global_batch_size: 48 in the checkpoint, 24 now"),
+        ("--learning_rate.base_lr=0.1", "learning_rate.base_lr: 0.002 in the checkpoint, 0.1 now"),
+        ('--train.duration={"steps": 20}', "train.duration.steps: 12 in the checkpoint, 20 now"),
+        ("--seed=7", "seed: 0 in the checkpoint, 7 now"),
+        ("--data.num_train_samples=500", "data.num_train_samples: 600 in the checkpoint, 500 now"),
+        ("--batch.micro_batch_size=8", "batch.micro_batch_size: 4 in the checkpoint, 8 now"),
+        ("--precision=fp64", 'precision: "fp32" in the checkpoint, "fp64" now'),
+    ],
+)
+def test_what_changes_the_training_is_refused_with_the_difference(run, change, line):
+    run_dir, words = run
+    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    report = resume(run_dir, words, change)
+    assert "exit code 2" in report
+    assert f"\n  - {line}\n" in report
+    assert "--resume.allow_change" in report
+    assert "Traceback" not in report
+    assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
+
+
+def test_an_allowed_change_is_made_and_written_down(run):
+    run_dir, words = run
+    options = ("--optimizer.clip_norm=0.5", "--learning_rate.base_lr=0.001")
+    report = resume(run_dir, words, *options, "--resume.allow_change", "optimizer.clip_norm")
+    assert "learning_rate.base_lr: 0.002 in the checkpoint" in report
+    assert "optimizer.clip_norm: " not in report
+    allow = ("--resume.allow_change", "optimizer.clip_norm,learning_rate")
+    assert resume(run_dir, words, *options, *allow) is None
+    assert read_json_lines(run_dir / "metrics.jsonl")[-1]["lr"] < 0.001
+    started = [line for line in read_json_lines(run_dir / "history.jsonl") if line["event"] == "started"]
+    assert started[-1]["changes"] == [
+        "learning_rate.base_lr: 0.002 in the checkpoint, 0.001 now",
+        "optimizer.clip_norm: 1.0 in the checkpoint, 0.5 now",
+    ]
+
+
+def test_a_field_that_is_none(run):
+    run_dir, words = run
+    assert "--resume.allow_change: the recipe has no field bath" in resume(
+        run_dir, words, "--resume.allow_change", "bath"
+    )
+
+
+def test_what_does_not_change_the_training_may_change(run):
+    run_dir, words = run
+    options = ("--logging.every=3", "--evaluation.max_samples=8", "--checkpoint.keep_last=1")
+    assert resume(run_dir, words, *options) is None
+    assert json.loads((run_dir / "status.json").read_text())["step"] == 12
+
+
+def test_none_begins_anew_and_moves_the_earlier_run_aside(run):
+    run_dir, words = run
+    assert resume(run_dir, words, "--resume", "none", "--seed=7", "--train.stop_after_steps=2") is None
+    assert [line["step"] for line in read_json_lines(run_dir / "metrics.jsonl")] == [1, 2]
+    assert len(read_json_lines(run_dir.with_name("run.1") / "metrics.jsonl")) == 4
+
+
+def test_a_finished_run_is_left_as_it_is(run):
+    run_dir, words = run
+    assert resume(run_dir, words) is None
+    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    assert resume(run_dir, words) is None
+    assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
+    # Of another recipe, it is moved aside.
+    assert resume(run_dir, words, "--seed=7", "--train.stop_after_steps=2") is None
+    assert (run_dir.with_name("run.1") / "model/model.safetensors").exists()
+
+
+def test_a_longer_stop_goes_on(run, tmp_path):
+    run_dir, words = run
+    assert resume(run_dir, words, "--train.stop_after_steps=6") is None
+    assert resume(run_dir, words) is None
+    assert resume(tmp_path / "whole", words) is None
+    mine, theirs = (load_file(path / "model/model.safetensors") for path in (run_dir, tmp_path / "whole"))
+    assert all(mine[name].tobytes() == theirs[name].tobytes() for name in theirs)
+
+
+def test_a_path_begins_another_run_or_goes_back(run, tmp_path):
+    run_dir, words = run
+    checkpoint = run_dir / "checkpoints/step_00000004"
+    assert resume(run_dir, words) is None
+    expected = load_file(run_dir / "model/model.safetensors")
+    other = tmp_path / "other"
+    assert resume(other, words, "--resume", str(checkpoint)) is None
+    assert [line["step"] for line in read_json_lines(other / "metrics.jsonl")] == list(range(5, 13))
+    # Back to step 4 of the same run: later checkpoints are kept aside.
+    assert resume(run_dir, words, "--resume", f"{run_dir}/checkpoints/../checkpoints/{checkpoint.name}") is None
+    assert [line["step"] for line in read_json_lines(run_dir / "metrics.jsonl")] == list(range(1, 13))
+    assert list(run_dir.glob("checkpoints/set_aside_by_attempt_0003_*/step_00000012/complete.json"))
+    for path in (other, run_dir):
+        mine = load_file(path / "model/model.safetensors")
+        assert all(mine[name].tobytes() == expected[name].tobytes() for name in expected)
+
+
+@pytest.mark.parametrize("path", ["nowhere", "$(touch hacked)", "../../../../etc", "recipes"])
+def test_paths_that_are_no_checkpoint(run, path):
+    run_dir, words = run
+    report = resume(run_dir, words, "--resume", path)
+    assert "exit code 2" in report
+    assert "error: --resume: " in report
+    assert "Traceback" not in report
+
+
+def test_a_damaged_checkpoint_is_skipped_and_named(run, tmp_path):
+    run_dir, words = run
+    assert resume(run_dir, words, "--train.stop_after_steps=8") is None
+    (file,) = run_dir.glob("checkpoints/step_00000008/rank_*.safetensors")
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 1
+    file.write_bytes(content)
+    assert resume(run_dir, words) is None
+    assert resume(tmp_path / "whole", words) is None
+    mine, theirs = (load_file(path / "model/model.safetensors") for path in (run_dir, tmp_path / "whole"))
+    assert all(mine[name].tobytes() == theirs[name].tobytes() for name in theirs)
+    started = [line for line in read_json_lines(run_dir / "history.jsonl") if line["event"] == "started"]
+    assert started[-1]["step"] == 4
+    assert "its checksum differs" in started[-1]["checkpoints_not_used"][0]
+
+
+def test_a_model_of_another_shape_is_named(run):
+    run_dir, words = run
+    change = ("--model.num_heads=4", "--model.hidden_size=32")
+    report = resume(run_dir, words, *change, "--resume.allow_change", "model")
+    assert "its parameter transformer.wte.weight is of shape (256, 16), the model's is of shape (256, 32)" in report
+    assert "exit code 2" in report
+
+
+# --- two runs at once ---------------------------------------------------------------------------------------------
+
+
+def train_while_another_starts(run_dir, words):
+    """Begin a second run in the same folder from within the first one's third step."""
+    from largebatch.run import Run
+
+    update = Run._update
+    reports = []
+
+    def second(run, index, *arguments):
+        update(run, index, *arguments)
+        if index == 2:
+            Run._update = update
+            reports.append(run_interrupted(run_dir, words, strategy="single", world_size=1))
+
+    Run._update = second
+    train(PYDOC, *words, run_dir=run_dir)
+    return reports
+
+
+def test_a_second_run_in_the_folder_is_refused(half_done, tmp_path):
+    (reports,) = run_job(train_while_another_starts, tmp_path / "run", half_done[1], strategy="single", world_size=1)
+    assert "another run is writing to" in reports[0]
+    assert "exit code 2" in reports[0]
+    assert json.loads((tmp_path / "run/status.json").read_text())["outcome"] == "finished"
+    assert [line["step"] for line in read_json_lines(tmp_path / "run/metrics.jsonl")] == list(range(1, 13))
+
+
+def train_and_be_overtaken(run_dir, words):
+    """After step 3, this attempt's job is taken to be dead and another attempt begins."""
+    from largebatch.run import Run
+    from largebatch.run.attempt import claim
+
+    update = Run._update
+
+    def overtaken(run, index, *arguments):
+        if index == 2 and run.backend.is_main_process:
+            claim(run.folder.attempts_dir, {})
+        update(run, index, *arguments)
+
+    Run._update = overtaken
+    train(PYDOC, *words, run_dir=run_dir)
+
+
+def test_an_attempt_that_was_overtaken_publishes_nothing(half_done, tmp_path):
+    words = (*half_done[1], '--checkpoint.every={"steps": 1}')
+    with pytest.raises(JobFailed, match="has taken over") as caught:
+        run_job(train_and_be_overtaken, tmp_path / "run", words, strategy="ddp", world_size=2)
+    assert "exit code 1" in str(caught.value)
+    assert [line["step"] for line in read_json_lines(tmp_path / "run/metrics.jsonl")] == [1, 2]
+    steps = {path.name for path in (tmp_path / "run/checkpoints").glob("step_*")}
+    assert steps <= {"step_00000001", "step_00000002"}
+    assert json.loads((tmp_path / "run/status.json").read_text())["outcome"] == "running"
