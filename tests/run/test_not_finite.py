@@ -1,5 +1,6 @@
 """A loss or gradient that is not finite stops every process, names step and rank, and writes no weights."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,24 +11,32 @@ from paths import PYDOC
 SMALL = ("--model.num_layers=1", "--model.hidden_size=16", "--model.num_heads=2", "--data.block_size=16")
 
 
-def train_with_nan(run_dir: Path, bad_step: int, bad_rank: int, where: str, *overrides: str) -> None:
+def poison(is_bad: Callable[[int, int], bool], where: str) -> None:
+    """Make the loss, its gradient, or the loss without its gradient NaN, at the steps and ranks for which `is_bad`."""
     import torch
 
     from largebatch.run import Step
-    from largebatch.run.run import Run
 
     backward = Step.backward
 
     def poisoned(self, loss_sum):
-        bad = self.index == bad_step - 1 and self._backend.rank == bad_rank
-        if bad and where == "loss":
-            loss_sum = loss_sum * float("nan")
-        if bad and where == "gradient":
-            # A finite loss with a gradient that is not: the square root at zero.
-            loss_sum = loss_sum + torch.sqrt((loss_sum * 0.0).clamp(min=0.0))
+        if is_bad(self.index + 1, self._backend.rank):
+            if where == "loss":
+                loss_sum = loss_sum * float("nan")
+            if where == "loss alone":
+                loss_sum = loss_sum + float("nan")
+            if where == "gradient":
+                # A finite loss with a gradient that is not: the square root at zero.
+                loss_sum = loss_sum + torch.sqrt((loss_sum * 0.0).clamp(min=0.0))
         backward(self, loss_sum)
 
     Step.backward = poisoned
+
+
+def train_with_nan(run_dir: Path, bad_step: int, bad_rank: int, where: str, *overrides: str) -> None:
+    from largebatch.run.run import Run
+
+    poison(lambda step, rank: (step, rank) == (bad_step, bad_rank), where)
     if where == "evaluation":
         evaluate = Run.evaluate
         Run.evaluate = lambda self, eval_set, per_sample: evaluate(

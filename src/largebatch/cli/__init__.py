@@ -14,8 +14,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="largebatch",
         description="Plan large-batch training recipes, and prove that they train the same everywhere.",
-        epilog="Exit codes: 0 done, 1 combinations differ or the newest checkpoint cannot be used, 2 the input cannot be "
-        "used.",
+        epilog="Exit codes: 0 done, 1 a check failed, 2 the input cannot be used.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"largebatch {__version__}")

@@ -179,6 +179,10 @@ class Run(Generic[Config]):
 
     def _update(self, index: int, loss_sum: torch.Tensor, weight: int) -> None:
         """Finish step `index` and, where it is due, log it."""
+        with self._saved_before_failing():
+            self._make_update(index, loss_sum, weight)
+
+    def _make_update(self, index: int, loss_sum: torch.Tensor, weight: int) -> None:
         assert self._progress is not None
         completed = index + 1
         if index == self._first_step:
@@ -204,6 +208,16 @@ class Run(Generic[Config]):
             self._progress.logged(logged)
         self._progress.step()
 
+    @contextmanager
+    def _saved_before_failing(self) -> Iterator[None]:
+        """A failure that all processes meet together waits for the checkpoint that is being written."""
+        try:
+            yield
+        except TrainingFailed as error:
+            if error.everywhere:
+                self._wait_for_checkpoint()
+            raise
+
     def _after_step(self) -> None:
         """What follows a step and its evaluation: a checkpoint where it is due, and the end where it was asked for."""
         self._watchdog.beat()
@@ -213,7 +227,8 @@ class Run(Generic[Config]):
             return
         self._metrics.stopwatch.pause()
         # What is not finite must not be written.
-        self._metrics.check(self._completed_steps)
+        with self._saved_before_failing():
+            self._metrics.check(self._completed_steps)
         self._writer.save(self._completed_steps, self._skipped.count)
         if self._stop_reason and self._completed_steps < self.plan.stop_after_steps:
             self._end_stopped()
@@ -271,7 +286,8 @@ class Run(Generic[Config]):
         """
         assert self._progress is not None
         self._metrics.stopwatch.pause()
-        self._metrics.check(self._completed_steps)
+        with self._saved_before_failing():
+            self._metrics.check(self._completed_steps)
         self.backend.average_statistics(self._completed_steps)
 
         def watched(batch: Batch) -> dict[str, Value]:

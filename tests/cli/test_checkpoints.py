@@ -1,0 +1,111 @@
+"""`largebatch checkpoints` and `largebatch export`, on checkpoints of every strategy."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from jobs import run_job
+from largebatch.cli import main
+from paths import DIGITS, PYDOC
+from resuming import TINY_GPT, run_interrupted
+
+TINY_DIGITS = ("--logging.trackers=[]", "--data.image_size=16", "--evaluation.max_samples=32")
+LAST = "--train.stop_after_steps=5"
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoints") / "run"
+    words = (*TINY_GPT, LAST, '--checkpoint.every={"steps": 2}', "--checkpoint.keep_last=null")
+    assert run_interrupted(folder, words, strategy="fsdp", world_size=3) is None
+    return folder
+
+
+def test_lists_them_without_torch(run_dir):
+    program = (
+        "import sys; from largebatch.cli import main; "
+        f"code = main(['checkpoints', {str(run_dir)!r}, '--verify']); "
+        "sys.exit('torch' in sys.modules or code)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert [line.split()[:2] for line in lines[1:]] == [
+        ["step_00000005", "5"],
+        ["step_00000004", "4"],
+        ["step_00000002", "2"],
+    ]
+    assert all("3 x fsdp, #1" in line and line.endswith("complete") for line in lines[1:])
+
+
+def test_names_what_is_broken(run_dir, capsys):
+    file = run_dir / "checkpoints/step_00000005/rank_00001.safetensors"
+    content = file.read_bytes()
+    try:
+        file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        assert main(["checkpoints", str(run_dir)]) == 0
+        assert main(["checkpoints", str(run_dir), "--verify"]) == 1
+        assert "rank_00001.safetensors is not what was written" in capsys.readouterr().out
+        file.write_bytes(content[:-1])
+        assert main(["checkpoints", str(run_dir)]) == 1
+        assert f"has {len(content) - 1} bytes, it had {len(content)}" in capsys.readouterr().out
+    finally:
+        file.write_bytes(content)
+
+
+@pytest.mark.parametrize("words", [["checkpoints", "nowhere"], ["checkpoints", "recipes"], ["export", "nowhere", "x"]])
+def test_places_without_checkpoints(words, capsys):
+    assert main(words) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def logits(folder, dtype):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert {str(p.dtype) for p in model.parameters()} == {f"torch.{dtype}"}
+    return model.eval()(torch.arange(16).view(1, 16)).logits.float().detach().numpy()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "strategy", "world_size"),
+    [(PYDOC, "single", 1), (PYDOC, "ddp", 3), (PYDOC, "zero1", 2), (PYDOC, "zero3", 3), (DIGITS, "fsdp", 2)],
+)
+def test_export_is_the_final_weights(recipe, strategy, world_size, tmp_path):
+    run_dir, words = tmp_path / "run", TINY_GPT if recipe == PYDOC else TINY_DIGITS
+    place = {"strategy": strategy, "world_size": world_size, "recipe": recipe}
+    assert run_interrupted(run_dir, (*words, LAST), **place) is None
+    assert main(["export", str(run_dir), str(tmp_path / "out")]) == 0
+    mine, theirs = (load_file(path / "model.safetensors") for path in (tmp_path / "out", run_dir / "model"))
+    assert mine.keys() == theirs.keys()
+    assert all(mine[name].tobytes() == theirs[name].tobytes() for name in theirs)
+    mine, theirs = (json.loads((path / "config.json").read_text()) for path in (tmp_path / "out", run_dir / "model"))
+    assert mine == theirs
+
+
+def test_export_in_another_dtype_and_in_several_files(run_dir, tmp_path):
+    from largebatch.checkpoint.export import export
+
+    assert main(["export", str(run_dir / "checkpoints/step_00000005"), str(tmp_path / "half"), "--dtype=bfloat16"]) == 0
+    manifest = export(run_dir, tmp_path / "pieces", largest_file=4000)
+    assert manifest.step == 5
+    assert len(list((tmp_path / "pieces").glob("model-*.safetensors"))) > 2
+    (whole,) = run_job(logits, run_dir / "model", "float32", strategy="single", world_size=1)
+    (pieces,) = run_job(logits, tmp_path / "pieces", "float32", strategy="single", world_size=1)
+    (half,) = run_job(logits, tmp_path / "half", "bfloat16", strategy="single", world_size=1)
+    np.testing.assert_array_equal(pieces, whole)
+    np.testing.assert_allclose(half, whole, atol=0.01)
+
+
+def test_export_writes_over_nothing(run_dir, tmp_path, capsys):
+    (tmp_path / "out").mkdir()
+    assert main(["export", str(run_dir), str(tmp_path / "out")]) == 2
+    assert "exists; write a folder that does not" in capsys.readouterr().err
+    assert main(["export", str(run_dir), str(tmp_path / "no/out")]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+    assert not list(tmp_path.glob(".*"))

@@ -1,0 +1,188 @@
+"""Of all starts of a run only the latest may publish."""
+
+import contextlib
+import errno
+import json
+import multiprocessing
+import os
+import threading
+
+import pytest
+
+from largebatch.errors import TrainingFailed
+from largebatch.run.attempt import claim, identity, is_restart_of, latest_attempt
+
+
+@pytest.fixture
+def attempts(tmp_path):
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run/attempts"
+
+
+def records(folder):
+    return {path.name: json.loads(path.read_text()) for path in sorted(folder.iterdir())}
+
+
+def test_attempts_are_numbered_from_one_and_recorded(attempts):
+    assert latest_attempt(attempts) is None
+    claimed = [claim(attempts, {"world_size": size}) for size in (2, 4)]
+    assert [attempt.number for attempt in claimed] == [1, 2]
+    assert [attempt.name for attempt in claimed] == [f"000{attempt.number}_{attempt.token}" for attempt in claimed]
+    found = records(attempts)
+    assert list(found) == ["0001.json", "0002.json"]
+    for attempt, record, size in zip(claimed, found.values(), (2, 4), strict=True):
+        assert (record["attempt"], record["token"], record["world_size"]) == (attempt.number, attempt.token, size)
+        assert record["pid"] == os.getpid()
+    assert latest_attempt(attempts) == found["0002.json"]
+
+
+def test_numbers_go_on_behind_the_largest(attempts):
+    attempts.mkdir()
+    for name in ("0007.json", "12345.json", "0008.json.bak", ".0123abcd.tmp", "99999.txt", "123.json"):
+        (attempts / name).write_text('{"attempt": 12345, "token": "x", "host": "h"}')
+    assert latest_attempt(attempts)["attempt"] == 12345
+    assert claim(attempts, {}).number == 12346
+
+
+def claim_many(folder, barrier, results, count=8):
+    barrier.wait()
+    for _ in range(count):
+        attempt = claim(folder, {})
+        results.put((attempt.number, attempt.token))
+
+
+def test_attempts_that_begin_at_once_have_different_numbers(attempts):
+    """In three processes of three threads each."""
+    context = multiprocessing.get_context("fork")
+    barrier, results = context.Barrier(9), context.SimpleQueue()
+
+    def work():
+        threads = [threading.Thread(target=claim_many, args=(attempts, barrier, results)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    processes = [context.Process(target=work) for _ in range(3)]
+    for process in processes:
+        process.start()
+    claimed = [results.get() for _ in range(72)]
+    for process in processes:
+        process.join()
+    assert sorted(number for number, _ in claimed) == list(range(1, 73))
+    found = records(attempts)
+    assert len(found) == 72
+    for number, token in claimed:
+        assert found[f"{number:04d}.json"]["token"] == token
+
+
+def test_a_number_that_another_takes_at_the_last_moment_is_left_to_it(attempts, monkeypatch):
+    link = os.link
+
+    def overtaken(source, target):
+        monkeypatch.undo()
+        assert claim(attempts, {}).number == 1
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", overtaken)
+    attempt = claim(attempts, {})
+    assert attempt.number == 2
+    assert attempt.is_current()
+    assert list(records(attempts)) == ["0001.json", "0002.json"]
+
+
+def test_a_record_is_whole_when_its_name_appears(attempts, monkeypatch):
+    link, seen = os.link, []
+
+    def look(source, target):
+        link(source, target)
+        seen.append(json.loads(target.read_text())["attempt"])
+
+    monkeypatch.setattr(os, "link", look)
+    claim(attempts, {})
+    assert seen == [1]
+
+
+@pytest.mark.xfail(strict=True, reason="attempt.py does not wait until the record is on the disk")
+def test_a_record_is_on_the_disk_before_its_name_appears(attempts, monkeypatch):
+    fsync, link, synced, linked = os.fsync, os.link, [], []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_ino) or fsync(file))
+    monkeypatch.setattr(os, "link", lambda *paths: linked.append(paths[0].stat().st_ino in synced) or link(*paths))
+    claim(attempts, {})
+    assert linked == [True]
+
+
+@pytest.mark.xfail(strict=True, reason="attempt.py takes any error of the file system for another run")
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
+def test_a_file_system_that_does_not_answer_for_a_moment_is_no_later_attempt(code, attempts, monkeypatch):
+    attempt, iterdir = claim(attempts, {}), type(attempts).iterdir
+
+    def fail_once(path):
+        monkeypatch.setattr(type(attempts), "iterdir", iterdir)
+        raise OSError(code, "of the storage", path)
+
+    monkeypatch.setattr(type(attempts), "iterdir", fail_once)
+    with contextlib.suppress(OSError):
+        attempt.check()
+
+
+def test_a_later_attempt_ends_all_earlier_ones(attempts):
+    first = claim(attempts, {})
+    first.check()
+    second = claim(attempts, {})
+    assert not first.is_current()
+    assert second.is_current()
+    second.check()
+    with pytest.raises(TrainingFailed, match=r"attempt 2 on .* has taken over .*/run; this one, attempt 1 on"):
+        first.check()
+
+
+def test_a_run_that_was_moved_aside_is_over(attempts):
+    first = claim(attempts, {})
+    attempts.parent.rename(attempts.parent.with_name("run.1"))
+    assert not first.is_current()
+    with pytest.raises(TrainingFailed, match="another run has taken over"):
+        first.check()
+    attempts.parent.mkdir()
+    second = claim(attempts, {})
+    assert second.number == first.number
+    assert second.is_current()
+    assert not first.is_current()
+    with pytest.raises(TrainingFailed, match=r"attempt 1 on .* has taken over"):
+        first.check()
+
+
+@pytest.mark.parametrize(
+    ("job", "restarts", "is_restart"),
+    [("7", "1", True), ("7", "12", True), ("7", "0", False), ("7", None, False), ("8", "1", False), (None, "1", False)],
+)
+def test_a_requeued_job_is_a_restart_of_its_earlier_attempts(job, restarts, is_restart, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    earlier = json.loads(json.dumps(identity()))
+    for name, value in (("SLURM_JOB_ID", job), ("SLURM_RESTART_COUNT", restarts)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert is_restart_of(earlier) is is_restart
+
+
+def test_the_second_restart_is_one_of_the_first_and_not_the_other_way_round(monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "9")
+    ninth = identity()
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "10")
+    tenth = identity()
+    assert is_restart_of(ninth)
+    assert not is_restart_of(tenth)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "9")
+    assert not is_restart_of(tenth)
+
+
+def test_without_slurm_nothing_is_a_restart(monkeypatch):
+    for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+    earlier = identity()
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert not is_restart_of(earlier)
+    assert not is_restart_of({})

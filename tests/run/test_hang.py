@@ -1,0 +1,65 @@
+"""A process that is stopped, or stuck, ends the job within the configured time, and the run goes on from there."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from jobs import JobFailed, run_job, train
+from paths import PYDOC
+from resuming import TINY_GPT, assert_bit_for_bit, run_interrupted
+
+WORDS = (*TINY_GPT, '--checkpoint.every={"steps": 2}', "--train.stop_after_steps=14")
+HANG_SECONDS = 3
+
+
+def train_and_hang(run_dir: Path, how: str, rank: int, words: tuple[str, ...]) -> None:
+    from largebatch.run import Run
+
+    update = Run._update
+
+    def hang(run, index, *arguments):
+        if index == 6 and run.backend.rank == rank:
+            if how == "stopped":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            while True:
+                time.sleep(3600)
+        update(run, index, *arguments)
+
+    Run._update = hang
+    train(PYDOC, *words, f"--faults.hang_seconds={HANG_SECONDS}", run_dir=run_dir)
+
+
+@pytest.mark.parametrize(
+    ("how", "rank", "strategy"),
+    [("stopped", 1, "ddp"), ("stopped", 0, "fsdp"), ("stuck", 1, "ddp"), ("stuck", 0, "zero2")],
+)
+def test_a_hang_ends_the_job_and_the_run_goes_on(how, rank, strategy, tmp_path):
+    run_dir = tmp_path / "run"
+    started = time.monotonic()
+    with pytest.raises(JobFailed) as caught:
+        run_job(train_and_hang, run_dir, how, rank, WORDS, strategy=strategy)
+    assert time.monotonic() - started < 60
+    assert "the process ended without a result" in str(caught.value)
+    status = json.loads((run_dir / "status.json").read_text())
+    assert status["outcome"] == "failed"
+    assert "no progress for" in status["message"]
+    assert status["resume"] is True
+    # With DDP, step 7's gradients were reduced already, and the other process has gone on.
+    assert status["step"] in (6, 7)
+    stacks = {path.stem: path.read_text() for path in run_dir.glob("stacks/*/rank_*.txt")}
+    # Who waits for the other tells in which collective; who is stuck, where. Who is stopped can tell nothing.
+    assert "in backward" in stacks[f"rank_{1 - rank:05d}"] or "in _update" in stacks[f"rank_{1 - rank:05d}"]
+    if how == "stuck":
+        assert "in hang" in stacks[f"rank_{rank:05d}"]
+    assert run_interrupted(run_dir, WORDS, strategy=strategy) is None
+    assert run_interrupted(tmp_path / "whole", WORDS, strategy=strategy) is None
+    for file in tmp_path.glob("*.samples.*"):
+        if file.name.startswith("whole"):
+            # The attempt that hung has noted none.
+            lines = file.read_text().splitlines()
+            file.write_text("".join(f"{line}\n" for line in lines if json.loads(line)["step"] > 6))
+    assert_bit_for_bit(run_dir, tmp_path / "whole")

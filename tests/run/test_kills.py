@@ -1,0 +1,19 @@
+"""Kill -9 at random instants, half of them during a save: every resume works, and nothing differs in the end."""
+
+import pytest
+
+from resuming import TINY_GPT, kill_many_times
+
+WORDS = (
+    *TINY_GPT,
+    "--train.stop_after_steps=24",
+    '--evaluation.every={"steps": 12}',
+    '--checkpoint.every={"steps": 2}',
+    "--checkpoint.keep_last=2",
+)
+KILLS = 12
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero2"])
+def test_kills(strategy, tmp_path):
+    assert kill_many_times(tmp_path, WORDS, strategy, KILLS, seed=len(strategy)) >= 1

@@ -1,0 +1,118 @@
+"""A step that is not finite on one process is left out by all, as if it had never been there."""
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+from test_not_finite import poison
+
+from jobs import JobFailed, run_job, train
+from largebatch.run.journal import read_json_lines
+from paths import DIGITS, PYDOC
+from resuming import TINY_GPT
+
+WORDS = ("--train.stop_after_steps=14", '--checkpoint.every={"steps": 4}', '--evaluation.every={"steps": 7}')
+TINY_DIGITS = ("--logging.every=1", "--logging.trackers=[]", "--data.image_size=16")
+
+
+def train_poisoned(run_dir: Path, recipe: Path, words, bad_steps, bad_rank: int, where: str) -> None:
+    poison(lambda step, rank: step in bad_steps and rank == bad_rank, where)
+    train(recipe, *words, run_dir=run_dir)
+
+
+def train_without(run_dir: Path, recipe: Path, words, left_out) -> None:
+    """The loop never sees these steps."""
+    from largebatch.run import Run
+
+    steps = Run.steps
+
+    def some_steps(run, train_set):
+        for step in steps(run, train_set):
+            if step.index + 1 in left_out:
+                list(step._feed.micro_steps)
+                run._stop_vote()
+                run._completed_steps, run._will_save, step.updated = step.index + 1, False, True
+            else:
+                yield step
+
+    Run.steps = some_steps
+    train(recipe, *words, run_dir=run_dir)
+
+
+@pytest.mark.parametrize("policy", ["skip", "roll_back"])
+@pytest.mark.parametrize(
+    ("recipe", "strategy", "where"),
+    [
+        (PYDOC, "single", "loss"),
+        (PYDOC, "ddp", "loss"),
+        (PYDOC, "ddp", "gradient"),
+        (PYDOC, "ddp", "loss alone"),
+        (PYDOC, "fsdp", "loss"),
+        (PYDOC, "zero1", "gradient"),
+        (PYDOC, "zero2", "loss alone"),
+        (PYDOC, "zero3", "loss"),
+        (DIGITS, "ddp", "loss"),
+        (DIGITS, "zero3", "loss"),
+    ],
+)
+def test_as_if_the_steps_had_never_been(policy, recipe, strategy, where, tmp_path):
+    words = (*(TINY_GPT if recipe == PYDOC else TINY_DIGITS), *WORDS, f"--faults.on_non_finite={policy}")
+    place = {"strategy": strategy, "world_size": 1 if strategy == "single" else 2}
+    rank = place["world_size"] - 1
+    # "roll_back" goes back to the checkpoint after step 4.
+    left_out = {6} if policy == "skip" else {5, 6}
+    run_job(train_poisoned, tmp_path / "poisoned", recipe, words, {6}, rank, where, **place)
+    run_job(train_without, tmp_path / "without", recipe, words, left_out, **place)
+    mine, theirs = (load_file(tmp_path / name / "model/model.safetensors") for name in ("poisoned", "without"))
+    for name in theirs:
+        assert mine[name].tobytes() == theirs[name].tobytes(), name
+    logs = [read_json_lines(tmp_path / name / "metrics.jsonl") for name in ("poisoned", "without")]
+    assert [line["loss"] for line in logs[0] if line["step"] > 6] == [
+        line["loss"] for line in logs[1] if line["step"] > 6
+    ]
+    assert 6 not in [line["step"] for line in logs[0]]
+    (event,) = (line for line in read_json_lines(tmp_path / "poisoned/history.jsonl") if line["event"] == "skipped")
+    assert (event["step"], event["first_skipped_step"]) == (6, min(left_out))
+    assert event["skipped_steps"] == len(left_out)
+    if where != "gradient":
+        assert f"on rank {rank} at step 6" in event["reason"]
+    assert json.loads((tmp_path / "poisoned/summary.json").read_text())["skipped_steps"] == len(left_out)
+
+
+def failure(run_dir, *words, bad_steps):
+    with pytest.raises(JobFailed) as caught:
+        run_job(train_poisoned, run_dir, PYDOC, (*TINY_GPT, *WORDS, *words), bad_steps, 1, "loss", strategy="ddp")
+    assert "exit code 1" in str(caught.value)
+    assert not (run_dir / "model").exists()
+    return str(caught.value)
+
+
+def test_a_limit(tmp_path):
+    words = ("--faults.on_non_finite=skip", "--faults.max_skipped_steps=2")
+    report = failure(tmp_path / "run", *words, bad_steps={3, 6, 9})
+    assert "3 steps have been left out, more than faults.max_skipped_steps 2" in report
+    assert "at step 9" in report
+    status = json.loads((tmp_path / "run/status.json").read_text())
+    assert (status["outcome"], status["checkpoint_step"], status["resume"]) == ("failed", 8, True)
+
+
+def test_nothing_to_roll_back_to(tmp_path):
+    report = failure(tmp_path / "run", "--faults.on_non_finite=roll_back", bad_steps={3})
+    assert "no checkpoint yet to roll back to" in report
+
+
+def test_a_checkpoint_never_holds_what_is_not_finite(tmp_path):
+    """The gradient of step 4 is not finite, and no step is logged but the first: the checkpoint is not written."""
+    with pytest.raises(JobFailed, match="the gradient's norm is"):
+        run_job(
+            train_poisoned,
+            tmp_path / "run",
+            PYDOC,
+            (*TINY_GPT, *WORDS, "--logging.every=100", "--optimizer.clip_norm=null"),
+            {4},
+            1,
+            "gradient",
+            strategy="ddp",
+        )
+    assert not list((tmp_path / "run").glob("checkpoints/step_*"))
