@@ -17,10 +17,14 @@ from paths import DIGITS, PYDOC, ROOT, STRATEGIES
 STEPS = 20
 
 
-def launch(recipe: Path, run_dir: Path, *overrides: str, strategy: str = "ddp") -> subprocess.CompletedProcess[str]:
+def launch_command(recipe: Path, run_dir: Path, *overrides: str, strategy: str) -> list[str | Path]:
     accelerate = Path(sys.executable).with_name("accelerate")
     command = [accelerate, "launch", "--config_file", f"recipes/accelerate_configs/{strategy}.yaml"]
-    command += [recipe.parent / "train.py", "--config", recipe, "--run_dir", run_dir, *overrides]
+    return [*command, recipe.parent / "train.py", "--config", recipe, "--run_dir", run_dir, *overrides]
+
+
+def launch(recipe: Path, run_dir: Path, *overrides: str, strategy: str = "ddp") -> subprocess.CompletedProcess[str]:
+    command = launch_command(recipe, run_dir, *overrides, strategy=strategy)
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
 
 
@@ -94,7 +98,6 @@ def test_run_folder(runs):
             "history.jsonl",
             "checkpoints",
             "attempts",
-            "stacks",
         }
         assert list(run_dir.glob("tensorboard/**/events.out.tfevents.*"))
         assert json.loads((run_dir / "plan.json").read_text())["world_size"] == 2

@@ -1,0 +1,67 @@
+"""Kill -9 two hundred times: every resume works, and every run ends bit for bit as if nothing had happened.
+
+    python bench/faults.py --kills 200
+
+Runs a small GPT (unequal samples, ragged batches, dropout, a batch that grows, accumulation, AdamW, clipping) on two
+CPU processes under DDP, FSDP2 and ZeRO-2, saving a checkpoint in the background every second step. A random process,
+or all of them, is killed at a random time or at a random write, fsync, rename or deletion of a save. Each run that
+comes to its end is compared with one that was not interrupted: weights, losses, learning rates, gradient norms,
+evaluations, and the content of every micro-batch. Stops with an AssertionError at the first difference.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+# The same program as the tests', with more kills.
+sys.path.insert(0, str(ROOT / "tests"))
+os.environ["OMP_NUM_THREADS"] = "1"
+
+from resuming import kill_many_times  # noqa: E402
+from run.test_kills import WORDS  # noqa: E402
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Kill training processes at random and compare the results.")
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--strategies", default="ddp,fsdp,zero2")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, default=ROOT / "bench/results/faults/kills.json")
+    options = parser.parse_args()
+    strategies = options.strategies.split(",")
+    rows = []
+    for number, strategy in enumerate(strategies):
+        kills = options.kills * (number + 1) // len(strategies) - options.kills * number // len(strategies)
+        started = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            runs = kill_many_times(Path(folder), WORDS, strategy, kills, seed=options.seed + number)
+        seconds = round(time.monotonic() - started, 1)
+        rows.append({"strategy": strategy, "kills": kills, "runs_compared": runs, "seconds": seconds})
+        print(f"{strategy}: {kills} kills, {runs} runs came to their end bit for bit, {seconds:.0f} s", flush=True)
+    import accelerate
+    import deepspeed
+    import torch
+
+    result = {
+        "command": f"python bench/faults.py --kills {options.kills} --seed {options.seed}",
+        "processes": 2,
+        "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
+        "versions": {
+            "python": platform.python_version(),
+            **{module.__name__: module.__version__ for module in (torch, accelerate, deepspeed)},
+        },
+        "rows": rows,
+    }
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    print(f"written to {options.output}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""A checkpoint that several processes write is complete when all have written, and not before."""
+
+import json
+import os
+import time
+
+import pytest
+
+from jobs import JobFailed, run_job
+from largebatch.run.attempt import claim
+from saving import FakeBackend, FakeRun, assert_training_goes_on, temporary_folders, usable
+
+OLD, NEW = 4, 8
+
+
+def save_while_the_other_process_dies(path, attempt):
+    """Both save one checkpoint; of the next, the second process writes its part late, and half of it."""
+    import torch
+
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    run = FakeRun(path, asynchronous=True, backend=FakeBackend(rank, 2), attempt=attempt)
+    run.save(OLD)
+    if rank == 1:
+        write, temporary = os.write, run.checkpoints / f".step_{NEW:08d}.attempt_{attempt.name}.tmp"
+
+        def write_half(descriptor, data):
+            while not (temporary / "rank_00000.safetensors").exists():
+                time.sleep(0.01)
+            time.sleep(0.3)
+            write(descriptor, data[: len(data) // 2])
+            os._exit(9)
+
+        os.write = write_half
+        run.save(NEW)
+    looks = []
+    run.begin_to_save(NEW)
+    try:
+        while run.writer.last_step != NEW:
+            looks.append(usable(run.checkpoints))
+            run.writer.poll()
+            time.sleep(0.01)
+    finally:
+        (path / "looks.json").write_text(json.dumps(looks))
+
+
+def test_a_process_that_dies_while_it_writes_its_part_keeps_the_checkpoint_from_being_complete(tmp_path):
+    path = tmp_path / "run"
+    path.mkdir()
+    attempt = claim(path / "attempts", {})
+    with pytest.raises(JobFailed) as failed:
+        run_job(save_while_the_other_process_dies, path, attempt)
+    assert (1, "the process ended without a result") in [report[:2] for report in failed.value.reports]
+    looks = json.loads((path / "looks.json").read_text())
+    assert len(looks) > 5
+    assert looks == [[OLD]] * len(looks)
+    (temporary,) = temporary_folders(path / "checkpoints")
+    parts = [path / "checkpoints" / temporary / f"rank_{rank:05d}.safetensors" for rank in range(2)]
+    whole = [path / "checkpoints" / f"step_{OLD:08d}" / part.name for part in parts]
+    assert [part.stat().st_size == other.stat().st_size for part, other in zip(parts, whole, strict=True)] == [
+        True,
+        False,
+    ]
+    assert_training_goes_on(path)

@@ -1,0 +1,198 @@
+"""Checkpoints of a run without an engine: the state of every step is known, and read again without `largebatch`."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+import xxhash
+from safetensors.torch import load_file
+
+from largebatch.backend.state import EngineState, Piece
+from largebatch.checkpoint.save import CheckpointWriter, Retention
+from largebatch.run.attempt import Attempt, claim
+from largebatch.storage.catalog import damage, entries, remove_leftovers, set_aside
+from largebatch.storage.layout import ParameterInfo
+
+MODEL_CONFIG = '{"model_type": "gpt2"}'
+ATTEMPT = "0001_0123abcd"
+
+
+def state_of(step: int, width: int = 5) -> dict[str, torch.Tensor]:
+    """All tensors of a model and its optimizer after a step, as checkpoints name them."""
+    shapes = {"linear.weight": (3, width), "norm.weight": (3,), "scale": (), "nothing": (0, 4)}
+    state = {}
+    for number, (name, shape) in enumerate(shapes.items()):
+        values = torch.arange(torch.Size(shape).numel(), dtype=torch.float32).reshape(shape) / 7 + number
+        state[f"weight/{name}"] = values + step
+        state[f"exp_avg/{name}"] = (values - step).bfloat16()
+    state["buffer/norm.running_mean"] = torch.tensor([0.5, -1.5, step])
+    state["buffer/norm.num_batches_tracked"] = torch.tensor(step)
+    state["buffer/mask"] = torch.tensor([True, False, step % 2 == 0])
+    return state
+
+
+class Bomb:
+    """Makes a file when its pickle is read."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+class FakeBackend:
+    """What writing and loading ask of a strategy; processes share the elements of each vector evenly."""
+
+    device = torch.device("cpu")
+    running_statistics = frozenset({"norm.running_mean"})
+    launch = SimpleNamespace(strategy="ddp")
+
+    def __init__(self, rank: int = 0, world_size: int = 1, width: int = 5):
+        self.rank = rank
+        self.world_size = world_size
+        self.is_main_process = rank == 0
+        self.width = width
+        self.state = state_of(0, width)
+        self.scalars: Mapping[str, Mapping[str, float]] = {}
+
+    def new_host_group(self):
+        return torch.distributed.new_group(backend="gloo") if self.world_size > 1 else None
+
+    def engine_state(self) -> EngineState:
+        vectors = {name: tensor for name, tensor in self.state.items() if not name.startswith("buffer/")}
+        return EngineState(
+            parameters={
+                name.removeprefix("weight/"): ParameterInfo(tuple(tensor.shape), {"step": 3.0})
+                for name, tensor in vectors.items()
+                if name.startswith("weight/")
+            },
+            pieces=[Piece(name, 0, tensor, self._owned(tensor)) for name, tensor in vectors.items() if tensor.numel()],
+            buffers={
+                name.removeprefix("buffer/"): tensor
+                for name, tensor in self.state.items()
+                if name.startswith("buffer/")
+            },
+        )
+
+    def restore(self, fill: Callable[[EngineState], None], scalars, has_states: bool) -> None:
+        assert has_states
+        fill(self.engine_state())
+        self.scalars = scalars
+
+    def _owned(self, tensor: torch.Tensor) -> tuple[int, int]:
+        size = tensor.numel()
+        return size * self.rank // self.world_size, size * (self.rank + 1) // self.world_size
+
+
+class FakeRun:
+    """One attempt of a run that saves checkpoints."""
+
+    def __init__(
+        self,
+        path: Path,
+        keep_last: int | None = None,
+        asynchronous: bool = False,
+        backend: FakeBackend | None = None,
+        attempt: Attempt | None = None,
+    ):
+        path.mkdir(exist_ok=True)
+        self.checkpoints = path / "checkpoints"
+        self.attempt = attempt or claim(path / "attempts", {})
+        self.backend = backend or FakeBackend()
+        self.warnings: list[str] = []
+        self.writer = CheckpointWriter(
+            self.backend,
+            self.checkpoints,
+            self.attempt,
+            Retention(keep_last, lambda _: False),
+            {"seed": 0},
+            {"num_steps": 100},
+            MODEL_CONFIG,
+            asynchronous,
+            self.warnings.append,
+        )
+
+    def save(self, step: int) -> Path:
+        """Train to a step and save a checkpoint there."""
+        self.begin_to_save(step)
+        self.writer.wait()
+        return self.checkpoints / f"step_{step:08d}"
+
+    def begin_to_save(self, step: int) -> None:
+        self.backend.state = state_of(step, self.backend.width)
+        self.writer.save(step, skipped_steps=0)
+
+
+def assert_holds(folder: Path, step: int, width: int = 5) -> None:
+    """A checkpoint is the state of a step, to the bit."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["step"] == step
+    files = [load_file(folder / name) for name in manifest["files"]]
+    expected = state_of(step, width)
+    vectors = {name for name, tensor in expected.items() if tensor.numel() and not name.startswith("buffer/")}
+    assert {name for name, ranges in manifest["vectors"].items() if ranges} == vectors
+    for name in vectors:
+        parts = [(files[number][name], start, stop) for number, start, stop in manifest["vectors"][name]]
+        assert all(part.shape == (stop - start,) for part, start, stop in parts)
+        shape = manifest["parameters"][name.partition("/")[2]]["shape"]
+        assert_same(torch.cat([part for part, _, _ in parts]).reshape(shape), expected[name])
+    for name, holders in manifest["buffers"].items():
+        assert_same(files[holders[0]][f"buffer/{name}"], expected[f"buffer/{name}"])
+    assert len(manifest["buffers"]) == sum(name.startswith("buffer/") for name in expected)
+
+
+def assert_same(tensor: torch.Tensor, expected: torch.Tensor) -> None:
+    assert tensor.dtype == expected.dtype
+    assert tensor.shape == expected.shape
+    assert torch.equal(tensor, expected)
+
+
+def usable(folder: Path) -> list[int]:
+    """Steps of the checkpoints that are complete and intact, the newest first; each holds the state of its step."""
+    found = [entry for entry in entries(folder) if entry.problem is None]
+    for entry in found:
+        assert damage(entry.path) is None
+        assert_holds(entry.path, entry.step)
+    return [entry.step for entry in found]
+
+
+def assert_training_goes_on(path: Path) -> None:
+    """A new attempt begins behind the newest checkpoint, and saves the next."""
+    folder = path / "checkpoints"
+    attempt = claim(path / "attempts", {})
+    newest = usable(folder)[0]
+    remove_leftovers(folder)
+    assert temporary_folders(folder) == []
+    set_aside(folder, newest, attempt.name)
+    assert usable(folder)[0] == newest
+    run = FakeRun(path, keep_last=1, attempt=attempt)
+    run.save(newest + 4)
+    assert run.warnings == []
+    assert usable(folder) == [newest + 4]
+    assert [name.name for name in folder.iterdir()] == [f"step_{newest + 4:08d}"]
+
+
+def make_checkpoint(path: Path, files: Mapping[str, bytes] | None = None) -> Path:
+    """A folder that is a complete checkpoint as far as sizes and checksums tell."""
+    path.mkdir(parents=True)
+    for name, content in (files or {"manifest.json": b"{}", "rank_00000.safetensors": b"tensors"}).items():
+        (path / name).write_bytes(content)
+    return mark(path)
+
+
+def mark(path: Path) -> Path:
+    """Give a folder the marker that fits the files that it has now."""
+    files = {
+        file.name: {"size": file.stat().st_size, "checksum": xxhash.xxh3_128(file.read_bytes()).hexdigest()}
+        for file in path.iterdir()
+        if file.name != "complete.json"
+    }
+    (path / "complete.json").write_text(json.dumps({"step": 1, "files": files}))
+    return path
+
+
+def temporary_folders(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name.startswith("."))

@@ -1,0 +1,146 @@
+"""Whatever happens to a file of a checkpoint that was complete is found."""
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+
+from largebatch.checkpoint.load import load
+from largebatch.errors import UserError
+from largebatch.storage.catalog import damage, entries, read_marker
+from largebatch.storage.layout import CheckpointError, read_manifest
+from saving import Bomb, FakeBackend, FakeRun, assert_holds, assert_same, mark, state_of
+
+FILES = ["rank_00000.safetensors", "manifest.json", "complete.json", "model_config.json"]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    run = FakeRun(tmp_path_factory.mktemp("written") / "run")
+    path = run.save(7)
+    assert run.warnings == []
+    return path
+
+
+@pytest.fixture
+def checkpoint(written, tmp_path):
+    return shutil.copytree(written, tmp_path / "checkpoints/step_00000007")
+
+
+def problem_of(checkpoint: Path) -> str | None:
+    (entry,) = entries(checkpoint.parent)
+    assert entry.path == checkpoint
+    return entry.problem or damage(checkpoint)
+
+
+def test_what_was_written_is_intact_and_complete(checkpoint):
+    assert problem_of(checkpoint) is None
+    assert sorted(path.name for path in checkpoint.iterdir()) == sorted(FILES)
+    assert entries(checkpoint.parent)[0].size == sum((checkpoint / n).stat().st_size for n in FILES if n[0] != "c")
+    assert_holds(checkpoint, 7)
+
+
+def test_what_was_written_is_loaded(checkpoint):
+    backend = FakeBackend()
+    load(backend, checkpoint, read_manifest(checkpoint))
+    for name, tensor in state_of(7).items():
+        assert_same(backend.state[name], tensor)
+    assert backend.scalars == {name.removeprefix("weight/"): {"step": 3.0} for name in state_of(7) if "weight/" in name}
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("part", [0.0, 0.3, 0.9])
+def test_a_file_that_is_cut_short(file, part, checkpoint):
+    content = (checkpoint / file).read_bytes()
+    (checkpoint / file).write_bytes(content[: int(len(content) * part)])
+    assert problem_of(checkpoint) is not None
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_that_lost_its_last_byte_or_has_one_more(file, checkpoint):
+    content = (checkpoint / file).read_bytes()
+    for other in (content.rstrip()[:-1], content + b"\0"):
+        (checkpoint / file).write_bytes(other)
+        assert problem_of(checkpoint) is not None
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_that_is_missing(file, checkpoint):
+    (checkpoint / file).unlink()
+    assert file in problem_of(checkpoint)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_zeros_in_place_of_a_file(file, checkpoint):
+    (checkpoint / file).write_bytes(b"\0" * (checkpoint / file).stat().st_size)
+    assert file in problem_of(checkpoint)
+
+
+@pytest.mark.parametrize("file", [name for name in FILES if name != "complete.json"])
+@pytest.mark.parametrize("mask", [0x01, 0x80])
+def test_any_flipped_bit(file, mask, checkpoint):
+    content = bytearray((checkpoint / file).read_bytes())
+    for place in {*range(0, len(content), 97), len(content) - 1}:
+        content[place] ^= mask
+        (checkpoint / file).write_bytes(content)
+        assert problem_of(checkpoint) == f"{file} is not what was written: its checksum differs"
+        content[place] ^= mask
+
+
+@pytest.mark.parametrize("mask", [0x01, 0x08, 0x80])
+def test_any_flipped_bit_of_the_marker_is_found_or_without_meaning(mask, checkpoint):
+    path = checkpoint / "complete.json"
+    content, records = bytearray(path.read_bytes()), read_marker(checkpoint)
+    harmless = []
+    for place in range(len(content)):
+        content[place] ^= mask
+        path.write_bytes(content)
+        if problem_of(checkpoint) is None:
+            assert read_marker(checkpoint) == records
+            harmless.append(place)
+        content[place] ^= mask
+    # Of `"step": 7,` the name and the number are for people.
+    step = content.index(b'"step"')
+    assert [place for place in harmless if not step <= place <= step + len(b'"step": 7')] == []
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_files_of_another_checkpoint_of_the_same_size(file, checkpoint, tmp_path):
+    other = FakeRun(tmp_path / "other").save(8)
+    if file == "model_config.json":
+        (other / file).write_text((checkpoint / file).read_text().upper())
+    assert (other / file).read_bytes() != (checkpoint / file).read_bytes()
+    shutil.copy(other / file, checkpoint / file)
+    assert problem_of(checkpoint) is not None
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_pickle_is_not_executed(file, checkpoint, tmp_path):
+    (checkpoint / file).write_bytes(pickle.dumps(Bomb(tmp_path / "exploded")))
+    assert problem_of(checkpoint) is not None
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_a_pickle_whose_checksum_is_right_is_not_executed(checkpoint, tmp_path):
+    manifest = read_manifest(checkpoint)
+    for file, content in {"rank_00000.safetensors": Bomb(tmp_path / "exploded"), "manifest.json": {}}.items():
+        (checkpoint / file).write_bytes(pickle.dumps(content))
+        mark(checkpoint)
+        assert problem_of(checkpoint) is None
+    with pytest.raises(UserError, match=r"rank_00000\.safetensors cannot be read"):
+        load(FakeBackend(), checkpoint, manifest)
+    with pytest.raises(CheckpointError, match=r"manifest\.json cannot be read"):
+        read_manifest(checkpoint)
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_a_manifest_that_asks_for_more_than_is_there_is_not_loaded(checkpoint):
+    raw = json.loads((checkpoint / "manifest.json").read_text())
+    raw["parameters"]["linear.weight"]["shape"] = [3, 6]
+    raw["vectors"]["weight/linear.weight"] = raw["vectors"]["exp_avg/linear.weight"] = [[0, 0, 18]]
+    (checkpoint / "manifest.json").write_text(json.dumps(raw))
+    assert problem_of(mark(checkpoint)) is None
+    with pytest.raises(UserError, match=r"fewer elements of weight/linear\.weight than the manifest says"):
+        load(FakeBackend(width=6), checkpoint, read_manifest(checkpoint))

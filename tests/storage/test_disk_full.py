@@ -1,0 +1,135 @@
+"""A file system that is full: nothing that was there is lost, the run goes on, and so does what is written later."""
+
+import json
+import shutil
+import subprocess
+
+import pytest
+
+from largebatch.run.attempt import claim
+from largebatch.run.journal import Journal
+from largebatch.storage.catalog import damage, entries
+from saving import FakeBackend, FakeRun, assert_holds, temporary_folders
+
+# Weights in fp32 and a state in bf16: 900 KB.
+WIDTH = 50_000
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A file system of 2 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], check=True)
+    yield folder
+    # Lazily, because tensors that are still in memory keep their file.
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def fill(disk, left=0):
+    """Take the space that is left, but for so many bytes."""
+    path = disk / "somebody_elses"
+    size = shutil.disk_usage(disk).free - left
+    assert size > 0
+    path.write_bytes(b"x" * size)
+    return path
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("left", [600_000, 8192, 4096, 0])
+def test_a_checkpoint_that_does_not_fit(asynchronous, left, disk):
+    run = FakeRun(disk / "run", keep_last=1, asynchronous=asynchronous, backend=FakeBackend(width=WIDTH))
+    first = run.save(4)
+    assert 2 * entries(run.checkpoints)[0].size > 1_700_000
+    others = fill(disk, left)
+    run.save(8)
+    assert len(run.warnings) == 1
+    assert "the checkpoint of step 8 could not be written" in run.warnings[0]
+    assert "No space left on device" in run.warnings[0]
+    assert "the newest one is of step 4" in run.warnings[0]
+    assert run.writer.last_step == 4
+    assert [entry.path for entry in entries(run.checkpoints)] == [first]
+    assert temporary_folders(run.checkpoints) == []
+    assert damage(first) is None
+    assert_holds(first, 4, WIDTH)
+    others.unlink()
+    second = run.save(12)
+    assert len(run.warnings) == 1
+    assert run.writer.last_step == 12
+    assert [entry.path for entry in entries(run.checkpoints)] == [second]
+    assert damage(second) is None
+    assert_holds(second, 12, WIDTH)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_without_an_older_checkpoint_there_is_none(asynchronous, disk):
+    run = FakeRun(disk / "run", asynchronous=asynchronous, backend=FakeBackend(width=WIDTH))
+    fill(disk)
+    run.save(4)
+    assert len(run.warnings) == 1
+    assert "the newest one is none yet" in run.warnings[0]
+    assert run.writer.last_step == 0
+    assert entries(run.checkpoints) == []
+
+
+@pytest.mark.xfail(strict=True, reason="save.py leaves a named folder without a marker, which nothing deletes")
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_marker_that_does_not_fit(asynchronous, disk, monkeypatch):
+    """The disk becomes full between the checkpoint's name and its marker."""
+    run = FakeRun(disk / "run", keep_last=1, asynchronous=asynchronous, backend=FakeBackend(width=WIDTH))
+    run.save(4)
+    check = type(run.attempt).check
+
+    def fill_and_check(attempt):
+        if (run.checkpoints / "step_00000008").exists():
+            fill(disk)
+        check(attempt)
+
+    monkeypatch.setattr(type(run.attempt), "check", fill_and_check)
+    run.save(8)
+    monkeypatch.undo()
+    assert len(run.warnings) == 1
+    assert "No space left on device" in run.warnings[0]
+    assert run.writer.last_step == 4
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step_00000004"]
+
+
+def test_lines_are_kept_until_they_can_be_written(disk):
+    warnings, written, number = [], [], 0
+    journal = Journal(disk / "metrics.jsonl", claim(disk / "attempts", {}), warnings.append)
+
+    def append():
+        nonlocal number
+        number += 1
+        journal.append({"step": number, "text": "x" * 6000})
+
+    def steps():
+        text = (disk / "metrics.jsonl").read_text()
+        assert text.endswith("\n")
+        return [json.loads(line)["step"] for line in text.splitlines()]
+
+    append()
+    for outage in (1, 2):
+        written = steps()
+        others = fill(disk)
+        for _ in range(3):
+            append()
+            assert steps() == written
+            assert len(warnings) == outage
+        others.unlink()
+        append()
+        assert steps() == list(range(1, number + 1))
+    assert number == 9
+    assert "metrics.jsonl cannot be written: [Errno 28] No space left on device" in warnings[0]
+
+
+def test_a_file_that_cannot_even_begin(disk):
+    warnings = []
+    journal = Journal(disk / "metrics.jsonl", claim(disk / "attempts", {}), warnings.append)
+    others = fill(disk)
+    journal.append({"step": 1})
+    assert len(warnings) == 1
+    assert not (disk / "metrics.jsonl").exists() or (disk / "metrics.jsonl").read_bytes() == b""
+    others.unlink()
+    journal.append({"step": 2})
+    assert (disk / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n'

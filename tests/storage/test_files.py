@@ -1,0 +1,138 @@
+"""Files are whole or absent, and known by size and checksum."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from largebatch.storage import files
+from largebatch.storage.files import (
+    FileRecord,
+    read_record,
+    remove_folder,
+    rename_folder,
+    replace_file,
+    replace_json_file,
+    write_file,
+    write_json_file,
+)
+
+# Of `xxh128sum`.
+NOTHING = FileRecord(0, "99aa06d3014798d86001c324468d497f")
+ABC = FileRecord(3, "06b05ab6733a618578af5f94892f3950")
+
+
+def views(*parts):
+    return [memoryview(part) for part in parts]
+
+
+@pytest.mark.parametrize(
+    ("parts", "record"),
+    [((), NOTHING), ((b"", b""), NOTHING), ((b"abc",), ABC), ((b"a", b"", b"bc"), ABC)],
+)
+def test_parts_are_written_one_after_another(parts, record, tmp_path):
+    assert write_file(tmp_path / "file", views(*parts)) == record
+    assert (tmp_path / "file").read_bytes() == b"".join(parts)
+    assert read_record(tmp_path / "file") == record
+
+
+def test_numbers_are_written_byte_by_byte(tmp_path):
+    array = np.array([[1, 2], [3, 258]], dtype="<u2")
+    record = write_file(tmp_path / "file", [array.data, np.empty(0, "<f4").data])
+    assert (tmp_path / "file").read_bytes() == b"\1\0\2\0\3\0\2\1"
+    assert record == read_record(tmp_path / "file")
+
+
+def test_an_older_longer_file_is_replaced(tmp_path):
+    (tmp_path / "file").write_bytes(b"something longer")
+    assert write_file(tmp_path / "file", views(b"abc")) == ABC
+    assert (tmp_path / "file").read_bytes() == b"abc"
+
+
+def test_a_file_system_that_takes_a_few_bytes_at_a_time(tmp_path, monkeypatch):
+    write, content = os.write, bytes(range(256)) * 3
+    whole = write_file(tmp_path / "whole", views(content))
+    sizes = []
+    monkeypatch.setattr(files, "CHUNK_BYTES", 100)
+    monkeypatch.setattr(os, "write", lambda fd, data: sizes.append(len(data)) or write(fd, data[:7]))
+    assert write_file(tmp_path / "file", views(content[:300], content[300:])) == whole
+    assert (tmp_path / "file").read_bytes() == content
+    assert max(sizes) == 100
+    assert read_record(tmp_path / "file") == whole
+
+
+def test_a_written_file_is_on_the_disk_when_write_file_returns(tmp_path, monkeypatch):
+    calls = []
+    for name in ("write", "fsync"):
+        original = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *args, name=name, original=original: calls.append(name) or original(*args))
+    write_file(tmp_path / "file", views(b"a", b"b"))
+    assert calls == ["write", "write", "fsync"]
+
+
+def test_every_byte_counts(tmp_path):
+    content = bytearray(b"a checkpoint's bytes")
+    record = write_file(tmp_path / "file", views(content))
+    for place in range(len(content)):
+        content[place] ^= 1
+        (tmp_path / "file").write_bytes(content)
+        assert read_record(tmp_path / "file") != record
+        content[place] ^= 1
+
+
+def test_json_files_are_json(tmp_path):
+    value = {"name": "größer", "list": [1, 2.5, None]}
+    write_json_file(tmp_path / "written.json", value)
+    replace_json_file(tmp_path / "replaced.json", value)
+    for path in tmp_path.iterdir():
+        assert json.loads(path.read_text(encoding="utf-8")) == value
+        assert path.read_text(encoding="utf-8").endswith("\n")
+
+
+def test_readers_see_the_old_file_until_the_new_one_is_whole(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def parts():
+        for part in (b"n", b"ew"):
+            assert path.read_bytes() == b"old"
+            yield memoryview(part)
+
+    replace_file(path, parts())
+    assert path.read_bytes() == b"new"
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "rename"])
+def test_a_replacement_that_fails_leaves_the_old_file_and_nothing_else(call, tmp_path, monkeypatch):
+    (tmp_path / "file").write_bytes(b"old")
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(OSError, match="No space left"):
+        replace_file(tmp_path / "file", views(b"new"))
+    assert (tmp_path / "file").read_bytes() == b"old"
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+def test_folders_are_renamed_and_removed_with_all_in_them(tmp_path):
+    (tmp_path / "old/below").mkdir(parents=True)
+    (tmp_path / "old/below/file").write_text("x")
+    rename_folder(tmp_path / "old", tmp_path / "new")
+    assert not (tmp_path / "old").exists()
+    assert (tmp_path / "new/below/file").read_text() == "x"
+    remove_folder(tmp_path / "new")
+    remove_folder(tmp_path / "new")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_is_not_renamed_over_another_with_files_in_it(tmp_path):
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+    with pytest.raises(OSError, match="not empty"):
+        rename_folder(tmp_path / "old", tmp_path / "new")
+    assert (tmp_path / "new/file").read_text() == "new"

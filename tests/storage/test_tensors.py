@@ -1,0 +1,164 @@
+"""Tensor files are those of `safetensors`, read by its own code; nothing else is read, and nothing executed."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import safetensors.torch
+import torch
+
+from largebatch.storage.files import read_record
+from largebatch.storage.layout import CheckpointError
+from largebatch.storage.tensors import DTYPE_NAMES, TensorFiles, save_tensors
+from saving import Bomb, assert_same
+
+FILE = "rank_00000.safetensors"
+TENSORS = {
+    "mask": torch.tensor([True, False, True]),
+    "weight": torch.tensor([[1.5, -2.0, 3.25], [0.0, 1e-38, float("inf")]]),
+    "count": torch.tensor(2**53 + 1),
+    "counts": torch.tensor([-(2**63), 2**63 - 1]),
+    "scale": torch.tensor(0.1),
+    "double": torch.tensor([0.1], dtype=torch.float64),
+    "empty": torch.empty(0),
+    "no rows": torch.empty(0, 3, dtype=torch.int64),
+    "größe \"'/\n": torch.tensor([1.0]),
+}
+
+
+def saved(folder, tensors, metadata=None):
+    shapes = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+    record = save_tensors(folder / FILE, shapes, tensors.values(), metadata)
+    assert record == read_record(folder / FILE)
+    return folder / FILE
+
+
+def header_of(path):
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    return json.loads(content[8 : 8 + size]), content[8 + size :]
+
+
+def test_what_was_written_is_read_by_numpy(tmp_path):
+    found = safetensors.numpy.load_file(saved(tmp_path, TENSORS))
+    assert found.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        assert found[name].dtype == tensor.numpy().dtype
+        assert found[name].shape == tuple(tensor.shape)
+        assert np.array_equal(found[name], tensor.numpy())
+
+
+@pytest.mark.parametrize("dtype", DTYPE_NAMES, ids=str)
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3)], ids=str)
+def test_every_dtype_is_read_by_safetensors_and_by_us(dtype, shape, tmp_path):
+    tensor = torch.arange(torch.Size(shape).numel()).reshape(shape).to(dtype)
+    path = saved(tmp_path, {"odd": torch.tensor([True]), "tensor": tensor})
+    assert_same(safetensors.torch.load_file(path)["tensor"], tensor)
+    assert_same(TensorFiles(tmp_path).read(FILE, "tensor"), tensor)
+    assert TensorFiles(tmp_path).dtype(FILE, "tensor") == dtype
+
+
+def test_bfloat16_is_stored_by_its_bits(tmp_path):
+    header, data = header_of(saved(tmp_path, {"x": torch.tensor([1.0, -2.0], dtype=torch.bfloat16)}))
+    assert header["x"]["dtype"] == "BF16"
+    assert data == b"\x80\x3f\x00\xc0"
+
+
+@pytest.mark.parametrize("length", range(1, 18))
+def test_the_header_ends_at_a_multiple_of_eight_bytes(length, tmp_path):
+    path = saved(tmp_path, {"x" * length: torch.tensor([7], dtype=torch.uint8)}, {"step": "3"})
+    content = path.read_bytes()
+    assert int.from_bytes(content[:8], "little") % 8 == 0
+    assert header_of(path)[1] == b"\7"
+    with safetensors.safe_open(path, "np") as file:
+        assert file.metadata() == {"step": "3"}
+
+
+def test_what_is_not_contiguous_or_needs_a_gradient_is_written_in_row_major_order(tmp_path):
+    parameter = torch.nn.Parameter(torch.arange(6.0).reshape(2, 3))
+    tensors = {"columns": parameter.t(), "slice": torch.arange(10)[3:9:2], "channels": torch.arange(6.0).expand(2, 6)}
+    found = safetensors.torch.load_file(saved(tmp_path, tensors))
+    assert found["columns"].tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert found["slice"].tolist() == [3, 5, 7]
+    assert found["channels"].tolist() == [[0, 1, 2, 3, 4, 5]] * 2
+
+
+def test_one_tensor_is_asked_for_after_the_other(tmp_path):
+    sizes = []
+
+    def tensors():
+        for value in (1.0, 2.0):
+            sizes.append((tmp_path / FILE).stat().st_size if (tmp_path / FILE).exists() else 0)
+            yield torch.full((1000,), value)
+
+    shapes = dict.fromkeys("ab", (torch.float32, (1000,)))
+    save_tensors(tmp_path / FILE, shapes, tensors())
+    assert sizes[1] - sizes[0] == 4000
+
+
+@pytest.mark.parametrize(
+    "tensor", [torch.ones(3), torch.ones(2, 2), torch.ones(4, dtype=torch.float64)], ids=["short", "shape", "dtype"]
+)
+def test_tensors_that_are_not_as_announced_are_not_written(tensor, tmp_path):
+    with pytest.raises(AssertionError):
+        save_tensors(tmp_path / FILE, {"x": (torch.float32, (4,))}, [tensor])
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_fewer_or_more_tensors_than_announced_are_an_error(count, tmp_path):
+    with pytest.raises(ValueError, match="argument"):
+        save_tensors(tmp_path / FILE, {"x": (torch.float32, (4,))}, [torch.ones(4)] * count)
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 6), (2, 5), (5, 6), (3, 3), (6, 6)])
+def test_ranges_are_read(start, stop, tmp_path):
+    saved(tmp_path, {"odd": torch.tensor([True]), "x": torch.arange(10, 16)})
+    assert TensorFiles(tmp_path).read_range(FILE, "x", start, stop).tolist() == list(range(10, 16))[start:stop]
+
+
+@pytest.mark.parametrize(("name", "start", "stop"), [("x", 4, 7), ("x", 6, 8), ("none", 0, 1), ("matrix", 0, 2)])
+def test_ranges_that_are_not_there_are_refused(name, start, stop, tmp_path):
+    saved(tmp_path, {"x": torch.arange(6), "matrix": torch.ones(2, 2)})
+    with pytest.raises(CheckpointError, match=FILE):
+        TensorFiles(tmp_path).read_range(FILE, name, start, stop)
+
+
+def pickled(path):
+    return pickle.dumps({"x": Bomb(path)})
+
+
+def torch_saved(path):
+    torch.save({"x": Bomb(path)}, path.with_name("archive"))
+    return path.with_name("archive").read_bytes()
+
+
+@pytest.mark.parametrize("content", [pickled, torch_saved, lambda _: b"", lambda _: b"\xff" * 100])
+def test_what_is_no_file_of_safetensors_is_refused_and_not_executed(content, tmp_path):
+    bomb = tmp_path / "exploded"
+    (tmp_path / FILE).write_bytes(content(bomb))
+    for read in (lambda files: files.read(FILE, "x"), lambda files: files.read_range(FILE, "x", 0, 1)):
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            read(TensorFiles(tmp_path))
+    assert not bomb.exists()
+
+
+def test_the_bomb_of_the_tests_explodes(tmp_path):
+    pickle.loads(pickled(tmp_path / "exploded"))
+    assert (tmp_path / "exploded").exists()
+
+
+@pytest.mark.parametrize("cut", [1, 8, 30])
+def test_a_file_that_is_cut_short_is_refused(cut, tmp_path):
+    path = saved(tmp_path, {"x": torch.arange(6)})
+    path.write_bytes(path.read_bytes()[:-cut])
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        TensorFiles(tmp_path).read(FILE, "x")
+
+
+def test_a_file_that_is_missing_or_a_folder_is_refused(tmp_path):
+    (tmp_path / FILE).mkdir()
+    for name in (FILE, "rank_00001.safetensors"):
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            TensorFiles(tmp_path).read(name, "x")

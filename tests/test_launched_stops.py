@@ -1,0 +1,52 @@
+"""Real launches that are ended by signals, and go on under another strategy."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from largebatch.run.journal import read_json_lines
+from paths import PYDOC, ROOT
+from resuming import TINY_GPT, run_interrupted
+from test_launched import launch, launch_command
+
+WORDS = (*TINY_GPT, "--model.dropout=0.0", '--train.duration={"steps": 4000}', "--optimizer.eps=1e-3")
+
+
+@pytest.mark.parametrize(("number", "to_everybody"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
+def test_a_signal_to_the_launcher_stops_the_run_behind_a_checkpoint(number, to_everybody, tmp_path):
+    """SIGTERM reaches the launcher, which passes it on; Ctrl-C reaches all processes, and is passed on as well."""
+    run_dir = tmp_path / "run"
+    job = subprocess.Popen(
+        launch_command(PYDOC, run_dir, *WORDS, strategy="ddp"),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 120
+    while len(read_json_lines(run_dir / "metrics.jsonl")) < 12 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    (os.killpg if to_everybody else os.kill)(job.pid, number)
+    output, _ = job.communicate(timeout=60)
+    assert job.returncode != 0
+    status = json.loads((run_dir / "status.json").read_text())
+    assert (status["outcome"], status["resume"]) == ("stopped", True), (status, output)
+    assert f"by {number.name}" in status["message"]
+    assert 12 <= status["step"] == status["checkpoint_step"] < 4000
+
+    last = f"--train.stop_after_steps={status['step'] + 4}"
+    result = launch(PYDOC, run_dir, *WORDS, last, strategy="zero2")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"Resume        after step {status['step']:,}, from " in result.stdout
+    assert run_interrupted(tmp_path / "whole", (*WORDS, last), strategy="fsdp") is None
+    mine, theirs = (load_file(path / "model/model.safetensors") for path in (run_dir, tmp_path / "whole"))
+    for name in theirs:
+        difference = np.linalg.norm(mine[name] - theirs[name]) / max(np.linalg.norm(theirs[name]), 1e-8)
+        assert difference <= 1e-5, (name, difference)
