@@ -1,6 +1,7 @@
 """Checkpoints of a run without an engine: the state of every step is known, and read again without `largebatch`."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -190,7 +191,8 @@ def mark(path: Path) -> Path:
         for file in path.iterdir()
         if file.name != "complete.json"
     }
-    (path / "complete.json").write_text(json.dumps({"step": 1, "files": files}))
+    step = re.search("[0-9]+", path.name)
+    (path / "complete.json").write_text(json.dumps({"step": int(step[0]) if step else 1, "files": files}))
     return path
 
 

@@ -221,7 +221,6 @@ def test_a_step_that_the_file_system_refuses_ends_neither_the_run_nor_the_older_
         assert len(run.warnings) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="save.py leaves a named folder without a marker, which nothing deletes")
 def test_a_checkpoint_that_got_its_name_but_no_marker_is_taken_away(calls, tmp_path):
     """Nobody would delete it, and where the disk is full nothing could be written any more."""
     left = {}
@@ -235,7 +234,6 @@ def test_a_checkpoint_that_got_its_name_but_no_marker_is_taken_away(calls, tmp_p
     assert left == {}
 
 
-@pytest.mark.xfail(strict=True, reason="save.py takes an error of `prune` for one of writing")
 def test_an_older_checkpoint_that_cannot_be_deleted_does_not_make_the_new_one_unwritten(calls, tmp_path):
     wrong = {}
     for number in range(renames(calls)[1], len(calls)):

@@ -103,7 +103,6 @@ def test_a_record_is_whole_when_its_name_appears(attempts, monkeypatch):
     assert seen == [1]
 
 
-@pytest.mark.xfail(strict=True, reason="attempt.py does not wait until the record is on the disk")
 def test_a_record_is_on_the_disk_before_its_name_appears(attempts, monkeypatch):
     fsync, link, synced, linked = os.fsync, os.link, [], []
     monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_ino) or fsync(file))
@@ -112,7 +111,6 @@ def test_a_record_is_on_the_disk_before_its_name_appears(attempts, monkeypatch):
     assert linked == [True]
 
 
-@pytest.mark.xfail(strict=True, reason="attempt.py takes any error of the file system for another run")
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
 def test_a_file_system_that_does_not_answer_for_a_moment_is_no_later_attempt(code, attempts, monkeypatch):
     attempt, iterdir = claim(attempts, {}), type(attempts).iterdir

@@ -72,7 +72,6 @@ def test_without_an_older_checkpoint_there_is_none(asynchronous, disk):
     assert entries(run.checkpoints) == []
 
 
-@pytest.mark.xfail(strict=True, reason="save.py leaves a named folder without a marker, which nothing deletes")
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_the_marker_that_does_not_fit(asynchronous, disk, monkeypatch):
     """The disk becomes full between the checkpoint's name and its marker."""

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from largebatch.errors import BackendMismatch
 from largebatch.storage.layout import WEIGHT, ParameterInfo
+from largebatch.storage.tensors import DTYPE_NAMES
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,12 @@ def check_savable(model: nn.Module) -> None:
     """Refuse state that vectors and buffers do not hold.
 
     Raises:
-        BackendMismatch: A module keeps state of its own form.
+        BackendMismatch: A module keeps state of its own form, or a tensor has a dtype that files do not.
     """
+    for name, tensor in [*model.named_parameters(), *persistent_buffers(model).items()]:
+        if tensor.dtype not in DTYPE_NAMES:
+            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPE_NAMES)
+            raise BackendMismatch(f"{name} is {tensor.dtype}, which a checkpoint cannot hold; make it one of {known}")
     for name, module in model.named_modules():
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             raise BackendMismatch(

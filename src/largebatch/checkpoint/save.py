@@ -13,7 +13,7 @@ import torch
 from largebatch.backend.base import Backend
 from largebatch.backend.state import EngineState, Piece
 from largebatch.errors import TrainingFailed, UserError
-from largebatch.storage.catalog import discard, entries, prune
+from largebatch.storage.catalog import discard, discard_incomplete, entries, prune
 from largebatch.storage.files import (
     FileRecord,
     remove_folder,
@@ -285,9 +285,20 @@ class CheckpointWriter:
             problem = next((report.problem for report in reports if report.problem), None)
             if problem is None:
                 problem = _reported(lambda: self._publish(temporary, snapshot, reports)).problem
-            if problem is not None:
+            if problem is None:
+                self._delete_older()
+            else:
                 remove_folder(temporary)
+                if problem.kind != "user":
+                    # Its name may be given already. Without a marker it is worth nothing.
+                    discard_incomplete(self._folder, snapshot.step, self._fence.name)
         return self._broadcast(problem)
+
+    def _delete_older(self) -> None:
+        try:
+            prune(self._folder, self._retention.keep_last, self._retention.for_ever, self._fence.name)
+        except OSError as error:
+            self._warn(f"WARNING: an older checkpoint could not be deleted: {error}")
 
     def _write_own(self, temporary: Path, snapshot: Snapshot) -> Report:
         self._fence.check()
@@ -302,7 +313,7 @@ class CheckpointWriter:
         )
 
     def _publish(self, temporary: Path, snapshot: Snapshot, reports: list[Report]) -> Report:
-        """Complete the folder, give it its name and, last of all, its marker; then delete older checkpoints."""
+        """Complete the folder, give it its name and, last of all, its marker."""
         manifest = self._manifest(snapshot, reports)
         manifest.check_coverage()
         records = {rank_file(rank): report.record for rank, report in enumerate(reports)}
@@ -317,6 +328,8 @@ class CheckpointWriter:
             if entry.step == snapshot.step:
                 discard(entry, self._fence.name)
         rename_folder(temporary, final)
+        # The folder of checkpoints may be new.
+        sync_folder(self._folder.parent)
         marker = {
             "step": snapshot.step,
             "files": {
@@ -329,7 +342,6 @@ class CheckpointWriter:
         write_json_file(final / f"{MARKER}.tmp", marker)
         (final / f"{MARKER}.tmp").rename(final / MARKER)
         sync_folder(final)
-        prune(self._folder, self._retention.keep_last, self._retention.for_ever, self._fence.name)
         return Report()
 
     def _manifest(self, snapshot: Snapshot, reports: list[Report]) -> Manifest:

@@ -11,14 +11,15 @@ import re
 import secrets
 import socket
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from largebatch.errors import TrainingFailed
-from largebatch.storage.files import sync_folder
+from largebatch.storage.files import sync_folder, write_json_file
 
-FILE_NAME = re.compile(r"(\d{4,})\.json")
+FILE_NAME = re.compile(r"([0-9]{4,})\.json")
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,12 @@ class Attempt:
         return f"{self.number:04d}_{self.token}"
 
     def is_current(self) -> bool:
-        """Whether no later attempt has begun, and the folder is still this run's."""
-        try:
-            latest = latest_attempt(self.folder)
-        except OSError:
-            return False
+        """Whether no later attempt has begun, and the folder is still this run's.
+
+        Raises:
+            OSError: The file system does not say.
+        """
+        latest = latest_attempt(self.folder)
         return latest is not None and latest["attempt"] == self.number and latest["token"] == self.token
 
     def check(self) -> None:
@@ -53,9 +55,10 @@ class Attempt:
 
         Raises:
             TrainingFailed: There is one.
+            OSError: The file system does not say.
         """
         if not self.is_current():
-            latest = latest_attempt(self.folder) if self.folder.is_dir() else None
+            latest = latest_attempt(self.folder)
             who = f"attempt {latest['attempt']} on {latest['host']}" if latest else "another run"
             raise TrainingFailed(
                 f"{who} has taken over {self.folder.parent}; this one, attempt {self.number} on "
@@ -72,21 +75,19 @@ def claim(folder: Path, about: dict[str, Any]) -> Attempt:
     """
     folder.mkdir(exist_ok=True)
     token = secrets.token_hex(4)
+    temporary = folder / f".{token}.tmp"
     number = max(_numbers(folder), default=0)
-    while True:
-        number += 1
-        record = {"attempt": number, "token": token, **identity(), **about}
-        # Complete when it appears under its name, and only if no other has that name: `link` does not replace.
-        temporary = folder / f".{token}.tmp"
-        temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        try:
-            os.link(temporary, folder / f"{number:04d}.json")
-        except FileExistsError:
-            continue
-        finally:
-            temporary.unlink()
-        sync_folder(folder)
-        return Attempt(folder, number, token)
+    try:
+        while True:
+            number += 1
+            write_json_file(temporary, {"attempt": number, "token": token, **identity(), **about})
+            with suppress(FileExistsError):
+                # Complete when it appears under its name, and only if no other has it: `link` does not replace.
+                os.link(temporary, folder / f"{number:04d}.json")
+                sync_folder(folder)
+                return Attempt(folder, number, token)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def identity() -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ class Journal:
         self._attempt = attempt
         self._warn = warn
         self._pending: list[str] = []
+        self._has_warned = False
 
     def append(self, value: dict[str, Any]) -> None:
         """Add a line. What the file system does not take is kept, and written with the next line.
@@ -32,24 +34,37 @@ class Journal:
         Raises:
             TrainingFailed: A later attempt has begun.
         """
-        self._attempt.check()
         self._pending.append(json.dumps(value) + "\n")
-        size = self._path.stat().st_size if self._path.exists() else 0
+        self.flush()
+
+    def flush(self) -> None:
+        """Try to write what is kept.
+
+        Raises:
+            TrainingFailed: A later attempt has begun.
+        """
+        if not self._pending:
+            return
+        size = None
         try:
+            self._attempt.check()
+            size = self._path.stat().st_size if self._path.exists() else 0
             with self._path.open("a", encoding="utf-8") as file:
                 file.write("".join(self._pending))
         except OSError as error:
-            if self._path.exists():
+            if size is not None and self._path.exists():
                 # A part of a line may have been taken.
-                with self._path.open("r+b") as file:
+                with suppress(OSError), self._path.open("r+b") as file:
                     file.truncate(size)
-            if len(self._pending) == 1:
+            if not self._has_warned:
                 self._warn(f"WARNING: {self._path} cannot be written: {error}; its lines are kept in memory meanwhile")
+            self._has_warned = True
             del self._pending[:-MOST_PENDING_LINES]
             return
         self._pending.clear()
+        self._has_warned = False
 
-    def keep_until(self, step: int) -> dict[str, Any] | None:
+    def keep_until(self, step: float) -> dict[str, Any] | None:
         """Leave out lines of steps after `step`, which training will come to again, and a last line cut short.
 
         Returns:

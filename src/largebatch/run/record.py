@@ -1,5 +1,6 @@
 """What an attempt writes into the run's folder, besides checkpoints: journals and the outcome."""
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -60,6 +61,8 @@ class Record:
         start, folder = self._start, self._folder
         logged: dict[str, Any] | None = None
         evaluation: dict[str, Any] | None = None
+        # A crash may have cut its last line short.
+        self._history.keep_until(math.inf)
         if start.in_place:
             logged = self._metrics.keep_until(start.step)
             evaluation = self._evaluations.keep_until(start.step)
@@ -104,6 +107,11 @@ class Record:
         """As `Status.write`, by the main process."""
         if self._is_main_process:
             self.status.write(*outcome, **about)
+
+    def flush(self) -> None:
+        """Try once more to write lines that the file system has not taken."""
+        for journal in (self._metrics, self._evaluations, self._history):
+            journal.flush()
 
     def checkpoint_is_complete(self, step: int) -> None:
         """Take note of the checkpoint of a step, which may be known already."""

@@ -255,6 +255,7 @@ class Run(Generic[Config]):
         self._progress.close()
         self._writer.wait()
         self._record.checkpoint_is_complete(self._writer.last_step)
+        self._record.flush()
 
     def _check_gradients(self) -> None:
         """Strategies differ in what they do with a parameter that gets no gradient: skip it, decay it, or fail."""

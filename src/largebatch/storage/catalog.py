@@ -1,18 +1,19 @@
 """Which checkpoints a run has, which of them are complete and intact, and which may be deleted. Needs no torch."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from largebatch.storage.files import FileRecord, read_record, remove_folder, rename_folder, sync_folder
 from largebatch.storage.layout import (
-    FOLDER_NAME,
     MANIFEST,
     MARKER,
     TEMPORARY_NAME,
     CheckpointError,
     check_file_names,
     read_json,
+    step_of,
     temporary_name,
 )
 
@@ -38,14 +39,15 @@ def entries(folder: Path) -> list[Entry]:
     """The checkpoints in a run's folder of checkpoints, the newest first; those that are being written are left out."""
     if not folder.is_dir():
         return []
-    found = [_entry(path, int(match[1])) for path in folder.iterdir() if (match := FOLDER_NAME.fullmatch(path.name))]
+    steps = {path: step_of(path.name) for path in folder.iterdir()}
+    found = [_entry(path, step) for path, step in steps.items() if step is not None]
     return sorted(found, key=lambda entry: entry.step, reverse=True)
 
 
 def entry_at(path: Path) -> Entry:
     """The checkpoint in a folder that may have another name than the one it was given."""
-    match = FOLDER_NAME.fullmatch(path.name)
-    return _entry(path, int(match[1]) if match else -1)
+    step = step_of(path.name)
+    return _entry(path, -1 if step is None else step)
 
 
 def _entry(path: Path, step: int) -> Entry:
@@ -76,6 +78,9 @@ def read_marker(path: Path) -> dict[str, FileRecord]:
         records = {name: FileRecord(record["size"], record["checksum"]) for name, record in raw["files"].items()}
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{MARKER} is not one of a checkpoint") from error
+    named = step_of(path.name)
+    if named is not None and raw.get("step") != named:
+        raise CheckpointError(f"it is of step {raw.get('step')}, and its name says another")
     check_file_names(records)
     if MANIFEST not in records:
         raise CheckpointError(f"{MARKER} does not name {MANIFEST}")
@@ -131,6 +136,14 @@ def discard(entry: Entry, attempt: str) -> None:
     remove_folder(doomed)
 
 
+def discard_incomplete(folder: Path, step: int, attempt: str) -> None:
+    """Delete the checkpoint of a step if it has no marker; what cannot be deleted stays, and is known as incomplete."""
+    for entry in entries(folder):
+        if entry.step == step and not (entry.path / MARKER).exists():
+            with suppress(OSError):
+                discard(entry, attempt)
+
+
 def remove_leftovers(folder: Path) -> None:
     """Delete what earlier attempts were writing or deleting when they ended."""
     if folder.is_dir():
@@ -146,8 +159,7 @@ def set_aside(folder: Path, step: int, attempt: str) -> None:
     """
     later = [entry for entry in entries(folder) if entry.step > step]
     for entry in later:
-        if not (entry.path / MARKER).exists():
-            discard(entry, attempt)
+        discard_incomplete(folder, entry.step, attempt)
     later = [entry for entry in later if entry.path.exists()]
     if later:
         aside = folder / f"set_aside_by_attempt_{attempt}"

@@ -22,9 +22,11 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 
 FORMAT = "largebatch checkpoint 1"
 
@@ -33,9 +35,9 @@ MODEL_CONFIG = "model_config.json"
 MARKER = "complete.json"
 WEIGHT = "weight"
 
-FOLDER_NAME = re.compile(r"step_(\d{8,})")
-TEMPORARY_NAME = re.compile(r"\.step_\d{8,}\.attempt_\d{4,}_[0-9a-f]{8}\.(tmp|old)")
-FILE_NAME = re.compile(rf"rank_\d{{5,}}\.safetensors|{re.escape(MANIFEST)}|{re.escape(MODEL_CONFIG)}")
+FOLDER_NAME = re.compile(r"step_([0-9]{8,})")
+TEMPORARY_NAME = re.compile(r"\.step_[0-9]{8,}\.attempt_[0-9]{4,}_[0-9a-f]{8}\.(tmp|old)")
+FILE_NAME = re.compile(rf"rank_[0-9]{{5,}}\.safetensors|{re.escape(MANIFEST)}|{re.escape(MODEL_CONFIG)}")
 
 
 class CheckpointError(ValueError):
@@ -114,12 +116,15 @@ class Manifest:
             "config": self.config,
             "plan": self.plan,
             "files": files,
-            "parameters": {name: asdict(parameter) for name, parameter in self.parameters.items()},
+            "parameters": {
+                name: {"shape": list(parameter.shape), "scalars": dict(parameter.scalars)}
+                for name, parameter in self.parameters.items()
+            },
             "vectors": {
                 name: [[number[part.file], part.start, part.stop] for part in ranges]
                 for name, ranges in self.vectors.items()
             },
-            "running_statistics": self.running_statistics,
+            "running_statistics": list(self.running_statistics),
             "buffers": {name: [number[file] for file in holders] for name, holders in self.buffers.items()},
         }
 
@@ -138,27 +143,32 @@ class Manifest:
             given = raw.get("format") if isinstance(raw, dict) else raw
             raise CheckpointError(f"its format is {given!r}, this version reads {FORMAT!r}")
         try:
-            files = raw["files"]
-            check_file_names(files)
-            manifest = cls(
-                **{name: raw[name] for name in ("step", "attempt", "world_size", "strategy", "time")},
-                skipped_steps=raw["skipped_steps"],
-                config=raw["config"],
-                plan=raw["plan"],
-                parameters={
-                    name: ParameterInfo(tuple(info["shape"]), info["scalars"])
-                    for name, info in raw["parameters"].items()
-                },
-                vectors={
-                    name: tuple(Range(files[index], start, stop) for index, start, stop in ranges)
-                    for name, ranges in raw["vectors"].items()
-                },
-                running_statistics=tuple(raw["running_statistics"]),
-                buffers={name: tuple(files[index] for index in holders) for name, holders in raw["buffers"].items()},
-            )
-            manifest.check_coverage()
-        except (KeyError, TypeError, IndexError, AttributeError) as error:
-            raise CheckpointError(f"its {MANIFEST} is not readable: {type(error).__name__} {error}") from error
+            given = _ManifestJson.model_validate(raw)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(str(part) for part in first["loc"])
+            raise CheckpointError(f"its {MANIFEST} is not readable: {place}: {first['msg']}") from error
+        check_file_names(given.files)
+        numbers = [part[0] for ranges in given.vectors.values() for part in ranges]
+        numbers += [number for holders in given.buffers.values() for number in holders]
+        if numbers and max(numbers) >= len(given.files):
+            raise CheckpointError(f"its {MANIFEST} names file number {max(numbers)} of {len(given.files)}")
+        manifest = cls(
+            **{name: getattr(given, name) for name in ("step", "attempt", "world_size", "strategy", "time")},
+            skipped_steps=given.skipped_steps,
+            config=given.config,
+            plan=given.plan,
+            parameters={
+                name: ParameterInfo(tuple(info.shape), info.scalars) for name, info in given.parameters.items()
+            },
+            vectors={
+                name: tuple(Range(given.files[number], start, stop) for number, start, stop in ranges)
+                for name, ranges in given.vectors.items()
+            },
+            running_statistics=tuple(given.running_statistics),
+            buffers={name: tuple(given.files[number] for number in holders) for name, holders in given.buffers.items()},
+        )
+        manifest.check_coverage()
         return manifest
 
     def check_coverage(self) -> None:
@@ -173,12 +183,43 @@ class Manifest:
                 if part.start != position or part.stop < part.start:
                     raise CheckpointError(f"elements {position} to {part.start} of {name} are missing or there twice")
                 position = part.stop
-            size = self.parameters[name.partition("/")[2]].size
+            parameter = self.parameters.get(name.partition("/")[2])
+            if parameter is None:
+                raise CheckpointError(f"{name} is of no parameter")
+            size = parameter.size
             if position != size:
                 raise CheckpointError(f"{name} has {position} of {size} elements")
         missing = [name for name in self.parameters if f"{WEIGHT}/{name}" not in self.vectors]
         if missing:
             raise CheckpointError(f"the weights of {missing[0]} are missing")
+
+
+class _ParameterJson(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    shape: list[NonNegativeInt]
+    scalars: dict[str, float]
+
+
+class _ManifestJson(BaseModel):
+    """What `Manifest.to_json` makes, for files that somebody else may have made."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    format: str
+    step: NonNegativeInt
+    attempt: NonNegativeInt
+    world_size: PositiveInt
+    strategy: str
+    time: float
+    skipped_steps: NonNegativeInt
+    config: dict[str, Any]
+    plan: dict[str, Any]
+    files: list[str]
+    parameters: dict[str, _ParameterJson]
+    vectors: dict[str, list[Annotated[list[NonNegativeInt], Field(min_length=3, max_length=3)]]]
+    running_statistics: list[str]
+    buffers: dict[str, Annotated[list[NonNegativeInt], Field(min_length=1)]]
 
 
 def overlaps(ranges: Iterable[Range], start: int, stop: int) -> Iterator[tuple[Range, int]]:
@@ -203,6 +244,12 @@ def check_file_names(names: Iterable[Any]) -> None:
 def folder_name(step: int) -> str:
     """Name of the checkpoint after `step` completed steps."""
     return f"step_{step:08d}"
+
+
+def step_of(name: str) -> int | None:
+    """The step of a checkpoint's folder by its name; None where it is not the name of one."""
+    match = FOLDER_NAME.fullmatch(name)
+    return int(match[1]) if match and folder_name(int(match[1])) == name else None
 
 
 def temporary_name(step: int, attempt: str, suffix: Literal["tmp", "old"]) -> str:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -80,24 +81,16 @@ class TensorFiles:
         """A whole tensor.
 
         Raises:
-            CheckpointError: The file is none of `safetensors`, or has no such tensor.
+            CheckpointError: The file is none of `safetensors`, or has no such tensor; likewise below.
         """
-        try:
+        with _checked(file):
             tensor: torch.Tensor = self._open(file).get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{file} cannot be read: {error}") from error
         return tensor
 
     def read_range(self, file: str, name: str, start: int, stop: int) -> torch.Tensor:
-        """Elements `start` to `stop` of a flat tensor.
-
-        Raises:
-            CheckpointError: As `read`.
-        """
-        try:
+        """Elements `start` to `stop` of a flat tensor."""
+        with _checked(file):
             tensor: torch.Tensor = self._open(file).get_slice(name)[start:stop]
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{file} cannot be read: {error}") from error
         if tensor.shape != (stop - start,):
             raise CheckpointError(f"{file} has fewer elements of {name} than the manifest says")
         return tensor
@@ -105,13 +98,23 @@ class TensorFiles:
     def dtype(self, file: str, name: str) -> torch.dtype:
         """Of a tensor in a file."""
         known = {text: dtype for dtype, text in DTYPE_NAMES.items()}
-        return known[self._open(file).get_slice(name).get_dtype()]
+        with _checked(file):
+            return known[self._open(file).get_slice(name).get_dtype()]
 
     def shape(self, file: str, name: str) -> tuple[int, ...]:
         """Of a tensor in a file."""
-        return tuple(self._open(file).get_slice(name).get_shape())
+        with _checked(file):
+            return tuple(self._open(file).get_slice(name).get_shape())
 
     def _open(self, file: str) -> Any:
         if file not in self._files:
             self._files[file] = safe_open(self._folder / file, framework="pt")
         return self._files[file]
+
+
+@contextmanager
+def _checked(file: str) -> Iterator[None]:
+    try:
+        yield
+    except (SafetensorError, OSError, LookupError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from error
