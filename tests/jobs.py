@@ -18,9 +18,10 @@ def run_job(
     world_size: int = 2,
     timeout: float = 180,
     environment: dict[str, str] | None = None,
+    accelerate_configs: Path | None = None,
 ) -> list[Any]:
     """Call `function(*arguments)` in every process of a job, in the repository's root; the results by rank."""
-    settings = launch_environment(strategy, world_size) if strategy != "single" else {}
+    settings = launch_environment(strategy, world_size, accelerate_configs) if strategy != "single" else {}
     return jobs.run_job(
         function,
         *arguments,
@@ -31,9 +32,10 @@ def run_job(
     )
 
 
-def launch_environment(strategy: str, world_size: int) -> dict[str, str]:
-    """Of a shipped Accelerate config."""
-    return launch.launch_environment(ROOT / f"recipes/accelerate_configs/{strategy}.yaml", world_size)
+def launch_environment(strategy: str, world_size: int, accelerate_configs: Path | None = None) -> dict[str, str]:
+    """Of a shipped Accelerate config, or one in another folder."""
+    folder = accelerate_configs or ROOT / "recipes/accelerate_configs"
+    return launch.launch_environment(folder / f"{strategy}.yaml", world_size)
 
 
 def train(recipe: Path, *overrides: str, run_dir: Path) -> None:

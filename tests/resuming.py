@@ -142,10 +142,20 @@ def run_interrupted(
     strategy: str = "ddp",
     world_size: int = 2,
     recipe: Path = PYDOC,
+    accelerate_configs: Path | None = None,
 ) -> str | None:
     """One attempt; None if it came to its end, or the report of its failure."""
     try:
-        run_job(train_interrupted, run_dir, recipe, words, interruption, strategy=strategy, world_size=world_size)
+        run_job(
+            train_interrupted,
+            run_dir,
+            recipe,
+            words,
+            interruption,
+            strategy=strategy,
+            world_size=world_size,
+            accelerate_configs=accelerate_configs,
+        )
     except JobFailed as failure:
         return str(failure)
     return None

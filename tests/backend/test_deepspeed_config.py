@@ -71,3 +71,13 @@ def test_no_clipping_is_written_as_zero():
     """Left out, DeepSpeed would clip to 1.0."""
     plan = resolve(load_config(PYDOC, ["--optimizer.clip_norm=null"]), world_size=2)
     assert fill_from_plan({"zero_optimization": {"stage": 1}}, plan)["gradient_clipping"] == 0.0
+
+
+@pytest.mark.parametrize("key", ["offload_optimizer", "offload_param"])
+def test_nvme_is_refused_and_cpu_is_not(key):
+    def problems(device):
+        return deepspeed_config_problems({"zero_optimization": {"stage": 3, key: {"device": device}}})
+
+    assert problems("cpu") == []
+    assert len(problems("nvme")) == 1
+    assert problems("nvme")[0].startswith(f"zero_optimization.{key}.device: nvme is not supported")

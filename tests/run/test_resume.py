@@ -5,13 +5,16 @@ import shutil
 
 import numpy as np
 import pytest
+from PIL import Image
 from safetensors.numpy import load_file
 
 from jobs import JobFailed, run_job, train
 from largebatch.run.journal import read_json_lines
-from paths import DIGITS, PYDOC
-from resuming import TINY_GPT, Interruption, assert_bit_for_bit, run_interrupted
+from paths import DIGITS, PYDOC, ROOT
+from resuming import TINY_GPT, Interruption, assert_bit_for_bit, run_interrupted, samples_of
 
+# Divides over one to four processes.
+CHAIN_BATCH = ("--batch.global_batch_size=48",)
 STEPS = ("--train.stop_after_steps=16",)
 DIGITS_WORDS = (
     "--logging.every=1",
@@ -69,11 +72,64 @@ def test_stopped_twice_and_resumed_bit_for_bit(recipe, strategy, world_size, tmp
     ]
 
 
+def test_augmentation_goes_on_where_it_was(tmp_path):
+    """Random crops and flips of local images, in mid-epoch; and they are other ones in the next epoch."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 24), ("validation", 4)):
+        for label in ("cats", "dogs"):
+            folder = tmp_path / "images" / split / label
+            folder.mkdir(parents=True)
+            for number in range(count):
+                Image.fromarray(rng.integers(0, 255, (40, 40, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+    data = {"source": "datasets", "path": str(tmp_path / "images"), "image_size": 16, "num_classes": 2}
+    data |= {"num_train_samples": 48, "num_eval_samples": 8, "train_augmentation": "inception_crop"}
+    data |= {"mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25]}
+    words = (f"--data={json.dumps(data)}", *DIGITS_WORDS[:2], "--batch.global_batch_size=16")
+    words = (*words, "--batch.micro_batch_size=4", "--learning_rate.warmup=null")
+    last = "--train.stop_after_steps=8"
+    assert run_interrupted(tmp_path / "whole", (*words, last), recipe=DIGITS) is None
+    stopped = run_interrupted(tmp_path / "run", (*words, last), Interruption("signal", 1, 3), recipe=DIGITS)
+    assert "exit code 75" in stopped
+    assert run_interrupted(tmp_path / "run", (*words, last), recipe=DIGITS) is None
+    logs = [read_json_lines(tmp_path / name / "metrics.jsonl") for name in ("run", "whole")]
+    losses, expected = ([line["loss"] for line in log] for log in logs)
+    assert losses == expected
+    contents = samples_of(tmp_path / "whole")
+    assert samples_of(tmp_path / "run") == contents
+    hashes = [digest for found in contents.values() for micro_batches in found for digest in micro_batches]
+    assert len(set(hashes)) == len(hashes)
+
+
+@pytest.mark.parametrize(
+    ("stage", "settings"),
+    [
+        (2, {"round_robin_gradients": True}),
+        (2, {"offload_optimizer": {"device": "cpu"}}),
+        (3, {"offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}}),
+        (3, {"sub_group_size": 500, "stage3_param_persistence_threshold": 0}),
+    ],
+)
+def test_settings_of_deepspeed_that_lay_out_its_state_otherwise(stage, settings, tmp_path):
+    zero = {"stage": stage, "contiguous_gradients": True, **settings}
+    config = {"zero_force_ds_cpu_optimizer": False, "zero_optimization": zero}
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    accelerate = (ROOT / f"recipes/accelerate_configs/zero{stage}.yaml").read_text()
+    accelerate = accelerate.replace(f"ds_configs/zero{stage}.json", str(tmp_path / "ds.json"))
+    (tmp_path / f"zero{stage}.yaml").write_text(accelerate)
+    words = (*TINY_GPT, *CHAIN_BATCH)
+    place = {"strategy": f"zero{stage}", "world_size": 3, "accelerate_configs": tmp_path}
+    assert run_interrupted(tmp_path / "whole", (*words, "--train.stop_after_steps=7"), **place) is None
+    for last in (3, 7):
+        assert run_interrupted(tmp_path / "run", (*words, f"--train.stop_after_steps={last}"), **place) is None
+    mine, theirs = (load_file(tmp_path / name / "model/model.safetensors") for name in ("run", "whole"))
+    for name in theirs:
+        assert mine[name].tobytes() == theirs[name].tobytes(), name
+
+
 # --- other strategies and numbers of processes --------------------------------------------------------------------
 
 FP32_CHAIN = [("ddp", 2), ("zero3", 4), ("fsdp", 3), ("zero1", 1), ("zero2", 2), ("single", 1), ("fsdp", 4)]
 FP64_CHAIN = [("ddp", 2), ("fsdp", 3), ("ddp", 4), ("fsdp", 1), ("single", 1), ("fsdp", 2)]
-CHAIN_BATCH = ("--batch.global_batch_size=48",)
 
 
 def run_chain(run_dir, chain, *words):
