@@ -4,7 +4,7 @@
 
 Two forked processes hold a model under DDP with AdamW's states, by the real backend. Everything that is compared is
 paired and interleaved in one job, whose pairs take turns in who comes first, and judged by the median of the pairs'
-ratios. Writes <name>.txt and <name>.json into the folder; takes some six minutes on two cores. Dropping the page cache
+ratios. Writes <name>.txt and <name>.json into the folder; takes some three minutes on two quiet cores. Dropping the page cache
 needs root; without it those rows are left out, and the output says so.
 """
 
@@ -504,14 +504,16 @@ def describe(results: dict[str, Any]) -> str:
         covered = [one["covered"] for one in stalls["steps"]]
         parts.append(f"{text}; steps counted for each save: {min(covered)} to {max(covered)}")
     if memory := results.get("memory"):
-        lines = [["MiB, the larger of both processes", "anonymous", "VmHWM", "of files", "kept", "allowed", ""]]
+        lines = [["MiB, the larger of both processes", "VmHWM", "", "anonymous", "", "of files", "kept", "allowed"]]
         for case, ranks in memory.items():
             worst = {name: max(rank[name] for rank in ranks) for name in ranks[0]}
             allowed = worst["shard"] + worst["largest parameter"]
-            names = ("extra anonymous", "extra resident", "extra of files", "kept afterwards")
-            verdict = "" if case.endswith("torch's") else ("met" if worst["extra anonymous"] <= allowed else "MISSED")
-            numbers = [f"{worst[name] / MIB:.1f}" for name in names]
-            lines.append([case, *numbers, f"{allowed / MIB:.1f}", verdict])
+            line = [case]
+            for name in ("extra resident", "extra anonymous"):
+                verdict = "" if case.endswith("torch's") else ("met" if worst[name] <= allowed else "MISSED")
+                line += [f"{worst[name] / MIB:.1f}", verdict]
+            numbers = (worst["extra of files"], worst["kept afterwards"], allowed)
+            lines.append(line + [f"{number / MIB:.1f}" for number in numbers])
         parts.append(
             "Memory beyond the state itself, at its peak; allowed: half the state and the largest parameter\n"
             f"{table(lines)}\n"

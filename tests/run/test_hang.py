@@ -57,9 +57,8 @@ def test_a_hang_ends_the_job_and_the_run_goes_on(how, rank, strategy, tmp_path):
         assert "in hang" in stacks[f"rank_{rank:05d}"]
     assert run_interrupted(run_dir, WORDS, strategy=strategy) is None
     assert run_interrupted(tmp_path / "whole", WORDS, strategy=strategy) is None
+    # The attempt that hung has noted no samples, and what it saved last is step 4 or 6.
     for file in tmp_path.glob("*.samples.*"):
-        if file.name.startswith("whole"):
-            # The attempt that hung has noted none.
-            lines = file.read_text().splitlines()
-            file.write_text("".join(f"{line}\n" for line in lines if json.loads(line)["step"] > 6))
+        lines = file.read_text().splitlines()
+        file.write_text("".join(f"{line}\n" for line in lines if json.loads(line)["step"] > 6))
     assert_bit_for_bit(run_dir, tmp_path / "whole")

@@ -18,7 +18,7 @@ from largebatch.backend.sync_batch_norm import is_synchronised, synchronise
 from largebatch.errors import BackendMismatch, UserError
 from largebatch.plan import RunPlan
 
-# How long processes wait for one that prepares data; a peer that died is noticed at once.
+# How long processes wait for one that prepares data; one that died is noticed at once, one that hangs by the watchdog.
 PATIENCE = timedelta(days=2)
 
 Observed = dict[str, Any]
@@ -56,9 +56,7 @@ class Backend(ABC):
         self.world_size: int = accelerator.num_processes
         self.model: nn.Module
         """The model as the strategy wrapped it."""
-        self._patient_group = (
-            torch.distributed.new_group(backend="gloo", timeout=PATIENCE) if self.world_size > 1 else None
-        )
+        self._patient_group = self.new_host_group()
         # On the host, so that no step waits for the device.
         self._host_group = self.new_host_group()
         self.unwrapped_model: nn.Module
@@ -217,7 +215,7 @@ class Backend(ABC):
 
     def new_host_group(self) -> torch.distributed.ProcessGroup | None:
         """A group of all processes that talks over the host, for one thread's use; every process must call it."""
-        return torch.distributed.new_group(backend="gloo") if self.world_size > 1 else None
+        return torch.distributed.new_group(backend="gloo", timeout=PATIENCE) if self.world_size > 1 else None
 
     def sum_over_processes(self, count: int) -> Callable[[], int]:
         """Start to sum a count over all processes; the returned function waits for the sum."""

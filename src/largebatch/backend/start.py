@@ -3,6 +3,7 @@
 import logging
 import os
 import warnings
+from datetime import timedelta
 
 import datasets
 import torch
@@ -19,7 +20,9 @@ from largebatch.errors import LaunchError
 from largebatch.plan import RunPlan
 
 
-def start(launch: Launch, plan: RunPlan, trackers: list[str], project_dir: str) -> Backend:
+def start(
+    launch: Launch, plan: RunPlan, trackers: list[str], project_dir: str, hang_seconds: float | None = None
+) -> Backend:
     """Start Accelerate for the launched strategy and the plan's precision and clipping.
 
     Without a GPU the processes talk over gloo; strategy, plan and every check are the same.
@@ -29,6 +32,8 @@ def start(launch: Launch, plan: RunPlan, trackers: list[str], project_dir: str) 
         plan: The resolved plan.
         trackers: Names of Accelerate's trackers.
         project_dir: Where trackers that write files write them.
+        hang_seconds: When the run's watchdog ends a job that hangs; the engine is to give up later than that, for it
+            tells less.
 
     Raises:
         LaunchError: There are more processes than GPUs, or the processes did not find each other.
@@ -46,7 +51,10 @@ def start(launch: Launch, plan: RunPlan, trackers: list[str], project_dir: str) 
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cuda.matmul.allow_tf32 = False
     start_strategy = _start_zero if launch.strategy.startswith("zero") else _start_native
-    backend = start_strategy(launch, plan, on_gpu, {"log_with": trackers, "project_dir": project_dir})
+    group = InitProcessGroupKwargs()
+    if hang_seconds is not None:
+        group.timeout = timedelta(seconds=2 * hang_seconds + 60)
+    backend = start_strategy(launch, plan, on_gpu, group, {"log_with": trackers, "project_dir": project_dir})
     if backend.world_size != launch.world_size:
         raise LaunchError(
             f"{launch.world_size} processes were launched, but this one sees {backend.world_size}: each would train "
@@ -71,9 +79,11 @@ def quiet(rank: int) -> None:
         warnings.filterwarnings("ignore", category=category, module=r"(torch|accelerate|deepspeed|transformers)\.")
 
 
-def _start_native(launch: Launch, plan: RunPlan, on_gpu: bool, tracking: dict[str, object]) -> Backend:
+def _start_native(
+    launch: Launch, plan: RunPlan, on_gpu: bool, group: InitProcessGroupKwargs, tracking: dict[str, object]
+) -> Backend:
     # Autocast is applied in `NativeBackend.prepare`, alike for all.
-    arguments: dict[str, object] = {"mixed_precision": "no", **tracking}
+    arguments: dict[str, object] = {"mixed_precision": "no", "kwargs_handlers": [group], **tracking}
     if launch.strategy == "fsdp":
         if not on_gpu:
             _rehearse_fsdp_on_cpu()
@@ -83,26 +93,28 @@ def _start_native(launch: Launch, plan: RunPlan, on_gpu: bool, tracking: dict[st
         arguments["cpu"] = not on_gpu
         # Buffers are averaged before they are used; broadcasting rank 0's would lose the other processes' statistics.
         arguments["kwargs_handlers"] = [
-            DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
+            group,
+            DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True),
         ]
         backend_class = DdpBackend if launch.strategy == "ddp" else SingleBackend
     accelerator = Accelerator(**arguments)
     return backend_class(accelerator, launch, plan)
 
 
-def _start_zero(launch: Launch, plan: RunPlan, on_gpu: bool, tracking: dict[str, object]) -> Backend:
+def _start_zero(
+    launch: Launch, plan: RunPlan, on_gpu: bool, group: InitProcessGroupKwargs, tracking: dict[str, object]
+) -> Backend:
     # Imported only where it is used: it takes a second or two.
     import deepspeed
     from accelerate import DeepSpeedPlugin
 
     from largebatch.backend.zero import ZeroBackend
 
-    handlers = []
     if not on_gpu:
         # DeepSpeed would compile a shared-memory collective (some 40 s), and a run killed meanwhile would leave a lock
         # on which every later run waits for ever.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        handlers.append(InitProcessGroupKwargs(backend="gloo"))
+        group.backend = "gloo"
     assert launch.deepspeed_config is not None
     plugin = DeepSpeedPlugin(
         hf_ds_config=fill_from_plan(launch.deepspeed_config, plan),
@@ -110,7 +122,7 @@ def _start_zero(launch: Launch, plan: RunPlan, on_gpu: bool, tracking: dict[str,
         gradient_clipping=plan.clip_norm or 0.0,
         zero3_init_flag=False,
     )
-    accelerator = Accelerator(mixed_precision="no", deepspeed_plugin=plugin, kwargs_handlers=handlers, **tracking)
+    accelerator = Accelerator(mixed_precision="no", deepspeed_plugin=plugin, kwargs_handlers=[group], **tracking)
     return ZeroBackend(accelerator, launch, plan)
 
 

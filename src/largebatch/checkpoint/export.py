@@ -46,7 +46,8 @@ def export(checkpoint: Path, out: Path, dtype: str | None = None, largest_file: 
         manifest = read_manifest(folder)
         remove_folder(temporary)
         temporary.mkdir()
-        dtypes = _write_weights(folder, manifest, temporary, DTYPES[dtype] if dtype else None, largest_file)
+        with TensorFiles(folder) as files:
+            dtypes = _write_weights(files, manifest, temporary, DTYPES[dtype] if dtype else None, largest_file)
         if (folder / MODEL_CONFIG).exists():
             # What `from_pretrained` makes of parameters unless told otherwise.
             written = {"dtype": str(dtypes.pop()).removeprefix("torch.")} if len(dtypes) == 1 else {}
@@ -80,10 +81,9 @@ def _intact(checkpoint: Path) -> Path:
 
 
 def _write_weights(
-    folder: Path, manifest: Manifest, out: Path, dtype: torch.dtype | None, largest_file: int
+    files: TensorFiles, manifest: Manifest, out: Path, dtype: torch.dtype | None, largest_file: int
 ) -> set[torch.dtype]:
     """Write all weights and buffers; returns the dtypes of the weights."""
-    files = TensorFiles(folder)
     shapes: Shapes = {}
     for name, parameter in manifest.parameters.items():
         parts = manifest.vectors[f"weight/{name}"]

@@ -18,7 +18,6 @@ def load(backend: Backend, folder: Path, manifest: Manifest) -> None:
     Raises:
         UserError: The checkpoint is of another model or optimizer, or its files are not what the manifest says.
     """
-    files = TensorFiles(folder)
 
     def fill(state: EngineState) -> None:
         _check_same_model(state, manifest)
@@ -30,7 +29,8 @@ def load(backend: Backend, folder: Path, manifest: Manifest) -> None:
 
     scalars = {name: parameter.scalars for name, parameter in manifest.parameters.items()}
     try:
-        backend.restore(fill, scalars, has_states=bool(manifest.kinds))
+        with TensorFiles(folder) as files:
+            backend.restore(fill, scalars, has_states=bool(manifest.kinds))
     except CheckpointError as error:
         raise UserError(f"the checkpoint {folder} cannot be loaded: {error}") from error
 

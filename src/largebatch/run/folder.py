@@ -26,6 +26,7 @@ from largebatch.config import RecipeConfig
 from largebatch.errors import UserError
 from largebatch.plan import RunPlan
 from largebatch.run.attempt import Attempt, claim, is_restart_of, latest_attempt
+from largebatch.storage.files import replace_file
 
 
 class RunFolder:
@@ -62,7 +63,8 @@ class RunFolder:
         for place in (self.path, *self.path.parents):
             if place.exists() and not place.is_dir():
                 raise UserError(f"--run_dir: {place} is a file; write a folder")
-        if self.path.is_dir() and not self.plan_file.exists() and any(self.path.iterdir()):
+        # A start that was killed at once leaves the lock alone.
+        if self.path.is_dir() and not self.is_a_run and any(path.name != "lock" for path in self.path.iterdir()):
             raise UserError(
                 f"--run_dir: {self.path} holds files that are not a run's; write another folder, or an empty one"
             )
@@ -113,10 +115,14 @@ class RunFolder:
                     self._lock.close()
                     self._lock = None
             self.path.mkdir(parents=True, exist_ok=True)
-            # The plan first: it is what tells a run's folder from others.
-            self.plan_file.write_text(plan.to_json(), encoding="utf-8")
             if self._lock is None:
                 self._lock = self._take_lock()
+                if self.is_a_run:
+                    raise UserError(
+                        f"--run_dir: another run has begun in {self.path}; start again, or write another folder"
+                    )
+            # The plan first: it is what tells a run's folder from others.
+            replace_file(self.plan_file, [memoryview(plan.to_json().encode())])
             resolved = config.model_dump(mode="json", by_alias=True, exclude={"schema_"})
             write_json(self.config_file, resolved)
             attempt = claim(self.attempts_dir, about)

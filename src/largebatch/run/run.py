@@ -66,7 +66,9 @@ class Run(Generic[Config]):
         self.folder.check_usable()
         _check_trackers(config.logging.trackers)
 
-        self.backend = start(launch, self.plan, list(config.logging.trackers), str(self.folder.tensorboard_dir))
+        trackers: list[str] = [*config.logging.trackers]
+        tensorboard_dir = str(self.folder.tensorboard_dir)
+        self.backend = start(launch, self.plan, trackers, tensorboard_dir, config.faults.hang_seconds)
         self._agree_on_the_plan()
         if self.backend.is_main_process:
             print(explain(self.plan, self.folder.path.name), flush=True)

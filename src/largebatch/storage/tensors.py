@@ -1,15 +1,17 @@
 """Tensors in and out of `safetensors` files, one at a time, so that no file is ever in memory as a whole."""
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from largebatch.storage.files import FileRecord, write_file
+from largebatch.storage.files import CHUNK_BYTES, FileRecord, write_file
 from largebatch.storage.layout import CheckpointError
 
 # https://github.com/huggingface/safetensors#format
@@ -70,51 +72,102 @@ def _parts(
         yield flat.view(torch.uint8).numpy().data
 
 
+@dataclass(frozen=True)
+class _Stored:
+    """Where a tensor is in its file."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int
+
+
 class TensorFiles:
-    """Reads ranges of the flat tensors in the files of a folder; files are opened when they are needed."""
+    """Reads ranges of the tensors in the files of a folder.
+
+    `safetensors` checks the files, and would map them into memory; they are read instead, which is faster, and takes
+    no more memory than the range.
+
+    Args:
+        folder: The checkpoint's folder.
+    """
 
     def __init__(self, folder: Path):
         self._folder = folder
-        self._files: dict[str, Any] = {}
+        self._descriptors: dict[str, int] = {}
+        self._stored: dict[str, dict[str, _Stored]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._descriptors.clear()
 
     def read(self, file: str, name: str) -> torch.Tensor:
-        """A whole tensor.
+        """A whole tensor, in its shape.
 
         Raises:
             CheckpointError: The file is none of `safetensors`, or has no such tensor; likewise below.
         """
-        with _checked(file):
-            tensor: torch.Tensor = self._open(file).get_tensor(name)
-        return tensor
+        stored = self._find(file, name)
+        return self._elements(file, stored, 0, torch.Size(stored.shape).numel()).view(stored.shape)
 
     def read_range(self, file: str, name: str, start: int, stop: int) -> torch.Tensor:
         """Elements `start` to `stop` of a flat tensor."""
+        stored = self._find(file, name)
+        if len(stored.shape) != 1 or stop > stored.shape[0]:
+            raise CheckpointError(f"{file} has {name} in shape {stored.shape}, without elements {start} to {stop}")
+        return self._elements(file, stored, start, stop)
+
+    def _elements(self, file: str, stored: _Stored, start: int, stop: int) -> torch.Tensor:
+        values = torch.empty(stop - start, dtype=stored.dtype)
+        left, position = values.view(torch.uint8).numpy().data, stored.offset + start * stored.dtype.itemsize
         with _checked(file):
-            tensor: torch.Tensor = self._open(file).get_slice(name)[start:stop]
-        if tensor.shape != (stop - start,):
-            raise CheckpointError(f"{file} has fewer elements of {name} than the manifest says")
-        return tensor
+            while left:
+                count = os.preadv(self._descriptors[file], [left[:CHUNK_BYTES]], position)
+                if count == 0:
+                    raise CheckpointError(f"{file} was cut short")
+                left, position = left[count:], position + count
+        return values
 
     def dtype(self, file: str, name: str) -> torch.dtype:
         """Of a tensor in a file."""
-        known = {text: dtype for dtype, text in DTYPE_NAMES.items()}
-        with _checked(file):
-            return known[self._open(file).get_slice(name).get_dtype()]
+        return self._find(file, name).dtype
 
     def shape(self, file: str, name: str) -> tuple[int, ...]:
         """Of a tensor in a file."""
-        with _checked(file):
-            return tuple(self._open(file).get_slice(name).get_shape())
+        return self._find(file, name).shape
 
-    def _open(self, file: str) -> Any:
-        if file not in self._files:
-            self._files[file] = safe_open(self._folder / file, framework="pt")
-        return self._files[file]
+    def _find(self, file: str, name: str) -> _Stored:
+        if file not in self._stored:
+            with _checked(file):
+                self._open(file)
+        if name not in self._stored[file]:
+            raise CheckpointError(f"{file} cannot be read: it has no tensor {name}")
+        return self._stored[file][name]
+
+    def _open(self, file: str) -> None:
+        path = self._folder / file
+        with safe_open(path, framework="pt"):
+            # It has checked the header: shapes, dtypes, and that the tensors fill the file.
+            pass
+        descriptor = self._descriptors[file] = os.open(path, os.O_RDONLY)
+        length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
+        header = json.loads(os.pread(descriptor, length, 8))
+        dtypes = {text: dtype for dtype, text in DTYPE_NAMES.items()}
+        self._stored[file] = {
+            name: _Stored(dtypes[about["dtype"]], tuple(about["shape"]), 8 + length + about["data_offsets"][0])
+            for name, about in header.items()
+            if name != "__metadata__"
+        }
 
 
 @contextmanager
 def _checked(file: str) -> Iterator[None]:
     try:
         yield
-    except (SafetensorError, OSError, LookupError) as error:
+    except (SafetensorError, OSError, LookupError, ValueError) as error:
+        if isinstance(error, CheckpointError):
+            raise
         raise CheckpointError(f"{file} cannot be read: {error}") from error
