@@ -16,6 +16,7 @@ import platform
 import sys
 import tempfile
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -44,17 +45,13 @@ def main() -> None:
         seconds = round(time.monotonic() - started, 1)
         rows.append({"strategy": strategy, "kills": kills, "runs_compared": runs, "seconds": seconds})
         print(f"{strategy}: {kills} kills, {runs} runs came to their end bit for bit, {seconds:.0f} s", flush=True)
-    import accelerate
-    import deepspeed
-    import torch
-
     result = {
         "command": f"python bench/faults.py --kills {options.kills} --seed {options.seed}",
         "processes": 2,
         "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
         "versions": {
             "python": platform.python_version(),
-            **{module.__name__: module.__version__ for module in (torch, accelerate, deepspeed)},
+            **{name: version(name) for name in ("torch", "accelerate", "deepspeed")},
         },
         "rows": rows,
     }
