@@ -4,8 +4,8 @@
 
 Two forked processes hold a model under DDP with AdamW's states, by the real backend. Everything that is compared is
 paired and interleaved in one job, whose pairs take turns in who comes first, and judged by the median of the pairs'
-ratios. Writes <name>.txt and <name>.json into the folder; takes some three minutes on two quiet cores. Dropping the page cache
-needs root; without it those rows are left out, and the output says so.
+ratios. Writes <name>.txt and <name>.json into the folder; takes some three minutes on two quiet cores. Dropping the
+page cache needs root; without it those rows are left out, and the output says so.
 """
 
 import argparse

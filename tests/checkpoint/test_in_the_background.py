@@ -21,6 +21,7 @@ class Gate:
 def test_a_checkpoint_is_the_state_at_the_time_it_was_asked_for(tmp_path, monkeypatch):
     gate, run = Gate(monkeypatch), FakeRun(tmp_path / "run", asynchronous=True)
     run.begin_to_save(4)
+    run.writer.wait_until_copied()
     for tensor in run.backend.state.values():
         tensor.zero_()
     assert gate.reached.wait(10)

@@ -4,6 +4,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -148,6 +149,11 @@ class CheckpointWriter:
         # Threads must not share a group.
         self._group = backend.new_host_group()
         self._staging: dict[str, torch.Tensor] = {}
+        self._copied = threading.Event()
+        self._copied.set()
+        if backend.device.type == "cuda":
+            self._ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copy_stream = torch.cuda.Stream(backend.device)  # type: ignore[no-untyped-call]
         self._thread: threading.Thread | None = None
         self._result: Problem | BaseException | None = None
         self._writing = 0
@@ -157,7 +163,8 @@ class CheckpointWriter:
     def save(self, step: int, skipped_steps: int) -> None:
         """Write a checkpoint of the state as it is now; one that is still being written is waited for.
 
-        A storage problem is told by `warn`, and training may go on.
+        Asynchronously, the state is copied while the next step's gradients are computed: call `wait_until_copied`
+        before weights or optimizer states are changed. A storage problem is told by `warn`, and training may go on.
 
         Raises:
             TrainingFailed: The checkpoint before could not be written, for a reason that will not go away.
@@ -167,12 +174,19 @@ class CheckpointWriter:
         self._writing = step
         self._result = None
         if self._asynchronous:
+            self._copied.clear()
+            if self._backend.device.type == "cuda":
+                self._ready.record()
             self._thread = threading.Thread(target=self._write_and_keep, args=(snapshot,), name="checkpoint")
             self._thread.daemon = True
             self._thread.start()
         else:
             self._write_and_keep(snapshot)
             self.wait()
+
+    def wait_until_copied(self) -> None:
+        """Return when the state may be changed."""
+        self._copied.wait()
 
     def wait(self) -> None:
         """Return when no checkpoint is being written.
@@ -226,14 +240,16 @@ class CheckpointWriter:
             piece.vector: (piece.tensor.dtype, (piece.owned[1] - piece.owned[0],)) for piece in pieces
         }
         shapes |= {f"buffer/{name}": (buffer.dtype, tuple(buffer.shape)) for name, buffer in buffers.items()}
-        live = _live_tensors(pieces, buffers)
+        if self._asynchronous:
+            # They change in forward passes.
+            buffers = {name: buffer.detach().clone() for name, buffer in buffers.items()}
         return Snapshot(
             step=step,
             skipped_steps=skipped_steps,
             parameters=state.parameters,
             ranges={piece.vector: piece.owned for piece in pieces},
             shapes=shapes,
-            tensors=self._copies(shapes, live) if self._asynchronous else live,
+            tensors=_live_tensors(pieces, buffers),
             buffers=list(buffers),
         )
 
@@ -248,29 +264,34 @@ class CheckpointWriter:
             return state.buffers
         return {name: buffer for name, buffer in state.buffers.items() if mine[name] != shared[0].get(name)}
 
-    def _copies(
-        self,
-        shapes: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
-        live: Callable[[], Iterator[torch.Tensor]],
-    ) -> Callable[[], Iterator[torch.Tensor]]:
-        """Copy the tensors to the host; the copies' memory is kept from one checkpoint to the next."""
-        on_gpu = self._backend.device.type == "cuda"
-        old, self._staging = self._staging, {}
-        for (name, (dtype, shape)), tensor in zip(shapes.items(), live(), strict=True):
-            copy = old.pop(name, None)
-            if copy is None or copy.dtype != dtype or copy.shape != shape:
-                copy = torch.empty(shape, dtype=dtype, pin_memory=on_gpu)
-            copy.copy_(tensor, non_blocking=True)
-            self._staging[name] = copy
-        if on_gpu:
-            torch.cuda.synchronize()
-        copies = list(self._staging.values())
-        return lambda: iter(copies)
-
     # --- writing, in the background -------------------------------------------------------------------------------
+
+    def _copy(self, snapshot: Snapshot) -> Snapshot:
+        """The same with copies on the host, whose memory is kept from one checkpoint to the next."""
+        old, self._staging = self._staging, {}
+        on_gpu = self._backend.device.type == "cuda"
+        if on_gpu:
+            torch.cuda.set_device(self._backend.device)
+            self._copy_stream.wait_event(self._ready)
+        with torch.cuda.stream(self._copy_stream) if on_gpu else nullcontext():
+            for (name, (dtype, shape)), tensor in zip(snapshot.shapes.items(), snapshot.tensors(), strict=True):
+                copy = old.pop(name, None)
+                if copy is None or copy.dtype != dtype or copy.shape != shape:
+                    copy = torch.empty(shape, dtype=dtype, pin_memory=on_gpu)
+                copy.copy_(tensor, non_blocking=True)
+                self._staging[name] = copy
+        if on_gpu:
+            self._copy_stream.synchronize()
+        copies = list(self._staging.values())
+        return replace(snapshot, tensors=lambda: iter(copies))
 
     def _write_and_keep(self, snapshot: Snapshot) -> None:
         try:
+            if self._asynchronous:
+                try:
+                    snapshot = self._copy(snapshot)
+                finally:
+                    self._copied.set()
             self._result = self._write(snapshot)
         # Raised in the training's own thread, when it looks for the result.
         except BaseException as error:

@@ -192,6 +192,7 @@ class Run(Generic[Config]):
         self._stop_reason = self._stop_vote()
         self._will_save = self._stop_reason > 0 or self.plan.checkpoints_after(completed)
         is_logged = self._metrics.is_logged(completed)
+        self._writer.wait_until_copied()
         update = self.backend.update(self.plan.lr_at(index), measure_norm=is_logged or self._will_save)
         self._completed_steps = self._record.status.step = completed
         self._metrics.add(completed, loss_sum, weight, update.grad_norm)
