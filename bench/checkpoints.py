@@ -110,11 +110,16 @@ class Job:
         )[0]
         self._number = 0
 
-    def step(self) -> None:
-        """One optimizer step."""
+    def step(self, writer: CheckpointWriter | None = None) -> float:
+        """One optimizer step, as a run makes it; returns the seconds that it waited for a writer's copy."""
         self.backend.begin_micro_step(0, 1)
         self.backend.backward(self.backend.model(self.tokens))
+        began = time.perf_counter()
+        if writer is not None:
+            writer.wait_until_copied()
+        waited = time.perf_counter() - began
         self.backend.update(1e-4, measure_norm=False)
+        return waited
 
     def writer(self, name: str, asynchronous: bool) -> CheckpointWriter:
         """A writer into a folder of its own."""
@@ -264,11 +269,12 @@ def measure_loads(settings: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def measure_stalls(settings: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """How long `save` takes to return, synchronous and asynchronous; and steps with and without a save in flight."""
+    """How long a save holds training up, synchronous and asynchronous; and steps with and without a save in flight."""
     job = Job(settings, folder)
     job.step()
     synchronous, asynchronous = job.writer("sync", asynchronous=False), job.writer("async", asynchronous=True)
     first, _ = job.together(lambda: asynchronous.save(job.next_number(), 0))
+    first += max(job.backend.gather_objects(job.step(asynchronous)))
     asynchronous.wait()
     rounds = []
     for number in range(settings.pairs + 1):
@@ -278,6 +284,9 @@ def measure_stalls(settings: argparse.Namespace, folder: Path) -> dict[str, Any]
             writer = synchronous if way == "sync" else asynchronous
             began = time.perf_counter()
             seconds[way], _ = job.together(lambda writer=writer: writer.save(job.next_number(), 0))
+            if way == "async":
+                # Training stands still in `save`, and where the next update waits for the copy.
+                seconds[way] += max(job.backend.gather_objects(job.step(writer)))
             writer.wait()
             if way == "async":
                 seconds["async until complete"] = max(job.backend.gather_objects(time.perf_counter() - began))
@@ -289,7 +298,7 @@ def measure_stalls(settings: argparse.Namespace, folder: Path) -> dict[str, Any]
         asynchronous.save(job.next_number(), 0)
         busy = []
         for _ in range(settings.steps):
-            taken, _ = job.together(job.step)
+            taken, _ = job.together(lambda: job.step(asynchronous))
             thread = asynchronous._thread
             in_flight = thread is not None and thread.is_alive()
             busy.append((taken, all(job.backend.gather_objects(in_flight))))
@@ -496,11 +505,19 @@ def describe(results: dict[str, Any]) -> str:
     if stalls := results.get("stall"):
         lines = [
             HEADER,
-            row("return of an asynchronous save / synchronous", stalls["rounds"], "async", "sync", TARGETS["stall"]),
+            row(
+                "training held up by an asynchronous save / synchronous",
+                stalls["rounds"],
+                "async",
+                "sync",
+                TARGETS["stall"],
+            ),
             row("asynchronous until complete / synchronous", stalls["rounds"], "async until complete", "sync", None),
             row("step with a save in flight / quiet", stalls["steps"], "busy", "quiet", None),
         ]
-        text = f"Asynchronous save\n{table(lines)}\nthe first one of a run returns after {stalls['first stall']:.3f} s"
+        text = (
+            f"Asynchronous save\n{table(lines)}\nthe first one of a run holds it up for {stalls['first stall']:.3f} s"
+        )
         covered = [one["covered"] for one in stalls["steps"]]
         parts.append(f"{text}; steps counted for each save: {min(covered)} to {max(covered)}")
     if memory := results.get("memory"):
