@@ -1,27 +1,15 @@
 """A disk that is full for a while costs checkpoints and nothing else."""
 
-import contextlib
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from disks import fill, small_disk
 from jobs import run_job, train
-from largebatch.run.journal import read_json_lines
 from paths import PYDOC
 from resuming import TINY_GPT, assert_bit_for_bit, run_interrupted
 
 WORDS = (*TINY_GPT, '--checkpoint.every={"steps": 2}', "--train.stop_after_steps=14")
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], check=True)
-    yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 def train_on_a_full_disk(run_dir: Path, words: tuple[str, ...]) -> list[str]:
@@ -29,7 +17,7 @@ def train_on_a_full_disk(run_dir: Path, words: tuple[str, ...]) -> list[str]:
     from largebatch.run import Run
     from largebatch.storage.catalog import damage, entries
 
-    update, filler, newest = Run._update, run_dir.parent / "filler", []
+    update, filler, newest = Run._update, [], []
 
     def fill_and_update(run, index, *arguments):
         if run.backend.is_main_process:
@@ -37,9 +25,9 @@ def train_on_a_full_disk(run_dir: Path, words: tuple[str, ...]) -> list[str]:
             assert all(damage(entry.path) is None for entry in found)
             newest.append(found[0].path.name if found else "")
             if index == 4:
-                fill(filler)
+                filler.append(fill(run_dir.parent))
             if index == 9:
-                filler.unlink()
+                filler[0].unlink()
         update(run, index, *arguments)
 
     Run._update = fill_and_update
@@ -47,27 +35,18 @@ def train_on_a_full_disk(run_dir: Path, words: tuple[str, ...]) -> list[str]:
     return newest
 
 
-def fill(file: Path) -> None:
-    with file.open("wb", buffering=0) as stream:
-        for size in (2**16, 2**12, 1):
-            with contextlib.suppress(OSError):
-                while stream.write(b"0" * size):
-                    pass
-    assert shutil.disk_usage(file.parent).free == 0
-
-
 @pytest.mark.parametrize(("strategy", "asynchronous"), [("single", "true"), ("ddp", "true"), ("zero2", "false")])
-def test_training_goes_on_and_nothing_is_lost(strategy, asynchronous, small_disk, tmp_path):
+def test_training_goes_on_and_nothing_is_lost(strategy, asynchronous, tmp_path):
     words = (*WORDS, f"--checkpoint.asynchronous={asynchronous}", '--logging.trackers=["tensorboard"]')
     world_size = 1 if strategy == "single" else 2
-    run_dir = small_disk / "run"
-    newest = run_job(train_on_a_full_disk, run_dir, words, strategy=strategy, world_size=world_size)[0]
-    # Never less than before, and some after the disk was full.
-    assert newest == sorted(newest)
-    assert newest[9] in ("step_00000004", "step_00000002")
-    assert sorted(path.name for path in run_dir.glob("checkpoints/*")) == ["step_00000012", "step_00000014"]
-    assert run_interrupted(tmp_path / "whole", words, strategy=strategy, world_size=world_size) is None
-    for file in tmp_path.glob("whole.samples.*"):
-        file.unlink()
-    assert_bit_for_bit(run_dir, tmp_path / "whole")
-    assert [line["step"] for line in read_json_lines(run_dir / "metrics.jsonl")] == list(range(1, 15))
+    with small_disk(tmp_path / "disk", megabytes=4) as disk:
+        run_dir = disk / "run"
+        newest = run_job(train_on_a_full_disk, run_dir, words, strategy=strategy, world_size=world_size)[0]
+        # Never less than before, and some after the disk was full.
+        assert newest == sorted(newest)
+        assert newest[9] in ("step_00000004", "step_00000002")
+        assert sorted(path.name for path in run_dir.glob("checkpoints/*")) == ["step_00000012", "step_00000014"]
+        assert run_interrupted(tmp_path / "whole", words, strategy=strategy, world_size=world_size) is None
+        for file in tmp_path.glob("whole.samples.*"):
+            file.unlink()
+        assert_bit_for_bit(run_dir, tmp_path / "whole")

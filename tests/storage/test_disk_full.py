@@ -1,11 +1,10 @@
 """A file system that is full: nothing that was there is lost, the run goes on, and so does what is written later."""
 
 import json
-import shutil
-import subprocess
 
 import pytest
 
+from disks import fill, small_disk
 from largebatch.run.attempt import claim
 from largebatch.run.journal import Journal
 from largebatch.storage.catalog import damage, entries
@@ -17,22 +16,8 @@ WIDTH = 50_000
 
 @pytest.fixture
 def disk(tmp_path):
-    """A file system of 2 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], check=True)
-    yield folder
-    # Lazily, because tensors that are still in memory keep their file.
-    subprocess.run(["umount", "--lazy", folder], check=True)
-
-
-def fill(disk, left=0):
-    """Take the space that is left, but for so many bytes."""
-    path = disk / "somebody_elses"
-    size = shutil.disk_usage(disk).free - left
-    assert size > 0
-    path.write_bytes(b"x" * size)
-    return path
+    with small_disk(tmp_path / "disk", megabytes=2) as folder:
+        yield folder
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -1,0 +1,68 @@
+"""Requests to stop, and the end of a SLURM job's time."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from jobs import JobFailed, run_job
+from largebatch.run.journal import read_json_lines
+from largebatch.run.stop import REASONS, StopRequests
+from paths import PYDOC
+from resuming import TINY_GPT, train_interrupted
+
+
+def named(requests: StopRequests) -> str:
+    return REASONS[requests.requested()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGINT, signal.SIGTERM])
+def test_signals_are_noted_only_while_it_listens(number):
+    requests, before = StopRequests(None, 0, {}), signal.getsignal(number)
+    with requests.listening():
+        assert named(requests) == ""
+        os.kill(os.getpid(), number)
+        assert named(requests) == number.name
+    assert signal.getsignal(number) is before
+    assert named(requests) == number.name
+
+
+def test_the_stop_file_is_looked_for_once_a_second(tmp_path):
+    now = [100.0]
+    requests = StopRequests(tmp_path / "stop", 0, {}, clock=lambda: now[0])
+    assert named(requests) == ""
+    (tmp_path / "stop").touch()
+    assert named(requests) == ""
+    now[0] += 1
+    assert named(requests) == "the stop file"
+    assert named(StopRequests(None, 0, {})) == ""
+
+
+@pytest.mark.parametrize(
+    ("end", "now", "reason"),
+    [
+        ("2000", 1699.9, ""),
+        ("2000", 1700, "the end of the job's time limit"),
+        ("", 1e10, ""),
+        ("Unknown", 1e10, ""),
+    ],
+)
+def test_the_end_of_the_time_limit_less_the_margin(end, now, reason):
+    requests = StopRequests(None, 300, {"SLURM_JOB_END_TIME": end}, clock=lambda: now)
+    assert named(requests) == reason
+
+
+def test_without_slurm_there_is_no_limit():
+    assert named(StopRequests(None, 300, {}, clock=lambda: 1e10)) == ""
+
+
+def test_a_run_stops_before_its_time_is_over(tmp_path):
+    words = (*TINY_GPT, '--train.duration={"steps": 100000}', "--faults.time_limit_margin_seconds=100")
+    end = {"SLURM_JOB_END_TIME": str(int(time.time()) + 108)}
+    with pytest.raises(JobFailed, match="exit code 75") as caught:
+        run_job(train_interrupted, tmp_path / "run", PYDOC, words, None, environment=end)
+    assert "stopped: by the end of the job's time limit, after step" in str(caught.value)
+    assert time.time() < int(end["SLURM_JOB_END_TIME"]) - 80
+    (last,) = (line for line in read_json_lines(tmp_path / "run/history.jsonl") if line["event"] == "stopped")
+    assert list((tmp_path / "run").glob(f"checkpoints/step_{last['step']:08d}/complete.json"))
