@@ -67,7 +67,7 @@ class StepMetrics:
     def __init__(self, backend: Backend, plan: RunPlan):
         self._backend = backend
         self._plan = plan
-        self._loss_sums: list[torch.Tensor] = []
+        self._loss_sums: dict[int, torch.Tensor] = {}
         self._norms: dict[int, torch.Tensor] = {}
         self._earlier_seconds = 0.0
         self._weight = 0
@@ -101,16 +101,16 @@ class StepMetrics:
             weight: What the sum over all processes is divided by.
             grad_norm: The gradient's norm, if it was computed; it is not waited for either.
         """
-        self._loss_sums.append(loss_sum)
+        self._loss_sums[step] = loss_sum
         if grad_norm is not None:
             self._norms[step] = grad_norm
         self._weight = weight
         self.total_weight += weight
 
-    def leave_out(self) -> None:
+    def leave_out(self, step: int) -> None:
         """The step was not taken: its loss is none of the run's."""
-        self._loss_sums.pop()
-        self._norms.clear()
+        del self._loss_sums[step]
+        self._norms.pop(step, None)
 
     def log(self, step: int) -> LoggedStep:
         """The numbers of step `step`, the last one added, over all processes.
@@ -152,7 +152,8 @@ class StepMetrics:
 
         All losses and norms since the last call must be finite. Norms are those of the gradients of all processes.
         """
-        window = torch.stack(self._loss_sums).double()
+        steps = list(self._loss_sums)
+        window = torch.stack(list(self._loss_sums.values())).double()
         self._loss_sums.clear()
         finite = torch.isfinite(window)
         first_bad = torch.where(finite.all(), -1, finite.int().argmin())
@@ -160,7 +161,7 @@ class StepMetrics:
         bad = [(int(index), rank, value) for rank, (_, index, value) in enumerate(numbers) if index >= 0]
         if bad:
             index, rank, value = min(bad)
-            raise _not_finite(f"the loss is {value} at step {step - len(window) + 1 + index} on rank {rank}")
+            raise _not_finite(f"the loss is {value} at step {steps[index]} on rank {rank}")
         norms, self._norms = self._norms, {}
         for bad_step, norm in zip(norms, torch.stack([*norms.values()]).tolist() if norms else [], strict=True):
             if not math.isfinite(norm):

@@ -134,3 +134,13 @@ def test_the_number_of_lines_that_are_kept_is_limited(tmp_path, path, full_disk)
     full_disk()
     append_all(journal, 2)
     assert steps(path) == [0] * (limit - 1) + [1, 2]
+
+
+def test_lines_that_cannot_be_read_stay_and_cost_no_others(tmp_path):
+    path, warnings = tmp_path / "metrics.jsonl", []
+    path.write_bytes(b'{"step": 1}\n{"st\xff\xfe\n[1]\n{"step": "x"}\n{"step": 2}\n{"step": 3}\n')
+    journal = Journal(path, claim(tmp_path / "attempts", {}), warnings.append)
+    assert journal.keep_until(2) == {"step": 2}
+    assert path.read_bytes() == b'{"step": 1}\n{"st\xff\xfe\n[1]\n{"step": "x"}\n{"step": 2}\n'
+    assert len(warnings) == 3
+    assert [line["step"] for line in read_json_lines(path)] == [1, 2]

@@ -94,12 +94,40 @@ def test_a_limit(tmp_path):
     assert "3 steps have been left out, more than faults.max_skipped_steps 2" in report
     assert "at step 9" in report
     status = json.loads((tmp_path / "run/status.json").read_text())
-    assert (status["outcome"], status["checkpoint_step"], status["resume"]) == ("failed", 8, True)
+    assert (status["outcome"], status["checkpoint_step"], status["resume"]) == ("failed", 8, False)
 
 
 def test_nothing_to_roll_back_to(tmp_path):
     report = failure(tmp_path / "run", "--faults.on_non_finite=roll_back", bad_steps={3})
-    assert "no checkpoint yet to roll back to" in report
+    assert "there is no checkpoint to roll back to yet" in report
+
+
+def train_poisoned_and_damaged(run_dir: Path, words) -> None:
+    """The checkpoint of step 8 is damaged before step 10 is left out."""
+    from largebatch.run import Run
+
+    update = Run._update
+
+    def damage_and_update(run, index, *arguments):
+        if index == 9:
+            run._writer.wait()
+            if run.backend.is_main_process:
+                file = run_dir / "checkpoints/step_00000008/rank_00000.safetensors"
+                content = file.read_bytes()
+                file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+            run.backend.wait_for_everyone()
+        update(run, index, *arguments)
+
+    Run._update = damage_and_update
+    train_poisoned(run_dir, PYDOC, words, {10}, 1, "loss")
+
+
+def test_a_damaged_checkpoint_is_not_rolled_back_to(tmp_path):
+    words = (*TINY_GPT, *WORDS, "--faults.on_non_finite=roll_back")
+    run_job(train_poisoned_and_damaged, tmp_path / "poisoned", words)
+    run_job(train_without, tmp_path / "without", PYDOC, words, {5, 6, 7, 8, 9, 10})
+    mine, theirs = (load_file(tmp_path / name / "model/model.safetensors") for name in ("poisoned", "without"))
+    assert all(mine[name].tobytes() == theirs[name].tobytes() for name in theirs)
 
 
 def test_a_checkpoint_never_holds_what_is_not_finite(tmp_path):

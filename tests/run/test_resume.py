@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -271,6 +273,82 @@ def test_a_finished_run_is_left_as_it_is(run):
     assert (run_dir.with_name("run.1") / "model/model.safetensors").exists()
 
 
+def test_an_earlier_stop_is_refused(run):
+    run_dir, words = run
+    report = resume(run_dir, words, "--train.stop_after_steps=3")
+    assert "the checkpoint is of step 4, and the run would end after step 3 (of 12)" in report
+
+
+def test_another_batch_size_says_what_becomes_of_the_samples(run):
+    run_dir, words = run
+    change = ("--batch.global_batch_size=24", "--resume.allow_change", "batch.global_batch_size")
+    assert resume(run_dir, words, *change) is None
+    started = [line for line in read_json_lines(run_dir / "history.jsonl") if line["event"] == "started"]
+    assert "step 4 came after 192 samples and comes after 96 now: 96 samples come again" in started[-1]["changes"]
+
+
+def test_damage_to_all_checkpoints_is_refused(run):
+    run_dir, words = run
+    (file,) = run_dir.glob("checkpoints/step_00000004/rank_*.safetensors")
+    file.write_bytes(file.read_bytes()[:-1])
+    before = (run_dir / "metrics.jsonl").read_bytes()
+    report = resume(run_dir, words)
+    assert "has checkpoints, and none of them can be used" in report
+    assert "step_00000004: rank_00000.safetensors has" in report
+    assert (run_dir / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_checkpoint_that_was_set_aside_can_be_gone_back_to(run):
+    run_dir, words = run
+    assert resume(run_dir, words, "--train.stop_after_steps=8") is None
+    step_4 = f"{run_dir}/checkpoints/step_00000004"
+    assert resume(run_dir, words, "--resume", step_4, "--train.stop_after_steps=5") is None
+    (aside,) = run_dir.glob("checkpoints/set_aside_*/step_00000008")
+    assert resume(run_dir, words, "--resume", str(aside)) is None
+    assert [line["step"] for line in read_json_lines(run_dir / "metrics.jsonl")][-4:] == [9, 10, 11, 12]
+    assert not run_dir.with_name("run.1").exists()
+
+
+def leave_the_loop(run_dir, words):
+    from largebatch.run import Run
+
+    steps = Run.steps
+
+    def some_steps(run, train_set):
+        for step in steps(run, train_set):
+            if step.index == 6:
+                return
+            yield step
+
+    Run.steps = some_steps
+    train(PYDOC, *words, run_dir=run_dir)
+
+
+def test_a_loop_that_is_left_early_has_a_checkpoint_of_its_end(half_done, tmp_path):
+    run_job(leave_the_loop, tmp_path / "run", half_done[1], strategy="ddp")
+    status = json.loads((tmp_path / "run/status.json").read_text())
+    assert (status["outcome"], status["step"], status["checkpoint_step"]) == ("finished", 6, 6)
+
+
+def train_with_slow_copies(run_dir, words):
+    """The copy of the state that is to be saved begins when the next step's gradients are there already."""
+    from largebatch.checkpoint.save import CheckpointWriter
+
+    copy = CheckpointWriter._copy
+    CheckpointWriter._copy = lambda writer, snapshot: time.sleep(0.5) or copy(writer, snapshot)
+    train(PYDOC, *words, run_dir=run_dir)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero2", "zero3"])
+def test_updates_wait_for_the_copy(strategy, tmp_path):
+    words = (*TINY_GPT, '--checkpoint.every={"steps": 3}', "--checkpoint.keep_last=null", "--train.stop_after_steps=8")
+    run_job(train_with_slow_copies, tmp_path / "run", words, strategy=strategy)
+    again = (*words, "--resume", str(tmp_path / "run/checkpoints/step_00000003"))
+    assert run_interrupted(tmp_path / "again", again, strategy=strategy) is None
+    mine, theirs = (load_file(tmp_path / name / "model/model.safetensors") for name in ("again", "run"))
+    assert all(mine[name].tobytes() == theirs[name].tobytes() for name in theirs)
+
+
 def test_a_longer_stop_goes_on(run, tmp_path):
     run_dir, words = run
     assert resume(run_dir, words, "--train.stop_after_steps=6") is None
@@ -331,6 +409,32 @@ def test_a_model_of_another_shape_is_named(run):
 
 
 # --- two runs at once ---------------------------------------------------------------------------------------------
+
+
+def start_late(run_dir, words):
+    """The second of two that begin in a new folder at once; the first has its attempt when this one makes its own."""
+    from largebatch.run.folder import RunFolder
+
+    hold = RunFolder.hold
+
+    def hold_and_wait(folder):
+        hold(folder)
+        while not (run_dir / "metrics.jsonl").exists():
+            time.sleep(0.05)
+
+    RunFolder.hold = hold_and_wait
+    train(PYDOC, *words, run_dir=run_dir)
+
+
+def test_of_two_starts_in_a_new_folder_one_is_refused(half_done, tmp_path):
+    run_dir, words = tmp_path / "run", half_done[1]
+    with ThreadPoolExecutor() as pool:
+        late = pool.submit(run_job, start_late, run_dir, words, strategy="single", world_size=1)
+        assert run_interrupted(run_dir, words, strategy="single", world_size=1) is None
+        with pytest.raises(JobFailed, match=r"another run (has just begun in|is writing to)"):
+            late.result()
+    assert json.loads((run_dir / "status.json").read_text())["outcome"] == "finished"
+    assert not run_dir.with_name("run.1").exists()
 
 
 def train_while_another_starts(run_dir, words):

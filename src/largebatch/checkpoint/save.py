@@ -2,7 +2,6 @@
 
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
+import xxhash
 
 from largebatch.backend.base import Backend
 from largebatch.backend.state import EngineState, Piece
@@ -434,5 +434,6 @@ def _live_tensors(pieces: list[Piece], buffers: Mapping[str, torch.Tensor]) -> C
     return tensors
 
 
-def _fingerprint(buffer: torch.Tensor) -> int:
-    return zlib.crc32(buffer.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+def _fingerprint(buffer: torch.Tensor) -> str:
+    content = buffer.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return xxhash.xxh3_128(content).hexdigest()

@@ -1,5 +1,6 @@
 """Loading micro-batches, in this process or in worker processes."""
 
+import signal
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -53,6 +54,7 @@ def load(source: SampleSource, requests: Iterable[Request], num_workers: int, de
         sampler=requests,
         num_workers=num_workers,
         pin_memory=device.type == "cuda",
+        worker_init_fn=_leave_signals_to_the_training if num_workers else None,
         # A generator of its own: the loader must not draw from the one that seeds dropout.
         generator=torch.Generator(),
     )
@@ -61,6 +63,12 @@ def load(source: SampleSource, requests: Iterable[Request], num_workers: int, de
             raise loaded
         batch = {name: tensor.to(device, non_blocking=True) for name, tensor in loaded.batch.items()}
         yield Loaded(batch, loaded.weight)
+
+
+def _leave_signals_to_the_training(_: int) -> None:
+    """Loader processes end with the training process, not by a signal to the whole job, before that has saved."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def check_size(source: SampleSource, expected: int, field: str) -> None:

@@ -5,6 +5,7 @@ started elsewhere. So each start takes the next number, and looks, before it pub
 has been taken.
 """
 
+import errno
 import json
 import os
 import re
@@ -112,13 +113,22 @@ def is_restart_of(earlier: dict[str, Any]) -> bool:
 
 
 def latest_attempt(folder: Path) -> dict[str, Any] | None:
-    """What is recorded of the latest attempt, if there is one."""
+    """What is recorded of the latest attempt, if there is one.
+
+    Raises:
+        OSError: The record cannot be read.
+    """
     if not folder.is_dir():
         return None
     number = max(_numbers(folder), default=None)
     if number is None:
         return None
-    record: dict[str, Any] = json.loads((folder / f"{number:04d}.json").read_text(encoding="utf-8"))
+    file = folder / f"{number:04d}.json"
+    try:
+        record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        record["attempt"], record["token"], record["host"]
+    except (ValueError, LookupError, TypeError) as error:
+        raise OSError(errno.EIO, f"not the record of an attempt: {error}", str(file)) from error
     return record
 
 

@@ -89,7 +89,8 @@ def user_errors() -> Iterator[None]:
         yield
     except UserError as error:
         if not isinstance(error, RunStopped):
-            report_failure(str(error))
+            # The same start would come to the same.
+            report_failure(str(error), resume=False)
         rank = int(os.environ.get("RANK", 0))
         joined = torch.distributed.is_available() and torch.distributed.is_initialized()
         first_here = int(os.environ.get("LOCAL_RANK", 0)) == 0
@@ -103,7 +104,7 @@ def user_errors() -> Iterator[None]:
             time.sleep(SECONDS_FOR_THE_REPORT)
         sys.exit(error.exit_code)
     except Exception as error:
-        report_failure(f"{type(error).__name__}: {error}")
+        report_failure(f"{type(error).__name__}: {error}", resume=True)
         raise
 
 

@@ -19,6 +19,9 @@ lock               held by the run while it lasts
 import fcntl
 import itertools
 import json
+import os
+import weakref
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -63,8 +66,8 @@ class RunFolder:
         for place in (self.path, *self.path.parents):
             if place.exists() and not place.is_dir():
                 raise UserError(f"--run_dir: {place} is a file; write a folder")
-        # A start that was killed at once leaves the lock alone.
-        if self.path.is_dir() and not self.is_a_run and any(path.name != "lock" for path in self.path.iterdir()):
+        # A start that is just beginning, or was killed at once, has no plan yet.
+        if self.path.is_dir() and not self.is_a_run and not all(_is_a_beginning(path) for path in self.path.iterdir()):
             raise UserError(
                 f"--run_dir: {self.path} holds files that are not a run's; write another folder, or an empty one"
             )
@@ -72,7 +75,7 @@ class RunFolder:
     @property
     def is_a_run(self) -> bool:
         """Whether there is an earlier run in it."""
-        return self.plan_file.exists()
+        return any(file.exists() for file in (self.plan_file, self.config_file, self.status_file))
 
     def hold(self) -> None:
         """Keep other runs out of an earlier run's folder, from now on.
@@ -106,21 +109,18 @@ class RunFolder:
         """
         moved = None
         try:
-            if self.is_a_run and not in_place:
-                # `hold` has made sure that no other run is in it.
+            if self._lock is not None and not in_place:
                 names = (self.path.with_name(f"{self.path.name}.{number}") for number in itertools.count(1))
                 moved = next(name for name in names if not name.exists())
                 self.path.rename(moved)
-                if self._lock is not None:
-                    self._lock.close()
-                    self._lock = None
-            self.path.mkdir(parents=True, exist_ok=True)
+                self._lock.close()
+                self._lock = None
             if self._lock is None:
+                self.path.mkdir(parents=True, exist_ok=True)
                 self._lock = self._take_lock()
                 if self.is_a_run:
-                    raise UserError(
-                        f"--run_dir: another run has begun in {self.path}; start again, or write another folder"
-                    )
+                    # Since `hold` has looked.
+                    raise UserError(f"--run_dir: another run has just begun in {self.path}; write another folder")
             # The plan first: it is what tells a run's folder from others.
             replace_file(self.plan_file, [memoryview(plan.to_json().encode())])
             resolved = config.model_dump(mode="json", by_alias=True, exclude={"schema_"})
@@ -140,6 +140,8 @@ class RunFolder:
             UserError: A running job holds it.
         """
         lock = (self.path / "lock").open("ab")
+        # Loader processes would hold it on when this one is killed.
+        os.register_at_fork(after_in_child=partial(_close, weakref.ref(lock)))
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -153,6 +155,16 @@ class RunFolder:
                 + "; wait for its end, or write another folder"
             ) from None
         return lock
+
+
+def _is_a_beginning(path: Path) -> bool:
+    return path.name == "lock" or path.name.startswith(".plan.json.")
+
+
+def _close(reference: "weakref.ref[IO[bytes]]") -> None:
+    file = reference()
+    if file is not None:
+        file.close()
 
 
 def _cannot_be_written(path: Path, error: OSError) -> UserError:

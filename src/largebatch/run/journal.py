@@ -67,23 +67,40 @@ class Journal:
     def keep_until(self, step: float) -> dict[str, Any] | None:
         """Leave out lines of steps after `step`, which training will come to again, and a last line cut short.
 
+        Other lines that cannot be read stay as they are.
+
         Returns:
-            The last line that stays.
+            The last readable line that stays.
         """
-        lines = [line for line in read_json_lines(self._path) if line.get("step", 0) <= step]
-        if self._path.exists():
-            text = "".join(json.dumps(line) + "\n" for line in lines)
-            replace_file(self._path, [memoryview(text.encode())])
-        return lines[-1] if lines else None
+        if not self._path.exists():
+            return None
+        kept: list[bytes] = []
+        last: dict[str, Any] | None = None
+        lines = self._path.read_bytes().split(b"\n")
+        for number, text in enumerate(lines):
+            line = _parsed(text)
+            if line is None and number == len(lines) - 1:
+                continue
+            if line is None:
+                self._warn(f"WARNING: line {number + 1} of {self._path} cannot be read; it is left as it is")
+            elif line.get("step", 0) > step:
+                continue
+            else:
+                last = line
+            kept.append(text + b"\n")
+        replace_file(self._path, [memoryview(b"".join(kept))])
+        return last
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file, up to the first that is not whole."""
-    lines: list[dict[str, Any]] = []
-    if path.exists():
-        for text in path.read_text(encoding="utf-8").splitlines():
-            try:
-                lines.append(json.loads(text))
-            except ValueError:
-                break
-    return lines
+    """The lines of a file that can be read."""
+    texts = path.read_bytes().split(b"\n") if path.exists() else []
+    return [line for line in map(_parsed, texts) if line is not None]
+
+
+def _parsed(text: bytes) -> dict[str, Any] | None:
+    try:
+        line = json.loads(text)
+    except ValueError:
+        return None
+    return line if isinstance(line, dict) and isinstance(line.get("step", 0), int | float) else None

@@ -12,7 +12,6 @@ from largebatch.run.journal import Journal
 from largebatch.run.resume import Start
 from largebatch.run.status import Status, register
 from largebatch.storage.catalog import remove_leftovers, set_aside
-from largebatch.storage.layout import folder_name
 
 
 class Record:
@@ -37,12 +36,8 @@ class Record:
             Journal(file, attempt, say) for file in (folder.metrics_file, folder.evaluations_file, folder.history_file)
         )
         self.attempt = attempt
-        self.newest_checkpoint = start.checkpoint
-        """The newest checkpoint that is known to be complete, also of another run that this one goes on from."""
-        self.status = Status(folder.status_file, attempt)
+        self.status = Status(folder.status_file, folder.checkpoints_dir, attempt)
         self.status.step = start.step
-        if start.in_place:
-            self.status.checkpoint_step = start.step
         register(self.status)
 
     def take_up(self, began: float, about: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -112,12 +107,6 @@ class Record:
         """Try once more to write lines that the file system has not taken."""
         for journal in (self._metrics, self._evaluations, self._history):
             journal.flush()
-
-    def checkpoint_is_complete(self, step: int) -> None:
-        """Take note of the checkpoint of a step, which may be known already."""
-        if step > self.status.checkpoint_step:
-            self.status.checkpoint_step = step
-            self.newest_checkpoint = self._folder.checkpoints_dir / folder_name(step)
 
     @property
     def stack_folder(self) -> Path:

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from largebatch.backend.base import Backend
+from largebatch.batch import Phase, Timeline
 from largebatch.config import RecipeConfig
 from largebatch.errors import UserError
 from largebatch.plan import RunPlan
 from largebatch.run.folder import RunFolder
 from largebatch.run.status import read_status
 from largebatch.storage.catalog import Entry, damage, entries, entry_at
-from largebatch.storage.layout import CheckpointError, Manifest, read_json, read_manifest
+from largebatch.storage.layout import MARKER, CheckpointError, Manifest, read_json, read_manifest
 
 # Fields of the config that change speed, memory, what is measured or what is kept, and never the training.
 FREE = (
@@ -80,10 +81,16 @@ def find_start(
         return _start_at(Path(resume), allow_change, folder, config, plan, backend)
     if not folder.is_a_run:
         return Start()
-    candidates = entries(folder.checkpoints_dir) if backend.is_main_process else []
-    candidates = backend.gather_objects(candidates)[0]
-    usable, skipped = _newest_usable(candidates, backend)
+    candidates = checkpoints_of(folder.checkpoints_dir, backend)
+    usable, skipped = newest_usable(candidates, backend)
     if usable is None:
+        with backend.agreement():
+            if any((entry.path / MARKER).exists() for entry in candidates):
+                reasons = "\n".join(f"  - {reason}" for reason in skipped[:MOST_DIFFERENCES])
+                raise UserError(
+                    f"{folder.path} has checkpoints, and none of them can be used:\n{reasons}\n"
+                    "mend them and start again; --resume none begins anew and moves the earlier run aside"
+                )
         # The same recipe begins anew in the same folder, which keeps its history; what is finished is moved aside.
         same = not differences(_recorded_config(folder), config)
         unfinished = _recorded_outcome(folder, backend) != "finished"
@@ -96,6 +103,9 @@ def find_start(
     with backend.agreement():
         _refuse(refused, f"{folder.path} holds an unfinished run of another recipe", in_folder=True)
     is_over = finished and manifest.step >= plan.stop_after_steps
+    with backend.agreement():
+        if not is_over:
+            _refuse_to_go_back(manifest, plan)
     return Start(True, usable.path, manifest, skipped, allowed, is_over)
 
 
@@ -105,7 +115,7 @@ def _start_at(
     with backend.agreement():
         if not path.is_dir():
             raise UserError(f'--resume: there is no checkpoint {path}; write "auto", "none", or the folder of one')
-    usable, skipped = _newest_usable([entry_at(path)], backend)
+    usable, skipped = newest_usable([entry_at(path)], backend)
     with backend.agreement():
         if usable is None:
             raise UserError(f"--resume: {skipped[0]}; `largebatch checkpoints` lists those of a run folder")
@@ -115,11 +125,26 @@ def _start_at(
             raise UserError(f"--resume: {path}: {error}") from None
         refused, allowed = _split(manifest, config, plan, allow_change)
         _refuse(refused, f"{path} is of another recipe", in_folder=False)
-    in_place = path.resolve().parent == folder.checkpoints_dir
+        _refuse_to_go_back(manifest, plan)
+    resolved = path.resolve()
+    in_place = resolved.is_relative_to(folder.path) or resolved.parent == folder.checkpoints_dir.resolve()
     return Start(in_place, path.resolve(), manifest, [], allowed)
 
 
-def _newest_usable(candidates: Iterable[Entry], backend: Backend) -> tuple[Entry | None, list[str]]:
+def _refuse_to_go_back(manifest: Manifest, plan: RunPlan) -> None:
+    if manifest.step > plan.stop_after_steps:
+        raise UserError(
+            f"the checkpoint is of step {manifest.step}, and the run would end after step {plan.stop_after_steps} "
+            f"(of {plan.total_steps}); resume from an earlier one (--resume PATH), or with the longer run that it is of"
+        )
+
+
+def checkpoints_of(folder: Path, backend: Backend) -> list[Entry]:
+    """The checkpoints in a folder, the newest first, as the main process sees them."""
+    return backend.gather_objects(entries(folder) if backend.is_main_process else [])[0]
+
+
+def newest_usable(candidates: Iterable[Entry], backend: Backend) -> tuple[Entry | None, list[str]]:
     """The first of the candidates that is complete and intact, and why the ones before are not."""
     skipped: list[str] = []
     for entry in candidates:
@@ -187,7 +212,18 @@ def _split(
         for name, (old, new) in found.items()
     }
     allowed = [line for name, line in lines.items() if _is_allowed(name, allow_change)]
+    before, now = _samples_before(manifest), plan.batch_at(manifest.step).samples_before
+    if allowed and before != now:
+        what = f"{now - before:,} samples are skipped" if now > before else f"{before - now:,} samples come again"
+        allowed.append(f"step {manifest.step:,} came after {before:,} samples and comes after {now:,} now: {what}")
     return [line for name, line in lines.items() if not _is_allowed(name, allow_change)], allowed
+
+
+def _samples_before(manifest: Manifest) -> int:
+    """Samples that the checkpoint's plan had trained on at its step."""
+    timeline = dict(manifest.plan["timeline"])
+    phases = tuple(Phase(**phase) for phase in timeline.pop("phases"))
+    return Timeline(**timeline, phases=phases).at(manifest.step).samples_before
 
 
 def _is_allowed(name: str, allow_change: Sequence[str]) -> bool:

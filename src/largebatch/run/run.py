@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -87,6 +88,7 @@ class Run(Generic[Config]):
         self._last_logged: dict[str, Any] = {}
         self._last_evaluation: dict[str, float] = {}
         self._will_save = False
+        self._saved_step = 0
         self._stop_vote: Callable[[], int] = int
         self._stop_reason = 0
         self._watch = ExitStack()
@@ -143,13 +145,15 @@ class Run(Generic[Config]):
         prepared = self.backend.prepare(model, optimizer)
         with self.backend.agreement():
             check_backend(self.backend, expected)
+            # What a checkpoint cannot hold is refused now, not at the first one.
+            self.backend.engine_state()
         # Models come from `from_pretrained` in evaluation mode, without dropout.
         self.backend.model.train()
-        self._begin_attempt()
         if self._start.manifest is not None:
             assert self._start.checkpoint is not None
             with self.backend.agreement():
                 load(self.backend, self._start.checkpoint, self._start.manifest)
+        self._begin_attempt()
         return prepared
 
     # --- training -------------------------------------------------------------------------------------------------
@@ -166,7 +170,8 @@ class Run(Generic[Config]):
         self._progress = Progress(self.plan, self.backend.is_main_process, self._first_step, self._metrics.seconds)
         feed = training_feed(self.plan, self.backend, train_set, self._num_workers, self._first_step)
         self._metrics.stopwatch.start()
-        with ExitStack() as watch, self._stop.listening():
+        with ExitStack() as watch:
+            watch.enter_context(self._stop.listening())
             watch.enter_context(self._watchdog.watching())
             for index, step_feed in enumerate(feed, self._first_step):
                 self._stop_vote = self.backend.largest_of_processes(self._stop.requested())
@@ -175,7 +180,7 @@ class Run(Generic[Config]):
                 if not step.updated:
                     raise RuntimeError("the loop went on to the next step without step.update()")
                 self._after_step()
-            # The end may hang, too.
+            # The end may hang, too, and signals must not cut it short.
             self._watch = watch.pop_all()
         self._metrics.stopwatch.pause()
 
@@ -200,7 +205,7 @@ class Run(Generic[Config]):
             if self.plan.on_non_finite == "stop":
                 # Raises, and names step and rank.
                 self._metrics.check(completed)
-            self._metrics.leave_out()
+            self._metrics.leave_out(completed)
             self._say(self._skipped.leave_out(completed, float(loss_sum)))
         elif is_logged:
             logged = self._metrics.log(completed)
@@ -225,22 +230,25 @@ class Run(Generic[Config]):
         """What follows a step and its evaluation: a checkpoint where it is due, and the end where it was asked for."""
         self._watchdog.beat()
         self._writer.poll()
-        self._record.checkpoint_is_complete(self._writer.last_step)
         if not self._will_save:
             return
         self._metrics.stopwatch.pause()
-        # What is not finite must not be written.
-        with self._saved_before_failing():
-            self._metrics.check(self._completed_steps)
-        self._writer.save(self._completed_steps, self._skipped.count)
+        self._save()
         if self._stop_reason and self._completed_steps < self.plan.stop_after_steps:
             self._end_stopped()
         self._metrics.stopwatch.start()
 
+    def _save(self) -> None:
+        # What is not finite must not be written.
+        with self._saved_before_failing():
+            self._metrics.check(self._completed_steps)
+        self._writer.save(self._completed_steps, self._skipped.count)
+        self._saved_step = self._completed_steps
+
     def _end_stopped(self) -> None:
         """Wait for the checkpoint, say that the run can be resumed, and leave."""
         self._wait_for_checkpoint()
-        saved, step = self._record.status.checkpoint_step, self._completed_steps
+        saved, step = max(self._writer.last_step, self._start.step), self._completed_steps
         newest = "with a checkpoint" if saved == step else f"with no checkpoint after step {saved}"
         message = f"by {REASONS[self._stop_reason]}, after step {step:,} of {self.plan.total_steps:,}, {newest}"
         self._record.event("stopped", step, message=message)
@@ -257,7 +265,6 @@ class Run(Generic[Config]):
         assert self._progress is not None
         self._progress.close()
         self._writer.wait()
-        self._record.checkpoint_is_complete(self._writer.last_step)
         self._record.flush()
 
     def _check_gradients(self) -> None:
@@ -325,7 +332,12 @@ class Run(Generic[Config]):
     # --- the end --------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Wait for the last checkpoint, write the final weights and the summary, and leave the job."""
+        """Wait for the last checkpoint, write the final weights and the summary, and leave the job.
+
+        Where the loop was left before the end of the run, a checkpoint is written first.
+        """
+        if self._completed_steps > max(self._saved_step, self._first_step):
+            self._save()
         self._wait_for_checkpoint()
         self.backend.average_statistics(self._completed_steps)
         state = self.backend.full_state_dict()
@@ -420,7 +432,12 @@ class Run(Generic[Config]):
         assert attempt is not None
         self._record = Record(self.folder, attempt, start, self.backend.is_main_process, self._say)
         about = {"strategy": launch.strategy, "world_size": launch.world_size}
-        self._last_logged, evaluation = self._record.take_up(self._began, about)
+        evaluation: dict[str, Any] = {}
+        with self.backend.agreement():
+            try:
+                self._last_logged, evaluation = self._record.take_up(self._began, about)
+            except OSError as error:
+                raise UserError(f"--run_dir: {self.folder.path} cannot be written: {error}") from error
         self._last_evaluation = {
             name: value for name, value in evaluation.items() if name not in place_of(self.plan, 0)
         }
@@ -428,14 +445,20 @@ class Run(Generic[Config]):
         self._writer = self._make_writer()
         skipped = start.manifest.skipped_steps if start.manifest else 0
         self._skipped = SkippedSteps(
-            self.backend, self._record, self._writer, self.config.faults.max_skipped_steps, skipped
+            self.backend,
+            self._record,
+            self._writer,
+            self.folder.checkpoints_dir,
+            start.checkpoint,
+            self.config.faults.max_skipped_steps,
+            skipped,
         )
         self._stop = StopRequests(
             self.folder.stop_file if self.backend.is_main_process else None,
             self.config.faults.time_limit_margin_seconds,
         )
         stack_file = self._record.stack_folder / f"rank_{self.backend.rank:05d}.txt"
-        self._watchdog = Watchdog(self.config.faults.hang_seconds, stack_file, report_failure)
+        self._watchdog = Watchdog(self.config.faults.hang_seconds, stack_file, partial(report_failure, resume=True))
         self._init_trackers(self.folder.path.name)
 
     def _make_writer(self) -> CheckpointWriter:

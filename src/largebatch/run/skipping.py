@@ -1,12 +1,15 @@
 """Steps whose update is left out, because their loss or gradient was not finite."""
 
 import math
+from pathlib import Path
 
 from largebatch.backend.base import Backend
 from largebatch.checkpoint.load import load
 from largebatch.checkpoint.save import CheckpointWriter
 from largebatch.errors import TrainingFailed
 from largebatch.run.record import Record
+from largebatch.run.resume import checkpoints_of, newest_usable
+from largebatch.storage.catalog import entry_at
 from largebatch.storage.layout import read_manifest
 
 
@@ -17,14 +20,27 @@ class SkippedSteps:
         backend: The prepared backend.
         record: Where it is written down.
         writer: Of checkpoints, to roll back to the newest.
+        folder: Of the run's checkpoints.
+        fallback: The checkpoint that the run goes on from, which may be another run's.
         most: How many steps may be left out in the whole run.
         count: How many earlier attempts have left out.
     """
 
-    def __init__(self, backend: Backend, record: Record, writer: CheckpointWriter, most: int, count: int):
+    def __init__(
+        self,
+        backend: Backend,
+        record: Record,
+        writer: CheckpointWriter,
+        folder: Path,
+        fallback: Path | None,
+        most: int,
+        count: int,
+    ):
         self._backend = backend
         self._record = record
         self._writer = writer
+        self._folder = folder
+        self._fallback = fallback
         self._most = most
         self.count = count
         """Steps left out so far."""
@@ -65,18 +81,20 @@ class SkippedSteps:
         return f"WARNING: {what}; {left_out} left out ({self.count} of at most {self._most})"
 
     def _roll_back(self, what: str) -> int:
-        """Load the newest checkpoint and return its step."""
+        """Load the newest intact checkpoint and return its step."""
         self._writer.wait()
-        self._record.checkpoint_is_complete(self._writer.last_step)
-        checkpoint = self._record.newest_checkpoint
-        if checkpoint is None:
+        usable, skipped = newest_usable(checkpoints_of(self._folder, self._backend), self._backend)
+        if usable is None and self._fallback is not None:
+            usable, more = newest_usable([entry_at(self._fallback)], self._backend)
+            skipped += more
+        if usable is None:
             raise _failed(
-                f"{what}, and there is no checkpoint yet to roll back to; try a longer learning_rate.warmup, a lower "
-                "learning_rate.base_lr, or a shorter checkpoint.every"
+                f"{what}, and there is no checkpoint to roll back to {f'({skipped[0]})' if skipped else 'yet'}; try a "
+                "longer learning_rate.warmup, a lower learning_rate.base_lr, or a shorter checkpoint.every"
             )
-        manifest = read_manifest(checkpoint)
         with self._backend.agreement():
-            load(self._backend, checkpoint, manifest)
+            manifest = read_manifest(usable.path)
+            load(self._backend, usable.path, manifest)
         return manifest.step
 
 

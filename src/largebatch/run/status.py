@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from largebatch.run.attempt import Attempt
+from largebatch.storage.catalog import entries
 from largebatch.storage.files import replace_json_file
 from largebatch.storage.layout import CheckpointError, read_json
 
@@ -22,16 +23,22 @@ class Status:
 
     Args:
         path: The file.
+        checkpoints: The run's folder of checkpoints.
         attempt: Only the current attempt writes.
     """
 
-    def __init__(self, path: Path, attempt: Attempt):
+    def __init__(self, path: Path, checkpoints: Path, attempt: Attempt):
         self._path = path
+        self._checkpoints = checkpoints
         self._attempt = attempt
         self.step = 0
         """Optimizer steps completed."""
-        self.checkpoint_step = 0
+
+    @property
+    def checkpoint_step(self) -> int:
         """Step of the newest complete checkpoint; 0 is none."""
+        complete = (entry.step for entry in entries(self._checkpoints) if entry.problem is None)
+        return next(complete, 0)
 
     def write(self, outcome: Outcome, message: str, resume: bool) -> None:
         """Publish the outcome; a file system that does not take it is no reason to fail.
@@ -76,7 +83,12 @@ def register(status: Status) -> None:
     _of_this_process[:] = [status]
 
 
-def report_failure(message: str) -> None:
-    """Say that the attempt of this process failed, if it had begun."""
+def report_failure(message: str, resume: bool) -> None:
+    """Say that the attempt of this process failed, if it had begun.
+
+    Args:
+        message: Why.
+        resume: Whether the same command may come further: after a crash or hang, but not where the same would recur.
+    """
     for status in _of_this_process:
-        status.write("failed", message, resume=status.checkpoint_step > 0)
+        status.write("failed", message, resume)

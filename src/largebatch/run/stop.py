@@ -58,7 +58,8 @@ class StopRequests:
     def requested(self) -> int:
         """The number of the reason to stop, or 0; looks at the stop file at most once a second."""
         now = self._clock()
-        if self._stop_file is not None and now - self._looked >= SECONDS_BETWEEN_LOOKS:
+        # The clock may be set back.
+        if self._stop_file is not None and abs(now - self._looked) >= SECONDS_BETWEEN_LOOKS:
             self._looked = now
             if self._stop_file.exists():
                 self._reason = max(self._reason, REASONS.index("the stop file"))

@@ -107,7 +107,8 @@ def damage(path: Path, share: int = 0, num_shares: int = 1) -> str | None:
 def prune(folder: Path, keep_last: int | None, is_kept_for_ever: Callable[[int], bool], attempt: str) -> Sequence[Path]:
     """Delete complete checkpoints that are older than the `keep_last` newest complete ones.
 
-    What is not complete is not counted and not deleted. A checkpoint loses its name first, so that one whose deletion
+    Complete is what has a marker and all files in their sizes; their checksums are not read again. What is not complete
+    is not counted and not deleted. A checkpoint loses its name first, so that one whose deletion
     is interrupted is never taken for a checkpoint.
 
     Args:
