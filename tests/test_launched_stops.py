@@ -18,12 +18,17 @@ from test_launched import launch, launch_command
 WORDS = (*TINY_GPT, "--model.dropout=0.0", '--train.duration={"steps": 4000}', "--optimizer.eps=1e-3")
 
 
-@pytest.mark.parametrize(("number", "to_everybody"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
-def test_a_signal_to_the_launcher_stops_the_run_behind_a_checkpoint(number, to_everybody, tmp_path):
-    """SIGTERM reaches the launcher, which passes it on; Ctrl-C reaches all processes, and is passed on as well."""
+@pytest.mark.parametrize(
+    ("number", "to_everybody", "num_workers"),
+    [(signal.SIGTERM, False, 0), (signal.SIGTERM, True, 1), (signal.SIGINT, True, 0)],
+)
+def test_a_signal_to_the_launcher_stops_the_run_behind_a_checkpoint(number, to_everybody, num_workers, tmp_path):
+    """A signal to the launcher is passed on; SLURM and Ctrl-C signal all processes, loaders too, and it is passed on as
+    well."""
     run_dir = tmp_path / "run"
+    words = (*WORDS, f"--data.num_workers={num_workers}")
     job = subprocess.Popen(
-        launch_command(PYDOC, run_dir, *WORDS, strategy="ddp"),
+        launch_command(PYDOC, run_dir, *words, strategy="ddp"),
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
