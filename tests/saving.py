@@ -124,7 +124,7 @@ class FakeRun:
 
     def begin_to_save(self, step: int) -> None:
         self.backend.state = state_of(step, self.backend.width)
-        self.writer.save(step, skipped_steps=0)
+        self.writer.save(step, bad_steps=0)
 
 
 def assert_holds(folder: Path, step: int, width: int = 5) -> None:

@@ -183,7 +183,8 @@ def place_of(plan: RunPlan, step: int) -> dict[str, Any]:
 def _not_finite(what: str) -> TrainingFailed:
     error = TrainingFailed(
         f"{what}; training stopped and no weights were written. Try a longer learning_rate.warmup, a lower "
-        "learning_rate.base_lr, or optimizer.clip_norm, and look at the data of that step"
+        "learning_rate.base_lr, or optimizer.clip_norm, and look at the data of that step; faults.on_non_finite can "
+        "leave such steps out"
     )
     error.everywhere = True
     return error

@@ -198,3 +198,15 @@ def test_a_recipe_of_another_task_is_refused():
     (problem,) = problems_of(recipe=DIGITS, task=CausalLMConfig)
     assert "image_classification recipes are run by recipes/image_classification/train.py" in problem
     assert load_config(DIGITS, task=ImageClassificationConfig).data.num_train_samples == 1437
+
+
+def test_rolling_back_needs_checkpoints():
+    with pytest.raises(ConfigError, match=r'checkpoint\.every: "roll_back" of faults\.on_non_finite needs checkpoints'):
+        load_config(DIGITS, ["--faults.on_non_finite=roll_back"])
+    load_config(DIGITS, ["--faults.on_non_finite=roll_back", '--checkpoint.every={"steps": 5}'])
+
+
+@pytest.mark.parametrize("field", ["checkpoint.every", "checkpoint.keep_every"])
+def test_checkpoints_in_a_unit_that_the_data_does_not_have(field):
+    with pytest.raises(ConfigError, match=field.replace(".", r"\.") + ": is given in tokens"):
+        load_config(DIGITS, [f'--{field}={{"tokens": 5}}'])

@@ -74,10 +74,10 @@ def test_as_if_the_steps_had_never_been(policy, recipe, strategy, where, tmp_pat
     assert 6 not in [line["step"] for line in logs[0]]
     (event,) = (line for line in read_json_lines(tmp_path / "poisoned/history.jsonl") if line["event"] == "skipped")
     assert (event["step"], event["first_skipped_step"]) == (6, min(left_out))
-    assert event["skipped_steps"] == len(left_out)
+    assert event["bad_steps"] == 1
     if where != "gradient":
         assert f"on rank {rank} at step 6" in event["reason"]
-    assert json.loads((tmp_path / "poisoned/summary.json").read_text())["skipped_steps"] == len(left_out)
+    assert json.loads((tmp_path / "poisoned/summary.json").read_text())["bad_steps"] == 1
 
 
 def failure(run_dir, *words, bad_steps):
@@ -89,12 +89,18 @@ def failure(run_dir, *words, bad_steps):
 
 
 def test_a_limit(tmp_path):
-    words = ("--faults.on_non_finite=skip", "--faults.max_skipped_steps=2")
+    words = ("--faults.on_non_finite=skip", "--faults.max_bad_steps=2")
     report = failure(tmp_path / "run", *words, bad_steps={3, 6, 9})
-    assert "3 steps have been left out, more than faults.max_skipped_steps 2" in report
+    assert "it is the 3. such step, more than faults.max_bad_steps 2" in report
     assert "at step 9" in report
     status = json.loads((tmp_path / "run/status.json").read_text())
     assert (status["outcome"], status["checkpoint_step"], status["resume"]) == ("failed", 8, False)
+    assert [line["event"] for line in read_json_lines(tmp_path / "run/history.jsonl")] == [
+        "started",
+        "skipped",
+        "skipped",
+        "failed",
+    ]
 
 
 def test_nothing_to_roll_back_to(tmp_path):

@@ -241,6 +241,22 @@ def test_an_allowed_change_is_made_and_written_down(run):
     ]
 
 
+def test_the_remedy_names_all_fields(run):
+    run_dir, words = run
+    options = ("--seed=7", "--learning_rate.base_lr=0.001", "--resume.allow_change", "seed")
+    assert "--resume.allow_change seed,learning_rate.base_lr goes on with the change" in resume(
+        run_dir, words, *options
+    )
+
+
+@pytest.mark.parametrize("folder", [".", "checkpoints"])
+def test_the_folder_of_a_run_is_no_checkpoint_but_has_some(run, folder):
+    run_dir, words = run
+    report = resume(run_dir, words, "--resume", str(run_dir / folder))
+    assert "is no checkpoint, but has some; write one, such as " in report
+    assert "step_00000004" in report
+
+
 def test_a_field_that_is_none(run):
     run_dir, words = run
     assert "--resume.allow_change: the recipe has no field bath" in resume(

@@ -29,7 +29,7 @@ RAW = {
     "world_size": 2,
     "strategy": "zero2",
     "time": 1.5e9,
-    "skipped_steps": 1,
+    "bad_steps": 1,
     "config": {"seed": 3, "name": "größer"},
     "plan": {"num_steps": 9},
     "files": [FIRST, SECOND],
@@ -85,7 +85,7 @@ def changed(path, value):
 def test_a_manifest_written_by_hand_is_read():
     manifest = Manifest.from_json(RAW)
     assert (manifest.step, manifest.attempt, manifest.world_size, manifest.strategy) == (7, 2, 2, "zero2")
-    assert (manifest.skipped_steps, manifest.time) == (1, 1.5e9)
+    assert (manifest.bad_steps, manifest.time) == (1, 1.5e9)
     assert manifest.config == {"seed": 3, "name": "größer"}
     assert manifest.plan == {"num_steps": 9}
     assert manifest.vectors["weight/w"] == (Range(FIRST, 0, 4), Range(SECOND, 4, 6))
@@ -168,7 +168,7 @@ def test_what_has_another_form_is_refused(path, value):
         (["step"], "7"),
         (["step"], None),
         (["world_size"], "2"),
-        (["skipped_steps"], None),
+        (["bad_steps"], None),
         (["config"], []),
     ],
 )

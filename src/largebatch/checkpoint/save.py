@@ -61,7 +61,7 @@ class Snapshot:
 
     Args:
         step: Optimizer steps completed.
-        skipped_steps: Steps without an update so far.
+        bad_steps: Steps so far that were not finite.
         parameters: Of the whole model.
         ranges: What this process writes of each vector, as (start, stop).
         shapes: Dtype and shape of each tensor of this process's file.
@@ -70,7 +70,7 @@ class Snapshot:
     """
 
     step: int
-    skipped_steps: int
+    bad_steps: int
     parameters: Mapping[str, ParameterInfo]
     ranges: Mapping[str, tuple[int, int]]
     shapes: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
@@ -160,7 +160,7 @@ class CheckpointWriter:
         self.last_step = 0
         """Step of the newest checkpoint that is known to be complete; 0 is none."""
 
-    def save(self, step: int, skipped_steps: int) -> None:
+    def save(self, step: int, bad_steps: int) -> None:
         """Write a checkpoint of the state as it is now; one that is still being written is waited for.
 
         Asynchronously, the state is copied while the next step's gradients are computed: call `wait_until_copied`
@@ -170,7 +170,7 @@ class CheckpointWriter:
             TrainingFailed: The checkpoint before could not be written, for a reason that will not go away.
         """
         self.wait()
-        snapshot = self._snapshot(step, skipped_steps)
+        snapshot = self._snapshot(step, bad_steps)
         self._writing = step
         self._result = None
         if self._asynchronous:
@@ -232,7 +232,7 @@ class CheckpointWriter:
 
     # --- taking the state -----------------------------------------------------------------------------------------
 
-    def _snapshot(self, step: int, skipped_steps: int) -> Snapshot:
+    def _snapshot(self, step: int, bad_steps: int) -> Snapshot:
         state = self._backend.engine_state()
         pieces = [piece for piece in state.pieces if piece.owned[0] < piece.owned[1]]
         buffers = self._own_buffers(state)
@@ -245,7 +245,7 @@ class CheckpointWriter:
             buffers = {name: buffer.detach().clone() for name, buffer in buffers.items()}
         return Snapshot(
             step=step,
-            skipped_steps=skipped_steps,
+            bad_steps=bad_steps,
             parameters=state.parameters,
             ranges={piece.vector: piece.owned for piece in pieces},
             shapes=shapes,
@@ -384,7 +384,7 @@ class CheckpointWriter:
             strategy=self._backend.launch.strategy,
             config=self._config,
             plan=self._plan,
-            skipped_steps=snapshot.skipped_steps,
+            bad_steps=snapshot.bad_steps,
             parameters={
                 name: replace(info, scalars=scalars.get(name, {})) for name, info in snapshot.parameters.items()
             },

@@ -27,7 +27,7 @@ def print_checkpoints(run_dir: Path, verify: bool) -> bool:
     folder = run_dir / "checkpoints"
     found = entries(folder)
     if not found:
-        what = "has no checkpoints" if run_dir.is_dir() else "does not exist"
+        what = "has no checkpoints" if run_dir.is_dir() else "is no folder"
         raise UserError(f"{run_dir} {what}; write the folder of a run, such as runs/resnet_digits")
     print(LINE.format(*COLUMNS))
     problems = [entry.problem or (damage(entry.path) if verify else None) for entry in found]

@@ -18,6 +18,11 @@ JsonObject = dict[str, Any]
 
 def inconsistencies(raw: JsonObject) -> Iterator[str]:
     """Problems between fields, one line each, that begin with the path of the field to change."""
+    if _piece(raw, "faults.on_non_finite", str) == "roll_back" and _piece(raw, "checkpoint.every", Duration) is None:
+        yield (
+            'checkpoint.every: "roll_back" of faults.on_non_finite needs checkpoints to go back to; write a distance, '
+            'such as {"steps": 100}'
+        )
     section = raw.get("batch")
     if not isinstance(section, dict):
         return

@@ -309,8 +309,8 @@ class Faults(Section):
     """When a loss or gradient is not finite: "stop" the run, found at the next logged step or checkpoint at the latest;
     "skip" the step's update; or "roll_back" to the last checkpoint and go on behind the step, without the samples in
     between. The last two look at the gradient's norm in every step, before the update."""
-    max_skipped_steps: PositiveInt = 10
-    """Steps that may be left out so in the whole run before it stops."""
+    max_bad_steps: PositiveInt = 10
+    """Steps that may turn out so in the whole run before it stops."""
     hang_seconds: PositiveFloat | None = 1800.0
     """A process that makes no progress for so long writes its stack to the run folder, and the job ends; null is never.
     The longest step, evaluation batch or checkpoint must be shorter."""

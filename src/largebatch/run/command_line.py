@@ -88,14 +88,14 @@ def user_errors() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        if not isinstance(error, RunStopped):
-            # The same start would come to the same.
-            report_failure(str(error), resume=False)
         rank = int(os.environ.get("RANK", 0))
         joined = torch.distributed.is_available() and torch.distributed.is_initialized()
         first_here = int(os.environ.get("LOCAL_RANK", 0)) == 0
         prints = (rank == 0 if error.everywhere else True) if joined else first_here
         if prints:
+            if not isinstance(error, RunStopped):
+                # The same start would come to the same.
+                report_failure(str(error), resume=False)
             where = f"[rank {rank}] " if joined and not error.everywhere else ""
             print(f"{where}{error.title}: {error}", file=sys.stderr, flush=True)
             _tell_the_launcher(f"{error.title}: {error}")

@@ -38,7 +38,7 @@ class Record:
         self.attempt = attempt
         self.status = Status(folder.status_file, folder.checkpoints_dir, attempt)
         self.status.step = start.step
-        register(self.status)
+        register(self._failed)
 
     def take_up(self, began: float, about: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Bring the folder into the state that it had at the checkpoint, and begin the attempt's history.
@@ -97,6 +97,11 @@ class Record:
         """A line of history.jsonl."""
         if self._is_main_process:
             self._history.append({"event": name, "step": step, **about, "time": time.time()})
+
+    def _failed(self, message: str, resume: bool) -> None:
+        """By any process, since the main one may be the one that hangs."""
+        if self.status.write("failed", message, resume):
+            self._history.append({"event": "failed", "step": self.status.step, "message": message, "time": time.time()})
 
     def outcome(self, *outcome: Any, **about: Any) -> None:
         """As `Status.write`, by the main process."""

@@ -98,10 +98,11 @@ def find_start(
     manifest = read_manifest(usable.path)
     refused, allowed = _split(manifest, config, plan, allow_change)
     finished = _recorded_outcome(folder, backend) == "finished"
-    if refused and finished:
+    if refused and finished and not allow_change:
         return Start()
     with backend.agreement():
-        _refuse(refused, f"{folder.path} holds an unfinished run of another recipe", in_folder=True)
+        which = "a" if finished else "an unfinished"
+        _refuse(refused, f"{folder.path} holds {which} run of another recipe", allow_change, in_folder=True)
     is_over = finished and manifest.step >= plan.stop_after_steps
     with backend.agreement():
         if not is_over:
@@ -115,6 +116,9 @@ def _start_at(
     with backend.agreement():
         if not path.is_dir():
             raise UserError(f'--resume: there is no checkpoint {path}; write "auto", "none", or the folder of one')
+        inside = entries(path / "checkpoints") or entries(path)
+        if inside:
+            raise UserError(f"--resume: {path} is no checkpoint, but has some; write one, such as {inside[0].path}")
     usable, skipped = newest_usable([entry_at(path)], backend)
     with backend.agreement():
         if usable is None:
@@ -124,7 +128,7 @@ def _start_at(
         except CheckpointError as error:
             raise UserError(f"--resume: {path}: {error}") from None
         refused, allowed = _split(manifest, config, plan, allow_change)
-        _refuse(refused, f"{path} is of another recipe", in_folder=False)
+        _refuse(refused, f"{path} is of another recipe", allow_change, in_folder=False)
         _refuse_to_go_back(manifest, plan)
     resolved = path.resolve()
     in_place = resolved.is_relative_to(folder.path) or resolved.parent == folder.checkpoints_dir.resolve()
@@ -230,13 +234,13 @@ def _is_allowed(name: str, allow_change: Sequence[str]) -> bool:
     return any(name == other or name.startswith(f"{other}.") for other in allow_change)
 
 
-def _refuse(lines: Sequence[str], what: str, in_folder: bool) -> None:
+def _refuse(lines: Sequence[str], what: str, allow_change: Sequence[str], in_folder: bool) -> None:
     if not lines:
         return
     shown = [f"  - {line}" for line in lines[:MOST_DIFFERENCES]]
     if len(lines) > MOST_DIFFERENCES:
         shown.append(f"  - … and {len(lines) - MOST_DIFFERENCES} more")
-    fields = ",".join(line.partition(":")[0] for line in lines[:3])
+    fields = ",".join([*allow_change, *(line.partition(":")[0] for line in lines)])
     anew = (
         "--resume none begins anew and moves the earlier run aside, --run_dir takes another folder, and"
         if in_folder

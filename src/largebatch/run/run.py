@@ -229,7 +229,10 @@ class Run(Generic[Config]):
     def _after_step(self) -> None:
         """What follows a step and its evaluation: a checkpoint where it is due, and the end where it was asked for."""
         self._watchdog.beat()
+        newest = self._writer.last_step
         self._writer.poll()
+        if self._writer.last_step > newest:
+            self._record.outcome("running", f"from step {self._first_step:,}", resume=True)
         if not self._will_save:
             return
         self._metrics.stopwatch.pause()
@@ -362,7 +365,7 @@ class Run(Generic[Config]):
             "steps": self._completed_steps,
             "planned_steps": plan.total_steps,
             "samples": samples,
-            "skipped_steps": self._skipped.count,
+            "bad_steps": self._skipped.count,
             "attempts": self._record.attempt.number,
             "train_loss": logged.get("loss"),
             "evaluation": self._last_evaluation,
@@ -443,14 +446,14 @@ class Run(Generic[Config]):
         }
         self._metrics.resume(start.step, self.backend.gather_objects(self._last_logged.get("seconds", 0.0))[0])
         self._writer = self._make_writer()
-        skipped = start.manifest.skipped_steps if start.manifest else 0
+        skipped = start.manifest.bad_steps if start.manifest else 0
         self._skipped = SkippedSteps(
             self.backend,
             self._record,
             self._writer,
             self.folder.checkpoints_dir,
             start.checkpoint,
-            self.config.faults.max_skipped_steps,
+            self.config.faults.max_bad_steps,
             skipped,
         )
         self._stop = StopRequests(

@@ -22,8 +22,8 @@ class SkippedSteps:
         writer: Of checkpoints, to roll back to the newest.
         folder: Of the run's checkpoints.
         fallback: The checkpoint that the run goes on from, which may be another run's.
-        most: How many steps may be left out in the whole run.
-        count: How many earlier attempts have left out.
+        most: How many steps may turn out not finite in the whole run.
+        count: How many did in earlier attempts.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class SkippedSteps:
         self._fallback = fallback
         self._most = most
         self.count = count
-        """Steps left out so far."""
+        """Steps that were not finite so far."""
 
     def leave_out(self, step: int, loss_sum: float) -> str:
         """Go on without the update of step `step`, or of all steps since the last checkpoint if the plan says so.
@@ -64,21 +64,21 @@ class SkippedSteps:
             f"the loss is {losses[bad_ranks[0]]} on rank {bad_ranks[0]}" if bad_ranks else "the gradient is not finite"
         )
         what += f" at step {step}"
+        self.count += 1
+        if self.count > self._most:
+            raise _failed(
+                f"{what}, and it is the {self.count}. such step, more than faults.max_bad_steps {self._most}. Look at "
+                "the data of these steps (history.jsonl), or try a longer learning_rate.warmup or a lower "
+                "learning_rate.base_lr"
+            )
+        first = step
         if self._backend.plan.on_non_finite == "roll_back":
             first = self._roll_back(what) + 1
         else:
-            first = step
             self._backend.forget_step()
-        self.count += step - first + 1
-        self._record.event("skipped", step, first_skipped_step=first, skipped_steps=self.count, reason=what)
-        if self.count > self._most:
-            raise _failed(
-                f"{what}; {self.count} steps have been left out, more than faults.max_skipped_steps {self._most}. "
-                "Look at the data of these steps (history.jsonl), or try a longer learning_rate.warmup or a lower "
-                "learning_rate.base_lr"
-            )
+        self._record.event("skipped", step, first_skipped_step=first, bad_steps=self.count, reason=what)
         left_out = f"steps {first} to {step} are" if first < step else "the step is"
-        return f"WARNING: {what}; {left_out} left out ({self.count} of at most {self._most})"
+        return f"WARNING: {what}; {left_out} left out ({self.count} of at most {self._most} such steps)"
 
     def _roll_back(self, what: str) -> int:
         """Load the newest intact checkpoint and return its step."""

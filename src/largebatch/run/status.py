@@ -7,6 +7,7 @@
 """
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,18 +41,21 @@ class Status:
         complete = (entry.step for entry in entries(self._checkpoints) if entry.problem is None)
         return next(complete, 0)
 
-    def write(self, outcome: Outcome, message: str, resume: bool) -> None:
+    def write(self, outcome: Outcome, message: str, resume: bool) -> bool:
         """Publish the outcome; a file system that does not take it is no reason to fail.
 
         Of several failures in one job the first to be written is the cause, and stays.
+
+        Returns:
+            Whether it was published.
         """
         try:
             if not self._attempt.is_current():
-                return
+                return False
             if outcome == "failed":
                 earlier = read_status(self._path)
                 if earlier.get("outcome") == "failed" and earlier.get("attempt") == self._attempt.number:
-                    return
+                    return False
             value = {
                 "outcome": outcome,
                 "message": message,
@@ -63,7 +67,8 @@ class Status:
             }
             replace_json_file(self._path, value)
         except OSError:
-            pass
+            return False
+        return True
 
 
 def read_status(path: Path) -> dict[str, Any]:
@@ -75,12 +80,12 @@ def read_status(path: Path) -> dict[str, Any]:
     return status if isinstance(status, dict) else {}
 
 
-_of_this_process: list[Status] = []
+_of_this_process: list[Callable[[str, bool], None]] = []
 
 
-def register(status: Status) -> None:
-    """Let `report_failure` know where to."""
-    _of_this_process[:] = [status]
+def register(failed: Callable[[str, bool], None]) -> None:
+    """Let `report_failure` know whom to tell."""
+    _of_this_process[:] = [failed]
 
 
 def report_failure(message: str, resume: bool) -> None:
@@ -90,5 +95,5 @@ def report_failure(message: str, resume: bool) -> None:
         message: Why.
         resume: Whether the same command may come further: after a crash or hang, but not where the same would recur.
     """
-    for status in _of_this_process:
-        status.write("failed", message, resume)
+    for failed in _of_this_process:
+        failed(message, resume)

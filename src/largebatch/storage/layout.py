@@ -77,7 +77,7 @@ class Manifest:
         strategy: Its strategy.
         config: The resolved recipe, as JSON.
         plan: The resolved plan, as JSON.
-        skipped_steps: Steps whose update was left out because their loss or gradient was not finite.
+        bad_steps: Steps so far whose update was left out because their loss or gradient was not finite.
         parameters: By fully qualified name.
         vectors: By "<kind>/<name>": the ranges that make it up, in order and without a gap.
         buffers: Persistent buffers, by name: the files that hold them. The first one's is every process's own, except
@@ -93,7 +93,7 @@ class Manifest:
     strategy: str
     config: Mapping[str, Any]
     plan: Mapping[str, Any]
-    skipped_steps: int
+    bad_steps: int
     parameters: Mapping[str, ParameterInfo]
     vectors: Mapping[str, tuple[Range, ...]]
     buffers: Mapping[str, tuple[str, ...]]
@@ -112,7 +112,7 @@ class Manifest:
         return {
             "format": FORMAT,
             **{name: getattr(self, name) for name in ("step", "attempt", "world_size", "strategy", "time")},
-            "skipped_steps": self.skipped_steps,
+            "bad_steps": self.bad_steps,
             "config": self.config,
             "plan": self.plan,
             "files": files,
@@ -155,7 +155,7 @@ class Manifest:
             raise CheckpointError(f"its {MANIFEST} names file number {max(numbers)} of {len(given.files)}")
         manifest = cls(
             **{name: getattr(given, name) for name in ("step", "attempt", "world_size", "strategy", "time")},
-            skipped_steps=given.skipped_steps,
+            bad_steps=given.bad_steps,
             config=given.config,
             plan=given.plan,
             parameters={
@@ -212,7 +212,7 @@ class _ManifestJson(BaseModel):
     world_size: PositiveInt
     strategy: str
     time: float
-    skipped_steps: NonNegativeInt
+    bad_steps: NonNegativeInt
     config: dict[str, Any]
     plan: dict[str, Any]
     files: list[str]
