@@ -324,7 +324,8 @@ class Run(Generic[Config]):
                     "weights were written"
                 )
                 error.everywhere = True
-                raise error
+                with self._saved_before_failing():
+                    raise error
         self._record.evaluated(place_of(self.plan, self._completed_steps) | means)
         self._track({f"evaluation/{name}": value for name, value in means.items()})
         self._last_evaluation = means

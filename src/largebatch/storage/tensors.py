@@ -1,10 +1,10 @@
 """Tensors in and out of `safetensors` files, one at a time, so that no file is ever in memory as a whole."""
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Self
 
@@ -93,16 +93,16 @@ class TensorFiles:
 
     def __init__(self, folder: Path):
         self._folder = folder
-        self._descriptors: dict[str, int] = {}
+        self._files: dict[str, FileIO] = {}
         self._stored: dict[str, dict[str, _Stored]] = {}
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for descriptor in self._descriptors.values():
-            os.close(descriptor)
-        self._descriptors.clear()
+        for opened in self._files.values():
+            opened.close()
+        self._files.clear()
 
     def read(self, file: str, name: str) -> torch.Tensor:
         """A whole tensor, in its shape.
@@ -122,13 +122,14 @@ class TensorFiles:
 
     def _elements(self, file: str, stored: _Stored, start: int, stop: int) -> torch.Tensor:
         values = torch.empty(stop - start, dtype=stored.dtype)
-        left, position = values.view(torch.uint8).numpy().data, stored.offset + start * stored.dtype.itemsize
+        left = values.view(torch.uint8).numpy().data
         with _checked(file):
+            self._files[file].seek(stored.offset + start * stored.dtype.itemsize)
             while left:
-                count = os.preadv(self._descriptors[file], [left[:CHUNK_BYTES]], position)
-                if count == 0:
+                count = self._files[file].readinto(left[:CHUNK_BYTES])
+                if not count:
                     raise CheckpointError(f"{file} was cut short")
-                left, position = left[count:], position + count
+                left = left[count:]
         return values
 
     def dtype(self, file: str, name: str) -> torch.dtype:
@@ -152,9 +153,9 @@ class TensorFiles:
         with safe_open(path, framework="pt"):
             # It has checked the header: shapes, dtypes, and that the tensors fill the file.
             pass
-        descriptor = self._descriptors[file] = os.open(path, os.O_RDONLY)
-        length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
-        header = json.loads(os.pread(descriptor, length, 8))
+        opened = self._files[file] = FileIO(path)
+        length = int.from_bytes(opened.read(8), "little")
+        header = json.loads(opened.read(length))
         dtypes = {text: dtype for dtype, text in DTYPE_NAMES.items()}
         self._stored[file] = {
             name: _Stored(dtypes[about["dtype"]], tuple(about["shape"]), 8 + length + about["data_offsets"][0])
