@@ -428,17 +428,18 @@ def test_a_model_of_another_shape_is_named(run):
 
 
 def start_late(run_dir, words):
-    """The second of two that begin in a new folder at once; the first has its attempt when this one makes its own."""
+    """The second of two that begin in a new folder at once: it has found no run, and then the first one begins."""
     from largebatch.run.folder import RunFolder
 
-    hold = RunFolder.hold
+    begin = RunFolder.begin
 
-    def hold_and_wait(folder):
-        hold(folder)
+    def wait_and_begin(folder, *arguments):
+        (run_dir.parent / "late is there").touch()
         while not (run_dir / "metrics.jsonl").exists():
             time.sleep(0.05)
+        return begin(folder, *arguments)
 
-    RunFolder.hold = hold_and_wait
+    RunFolder.begin = wait_and_begin
     train(PYDOC, *words, run_dir=run_dir)
 
 
@@ -446,6 +447,8 @@ def test_of_two_starts_in_a_new_folder_one_is_refused(half_done, tmp_path):
     run_dir, words = tmp_path / "run", half_done[1]
     with ThreadPoolExecutor() as pool:
         late = pool.submit(run_job, start_late, run_dir, words, strategy="single", world_size=1)
+        while not (tmp_path / "late is there").exists() and not late.done():
+            time.sleep(0.05)
         assert run_interrupted(run_dir, words, strategy="single", world_size=1) is None
         with pytest.raises(JobFailed, match=r"another run (has just begun in|is writing to)"):
             late.result()
