@@ -31,7 +31,6 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-import largebatch
 from largebatch.backend.base import Backend
 from largebatch.backend.launch import read_launch
 from largebatch.backend.start import start
@@ -550,12 +549,10 @@ def machine(folder: Path) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "CPU": cpu.partition(":")[2].strip(),
         "memory": f"{memory:.0f} GiB",
-        "kernel": platform.release(),
         "disk": " ".join(mount.splitlines()[-1].split()),
         "Python": platform.python_version(),
         **{name: version(name) for name in ("torch", "accelerate", "safetensors", "xxhash")},
         "commit": commit.strip(),
-        "largebatch": str(Path(largebatch.__file__).parent),
         "load average before": f"{os.getloadavg()[0]:.2f}",
     }
 
