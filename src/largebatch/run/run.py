@@ -40,6 +40,7 @@ from largebatch.run.skipping import SkippedSteps
 from largebatch.run.status import report_failure
 from largebatch.run.step import Step
 from largebatch.run.stop import REASONS, StopRequests
+from largebatch.run.summary import in_words, numbers, summarise
 from largebatch.run.watchdog import Watchdog
 from largebatch.run.weights import save_weights
 
@@ -329,7 +330,7 @@ class Run(Generic[Config]):
         self._record.evaluated(place_of(self.plan, self._completed_steps) | means)
         self._track({f"evaluation/{name}": value for name, value in means.items()})
         self._last_evaluation = means
-        self._progress.say(f"evaluation after step {self._completed_steps}: {_numbers(means)}")
+        self._progress.say(f"evaluation after step {self._completed_steps}: {numbers(means)}")
         self._metrics.stopwatch.start()
         return means
 
@@ -348,48 +349,29 @@ class Run(Generic[Config]):
         if self.backend.is_main_process:
             self._record.attempt.check()
             save_weights(self.backend.unwrapped_model, state, self.folder.model_dir)
-            self._summarise()
+            self._write_summary()
         self._record.event("finished", self._completed_steps)
         self._record.outcome("finished", f"after step {self._completed_steps:,}", resume=False)
         self.backend.wait_for_everyone()
         self.backend.end()
         self._watch.close()
 
-    def _summarise(self) -> None:
-        plan, logged = self.plan, self._last_logged
-        # Rates are of this attempt.
-        attempt_seconds = max(self._metrics.stopwatch.seconds, 1e-9)
-        samples = plan.batch_at(self._completed_steps).samples_before
-        attempt_samples = samples - plan.batch_at(self._first_step).samples_before
-        seconds = self._metrics.seconds
-        summary = {
-            "steps": self._completed_steps,
-            "planned_steps": plan.total_steps,
-            "samples": samples,
-            "bad_steps": self._skipped.count,
-            "attempts": self._record.attempt.number,
-            "train_loss": logged.get("loss"),
-            "evaluation": self._last_evaluation,
-            "train_seconds": round(seconds, 3),
-            "samples_per_second": round(attempt_samples / attempt_seconds, 3),
-            "strategy": self.backend.launch.strategy,
-            "world_size": plan.world_size,
-        }
-        throughput = f"{attempt_samples / attempt_seconds:,.0f} samples/s"
-        if plan.loss_unit == "tokens":
-            summary["tokens_per_second"] = round(self._metrics.total_weight / attempt_seconds, 3)
-            throughput += f", {summary['tokens_per_second']:,.0f} tokens/s"
-        write_json(self.folder.summary_file, summary)
-        path = self.folder.path
-        print(
-            f"\nfinished {self._completed_steps:,} steps in {seconds:.1f} s ({throughput}) on {plan.world_size} x "
-            f"{self.backend.launch.strategy}\n"
-            f"  training loss {logged.get('loss', math.nan):.4f}; evaluation: {_numbers(self._last_evaluation)}\n"
-            f"  metrics      {path / 'metrics.jsonl'}, {path / 'evaluations.jsonl'}\n"
-            f"  tensorboard  tensorboard --logdir {self.folder.tensorboard_dir}\n"
-            f"  weights      {self.folder.model_dir}",
-            flush=True,
+    def _write_summary(self) -> None:
+        summary = summarise(
+            self.plan,
+            self._first_step,
+            self._completed_steps,
+            self._metrics,
+            {
+                "bad_steps": self._skipped.count,
+                "attempts": self._record.attempt.number,
+                "train_loss": self._last_logged.get("loss"),
+                "evaluation": self._last_evaluation,
+                "strategy": self.backend.launch.strategy,
+            },
         )
+        write_json(self.folder.summary_file, summary)
+        print(in_words(summary, self.folder), flush=True)
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
@@ -533,7 +515,3 @@ def _flatten(config: dict[str, Any], prefix: str = "") -> dict[str, str | int | 
         else:
             flat[prefix + name] = value if isinstance(value, str | int | float) else json.dumps(value)
     return flat
-
-
-def _numbers(values: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.4f}" for name, value in values.items())
