@@ -36,12 +36,11 @@ from largebatch.backend.launch import read_launch
 from largebatch.backend.start import start
 from largebatch.checkpoint.load import load
 from largebatch.checkpoint.save import CheckpointWriter, Retention
-from largebatch.config import load_config
+from largebatch.config import as_json, load_config
 from largebatch.plan import resolve
 from largebatch.rehearsal.jobs import run_job
 from largebatch.rehearsal.launch import launch_environment
 from largebatch.run.attempt import claim
-from largebatch.run.resume import as_json
 from largebatch.storage.catalog import damage, entries
 from largebatch.storage.layout import read_manifest
 

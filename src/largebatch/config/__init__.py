@@ -1,6 +1,16 @@
 """What a recipe's JSON may say."""
 
 from largebatch.config.load import RECIPE_CONFIGS, load_config, validate
+from largebatch.config.resolved import as_json, flatten
 from largebatch.config.tasks import CausalLMConfig, ImageClassificationConfig, RecipeConfig
 
-__all__ = ["RECIPE_CONFIGS", "CausalLMConfig", "ImageClassificationConfig", "RecipeConfig", "load_config", "validate"]
+__all__ = [
+    "RECIPE_CONFIGS",
+    "CausalLMConfig",
+    "ImageClassificationConfig",
+    "RecipeConfig",
+    "as_json",
+    "flatten",
+    "load_config",
+    "validate",
+]

@@ -18,18 +18,17 @@ lock               held by the run while it lasts
 
 import fcntl
 import itertools
-import json
 import os
 import weakref
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from largebatch.config import RecipeConfig
+from largebatch.config import RecipeConfig, as_json
 from largebatch.errors import UserError
 from largebatch.plan import RunPlan
 from largebatch.run.attempt import Attempt, claim, is_restart_of, latest_attempt
-from largebatch.storage.files import replace_file
+from largebatch.storage.files import replace_file, replace_json_file
 
 
 class RunFolder:
@@ -123,8 +122,7 @@ class RunFolder:
                     raise UserError(f"--run_dir: another run has just begun in {self.path}; write another folder")
             # The plan first: it is what tells a run's folder from others.
             replace_file(self.plan_file, [memoryview(plan.to_json().encode())])
-            resolved = config.model_dump(mode="json", by_alias=True, exclude={"schema_"})
-            write_json(self.config_file, resolved)
+            replace_json_file(self.config_file, as_json(config))
             attempt = claim(self.attempts_dir, about)
         except OSError as error:
             raise _cannot_be_written(self.path, error) from error
@@ -169,10 +167,3 @@ def _close(reference: "weakref.ref[IO[bytes]]") -> None:
 
 def _cannot_be_written(path: Path, error: OSError) -> UserError:
     return UserError(f"--run_dir: {path} cannot be written: {error}; write another folder")
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write `value` as indented JSON; a reader sees the old file or the whole new one."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    temporary.replace(path)

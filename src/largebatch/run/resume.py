@@ -8,7 +8,7 @@ from typing import Any
 
 from largebatch.backend.base import Backend
 from largebatch.batch import Phase, Timeline
-from largebatch.config import RecipeConfig
+from largebatch.config import RecipeConfig, as_json, flatten
 from largebatch.errors import UserError
 from largebatch.plan import RunPlan
 from largebatch.run.folder import RunFolder
@@ -185,7 +185,7 @@ def _recorded_outcome(folder: RunFolder, backend: Backend) -> str | None:
 
 def differences(recorded: Mapping[str, Any], config: RecipeConfig) -> dict[str, tuple[Any, Any]]:
     """The fields that train something else: their values in a recorded config, and now."""
-    theirs, mine = _flat(recorded), _flat(as_json(config))
+    theirs, mine = flatten(recorded), flatten(as_json(config))
     free = set(FREE)
     if not (config.model.uses_batch_norm or config.model.uses_dropout):
         free.add("batch.micro_batch_size")
@@ -195,11 +195,6 @@ def differences(recorded: Mapping[str, Any], config: RecipeConfig) -> dict[str, 
         for name in fields
         if not any(name == other or name.startswith(f"{other}.") for other in free)
     }
-
-
-def as_json(config: RecipeConfig) -> dict[str, Any]:
-    """The resolved config, as run folders and checkpoints hold it."""
-    return config.model_dump(mode="json", by_alias=True, exclude={"schema_"})
 
 
 def _split(
@@ -254,19 +249,9 @@ def _refuse(lines: Sequence[str], what: str, allow_change: Sequence[str], in_fol
 
 
 def _check_fields_exist(allow_change: Sequence[str], config: RecipeConfig) -> None:
-    known = _flat(as_json(config))
+    known = flatten(as_json(config))
     for name in allow_change:
         if not any(field == name or field.startswith(f"{name}.") for field in known):
             raise UserError(
                 f"--resume.allow_change: the recipe has no field {name}; write one such as optimizer.clip_norm"
             )
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat

@@ -22,7 +22,7 @@ from largebatch.backend.start import start
 from largebatch.backend.state import check_savable
 from largebatch.checkpoint.load import load
 from largebatch.checkpoint.save import CheckpointWriter, Retention
-from largebatch.config import RecipeConfig
+from largebatch.config import RecipeConfig, as_json, flatten
 from largebatch.data.loading import check_size
 from largebatch.data.source import Batch, SampleSource
 from largebatch.errors import BackendMismatch, RunStopped, TrainingFailed, UserError
@@ -32,10 +32,10 @@ from largebatch.run.attempt import Attempt
 from largebatch.run.command_line import RunOptions
 from largebatch.run.evaluate import PerSample, Value, mean_over_samples
 from largebatch.run.feed import training_feed
-from largebatch.run.folder import RunFolder, write_json
+from largebatch.run.folder import RunFolder
 from largebatch.run.progress import Progress
 from largebatch.run.record import Record
-from largebatch.run.resume import as_json, find_start
+from largebatch.run.resume import find_start
 from largebatch.run.skipping import SkippedSteps
 from largebatch.run.status import report_failure
 from largebatch.run.step import Step
@@ -43,6 +43,7 @@ from largebatch.run.stop import REASONS, StopRequests
 from largebatch.run.summary import in_words, numbers, summarise
 from largebatch.run.watchdog import Watchdog
 from largebatch.run.weights import save_weights
+from largebatch.storage.files import replace_json_file
 
 Config = TypeVar("Config", bound=RecipeConfig)
 
@@ -370,7 +371,7 @@ class Run(Generic[Config]):
                 "strategy": self.backend.launch.strategy,
             },
         )
-        write_json(self.folder.summary_file, summary)
+        replace_json_file(self.folder.summary_file, summary)
         print(in_words(summary, self.folder), flush=True)
 
     # --- inside ---------------------------------------------------------------------------------------------------
@@ -408,16 +409,15 @@ class Run(Generic[Config]):
         moves no results."""
         start, launch = self._start, self.backend.launch
         attempt: Attempt | None = None
+        about = {"strategy": launch.strategy, "world_size": launch.world_size}
         with self.backend.agreement():
             if self.backend.is_main_process:
-                about = {"strategy": launch.strategy, "world_size": launch.world_size, "first_step": start.step}
                 attempt, moved = self.folder.begin(self.config, self.plan, start.in_place, about)
                 if moved is not None:
                     print(f"the earlier run in {self.folder.path} was moved to {moved}", flush=True)
         attempt = self.backend.gather_objects(attempt)[0]
         assert attempt is not None
         self._record = Record(self.folder, attempt, start, self.backend.is_main_process, self._say)
-        about = {"strategy": launch.strategy, "world_size": launch.world_size}
         evaluation: dict[str, Any] = {}
         with self.backend.agreement():
             try:
@@ -468,10 +468,14 @@ class Run(Generic[Config]):
             print(text, flush=True)
 
     def _init_trackers(self, name: str) -> None:
-        config = json.loads(self.config.model_dump_json(exclude={"schema_"}))
+        # Trackers take no lists and nulls.
+        config = {
+            name: value if isinstance(value, str | int | float) else json.dumps(value)
+            for name, value in flatten(as_json(self.config)).items()
+        }
         # What an interrupted attempt has shown of later steps is hidden.
         options = {"tensorboard": {"purge_step": self._first_step + 1}} if self._first_step else {}
-        self.backend.accelerator.init_trackers(name, config=_flatten(config), init_kwargs=options)
+        self.backend.accelerator.init_trackers(name, config=config, init_kwargs=options)
 
     def _track(self, values: dict[str, float]) -> None:
         try:
@@ -504,14 +508,3 @@ def _check_trackers(trackers: Sequence[str]) -> None:
     for tracker in trackers:
         if importlib.util.find_spec(tracker) is None:
             raise UserError(f"logging.trackers: {tracker} is not installed; pip install {tracker}, or leave it out")
-
-
-def _flatten(config: dict[str, Any], prefix: str = "") -> dict[str, str | int | float | bool]:
-    """Nested sections as dotted names; lists and nulls as their JSON text, which every tracker takes."""
-    flat: dict[str, str | int | float | bool] = {}
-    for name, value in config.items():
-        if isinstance(value, dict):
-            flat |= _flatten(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value if isinstance(value, str | int | float) else json.dumps(value)
-    return flat

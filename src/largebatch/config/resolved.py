@@ -1,0 +1,22 @@
+"""A validated recipe as plain data: what run folders, checkpoints and trackers hold of it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from largebatch.config.tasks import RecipeConfig
+
+
+def as_json(config: RecipeConfig) -> dict[str, Any]:
+    """The recipe with every default filled in, as a JSON object that can be run again."""
+    return config.model_dump(mode="json", by_alias=True, exclude={"schema_"})
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested sections as dotted names: {"batch": {"last": "drop"}} is {"batch.last": "drop"}."""
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
