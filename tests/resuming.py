@@ -35,6 +35,8 @@ TINY_GPT = (
     "--logging.every=1",
     "--logging.trackers=[]",
 )
+# Divides over one to four processes.
+CHAIN_BATCH = ("--batch.global_batch_size=48",)
 # Numbers of a logged step that do not depend on the clock.
 EXACT = ("step", "samples", "epoch", "loss", "lr", "grad_norm", "global_batch_size")
 

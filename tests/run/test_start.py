@@ -1,0 +1,323 @@
+"""Which run a start goes on with, what it refuses, and what becomes of two at once."""
+
+import json
+import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from safetensors.numpy import load_file
+
+from jobs import JobFailed, run_job, train
+from largebatch.run.journal import read_json_lines
+from paths import PYDOC
+from resuming import CHAIN_BATCH, TINY_GPT, Interruption, run_interrupted
+
+
+@pytest.fixture(scope="module")
+def half_done(tmp_path_factory):
+    """A run of 12 steps that was stopped after step 4."""
+    run_dir = tmp_path_factory.mktemp("half") / "run"
+    words = (*TINY_GPT, *CHAIN_BATCH, '--train.duration={"steps": 12}', "--learning_rate.warmup=null")
+    interruption = Interruption("signal", 0, 3)
+    assert "exit code 75" in run_interrupted(run_dir, words, interruption, strategy="single", world_size=1)
+    return run_dir, words
+
+
+def resume(run_dir, words, *options):
+    return run_interrupted(run_dir, (*words, *options), strategy="single", world_size=1)
+
+
+@pytest.fixture
+def run(half_done, tmp_path):
+    """A copy of it, and what it was started with."""
+    shutil.copytree(half_done[0], tmp_path / "run")
+    return tmp_path / "run", half_done[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ("--batch.global_batch_size=24", "batch.global_batch_size: 48 in the checkpoint, 24 now"),
+        ("--learning_rate.base_lr=0.1", "learning_rate.base_lr: 0.002 in the checkpoint, 0.1 now"),
+        ('--train.duration={"steps": 20}', "train.duration.steps: 12 in the checkpoint, 20 now"),
+        ("--seed=7", "seed: 0 in the checkpoint, 7 now"),
+        ("--data.num_train_samples=500", "data.num_train_samples: 600 in the checkpoint, 500 now"),
+        ("--batch.micro_batch_size=8", "batch.micro_batch_size: 4 in the checkpoint, 8 now"),
+        ("--precision=fp64", 'precision: "fp32" in the checkpoint, "fp64" now'),
+    ],
+)
+def test_what_changes_the_training_is_refused_with_the_difference(run, change, line):
+    run_dir, words = run
+    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    report = resume(run_dir, words, change)
+    assert "exit code 2" in report
+    assert f"\n  - {line}\n" in report
+    assert "--resume.allow_change" in report
+    assert "Traceback" not in report
+    assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
+
+
+def test_an_allowed_change_is_made_and_written_down(run):
+    run_dir, words = run
+    options = ("--optimizer.clip_norm=0.5", "--learning_rate.base_lr=0.001")
+    report = resume(run_dir, words, *options, "--resume.allow_change", "optimizer.clip_norm")
+    assert "learning_rate.base_lr: 0.002 in the checkpoint" in report
+    assert "optimizer.clip_norm: " not in report
+    allow = ("--resume.allow_change", "optimizer.clip_norm,learning_rate")
+    assert resume(run_dir, words, *options, *allow) is None
+    assert read_json_lines(run_dir / "metrics.jsonl")[-1]["lr"] < 0.001
+    started = [line for line in read_json_lines(run_dir / "history.jsonl") if line["event"] == "started"]
+    assert started[-1]["changes"] == [
+        "learning_rate.base_lr: 0.002 in the checkpoint, 0.001 now",
+        "optimizer.clip_norm: 1.0 in the checkpoint, 0.5 now",
+    ]
+
+
+def test_the_remedy_names_all_fields(run):
+    run_dir, words = run
+    options = ("--seed=7", "--learning_rate.base_lr=0.001", "--resume.allow_change", "seed")
+    assert "--resume.allow_change seed,learning_rate.base_lr goes on with the change" in resume(
+        run_dir, words, *options
+    )
+
+
+@pytest.mark.parametrize("folder", [".", "checkpoints"])
+def test_the_folder_of_a_run_is_no_checkpoint_but_has_some(run, folder):
+    run_dir, words = run
+    report = resume(run_dir, words, "--resume", str(run_dir / folder))
+    assert "is no checkpoint, but has some; write one, such as " in report
+    assert "step_00000004" in report
+
+
+def test_a_field_that_is_none(run):
+    run_dir, words = run
+    assert "--resume.allow_change: the recipe has no field bath" in resume(
+        run_dir, words, "--resume.allow_change", "bath"
+    )
+
+
+def test_what_does_not_change_the_training_may_change(run):
+    run_dir, words = run
+    options = ("--logging.every=3", "--evaluation.max_samples=8", "--checkpoint.keep_last=1")
+    assert resume(run_dir, words, *options) is None
+    assert json.loads((run_dir / "status.json").read_text())["step"] == 12
+
+
+def test_none_begins_anew_and_moves_the_earlier_run_aside(run):
+    run_dir, words = run
+    assert resume(run_dir, words, "--resume", "none", "--seed=7", "--train.stop_after_steps=2") is None
+    assert [line["step"] for line in read_json_lines(run_dir / "metrics.jsonl")] == [1, 2]
+    assert len(read_json_lines(run_dir.with_name("run.1") / "metrics.jsonl")) == 4
+
+
+def test_a_finished_run_is_left_as_it_is(run):
+    run_dir, words = run
+    assert resume(run_dir, words) is None
+    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    assert resume(run_dir, words) is None
+    assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
+    # Of another recipe, it is moved aside.
+    assert resume(run_dir, words, "--seed=7", "--train.stop_after_steps=2") is None
+    assert (run_dir.with_name("run.1") / "model/model.safetensors").exists()
+
+
+def test_an_earlier_stop_is_refused(run):
+    run_dir, words = run
+    report = resume(run_dir, words, "--train.stop_after_steps=3")
+    assert "the checkpoint is of step 4, and the run would end after step 3 (of 12)" in report
+
+
+def test_another_batch_size_says_what_becomes_of_the_samples(run):
+    run_dir, words = run
+    change = ("--batch.global_batch_size=24", "--resume.allow_change", "batch.global_batch_size")
+    assert resume(run_dir, words, *change) is None
+    started = [line for line in read_json_lines(run_dir / "history.jsonl") if line["event"] == "started"]
+    assert "step 4 came after 192 samples and comes after 96 now: 96 samples come again" in started[-1]["changes"]
+
+
+def test_damage_to_all_checkpoints_is_refused(run):
+    run_dir, words = run
+    (file,) = run_dir.glob("checkpoints/step_00000004/rank_*.safetensors")
+    file.write_bytes(file.read_bytes()[:-1])
+    before = (run_dir / "metrics.jsonl").read_bytes()
+    report = resume(run_dir, words)
+    assert "has checkpoints, and none of them can be used" in report
+    assert "step_00000004: rank_00000.safetensors has" in report
+    assert (run_dir / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_checkpoint_that_was_set_aside_can_be_gone_back_to(run):
+    run_dir, words = run
+    assert resume(run_dir, words, "--train.stop_after_steps=8") is None
+    step_4 = f"{run_dir}/checkpoints/step_00000004"
+    assert resume(run_dir, words, "--resume", step_4, "--train.stop_after_steps=5") is None
+    (aside,) = run_dir.glob("checkpoints/set_aside_*/step_00000008")
+    assert resume(run_dir, words, "--resume", str(aside)) is None
+    assert [line["step"] for line in read_json_lines(run_dir / "metrics.jsonl")][-4:] == [9, 10, 11, 12]
+    assert not run_dir.with_name("run.1").exists()
+
+
+def leave_the_loop(run_dir, words):
+    from largebatch.run import Run
+
+    steps = Run.steps
+
+    def some_steps(run, train_set):
+        for step in steps(run, train_set):
+            if step.index == 6:
+                return
+            yield step
+
+    Run.steps = some_steps
+    train(PYDOC, *words, run_dir=run_dir)
+
+
+def test_a_loop_that_is_left_early_has_a_checkpoint_of_its_end(half_done, tmp_path):
+    run_job(leave_the_loop, tmp_path / "run", half_done[1], strategy="ddp")
+    status = json.loads((tmp_path / "run/status.json").read_text())
+    assert (status["outcome"], status["step"], status["checkpoint_step"]) == ("finished", 6, 6)
+
+
+def test_a_longer_stop_goes_on(run, tmp_path):
+    run_dir, words = run
+    assert resume(run_dir, words, "--train.stop_after_steps=6") is None
+    assert resume(run_dir, words) is None
+    assert resume(tmp_path / "whole", words) is None
+    mine, theirs = (load_file(path / "model/model.safetensors") for path in (run_dir, tmp_path / "whole"))
+    assert all(mine[name].tobytes() == theirs[name].tobytes() for name in theirs)
+
+
+def test_a_path_begins_another_run_or_goes_back(run, tmp_path):
+    run_dir, words = run
+    checkpoint = run_dir / "checkpoints/step_00000004"
+    assert resume(run_dir, words) is None
+    expected = load_file(run_dir / "model/model.safetensors")
+    other = tmp_path / "other"
+    assert resume(other, words, "--resume", str(checkpoint)) is None
+    assert [line["step"] for line in read_json_lines(other / "metrics.jsonl")] == list(range(5, 13))
+    # Back to step 4 of the same run: later checkpoints are kept aside.
+    assert resume(run_dir, words, "--resume", f"{run_dir}/checkpoints/../checkpoints/{checkpoint.name}") is None
+    assert [line["step"] for line in read_json_lines(run_dir / "metrics.jsonl")] == list(range(1, 13))
+    assert list(run_dir.glob("checkpoints/set_aside_by_attempt_0003_*/step_00000012/complete.json"))
+    for path in (other, run_dir):
+        mine = load_file(path / "model/model.safetensors")
+        assert all(mine[name].tobytes() == expected[name].tobytes() for name in expected)
+
+
+@pytest.mark.parametrize("path", ["nowhere", "$(touch hacked)", "../../../../etc", "recipes"])
+def test_paths_that_are_no_checkpoint(run, path):
+    run_dir, words = run
+    report = resume(run_dir, words, "--resume", path)
+    assert "exit code 2" in report
+    assert "error: --resume: " in report
+    assert "Traceback" not in report
+
+
+def test_a_damaged_checkpoint_is_skipped_and_named(run, tmp_path):
+    run_dir, words = run
+    assert resume(run_dir, words, "--train.stop_after_steps=8") is None
+    (file,) = run_dir.glob("checkpoints/step_00000008/rank_*.safetensors")
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 1
+    file.write_bytes(content)
+    assert resume(run_dir, words) is None
+    assert resume(tmp_path / "whole", words) is None
+    mine, theirs = (load_file(path / "model/model.safetensors") for path in (run_dir, tmp_path / "whole"))
+    assert all(mine[name].tobytes() == theirs[name].tobytes() for name in theirs)
+    started = [line for line in read_json_lines(run_dir / "history.jsonl") if line["event"] == "started"]
+    assert started[-1]["step"] == 4
+    assert "its checksum differs" in started[-1]["checkpoints_not_used"][0]
+
+
+def test_a_model_of_another_shape_is_named(run):
+    run_dir, words = run
+    change = ("--model.num_heads=4", "--model.hidden_size=32")
+    report = resume(run_dir, words, *change, "--resume.allow_change", "model")
+    assert "its parameter transformer.wte.weight is of shape (256, 16), the model's is of shape (256, 32)" in report
+    assert "exit code 2" in report
+
+
+# --- two runs at once ---------------------------------------------------------------------------------------------
+
+
+def start_late(run_dir, words):
+    """The second of two that begin in a new folder at once: it has found no run, and then the first one begins."""
+    from largebatch.run.folder import RunFolder
+
+    begin = RunFolder.begin
+
+    def wait_and_begin(folder, *arguments):
+        (run_dir.parent / "late is there").touch()
+        while not (run_dir / "metrics.jsonl").exists():
+            time.sleep(0.05)
+        return begin(folder, *arguments)
+
+    RunFolder.begin = wait_and_begin
+    train(PYDOC, *words, run_dir=run_dir)
+
+
+def test_of_two_starts_in_a_new_folder_one_is_refused(half_done, tmp_path):
+    run_dir, words = tmp_path / "run", half_done[1]
+    with ThreadPoolExecutor() as pool:
+        late = pool.submit(run_job, start_late, run_dir, words, strategy="single", world_size=1)
+        while not (tmp_path / "late is there").exists() and not late.done():
+            time.sleep(0.05)
+        assert run_interrupted(run_dir, words, strategy="single", world_size=1) is None
+        with pytest.raises(JobFailed, match=r"another run (has just begun in|is writing to)"):
+            late.result()
+    assert json.loads((run_dir / "status.json").read_text())["outcome"] == "finished"
+    assert not run_dir.with_name("run.1").exists()
+
+
+def train_while_another_starts(run_dir, words):
+    """Begin a second run in the same folder from within the first one's third step."""
+    from largebatch.run import Run
+
+    update = Run._update
+    reports = []
+
+    def second(run, index, *arguments):
+        update(run, index, *arguments)
+        if index == 2:
+            Run._update = update
+            reports.append(run_interrupted(run_dir, words, strategy="single", world_size=1))
+
+    Run._update = second
+    train(PYDOC, *words, run_dir=run_dir)
+    return reports
+
+
+def test_a_second_run_in_the_folder_is_refused(half_done, tmp_path):
+    (reports,) = run_job(train_while_another_starts, tmp_path / "run", half_done[1], strategy="single", world_size=1)
+    assert "another run is writing to" in reports[0]
+    assert "exit code 2" in reports[0]
+    assert json.loads((tmp_path / "run/status.json").read_text())["outcome"] == "finished"
+    assert [line["step"] for line in read_json_lines(tmp_path / "run/metrics.jsonl")] == list(range(1, 13))
+
+
+def train_and_be_overtaken(run_dir, words):
+    """After step 3, this attempt's job is taken to be dead and another attempt begins."""
+    from largebatch.run import Run
+    from largebatch.run.attempt import claim
+
+    update = Run._update
+
+    def overtaken(run, index, *arguments):
+        if index == 2 and run.backend.is_main_process:
+            claim(run.folder.attempts_dir, {})
+        update(run, index, *arguments)
+
+    Run._update = overtaken
+    train(PYDOC, *words, run_dir=run_dir)
+
+
+def test_an_attempt_that_was_overtaken_publishes_nothing(half_done, tmp_path):
+    words = (*half_done[1], '--checkpoint.every={"steps": 1}')
+    with pytest.raises(JobFailed, match="has taken over") as caught:
+        run_job(train_and_be_overtaken, tmp_path / "run", words, strategy="ddp", world_size=2)
+    assert "exit code 1" in str(caught.value)
+    assert [line["step"] for line in read_json_lines(tmp_path / "run/metrics.jsonl")] == [1, 2]
+    steps = {path.name for path in (tmp_path / "run/checkpoints").glob("step_*")}
+    assert steps <= {"step_00000001", "step_00000002"}
+    assert json.loads((tmp_path / "run/status.json").read_text())["outcome"] == "running"
