@@ -1,5 +1,8 @@
 """Loading: whole micro-batches by their indices, in order, in this process and in loader processes."""
 
+import os
+import signal
+
 import numpy as np
 import pytest
 import torch
@@ -68,3 +71,17 @@ def test_size_must_be_the_recipes():
         DataError, match=r"data\.num_train_samples: the recipe says 99, but the data has 100 samples; write 100, "
     ):
         check_size(Squares(100), 99, "data.num_train_samples")
+
+
+def test_a_signal_while_a_loader_process_starts_is_left_to_the_training(monkeypatch):
+    """SLURM signals all processes of a job, and every evaluation starts new loader processes."""
+
+    def be_signalled(_):
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+            os.kill(os.getpid(), number)
+
+    # torch calls this in a new loader process before it calls anything of ours.
+    monkeypatch.setattr(torch.multiprocessing, "_set_thread_name", be_signalled)
+    batches = list(load(Squares(), REQUESTS, 1, torch.device("cpu")))
+    assert [weight for _, weight in batches] == [10, 25, 8]
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())

@@ -1,6 +1,7 @@
 """Which run a start goes on with, what it refuses, and what becomes of two at once."""
 
 import json
+import os
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -102,6 +103,21 @@ def test_what_does_not_change_the_training_may_change(run):
     options = ("--logging.every=3", "--evaluation.max_samples=8", "--checkpoint.keep_last=1")
     assert resume(run_dir, words, *options) is None
     assert json.loads((run_dir / "status.json").read_text())["step"] == 12
+
+
+def train_where_one_sees_the_folder_late(run_dir, words):
+    from largebatch.run.folder import RunFolder
+
+    if os.environ["RANK"] == "1":
+        RunFolder.is_a_run = property(lambda _: False)
+        RunFolder.check_usable = lambda _: None
+    train(PYDOC, *words, run_dir=run_dir)
+
+
+def test_the_main_process_decides_what_is_in_the_folder(run):
+    run_dir, words = run
+    run_job(train_where_one_sees_the_folder_late, run_dir, words, timeout=60)
+    assert [line["step"] for line in read_json_lines(run_dir / "metrics.jsonl")] == list(range(1, 13))
 
 
 def test_none_begins_anew_and_moves_the_earlier_run_aside(run):

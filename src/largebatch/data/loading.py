@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from largebatch.errors import DataError
 from largebatch.order import Indices
 
 Request = tuple[Indices, int | None]
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class Loaded(NamedTuple):
@@ -58,17 +60,31 @@ def load(source: SampleSource, requests: Iterable[Request], num_workers: int, de
         # A generator of its own: the loader must not draw from the one that seeds dropout.
         generator=torch.Generator(),
     )
-    for loaded in loader:
+    with _signals_held_back():
+        # This starts the loader processes.
+        iterator = iter(loader)
+    for loaded in iterator:
         if isinstance(loaded, DataError):
             raise loaded
         batch = {name: tensor.to(device, non_blocking=True) for name, tensor in loaded.batch.items()}
         yield Loaded(batch, loaded.weight)
 
 
+@contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Deliver them afterwards: torch lets a process that it forks here end by them, until that ignores them itself."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _leave_signals_to_the_training(_: int) -> None:
     """Loader processes end with the training process, not by a signal to the whole job, before that has saved."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 def check_size(source: SampleSource, expected: int, field: str) -> None:

@@ -79,7 +79,8 @@ def find_start(
         return Start()
     if resume != "auto":
         return _start_at(Path(resume), allow_change, folder, config, plan, backend)
-    if not folder.is_a_run:
+    # As the main process sees it: others may see a shared folder later, or while another run begins in it.
+    if not backend.gather_objects(folder.is_a_run)[0]:
         return Start()
     candidates = checkpoints_of(folder.checkpoints_dir, backend)
     usable, skipped = newest_usable(candidates, backend)
