@@ -41,6 +41,7 @@ def test_a_signal_to_the_launcher_stops_the_run_behind_a_checkpoint(number, to_e
     (os.killpg if to_everybody else os.kill)(job.pid, number)
     output, _ = job.communicate(timeout=60)
     assert job.returncode != 0
+    assert "forcefully" not in output
     status = json.loads((run_dir / "status.json").read_text())
     assert (status["outcome"], status["resume"]) == ("stopped", True), (status, output)
     assert f"by {number.name}" in status["message"]

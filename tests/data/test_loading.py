@@ -2,6 +2,9 @@
 
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -85,3 +88,17 @@ def test_a_signal_while_a_loader_process_starts_is_left_to_the_training(monkeypa
     batches = list(load(Squares(), REQUESTS, 1, torch.device("cpu")))
     assert [weight for _, weight in batches] == [10, 25, 8]
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_a_process_ends_though_it_is_still_loading():
+    """As a run does that stops; multiprocessing ends its loader processes by SIGTERM, and waits for them."""
+    code = """if True:
+        import torch
+        from test_loading import REQUESTS, Squares, load
+        loading = load(Squares(), REQUESTS * 100, 2, torch.device("cpu"))
+        print(next(loading).weight)
+    """
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=60
+    )
+    assert (result.returncode, result.stdout) == (0, "10\n"), result.stderr

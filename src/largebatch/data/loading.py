@@ -1,6 +1,8 @@
 """Loading micro-batches, in this process or in worker processes."""
 
+import os
 import signal
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -60,7 +62,7 @@ def load(source: SampleSource, requests: Iterable[Request], num_workers: int, de
         # A generator of its own: the loader must not draw from the one that seeds dropout.
         generator=torch.Generator(),
     )
-    with _signals_held_back():
+    with _stop_signals_blocked():
         # This starts the loader processes.
         iterator = iter(loader)
     for loaded in iterator:
@@ -71,8 +73,8 @@ def load(source: SampleSource, requests: Iterable[Request], num_workers: int, de
 
 
 @contextmanager
-def _signals_held_back() -> Iterator[None]:
-    """Deliver them afterwards: torch lets a process that it forks here end by them, until that ignores them itself."""
+def _stop_signals_blocked() -> Iterator[None]:
+    """In this thread, and in the processes that it forks, where they stay so."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
@@ -81,10 +83,14 @@ def _signals_held_back() -> Iterator[None]:
 
 
 def _leave_signals_to_the_training(_: int) -> None:
-    """Loader processes end with the training process, not by a signal to the whole job, before that has saved."""
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    """A signal to the whole job must not end loader processes before the training has saved: they obey it alone."""
+    threading.Thread(target=_end_when_the_training_says_so, daemon=True).start()
+
+
+def _end_when_the_training_says_so() -> None:
+    while signal.sigwaitinfo(STOP_SIGNALS).si_pid != os.getppid():
+        pass
+    os._exit(0)
 
 
 def check_size(source: SampleSource, expected: int, field: str) -> None:
