@@ -1,12 +1,18 @@
 """What the launcher asked for, read from the environment before torch or a process group is touched."""
 
+import ctypes
 import os
+import signal
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from largebatch.backend.deepspeed_config import read_deepspeed_config
 from largebatch.errors import LaunchError
+
+# From <linux/prctl.h>.
+PR_SET_PDEATHSIG = 1
 
 Strategy = Literal["single", "ddp", "fsdp", "zero1", "zero2", "zero3"]
 
@@ -64,6 +70,12 @@ def read_launch(environment: Mapping[str, str] = os.environ, precision: str = "f
             )
         return Launch("fsdp", rank, world_size, local_world_size)
     return Launch("ddp" if "WORLD_SIZE" in environment else "single", rank, world_size, local_world_size)
+
+
+def end_with_the_launcher(environment: Mapping[str, str] = os.environ) -> None:
+    """Have the kernel end this process when its launcher dies, even by SIGKILL, which leaves workers orphaned."""
+    if "TORCHELASTIC_RUN_ID" in environment and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 # Settings of an Accelerate config that change the mathematics, or whose effect is not checked: variable, the values

@@ -30,9 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     plan.add_argument("config", help="the recipe's JSON file")
     plan.add_argument("--world-size", type=_positive_int, required=True, help="data-parallel processes, one a GPU")
-    # A run's own options: taken so that the words of a run can be given here as they are.
-    for name in ("--run_dir", "--resume", "--resume.allow_change"):
-        plan.add_argument(name, help=argparse.SUPPRESS)
+    _take_options_of_a_run(plan)
     plan.add_argument("--json", action="store_true", help="print the resolved plan as JSON")
 
     verify = commands.add_parser(
@@ -87,6 +85,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     export.add_argument("out", type=Path, help="the folder to make")
     export.add_argument("--dtype", choices=["float32", "bfloat16", "float16", "float64"], help="default: as trained")
 
+    preflight = commands.add_parser(
+        "preflight",
+        help="look at a node before a Slurm job trains on it",
+        description="Print what this node finds: versions, GPUs, the shared run folder, the way to the other nodes and "
+        "an all-reduce with them. slurm/launch.sh runs it on every node of a job.",
+        allow_abbrev=False,
+    )
+    preflight.add_argument("config", type=Path, help="the recipe's JSON file")
+    preflight.add_argument("--accelerate-config", type=Path, required=True, help="the strategy's YAML file")
+    preflight.add_argument("--folder", type=Path, required=True, help="a folder that all nodes share")
+    preflight.add_argument("--token", required=True, help="what the file `token` in it says")
+    preflight.add_argument("--rendezvous", required=True, metavar="HOST:PORT", help="where the processes will meet")
+    preflight.add_argument("--gpus", type=int, required=True, help="GPUs of each node; 0 is a job on CPUs")
+    preflight.add_argument("--world-size", type=_positive_int, required=True, help="processes of the job")
+
+    _take_options_of_a_run(preflight)
+
+    verdict = commands.add_parser(
+        "preflight-verdict",
+        help="name the bad nodes from what all nodes found",
+        description="Compare the nodes' reports. Exit code 3 if there are bad nodes.",
+        allow_abbrev=False,
+    )
+    verdict.add_argument("reports", type=Path, help="file with what the nodes printed")
+    verdict.add_argument("--nodes", type=_words, required=True, help="the job's nodes, with commas between")
+    verdict.add_argument("--bad-nodes", type=Path, required=True, help="file to write the names of bad nodes to")
+
     commands.add_parser(
         "schema",
         help="print the JSON Schema of recipes",
@@ -116,6 +141,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 options.output,
             )
             return 0 if agree else 1
+        elif options.command == "preflight":
+            from largebatch.cli.preflight import print_report
+
+            print_report(
+                options.config,
+                options.accelerate_config,
+                overrides,
+                options.folder,
+                options.token,
+                options.rendezvous,
+                options.gpus,
+                options.world_size,
+            )
         elif overrides:
             parser.error(f"unrecognized arguments: {' '.join(overrides)}")
         elif options.command == "checkpoints":
@@ -127,6 +165,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             manifest = export_checkpoint(options.checkpoint, options.out, options.dtype)
             print(f"the weights after step {manifest.step:,} are in {options.out}")
+        elif options.command == "preflight-verdict":
+            from largebatch.cli.preflight import print_verdict
+
+            return print_verdict(options.reports, options.nodes, options.bad_nodes)
         else:
             from largebatch.config.schema import recipe_schema
 
@@ -138,6 +180,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+def _take_options_of_a_run(parser: argparse.ArgumentParser) -> None:
+    """So that the words of a run can be given here as they are."""
+    for name in ("--run_dir", "--resume", "--resume.allow_change"):
+        parser.add_argument(name, help=argparse.SUPPRESS)
 
 
 def _words(text: str) -> list[str]:

@@ -97,6 +97,13 @@ def identity() -> dict[str, Any]:
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "time": time.time(),
+        **slurm_start(),
+    }
+
+
+def slurm_start() -> dict[str, Any]:
+    """The SLURM job, if there is one, and how often it was requeued."""
+    return {
         "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
         "slurm_restart_count": int(os.environ.get("SLURM_RESTART_COUNT", 0)),
     }

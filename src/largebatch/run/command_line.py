@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -96,6 +96,7 @@ def user_errors() -> Iterator[None]:
             if not isinstance(error, RunStopped):
                 # The same start would come to the same.
                 report_failure(str(error), resume=False)
+                _tell_the_batch_script(str(error))
             where = f"[rank {rank}] " if joined and not error.everywhere else ""
             print(f"{where}{error.title}: {error}", file=sys.stderr, flush=True)
             _tell_the_launcher(f"{error.title}: {error}")
@@ -106,6 +107,14 @@ def user_errors() -> Iterator[None]:
     except Exception as error:
         report_failure(f"{type(error).__name__}: {error}", resume=True)
         raise
+
+
+def _tell_the_batch_script(message: str) -> None:
+    """Leave the reason where slurm/launch.sh looks for it: a start that is refused may not write to the run folder."""
+    path = os.environ.get("LARGEBATCH_REFUSAL")
+    if path:
+        with suppress(OSError):
+            Path(path).write_text(message, encoding="utf-8")
 
 
 def _tell_the_launcher(message: str) -> None:

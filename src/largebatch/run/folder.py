@@ -12,6 +12,7 @@ checkpoints/       see `storage.layout`
 model/             the final weights, for `from_pretrained`
 attempts/          a file per start of the run, see `attempt`
 stacks/            what processes were doing when the run hung
+slurm/             a folder per SLURM job, written by slurm/launch.sh
 stop               whoever makes this file asks the run to stop; the run takes it away
 lock               held by the run while it lasts
 """
@@ -112,6 +113,7 @@ class RunFolder:
                 names = (self.path.with_name(f"{self.path.name}.{number}") for number in itertools.count(1))
                 moved = next(name for name in names if not name.exists())
                 self.path.rename(moved)
+                self._keep_job_folder(moved)
                 self._lock.close()
                 self._lock = None
             if self._lock is None:
@@ -127,6 +129,13 @@ class RunFolder:
         except OSError as error:
             raise _cannot_be_written(self.path, error) from error
         return attempt, moved
+
+    def _keep_job_folder(self, moved: Path) -> None:
+        """The SLURM job that this process runs in has been writing its logs into the folder that is moved aside."""
+        job = Path("slurm", os.environ.get("SLURM_JOB_ID", "none"))
+        if (moved / job).is_dir():
+            (self.path / job).parent.mkdir(parents=True)
+            (moved / job).rename(self.path / job)
 
     def _take_lock(self) -> IO[bytes]:
         """Hold the folder for as long as the returned file is open; a process that dies lets go of it.
@@ -156,7 +165,7 @@ class RunFolder:
 
 
 def _is_a_beginning(path: Path) -> bool:
-    return path.name == "lock" or path.name.startswith(".plan.json.")
+    return path.name in ("lock", "slurm", "stop") or path.name.startswith(".plan.json.")
 
 
 def _close(reference: "weakref.ref[IO[bytes]]") -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,7 +18,7 @@ from transformers import PretrainedConfig
 
 from largebatch.backend.batch_norm import RunningStatistics
 from largebatch.backend.check import DTYPES, check_backend, check_before, expect
-from largebatch.backend.launch import read_launch
+from largebatch.backend.launch import end_with_the_launcher, read_launch
 from largebatch.backend.start import start
 from largebatch.backend.state import check_savable
 from largebatch.checkpoint.load import load
@@ -62,7 +63,9 @@ class Run(Generic[Config]):
 
     def __init__(self, config: Config, options: RunOptions):
         self.config = config
-        self._began = time.time()
+        end_with_the_launcher()
+        # slurm/launch.sh may have been asked to stop, and have passed it on, while Python was starting.
+        self._began = float(os.environ.get("LARGEBATCH_BEGAN", time.time()))
         launch = read_launch(precision=config.precision)
         self.plan = resolve(config, launch.world_size)
         self.folder = RunFolder(options.run_dir)

@@ -1,7 +1,7 @@
 """The outcome of an attempt, in the run folder's status.json: the launcher answers 1 whatever its workers said.
 
     {"outcome": "running" | "finished" | "stopped" | "failed", "message": …, "resume": true | false,
-     "step": …, "checkpoint_step": …, "attempt": …, "time": …}
+     "step": …, "checkpoint_step": …, "attempt": …, "slurm_job_id": …, "slurm_restart_count": …, "time": …}
 
 "running" of a job that is over means that it was killed; it can be resumed like a stopped one.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from largebatch.run.attempt import Attempt
+from largebatch.run.attempt import Attempt, slurm_start
 from largebatch.storage.catalog import entries
 from largebatch.storage.files import replace_json_file
 from largebatch.storage.layout import CheckpointError, read_json
@@ -63,6 +63,7 @@ class Status:
                 "step": self.step,
                 "checkpoint_step": self.checkpoint_step,
                 "attempt": self._attempt.number,
+                **slurm_start(),
                 "time": time.time(),
             }
             replace_json_file(self._path, value)

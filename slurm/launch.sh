@@ -1,0 +1,201 @@
+# Carries a recipe through one start of a Slurm job; sourced by slurm/<recipe>.sbatch, which sets RECIPE and STRATEGY.
+# docs/slurm.md says how to use it. Settings, all optional, from the environment (RUN_DIR=/scratch/me/x sbatch …):
+#
+#   STRATEGY                     ddp, fsdp, zero1, zero2, zero3, or the path of an Accelerate config
+#   RUN_DIR                      folder of the run, shared by all nodes; default: runs/<recipe>
+#   LARGEBATCH_ENV               shell file to source on every node; default: .venv/bin/activate
+#   LARGEBATCH_CONTAINER         image to run in: apptainer:IMAGE, or what pyxis takes as --container-image
+#   LARGEBATCH_CONTAINER_MOUNTS  folders to mount in it besides this one, as the container's own option takes them
+#   LARGEBATCH_MAX_RESTARTS      requeue so often without a newer checkpoint, then give up; default: 3
+#   LARGEBATCH_EXCLUDE_BAD_NODES 1: when the pre-flight names bad nodes, requeue the job without them
+#   NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, NCCL_IB_HCA, NCCL_DEBUG …: passed on as they are
+#
+# Exit codes: 0 finished; 1 failed; 2 refused; 3 the pre-flight found a bad node; 75 stopped on request.
+
+set -euo pipefail
+
+say() { printf '[%(%F %T)T] %s\n' -1 "$*"; }
+leave() { say "$2"; exit "$1"; }
+
+# --- what to run, from Slurm's environment ---
+
+[[ -n ${SLURM_JOB_ID:-} ]] || leave 2 "error: this is not a Slurm job; submit it: sbatch slurm/<recipe>.sbatch"
+for word in "$@"; do
+  case $word in
+    --run_dir* | --run-dir*) leave 2 "error: ${word%%=*}: this script must know it too; write RUN_DIR=… sbatch …" ;;
+    --config | --config=*) leave 2 "error: --config: the script's recipe is $RECIPE; submit the other recipe's script" ;;
+  esac
+done
+[[ -f $RECIPE ]] || leave 2 "error: there is no $RECIPE in $PWD; submit from the top of the repository"
+accelerate_config=recipes/accelerate_configs/$STRATEGY.yaml
+[[ $STRATEGY != *.yaml ]] || accelerate_config=$STRATEGY
+[[ -f $accelerate_config ]] || leave 2 "error: STRATEGY=$STRATEGY: there is no $accelerate_config; write ddp, fsdp, zero1, zero2, zero3, or the path of an Accelerate config"
+
+nodes=$SLURM_JOB_NUM_NODES
+# One process a GPU; where no GPUs were asked for, one a CPU.
+gpus=${SLURM_GPUS_ON_NODE:-0}
+processes_per_node=$((gpus > 0 ? gpus : ${SLURM_CPUS_PER_TASK:-1}))
+restart=${SLURM_RESTART_COUNT:-0}
+run_dir=${RUN_DIR:-runs/$(basename "$RECIPE" .json)}
+job_dir=$run_dir/slurm/$SLURM_JOB_ID
+logs=$job_dir/start_$restart
+preflight=$logs/preflight
+mkdir -p "$preflight"
+
+first_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+# Below the ephemeral ports, another for each job and start.
+port=$((10000 + (SLURM_JOB_ID * 16 + restart) % 22000))
+
+export LARGEBATCH_ENV=${LARGEBATCH_ENV-.venv/bin/activate}
+export LARGEBATCH_REFUSAL=$logs/refusal
+export LARGEBATCH_BEGAN=$EPOCHSECONDS
+if [[ -z ${SLURM_JOB_END_TIME:-} ]]; then
+  # Slurm before 23.02 does not say it in the environment. A job without a limit has none.
+  end=$(squeue --noheader --jobs "$SLURM_JOB_ID" --format %e)
+  [[ $end != 2* ]] || SLURM_JOB_END_TIME=$(date -d "$end" +%s)
+fi
+export SLURM_JOB_END_TIME=${SLURM_JOB_END_TIME:-}
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((gpus > 0 && ${SLURM_CPUS_PER_TASK:-1} > gpus ? SLURM_CPUS_PER_TASK / gpus : 1))}
+# Slurm 22.05 and later do not hand --cpus-per-task down to srun by themselves.
+export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}
+# The launcher passes these signals on to the processes and waits for them to save, instead of leaving them orphaned.
+export PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGUSR1
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=1800
+# No other job's nodes can join.
+export PET_RDZV_ID=$SLURM_JOB_ID.$restart.$RANDOM$RANDOM
+
+# --- running something on nodes ---
+
+srun_options=(--ntasks-per-node=1 --kill-on-bad-exit=1 --wait=60)
+in_container=()
+case ${LARGEBATCH_CONTAINER:-} in
+  "") ;;
+  apptainer:*)
+    in_container=(apptainer exec --bind "$PWD${LARGEBATCH_CONTAINER_MOUNTS:+,$LARGEBATCH_CONTAINER_MOUNTS}" --pwd "$PWD")
+    ((gpus == 0)) || in_container+=(--nv)
+    in_container+=("${LARGEBATCH_CONTAINER#apptainer:}")
+    ;;
+  *)
+    srun_options+=(--container-image="$LARGEBATCH_CONTAINER" --container-workdir="$PWD")
+    srun_options+=(--container-mounts="$PWD:$PWD${LARGEBATCH_CONTAINER_MOUNTS:+,$LARGEBATCH_CONTAINER_MOUNTS}")
+    ;;
+esac
+
+# on_nodes COUNT COMMAND…: one task a node, in the user's environment, while this script goes on hearing signals.
+# Single quotes: what stands in them is expanded on the node.
+on_nodes() {
+  srun --nodes="$1" --ntasks="$1" "${srun_options[@]}" "${in_container[@]}" bash -c '
+    set -e
+    # Signals are for the command, which decides when it ends.
+    trap : TERM INT USR1
+    if [[ -n $LARGEBATCH_ENV ]]; then source "$LARGEBATCH_ENV"; fi
+    "$@"' bash "${@:2}" &
+  local srun=$!
+  # A signal to this script ends `wait`, not srun.
+  while kill -0 "$srun" 2>/dev/null; do wait "$srun" || true; done
+  wait "$srun"
+}
+
+# --- requests to stop, and what follows a start ---
+
+asked_to_stop=
+ask_to_stop() {
+  asked_to_stop=1
+  say "asked to stop; passed on to the run"
+  touch "$run_dir/stop"
+}
+rm -f "$run_dir/stop"
+trap ask_to_stop USR1 TERM
+
+checkpoint_step() {
+  local newest=0 marker step
+  for marker in "$run_dir"/checkpoints/step_*/complete.json; do
+    step=$(basename "$(dirname "$marker")")
+    step=${step#step_}
+    [[ ! -f $marker ]] || ((newest = 10#$step > newest ? 10#$step : newest))
+  done
+  echo "$newest"
+}
+
+# A field of the run's status, if this very start has written it.
+status() {
+  local file=$run_dir/status.json
+  grep -qs "\"slurm_job_id\": \"$SLURM_JOB_ID\"" "$file" && grep -qs "\"slurm_restart_count\": $restart\b" "$file" || return 0
+  sed -nE "s/^ *\"$1\": \"?(.*[^\",])\"?,?\$/\1/p" "$file"
+}
+
+# Leaves, if as many starts as are allowed began at the newest checkpoint and left no newer one.
+give_up_without_progress() {
+  local starts
+  starts=$(grep -cxs "$(checkpoint_step)" "$job_dir/starts" || true)
+  if ((starts > ${LARGEBATCH_MAX_RESTARTS:-3})); then
+    leave 1 "error: $1; $starts starts came no further than step $(checkpoint_step): given up (LARGEBATCH_MAX_RESTARTS); see $job_dir"
+  fi
+}
+
+# requeue WHY: the same job again, unless starts do not come further, or Slurm is ending the job.
+requeue() {
+  [[ $(squeue --noheader --jobs "$SLURM_JOB_ID" --format %T) == RUNNING ]] || leave 1 "$1; Slurm is ending this start: not requeued from here"
+  give_up_without_progress "$1"
+  say "$1; requeued, to go on behind step $(checkpoint_step)"
+  scontrol "${2:-requeue}" "$SLURM_JOB_ID" || leave 1 "error: the job cannot be requeued; submit it again to go on"
+  trap '' USR1 TERM
+  sleep 3600 & wait
+}
+
+# Slurm changes a job's excluded nodes only while it is pending: a small job does that, and lets it go.
+requeue_without() {
+  local excluded
+  excluded=$(scontrol show job "$SLURM_JOB_ID" | sed -nE 's/^ *.*ExcNodeList=([^ ]+).*/\1/p' | grep -v '^(null)$' || true)
+  excluded=$1${excluded:+,$excluded}
+  JOB=$SLURM_JOB_ID EXCLUDED=$excluded sbatch --job-name="without_$1" --partition="$SLURM_JOB_PARTITION" \
+    --exclude="$excluded" --nodes=1 --ntasks=1 --time=10 --output="$logs/exclude.log" --wrap '
+      until scontrol update JobId="$JOB" ExcNodeList="$EXCLUDED"; do sleep 1; done
+      scontrol release "$JOB"' ||
+    leave 3 "error: bad nodes ($1), and no job could be submitted that excludes them; submit again with --exclude=$1"
+  requeue "bad nodes: $1" requeuehold
+}
+
+# --- the start ---
+
+give_up_without_progress "the earlier start was ended by Slurm"
+checkpoint_step >>"$job_dir/starts"
+say "job $SLURM_JOB_ID, start $restart: $RECIPE under $STRATEGY on $nodes nodes x $processes_per_node processes; logs in $logs"
+
+code=0
+token=$RANDOM$RANDOM$RANDOM
+echo "$token" >"$preflight/token"
+on_nodes "$nodes" largebatch preflight "$RECIPE" --accelerate-config "$accelerate_config" --folder "$preflight" --token "$token" \
+  --rendezvous "$first_node:$port" --gpus "$gpus" --world-size $((nodes * processes_per_node)) "$@" >"$preflight/reports" || code=$?
+[[ -z $asked_to_stop ]] || requeue "asked to stop during the pre-flight"
+code=0
+on_nodes 1 largebatch preflight-verdict "$preflight/reports" --nodes "$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd,)" \
+  --bad-nodes "$preflight/bad_nodes" || code=$?
+if ((code == 3)) && [[ ${LARGEBATCH_EXCLUDE_BAD_NODES:-} == 1 ]]; then requeue_without "$(<"$preflight/bad_nodes")"; fi
+((code == 0)) || leave "$code" "error: the pre-flight failed; training was not started"
+
+launch=(--config_file "$accelerate_config" --num_machines "$nodes" --num_processes $((nodes * processes_per_node)))
+if ((nodes > 1)); then launch+=(--main_process_ip "$first_node" --main_process_port "$port" --rdzv_backend c10d); fi
+on_nodes "$nodes" bash -c '
+  set -o pipefail
+  trap : TERM INT USR1
+  logs=$1
+  accelerate launch --machine_rank "$SLURM_NODEID" "${@:2}" 2>&1 |
+    (trap "" TERM INT USR1; exec tee -a "$logs/$SLURMD_NODENAME.log")' bash "$logs" \
+  "${launch[@]}" "$(dirname "$RECIPE")/train.py" --config "$RECIPE" --run_dir "$run_dir" "$@" || code=$?
+
+((code != 0)) || leave 0 "finished"
+[[ ! -f $LARGEBATCH_REFUSAL ]] || leave 2 "refused: $(<"$LARGEBATCH_REFUSAL")"
+message=$(status message)
+case $(status outcome):$(status resume) in
+  stopped:*)
+    if [[ $message == "by the stop file"* && -z $asked_to_stop ]]; then
+      leave 75 "stopped $message; submit the script again to go on"
+    fi
+    requeue "stopped $message"
+    ;;
+  failed:false) leave 1 "failed: $message; the same start would fail again: not requeued" ;;
+  failed:true) requeue "failed: $message" ;;
+  running:*) requeue "killed at step $(status step)" ;;
+  *) requeue "ended before the run began (exit code $code)" ;;
+esac
