@@ -139,8 +139,7 @@ requeue() {
   give_up_without_progress "$1"
   say "$1; requeued, to go on behind step $(checkpoint_step)"
   scontrol "${2:-requeue}" "$SLURM_JOB_ID" || leave 1 "error: the job cannot be requeued; submit it again to go on"
-  trap '' USR1 TERM
-  sleep 3600 & wait
+  exit 0
 }
 
 # Slurm changes a job's excluded nodes only while it is pending: a small job does that, and lets it go.

@@ -1,7 +1,7 @@
 """A Slurm cluster on one Linux machine: real hosts as far as Slurm, torch and NCCL's kind can tell.
 
-    sudo python tests/cluster/cluster.py start 2     # hosts h1 and h2; prints how to use it
-    sudo python tests/cluster/cluster.py stop
+    sudo python tests/cluster/slurm_cluster.py start 2     # hosts h1 and h2; prints how to use it
+    sudo python tests/cluster/slurm_cluster.py stop
 
 Each host is a set of namespaces (network, processes, mounts, host name) on a bridge of its own that leads nowhere else,
 with a real slurmd; slurmctld and munged run beside them. Folders are the machine's own, so shared by all hosts. It
@@ -129,9 +129,8 @@ class Cluster:
         _run("ip", "link", "set", f"lb_{name}", "up")
 
     def kill_slurmd(self, name: str) -> None:
-        """End a host's daemon by SIGKILL; its jobs' processes stay."""
-        os.kill(int((FOLDER / f"slurmd.{name}.pid").read_text()), signal.SIGKILL)
-        # Its own number is of the host's namespace.
+        """End a host's daemon by SIGKILL; the processes of its jobs stay."""
+        self.on_host(name, "pkill", "-KILL", "-x", "slurmd")
 
     def start_slurmd(self, name: str) -> None:
         """Start a host's daemon again."""

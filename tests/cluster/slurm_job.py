@@ -1,0 +1,98 @@
+"""A submitted job, as a test looks at it."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from largebatch.run.journal import read_json_lines
+from slurm_cluster import Cluster
+
+
+@dataclass
+class Job:
+    """A submitted job."""
+
+    cluster: Cluster
+    id: str
+    run_dir: Path
+    log_file: Path
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text() if self.log_file.exists() else ""
+
+    @property
+    def state(self) -> str:
+        return self.show("JobState")
+
+    @property
+    def exit_code(self) -> str:
+        return self.show("ExitCode")
+
+    def show(self, name: str) -> str:
+        """A field of what Slurm says of the job."""
+        for word in self.cluster.command("scontrol", "show", "job", self.id).split():
+            if word.startswith(f"{name}="):
+                return word.removeprefix(f"{name}=")
+        raise LookupError(name)
+
+    @property
+    def last_step(self) -> int:
+        lines = read_json_lines(self.run_dir / "metrics.jsonl")
+        return lines[-1]["step"] if lines else 0
+
+    @property
+    def starts(self) -> int:
+        return self.log.count(f" job {self.id}, start ")
+
+    @property
+    def status(self) -> dict[str, Any]:
+        file = self.run_dir / "status.json"
+        return json.loads(file.read_text()) if file.exists() else {}
+
+    def wait_until(self, condition: Callable[["Job"], bool], seconds: float = 120) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition(self):
+            assert time.monotonic() < deadline, f"not in {seconds:.0f} s; {self.state}\n{self.log}"
+            assert self.state not in ("FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"), self.log
+            time.sleep(0.2)
+
+    def wait_for_end(self, seconds: float = 240) -> str:
+        """The state that it ends in."""
+        deadline = time.monotonic() + seconds
+        while (state := self.state) in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"):
+            assert time.monotonic() < deadline, f"still {state} after {seconds:.0f} s\n{self.log}"
+            time.sleep(0.3)
+        return state
+
+    def processes(self) -> dict[int, dict[str, str]]:
+        """Its living processes, on all hosts, with their environment."""
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                lines = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
+                is_zombie = (folder / "stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+            except OSError:
+                continue
+            environment = dict(line.split("=", 1) for line in lines if "=" in line)
+            if environment.get("SLURM_JOB_ID") == self.id and not is_zombie:
+                found[int(folder.name)] = environment
+        return found
+
+    def rank(self, rank: int) -> int:
+        """The process of a rank."""
+        return next(
+            pid
+            for pid, environment in self.processes().items()
+            if environment.get("RANK") == str(rank) and b"train.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        )
+
+    def assert_no_survivors(self, seconds: float = 15) -> None:
+        deadline = time.monotonic() + seconds
+        while left := self.processes():
+            commands = [Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ") for pid in left]
+            assert time.monotonic() < deadline, commands
+            time.sleep(0.2)

@@ -1,0 +1,97 @@
+"""What a node finds of itself; what it finds of others is tried on real hosts, in tests/cluster."""
+
+import os
+
+import pytest
+
+from jobs import run_job
+from largebatch.cli import main
+from largebatch.config import load_config
+from largebatch.preflight.node import Job, _checkpoint_bytes, check_node
+from paths import PYDOC, RECIPES, ROOT
+
+DDP = ROOT / "recipes/accelerate_configs/ddp.yaml"
+
+
+def job(folder, **changes):
+    values = {"node": "n1", "rank": 0, "num_nodes": 1, "folder": folder, "token": "42", "host": "n1", "port": 1}
+    return Job(**(values | {"gpus": 0, "world_size": 2, "deadline": 0.0} | changes))
+
+
+def test_a_good_node(tmp_path):
+    (tmp_path / "token").write_text("42\n")
+    report = check_node(job(tmp_path), PYDOC, DDP, ())
+    assert report.is_good
+    assert report.versions["torch"]
+    assert "pytest" not in report.versions
+    assert report.free_bytes > 0
+    assert report.checkpoint_bytes
+
+
+@pytest.mark.parametrize("text", [None, "41"])
+def test_another_folder(text, tmp_path):
+    if text:
+        (tmp_path / "token").write_text(text)
+    report = check_node(job(tmp_path), PYDOC, DDP, ())
+    assert "is not the folder that the batch script wrote to" in report.problems[0]
+
+
+def test_the_recipe_is_refused(tmp_path):
+    (tmp_path / "token").write_text("42")
+    report = check_node(job(tmp_path, world_size=3), PYDOC, DDP, ("--seed", "1"))
+    assert "global_batch_size 32 is not a multiple" in report.refusal
+
+
+def test_missing_gpus(tmp_path):
+    (tmp_path / "token").write_text("42")
+    assert (
+        check_node(job(tmp_path, gpus=99), PYDOC, DDP, ())
+        .problems[0]
+        .endswith("GPUs are visible, the job was given 99")
+    )
+
+
+def test_a_script_without_a_model(tmp_path):
+    recipe = tmp_path / "gpt.json"
+    recipe.write_text(PYDOC.read_text())
+    (tmp_path / "train.py").write_text("print('no model here')\n")
+    (tmp_path / "token").write_text("42")
+    report = check_node(job(tmp_path), recipe, DDP, ())
+    assert "build_model(config) of train.py cannot be used: KeyError" in report.no_checkpoint_size
+
+
+def test_code_and_recipe_are_compared(tmp_path):
+    (tmp_path / "token").write_text("42")
+    other = tmp_path / "other.yaml"
+    other.write_text("# other\n")
+    mine, theirs = (check_node(job(tmp_path), PYDOC, file, ()).versions for file in (DDP, other))
+    assert mine[f"{DDP} (checksum)"] != theirs[f"{other} (checksum)"]
+
+
+def size_of_a_checkpoint(run_dir):
+    from largebatch.rehearsal.training import train
+
+    words = ("--train.stop_after_steps=1", "--logging.trackers=[]", "--evaluation.every=null")
+    train(PYDOC.with_name("train.py"), PYDOC, *words, run_dir=run_dir)
+
+
+def test_size_of_a_checkpoint(tmp_path):
+    """Against one that a run has written, whose files also have headers."""
+    run_job(size_of_a_checkpoint, tmp_path / "run", strategy="ddp", world_size=1)
+    files = (tmp_path / "run/checkpoints").rglob("*.safetensors")
+    written = sum(file.stat().st_size for file in files)
+    predicted = _checkpoint_bytes(PYDOC, load_config(PYDOC))
+    assert predicted <= written <= predicted + 50_000
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_says_how_large_its_model_is(recipe):
+    assert _checkpoint_bytes(recipe, load_config(recipe)) > 0
+
+
+def test_outside_of_slurm(monkeypatch, capsys, tmp_path):
+    for name in [name for name in os.environ if name.startswith("SLURM")]:
+        monkeypatch.delenv(name)
+    words = ["--accelerate-config", str(DDP), "--folder", str(tmp_path), "--token", "1", "--rendezvous", "a:1"]
+    assert main(["preflight", str(PYDOC), *words, "--gpus", "0", "--world-size", "2"]) == 2
+    assert "SLURMD_NODENAME is not set: run it by srun" in capsys.readouterr().err
