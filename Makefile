@@ -40,6 +40,7 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/largebatch lint
 
 test: lint
 	$(BIN)/pytest

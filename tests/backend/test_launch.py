@@ -41,7 +41,7 @@ def test_alone():
         ({"FSDP_OFFLOAD_PARAMS": "True"}, "fsdp_offload_params"),
         ({"FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}, "fsdp_cpu_ram_efficient_loading"),
         ({"FSDP_IGNORED_MODULES": ".*head"}, "fsdp_ignored_modules"),
-        ({"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, "dynamo_config"),
+        ({"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, "dynamo_backend"),
         ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}, "parallelism_config"),
         ({"ACCELERATE_MIXED_PRECISION": "bf16"}, "mixed_precision: bf16, the recipe precision fp32"),
         ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}, "gradient_accumulation_steps: 4; remove it"),

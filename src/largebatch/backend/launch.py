@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from largebatch.backend.accelerate_config import FSDP_VERSION, NOT_FSDP2, PRECISION, REFUSED
 from largebatch.backend.deepspeed_config import read_deepspeed_config
 from largebatch.errors import LaunchError
 
@@ -48,8 +49,7 @@ def read_launch(environment: Mapping[str, str] = os.environ, precision: str = "f
     """
     _refuse_use_cpu(environment)
     _refuse_tasks_that_do_not_know_of_each_other(environment)
-    _refuse_what_is_not_supported(environment)
-    _refuse_settings_of_the_recipe(environment, precision)
+    _refuse_settings(environment, precision)
     rank, world_size = int(environment.get("RANK", 0)), int(environment.get("WORLD_SIZE", 1))
     local_world_size = int(environment.get("LOCAL_WORLD_SIZE", 1))
     if _is_true(environment, "ACCELERATE_USE_DEEPSPEED"):
@@ -63,10 +63,10 @@ def read_launch(environment: Mapping[str, str] = os.environ, precision: str = "f
         return Launch(strategy, rank, world_size, local_world_size, deepspeed_config)
     if _is_true(environment, "ACCELERATE_USE_FSDP"):
         version = environment.get("FSDP_VERSION", "1")
-        if version != "2":
+        if version != FSDP_VERSION:
             raise LaunchError(
-                f"the Accelerate config asks for FSDP version {version}; write fsdp_version: 2 (the first version "
-                "keeps parameters in flat buffers, for which nothing here is checked)"
+                f"the Accelerate config asks for FSDP version {version}; write fsdp_version: {FSDP_VERSION} "
+                f"({NOT_FSDP2})"
             )
         return Launch("fsdp", rank, world_size, local_world_size)
     return Launch("ddp" if "WORLD_SIZE" in environment else "single", rank, world_size, local_world_size)
@@ -78,32 +78,18 @@ def end_with_the_launcher(environment: Mapping[str, str] = os.environ) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-# Settings of an Accelerate config that change the mathematics, or whose effect is not checked: variable, the values
-# that leave it off, and why it is refused.
-NOT_SUPPORTED = (
-    (
-        "FSDP_ACTIVATION_CHECKPOINTING",
-        ("false",),
-        "fsdp_activation_checkpointing: Accelerate recomputes with other dropout masks and moves BatchNorm twice",
-    ),
-    ("FSDP_OFFLOAD_PARAMS", ("false",), "fsdp_offload_params: not tested here"),
-    (
-        "FSDP_CPU_RAM_EFFICIENT_LOADING",
-        ("false",),
-        "fsdp_cpu_ram_efficient_loading: every process builds the same weights, and models with BatchNorm fail with it",
-    ),
-    ("FSDP_IGNORED_MODULES", ("", "none"), "fsdp_ignored_modules: their gradients would not be reduced"),
-    ("ACCELERATE_DYNAMO_BACKEND", ("no",), "dynamo_config: not tested here"),
-    ("ACCELERATE_USE_PARALLELISM_CONFIG", ("false",), "parallelism_config: processes are data-parallel only here"),
-    ("ACCELERATE_USE_MEGATRON_LM", ("false",), "megatron_lm_config: not tested here"),
-)
-
-
-def _refuse_what_is_not_supported(environment: Mapping[str, str]) -> None:
-    for variable, off, reason in NOT_SUPPORTED:
-        value = environment.get(variable, off[0])
-        if value.lower() not in off:
-            raise LaunchError(f"the Accelerate config has {reason}; remove it (it is {value})")
+def _refuse_settings(environment: Mapping[str, str], precision: str) -> None:
+    """Settings of an Accelerate config that are the recipe's to make, or whose effect is not checked."""
+    launched_precision = environment.get(PRECISION.variable, "no")
+    if launched_precision not in ("no", precision):
+        raise LaunchError(
+            f"the Accelerate config has mixed_precision: {launched_precision}, the recipe precision {precision}; "
+            f"remove it from the Accelerate config, or set precision in the recipe"
+        )
+    for setting in REFUSED:
+        value = environment.get(setting.variable, setting.off[0])
+        if value.lower() not in setting.off:
+            raise LaunchError(f"the Accelerate config has {setting.key}: {value}; {setting.remedy}: {setting.reason}")
 
 
 def _refuse_tasks_that_do_not_know_of_each_other(environment: Mapping[str, str]) -> None:
@@ -134,28 +120,6 @@ def _refuse_use_cpu(environment: Mapping[str, str]) -> None:
         raise LaunchError(
             "the Accelerate config asks for several processes, but Accelerate started one (its distributed_type is "
             "neither MULTI_GPU, FSDP nor DEEPSPEED); use one of recipes/accelerate_configs"
-        )
-
-
-def _refuse_settings_of_the_recipe(environment: Mapping[str, str], precision: str) -> None:
-    """Numbers of the optimisation that an Accelerate config could also set: they belong to the recipe alone."""
-    launched_precision = environment.get("ACCELERATE_MIXED_PRECISION", "no")
-    if launched_precision != "no" and launched_precision != precision:
-        raise LaunchError(
-            f"the Accelerate config has mixed_precision: {launched_precision}, the recipe precision {precision}; "
-            f"remove it from the Accelerate config, or set precision in the recipe"
-        )
-    accumulation = environment.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
-    if accumulation not in ("1", "auto"):
-        raise LaunchError(
-            f"the Accelerate config has gradient_accumulation_steps: {accumulation}; remove it: it follows from the "
-            "recipe's batch.global_batch_size and batch.micro_batch_size"
-        )
-    clipping = environment.get("ACCELERATE_GRADIENT_CLIPPING", "auto")
-    if clipping not in ("auto", "none"):
-        raise LaunchError(
-            f"the Accelerate config has gradient_clipping: {clipping}; remove it and set optimizer.clip_norm in the "
-            "recipe"
         )
 
 

@@ -112,6 +112,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verdict.add_argument("--nodes", type=_words, required=True, help="the job's nodes, with commas between")
     verdict.add_argument("--bad-nodes", type=Path, required=True, help="file to write the names of bad nodes to")
 
+    lint = commands.add_parser(
+        "lint",
+        help="find mistakes in recipes, SLURM scripts and configs, before a job waits in the queue",
+        description="Check recipes, sbatch scripts, Accelerate and DeepSpeed configs against each other, without a "
+        "GPU, a cluster or torch. Each finding has its file and line, why it is wrong, what to write instead, and its "
+        "rule's name. Exit code 1 if there are any.",
+        epilog="Example: largebatch lint, or largebatch lint slurm/gpt2_124m.sbatch",
+        allow_abbrev=False,
+    )
+    lint.add_argument(
+        "files",
+        type=Path,
+        nargs="*",
+        metavar="FILES",
+        help="what to check, with what it names; default: the repository that is the current folder",
+    )
+
     commands.add_parser(
         "schema",
         help="print the JSON Schema of recipes",
@@ -160,6 +177,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from largebatch.cli.checkpoints import print_checkpoints
 
             return 0 if print_checkpoints(options.run_dir, options.verify) else 1
+        elif options.command == "lint":
+            from largebatch.cli.lint import print_findings
+
+            return 0 if print_findings(options.files) else 1
         elif options.command == "export":
             from largebatch.checkpoint.export import export as export_checkpoint
 

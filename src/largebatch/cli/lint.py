@@ -1,0 +1,23 @@
+"""`largebatch lint`: mistakes in recipes, scripts and configs, one a line."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from largebatch.lint import lint_files, lint_repository
+
+
+def print_findings(files: Sequence[Path]) -> bool:
+    """Check files, or the whole repository where none are named, and print what is found.
+
+    Returns:
+        Whether nothing was found.
+
+    Raises:
+        UserError: A file cannot be read, or is of no known kind.
+    """
+    report = lint_files(files) if files else lint_repository()
+    for finding in report.findings:
+        print(finding)
+    count = "1 file" if report.files == 1 else f"{report.files} files"
+    print(f"{count}, {len(report.findings) or 'nothing'} found")
+    return not report.findings

@@ -1,0 +1,159 @@
+"""Rules for a script together with the recipe and the strategy it names."""
+
+import json
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+from largebatch.errors import ConfigError
+from largebatch.lint.findings import COMMAND_LINE, Finding
+from largebatch.lint.job import ACCELERATE_CONFIGS, LAUNCH, Job, strategy_file
+from largebatch.lint.sbatch import Option
+from largebatch.lint.script_rules import signal_lead, time_limit
+from largebatch.plan import resolve
+
+MEASURED_LINES = 20
+MOST_COUNTS = 6
+
+
+def job_findings(job: Job) -> Iterator[Finding]:
+    """What does not fit together in a job."""
+    for rule in (_recipe, _job_name, _launch, _strategy, _plan, _lead):
+        yield from rule(job)
+
+
+# --- what the script names ----------------------------------------------------------------------------------------
+
+
+def _recipe(job: Job) -> Iterator[Finding]:
+    file, name = str(job.script.path), job.script.path.stem
+    named = job.script.variable("RECIPE")
+    if named is None:
+        yield Finding(
+            file, 1, "recipe-missing", "RECIPE is not set", f"write RECIPE=recipes/TASK/{name}.json above {LAUNCH}"
+        )
+    elif job.recipe is None:
+        why = f"RECIPE: there is no file {named.value or '(empty)'} in {Path.cwd()}"
+        yield Finding(file, named.line, "recipe-missing", why, "write the path from the top of the repository")
+    elif job.recipe.stem != name:
+        why = f"RECIPE is {job.recipe.name}, the script is {job.script.path.name}: recipe and script have one name"
+        yield Finding(file, named.line, "names-differ", why, f"name {name}.json, or rename the script")
+
+
+def _job_name(job: Job) -> Iterator[Finding]:
+    name = job.script.path.stem
+    own = [option for option in job.script.options if option.name == "job-name" and option.line]
+    remedy = f"write --job-name={name}"
+    if not own:
+        why = "--job-name is missing: the log would not be named after the recipe"
+        yield Finding(str(job.script.path), 1, "names-differ", why, remedy)
+    elif own[-1].value != name and not own[-1].variables:
+        why = f"--job-name is {own[-1].value}, the script is {job.script.path.name}"
+        yield Finding(own[-1].file, own[-1].line, "names-differ", why, remedy)
+
+
+def _launch(job: Job) -> Iterator[Finding]:
+    file = str(job.script.path)
+    sourced = [
+        command.words[1]
+        for command in job.script.commands
+        if len(command.words) > 1 and command.words[0].text in ("source", ".")
+    ]
+    launch = next((word for word in sourced if Path(word.text).name == LAUNCH.name), None)
+    if launch is None:
+        why = f"{LAUNCH} is not sourced, which starts the recipe on every node"
+        yield Finding(file, 1, "launch-missing", why, f"end the script with: source {LAUNCH}")
+    elif not launch.expanded and not Path(launch.text).is_file():
+        why = f"there is no file {launch.text} in {Path.cwd()}"
+        yield Finding(file, launch.line, "launch-missing", why, f"write: source {LAUNCH}")
+
+
+def _strategy(job: Job) -> Iterator[Finding]:
+    default = job.script.variable("STRATEGY")
+    given = job.command_line.strategy
+    file, line = str(job.script.path), default.line if default else 1
+    if given and default and not default.is_default and given != default.value:
+        why = f"STRATEGY={default.value} leaves no choice: {given} would not be used"
+        yield Finding(file, line, "strategy", why, f"write STRATEGY=${{STRATEGY:-{default.value}}}")
+    if given:
+        file, line = COMMAND_LINE, 0
+    known = ", ".join(sorted(path.stem for path in ACCELERATE_CONFIGS.glob("*.yaml")))
+    if job.strategy is None:
+        yield Finding(file, line, "strategy", "STRATEGY is not set", "write STRATEGY=${STRATEGY:-ddp}")
+    elif job.accelerate_config is None:
+        why = f"STRATEGY {job.strategy}: there is no {strategy_file(job.strategy)}"
+        yield Finding(file, line, "strategy", why, f"write one of {known}, or the path of an Accelerate config")
+    elif job.config and job.config.precision == "fp64" and strategy_file(job.strategy).stem.startswith("zero"):
+        why = f"STRATEGY {job.strategy} keeps master weights in fp32, the recipe says precision fp64"
+        yield Finding(file, line, "strategy", why, "take ddp or fsdp, or set precision fp32")
+
+
+# --- what the recipe needs ----------------------------------------------------------------------------------------
+
+
+def _plan(job: Job) -> Iterator[Finding]:
+    if job.config is None:
+        return
+    try:
+        counts = job.node_counts()
+        processes, per_node = job.processes_per_node()
+    # A finding of its own.
+    except ValueError:
+        return
+    problems: dict[int, str] = {}
+    for nodes in counts:
+        try:
+            resolve(job.config, nodes * processes)
+        except ConfigError as error:
+            problems[nodes] = error.problems[0]
+    if problems:
+        shown = ", ".join(str(nodes) for nodes in list(problems)[:MOST_COUNTS])
+        shown += ", …" if len(problems) > MOST_COUNTS else ""
+        option = job.script.option("nodes") or per_node
+        why, _, remedy = next(iter(problems.values())).partition("; ")
+        place = (option.file, option.line) if option else (str(job.script.path), 1)
+        yield Finding(*place, "no-plan", f"on {shown} nodes with {processes} processes each, {why}", remedy)
+
+
+def _lead(job: Job) -> Iterator[Finding]:
+    signal = signal_lead(job.script)
+    if signal is None or job.config is None:
+        return
+    lead, option = signal
+    margin = job.config.faults.time_limit_margin_seconds
+    if lead < margin:
+        yield _short_lead(
+            option, f"{lead} seconds are less than faults.time_limit_margin_seconds {margin:g} of {job.recipe}", margin
+        )
+    two_steps = 2 * (_measured_step_seconds(job.run_dir) or 0)
+    if lead < two_steps:
+        yield _short_lead(option, f"{lead} seconds are less than two steps, {two_steps:.0f} as measured", two_steps)
+    limit, time = time_limit(job.script) or (None, option)
+    if limit is not None and lead + margin >= limit:
+        why = (
+            f"--time={time.value} is {limit} seconds, and the run is asked to stop {lead} + {margin:g} seconds before "
+            "its end (--signal and faults.time_limit_margin_seconds)"
+        )
+        yield Finding(time.file, time.line, "time-too-short", why, "write a longer limit")
+
+
+def _short_lead(option: Option, why: str, needed: float) -> Finding:
+    remedy = f"write --signal=B:USR1@{int(-(-needed // 1))} or more"
+    return Finding(option.file, option.line, "lead-too-short", f"--signal: {why}: the run cannot save in time", remedy)
+
+
+def _measured_step_seconds(run_dir: Path | None) -> float | None:
+    """Seconds of a step in the newest lines of a run's metrics, if it has any."""
+    try:
+        lines = (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines() if run_dir else []
+    except (OSError, UnicodeDecodeError):
+        return None
+    seconds = []
+    for line in lines[-MEASURED_LINES:]:
+        try:
+            logged = json.loads(line)
+            seconds.append(logged["global_batch_size"] / logged["samples_per_second"])
+        # A line that was cut off when the run was killed.
+        except (ValueError, KeyError, TypeError, ZeroDivisionError):
+            continue
+    return statistics.median(seconds) if seconds else None
