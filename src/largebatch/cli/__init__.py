@@ -129,6 +129,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="what to check, with what it names; default: the repository that is the current folder",
     )
 
+    submit = commands.add_parser(
+        "submit",
+        help="plan and check a recipe's SLURM job, submit it, and say how to follow it",
+        description="Submit slurm/RECIPE.sbatch with sbatch: shows the batch on that many nodes, checks recipe, script "
+        "and configs with the values given here, shows the sbatch line, runs it, and prints job, log and how to follow "
+        "it. Exit code 1 if a check speaks against it; then nothing is submitted.",
+        epilog="Example: largebatch submit gpt2_124m --nodes 4 --gpus-per-node 8 --strategy zero3 --partition=gpu "
+        "--optimizer.weight_decay 0. Fields of the recipe are overridden as in a run, --resume is the run's; all other "
+        "options are sbatch's.",
+        allow_abbrev=False,
+    )
+    submit.add_argument("recipe", metavar="RECIPE", help="the recipe's JSON file, or its name")
+    submit.add_argument("--nodes", required=True, help="nodes of the job, such as 4, or 2-4 for as many as there are")
+    submit.add_argument("--gpus-per-node", help="default: the script's; without GPUs, one process a CPU")
+    submit.add_argument("--strategy", help="the name of an Accelerate config; default: the script's")
+    submit.add_argument("--run_dir", "--run-dir", type=Path, help="folder of the run; default: runs/RECIPE")
+    submit.add_argument("--dry-run", action="store_true", help="show all that, and submit nothing")
+
     commands.add_parser(
         "schema",
         help="print the JSON Schema of recipes",
@@ -171,6 +189,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 options.gpus,
                 options.world_size,
             )
+        elif options.command == "submit":
+            from largebatch.cli.submit import submit as submit_recipe
+
+            submitted = submit_recipe(
+                options.recipe,
+                options.nodes,
+                options.gpus_per_node,
+                options.strategy,
+                options.run_dir,
+                overrides,
+                options.dry_run,
+            )
+            return 0 if submitted else 1
         elif overrides:
             parser.error(f"unrecognized arguments: {' '.join(overrides)}")
         elif options.command == "checkpoints":

@@ -1,20 +1,23 @@
 """A plan in words: what each process loads, what is averaged over what, and why the learning rate is what it is."""
 
+from collections.abc import Collection
+
 from largebatch.batch import Length
 from largebatch.plan.contract import RunPlan
 
 MOST_LINES = 6
 
 
-def explain(plan: RunPlan, title: str) -> str:
+def explain(plan: RunPlan, title: str, sections: Collection[str] | None = None) -> str:
     """The plan as text for a person, in lines of at most some 110 characters.
 
     Args:
         plan: The resolved plan.
         title: What the plan is of, for the first line.
+        sections: Names of the sections to show; None is all.
     """
     processes = "1 process" if plan.world_size == 1 else f"{plan.world_size:,} processes"
-    sections = [
+    bodies = [
         ("Batch", _batch(plan)),
         ("Loss", _loss(plan)),
         ("Steps", _steps(plan)),
@@ -22,7 +25,9 @@ def explain(plan: RunPlan, title: str) -> str:
         ("Optimizer", _optimizer(plan)),
     ]
     lines = [f"{title}: {plan.task} on {processes}"]
-    for name, body in sections:
+    for name, body in bodies:
+        if sections is not None and name not in sections:
+            continue
         lines += [f"  {name if number == 0 else '':<14}{line}" for number, line in enumerate(body)]
     return "\n".join(lines)
 

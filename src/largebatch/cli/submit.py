@@ -1,0 +1,189 @@
+"""`largebatch submit`: a recipe's job, planned, checked and handed to sbatch. The script stays as it is."""
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from largebatch.config import RECIPE_CONFIGS
+from largebatch.errors import UserError
+from largebatch.lint import CommandLine, lint_files
+from largebatch.lint.job import SCRIPTS, Job, read_job
+from largebatch.lint.log_path import log_path
+from largebatch.lint.project import RECIPES
+from largebatch.lint.sbatch import read_options
+from largebatch.plan import explain, resolve
+
+OVERRIDES = {name for config in RECIPE_CONFIGS.values() for name in config.model_fields}
+RUN_OPTIONS = {"resume"}
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What sbatch is run with.
+
+    Args:
+        sbatch_options: Words before the script.
+        script: The script.
+        script_options: Words behind it: overrides of the recipe, and options of the run.
+        environment: The variables of the script that are set.
+    """
+
+    sbatch_options: Sequence[str]
+    script: Path
+    script_options: Sequence[str]
+    environment: Mapping[str, str]
+
+    @property
+    def words(self) -> list[str]:
+        """The command line."""
+        return ["sbatch", "--parsable", *self.sbatch_options, str(self.script), *self.script_options]
+
+    def __str__(self) -> str:
+        variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        return " ".join([*variables, *map(shlex.quote, self.words)])
+
+
+def submit(
+    recipe: str,
+    nodes: str,
+    gpus_per_node: str | None,
+    strategy: str | None,
+    run_dir: Path | None,
+    words: Sequence[str],
+    dry_run: bool,
+) -> bool:
+    """Plan and check a recipe's job, show what is run, submit it, and say how to follow it.
+
+    Args:
+        recipe: The recipe's JSON, or its name.
+        nodes: Nodes of the job, such as 4 or 2-4.
+        gpus_per_node: Another number than the script's.
+        strategy: Another Accelerate config than the script's; by default the environment's STRATEGY, if it is set.
+        run_dir: Another folder of the run; by default the environment's RUN_DIR, if it is set.
+        words: Overrides of the recipe, options of the run, and options of sbatch.
+        dry_run: Show everything, submit nothing.
+
+    Returns:
+        Whether nothing was found that speaks against it.
+
+    Raises:
+        UserError: Recipe or script are missing, or sbatch fails.
+    """
+    run_options, words = _take(words, RUN_OPTIONS)
+    overrides, words = _take(words, OVERRIDES)
+    sbatch_options = [f"--nodes={nodes}", *([f"--gpus-per-node={gpus_per_node}"] if gpus_per_node else []), *words]
+    _require_options(sbatch_options)
+    # sbatch hands on the environment: what is set there has an effect, so it is checked and shown.
+    given = {"STRATEGY": strategy or os.environ.get("STRATEGY"), "RUN_DIR": run_dir or os.environ.get("RUN_DIR")}
+    environment = {name: str(value) for name, value in given.items() if value}
+    script = _find_script(_find_recipe(recipe))
+    submission = Submission(sbatch_options, script, [*overrides, *run_options], environment)
+
+    folder = environment.get("RUN_DIR")
+    command_line = CommandLine(
+        tuple(sbatch_options), tuple(overrides), environment.get("STRATEGY"), Path(folder) if folder else None
+    )
+    findings = lint_files([script], command_line).findings
+    if findings:
+        print(*findings, "not submitted", sep="\n")
+        return False
+    job = read_job(script, command_line)
+    _print_plans(job)
+    print(f"\n{submission}", flush=True)
+    job_id = None if dry_run else _run(submission)
+    _print_log(job, job_id)
+    return True
+
+
+# --- the command line ---------------------------------------------------------------------------------------------
+
+
+def _take(words: Sequence[str], names: Collection[str]) -> tuple[list[str], list[str]]:
+    """The words of the options `--name…` and `--name.field…` with their values, and the other words."""
+    taken: list[str] = []
+    others: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        name, equals, _ = word.partition("=")
+        if not word.startswith("--") or name[2:].partition(".")[0] not in names:
+            others.append(word)
+            continue
+        taken.append(word)
+        if not equals:
+            value = next(rest, None)
+            if value is None:
+                raise UserError(f"{word}: has no value; write {word} VALUE")
+            taken.append(value)
+    return taken, others
+
+
+def _require_options(sbatch_options: Sequence[str]) -> None:
+    """sbatch would take the first word that is no option for its script."""
+    for name, value in read_options(sbatch_options):
+        if not name:
+            raise UserError(f"{value}: not an option; write --section.field VALUE, or an option of sbatch")
+
+
+def _find_recipe(recipe: str) -> Path:
+    path = Path(recipe)
+    if path.suffix == ".json":
+        if not path.is_file():
+            raise UserError(f"{recipe}: no such file; give the path of a recipe's JSON, or its name")
+        return path
+    known = sorted(RECIPES.glob("*/*.json"))
+    found = [path for path in known if path.stem == recipe]
+    if not found:
+        names = ", ".join(path.stem for path in known) or f"none in {Path.cwd()}"
+        raise UserError(f"{recipe}: no such recipe; known: {names}")
+    if len(found) > 1:
+        raise UserError(f"{recipe}: there is more than one; write {' or '.join(map(str, found))}")
+    return found[0]
+
+
+def _find_script(recipe: Path) -> Path:
+    script = SCRIPTS / f"{recipe.stem}.sbatch"
+    if not script.is_file():
+        raise UserError(f"there is no {script} to submit {recipe} with; copy another recipe's, and change it")
+    named = read_job(script, CommandLine()).recipe
+    if named and named.resolve() != recipe.resolve():
+        raise UserError(f"{script} runs {named}, not {recipe}; submit {named}, or change RECIPE in the script")
+    return script
+
+
+# --- what is shown and done ---------------------------------------------------------------------------------------
+
+
+def _print_plans(job: Job) -> None:
+    assert job.config is not None
+    assert job.recipe is not None
+    processes, _ = job.processes_per_node()
+    for nodes in job.node_counts():
+        title = f"{job.recipe.stem} under {job.strategy}, {nodes} nodes x {processes}"
+        print(explain(resolve(job.config, nodes * processes), title, sections=("Batch",)))
+
+
+def _run(submission: Submission) -> str:
+    """Submit, and return the job's number."""
+    environment = os.environ | submission.environment
+    try:
+        result = subprocess.run(submission.words, env=environment, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise UserError(f"sbatch cannot be run ({error.strerror}); submit on a login node of the cluster") from None
+    if result.returncode:
+        message = (result.stderr or result.stdout).strip()
+        raise UserError(f"sbatch refused the job with exit code {result.returncode}: {message}")
+    sys.stderr.write(result.stderr)
+    job_id, _, cluster = result.stdout.strip().partition(";")
+    print(f"\njob {job_id}{f' on cluster {cluster}' if cluster else ''}")
+    return job_id
+
+
+def _print_log(job: Job, job_id: str | None) -> None:
+    path, unknown = log_path(job.script, job.script.option("output"), job_id)
+    filled = f" (Slurm fills in {', '.join(dict.fromkeys(unknown))})" if unknown else ""
+    print(f"log    {path}{filled}")
+    print(f"follow tail -F {shlex.quote(path)}")
