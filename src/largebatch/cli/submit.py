@@ -162,7 +162,7 @@ def _print_plans(job: Job) -> None:
     assert job.recipe is not None
     processes, _ = job.processes_per_node()
     for nodes in job.node_counts():
-        title = f"{job.recipe.stem} under {job.strategy}, {nodes} nodes x {processes}"
+        title = f"{job.recipe.stem} under {job.strategy}, nodes x processes per node = {nodes} x {processes}"
         print(explain(resolve(job.config, nodes * processes), title, sections=("Batch",)))
 
 

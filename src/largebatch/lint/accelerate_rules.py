@@ -25,7 +25,7 @@ def accelerate_findings(path: Path) -> Iterator[Finding]:
     text = read_text(path)
     try:
         config = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         why = f"not valid YAML: {getattr(error, 'problem', None) or error}"
         yield Finding(str(path), mark.line + 1 if mark else 1, "yaml-syntax", why, "correct it here or just before")
@@ -42,7 +42,7 @@ def named_deepspeed_config(path: Path) -> Path | None:
     """The DeepSpeed JSON that an Accelerate config names, if there is such a file."""
     try:
         config = yaml.safe_load(read_text(path))
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError):
         return None
     file = _section(config, "deepspeed_config").get("deepspeed_config_file")
     return Path(file) if isinstance(file, str) and Path(file).is_file() else None

@@ -38,6 +38,9 @@ def _recipe(job: Job) -> Iterator[Finding]:
     elif job.recipe.stem != name:
         why = f"RECIPE is {job.recipe.name}, the script is {job.script.path.name}: recipe and script have one name"
         yield Finding(file, named.line, "names-differ", why, f"name {name}.json, or rename the script")
+    elif not (train := job.recipe.parent / "train.py").is_file():
+        why = f"there is no {train} to train {job.recipe.name} with"
+        yield Finding(file, named.line, "train-missing", why, "move the recipe to the folder of its task")
 
 
 def _job_name(job: Job) -> Iterator[Finding]:
@@ -112,7 +115,7 @@ def _plan(job: Job) -> Iterator[Finding]:
         option = job.script.option("nodes") or per_node
         why, _, remedy = next(iter(problems.values())).partition("; ")
         place = (option.file, option.line) if option else (str(job.script.path), 1)
-        yield Finding(*place, "no-plan", f"on {shown} nodes with {processes} processes each, {why}", remedy)
+        yield Finding(*place, "no-plan", f"nodes x processes per node = {shown} x {processes}: {why}", remedy)
 
 
 def _lead(job: Job) -> Iterator[Finding]:

@@ -12,9 +12,10 @@ class KeyLines:
         try:
             # YAML allows no tabs between words, JSON does.
             root = yaml.compose(text.replace("\t", " "), Loader=yaml.SafeLoader)
-        except yaml.YAMLError:
-            root = None
-        self._lines = dict(_walk(root, "")) if root else {}
+            self._lines = dict(_walk(root, ""))
+        # What is no YAML, or is nested without end, is found elsewhere; its lines are not known.
+        except (yaml.YAMLError, RecursionError):
+            self._lines = {}
 
     def of(self, path: str) -> int:
         """The line of a key such as `learning_rate.decay.at[0]`, or of what is nearest above it; 1 where nothing is."""
@@ -28,7 +29,7 @@ class KeyLines:
         return 1
 
 
-def _walk(node: yaml.Node, path: str) -> Iterator[tuple[str, int]]:
+def _walk(node: yaml.Node | None, path: str) -> Iterator[tuple[str, int]]:
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             inner = f"{path}.{key.value}" if path else str(key.value)

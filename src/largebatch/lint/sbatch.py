@@ -71,7 +71,7 @@ WITHOUT_VALUE = {
     "version",
     "wait",
 }
-VARIABLE = re.compile(r"\$(?:\w+|\{[^}]*\}|\([^)]*\))|`[^`]*`")
+VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w*|\{[^}]*\}|\([^)]*\))|`[^`]*`")
 
 
 @dataclass(frozen=True)

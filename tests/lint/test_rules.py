@@ -1,0 +1,332 @@
+"""Every rule finds the mistake it is for, planted in a copy of what is shipped, and nothing else does."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from largebatch.lint import lint_files, lint_repository
+from planting import line_of, plant
+
+pytestmark = pytest.mark.usefixtures("project")
+
+SMOKE = "slurm/gpt_pydoc.sbatch"
+DIGITS = "slurm/resnet_digits.sbatch"
+LARGE = "slurm/resnet50_imagenet_8k.sbatch"
+LAUNCH = "slurm/launch.sh"
+RECIPE = "recipes/causal_lm/gpt_pydoc.json"
+DDP, FSDP, ZERO2 = (f"recipes/accelerate_configs/{name}.yaml" for name in ("ddp", "fsdp", "zero2"))
+DEEPSPEED = "ds_configs/zero2.json"
+END = "source slurm/launch.sh\n"
+WHOLE_FILE = ""
+
+
+def found() -> list[tuple[str, int, str]]:
+    return [(finding.file, finding.line, finding.rule) for finding in lint_repository().findings]
+
+
+def test_silent_on_the_repository():
+    report = lint_repository()
+    assert report.findings == []
+    assert report.files == 4 + 4 + 1 + 5 + 3
+
+
+# Each: file, what is there, what is planted, rule, and words of the line that is named (by default what was planted).
+MISTAKES = [
+    # --- the recipe
+    (RECIPE, '"seed": 0,', '"seed": 0,,', "json-syntax"),
+    (RECIPE, '"seed": 0,', '"seed": -1,', "recipe"),
+    (RECIPE, '"weight_decay": 0.1', '"weight_decai": 0.1, "weight_decay": 0.1', "recipe"),
+    (RECIPE, '"seed": 0,', '"seed": 0, "seed": 1,', "recipe"),
+    (RECIPE, '"micro_batch_size": 8', '"micro_batch_size": 5', "recipe"),
+    (RECIPE, '{"steps": 40}', '{"steps": 4000}', "recipe"),
+    (RECIPE, '"../recipe.schema.json"', '"recipe.schema.json"', "schema-missing"),
+    # --- the batch, at the script's nodes and processes
+    (SMOKE, "#SBATCH --nodes=2", "#SBATCH --nodes=3", "no-plan"),
+    (SMOKE, "#SBATCH --nodes=2", "#SBATCH --nodes=2-4", "no-plan"),
+    (SMOKE, "#SBATCH --nodes=2", "#SBATCH -N 3", "no-plan"),
+    (SMOKE, "#SBATCH --nodes=2", "#SBATCH -N3", "no-plan"),
+    (SMOKE, "#SBATCH --nodes=2", "#SBATCH --nodes 3", "no-plan"),
+    (SMOKE, "#SBATCH --cpus-per-task=2", "#SBATCH --cpus-per-task=3", "no-plan", "#SBATCH --nodes"),
+    (SMOKE, "##SBATCH --gpus-per-node=2", "#SBATCH --gpus-per-node=3", "no-plan", "#SBATCH --nodes"),
+    (SMOKE, "##SBATCH --gpus-per-node=2", "#SBATCH --gpus-per-node=h100:3", "no-plan", "#SBATCH --nodes"),
+    (SMOKE, "##SBATCH --gpus-per-node=2", "#SBATCH --gres=gpu:3", "no-plan", "#SBATCH --nodes"),
+    (SMOKE, "##SBATCH --gpus-per-node=2", "#SBATCH --gres=nvme:1,gpu:h100:3", "no-plan", "#SBATCH --nodes"),
+    (SMOKE, "##SBATCH --gpus-per-node=2", "#SBATCH --gpus-per-task=3", "no-plan", "#SBATCH --nodes"),
+    (RECIPE, '"global_batch_size": 32', '"global_batch_size": 40', "no-plan", (SMOKE, "#SBATCH --nodes")),
+    # --- pairs of recipe and script
+    (SMOKE, "RECIPE=recipes/causal_lm/gpt_pydoc.json", "RECIPE=recipes/none.json", "recipe-missing"),
+    (SMOKE, "RECIPE=recipes/causal_lm/gpt_pydoc.json\n", "", "recipe-missing", WHOLE_FILE),
+    (SMOKE, "RECIPE=recipes/causal_lm/gpt_pydoc.json", "RECIPE=recipes/causal_lm/gpt2_124m.json", "names-differ"),
+    (SMOKE, "--job-name=gpt_pydoc", "--job-name=gpt", "names-differ"),
+    (SMOKE, "#SBATCH --job-name=gpt_pydoc\n", "", "names-differ", WHOLE_FILE),
+    (SMOKE, END, "echo done\n", "launch-missing", WHOLE_FILE),
+    (SMOKE, END, "source slurm/lunch/launch.sh\n", "launch-missing", "lunch"),
+    (SMOKE, "STRATEGY:-ddp", "STRATEGY:-dpd", "strategy"),
+    (SMOKE, "STRATEGY=${STRATEGY:-ddp}\n", "", "strategy", WHOLE_FILE),
+    # --- #SBATCH lines
+    (SMOKE, "--ntasks-per-node=1", "--ntasks-per-node=2", "tasks-per-node"),
+    (SMOKE, "#SBATCH --ntasks-per-node=1\n", "", "tasks-per-node", WHOLE_FILE),
+    (SMOKE, "#SBATCH --requeue", "#SBATCH --requeue\n#SBATCH --ntasks=4", "tasks-per-node", "--ntasks=4"),
+    (SMOKE, "#SBATCH --requeue", "#SBATCH --requeue\n#SBATCH -n 4", "tasks-per-node", "-n 4"),
+    (SMOKE, "#SBATCH --requeue", "#SBATCH --requeue\n#SBATCH --gpus=4", "uneven-gpus", "--gpus=4"),
+    (SMOKE, "--output=slurm-%x-%j.log", "--output=$HOME/%x.log", "variable-in-sbatch-line"),
+    (SMOKE, "--output=slurm-%x-%j.log", '--output="${USER}-%x.log"', "variable-in-sbatch-line"),
+    (SMOKE, "--output=slurm-%x-%j.log", '--output="$(date +%F).log"', "variable-in-sbatch-line"),
+    (SMOKE, "--nodes=2", "--nodes=$NODES", "variable-in-sbatch-line"),
+    (SMOKE, "#SBATCH --requeue\n", "", "requeue", WHOLE_FILE),
+    (SMOKE, "#SBATCH --requeue", "#SBATCH --no-requeue", "requeue"),
+    (SMOKE, "#SBATCH --open-mode=append\n", "", "open-mode", WHOLE_FILE),
+    (SMOKE, "--open-mode=append", "--open-mode=truncate", "open-mode"),
+    (SMOKE, "#SBATCH --time=00:30:00\n", "", "time", WHOLE_FILE),
+    (SMOKE, "--time=00:30:00", "--time=half", "option-value"),
+    (SMOKE, "--nodes=2", "--nodes=0", "option-value"),
+    (SMOKE, "--cpus-per-task=2", "--cpus-per-task=two", "option-value"),
+    (SMOKE, "##SBATCH --gpus-per-node=2", "#SBATCH --gres=gpu:2x", "option-value"),
+    (SMOKE, "#SBATCH --signal=B:USR1@300\n", "", "signal", WHOLE_FILE),
+    (SMOKE, "--signal=B:USR1@300", "--signal=USR1@300", "signal"),
+    (SMOKE, "--signal=B:USR1@300", "--signal=B:USR1", "signal"),
+    (SMOKE, "--signal=B:USR1@300", "--signal=B:TERM@300", "signal"),
+    (SMOKE, "--signal=B:USR1@300", "--signal=B:USR1@99999", "signal"),
+    (SMOKE, "--output=slurm-%x-%j.log", "--output=logs/%x-%j.log", "log-folder"),
+    (SMOKE, "--output=slurm-%x-%j.log", "--output=slurm/%x/%j.log", "log-folder"),
+    (SMOKE, "#SBATCH --requeue", "#SBATCH --requeue\n#SBATCH -e logs/err", "log-folder", "-e logs/err"),
+    (SMOKE, END, f"#SBATCH --exclusive\n{END}", "late-sbatch-line", "--exclusive"),
+    (SMOKE, "#SBATCH --requeue", "#SBATCH --requeue\n#SBATCH  --nodes=2", "duplicate-option", "#SBATCH  "),
+    (SMOKE, "#SBATCH --requeue", "#SBATCH --requeue\n#SBATCH -N2", "duplicate-option", "-N2"),
+    (SMOKE, "#SBATCH --requeue", '#SBATCH --requeue\n#SBATCH --comment="no end', "sbatch-line", "no end"),
+    (SMOKE, "#SBATCH --requeue", "#SBATCH --requeue\n#SBATCH nodes=2", "sbatch-line", "#SBATCH nodes=2"),
+    # --- the time to stop
+    (SMOKE, "--signal=B:USR1@300", "--signal=B:USR1@299", "lead-too-short"),
+    (SMOKE, "--time=00:30:00", "--time=10", "time-too-short"),
+    (SMOKE, "--time=00:30:00", "--time=00:10:00", "time-too-short"),
+    # --- the shell
+    (SMOKE, END, f"done; true\n{END}", "bash-syntax", "done; true"),
+    (SMOKE, END, f'srun bash -c "echo $SLURM_NODEID"\n{END}', "expanded-too-early", "srun"),
+    (SMOKE, END, f"srun accelerate launch --num_processes 4\n{END}", "written-twice", "srun"),
+    (LAUNCH, None, '\nsrun bash -c "echo\n$SLURM_PROCID"\n', "expanded-too-early", '$SLURM_PROCID"'),
+    (LAUNCH, None, "\ntorchrun --nnodes=4\n", "written-twice", "--nnodes=4"),
+    (LAUNCH, None, "\ndone; true\n", "bash-syntax", "done; true"),
+    # --- the Accelerate config
+    (DDP, "num_machines: 1", "num_machines: [1", "yaml-syntax", "num_processes: 2"),
+    (DDP, "distributed_type: MULTI_GPU", "distributed_type: MULTI_CPU", "one-process"),
+    (DDP, "num_machines: 1", "use_cpu: true", "one-process"),
+    (DDP, "num_machines: 1", "mixed_precision: bf16", "recipe-setting"),
+    (FSDP, "fsdp_version: 2", "fsdp_version: 1", "fsdp-version"),
+    (FSDP, "  fsdp_version: 2\n", "", "fsdp-version", "fsdp_config:"),
+    (FSDP, "ram_efficient_loading: false", "ram_efficient_loading: true", "recipe-setting"),
+    (FSDP, "fsdp_version: 2", "fsdp_version: 2\n  offload_params: true", "recipe-setting", "offload_params"),
+    (ZERO2, "deepspeed_multinode_launcher: standard", "deepspeed_multinode_launcher: pdsh", "deepspeed-launcher"),
+    (ZERO2, "  deepspeed_multinode_launcher: standard\n", "", "deepspeed-launcher", "deepspeed_config:"),
+    (ZERO2, "ds_configs/zero2.json", "ds_configs/zero9.json", "deepspeed-config-missing"),
+    (ZERO2, "  deepspeed_config_file: ds_configs/zero2.json\n", "", "deepspeed-config-missing", "deepspeed_config:"),
+    (ZERO2, "ds_configs/zero2.json", "ds_configs/zero3.json", "stage-differs"),
+    (ZERO2, "zero3_init_flag: false", "gradient_accumulation_steps: 4", "recipe-setting"),
+    (ZERO2, "zero3_init_flag: false", "gradient_clipping: 1.0", "recipe-setting"),
+    # --- the DeepSpeed config
+    (DEEPSPEED, '"stage": 2,', '"stage": 2;', "json-syntax"),
+    (DEEPSPEED, '"stage": 2,', '"stage": 3,', "stage-differs", (ZERO2, "deepspeed_config_file")),
+    (DEEPSPEED, '"stage": 2,', '"stage": 0,', "deepspeed-setting"),
+    (DEEPSPEED, '  "zero_opt', '  "scheduler": {"type": "WarmupLR"},\n  "zero_opt', "deepspeed-setting", "scheduler"),
+    (DEEPSPEED, '  "zero_opt', '  "optimizer": {"type": "AdamW"},\n  "zero_opt', "deepspeed-setting", '"optimizer"'),
+    (DEEPSPEED, '  "zero_opt', '  "gradient_clipping": 1.0,\n  "zero_opt', "deepspeed-setting", "gradient_clipping"),
+    (DEEPSPEED, '  "zero_opt', '  "train_batch_size": 32,\n  "zero_opt', "deepspeed-setting", "train_batch_size"),
+    (DEEPSPEED, '"overlap_comm": true', '"overlap_comm": true, "loco_param": {}', "deepspeed-setting"),
+]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: f"{mistake[3]}-{mistake[2].strip()[:40]}")
+def test_planted(mistake):
+    file, old, new, rule, *place = mistake
+    if old is None:
+        old = Path(file).read_text()
+        new = old + new
+    plant(file, old, new)
+    where = place[0] if place else new
+    if isinstance(where, tuple):
+        file, where = where
+    line = where if isinstance(where, int) else 1 if where == WHOLE_FILE else line_of(file, where)
+    assert found() == [(file, line, rule)]
+
+
+# What looks like one of the mistakes and is none.
+INNOCENT = [
+    (SMOKE, "##SBATCH --account=my_project", "##SBATCH --nodes=3 --time=never $USER"),
+    (SMOKE, "#SBATCH --nodes=2", "#SBATCH --nodes=2 # of 8 CPUs; not --nodes=3"),
+    (SMOKE, "#SBATCH --nodes=2", "#SBATCH --nodes=1-2"),
+    (SMOKE, "#SBATCH --nodes=2", "#SBATCH -HN 2"),
+    (SMOKE, "#SBATCH --nodes=2", "#SBATCH --nodes=2 --ntasks=2"),
+    (SMOKE, "#SBATCH --nodes=2", "#SBATCH --nodes='2' --comment=\"it's 5 o'clock; $5\""),
+    (SMOKE, "#SBATCH --nodes=2", "#SBATCH --nodes=2 --exclusive --gres=nvme:100 --licenses=fluent:3"),
+    (SMOKE, "--ntasks-per-node=1", "--tasks-per-node=1"),
+    (SMOKE, "--signal=B:USR1@300", "--signal=B:SIGUSR1@600"),
+    (SMOKE, "--time=00:30:00", "--time=UNLIMITED"),
+    (SMOKE, "--time=00:30:00", "--time=0-1"),
+    (SMOKE, "--output=slurm-%x-%j.log", "--output=slurm/%x-%j.log"),
+    (SMOKE, "--output=slurm-%x-%j.log", "--output=/dev/null"),
+    (SMOKE, "RECIPE=recipes/causal_lm/gpt_pydoc.json", 'RECIPE="recipes/causal_lm/gpt_pydoc.json"'),
+    (SMOKE, "RECIPE=recipes/causal_lm/gpt_pydoc.json", "RECIPE=${RECIPE:-recipes/causal_lm/gpt_pydoc.json}"),
+    (SMOKE, "STRATEGY:-ddp", "STRATEGY:-recipes/accelerate_configs/fsdp.yaml"),
+    (SMOKE, END, ". slurm/launch.sh\n"),
+    (SMOKE, END, 'source "$SLURM_SUBMIT_DIR/slurm/launch.sh"\n'),
+    (SMOKE, END, f'# srun --num_processes 4 "$SLURM_NODEID"\n{END}'),
+    (DDP, "num_machines: 1", "mixed_precision: 'no'\nuse_cpu: false\ndynamo_config: {}\nparallelism_config: {}"),
+    (ZERO2, "zero3_init_flag: false", "gradient_accumulation_steps: 1\n  gradient_clipping: auto"),
+    (DEEPSPEED, '  "zero_opt', '  "gradient_clipping": "auto",\n  "zero_opt'),
+    (RECIPE, "  ", "\t"),
+]
+
+
+@pytest.mark.parametrize("change", INNOCENT, ids=lambda change: change[2].strip()[:40])
+def test_innocent(change):
+    file, old, new = change
+    if old == "  ":
+        Path(file).write_text(Path(file).read_text().replace(old, new))
+    else:
+        plant(file, old, new)
+    assert found() == []
+
+
+def test_all_at_once_in_the_order_of_the_files():
+    plant(SMOKE, "#SBATCH --requeue\n", "")
+    plant(SMOKE, "--ntasks-per-node=1", "--ntasks-per-node=8")
+    plant(RECIPE, '"seed": 0,', '"seed": -1, "sed": 0,')
+    plant(ZERO2, "standard", "pdsh")
+    assert [(file, rule) for file, _, rule in found()] == [
+        (ZERO2, "deepspeed-launcher"),
+        (RECIPE, "recipe"),
+        (RECIPE, "recipe"),
+        (SMOKE, "requeue"),
+        (SMOKE, "tasks-per-node"),
+    ]
+
+
+def test_every_finding_says_why_and_what_to_write():
+    plant(SMOKE, "--signal=B:USR1@300", "--signal=USR1@300")
+    (finding,) = lint_repository().findings
+    assert str(finding) == (
+        f"{SMOKE}:16: --signal=USR1@300: without B: the signal goes to the launchers, which it kills, and not to the "
+        "script, which waits for it; write --signal=B:USR1@SECONDS, such as B:USR1@300 [signal]"
+    )
+
+
+def test_recipe_without_a_script():
+    Path(SMOKE).unlink()
+    assert found() == [(RECIPE, 1, "script-missing")]
+
+
+def test_recipe_without_its_train_py():
+    Path("recipes/causal_lm/train.py").unlink()
+    assert found() == [
+        (f"slurm/{name}.sbatch", line_of(f"slurm/{name}.sbatch", "RECIPE="), "train-missing")
+        for name in ("gpt2_124m", "gpt_pydoc")
+    ]
+
+
+def test_nesting_without_end():
+    Path(DDP).write_text("a: " + "[" * 5000)
+    Path(DEEPSPEED).write_text('{"zero_optimization": {"stage": 2, "offload_param": ' + "[" * 900 + "]" * 900 + "}}")
+    Path("ds_configs/zero1.json").write_text("[" * 100_000)
+    assert [(file, rule) for file, _, rule in found()] == [
+        ("ds_configs/zero1.json", "json-syntax"),
+        (DDP, "yaml-syntax"),
+    ]
+
+
+def test_scripts_without_their_launcher():
+    Path(LAUNCH).unlink()
+    assert found() == [
+        (str(path), line_of(path, "source"), "launch-missing") for path in sorted(Path("slurm").glob("*"))
+    ]
+
+
+def test_every_number_of_nodes_is_named_that_has_no_plan():
+    plant(SMOKE, "#SBATCH --nodes=2", "#SBATCH --nodes=1-16")
+    plant(SMOKE, "#SBATCH --cpus-per-task=2", "#SBATCH --cpus-per-task=1")
+    (finding,) = lint_repository().findings
+    assert finding.why.startswith(
+        "nodes x processes per node = 3, 5, 6, 7, 8, 9, … x 1: batch: global_batch_size 32 is"
+    )
+    assert finding.remedy.startswith("nearest: 24, 48")
+
+
+def test_fp64_on_deepspeed():
+    plant(RECIPE, '"fp32"', '"fp64"')
+    plant(SMOKE, "STRATEGY:-ddp", "STRATEGY:-zero2")
+    assert found() == [(SMOKE, line_of(SMOKE, "STRATEGY:-zero2"), "strategy")]
+
+
+def test_dos_line_breaks_are_one_finding():
+    text = Path(SMOKE).read_bytes()
+    Path(SMOKE).write_bytes(text.replace(b"\n", b"\r\n"))
+    assert found() == [(SMOKE, 1, "dos-line-breaks")]
+
+
+@pytest.mark.parametrize("file", [RECIPE, DDP, ZERO2, DEEPSPEED])
+def test_dos_line_breaks_are_nothing_to_json_and_yaml(file):
+    text = Path(file).read_bytes()
+    Path(file).write_bytes(text.replace(b"\n", b"\r\n"))
+    assert found() == []
+
+
+# --- lead time -----------------------------------------------------------------------------------------------------
+
+
+def measured(seconds_per_step: float, lines: int) -> None:
+    folder = Path("runs/gpt_pydoc")
+    folder.mkdir(parents=True, exist_ok=True)
+    line = {"step": 10, "loss": 1.0, "global_batch_size": 32, "samples_per_second": 32 / seconds_per_step}
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(f"{json.dumps(line)}\n" * lines)
+
+
+def test_lead_against_the_recipes_margin():
+    plant(RECIPE, '"logging":', '"faults": {"time_limit_margin_seconds": 400},\n  "logging":')
+    (finding,) = lint_repository().findings
+    assert (finding.file, finding.line, finding.rule) == (SMOKE, line_of(SMOKE, "--signal"), "lead-too-short")
+    assert finding.remedy == "write --signal=B:USR1@400 or more"
+
+
+@pytest.mark.parametrize(("seconds", "rules"), [(149, []), (151, ["lead-too-short"])])
+def test_lead_against_measured_steps(seconds, rules):
+    measured(9999, lines=1)  # the first lines of a run are slow
+    measured(seconds, lines=19)
+    with Path("runs/gpt_pydoc/metrics.jsonl").open("a") as file:
+        file.write('{"step": 20, "samples_per_se')  # killed while writing
+    assert [rule for _, _, rule in found()] == rules
+
+
+def test_the_newest_lines_count():
+    """A batch that has grown takes longer than before."""
+    measured(1, lines=100)
+    measured(200, lines=20)
+    assert [rule for _, _, rule in found()] == ["lead-too-short"]
+
+
+def test_time_must_be_longer_than_lead_and_margin_together():
+    plant(SMOKE, "--time=00:30:00", "--time=10:01")
+    assert found() == []
+
+
+# --- named files ---------------------------------------------------------------------------------------------------
+
+
+def test_a_script_brings_what_it_names():
+    plant(SMOKE, "STRATEGY:-ddp", "STRATEGY:-zero2")
+    plant(RECIPE, '"seed": 0,', '"seed": -1,')
+    plant(ZERO2, "standard", "pdsh")
+    plant(DEEPSPEED, '  "zero_opt', '  "fp16": {},\n  "zero_opt')
+    plant(DDP, "MULTI_GPU", "MULTI_CPU")  # which this script does not name
+    report = lint_files([Path(SMOKE)])
+    assert [finding.file for finding in report.findings] == [DEEPSPEED, ZERO2, RECIPE]
+    assert report.files == 5
+
+
+def test_deepspeed_configs_are_told_from_recipes():
+    Path("mine.json").write_text('{"zero_optimization": {"stage": 5}}')
+    Path("other.json").write_text('{"task": "causal_lm"}')
+    report = lint_files([Path("mine.json"), Path("other.json")])
+    assert {(finding.file, finding.rule) for finding in report.findings} == {
+        ("mine.json", "deepspeed-setting"),
+        ("other.json", "recipe"),
+    }
