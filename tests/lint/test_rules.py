@@ -73,6 +73,7 @@ MISTAKES = [
     (SMOKE, "--output=slurm-%x-%j.log", "--output=$HOME/%x.log", "variable-in-sbatch-line"),
     (SMOKE, "--output=slurm-%x-%j.log", '--output="${USER}-%x.log"', "variable-in-sbatch-line"),
     (SMOKE, "--output=slurm-%x-%j.log", '--output="$(date +%F).log"', "variable-in-sbatch-line"),
+    (SMOKE, "--output=slurm-%x-%j.log", "--output=`hostname`.log", "variable-in-sbatch-line"),
     (SMOKE, "--nodes=2", "--nodes=$NODES", "variable-in-sbatch-line"),
     (SMOKE, "#SBATCH --requeue\n", "", "requeue", WHOLE_FILE),
     (SMOKE, "#SBATCH --requeue", "#SBATCH --no-requeue", "requeue"),
@@ -224,7 +225,7 @@ def test_recipe_without_its_train_py():
 
 
 def test_nesting_without_end():
-    Path(DDP).write_text("a: " + "[" * 5000)
+    Path(DDP).write_text("a: " + "[" * 1500)
     Path(DEEPSPEED).write_text('{"zero_optimization": {"stage": 2, "offload_param": ' + "[" * 900 + "]" * 900 + "}}")
     Path("ds_configs/zero1.json").write_text("[" * 100_000)
     assert [(file, rule) for file, _, rule in found()] == [
@@ -248,6 +249,18 @@ def test_every_number_of_nodes_is_named_that_has_no_plan():
         "nodes x processes per node = 3, 5, 6, 7, 8, 9, … x 1: batch: global_batch_size 32 is"
     )
     assert finding.remedy.startswith("nearest: 24, 48")
+
+
+def test_one_node_where_none_are_asked_for():
+    plant(SMOKE, "#SBATCH --nodes=2\n", "")
+    plant(SMOKE, "--cpus-per-task=2", "--cpus-per-task=4")
+    assert found() == []
+
+
+def test_lines_of_json_that_is_indented_with_tabs():
+    plant(RECIPE, '"seed": 0,', '"seed": -1,')
+    Path(RECIPE).write_text(Path(RECIPE).read_text().replace("  ", "\t"))
+    assert found() == [(RECIPE, 4, "recipe")]
 
 
 def test_fp64_on_deepspeed():
@@ -290,7 +303,7 @@ def test_lead_against_the_recipes_margin():
 @pytest.mark.parametrize(("seconds", "rules"), [(149, []), (151, ["lead-too-short"])])
 def test_lead_against_measured_steps(seconds, rules):
     measured(9999, lines=1)  # the first lines of a run are slow
-    measured(seconds, lines=19)
+    measured(seconds, lines=10)
     with Path("runs/gpt_pydoc/metrics.jsonl").open("a") as file:
         file.write('{"step": 20, "samples_per_se')  # killed while writing
     assert [rule for _, _, rule in found()] == rules

@@ -78,18 +78,11 @@ def _starts_on_nodes(command: Command) -> bool:
 def _carried_by_variables(commands: Sequence[Command]) -> dict[str, set[tuple[str, int]]]:
     """For each of the script's own variables, the variables of a task that were expanded when it was set."""
     carried: dict[str, set[tuple[str, int]]] = {}
-    assignments = [
-        (match[1], word) for command in commands for word in command.words if (match := ASSIGNMENT.match(word.text))
-    ]
-    # One may be set from another, in any number of steps.
-    for _ in assignments:
-        before = {name: len(places) for name, places in carried.items()}
-        for name, word in assignments:
-            places = _per_task_variables(word, carried)
-            if places:
-                carried.setdefault(name, set()).update(places)
-        if before == {name: len(places) for name, places in carried.items()}:
-            break
+    for command in commands:
+        for word in command.words:
+            match = ASSIGNMENT.match(word.text)
+            if match and (places := _per_task_variables(word, carried)):
+                carried.setdefault(match[1], set()).update(places)
     return carried
 
 
