@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from largebatch.cli import main
-from paths import ROOT
+from paths import RECIPES, ROOT
 from planting import plant
 
 SMOKE = "slurm/gpt_pydoc.sbatch"
@@ -15,18 +15,18 @@ SMOKE = "slurm/gpt_pydoc.sbatch"
 def test_nothing_found_in_the_repository_itself(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     assert main(["lint"]) == 0
-    assert capsys.readouterr().out == "17 files, nothing found\n"
+    files = [*RECIPES, *ROOT.glob("slurm/*"), *ROOT.glob("recipes/*/*.yaml"), *ROOT.glob("ds_configs/*")]
+    assert capsys.readouterr().out == f"{len(files)} files, nothing found\n"
 
 
 @pytest.mark.usefixtures("project")
 def test_findings_one_a_line(capsys):
-    plant(SMOKE, "#SBATCH --requeue\n", "")
-    plant(SMOKE, "--ntasks-per-node=1", "--ntasks-per-node=4")
+    plant(SMOKE, "#SBATCH --requeue\n", "#SBATCH --ntasks-per-node=4\n")
     assert main(["lint", SMOKE]) == 1
     first, second, count = capsys.readouterr().out.splitlines()
     assert first.startswith(f"{SMOKE}:1: --requeue is missing: ")
     assert first.endswith("; write --requeue [requeue]")
-    assert second.startswith(f"{SMOKE}:15: --ntasks-per-node is 4: ")
+    assert second.startswith(f"{SMOKE}:16: --ntasks-per-node is 4: ")
     assert count == "4 files, 2 found"
 
 

@@ -65,8 +65,8 @@ MISTAKES = [
     (SMOKE, "STRATEGY:-ddp", "STRATEGY:-dpd", "strategy"),
     (SMOKE, "STRATEGY=${STRATEGY:-ddp}\n", "", "strategy", WHOLE_FILE),
     # --- #SBATCH lines
-    (SMOKE, "--ntasks-per-node=1", "--ntasks-per-node=2", "tasks-per-node"),
-    (SMOKE, "#SBATCH --ntasks-per-node=1\n", "", "tasks-per-node", WHOLE_FILE),
+    (SMOKE, "--requeue", "--requeue --ntasks-per-node=2", "tasks-per-node"),
+    (SMOKE, "--nodes=2", "--nodes=1-2 --tasks-per-node=1", "fewest-nodes"),
     (SMOKE, "#SBATCH --requeue", "#SBATCH --requeue\n#SBATCH --ntasks=4", "tasks-per-node", "--ntasks=4"),
     (SMOKE, "#SBATCH --requeue", "#SBATCH --requeue\n#SBATCH -n 4", "tasks-per-node", "-n 4"),
     (SMOKE, "#SBATCH --requeue", "#SBATCH --requeue\n#SBATCH --gpus=4", "uneven-gpus", "--gpus=4"),
@@ -159,7 +159,7 @@ INNOCENT = [
     (SMOKE, "#SBATCH --nodes=2", "#SBATCH --nodes=2 --ntasks=2"),
     (SMOKE, "#SBATCH --nodes=2", "#SBATCH --nodes='2' --comment=\"it's 5 o'clock; $5\""),
     (SMOKE, "#SBATCH --nodes=2", "#SBATCH --nodes=2 --exclusive --gres=nvme:100 --licenses=fluent:3"),
-    (SMOKE, "--ntasks-per-node=1", "--tasks-per-node=1"),
+    (SMOKE, "--nodes=2", "--nodes=2 --ntasks-per-node=1"),
     (SMOKE, "--signal=B:USR1@300", "--signal=B:SIGUSR1@600"),
     (SMOKE, "--time=00:30:00", "--time=UNLIMITED"),
     (SMOKE, "--time=00:30:00", "--time=0-1"),
@@ -189,8 +189,7 @@ def test_innocent(change):
 
 
 def test_all_at_once_in_the_order_of_the_files():
-    plant(SMOKE, "#SBATCH --requeue\n", "")
-    plant(SMOKE, "--ntasks-per-node=1", "--ntasks-per-node=8")
+    plant(SMOKE, "#SBATCH --requeue\n", "#SBATCH --ntasks-per-node=8\n")
     plant(RECIPE, '"seed": 0,', '"seed": -1, "sed": 0,')
     plant(ZERO2, "standard", "pdsh")
     assert [(file, rule) for file, _, rule in found()] == [
@@ -206,7 +205,7 @@ def test_every_finding_says_why_and_what_to_write():
     plant(SMOKE, "--signal=B:USR1@300", "--signal=USR1@300")
     (finding,) = lint_repository().findings
     assert str(finding) == (
-        f"{SMOKE}:16: --signal=USR1@300: without B: the signal goes to the launchers, which it kills, and not to the "
+        f"{SMOKE}:15: --signal=USR1@300: without B: the signal goes to the launchers, which it kills, and not to the "
         "script, which waits for it; write --signal=B:USR1@SECONDS, such as B:USR1@300 [signal]"
     )
 

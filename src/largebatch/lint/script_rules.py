@@ -121,13 +121,14 @@ def _fails(read: Callable[[str], object], text: str) -> bool:
 
 
 def _tasks(script: Script) -> Iterator[Finding]:
-    reason = "there is one task a node, the launcher, which starts the node's processes"
+    reason = "slurm/launch.sh starts one task a node, the launcher, which starts the node's processes"
     per_node, total, nodes = (script.option(name) for name in ("ntasks-per-node", "ntasks", "nodes"))
-    if per_node is None:
-        yield _missing(script, "tasks-per-node", f"--ntasks-per-node is missing: {reason}", "write --ntasks-per-node=1")
-    elif per_node.value != "1" and not per_node.variables:
-        why = f"--ntasks-per-node is {per_node.value}: {reason}"
-        yield _at(per_node, "tasks-per-node", why, "write --ntasks-per-node=1")
+    if per_node and not per_node.variables:
+        if per_node.value != "1":
+            yield _at(per_node, "tasks-per-node", f"--ntasks-per-node is {per_node.value}: {reason}", "remove it")
+        elif nodes and "-" in nodes.value:
+            why = f"with --ntasks-per-node Slurm gives a job the fewest nodes of --nodes={nodes.value}"
+            yield _at(per_node, "fewest-nodes", why, "remove it")
     if total and not total.variables and total.value != (nodes.value if nodes else "1"):
         where = f"--nodes={nodes.value}" if nodes else "one node"
         why = f"--ntasks={total.value} is not one task a node on {where}"
