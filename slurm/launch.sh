@@ -42,13 +42,23 @@ logs=$job_dir/start_$restart
 preflight=$logs/preflight
 mkdir -p "$preflight"
 
+# From here on a signal asks the run to stop, instead of ending this script.
+export LARGEBATCH_BEGAN=$EPOCHSECONDS
+asked_to_stop=
+ask_to_stop() {
+  asked_to_stop=1
+  say "asked to stop; passed on to the run"
+  touch "$run_dir/stop"
+}
+rm -f "$run_dir/stop"
+trap ask_to_stop USR1 TERM
+
 first_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 # Below the ephemeral ports, another for each job and start.
 port=$((10000 + (SLURM_JOB_ID * 16 + restart) % 22000))
 
 export LARGEBATCH_ENV=${LARGEBATCH_ENV-.venv/bin/activate}
 export LARGEBATCH_REFUSAL=$logs/refusal
-export LARGEBATCH_BEGAN=$EPOCHSECONDS
 if [[ -z ${SLURM_JOB_END_TIME:-} ]]; then
   # Slurm before 23.02 does not say it in the environment. A job without a limit has none.
   end=$(squeue --noheader --jobs "$SLURM_JOB_ID" --format %e)
@@ -96,16 +106,7 @@ on_nodes() {
   wait "$srun"
 }
 
-# --- requests to stop, and what follows a start ---
-
-asked_to_stop=
-ask_to_stop() {
-  asked_to_stop=1
-  say "asked to stop; passed on to the run"
-  touch "$run_dir/stop"
-}
-rm -f "$run_dir/stop"
-trap ask_to_stop USR1 TERM
+# --- what follows a start ---
 
 checkpoint_step() {
   local newest=0 marker step

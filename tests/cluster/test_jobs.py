@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from largebatch.run.journal import read_json_lines
+from paths import ROOT
 from resuming import TINY_GPT, run_interrupted
+from slurm_job import Job
 
 # A model so small that a job is all launch, and AdamW with an epsilon that does not enlarge rounding.
 WORDS = (
@@ -66,13 +69,19 @@ def test_every_strategy_on_the_same_two_hosts_at_once(submit, uninterrupted):
     words = (*WORDS, *steps(40))
     options = (*TWO_NODES, "--nodelist=h1,h2")
     strategies = ("ddp", "fsdp", "zero2", "zero3")
-    jobs = {name: submit("gpt_pydoc", *words, options=options, name=name, STRATEGY=name) for name in strategies}
+    secrets = {"WANDB_API_KEY": "secret-of-wandb", "HF_TOKEN": "secret-of-the-hub"}
+    jobs = {
+        name: submit("gpt_pydoc", *words, options=options, name=name, STRATEGY=name, **secrets) for name in strategies
+    }
     for strategy, job in jobs.items():
         assert job.wait_for_end() == "COMPLETED", job.log
         assert "all-reduce of 64 MiB over 2 nodes by gloo" in job.log
         assert f"on 2 x {strategy}" in job.log
         assert_same_weights(job.run_dir, uninterrupted(words, 1), 1e-5)
         assert {path.name for path in (job.run_dir / f"slurm/{job.id}/start_0").glob("*.log")} == {"h1.log", "h2.log"}
+        for path in (job.log_file, job.run_dir, *job.run_dir.rglob("*")):
+            assert not path.stat().st_mode & 0o002, f"{path} is world-writable"
+            assert path.is_dir() or b"secret-of-" not in path.read_bytes(), path
         job.assert_no_survivors()
 
 
@@ -227,17 +236,22 @@ def test_cancelled_it_is_gone_and_the_stop_file_ends_it_for_good(submit, cluster
     assert_same_weights(last.run_dir, uninterrupted(words, 2), 0)
 
 
-def test_words_arrive_as_they_were_given(submit, tmp_path):
-    """Spaces, quotes, `$` and `;` in options and in the run folder's name; no shell looks at them again."""
-    (tmp_path / "env").write_text(
+@pytest.fixture
+def only_told(tmp_path):
+    """An environment in which nothing is trained: what would be launched is printed."""
+    told = "import json, sys; print('GOT', json.dumps(sys.argv[1:]))"
+    file = tmp_path / "only_told"
+    file.write_text(
         "largebatch() { return 0; }; export -f largebatch\n"
-        f'accelerate() {{ {sys.executable} -c \'import json, sys; print("GOT", json.dumps(sys.argv[1:]))\' "$@"; }}\n'
-        "export -f accelerate\n"
+        f'accelerate() {{ {sys.executable} -c "{told}" "$@"; }}; export -f accelerate\n'
     )
+    return {"LARGEBATCH_ENV": str(file)}
+
+
+def test_words_arrive_as_they_were_given(submit, only_told):
+    """Spaces, quotes, `$` and `;` in options and in the run folder's name; no shell looks at them again."""
     words = ("--data.path", "a b", "--x=\"$HOME\" '$(id)' `id` ; exit 5", "--y", "*", "")
-    job = submit(
-        "gpt_pydoc", *words, options=TWO_NODES, name='it\'s $HOME `x` "q"', LARGEBATCH_ENV=str(tmp_path / "env")
-    )
+    job = submit("gpt_pydoc", *words, options=TWO_NODES, name='it\'s $HOME `x` "q"', **only_told)
     assert job.wait_for_end() == "COMPLETED", job.log
     got = [json.loads(line.split("GOT ")[1]) for line in job.log.splitlines() if line.startswith("GOT ")]
     assert len(got) == 2
@@ -250,3 +264,16 @@ def test_words_arrive_as_they_were_given(submit, tmp_path):
             *words,
         ]
     assert sorted(arguments[arguments.index("--machine_rank") + 1] for arguments in got) == ["0", "1"]
+
+
+def test_submit(cluster, only_told, tmp_path):
+    options = ("--nodes", "2", "--cpus-per-task=1", f"--output={tmp_path}/%x.%j.log", "--strategy", "zero2")
+    words = ("submit", "gpt_pydoc", *options, "--seed", "7", "--run_dir", str(tmp_path / "run"))
+    output = cluster.command(sys.executable, "-m", "largebatch", *words, environment=only_told, cwd=ROOT)
+    number = re.search(r"^job (\d+)$", output, re.MULTILINE)[1]
+    log = tmp_path / f"gpt_pydoc.{number}.log"
+    assert f"follow tail -F {log}" in output
+    job = Job(cluster, number, tmp_path / "run", log)
+    assert job.wait_for_end() == "COMPLETED", job.log
+    assert f"job {number}, start 0: recipes/causal_lm/gpt_pydoc.json under zero2 on 2 nodes x 1 processes" in job.log
+    assert '"--seed", "7"]' in job.log
