@@ -67,7 +67,7 @@ fi
 export SLURM_JOB_END_TIME=${SLURM_JOB_END_TIME:-}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((gpus > 0 && ${SLURM_CPUS_PER_TASK:-1} > gpus ? SLURM_CPUS_PER_TASK / gpus : 1))}
 # Slurm 22.05 and later do not hand --cpus-per-task down to srun by themselves.
-export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}
+[[ -z ${SLURM_CPUS_PER_TASK:-} ]] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 # The launcher passes these signals on to the processes and waits for them to save, instead of leaving them orphaned.
 export PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGUSR1
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=1800
