@@ -1,5 +1,12 @@
 """Launches that would silently train something else are refused before anything starts."""
 
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from jobs import launch_environment
@@ -61,3 +68,28 @@ def test_refused(environment, words):
 
 def test_precision_that_agrees_is_accepted():
     assert read_launch({"ACCELERATE_MIXED_PRECISION": "bf16"}, precision="bf16").strategy == "single"
+
+
+def test_workers_end_with_their_launcher():
+    """Killed so that it can do nothing for them."""
+    worker = (
+        "from largebatch.backend.launch import end_with_the_launcher\n"
+        "import time\n"
+        "end_with_the_launcher()\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    launcher = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {worker!r}])"
+    for variables, ends in (({"TORCHELASTIC_RUN_ID": "1"}, True), ({}, False)):
+        environment = {name: value for name, value in os.environ.items() if name != "TORCHELASTIC_RUN_ID"} | variables
+        process = subprocess.Popen([sys.executable, "-c", launcher], env=environment, stdout=subprocess.PIPE, text=True)
+        assert process.stdout.readline() == "ready\n"
+        (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        process.kill()
+        process.wait()
+        # At its end the worker closes its output, which it has from its launcher.
+        ended = bool(select.select([process.stdout], [], [], 5)[0])
+        if not ended:
+            os.kill(int(child), signal.SIGKILL)
+        process.stdout.close()
+        assert ended is ends

@@ -46,6 +46,21 @@ def test_earlier_runs_are_moved_aside(tmp_path):
     assert not (path / "metrics.jsonl").exists()
 
 
+def test_the_slurm_job_that_moves_a_run_aside_keeps_its_own_logs(tmp_path, monkeypatch):
+    """Its batch script has been writing there since before the run began."""
+    path = tmp_path / "run"
+    for job in ("7", "8"):
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        (path / "slurm" / job).mkdir(parents=True)
+        (path / "slurm" / job / "n1.log").write_text(job)
+        RunFolder(path).check_usable()
+        created(path)
+    assert [file.relative_to(tmp_path) for file in sorted(tmp_path.rglob("*.log"))] == [
+        Path("run/slurm/8/n1.log"),
+        Path("run.1/slurm/7/n1.log"),
+    ]
+
+
 def test_other_peoples_files_are_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(UserError, match="holds files that are not a run's"):
