@@ -3,7 +3,7 @@
 import importlib.metadata
 from pathlib import Path
 
-from test_jobs import TWO_NODES, WORDS, steps
+from test_slurm_jobs import TWO_NODES, WORDS, steps
 
 
 def test_a_host_with_another_package_is_left_out(submit, cluster, tmp_path):
