@@ -58,10 +58,11 @@ first_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 port=$((10000 + (SLURM_JOB_ID * 16 + restart) % 22000))
 
 export LARGEBATCH_ENV=${LARGEBATCH_ENV-.venv/bin/activate}
+[[ -z $LARGEBATCH_ENV || -f $LARGEBATCH_ENV || -n ${LARGEBATCH_CONTAINER:-} ]] || leave 2 "error: LARGEBATCH_ENV=$LARGEBATCH_ENV: there is no such file in $PWD; run make install, or name the shell file that activates your environment"
 export LARGEBATCH_REFUSAL=$logs/refusal
 if [[ -z ${SLURM_JOB_END_TIME:-} ]]; then
   # Slurm before 23.02 does not say it in the environment. A job without a limit has none.
-  end=$(squeue --noheader --jobs "$SLURM_JOB_ID" --format %e)
+  end=$(squeue --noheader --jobs "$SLURM_JOB_ID" --format %e || true)
   [[ $end != 2* ]] || SLURM_JOB_END_TIME=$(date -d "$end" +%s)
 fi
 export SLURM_JOB_END_TIME=${SLURM_JOB_END_TIME:-}
@@ -136,11 +137,16 @@ give_up_without_progress() {
 
 # requeue WHY: the same job again, unless starts do not come further, or Slurm is ending the job.
 requeue() {
-  [[ $(squeue --noheader --jobs "$SLURM_JOB_ID" --format %T) == RUNNING ]] || leave 1 "$1; Slurm is ending this start: not requeued from here"
+  local state try
+  state=$(squeue --noheader --jobs "$SLURM_JOB_ID" --format %T || true)
+  [[ -z $state || $state == RUNNING ]] || leave 1 "$1; Slurm is ending this start: not requeued from here"
   give_up_without_progress "$1"
   say "$1; requeued, to go on behind step $(checkpoint_step)"
-  scontrol "${2:-requeue}" "$SLURM_JOB_ID" || leave 1 "error: the job cannot be requeued; submit it again to go on"
-  exit 0
+  for try in 1 2 3; do
+    if scontrol "${2:-requeue}" "$SLURM_JOB_ID"; then exit 0; fi
+    sleep $((10 * try))
+  done
+  leave 1 "error: the job cannot be requeued; submit it again to go on"
 }
 
 # Slurm changes a job's excluded nodes only while it is pending: a small job does that, and lets it go.
@@ -167,6 +173,8 @@ token=$RANDOM$RANDOM$RANDOM
 echo "$token" >"$preflight/token"
 on_nodes "$nodes" largebatch preflight "$RECIPE" --accelerate-config "$accelerate_config" --folder "$preflight" --token "$token" \
   --rendezvous "$first_node:$port" --gpus "$gpus" --world-size $((nodes * processes_per_node)) "$@" >"$preflight/reports" || code=$?
+# SIGTERM, SIGUSR1 or SIGINT to the nodes alone, as in a preemption, ends what runs there.
+case $code in 143 | 138 | 130) asked_to_stop=1 ;; esac
 [[ -z $asked_to_stop ]] || requeue "asked to stop during the pre-flight"
 code=0
 on_nodes 1 largebatch preflight-verdict "$preflight/reports" --nodes "$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd,)" \
