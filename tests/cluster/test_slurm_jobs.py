@@ -89,28 +89,32 @@ def test_signalled_killed_and_preempted_it_ends_bit_for_bit(submit, cluster, uni
     words = (*WORDS, *steps(SHORT, checkpoint_every=100))
     job = submit("gpt_pydoc", *words, options=TWO_NODES)
 
+    job.wait_until(lambda job: (job.run_dir / f"slurm/{job.id}/start_0/preflight/h1.present").exists())
+    cluster.command("scancel", "--signal=TERM", job.id)
+    job.wait_until(lambda job: "asked to stop during the pre-flight; requeued" in job.log, 60)
+
     job.wait_until(lambda job: job.last_step >= 60)
     cluster.command("scancel", "--signal=TERM", job.id)
-    job.wait_until(lambda job: job.log.count("; requeued") == 1, 60)
+    job.wait_until(lambda job: job.log.count("; requeued") == 2, 60)
     assert "] stopped by SIGTERM" in job.log
 
-    job.wait_until(lambda job: job.starts == 2 and job.last_step >= 360)
+    job.wait_until(lambda job: job.starts == 3 and job.last_step >= 360)
     os.kill(job.rank(1), signal.SIGKILL)
-    job.wait_until(lambda job: job.log.count("; requeued") == 2, 60)
+    job.wait_until(lambda job: job.log.count("; requeued") == 3, 60)
 
     # As `--signal=B:USR1@…` does.
-    job.wait_until(lambda job: job.starts == 3 and job.last_step >= 660)
+    job.wait_until(lambda job: job.starts == 4 and job.last_step >= 660)
     cluster.command("scancel", "--batch", "--signal=USR1", job.id)
-    job.wait_until(lambda job: job.log.count("; requeued") == 3, 60)
+    job.wait_until(lambda job: job.log.count("; requeued") == 4, 60)
     assert "] stopped by the stop file" in job.log
 
-    job.wait_until(lambda job: job.starts == 4 and job.last_step >= 960)
+    job.wait_until(lambda job: job.starts == 5 and job.last_step >= 960)
     everything = ("--partition=urgent", "--nodes=3", "--cpus-per-task=4", "--output=/dev/null", "--wrap=sleep 2")
     cluster.command("sbatch", *everything)
     job.wait_until(lambda job: job.log.count("] stopped by SIGTERM") == 2, 60)
 
     assert job.wait_for_end() == "COMPLETED", job.log
-    assert (job.status["outcome"], job.starts) == ("finished", 5)
+    assert (job.status["outcome"], job.starts) == ("finished", 6)
     assert_same_weights(job.run_dir, uninterrupted(words, 2), 0)
     assert_logged_once(job, SHORT)
     job.assert_no_survivors()
