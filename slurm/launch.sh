@@ -46,12 +46,13 @@ mkdir -p "$preflight"
 export LARGEBATCH_BEGAN=$EPOCHSECONDS
 asked_to_stop=
 ask_to_stop() {
-  asked_to_stop=1
-  say "asked to stop; passed on to the run"
+  asked_to_stop=$1
+  say "asked to stop by $1; passed on to the run"
   touch "$run_dir/stop"
 }
 rm -f "$run_dir/stop"
-trap ask_to_stop USR1 TERM
+trap 'ask_to_stop SIGUSR1' USR1
+trap 'ask_to_stop SIGTERM' TERM
 
 first_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 # Below the ephemeral ports, another for each job and start.
@@ -174,13 +175,13 @@ echo "$token" >"$preflight/token"
 on_nodes "$nodes" largebatch preflight "$RECIPE" --accelerate-config "$accelerate_config" --folder "$preflight" --token "$token" \
   --rendezvous "$first_node:$port" --gpus "$gpus" --world-size $((nodes * processes_per_node)) "$@" >"$preflight/reports" || code=$?
 # SIGTERM, SIGUSR1 or SIGINT to the nodes alone, as in a preemption, ends what runs there.
-case $code in 143 | 138 | 130) asked_to_stop=1 ;; esac
-[[ -z $asked_to_stop ]] || requeue "asked to stop during the pre-flight"
+case $code in 143 | 138 | 130) asked_to_stop=${asked_to_stop:-a signal to the nodes} ;; esac
+[[ -z $asked_to_stop ]] || requeue "asked to stop by $asked_to_stop during the pre-flight"
 code=0
 on_nodes 1 largebatch preflight-verdict "$preflight/reports" --nodes "$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd,)" \
   --bad-nodes "$preflight/bad_nodes" || code=$?
 if ((code == 3)) && [[ ${LARGEBATCH_EXCLUDE_BAD_NODES:-} == 1 ]]; then requeue_without "$(<"$preflight/bad_nodes")"; fi
-((code == 0)) || leave "$code" "error: the pre-flight failed; training was not started"
+((code == 0)) || leave "$code" "error: the pre-flight found what is said above; training was not started"
 
 launch=(--config_file "$accelerate_config" --num_machines "$nodes" --num_processes $((nodes * processes_per_node)))
 if ((nodes > 1)); then launch+=(--main_process_ip "$first_node" --main_process_port "$port" --rdzv_backend c10d); fi
@@ -195,15 +196,19 @@ on_nodes "$nodes" bash -c '
 ((code != 0)) || leave 0 "finished"
 [[ ! -f $LARGEBATCH_REFUSAL ]] || leave 2 "refused: $(<"$LARGEBATCH_REFUSAL")"
 message=$(status message)
+# What is left of a process that was killed from outside, as by the kernel when memory ran out, is in its launcher's log.
+killed=$(grep -oE "Signal [0-9]+ \(SIG[A-Z]+\) received by PID [0-9]+" "$logs"/*.log /dev/null | grep -v SIGTERM | head -n 1 || true)
+[[ -z $killed ]] || killed="$(basename "${killed%%.log:*}"): ${killed#*.log:}; "
 case $(status outcome):$(status resume) in
   stopped:*)
-    if [[ $message == "by the stop file"* && -z $asked_to_stop ]]; then
-      leave 75 "stopped $message; submit the script again to go on"
+    if [[ $message == "by the stop file"* ]]; then
+      [[ -n $asked_to_stop ]] || leave 75 "stopped $message; submit the script again, with the same overrides, to go on"
+      message="by $asked_to_stop to the batch script${message#by the stop file}"
     fi
     requeue "stopped $message"
     ;;
   failed:false) leave 1 "failed: $message; the same start would fail again: not requeued" ;;
-  failed:true) requeue "failed: $message" ;;
-  running:*) requeue "killed at step $(status step)" ;;
-  *) requeue "ended before the run began (exit code $code)" ;;
+  failed:true) requeue "failed: $killed$message" ;;
+  running:*) requeue "${killed:-killed }at step $(status step)" ;;
+  *) requeue "${killed}ended before the run began (exit code $code)" ;;
 esac

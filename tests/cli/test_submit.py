@@ -193,6 +193,7 @@ def test_a_strategy_that_the_script_would_not_take(capsys):
         (["mine.json"], "there is no slurm/mine.sbatch to submit mine.json with"),
         (["elsewhere/gpt_pydoc.json"], f"{SMOKE} runs {RECIPE}, not elsewhere/gpt_pydoc.json"),
         (["gpt_pydoc", "word"], "word: not an option"),
+        (["gpt_pydoc", "--optimzer.eps=1"], "--optimzer.eps: neither a field of the recipe nor an option of sbatch"),
         (["gpt_pydoc", "--seed"], "--seed: has no value; write --seed VALUE"),
         (["gpt_pydoc", "--resume"], "--resume: has no value; write --resume VALUE"),
     ],

@@ -91,7 +91,7 @@ def test_signalled_killed_and_preempted_it_ends_bit_for_bit(submit, cluster, uni
 
     job.wait_until(lambda job: (job.run_dir / f"slurm/{job.id}/start_0/preflight/h1.present").exists())
     cluster.command("scancel", "--signal=TERM", job.id)
-    job.wait_until(lambda job: "asked to stop during the pre-flight; requeued" in job.log, 60)
+    job.wait_until(lambda job: "asked to stop by a signal to the nodes during the pre-flight; requeued" in job.log, 60)
 
     job.wait_until(lambda job: job.last_step >= 60)
     cluster.command("scancel", "--signal=TERM", job.id)
@@ -101,12 +101,13 @@ def test_signalled_killed_and_preempted_it_ends_bit_for_bit(submit, cluster, uni
     job.wait_until(lambda job: job.starts == 3 and job.last_step >= 360)
     os.kill(job.rank(1), signal.SIGKILL)
     job.wait_until(lambda job: job.log.count("; requeued") == 3, 60)
+    assert "] failed: h2: Signal 9 (SIGKILL) received by PID " in job.log
 
     # As `--signal=B:USR1@…` does.
     job.wait_until(lambda job: job.starts == 4 and job.last_step >= 660)
     cluster.command("scancel", "--batch", "--signal=USR1", job.id)
     job.wait_until(lambda job: job.log.count("; requeued") == 4, 60)
-    assert "] stopped by the stop file" in job.log
+    assert "] stopped by SIGUSR1 to the batch script, after step" in job.log
 
     job.wait_until(lambda job: job.starts == 5 and job.last_step >= 960)
     everything = ("--partition=urgent", "--nodes=3", "--cpus-per-task=4", "--output=/dev/null", "--wrap=sleep 2")
@@ -232,7 +233,7 @@ def test_cancelled_it_is_gone_and_the_stop_file_ends_it_for_good(submit, cluster
     (again.run_dir / "stop").touch()
     assert again.wait_for_end() == "FAILED"
     assert (again.exit_code, again.starts) == ("75:0", 1)
-    assert "submit the script again to go on" in again.log
+    assert "stopped by the stop file, after step" in again.log
     again.assert_no_survivors()
 
     last = submit("gpt_pydoc", *words, options=TWO_NODES)

@@ -92,6 +92,7 @@ MISTAKES = [
     (SMOKE, "--output=slurm-%x-%j.log", "--output=logs/%x-%j.log", "log-folder"),
     (SMOKE, "--output=slurm-%x-%j.log", "--output=slurm/%x/%j.log", "log-folder"),
     (SMOKE, "#SBATCH --requeue", "#SBATCH --requeue\n#SBATCH -e logs/err", "log-folder", "-e logs/err"),
+    (SMOKE, "#SBATCH --nodes=2", "# SBATCH --nodes=2", "commented-sbatch-line"),
     (SMOKE, END, f"#SBATCH --exclusive\n{END}", "late-sbatch-line", "--exclusive"),
     (SMOKE, "#SBATCH --requeue", "#SBATCH --requeue\n#SBATCH  --nodes=2", "duplicate-option", "#SBATCH  "),
     (SMOKE, "#SBATCH --requeue", "#SBATCH --requeue\n#SBATCH -N2", "duplicate-option", "-N2"),
@@ -99,8 +100,8 @@ MISTAKES = [
     (SMOKE, "#SBATCH --requeue", "#SBATCH --requeue\n#SBATCH nodes=2", "sbatch-line", "#SBATCH nodes=2"),
     # --- the time to stop
     (SMOKE, "--signal=B:USR1@300", "--signal=B:USR1@299", "lead-too-short"),
-    (SMOKE, "--time=00:30:00", "--time=10", "time-too-short"),
-    (SMOKE, "--time=00:30:00", "--time=00:10:00", "time-too-short"),
+    (SMOKE, "--time=00:30:00", "--time=5", "time-too-short"),
+    (SMOKE, "--time=00:30:00", "--time=00:05:00", "time-too-short"),
     # --- the shell
     (SMOKE, END, f"done; true\n{END}", "bash-syntax", "done; true"),
     (SMOKE, END, f'srun bash -c "echo $SLURM_NODEID"\n{END}', "expanded-too-early", "srun"),

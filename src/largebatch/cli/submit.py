@@ -126,6 +126,9 @@ def _require_options(sbatch_options: Sequence[str]) -> None:
     for name, value in read_options(sbatch_options):
         if not name:
             raise UserError(f"{value}: not an option; write --section.field VALUE, or an option of sbatch")
+        if "." in name:
+            known = ", ".join(sorted(OVERRIDES))
+            raise UserError(f"--{name}: neither a field of the recipe nor an option of sbatch; sections are {known}")
 
 
 def _find_recipe(recipe: str) -> Path:

@@ -40,7 +40,13 @@ def _recipe(job: Job) -> Iterator[Finding]:
         yield Finding(file, named.line, "names-differ", why, f"name {name}.json, or rename the script")
     elif not (train := job.recipe.parent / "train.py").is_file():
         why = f"there is no {train} to train {job.recipe.name} with"
-        yield Finding(file, named.line, "train-missing", why, "move the recipe to the folder of its task")
+        yield Finding(
+            file,
+            named.line,
+            "train-missing",
+            why,
+            "move the recipe to the folder of its task, or copy a train.py there",
+        )
 
 
 def _job_name(job: Job) -> Iterator[Finding]:
@@ -132,10 +138,10 @@ def _lead(job: Job) -> Iterator[Finding]:
     if lead < two_steps:
         yield _short_lead(option, f"{lead} seconds are less than two steps, {two_steps:.0f} as measured", two_steps)
     limit, time = time_limit(job.script) or (None, option)
-    if limit is not None and lead + margin >= limit:
+    if limit is not None and (earliest := max(lead, margin)) >= limit:
         why = (
-            f"--time={time.value} is {limit} seconds, and the run is asked to stop {lead} + {margin:g} seconds before "
-            "its end (--signal and faults.time_limit_margin_seconds)"
+            f"--time={time.value} is {limit} seconds, and the run is asked to stop {earliest:g} seconds before its end "
+            "(--signal and faults.time_limit_margin_seconds)"
         )
         yield Finding(time.file, time.line, "time-too-short", why, "write a longer limit")
 

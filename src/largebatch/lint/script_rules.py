@@ -10,6 +10,7 @@ from largebatch.lint.sbatch import Option, Script
 from largebatch.lint.slurm_values import gpus, gpus_of_gres, node_counts, seconds
 
 LONGEST_LEAD = 65535
+_COMMENTED = re.compile(r"#\s+SBATCH\s+-")
 _SIGNAL = re.compile(r"B:(?:SIG)?USR1@(\d+)")
 _SIGNAL_REMEDY = "write --signal=B:USR1@SECONDS, such as B:USR1@300"
 
@@ -56,6 +57,10 @@ def _lines(script: Script) -> Iterator[Finding]:
         )
     for line, problem in script.unreadable:
         yield Finding(file, line, "sbatch-line", f"sbatch refuses this line: {problem}", "write #SBATCH --option=value")
+    for line, text in enumerate(script.text.splitlines(), 1):
+        if _COMMENTED.match(text):
+            why = f"to Slurm, {text.split()[0]} {text.split()[1]} is a comment"
+            yield Finding(file, line, "commented-sbatch-line", why, "write #SBATCH, or ##SBATCH where it is meant")
     for line in script.late_lines:
         yield Finding(
             file,

@@ -158,10 +158,15 @@ class RunFolder:
             lock.close()
             raise UserError(
                 f"--run_dir: another run is writing to {self.path}"
-                + (f" (process {holder['pid']} on {holder['host']})" if holder else "")
+                + (f" ({_who(holder)})" if holder else "")
                 + "; wait for its end, or write another folder"
             ) from None
         return lock
+
+
+def _who(holder: dict[str, Any]) -> str:
+    job = f"SLURM job {holder['slurm_job_id']}, " if holder.get("slurm_job_id") else ""
+    return f"{job}process {holder['pid']} on {holder['host']}"
 
 
 def _is_a_beginning(path: Path) -> bool:
