@@ -124,7 +124,7 @@ checkpoint_step() {
 status() {
   local file=$run_dir/status.json
   grep -qs "\"slurm_job_id\": \"$SLURM_JOB_ID\"" "$file" && grep -qs "\"slurm_restart_count\": $restart\b" "$file" || return 0
-  sed -nE "s/^ *\"$1\": \"?(.*[^\",])\"?,?\$/\1/p" "$file"
+  sed -nE "s/^ *\"$1\": \"(.*)\",?\$/\1/p; s/^ *\"$1\": ([^\",]+),?\$/\1/p" "$file"
 }
 
 # Leaves, if as many starts as are allowed began at the newest checkpoint and left no newer one.
