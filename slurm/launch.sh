@@ -36,6 +36,8 @@ nodes=$SLURM_JOB_NUM_NODES
 gpus=${SLURM_GPUS_ON_NODE:-0}
 processes_per_node=$((gpus > 0 ? gpus : ${SLURM_CPUS_PER_TASK:-1}))
 restart=${SLURM_RESTART_COUNT:-0}
+max_restarts=${LARGEBATCH_MAX_RESTARTS:-3}
+[[ $max_restarts =~ ^[0-9]+$ ]] || leave 2 "error: LARGEBATCH_MAX_RESTARTS=$max_restarts: not a number; write 0 or more"
 run_dir=${RUN_DIR:-runs/$(basename "$RECIPE" .json)}
 job_dir=$run_dir/slurm/$SLURM_JOB_ID
 logs=$job_dir/start_$restart
@@ -43,18 +45,20 @@ preflight=$logs/preflight
 mkdir -p "$preflight"
 
 # From here on a signal asks the run to stop, instead of ending this script.
-export LARGEBATCH_BEGAN=$EPOCHSECONDS
+printf -v LARGEBATCH_BEGAN '%(%s)T' -1
+export LARGEBATCH_BEGAN
 asked_to_stop=
 ask_to_stop() {
   asked_to_stop=$1
   say "asked to stop by $1; passed on to the run"
-  touch "$run_dir/stop"
+  touch "$run_dir/stop" || say "error: the stop file cannot be made; the run goes on"
 }
 rm -f "$run_dir/stop"
 trap 'ask_to_stop SIGUSR1' USR1
 trap 'ask_to_stop SIGTERM' TERM
 
-first_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+mapfile -t node_names < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+first_node=${node_names[0]}
 # Below the ephemeral ports, another for each job and start.
 port=$((10000 + (SLURM_JOB_ID * 16 + restart) % 22000))
 
@@ -78,7 +82,7 @@ export PET_RDZV_ID=$SLURM_JOB_ID.$restart.$RANDOM$RANDOM
 
 # --- running something on nodes ---
 
-srun_options=(--ntasks-per-node=1 --kill-on-bad-exit=1 --wait=60)
+srun_options=(--ntasks-per-node=1)
 in_container=()
 case ${LARGEBATCH_CONTAINER:-} in
   "") ;;
@@ -96,11 +100,13 @@ esac
 # on_nodes COUNT COMMAND…: one task a node, in the user's environment, while this script goes on hearing signals.
 # Single quotes: what stands in them is expanded on the node.
 on_nodes() {
-  srun --nodes="$1" --ntasks="$1" "${srun_options[@]}" "${in_container[@]}" bash -c '
+  srun --nodes="$1" --ntasks="$1" "${srun_options[@]}" "${step_options[@]}" "${in_container[@]}" bash -c '
     set -e
     # Signals are for the command, which decides when it ends.
     trap : TERM INT USR1
-    if [[ -n $LARGEBATCH_ENV ]]; then source "$LARGEBATCH_ENV"; fi
+    # In a function, so that the file does not take the command for its own arguments.
+    activate() { source "$LARGEBATCH_ENV"; }
+    if [[ -n $LARGEBATCH_ENV ]]; then activate; fi
     "$@"' bash "${@:2}" &
   local srun=$!
   # A signal to this script ends `wait`, not srun.
@@ -115,7 +121,8 @@ checkpoint_step() {
   for marker in "$run_dir"/checkpoints/step_*/complete.json; do
     step=$(basename "$(dirname "$marker")")
     step=${step#step_}
-    [[ ! -f $marker ]] || ((newest = 10#$step > newest ? 10#$step : newest))
+    # Beside checkpoints there may be what somebody has put there.
+    if [[ -f $marker && $step =~ ^[0-9]+$ ]]; then ((newest = 10#$step > newest ? 10#$step : newest)) || true; fi
   done
   echo "$newest"
 }
@@ -131,7 +138,7 @@ status() {
 give_up_without_progress() {
   local starts
   starts=$(grep -cxs "$(checkpoint_step)" "$job_dir/starts" || true)
-  if ((starts > ${LARGEBATCH_MAX_RESTARTS:-3})); then
+  if ((starts > max_restarts)); then
     leave 1 "error: $1; $starts starts came no further than step $(checkpoint_step): given up (LARGEBATCH_MAX_RESTARTS); see $job_dir"
   fi
 }
@@ -153,6 +160,7 @@ requeue() {
 # Slurm changes a job's excluded nodes only while it is pending: a small job does that, and lets it go.
 requeue_without() {
   local excluded
+  give_up_without_progress "bad nodes: $1"
   excluded=$(scontrol show job "$SLURM_JOB_ID" | sed -nE 's/^ *.*ExcNodeList=([^ ]+).*/\1/p' | grep -v '^(null)$' || true)
   excluded=$1${excluded:+,$excluded}
   JOB=$SLURM_JOB_ID EXCLUDED=$excluded sbatch --job-name="without_$1" --partition="$SLURM_JOB_PARTITION" \
@@ -172,16 +180,37 @@ say "job $SLURM_JOB_ID, start $restart: $RECIPE under $STRATEGY on $nodes nodes 
 code=0
 token=$RANDOM$RANDOM$RANDOM
 echo "$token" >"$preflight/token"
-on_nodes "$nodes" largebatch preflight "$RECIPE" --accelerate-config "$accelerate_config" --folder "$preflight" --token "$token" \
+# Every node is to say what it finds, also when another fails; one that hangs is ended.
+step_options=(--kill-on-bad-exit=0 --wait=180)
+on_nodes "$nodes" timeout --kill-after=10 300 largebatch preflight "$RECIPE" --accelerate-config "$accelerate_config" --folder "$preflight" --token "$token" \
   --rendezvous "$first_node:$port" --gpus "$gpus" --world-size $((nodes * processes_per_node)) "$@" >"$preflight/reports" || code=$?
 # SIGTERM, SIGUSR1 or SIGINT to the nodes alone, as in a preemption, ends what runs there.
+step_options=(--kill-on-bad-exit=1 --wait=60)
 case $code in 143 | 138 | 130) asked_to_stop=${asked_to_stop:-a signal to the nodes} ;; esac
 [[ -z $asked_to_stop ]] || requeue "asked to stop by $asked_to_stop during the pre-flight"
 code=0
-on_nodes 1 largebatch preflight-verdict "$preflight/reports" --nodes "$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd,)" \
+on_nodes 1 largebatch preflight-verdict "$preflight/reports" --nodes "$(IFS=,; echo "${node_names[*]}")" \
   --bad-nodes "$preflight/bad_nodes" || code=$?
-if ((code == 3)) && [[ ${LARGEBATCH_EXCLUDE_BAD_NODES:-} == 1 ]]; then requeue_without "$(<"$preflight/bad_nodes")"; fi
+if ((code == 3)) && [[ ${LARGEBATCH_EXCLUDE_BAD_NODES:-} == 1 ]]; then
+  bad_nodes=$(<"$preflight/bad_nodes")
+  # If none is left, it is not the nodes.
+  IFS=, read -ra bad_names <<<"$bad_nodes"
+  if ((${#bad_names[@]} < nodes)); then requeue_without "$bad_nodes"; fi
+fi
 ((code == 0)) || leave "$code" "error: the pre-flight found what is said above; training was not started"
+
+# Where the first start was to begin is not where a later one goes on.
+words=()
+while (($#)); do
+  if grep -qs "\"slurm_job_id\": \"$SLURM_JOB_ID\"" "$run_dir/status.json"; then
+    case $1 in
+      --resume) shift; shift || true; continue ;;
+      --resume=*) shift; continue ;;
+    esac
+  fi
+  words+=("$1")
+  shift
+done
 
 launch=(--config_file "$accelerate_config" --num_machines "$nodes" --num_processes $((nodes * processes_per_node)))
 if ((nodes > 1)); then launch+=(--main_process_ip "$first_node" --main_process_port "$port" --rdzv_backend c10d); fi
@@ -191,7 +220,7 @@ on_nodes "$nodes" bash -c '
   logs=$1
   accelerate launch --machine_rank "$SLURM_NODEID" "${@:2}" 2>&1 |
     (trap "" TERM INT USR1; exec tee -a "$logs/$SLURMD_NODENAME.log")' bash "$logs" \
-  "${launch[@]}" "$(dirname "$RECIPE")/train.py" --config "$RECIPE" --run_dir "$run_dir" "$@" || code=$?
+  "${launch[@]}" "$(dirname "$RECIPE")/train.py" --config "$RECIPE" --run_dir "$run_dir" "${words[@]}" || code=$?
 
 ((code != 0)) || leave 0 "finished"
 [[ ! -f $LARGEBATCH_REFUSAL ]] || leave 2 "refused: $(<"$LARGEBATCH_REFUSAL")"

@@ -245,11 +245,11 @@ def test_cancelled_it_is_gone_and_the_stop_file_ends_it_for_good(submit, cluster
 def only_told(tmp_path):
     """An environment in which nothing is trained: what would be launched is printed."""
     told = "import json, sys; print('GOT', json.dumps(sys.argv[1:]))"
+    for name, text in (("largebatch", "exit 0"), ("accelerate", f'{sys.executable} -c "{told}" "$@"')):
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
     file = tmp_path / "only_told"
-    file.write_text(
-        "largebatch() { return 0; }; export -f largebatch\n"
-        f'accelerate() {{ {sys.executable} -c "{told}" "$@"; }}; export -f accelerate\n'
-    )
+    file.write_text(f"PATH={tmp_path}:$PATH\n")
     return {"LARGEBATCH_ENV": str(file)}
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from largebatch.errors import RunStopped, UserError
+from largebatch.errors import RunStopped, TrainingFailed, UserError
 from largebatch.run import user_errors
 
 
@@ -37,6 +37,11 @@ def test_a_stop_is_no_refusal(files, capsys):
     assert capsys.readouterr().err == "stopped: by SIGTERM\n"
     assert not refusal.exists()
     assert launcher.exists()
+
+
+def test_training_that_failed_is_no_refusal(files):
+    assert leave_with(TrainingFailed("the loss is nan")) == 1
+    assert not files[0].exists()
 
 
 def test_a_crash_is_no_refusal(files):

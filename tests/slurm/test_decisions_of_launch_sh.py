@@ -18,11 +18,13 @@ COMMANDS = {
     "squeue": '[[ $SQUEUE_CODE == 0 ]] && if [[ $* == *%e* ]]; then echo "$END"; else echo "$STATE"; fi',
     # The second and third try would be far away.
     "sleep": "",
+    "largebatch": 'exit "$PREFLIGHT_CODE"',
 }
 NODE = """
-largebatch() { return "$PREFLIGHT_CODE"; }; export -f largebatch
+[[ $# == 0 ]] || exit 9
 accelerate() {
   env >"$RUN_DIR/environment"
+  printf '%s\n' "$@" >"$RUN_DIR/words"
   if [[ -n $STATUS ]]; then printf '%s' "$STATUS" >"$RUN_DIR/status.json"; fi
   if [[ -n $REFUSAL ]]; then printf '%s' "$REFUSAL" >"$LARGEBATCH_REFUSAL"; fi
   return "$TRAIN_CODE"
@@ -152,6 +154,28 @@ def test_what_is_trained_in(start):
     assert trained_in["OMP_NUM_THREADS"] == "1"
     assert trained_in["SLURM_JOB_END_TIME"] == ""
     assert "SRUN_CPUS_PER_TASK" not in trained_in
+
+
+def test_only_the_first_start_of_a_job_begins_where_it_was_told(start, tmp_path):
+    """Else a job that begins anew, or at some checkpoint, would do so after each requeue."""
+    words = ("--resume", "none", "--seed", "1", "--resume.allow_change", "seed")
+    told = status("stopped", "by SIGTERM", resume=True)
+    start(*words, STATUS=told)
+    assert (tmp_path / "run/words").read_text().split()[-6:] == list(words)
+    for again in (words, ("--resume=none", *words[2:])):
+        start(*again, SLURM_RESTART_COUNT="1", STATUS=told)
+        assert (tmp_path / "run/words").read_text().split()[-5:] == [str(tmp_path / "run"), *words[2:]]
+
+
+def test_what_others_put_beside_checkpoints(start, tmp_path):
+    folder = tmp_path / "run/checkpoints"
+    for name in ("step_00000100.keep", "step_1,nodes[$(touch evaluated)]", "step_00000020"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "complete.json").touch()
+    assert "requeued, to go on behind step 20" in start()[1]
+    returned, log, _ = start(LARGEBATCH_MAX_RESTARTS="nodes[$(touch evaluated)0]")
+    assert (returned, "not a number" in log) == (2, True)
+    assert not (ROOT / "evaluated").exists()
 
 
 @pytest.mark.parametrize("word", ["--run_dir=x", "--run_dir", "--run-dir", "--config=x", "--config"])

@@ -63,8 +63,16 @@ class Job:
 
 
 def check_node(job: Job, recipe: Path, accelerate_config: Path, overrides: Sequence[str]) -> Report:
-    """Look at this node; problems go into the report."""
+    """Look at this node; problems go into the report, whatever they are."""
     report = Report(job.node)
+    try:
+        _check(report, job, recipe, accelerate_config, overrides)
+    except Exception as error:
+        report.problems.append(f"{type(error).__name__}: {error}")
+    return report
+
+
+def _check(report: Report, job: Job, recipe: Path, accelerate_config: Path, overrides: Sequence[str]) -> None:
     report.versions = _versions([recipe, recipe.with_name("train.py"), accelerate_config])
     try:
         config: RecipeConfig = load_config(recipe, overrides)
@@ -77,13 +85,13 @@ def check_node(job: Job, recipe: Path, accelerate_config: Path, overrides: Seque
             f"{job.folder.resolve()} is not the folder that the batch script wrote to; the run folder must be on a "
             "file system that all nodes share"
         )
-        return report
+        return
     try:
         report.free_bytes = shutil.disk_usage(job.folder).free
         _tell(job, "present", "")
     except OSError as error:
         report.problems.append(f"the run folder cannot be written: {error}")
-        return report
+        return
     if job.rank == 0 and not report.refusal:
         try:
             report.checkpoint_bytes = _checkpoint_bytes(recipe, config)
@@ -103,7 +111,6 @@ def check_node(job: Job, recipe: Path, accelerate_config: Path, overrides: Seque
                 report.all_reduce_error = f"{type(error).__name__}: {error}"
             else:
                 report.all_reduce = measured if job.rank == 0 else {}
-    return report
 
 
 # --- the node itself ----------------------------------------------------------------------------------------------

@@ -56,6 +56,8 @@ def judge(reports: Sequence[Report], nodes: Sequence[str]) -> Verdict:
     if errors and not bad:
         problems.append(f"the all-reduce over all nodes failed: {errors[0]}")
     notes = [_bandwidth(report) for report in present if report.all_reduce]
+    if errors and bad:
+        notes.append(f"the all-reduce over all nodes failed: {errors[0]}")
     for report in present:
         disk_problem, note = _disk(report)
         problems += [disk_problem] if disk_problem else []

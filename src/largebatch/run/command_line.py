@@ -96,7 +96,8 @@ def user_errors() -> Iterator[None]:
             if not isinstance(error, RunStopped):
                 # The same start would come to the same.
                 report_failure(str(error), resume=False)
-                _tell_the_batch_script(str(error))
+                if error.exit_code == UserError.exit_code:
+                    _tell_the_batch_script(str(error))
             where = f"[rank {rank}] " if joined and not error.everywhere else ""
             print(f"{where}{error.title}: {error}", file=sys.stderr, flush=True)
             _tell_the_launcher(f"{error.title}: {error}")

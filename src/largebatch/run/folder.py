@@ -131,11 +131,16 @@ class RunFolder:
         return attempt, moved
 
     def _keep_job_folder(self, moved: Path) -> None:
-        """The SLURM job that this process runs in has been writing its logs into the folder that is moved aside."""
+        """The SLURM job that this process runs in has been writing its logs into the folder that is moved aside.
+
+        It may also have asked this run to stop; whether the request is older than the run is seen later.
+        """
         job = Path("slurm", os.environ.get("SLURM_JOB_ID", "none"))
         if (moved / job).is_dir():
             (self.path / job).parent.mkdir(parents=True)
             (moved / job).rename(self.path / job)
+            if (moved / self.stop_file.name).exists():
+                (moved / self.stop_file.name).rename(self.stop_file)
 
     def _take_lock(self) -> IO[bytes]:
         """Hold the folder for as long as the returned file is open; a process that dies lets go of it.
