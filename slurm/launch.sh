@@ -201,15 +201,14 @@ fi
 
 # Where the first start was to begin is not where a later one goes on.
 words=()
+has_begun=
+! grep -qs "\"slurm_job_id\": \"$SLURM_JOB_ID\"" "$run_dir/status.json" || has_begun=1
 while (($#)); do
-  if grep -qs "\"slurm_job_id\": \"$SLURM_JOB_ID\"" "$run_dir/status.json"; then
-    case $1 in
-      --resume) shift; shift || true; continue ;;
-      --resume=*) shift; continue ;;
-    esac
-  fi
-  words+=("$1")
-  shift
+  case $has_begun$1 in
+    1--resume) shift; shift || true ;;
+    1--resume=*) shift ;;
+    *) words+=("$1"); shift ;;
+  esac
 done
 
 launch=(--config_file "$accelerate_config" --num_machines "$nodes" --num_processes $((nodes * processes_per_node)))
