@@ -28,6 +28,8 @@ TOO_EARLY = {
     "an array": 'args=(\n  --rank "$SLURM_NODEID" # of the node\n)\nsrun python "${args[@]}"',
     "in a function": 'start() {\n  srun bash -c "echo $SLURM_NODEID" &\n}',
     "an environment": "RANK=$SLURM_PROCID srun python train.py",
+    "behind a here-string": 'read -r x <<<"$y"\nread -r x <<< "$y"\nsrun bash -c "echo $SLURM_NODEID"',
+    "behind a here-document": "cat <<EOF\n$x\nEOF\ncat <<-'END'\n\tit's\n\tEND\nsrun echo $SLURM_NODEID",
     "behind a case": 'case $x in\n  a) srun bash -c "echo $SLURM_NODEID" ;;\nesac',
 }
 BY_EACH_TASK = {

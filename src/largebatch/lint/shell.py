@@ -88,7 +88,9 @@ class _Scanner:
                 break
             if self._sees("\\\n", "&>", ">&", "<&", ">|"):
                 self._take(2)
-            elif self._sees("<<") and not self._sees("<<<"):
+            elif self._sees("<<<"):
+                self._take(3)
+            elif self._sees("<<"):
                 self._open_heredoc(commands[-1])
             elif self._sees("(("):
                 commands[-1].words.append(self._arithmetic())
