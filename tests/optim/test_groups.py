@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, ResNetConfig, ResNetForImageClassification
 
-from largebatch.config.sections import AdamW, Sgd
+from largebatch.config.optimizers import AdamW, Sgd
 from largebatch.optim import build_optimizer, parameter_groups
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import datasets
 
-from largebatch.config.tasks import HubOrLocal
+from largebatch.config.data import HubOrLocal
 from largebatch.errors import DataError
 
 

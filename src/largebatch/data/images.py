@@ -9,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from largebatch.config.tasks import DigitsData, HubImages, ImageClassificationConfig
+from largebatch.config.data import DigitsData, HubImages
+from largebatch.config.tasks import ImageClassificationConfig
 from largebatch.data.hub import column, open_splits
 from largebatch.data.source import Batch, SampleSource
 from largebatch.errors import DataError

@@ -14,7 +14,8 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from largebatch.config.tasks import CausalLMConfig, HubText, PydocData, TextData
+from largebatch.config.data import HubText, PydocData, TextData
+from largebatch.config.tasks import CausalLMConfig
 from largebatch.data.hub import column, open_splits
 from largebatch.data.source import Batch, SampleSource
 from largebatch.errors import DataError

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from largebatch.config.sections import AdamW, Sgd
+from largebatch.config.optimizers import AdamW, Sgd
 from largebatch.optim.groups import parameter_groups
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from largebatch.config.sections import ParameterKind
+from largebatch.config.optimizers import ParameterKind
 
 
 def parameter_groups(
