@@ -45,7 +45,7 @@ def main() -> None:
     train_set, eval_set = run.load(text_sources)
 
     model = build_model(config)
-    optimizer = build_optimizer(model, config.optimizer)
+    optimizer = build_optimizer(model, run.plan)
     model, optimizer = run.prepare(model, optimizer)
 
     def token_losses(batch: Batch) -> torch.Tensor:

@@ -48,7 +48,7 @@ def main() -> None:
     train_set, eval_set = run.load(image_sources)
 
     model = build_model(config)
-    optimizer = build_optimizer(model, config.optimizer)
+    optimizer = build_optimizer(model, run.plan)
     model, optimizer = run.prepare(model, optimizer)
 
     def logits_of(batch: Batch) -> torch.Tensor:

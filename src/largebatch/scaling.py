@@ -1,4 +1,4 @@
-"""Scaling rules: the peak learning rate that a batch size needs, from the one that was tuned at another."""
+"""Scaling rules: what a batch size needs of what was tuned at another, the learning rate and Adam's moments."""
 
 import math
 from typing import Literal
@@ -15,3 +15,40 @@ def scaling_factor(rule: ScalingRule, global_batch_size: int, reference_batch_si
     """
     k = global_batch_size / reference_batch_size
     return {"linear": k, "sqrt": math.sqrt(k), "none": 1.0}[rule]
+
+
+MomentRule = Literal["fixed", "half_life", "sde"]
+Betas = tuple[float, float]
+
+
+def scaled_moments(rule: MomentRule, k: float, betas: Betas, eps: float) -> tuple[Betas, float]:
+    """Adam's betas and eps for a batch k times the one that they were tuned at.
+
+    - "fixed": as they are.
+    - "half_life": the second beta to the power k, so that the average forgets as much in as many samples: Marek et al.
+      2025 (arXiv 2507.07101).
+    - "sde": 1 - k (1 - beta) for each beta, eps / sqrt(k): with the square-root rule of the learning rate, Adam at any
+      such k approximates the same stochastic differential equation: Malladi et al. 2022 (arXiv 2205.10287). It holds
+      while k is small against 1 / (1 - beta).
+
+    Raises:
+        ValueError: The rule leaves its range at this k.
+    """
+    if rule == "fixed" or k == 1:
+        return betas, eps
+    if rule == "half_life":
+        first, second = betas[0], betas[1] ** k
+        if first**2 >= math.sqrt(second):
+            raise ValueError(
+                f"at {k:g} times the batch that they were tuned at, the second beta becomes {betas[1]:g} ** {k:g} = "
+                f"{second:.4g}, too short a memory beside the first, {first:g}: Adam needs beta1 ** 2 < sqrt(beta2) "
+                "(Kingma and Ba 2015, theorem 4.1)"
+            )
+        return (first, second), eps
+    largest = 1 / (1 - min(betas))
+    if k >= largest * (1 - 1e-9):
+        raise ValueError(
+            f"at {k:g} times the batch that they were tuned at, the beta {min(betas):g} would become 1 - {k:g} x (1 - "
+            f"{min(betas):g}), which is not above 0: the rule holds well below {largest:.4g} times"
+        )
+    return (1 - k * (1 - betas[0]), 1 - k * (1 - betas[1])), eps / math.sqrt(k)

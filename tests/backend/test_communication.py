@@ -24,7 +24,7 @@ def reductions_of_a_step(run_dir, *words: str) -> list[int]:
     run = Run(config, RunOptions(run_dir))
     train_set, _ = run.load(text_sources)
     model = load_recipe_module(PYDOC).build_model(config)
-    model, _ = run.prepare(model, build_optimizer(model, config.optimizer))
+    model, _ = run.prepare(model, build_optimizer(model, run.plan))
     counts = []
     for step in run.steps(train_set):
         for batch in step.micro_batches():

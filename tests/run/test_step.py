@@ -27,7 +27,7 @@ def loop_with(mistake: str, run_dir) -> str:
     model = load_recipe_module(PYDOC).build_model(config)
     if mistake == "unused parameter":
         model.extra = torch.nn.Linear(3, 3, bias=False)
-    optimizer = build_optimizer(model, config.optimizer)
+    optimizer = build_optimizer(model, run.plan)
     if mistake == "another optimizer":
         optimizer = torch.optim.SGD(optimizer.param_groups, lr=0.0)
     if mistake == "other betas":
@@ -116,7 +116,7 @@ def modes_of(run_dir) -> list[tuple[bool, bool]]:
     run = Run(config, RunOptions(run_dir))
     train_set, eval_set = run.load(text_sources)
     model = load_recipe_module(PYDOC).build_model(config).eval()  # as `from_pretrained` returns it
-    model, _ = run.prepare(model, build_optimizer(model, config.optimizer))
+    model, _ = run.prepare(model, build_optimizer(model, run.plan))
     frozen = run.backend.unwrapped_model.transformer.drop
     frozen.eval()
     modes = []

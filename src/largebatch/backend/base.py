@@ -16,6 +16,7 @@ from largebatch.backend.launch import Launch
 from largebatch.backend.state import EngineState, OptimizerSlot, fresh_state, set_scalars
 from largebatch.backend.sync_batch_norm import is_synchronised, synchronise
 from largebatch.errors import BackendMismatch, UserError
+from largebatch.optim.layerwise import LayerwiseOptimizer
 from largebatch.plan import RunPlan
 
 # How long processes wait for one that prepares data; one that died is noticed at once, one that hangs by the watchdog.
@@ -83,6 +84,25 @@ class Backend(ABC):
         self._statistics = RunningStatistics(model)
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         return self.model, self.optimizer
+
+    _cuts_layers = True
+    """Whether a process holds parts of parameters only, where there are several processes."""
+
+    def _locate_layers(self) -> None:
+        """Tell an optimizer that needs norms of whole layers which parts of them this process steps."""
+        optimizer = self._torch_optimizer
+        if isinstance(optimizer, LayerwiseOptimizer):
+            layers = [name for name, parameter in self.unwrapped_model.named_parameters() if parameter.requires_grad]
+            parts = {slot.tensor: slot.parts for slot in self._optimizer_slots()}
+            optimizer.locate(parts, layers, self._sum_vector if self._cuts_layers else None)
+
+    def _sum_vector(self, vector: torch.Tensor) -> torch.Tensor:
+        """The sum of a vector over all processes, on the device that it is on here."""
+        if self.world_size == 1:
+            return vector
+        total = vector.to(self.device)
+        torch.distributed.all_reduce(total)
+        return total.to(vector.device)
 
     def begin_micro_step(self, micro_step: int, accumulation: int) -> None:
         """Called before the forward pass of each micro-batch: number `micro_step`, from 0, of `accumulation`."""

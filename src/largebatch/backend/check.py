@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from largebatch.backend.base import Backend, Observed, group_options
 from largebatch.backend.launch import Launch
 from largebatch.errors import BackendMismatch
-from largebatch.optim import parameter_groups
+from largebatch.optim import OPTIMIZERS, planned_groups
 from largebatch.plan import RunPlan
 
 # Of weights, gradients and losses, by precision.
@@ -70,8 +70,8 @@ def check_before(model: nn.Module, optimizer: Optimizer, backend: Backend) -> No
 
 
 def _optimizer_problems(model: nn.Module, optimizer: Optimizer, plan: RunPlan) -> Iterator[str]:
-    remedy = "build it with largebatch.optim.build_optimizer(model, config.optimizer)"
-    kind = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[plan.optimizer]
+    remedy = "build it with largebatch.optim.build_optimizer(model, run.plan)"
+    kind = OPTIMIZERS[plan.optimizer]
     if type(optimizer) is not kind:
         yield f"the optimizer is {type(optimizer).__name__}, the plan says {kind.__name__}; {remedy}"
         return
@@ -80,23 +80,25 @@ def _optimizer_problems(model: nn.Module, optimizer: Optimizer, plan: RunPlan) -
             if group[name] != value:
                 yield f"the optimizer's {name} is {group[name]}, the plan says {value}; {remedy}"
     names = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    planned = _weight_decays(parameter_groups(model, plan.weight_decay, plan.no_decay))
-    given = _weight_decays(optimizer.param_groups)
+    groups = planned_groups(model, plan)
+    planned, given = _settings(groups), _settings(optimizer.param_groups)
     if sum(len(group["params"]) for group in optimizer.param_groups) != len(planned) or given.keys() != planned.keys():
         missing = [name for parameter, name in names.items() if parameter not in given]
         what = f"; missing: {', '.join(missing[:5])}" if missing else ""
         yield f"the optimizer does not have each trainable parameter of the model exactly once{what}; {remedy}"
         return
-    wrong = [parameter for parameter, decay in given.items() if decay != planned[parameter]]
-    if wrong:
-        yield (
-            f"the optimizer's weight decay of {names[wrong[0]]} is {given[wrong[0]]:g}, the plan says "
-            f"{planned[wrong[0]]:g} ({len(wrong)} parameters differ); {remedy}"
-        )
+    for setting in groups[0].keys() - {"params"}:
+        wrong = [parameter for parameter, settings in planned.items() if given[parameter][setting] != settings[setting]]
+        if wrong:
+            first = wrong[0]
+            yield (
+                f"the optimizer's {setting} of {names[first]} is {given[first][setting]}, the plan says "
+                f"{planned[first][setting]} ({len(wrong)} parameters differ); {remedy}"
+            )
 
 
-def _weight_decays(groups: Iterable[Mapping[str, Any]]) -> dict[int, float]:
-    return {id(parameter): group["weight_decay"] for group in groups for parameter in group["params"]}
+def _settings(groups: Iterable[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
+    return {id(parameter): group for group in groups for parameter in group["params"]}
 
 
 def _batch_norm_problems(model: nn.Module, plan: RunPlan) -> Iterator[str]:

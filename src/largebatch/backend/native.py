@@ -17,6 +17,7 @@ from largebatch.backend.state import (
     split_state,
     weight_vectors,
 )
+from largebatch.optim.layerwise import LayerPart, local_part
 from largebatch.storage.layout import ParameterInfo
 
 
@@ -27,7 +28,9 @@ class NativeBackend(Backend):
         if self.plan.precision == "bf16":
             # Not by Accelerate, which for FSDP2 would cast weights and their gradients instead, and so reduce in bf16.
             model.forward = torch.autocast(self.device.type, torch.bfloat16)(model.forward)
-        return super().prepare(model, optimizer)
+        prepared = super().prepare(model, optimizer)
+        self._locate_layers()
+        return prepared
 
     def backward(self, loss: torch.Tensor) -> None:
         self.accelerator.backward(loss)
@@ -61,7 +64,11 @@ class NativeBackend(Backend):
 
     def _optimizer_slots(self) -> list[OptimizerSlot]:
         parameters = self.unwrapped_model.named_parameters()
-        return [OptimizerSlot(parameter, [name]) for name, parameter in parameters if parameter.requires_grad]
+        return [
+            OptimizerSlot(parameter, [LayerPart(name, 0, local_part(parameter).numel())])
+            for name, parameter in parameters
+            if parameter.requires_grad
+        ]
 
     def engine_state(self) -> EngineState:
         vectors, scalars = weight_vectors(self.unwrapped_model), {}
@@ -89,6 +96,8 @@ class NativeBackend(Backend):
 
 class ReplicatedBackend(NativeBackend):
     """Every process holds the whole model."""
+
+    _cuts_layers = False
 
     def _gather_state(self) -> dict[str, torch.Tensor]:
         return self.unwrapped_model.state_dict()

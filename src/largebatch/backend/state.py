@@ -16,6 +16,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.optim import Optimizer
 
 from largebatch.errors import BackendMismatch
+from largebatch.optim.layerwise import LayerPart
 from largebatch.storage.layout import WEIGHT, ParameterInfo
 from largebatch.storage.tensors import DTYPE_NAMES
 
@@ -57,10 +58,15 @@ class Piece:
 
 @dataclass(frozen=True)
 class OptimizerSlot:
-    """A tensor that torch's optimizer steps, and the parameters that it is, or that are in it."""
+    """A tensor that torch's optimizer steps, and the parameters that it is, or the parts of them that are in it."""
 
     tensor: torch.Tensor
-    names: list[str]
+    parts: list[LayerPart]
+
+    @property
+    def names(self) -> list[str]:
+        """The parameters."""
+        return [part.name for part in self.parts]
 
 
 @dataclass(frozen=True)

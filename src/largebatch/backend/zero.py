@@ -20,6 +20,7 @@ from largebatch.backend.state import (
     split_state,
     weight_vectors,
 )
+from largebatch.optim.layerwise import LayerPart
 from largebatch.storage.layout import WEIGHT, ParameterInfo
 
 
@@ -61,6 +62,7 @@ class ZeroBackend(Backend):
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         self.engine, wrapped = super().prepare(model, optimizer)
         self._watch_gradients()
+        self._locate_layers()
         return self.engine, wrapped
 
     def _watch_gradients(self) -> None:
@@ -139,7 +141,9 @@ class ZeroBackend(Backend):
 
     def _optimizer_slots(self) -> list[OptimizerSlot]:
         return [
-            OptimizerSlot(partition.flat, [place.name for place in partition.places])
+            OptimizerSlot(
+                partition.flat, [LayerPart(place.name, place.offset, place.length) for place in partition.places]
+            )
             for partition in self._partitions()
         ]
 

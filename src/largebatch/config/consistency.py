@@ -4,14 +4,16 @@ pydantic stops at the fields: its validators of the whole never run while any fi
 raw JSON piece by piece instead, so that one error can list the problems of both kinds at once.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from largebatch.batch import Timeline
+from largebatch.config.optimizers import AdamW
 from largebatch.config.sections import Batch, Decay, Duration, PositiveInt, StepDecay, Warmup, WarmupStableDecay
+from largebatch.scaling import scaled_moments
 
 JsonObject = dict[str, Any]
 
@@ -31,6 +33,7 @@ def inconsistencies(raw: JsonObject) -> Iterator[str]:
     if batch is None:
         return
     sizes = [size for _, size in batch.sizes]
+    yield from _rules_outside_their_range(raw, sizes)
     for size in sizes:
         if size % batch.micro_batch_size:
             below = size // batch.micro_batch_size * batch.micro_batch_size
@@ -58,6 +61,32 @@ def inconsistencies(raw: JsonObject) -> Iterator[str]:
         yield f"batch.global_batch_size: {error}"
         return
     yield from _durations_outside_the_run(raw, timeline)
+
+
+def _rules_outside_their_range(raw: JsonObject, sizes: Sequence[int]) -> Iterator[str]:
+    grows = len(set(sizes)) > 1
+    if _piece(raw, "learning_rate.decay.name", str) == "batch_growth" and max(sizes) == sizes[0]:
+        yield (
+            'learning_rate.decay: "batch_growth" leaves the decay to a batch that grows, and this one does not; write '
+            'a list of sizes as batch.global_batch_size, or another decay, such as {"name": "cosine"}'
+        )
+    optimizer = _piece(raw, "optimizer", AdamW)
+    reference = _piece(raw, "learning_rate.reference_batch_size", PositiveInt)
+    if optimizer is None or optimizer.moments == "fixed":
+        return
+    path, rule = "optimizer.moments", f'"{optimizer.moments}"'
+    if grows:
+        yield (
+            f"{path}: {rule} would change betas with the batch size, which Adam's bias correction does not allow for; "
+            'write "fixed", or a global_batch_size that does not grow'
+        )
+    if optimizer.moments == "sde" and _piece(raw, "learning_rate.scaling", str) not in ("sqrt", None):
+        yield f'{path}: {rule} goes with the square-root rule; write "sqrt" as learning_rate.scaling, or "fixed" here'
+    if reference is not None and not grows:
+        try:
+            scaled_moments(optimizer.moments, sizes[0] / reference, optimizer.betas, optimizer.eps)
+        except ValueError as error:
+            yield f'{path}: {rule}: {error}; write a smaller batch, or "fixed"'
 
 
 def _durations_outside_the_run(raw: JsonObject, timeline: Timeline) -> Iterator[str]:

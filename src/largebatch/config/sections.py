@@ -207,8 +207,19 @@ class WarmupStableDecay(Section):
     """Learning rate at the end, as a fraction of the peak."""
 
 
+class BatchGrowth(Section):
+    """The peak learning rate of the first batch size until the end: the batch grows instead of the rate decaying.
+
+    For SGD, a batch f times as large changes the noise of training as a rate divided by f does (Smith et al. 2018,
+    arXiv 1711.00489): for a step decay by 0.2, write a `global_batch_size` that is a list whose sizes grow fivefold.
+    """
+
+    name: Literal["batch_growth"]
+
+
 Decay = Annotated[
-    ConstantDecay | StepDecay | CosineDecay | LinearDecay | WarmupStableDecay, Field(discriminator="name")
+    ConstantDecay | StepDecay | CosineDecay | LinearDecay | WarmupStableDecay | BatchGrowth,
+    Field(discriminator="name"),
 ]
 
 

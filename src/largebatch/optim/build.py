@@ -1,18 +1,36 @@
-"""The optimizer that a recipe's config describes."""
+"""The optimizer that a plan describes."""
+
+from typing import Any
 
 import torch
 from torch import nn
 
-from largebatch.config.optimizers import AdamW, Sgd
 from largebatch.optim.groups import parameter_groups
+from largebatch.optim.lamb import Lamb
+from largebatch.optim.lars import Lars
+from largebatch.optim.layerwise import LayerwiseOptimizer
+from largebatch.plan import RunPlan
+
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adamw": torch.optim.AdamW,
+    "lars": Lars,
+    "lamb": Lamb,
+}
 
 
-def build_optimizer(model: nn.Module, config: Sgd | AdamW) -> torch.optim.Optimizer:
-    """A torch optimizer over the model's trainable parameters, before `prepare`.
+def build_optimizer(model: nn.Module, plan: RunPlan) -> torch.optim.Optimizer:
+    """The plan's optimizer over the model's trainable parameters, before `prepare`.
 
     Its learning rate is 0 until a step's own is set: the plan's schedule is the only source of learning rates.
     """
-    groups = parameter_groups(model, config.weight_decay, config.no_decay)
-    if isinstance(config, Sgd):
-        return torch.optim.SGD(groups, lr=0.0, momentum=config.momentum, nesterov=config.nesterov)
-    return torch.optim.AdamW(groups, lr=0.0, betas=config.betas, eps=config.eps)
+    options: dict[str, Any] = dict(plan.optimizer_options)
+    if plan.optimizer == "adamw" and torch.cuda.is_available():
+        options["fused"] = True
+    return OPTIMIZERS[plan.optimizer](planned_groups(model, plan), lr=0.0, **options)  # type: ignore[call-arg]
+
+
+def planned_groups(model: nn.Module, plan: RunPlan) -> list[dict[str, Any]]:
+    """The parameter groups that the plan's optimizer must have."""
+    layerwise = issubclass(OPTIMIZERS[plan.optimizer], LayerwiseOptimizer)
+    return parameter_groups(model, plan.weight_decay, plan.no_decay, layerwise)

@@ -9,7 +9,7 @@ from largebatch.config.optimizers import ParameterKind
 
 
 def parameter_groups(
-    model: nn.Module, weight_decay: float, no_decay: Collection[str] = ("norm", "bias")
+    model: nn.Module, weight_decay: float, no_decay: Collection[str] = ("norm", "bias"), layerwise: bool = False
 ) -> list[dict[str, Any]]:
     """The trainable parameters in at most two groups: with weight decay, and without.
 
@@ -18,6 +18,7 @@ def parameter_groups(
         weight_decay: Weight decay of the first group.
         no_decay: Kinds of parameters that go to the second. Goyal et al. 2017, section 5.1 leave out BatchNorm's
             scale and shift only: ("norm",).
+        layerwise: Whether the groups are for LARS or LAMB, which adapt the first one alone.
 
     Returns:
         Parameter groups for a torch optimizer; a parameter that several modules share is in them once.
@@ -32,6 +33,8 @@ def parameter_groups(
             seen.add(id(parameter))
             (exempt if kind_of(module, name) in no_decay else decayed).append(parameter)
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": exempt, "weight_decay": 0.0}]
+    if layerwise:
+        groups = [group | {"layerwise": group["params"] is decayed} for group in groups]
     return [group for group in groups if group["params"]]
 
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from largebatch.batch import GlobalBatch, Length, Timeline, gradient_accumulation_steps
-from largebatch.config.sections import LearningRate, StepDecay, WarmupStableDecay
+from largebatch.config.optimizers import AdamW
+from largebatch.config.sections import BatchGrowth, LearningRate, StepDecay, WarmupStableDecay
 from largebatch.config.tasks import RecipeConfig
 from largebatch.errors import ConfigError
-from largebatch.scaling import ScalingRule, scaling_factor
+from largebatch.scaling import MomentRule, ScalingRule, scaled_moments, scaling_factor
 from largebatch.schedule import Schedule
 
 
@@ -43,6 +44,8 @@ class RunPlan:
     base_lr: float
     reference_batch_size: int
     scaling: ScalingRule
+    scaled_batch_size: int | None
+    """The batch size that the learning rate is scaled to, where that is not the one in force: the first."""
     warmup_left_out: bool
     """Whether the recipe's warmup has nothing to bridge, because the peak is not above where it would start."""
     schedule: Schedule
@@ -50,9 +53,13 @@ class RunPlan:
     """Whether `micro_batch_size` is part of the loss function (Goyal et al. 2017, section 2.3)."""
     sync_batch_norm: bool
     """Whether it is `micro_batch_size` x `world_size` that is."""
-    optimizer: Literal["sgd", "adamw"]
+    optimizer: Literal["sgd", "adamw", "lars", "lamb"]
     optimizer_options: dict[str, Any]
-    """Momentum, betas and the like, under torch's names."""
+    """Momentum, betas and the like, under torch's names, as this batch size needs them."""
+    tuned_options: dict[str, Any]
+    """The same as they were tuned, at `reference_batch_size`."""
+    moments: MomentRule
+    """What makes the one of the other."""
     weight_decay: float
     no_decay: tuple[str, ...]
     clip_norm: float | None
@@ -86,7 +93,9 @@ class RunPlan:
 
     def peak_lr_for(self, global_batch_size: int) -> float:
         """Learning rate after warmup while this batch size is in force."""
-        return self.base_lr * scaling_factor(self.scaling, global_batch_size, self.reference_batch_size)
+        return self.base_lr * scaling_factor(
+            self.scaling, self.scaled_batch_size or global_batch_size, self.reference_batch_size
+        )
 
     def evaluates_after(self, completed_steps: int) -> bool:
         """Whether an evaluation is due when so many steps are completed."""
@@ -156,7 +165,17 @@ def resolve(config: RecipeConfig, world_size: int) -> RunPlan:
         )
     timeline = Timeline.build(data.num_train_samples, batch.sizes, batch.last == "keep", data.tokens_per_sample)
     total_steps = timeline.steps_in(config.train.duration.length)
-    schedule = _schedule(rate, timeline, total_steps)
+    scaled_batch_size = batch.sizes[0][1] if isinstance(rate.decay, BatchGrowth) else None
+    schedule = _schedule(rate, timeline, total_steps, scaled_batch_size)
+    tuned_options = config.optimizer.model_dump(exclude={"name", "moments", "weight_decay", "no_decay", "clip_norm"})
+    optimizer_options = tuned_options
+    moments: MomentRule = "fixed"
+    if isinstance(config.optimizer, AdamW):
+        moments = config.optimizer.moments
+        betas, eps = scaled_moments(
+            moments, batch.sizes[0][1] / rate.reference_batch_size, config.optimizer.betas, config.optimizer.eps
+        )
+        optimizer_options = tuned_options | {"betas": betas, "eps": eps}
     return RunPlan(
         task=config.task,
         seed=config.seed,
@@ -174,12 +193,15 @@ def resolve(config: RecipeConfig, world_size: int) -> RunPlan:
         base_lr=rate.base_lr,
         reference_batch_size=rate.reference_batch_size,
         scaling=rate.scaling,
+        scaled_batch_size=scaled_batch_size,
         warmup_left_out=rate.warmup is not None and schedule.warmup == 0,
         schedule=schedule,
         uses_batch_norm=config.model.uses_batch_norm,
         sync_batch_norm=config.model.synchronises_batch_norm,
         optimizer=config.optimizer.name,
-        optimizer_options=config.optimizer.model_dump(exclude={"name", "weight_decay", "no_decay", "clip_norm"}),
+        optimizer_options=optimizer_options,
+        tuned_options=tuned_options,
+        moments=moments,
         weight_decay=config.optimizer.weight_decay,
         no_decay=tuple(config.optimizer.no_decay),
         clip_norm=config.optimizer.clip_norm,
@@ -192,7 +214,7 @@ def resolve(config: RecipeConfig, world_size: int) -> RunPlan:
     )
 
 
-def _schedule(rate: LearningRate, timeline: Timeline, total_steps: int) -> Schedule:
+def _schedule(rate: LearningRate, timeline: Timeline, total_steps: int, scaled_batch_size: int | None) -> Schedule:
     def place_after(length: Length) -> int:
         return timeline.at(timeline.steps_in(length)).samples_before
 
@@ -200,7 +222,7 @@ def _schedule(rate: LearningRate, timeline: Timeline, total_steps: int) -> Sched
     if rate.warmup is not None:
         warmup_start_lr = rate.base_lr if rate.warmup.start == "base_lr" else 0.0
         largest = max(phase.global_batch_size for phase in timeline.phases)
-        peak_lr = rate.base_lr * scaling_factor(rate.scaling, largest, rate.reference_batch_size)
+        peak_lr = rate.base_lr * scaling_factor(rate.scaling, scaled_batch_size or largest, rate.reference_batch_size)
         # Warmup bridges from the tuned rate up to the scaled one; where scaling does not raise it, there is nothing to
         # bridge (Goyal et al. 2017, section 5.1: warmup "for kn > 256").
         warmup = place_after(rate.warmup.duration.length) if peak_lr > warmup_start_lr else 0
@@ -214,7 +236,7 @@ def _schedule(rate: LearningRate, timeline: Timeline, total_steps: int) -> Sched
         end=timeline.at(total_steps).samples_before,
         warmup=warmup,
         warmup_start_lr=warmup_start_lr,
-        decay=decay.name,
+        decay="constant" if isinstance(decay, BatchGrowth) else decay.name,
         final_fraction=getattr(decay, "final_fraction", 0.0),
         milestones=tuple(place_after(milestone.length) for milestone in milestones),
         factor=factor,

@@ -1,11 +1,16 @@
 """A plan in words: what each process loads, what is averaged over what, and why the learning rate is what it is."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from largebatch.batch import Length
 from largebatch.plan.contract import RunPlan
 
 MOST_LINES = 6
+MOMENT_RULES = {
+    "half_life": "the second beta's half-life in samples is kept",
+    "sde": "they follow the square-root rule for Adam's moments",
+}
 
 
 def explain(plan: RunPlan, title: str, sections: Collection[str] | None = None) -> str:
@@ -122,14 +127,17 @@ def _steps(plan: RunPlan) -> list[str]:
 def _learning_rate(plan: RunPlan) -> list[str]:
     schedule = plan.schedule
     rule = "no scaling" if plan.scaling == "none" else f"the {plan.scaling} rule"
+    size = plan.scaled_batch_size or plan.global_batch_size
+    this = "this is" if plan.scaled_batch_size is None else "this begins with"
     lines = [
-        f"peak {plan.peak_lr:.6g} = {plan.base_lr:.6g} x {_formula(plan, plan.global_batch_size)}, by {rule}: "
-        f"{plan.base_lr:.6g} was tuned at batch {plan.reference_batch_size:,}, this is {plan.global_batch_size:,}"
+        f"peak {plan.peak_lr:.6g} = {plan.base_lr:.6g} x {_formula(plan, size)}, by {rule}: "
+        f"{plan.base_lr:.6g} was tuned at batch {plan.reference_batch_size:,}, {this} {size:,}"
     ]
     if schedule.warmup:
         steps = _steps_to(plan, schedule.warmup)
         epochs = float(plan.timeline.progress(steps, "epochs"))
-        goal = f"{plan.peak_lr:.6g}" if len(plan.timeline.phases) == 1 else "the peak of the batch size in force"
+        one_peak = len(plan.timeline.phases) == 1 or plan.scaled_batch_size is not None
+        goal = f"{plan.peak_lr:.6g}" if one_peak else "the peak of the batch size in force"
         if len(plan.timeline.phases) == 1 and not plan.timeline.keep_last:
             each = f", {(plan.peak_lr - schedule.warmup_start_lr) / steps:.3g} more each step"
         else:
@@ -161,6 +169,9 @@ def _steps_to(plan: RunPlan, place: int) -> int:
 def _decay(plan: RunPlan) -> str:
     schedule = plan.schedule
     last = f"{plan.lr_at(plan.total_steps - 1):.3g} in the last step"
+    if plan.scaled_batch_size is not None:
+        growth = plan.global_batch_size / plan.scaled_batch_size
+        return f"then constant: the batch grows {growth:g} fold, which for SGD is as if the rate were divided by it"
     if schedule.decay == "constant":
         return "then constant"
     if schedule.decay == "step":
@@ -182,5 +193,23 @@ def _optimizer(plan: RunPlan) -> list[str]:
     master = (
         "bf16 autocast; weights, gradients and their reduction in fp32" if plan.precision == "bf16" else plan.precision
     )
-    options = ", ".join(f"{name} {value}" for name, value in plan.optimizer_options.items())
-    return [f"{plan.optimizer} with {options}; {decay}", f"{clipping}; {master}; seed {plan.seed}"]
+    lines = [f"{plan.optimizer} with {_options(plan.optimizer_options)}; {decay}"]
+    if plan.optimizer in ("lars", "lamb"):
+        lines.append(f"each layer's step is scaled by norms of the whole layer, {_exempt(plan)}")
+    if plan.optimizer_options != plan.tuned_options:
+        lines.append(
+            f"{_options(plan.tuned_options)} were tuned at batch {plan.reference_batch_size:,}; "
+            + MOMENT_RULES[plan.moments]
+        )
+    return [*lines, f"{clipping}; {master}; seed {plan.seed}"]
+
+
+def _options(options: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{name} ({', '.join(f'{number:g}' for number in value)})" if isinstance(value, tuple) else f"{name} {value}"
+        for name, value in options.items()
+    )
+
+
+def _exempt(plan: RunPlan) -> str:
+    return f"but not that of {', '.join(plan.no_decay)} parameters" if plan.no_decay else "without exception"

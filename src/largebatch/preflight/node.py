@@ -173,11 +173,12 @@ def _checkpoint_bytes(recipe: Path, config: RecipeConfig) -> int:
     from largebatch.backend.check import DTYPES
     from largebatch.backend.state import fresh_state
     from largebatch.optim import build_optimizer
+    from largebatch.plan import resolve
 
     build_model = runpy.run_path(str(recipe.with_name("train.py")))["build_model"]
     with torch.device("meta"):
         model = build_model(config).to(DTYPES[config.precision])
-        optimizer = build_optimizer(model, config.optimizer)
+        optimizer = build_optimizer(model, resolve(config, world_size=1))
         fresh_state(optimizer, (parameter for parameter in model.parameters() if parameter.requires_grad))
     states = (value for state in optimizer.state.values() for value in state.values())
     tensors = (*model.parameters(), *model.buffers(), *(value for value in states if isinstance(value, torch.Tensor)))

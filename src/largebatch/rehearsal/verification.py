@@ -30,15 +30,16 @@ MOST_EVALUATED_SAMPLES = 50
 PATIENCE_FACTOR, PATIENCE = 30, 600
 PATIENCE_OF_THE_REFERENCE = 6 * 3600
 
-# Relative differences that rounding alone makes, by precision and optimizer; the largest of losses, weights and
-# evaluations. Adam divides by the root of its second moment, and so enlarges the rounding of small gradients.
+# Relative differences that rounding alone makes, by precision and the family of the optimizer; the largest of losses,
+# weights and evaluations. Adam divides by the root of its second moment, which enlarges the rounding of small gradients.
+FAMILIES = {"sgd": "sgd", "lars": "sgd", "adamw": "adam", "lamb": "adam"}
 TOLERANCES = {
     ("fp64", "sgd"): 1e-12,
-    ("fp64", "adamw"): 1e-10,
+    ("fp64", "adam"): 1e-10,
     ("fp32", "sgd"): 1e-6,
-    ("fp32", "adamw"): 1e-5,
+    ("fp32", "adam"): 1e-5,
     ("bf16", "sgd"): 1e-4,
-    ("bf16", "adamw"): 1e-4,
+    ("bf16", "adam"): 1e-4,
 }
 # Of a recipe that enlarges rounding errors, as many times what becomes of the smallest ones.
 ROUNDING_FACTOR = 10
@@ -159,7 +160,7 @@ class Verification:
             f"--evaluation.max_samples={samples}",
             "--data.num_workers=0",
         ]
-        self.tolerance = TOLERANCES[config.precision, config.optimizer.name]
+        self.tolerance = TOLERANCES[config.precision, FAMILIES[config.optimizer.name]]
         self._trained: dict[Combination, Trained | None] = {}
         self._seconds: dict[Combination, float] = {}
         self._spread: dict[Combination, Differences] = {}

@@ -1,0 +1,67 @@
+"""LAMB: Adam with a learning rate of its own for each layer."""
+
+import math
+from typing import Any
+
+import torch
+
+from largebatch.optim.layerwise import LayerwiseOptimizer, local_part
+
+
+class Lamb(LayerwiseOptimizer):
+    """Adam with decoupled weight decay, the step u = r + lambda w of a layer w multiplied by |w| / |u|.
+
+    You et al. 2019 (arXiv 1904.00962), algorithm 2 with phi the identity; r is Adam's bias-corrected step. Gradients
+    are changed in place.
+
+    Args:
+        params: Parameters, or groups of them; see `LayerwiseOptimizer`.
+        lr: Learning rate.
+        betas: Decay rates of the running averages of the gradient and of its square.
+        eps: Added to the denominator of r.
+        weight_decay: lambda.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+    ):
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Take one step with the gradients that there are."""
+        assert closure is None
+        for group in self.param_groups:
+            self._step_group(group)
+
+    def _step_group(self, group: dict[str, Any]) -> None:
+        tensors = [tensor for tensor in group["params"] if tensor.grad is not None]
+        weights = [local_part(tensor) for tensor in tensors]
+        updates = [local_part(tensor.grad) for tensor in tensors]
+        for tensor, weight, update in zip(tensors, weights, updates, strict=True):
+            self._replace_by_adam_step(tensor, update, group)
+            update.add_(weight, alpha=group["weight_decay"])
+        if group["layerwise"]:
+            for view, ratio in self._trust_ratios(tensors, updates, torch.div):
+                view.mul_(ratio)
+        for weight, update in zip(weights, updates, strict=True):
+            weight.add_(update, alpha=-group["lr"])
+
+    def _replace_by_adam_step(self, tensor: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
+        state = self.state[tensor]
+        if not state:
+            state["step"] = 0
+            state["exp_avg"] = torch.zeros_like(tensor)
+            state["exp_avg_sq"] = torch.zeros_like(tensor)
+        state["step"] += 1
+        steps, (beta1, beta2) = state["step"], group["betas"]
+        first, second = local_part(state["exp_avg"]), local_part(state["exp_avg_sq"])
+        first.lerp_(gradient, 1 - beta1)
+        second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        denominator = second.sqrt().div_(math.sqrt(1 - beta2**steps)).add_(group["eps"])
+        gradient.copy_(first).div_(denominator).div_(1 - beta1**steps)

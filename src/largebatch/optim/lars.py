@@ -1,0 +1,65 @@
+"""LARS: SGD with a learning rate of its own for each layer."""
+
+from typing import Any
+
+import torch
+
+from largebatch.optim.layerwise import LayerwiseOptimizer, local_part
+
+
+class Lars(LayerwiseOptimizer):
+    """SGD with momentum, the step of a layer w with gradient g multiplied by eta |w| / (|g| + lambda |w|).
+
+    You et al. 2017 (arXiv 1708.03888), algorithm 1, with the learning rate outside of the velocity, as in torch's SGD,
+    so that it may change without momentum correction (Goyal et al. 2017, remark 2). Gradients are changed in place.
+
+    Args:
+        params: Parameters, or groups of them; see `LayerwiseOptimizer`.
+        lr: Learning rate.
+        momentum: Momentum coefficient.
+        nesterov: Nesterov's momentum, which the paper does not use.
+        weight_decay: lambda, an L2 penalty.
+        trust_coefficient: eta.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        trust_coefficient: float = 0.001,
+    ):
+        options = {"momentum": momentum, "nesterov": nesterov, "trust_coefficient": trust_coefficient}
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay} | options)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Take one step with the gradients that there are."""
+        assert closure is None
+        for group in self.param_groups:
+            self._step_group(group)
+
+    def _step_group(self, group: dict[str, Any]) -> None:
+        tensors = [tensor for tensor in group["params"] if tensor.grad is not None]
+        weights = [local_part(tensor) for tensor in tensors]
+        updates = [local_part(tensor.grad) for tensor in tensors]
+        decay, eta, momentum = group["weight_decay"], group["trust_coefficient"], group["momentum"]
+        scaled = []
+        if group["layerwise"]:
+            scaled = self._trust_ratios(tensors, updates, lambda w, g: eta * w / (g + decay * w))
+        for weight, update in zip(weights, updates, strict=True):
+            update.add_(weight, alpha=decay)
+        for view, ratio in scaled:
+            view.mul_(ratio)
+        for tensor, weight, update in zip(tensors, weights, updates, strict=True):
+            direction = update
+            if momentum != 0:
+                state = self.state[tensor]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(tensor)
+                velocity = local_part(state["momentum_buffer"])
+                velocity.mul_(momentum).add_(update)
+                direction = update.add_(velocity, alpha=momentum) if group["nesterov"] else velocity
+            weight.add_(direction, alpha=-group["lr"])
