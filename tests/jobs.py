@@ -1,5 +1,6 @@
 """Jobs of the tests: forked, with the environment that `accelerate launch` gives with the shipped configs."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,15 @@ from largebatch.rehearsal import jobs, launch, training
 from largebatch.rehearsal.jobs import JobFailed
 from paths import ROOT
 
-__all__ = ["JobFailed", "launch_environment", "run_job", "train"]
+__all__ = ["OTHER_ZERO_LAYOUTS", "JobFailed", "launch_environment", "run_job", "train", "write_zero_config"]
+
+# Stages of ZeRO with settings that lay out its state otherwise than the shipped ones.
+OTHER_ZERO_LAYOUTS = [
+    (2, {"round_robin_gradients": True}),
+    (2, {"offload_optimizer": {"device": "cpu"}}),
+    (3, {"offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}}),
+    (3, {"sub_group_size": 500, "stage3_param_persistence_threshold": 0}),
+]
 
 
 def run_job(
@@ -36,6 +45,16 @@ def launch_environment(strategy: str, world_size: int, accelerate_configs: Path 
     """Of a shipped Accelerate config, or one in another folder."""
     folder = accelerate_configs or ROOT / "recipes/accelerate_configs"
     return launch.launch_environment(folder / f"{strategy}.yaml", world_size)
+
+
+def write_zero_config(folder: Path, stage: int, settings: dict[str, Any]) -> None:
+    """The Accelerate config of a ZeRO stage, with other settings in its DeepSpeed JSON; for `accelerate_configs`."""
+    zero = {"stage": stage, "contiguous_gradients": True, **settings}
+    config = {"zero_force_ds_cpu_optimizer": False, "zero_optimization": zero}
+    (folder / "ds.json").write_text(json.dumps(config))
+    accelerate = (ROOT / f"recipes/accelerate_configs/zero{stage}.yaml").read_text()
+    accelerate = accelerate.replace(f"ds_configs/zero{stage}.json", str(folder / "ds.json"))
+    (folder / f"zero{stage}.yaml").write_text(accelerate)
 
 
 def train(recipe: Path, *overrides: str, run_dir: Path) -> None:

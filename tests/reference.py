@@ -24,7 +24,7 @@ def load_recipe_module(recipe: Path):
 
 
 def reference_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -> dict:
-    """SGD on the digits; BatchNorm over micro-batches, as Goyal's workers do."""
+    """SGD or LARS on the digits; BatchNorm over micro-batches, as Goyal's workers do."""
     from largebatch.data.images import digits, normalise
 
     config = load_config(recipe, overrides)
@@ -32,14 +32,15 @@ def reference_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -> di
     model = load_recipe_module(recipe).build_model(config)
     train_set, _ = digits(config.data)
     options = config.optimizer
-    decayed = [p for n, p in model.named_parameters() if "normalization" not in n]
-    exempt = [p for n, p in model.named_parameters() if "normalization" in n]
-    optimizer = torch.optim.SGD(
-        [{"params": decayed, "weight_decay": options.weight_decay}, {"params": exempt, "weight_decay": 0.0}],
-        lr=config.learning_rate.base_lr,
-        momentum=options.momentum,
-        nesterov=options.nesterov,
-    )
+    momentum = {"momentum": options.momentum, "nesterov": options.nesterov}
+    if options.name == "lars":
+        # Vectors are normalisations and biases here.
+        optimizer = PlainLars(model.parameters(), options.weight_decay, options.trust_coefficient, **momentum)
+    else:
+        decayed = [p for n, p in model.named_parameters() if "normalization" not in n]
+        exempt = [p for n, p in model.named_parameters() if "normalization" in n]
+        groups = [{"params": decayed, "weight_decay": options.weight_decay}, {"params": exempt, "weight_decay": 0.0}]
+        optimizer = torch.optim.SGD(groups, **momentum)
 
     def mean_loss(indices):
         losses = []
@@ -52,12 +53,13 @@ def reference_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -> di
     size = config.batch.global_batch_size
     total = 20 * (1437 // size)
     batches = global_batches(1437, {0: size}, keep_last=False, steps=steps)
-    rates = [0.05 * (1 + np.cos(np.pi * step / total)) for step in range(steps)]
+    peak = config.learning_rate.base_lr
+    rates = [peak / 2 * (1 + np.cos(np.pi * step / total)) for step in range(steps)]
     return _train(config, model, optimizer, mean_loss, batches, rates)
 
 
 def reference_pydoc(recipe: Path, overrides: tuple[str, ...], steps: int, size_at: dict[int, int]) -> dict:
-    """AdamW on Python's reference, the whole global batch in one forward pass, its loss torch's mean over targets.
+    """AdamW or LAMB on Python's reference, the whole global batch in one pass, its loss torch's mean over targets.
 
     `size_at` has the steps at which batch sizes come into force, as the overrides say it in other words.
     """
@@ -70,11 +72,9 @@ def reference_pydoc(recipe: Path, overrides: tuple[str, ...], steps: int, size_a
     options = config.optimizer
     decayed = [p for n, p in model.named_parameters() if "ln_" not in n and not n.endswith("bias")]
     exempt = [p for n, p in model.named_parameters() if "ln_" in n or n.endswith("bias")]
-    optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": options.weight_decay}, {"params": exempt, "weight_decay": 0.0}],
-        betas=options.betas,
-        eps=options.eps,
-    )
+    groups = [{"params": decayed, "weight_decay": options.weight_decay}, {"params": exempt, "weight_decay": 0.0}]
+    kind = PlainLamb if options.name == "lamb" else torch.optim.AdamW
+    optimizer = kind(groups, betas=options.betas, eps=options.eps)
 
     def mean_loss(indices):
         batch = train_set.fetch(indices, 0)
@@ -88,6 +88,49 @@ def reference_pydoc(recipe: Path, overrides: tuple[str, ...], steps: int, size_a
         0.002 * math.sqrt(size / 32) * batch[3] / batches[40][3] for size, batch in zip(in_force, batches, strict=False)
     ]
     return _train(config, model, optimizer, mean_loss, batches[:steps], rates)
+
+
+class PlainLars(torch.optim.Optimizer):
+    """Algorithm 1 of arXiv 1708.03888, layer by layer; vectors are stepped by SGD without weight decay.
+
+    A gradient of zero, which the layers in front of a normalisation that starts at zero have, leaves a ratio of 1.
+    """
+
+    def __init__(self, parameters, weight_decay, eta, momentum, nesterov):
+        super().__init__(parameters, {"lr": 0.0})
+        self.options = weight_decay, eta, momentum, nesterov
+
+    @torch.no_grad()
+    def step(self):
+        for weight in self.param_groups[0]["params"]:
+            decay, eta, momentum, nesterov = self.options
+            update = weight.grad
+            if weight.ndim > 1:
+                ratio = eta * weight.norm() / (update.norm() + decay * weight.norm()) if update.any() else 1.0
+                update = ratio * (update + decay * weight)
+            velocity = momentum * self.state[weight].get("velocity", 0.0) + update
+            self.state[weight]["velocity"] = velocity
+            weight -= self.param_groups[0]["lr"] * (update + momentum * velocity if nesterov else velocity)
+
+
+class PlainLamb(torch.optim.Optimizer):
+    """Algorithm 2 of arXiv 1904.00962, layer by layer; a layer without weight decay is not adapted."""
+
+    def __init__(self, groups, betas, eps):
+        super().__init__(groups, {"lr": 0.0, "betas": betas, "eps": eps})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            (beta1, beta2), decay = group["betas"], group["weight_decay"]
+            for weight in group["params"]:
+                count, m, v = self.state[weight].get("all", (0, 0.0, 0.0))
+                count, m, v = count + 1, beta1 * m + (1 - beta1) * weight.grad, beta2 * v + (1 - beta2) * weight.grad**2
+                self.state[weight]["all"] = count, m, v
+                r = m / (1 - beta1**count) / (torch.sqrt(v / (1 - beta2**count)) + group["eps"])
+                update = r + decay * weight
+                ratio = weight.norm() / update.norm() if decay and weight.any() and update.any() else 1.0
+                weight -= group["lr"] * ratio * update
 
 
 def global_batches(num_samples: int, size_at: dict[int, int], keep_last: bool, steps: int) -> list[tuple]:

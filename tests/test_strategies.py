@@ -19,10 +19,14 @@ KEEP = ("--data.num_train_samples=106", "--batch.last=keep", '--train.duration={
 SIZES = (
     '[{"from": {"steps": 0}, "size": 16}, {"from": {"samples": 96}, "size": 32}, {"from": {"steps": 14}, "size": 96}]'
 )
+LARS = '--optimizer={"name": "lars", "nesterov": true, "weight_decay": 0.001, "trust_coefficient": 0.01}'
+LAMB = '--optimizer={"name": "lamb", "betas": [0.9, 0.99], "weight_decay": 0.1, "clip_norm": 1.0}'
 # The overrides of each recipe and the arguments of its independent reference.
 RECIPES = {
     "sgd": (DIGITS, (), (reference_digits,)),
     "adamw": (PYDOC, SMALL_GPT, (reference_pydoc, {0: 32})),
+    "lars": (DIGITS, (LARS, "--learning_rate.base_lr=0.5"), (reference_digits,)),
+    "lamb": (PYDOC, (*SMALL_GPT, LAMB), (reference_pydoc, {0: 32})),
     "unequal samples": (PYDOC, (*DOCUMENTS, "--data.num_train_samples=2000"), (reference_pydoc, {0: 32})),
     "ragged batches": (PYDOC, (*DOCUMENTS, *KEEP, "--batch.global_batch_size=48"), (reference_pydoc, {0: 48})),
     "growing batch": (
@@ -94,6 +98,12 @@ def test_two_processes(name, strategy, tmp_path):
         ("adamw", "zero1", 4, 4),
         ("adamw", "zero2", 1, 8),
         ("adamw", "zero3", 4, 4),
+        ("lars", "single", 1, 16),
+        ("lars", "fsdp", 4, 16),
+        ("lamb", "ddp", 4, 4),
+        ("lamb", "fsdp", 4, 8),
+        ("lamb", "zero1", 4, 8),
+        ("lamb", "zero3", 4, 4),
         ("unequal samples", "single", 1, 2),
         ("unequal samples", "ddp", 4, 4),
         ("ragged batches", "single", 1, 3),

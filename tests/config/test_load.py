@@ -67,7 +67,7 @@ def test_all_problems_of_both_kinds_in_one_error(tmp_path):
         ("--learning_rate.base_lr=fast", 'given "fast"; write a number'),
         ("--learning_rate.scaling=cubic", '"cubic" is not allowed; write "linear", "sqrt" or "none"'),
         ("--learning_rate.decay.name=poly", 'learning_rate.decay.name: "poly" is unknown'),
-        ("--optimizer.name=lamb", 'optimizer.name: "lamb" is unknown; write one of "sgd", "adamw"'),
+        ("--optimizer.name=adam", 'optimizer.name: "adam" is unknown; write one of "sgd", "adamw", "lars", "lamb"'),
         ("--optimizer.betas=[0.9,1.0]", "optimizer.betas[1]: given 1.0; must be below 1"),
         ("--optimizer.clip_norm=0", "optimizer.clip_norm: given 0; must be above 0"),
         ("--model.num_heads=3", "hidden_size 128 is not a multiple of num_heads 3"),
@@ -82,6 +82,32 @@ def test_all_problems_of_both_kinds_in_one_error(tmp_path):
 )
 def test_one_problem(override, words):
     assert words in "\n".join(problems_of(override))
+
+
+TEN_TIMES = ("--batch.global_batch_size=320", "--learning_rate.warmup=null")
+GROWING = '--batch.global_batch_size=[{"from": {"steps": 0}, "size": 32}, {"from": {"epochs": 1}, "size": 64}]'
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (['--learning_rate.decay={"name": "batch_growth"}'], 'learning_rate.decay: "batch_growth" leaves the decay'),
+        (
+            ["--optimizer.moments=sde", *TEN_TIMES],
+            'optimizer.moments: "sde": at 10 times the batch that they were tuned at, the beta 0.9 would become',
+        ),
+        (
+            ["--optimizer.moments=half_life", "--optimizer.betas=[0.9,0.95]", *TEN_TIMES],
+            'moments: "half_life": at 10 times the batch that they were tuned at, the second beta becomes 0.95 ** 10',
+        ),
+        (["--optimizer.moments=sde", "--learning_rate.scaling=linear"], 'write "sqrt" as learning_rate.scaling'),
+        (["--optimizer.moments=half_life", GROWING], 'write "fixed", or a global_batch_size that does not grow'),
+        (['--optimizer={"name": "lamb", "weight_decay": 0, "moments": "sde"}'], "optimizer.moments: unknown key"),
+        (['--optimizer={"name": "lars", "weight_decay": 0, "momentum": 0, "nesterov": true}'], "momentum above 0"),
+    ],
+)
+def test_rules_outside_their_range(overrides, words):
+    assert words in problem_of(*overrides)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,12 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, ResNetConfig, ResNetForImageClassification
 
-from largebatch.config.optimizers import AdamW, Sgd
+from largebatch.config import load_config
 from largebatch.optim import build_optimizer, parameter_groups
+from largebatch.optim.lamb import Lamb
+from largebatch.optim.lars import Lars
+from largebatch.plan import resolve
+from paths import DIGITS
 
 
 def names(model: nn.Module, no_decay) -> tuple[set[str], set[str]]:
@@ -58,8 +62,10 @@ def test_no_empty_group():
 
 
 def test_optimizers_get_their_hyperparameters():
-    sgd = build_optimizer(nn.Linear(2, 2), Sgd(name="sgd", momentum=0.8, nesterov=True, weight_decay=0.01))
-    adamw = build_optimizer(nn.Linear(2, 2), AdamW(name="adamw", betas=(0.8, 0.9), eps=1e-6, weight_decay=0.01))
+    sgd = built('{"name": "sgd", "momentum": 0.8, "nesterov": true, "weight_decay": 0.01}')
+    adamw = built('{"name": "adamw", "betas": [0.8, 0.9], "eps": 1e-6, "weight_decay": 0.01}')
+    lars = built('{"name": "lars", "momentum": 0.8, "trust_coefficient": 0.02, "weight_decay": 0.01}')
+    lamb = built('{"name": "lamb", "betas": [0.8, 0.9], "weight_decay": 0.01}')
     assert isinstance(sgd, torch.optim.SGD)
     assert isinstance(adamw, torch.optim.AdamW)
     assert [(g["momentum"], g["nesterov"], g["weight_decay"]) for g in sgd.param_groups] == [
@@ -70,3 +76,19 @@ def test_optimizers_get_their_hyperparameters():
         ((0.8, 0.9), 1e-6, 0.01),
         ((0.8, 0.9), 1e-6, 0.0),
     ]
+    assert isinstance(lars, Lars)
+    assert isinstance(lamb, Lamb)
+    # The bias is not adapted.
+    assert [(g["momentum"], g["trust_coefficient"], g["weight_decay"], g["layerwise"]) for g in lars.param_groups] == [
+        (0.8, 0.02, 0.01, True),
+        (0.8, 0.02, 0.0, False),
+    ]
+    assert [(g["betas"], g["eps"], g["weight_decay"], g["layerwise"]) for g in lamb.param_groups] == [
+        ((0.8, 0.9), 1e-6, 0.01, True),
+        ((0.8, 0.9), 1e-6, 0.0, False),
+    ]
+
+
+def built(optimizer: str) -> torch.optim.Optimizer:
+    plan = resolve(load_config(DIGITS, [f"--optimizer={optimizer}"]), world_size=1)
+    return build_optimizer(nn.Linear(2, 2), plan)

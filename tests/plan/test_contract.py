@@ -99,6 +99,54 @@ def test_the_learning_rate_follows_a_batch_size_that_grows():
         assert plan.lr_at(step) == pytest.approx(peak_lr * (1 + math.cos(math.pi * progress)) / 2, rel=1e-12)
 
 
+def test_a_batch_that_grows_instead_of_the_rate_decaying():
+    """Smith et al. 2018: rate over batch, and so SGD's noise, falls as by the step decay with the inverse factor."""
+    grows = '[{"from": {"steps": 0}, "size": 64}, {"from": {"epochs": 2}, "size": 320}]'
+    words = ["--learning_rate.warmup=null", '--train.duration={"epochs": 4}', "--learning_rate.base_lr=0.3"]
+    growth = [*words, f"--batch.global_batch_size={grows}", '--learning_rate.decay={"name": "batch_growth"}']
+    decay = [*words, '--learning_rate.decay={"name": "step", "at": [{"epochs": 2}], "factor": 0.2}']
+    growing, decaying = (resolve(load_config(DIGITS, found), world_size=2) for found in (growth, decay))
+    # 1437 digits: 22 steps of 64, or 4 of 320, an epoch.
+    assert [growing.batch_at(step).global_batch_size for step in (43, 44)] == [64, 320]
+    assert growing.total_steps == 44 + 8
+    assert {growing.lr_at(step) for step in range(52)} == {0.3}
+    assert growing.peak_lr == 0.3
+    assert decaying.lr_at(43) / 64 == pytest.approx(growing.lr_at(43) / 64)
+    assert decaying.lr_at(44) / 64 == pytest.approx(growing.lr_at(44) / 320)
+    text = explain(growing, "x")
+    assert "peak 0.3 = 0.3 x 1, by the linear rule: 0.3 was tuned at batch 64, this begins with 64" in text
+    assert "then constant: the batch grows 5 fold, which for SGD is as if the rate were divided by it" in text
+
+
+def test_a_growing_batch_warms_up_to_the_rate_of_its_first_size():
+    grows = '[{"from": {"steps": 0}, "size": 128}, {"from": {"epochs": 3}, "size": 640}]'
+    words = [f"--batch.global_batch_size={grows}", '--learning_rate.decay={"name": "batch_growth"}']
+    plan = resolve(load_config(DIGITS, [*words, '--learning_rate.warmup.duration={"epochs": 1}']), world_size=2)
+    assert [plan.lr_at(step) for step in (0, 11, 33, 34)] == pytest.approx([0.1, 0.2, 0.2, 0.2])
+    assert "warmup from 0.1 to 0.2 in 11 steps" in explain(plan, "x")
+
+
+def test_moments_follow_the_batch_size():
+    words = ["--batch.global_batch_size=128", "--optimizer.betas=[0.9,0.99]", "--optimizer.eps=1e-6"]
+    plans = {
+        rule: resolve(load_config(PYDOC, [*words, f"--optimizer.moments={rule}"]), world_size=2)
+        for rule in ("fixed", "half_life", "sde")
+    }
+    assert plans["fixed"].optimizer_options == {"betas": (0.9, 0.99), "eps": 1e-6}
+    assert plans["half_life"].optimizer_options == {"betas": (0.9, pytest.approx(0.99**4)), "eps": 1e-6}
+    assert plans["sde"].optimizer_options == {"betas": pytest.approx((0.6, 0.96)), "eps": pytest.approx(5e-7)}
+    assert {plan.peak_lr for plan in plans.values()} == {0.004}
+    assert "adamw with betas (0.6, 0.96), eps 5e-07; weight decay 0.1" in explain(plans["sde"], "x")
+    assert "betas (0.9, 0.99), eps 1e-06 were tuned at batch 32; they follow the square" in explain(plans["sde"], "x")
+    assert "tuned at batch 32; the second beta's half-life in samples" in explain(plans["half_life"], "x")
+    assert "were tuned at batch 32;" not in explain(plans["fixed"], "x")
+
+
+def test_what_lars_and_lamb_adapt_is_said():
+    plan = resolve(load_config(DIGITS, ['--optimizer={"name": "lars", "weight_decay": 0.1}']), world_size=2)
+    assert "norms of the whole layer, but not that of norm, bias parameters" in explain(plan, "x")
+
+
 def test_warmup_while_the_batch_size_grows():
     """From base_lr to the peak in force, in samples; below the reference batch there is nothing to bridge."""
     words = [f"--batch.global_batch_size={RAMP}", '--learning_rate.decay={"name": "constant"}']

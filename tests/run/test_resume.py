@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 from safetensors.numpy import load_file
 
-from jobs import run_job, train
+from jobs import OTHER_ZERO_LAYOUTS, run_job, train, write_zero_config
 from largebatch.run.journal import read_json_lines
-from paths import DIGITS, PYDOC, ROOT
+from paths import DIGITS, PYDOC
 from resuming import CHAIN_BATCH, TINY_GPT, Interruption, assert_bit_for_bit, run_interrupted, samples_of
 
 STEPS = ("--train.stop_after_steps=16",)
@@ -98,22 +98,9 @@ def test_augmentation_goes_on_where_it_was(tmp_path):
     assert len(set(hashes)) == len(hashes)
 
 
-@pytest.mark.parametrize(
-    ("stage", "settings"),
-    [
-        (2, {"round_robin_gradients": True}),
-        (2, {"offload_optimizer": {"device": "cpu"}}),
-        (3, {"offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}}),
-        (3, {"sub_group_size": 500, "stage3_param_persistence_threshold": 0}),
-    ],
-)
+@pytest.mark.parametrize(("stage", "settings"), OTHER_ZERO_LAYOUTS)
 def test_settings_of_deepspeed_that_lay_out_its_state_otherwise(stage, settings, tmp_path):
-    zero = {"stage": stage, "contiguous_gradients": True, **settings}
-    config = {"zero_force_ds_cpu_optimizer": False, "zero_optimization": zero}
-    (tmp_path / "ds.json").write_text(json.dumps(config))
-    accelerate = (ROOT / f"recipes/accelerate_configs/zero{stage}.yaml").read_text()
-    accelerate = accelerate.replace(f"ds_configs/zero{stage}.json", str(tmp_path / "ds.json"))
-    (tmp_path / f"zero{stage}.yaml").write_text(accelerate)
+    write_zero_config(tmp_path, stage, settings)
     words = (*TINY_GPT, *CHAIN_BATCH)
     place = {"strategy": f"zero{stage}", "world_size": 3, "accelerate_configs": tmp_path}
     assert run_interrupted(tmp_path / "whole", (*words, "--train.stop_after_steps=7"), **place) is None
@@ -133,6 +120,16 @@ def train_with_slow_copies(run_dir, words):
     train(PYDOC, *words, run_dir=run_dir)
 
 
+@pytest.mark.parametrize(("strategy", "world_size"), [("fsdp", 3), ("zero1", 2)])
+def test_lars_goes_on_bit_for_bit(strategy, world_size, tmp_path):
+    words = (*DIGITS_WORDS, '--optimizer={"name": "lars", "weight_decay": 0.001}', "--batch.global_batch_size=96")
+    place = {"strategy": strategy, "world_size": world_size, "recipe": DIGITS}
+    assert run_interrupted(tmp_path / "whole", (*words, *STEPS), **place) is None
+    assert "exit code 75" in run_interrupted(tmp_path / "run", (*words, *STEPS), Interruption("signal", 1, 3), **place)
+    assert run_interrupted(tmp_path / "run", (*words, *STEPS), **place) is None
+    assert_bit_for_bit(tmp_path / "run", tmp_path / "whole")
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero2", "zero3"])
 def test_updates_wait_for_the_copy(strategy, tmp_path):
     words = (*TINY_GPT, '--checkpoint.every={"steps": 3}', "--checkpoint.keep_last=null", "--train.stop_after_steps=8")
@@ -146,6 +143,7 @@ def test_updates_wait_for_the_copy(strategy, tmp_path):
 # --- other strategies and numbers of processes --------------------------------------------------------------------
 
 FP32_CHAIN = [("ddp", 2), ("zero3", 4), ("fsdp", 3), ("zero1", 1), ("zero2", 2), ("single", 1), ("fsdp", 4)]
+LAYERWISE_CHAIN = [("zero3", 3), ("ddp", 2), ("fsdp", 3), ("zero2", 2), ("single", 1)]
 FP64_CHAIN = [("ddp", 2), ("fsdp", 3), ("ddp", 4), ("fsdp", 1), ("single", 1), ("fsdp", 2)]
 
 
@@ -167,9 +165,17 @@ def largest_differences(run_dir, reference):
     return losses, weights
 
 
-@pytest.mark.parametrize(("precision", "chain", "tolerance"), [("fp32", FP32_CHAIN, 1e-5), ("fp64", FP64_CHAIN, 1e-12)])
-def test_a_chain_of_strategies_and_world_sizes(precision, chain, tolerance, tmp_path):
+@pytest.mark.parametrize(
+    ("optimizer", "precision", "chain", "tolerance"),
+    [
+        ("adamw", "fp32", FP32_CHAIN, 1e-5),
+        ("adamw", "fp64", FP64_CHAIN, 1e-12),
+        ("lamb", "fp32", LAYERWISE_CHAIN, 1e-5),
+    ],
+)
+def test_a_chain_of_strategies_and_world_sizes(optimizer, precision, chain, tolerance, tmp_path):
     words = (*TINY_GPT, *CHAIN_BATCH, f"--precision={precision}", "--optimizer.eps=1e-3")
+    words = (*words, f"--optimizer.name={optimizer}")
     assert run_interrupted(tmp_path / "whole", (*words, f"--train.stop_after_steps={4 * len(chain)}")) is None
     run_chain(tmp_path / "chain", chain, *words)
     losses, weights = largest_differences(tmp_path / "chain", tmp_path / "whole")

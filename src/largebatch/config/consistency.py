@@ -4,6 +4,7 @@ pydantic stops at the fields: its validators of the whole never run while any fi
 raw JSON piece by piece instead, so that one error can list the problems of both kinds at once.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -166,7 +167,8 @@ def _piece(raw: JsonObject, path: str, kind: Any) -> Any:
             return None
         value = value[key]
     try:
-        return _adapter(kind).validate_python(value, strict=True)
+        # Not `validate_python`, to which a list is no tuple.
+        return _adapter(kind).validate_json(json.dumps(value), strict=True)
     except ValidationError:
         return None
 

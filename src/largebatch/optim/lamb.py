@@ -11,8 +11,7 @@ from largebatch.optim.layerwise import LayerwiseOptimizer, local_part
 class Lamb(LayerwiseOptimizer):
     """Adam with decoupled weight decay, the step u = r + lambda w of a layer w multiplied by |w| / |u|.
 
-    You et al. 2019 (arXiv 1904.00962), algorithm 2 with phi the identity; r is Adam's bias-corrected step. Gradients
-    are changed in place.
+    You et al. 2019 (arXiv 1904.00962), algorithm 2 with phi the identity; r is Adam's bias-corrected step.
 
     Args:
         params: Parameters, or groups of them; see `LayerwiseOptimizer`.
@@ -42,9 +41,8 @@ class Lamb(LayerwiseOptimizer):
     def _step_group(self, group: dict[str, Any]) -> None:
         tensors = [tensor for tensor in group["params"] if tensor.grad is not None]
         weights = [local_part(tensor) for tensor in tensors]
-        updates = [local_part(tensor.grad) for tensor in tensors]
-        for tensor, weight, update in zip(tensors, weights, updates, strict=True):
-            self._replace_by_adam_step(tensor, update, group)
+        updates = [self._adam_step(tensor, group) for tensor in tensors]
+        for weight, update in zip(weights, updates, strict=True):
             update.add_(weight, alpha=group["weight_decay"])
         if group["layerwise"]:
             for view, ratio in self._trust_ratios(tensors, updates, torch.div):
@@ -52,7 +50,8 @@ class Lamb(LayerwiseOptimizer):
         for weight, update in zip(weights, updates, strict=True):
             weight.add_(update, alpha=-group["lr"])
 
-    def _replace_by_adam_step(self, tensor: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
+    def _adam_step(self, tensor: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
+        """Move the averages, and return r of what this process has of the tensor."""
         state = self.state[tensor]
         if not state:
             state["step"] = 0
@@ -60,8 +59,10 @@ class Lamb(LayerwiseOptimizer):
             state["exp_avg_sq"] = torch.zeros_like(tensor)
         state["step"] += 1
         steps, (beta1, beta2) = state["step"], group["betas"]
+        assert tensor.grad is not None
+        gradient = local_part(tensor.grad)
         first, second = local_part(state["exp_avg"]), local_part(state["exp_avg_sq"])
         first.lerp_(gradient, 1 - beta1)
         second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         denominator = second.sqrt().div_(math.sqrt(1 - beta2**steps)).add_(group["eps"])
-        gradient.copy_(first).div_(denominator).div_(1 - beta1**steps)
+        return torch.div(first, denominator.mul_(1 - beta1**steps), out=denominator)

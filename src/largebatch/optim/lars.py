@@ -10,8 +10,10 @@ from largebatch.optim.layerwise import LayerwiseOptimizer, local_part
 class Lars(LayerwiseOptimizer):
     """SGD with momentum, the step of a layer w with gradient g multiplied by eta |w| / (|g| + lambda |w|).
 
+    The factor is 1 where w or g is zero, as is usual.
+
     You et al. 2017 (arXiv 1708.03888), algorithm 1, with the learning rate outside of the velocity, as in torch's SGD,
-    so that it may change without momentum correction (Goyal et al. 2017, remark 2). Gradients are changed in place.
+    so that it may change without momentum correction (Goyal et al. 2017, remark 2).
 
     Args:
         params: Parameters, or groups of them; see `LayerwiseOptimizer`.
@@ -44,7 +46,8 @@ class Lars(LayerwiseOptimizer):
     def _step_group(self, group: dict[str, Any]) -> None:
         tensors = [tensor for tensor in group["params"] if tensor.grad is not None]
         weights = [local_part(tensor) for tensor in tensors]
-        updates = [local_part(tensor.grad) for tensor in tensors]
+        # Engines may go on using the gradients.
+        updates = [local_part(tensor.grad).clone() for tensor in tensors]
         decay, eta, momentum = group["weight_decay"], group["trust_coefficient"], group["momentum"]
         scaled = []
         if group["layerwise"]:

@@ -31,7 +31,7 @@ PATIENCE_FACTOR, PATIENCE = 30, 600
 PATIENCE_OF_THE_REFERENCE = 6 * 3600
 
 # Relative differences that rounding alone makes, by precision and the family of the optimizer; the largest of losses,
-# weights and evaluations. Adam divides by the root of its second moment, which enlarges the rounding of small gradients.
+# weights and evaluations. Adam divides by the root of its second moment, and so enlarges rounding.
 FAMILIES = {"sgd": "sgd", "lars": "sgd", "adamw": "adam", "lamb": "adam"}
 TOLERANCES = {
     ("fp64", "sgd"): 1e-12,

@@ -1,0 +1,121 @@
+"""LARS and LAMB: against other implementations, the papers' formulas, and one process under every strategy."""
+
+import numpy as np
+import pytest
+import pytorch_optimizer
+import torch
+from torch import nn
+
+from jobs import OTHER_ZERO_LAYOUTS, run_job, write_zero_config
+from largebatch.optim.lamb import Lamb
+from largebatch.optim.lars import Lars
+from paths import PYDOC
+from test_strategies import SMALL_GPT, recorded
+
+STEPS = 30
+SHAPES = ((5, 7), (3, 2, 2), (4, 4), (6,))
+
+
+def trained(make_optimizer) -> list[np.ndarray]:
+    """Parameters after steps with other gradients and learning rates each time, in float64.
+
+    The third starts at zero, and the second's first gradient is zero; the fourth, a vector, is not adapted.
+    """
+    rng = np.random.default_rng(0)
+    parameters = [nn.Parameter(torch.tensor(rng.normal(size=shape))) for shape in SHAPES]
+    with torch.no_grad():
+        parameters[2].zero_()
+    optimizer = make_optimizer(parameters[:3], parameters[3:])
+    for step in range(STEPS):
+        for group in optimizer.param_groups:
+            group["lr"] = rate(step)
+        for number, parameter in enumerate(parameters):
+            parameter.grad = torch.tensor(gradient(step, number))
+        optimizer.step()
+    return [parameter.detach().numpy() for parameter in parameters]
+
+
+def rate(step: int) -> float:
+    return 0.01 * (1 + step % 5)
+
+
+def gradient(step: int, number: int) -> np.ndarray:
+    if (step, number) == (0, 1):
+        return np.zeros(SHAPES[1])
+    return np.random.default_rng((step, number)).normal(size=SHAPES[number]) * (number + 1)
+
+
+def groups(adapted, others, weight_decay: float) -> list[dict]:
+    return [
+        {"params": adapted, "weight_decay": weight_decay, "layerwise": True},
+        {"params": others, "weight_decay": 0.0, "layerwise": False},
+    ]
+
+
+def assert_equal(mine: list[np.ndarray], theirs: list[np.ndarray]) -> None:
+    for left, right in zip(mine, theirs, strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.9, False), (0.9, True), (0.0, False)])
+def test_lars_as_another_implementation(momentum, nesterov):
+    options = {"momentum": momentum, "nesterov": nesterov}
+    mine = trained(lambda *parameters: Lars(groups(*parameters, 0.03), lr=0.0, trust_coefficient=0.02, **options))
+    theirs = trained(
+        lambda adapted, others: pytorch_optimizer.LARS(
+            [*adapted, *others], lr=0.1, weight_decay=0.03, trust_coefficient=0.02, **options
+        )
+    )
+    # Where the first gradient is zero, theirs decays by eta, and we, with a ratio of 1, by 1.
+    mine_without, theirs_without = ([found[number] for number in (0, 2, 3)] for found in (mine, theirs))
+    assert_equal(mine_without, theirs_without)
+
+
+def test_lamb_as_another_implementation():
+    """Theirs has no bias correction, which the trust ratio takes out where there is no weight decay and no eps; and it
+    takes norms of weights above 10 for 10, which these are not."""
+    adapted = trained(lambda adapted, _: Lamb(adapted, lr=0.0, betas=(0.9, 0.99), eps=1e-30))[:3]
+    options = {"betas": (0.9, 0.99), "eps": 1e-30, "adam_debias": True}
+    theirs = trained(lambda adapted, _: pytorch_optimizer.Lamb(adapted, lr=0.1, **options))[:3]
+    assert_equal(adapted, theirs)
+
+
+def test_lamb_as_in_the_paper():
+    """Algorithm 2 of arXiv 1904.00962, in NumPy."""
+    rng = np.random.default_rng(0)
+    expected = [rng.normal(size=shape) for shape in SHAPES]
+    expected[2] = np.zeros(SHAPES[2])
+    first, second = ([np.zeros(shape) for shape in SHAPES] for _ in range(2))
+    for step in range(STEPS):
+        for number, weight in enumerate(expected):
+            g = gradient(step, number)
+            first[number] = 0.9 * first[number] + 0.1 * g
+            second[number] = 0.99 * second[number] + 0.01 * g**2
+            r = first[number] / (1 - 0.9 ** (step + 1))
+            r = r / (np.sqrt(second[number] / (1 - 0.99 ** (step + 1))) + 1e-6)
+            update = r + (0.03 * weight if number < 3 else 0.0)
+            ratio = np.linalg.norm(weight) / np.linalg.norm(update) if number < 3 else 1.0
+            expected[number] = weight - rate(step) * (ratio if ratio > 0 else 1.0) * update
+    assert_equal(trained(lambda *parameters: Lamb(groups(*parameters, 0.03), lr=0.0, betas=(0.9, 0.99))), expected)
+
+
+LAMB = '--optimizer={"name": "lamb", "betas": [0.9, 0.99], "eps": 1e-6, "weight_decay": 0.1, "clip_norm": 1.0}'
+
+
+WORDS = (*SMALL_GPT, LAMB, "--batch.global_batch_size=24", "--batch.micro_batch_size=8")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("alone") / "run"
+    return run_job(recorded, PYDOC, run_dir, *WORDS, strategy="single", world_size=1)[0]
+
+
+@pytest.mark.parametrize(("stage", "settings"), OTHER_ZERO_LAYOUTS)
+def test_layers_are_found_in_other_layouts_of_deepspeed(stage, settings, alone, tmp_path):
+    write_zero_config(tmp_path, stage, settings)
+    place = {"strategy": f"zero{stage}", "world_size": 3, "accelerate_configs": tmp_path}
+    shared = run_job(recorded, PYDOC, tmp_path / "shared", *WORDS, **place)[0]
+    for name, expected in alone["weights"][-1].items():
+        difference = np.linalg.norm(shared["weights"][-1][name] - expected) / np.linalg.norm(expected)
+        assert difference <= 1e-5, (name, difference)
