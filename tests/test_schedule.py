@@ -43,6 +43,8 @@ TABLES = {
     "no warmup": (2.0, Schedule(3), [2, 2, 2]),
     "linear": (1.0, Schedule(8, warmup=4, decay="linear", decay_start=4), [0, 0.25, 0.5, 0.75, 1, 0.75, 0.5, 0.25]),
     "linear to a tenth": (1.0, Schedule(4, decay="linear", final_fraction=0.1), [1, 0.775, 0.55, 0.325]),
+    "polynomial": (1.6, Schedule(4, decay="polynomial", power=2.0), [1.6, 0.9, 0.4, 0.1]),
+    "polynomial to a fifth": (1.0, Schedule(2, decay="polynomial", power=3.0, final_fraction=0.2), [1, 0.3]),
     "cosine": (2.0, Schedule(4, decay="cosine"), [2, 1 + 2**-0.5, 1, 1 - 2**-0.5]),
     "cosine to a half": (2.0, Schedule(2, decay="cosine", final_fraction=0.5), [2, 1.5]),
     "step": (1.0, Schedule(6, decay="step", milestones=(2, 4), factor=0.5), [1, 1, 0.5, 0.5, 0.25, 0.25]),

@@ -19,18 +19,20 @@ class Schedule:
         warmup: Samples until the peak is reached; 0 is no warmup.
         warmup_start_lr: Learning rate at the start of the warmup, where the peak is not below it.
         decay: Shape after warmup.
-        final_fraction: For "cosine", "linear" and "warmup_stable_decay": learning rate at `end`, as a fraction of the
-            peak.
+        final_fraction: For "cosine", "linear", "polynomial" and "warmup_stable_decay": learning rate at `end`, as a
+            fraction of the peak.
+        power: For "polynomial".
         milestones: For "step": the places from which on the learning rate is multiplied by `factor` once more.
         factor: For "step".
-        decay_start: Where "cosine", "linear" and "warmup_stable_decay" begin.
+        decay_start: Where those with a `final_fraction` begin.
     """
 
     end: int
     warmup: int = 0
     warmup_start_lr: float = 0.0
-    decay: Literal["constant", "step", "cosine", "linear", "warmup_stable_decay"] = "constant"
+    decay: Literal["constant", "step", "cosine", "linear", "polynomial", "warmup_stable_decay"] = "constant"
     final_fraction: float = 0.0
+    power: float = 1.0
     milestones: tuple[int, ...] = ()
     factor: float = 1.0
     decay_start: int = 0
@@ -58,5 +60,5 @@ class Schedule:
             return self.factor ** sum(place >= milestone for milestone in self.milestones)
         # A warmup that ends with the run leaves no decay: the last step still has a progress of 0.
         progress = min(max(place - self.decay_start, 0) / max(self.end - self.decay_start, 1), 1.0)
-        remaining = (1 + math.cos(math.pi * progress)) / 2 if self.decay == "cosine" else 1 - progress
+        remaining = (1 + math.cos(math.pi * progress)) / 2 if self.decay == "cosine" else (1 - progress) ** self.power
         return self.final_fraction + (1 - self.final_fraction) * remaining

@@ -197,6 +197,17 @@ class LinearDecay(Section):
     """Learning rate at the end, as a fraction of the peak."""
 
 
+class PolynomialDecay(Section):
+    """The peak times a power of the part that is left, from where warmup ends to the end of training; to
+    `final_fraction`. You et al. 2017 (arXiv 1708.03888) use it with LARS, with the power 2."""
+
+    name: Literal["polynomial"]
+    power: PositiveFloat
+    """The power; 1 is a straight line."""
+    final_fraction: Fraction = 0.0
+    """Learning rate at the end, as a fraction of the peak."""
+
+
 class WarmupStableDecay(Section):
     """The peak until `decay` before the end, then a straight line to `final_fraction` of it (WSD, arXiv 2404.06395)."""
 
@@ -218,7 +229,7 @@ class BatchGrowth(Section):
 
 
 Decay = Annotated[
-    ConstantDecay | StepDecay | CosineDecay | LinearDecay | WarmupStableDecay | BatchGrowth,
+    ConstantDecay | StepDecay | CosineDecay | LinearDecay | PolynomialDecay | WarmupStableDecay | BatchGrowth,
     Field(discriminator="name"),
 ]
 

@@ -238,6 +238,7 @@ def _schedule(rate: LearningRate, timeline: Timeline, total_steps: int, scaled_b
         warmup_start_lr=warmup_start_lr,
         decay="constant" if isinstance(decay, BatchGrowth) else decay.name,
         final_fraction=getattr(decay, "final_fraction", 0.0),
+        power=getattr(decay, "power", 1.0),
         milestones=tuple(place_after(milestone.length) for milestone in milestones),
         factor=factor,
         decay_start=decay_start,

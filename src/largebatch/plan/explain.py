@@ -181,7 +181,9 @@ def _decay(plan: RunPlan) -> str:
     if schedule.decay == "warmup_stable_decay":
         start = _steps_to(plan, schedule.decay_start)
         return f"then constant until step {start:,}, then a straight line to {end}"
-    shape = "half a cosine" if schedule.decay == "cosine" else "a straight line"
+    shape = {"cosine": "half a cosine", "linear": "a straight line"}.get(
+        schedule.decay, f"a polynomial of power {schedule.power:g}"
+    )
     return f"then {shape} to {end}"
 
 
