@@ -9,20 +9,22 @@ resnet50_imagenet_8k.json  ResNet-50 on ImageNet at batch 8,192, as in the paper
 """
 
 import torch
-from torch import nn
 from torch.nn.functional import cross_entropy
 from transformers import ResNetConfig, ResNetForImageClassification
 
 from largebatch.config import ImageClassificationConfig
-from largebatch.data.images import image_sources, normalise
+from largebatch.data.images import image_sources, model_input
 from largebatch.data.source import Batch
+from largebatch.initialization.residual import set_batch_norm_momentum, small_classifier, zero_last_norm_of_blocks
+from largebatch.models.small_image_resnet import SmallImageResNet
 from largebatch.optim import build_optimizer
 from largebatch.run import Run, Value, parse_command_line, user_errors
 
 
 def build_model(config: ImageClassificationConfig) -> ResNetForImageClassification:
-    """A ResNet with the initial weights of Goyal et al. 2017, section 5.1."""
-    model = ResNetForImageClassification(
+    """A ResNet that starts as in Goyal et al. 2017, section 5.1."""
+    model_class = SmallImageResNet if config.model.stem == "small_images" else ResNetForImageClassification
+    model = model_class(
         ResNetConfig(
             num_channels=config.data.num_channels,
             embedding_size=config.model.embedding_size,
@@ -32,13 +34,9 @@ def build_model(config: ImageClassificationConfig) -> ResNetForImageClassificati
             num_labels=config.data.num_classes,
         )
     )
-    for module in model.modules():
-        if type(module).__name__ in ("ResNetBasicLayer", "ResNetBottleNeckLayer"):
-            # The last BatchNorm of each residual block starts at zero, so that blocks start as the identity.
-            nn.init.zeros_(module.layer[-1].normalization.weight)
-        if isinstance(module, nn.Linear):
-            nn.init.normal_(module.weight, std=0.01)
-            nn.init.zeros_(module.bias)
+    zero_last_norm_of_blocks(model)
+    small_classifier(model)
+    set_batch_norm_momentum(model)
     return model
 
 
@@ -52,8 +50,7 @@ def main() -> None:
     model, optimizer = run.prepare(model, optimizer)
 
     def logits_of(batch: Batch) -> torch.Tensor:
-        pixel_values = normalise(batch["pixel_values"], config.data, run.dtype)
-        return model(pixel_values=pixel_values).logits.to(run.dtype)
+        return model(pixel_values=model_input(batch, config.data, run.dtype)).logits.to(run.dtype)
 
     def evaluate_batch(batch: Batch) -> dict[str, Value]:
         logits, labels = logits_of(batch), batch["labels"]

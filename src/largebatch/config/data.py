@@ -84,9 +84,11 @@ class HubImages(HubOrLocal):
     """Number of classes."""
     image_size: PositiveInt
     """Side in pixels of the crops the model sees."""
-    train_augmentation: Literal["inception_crop", "none"]
+    train_augmentation: Literal["inception_crop", "padded_crop", "none"]
     """"inception_crop": a random crop of 8 to 100 % of the area and aspect ratio 3/4 to 4/3, and a random flip
-    (Szegedy et al. 2015, as in Goyal et al. 2017, 5.1); "none": the evaluation's centre crop."""
+    (Szegedy et al. 2015, as in Goyal et al. 2017, 5.1); "padded_crop", for small images: a random crop of the image
+    padded by an eighth of its side in black (4 of 32 pixels), and a random flip (He et al. 2016, 4.2); "none": the
+    evaluation's centre crop."""
     mean: Rgb
     """Mean of each colour over the training set, on a 0 to 1 scale."""
     std: Rgb

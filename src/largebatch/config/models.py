@@ -38,6 +38,9 @@ class ResNet(Model):
     """Residual blocks of each stage."""
     layer_type: Literal["basic", "bottleneck"]
     """Two 3 x 3 convolutions a block, or 1 x 1, 3 x 3, 1 x 1."""
+    stem: Literal["large_images", "small_images"] = "large_images"
+    """"large_images": a 7 x 7 convolution and max-pooling, each halving the image, as for ImageNet; "small_images": a
+    3 x 3 convolution that leaves its size, as for CIFAR's 32 pixels."""
     sync_batch_norm: bool = False
     """Whether BatchNorm normalises over the micro-batches of all processes together; `micro_batch_size` x processes is
     then part of the loss function."""

@@ -1,0 +1,85 @@
+"""Crops of encoded images, in the loader's process; what can wait for the device is left to `images.model_input`."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+Pixels = NDArray[np.uint8]
+
+EVALUATION_CROP = 0.875  # the centre crop's side over the shorter side of the image: 224 of 256
+
+
+class Crop(NamedTuple):
+    """A part of an image.
+
+    Args:
+        pixels: uint8, shape (3, size, size).
+        mirrored: Whether left and right are still to be exchanged.
+    """
+
+    pixels: Pixels
+    mirrored: bool = False
+
+
+def centre_crop(image: Image.Image, size: int) -> Pixels:
+    """The square in the middle of an image, `EVALUATION_CROP` of its shorter side, resized to `size` pixels.
+
+    An image whose shorter side is `size` already, such as CIFAR's, is not cut into.
+
+    Returns:
+        uint8, shape (3, size, size).
+    """
+    shorter = min(image.size)
+    side = shorter if shorter == size else shorter * EVALUATION_CROP
+    left, top = (image.width - side) / 2, (image.height - side) / 2
+    return _crop(image, (left, top, left + side, top + side), size)
+
+
+def inception_crop(image: Image.Image, size: int, random: np.random.Generator) -> Crop:
+    """A random crop of 8 to 100 % of the area with an aspect ratio between 3/4 and 4/3, mirrored half of the time.
+
+    Szegedy et al. 2015 (arXiv 1409.4842), section 6, as in Goyal et al. 2017, section 5.1. After ten crops that do not
+    fit, the largest centred square.
+    """
+    box = None
+    for _ in range(10):
+        area = image.width * image.height * random.uniform(0.08, 1.0)
+        ratio = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
+        width, height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < width <= image.width and 0 < height <= image.height:
+            left = int(random.integers(image.width - width + 1))
+            top = int(random.integers(image.height - height + 1))
+            box = (left, top, left + width, top + height)
+            break
+    if box is None:
+        side = min(image.size)
+        left, top = (image.width - side) // 2, (image.height - side) // 2
+        box = (left, top, left + side, top + side)
+    return Crop(_crop(image, box, size), mirrored=random.random() < 0.5)
+
+
+def padded_crop(image: Image.Image, size: int, random: np.random.Generator) -> Crop:
+    """The evaluation's crop, moved by up to an eighth of its side in each direction, mirrored half of the time.
+
+    For images of 32 pixels: padded with 4 black ones on each side, and a random 32 x 32 of that (He et al. 2016, arXiv
+    1512.03385, section 4.2).
+    """
+    padding = size // 8
+    padded = np.pad(centre_crop(image, size), ((0, 0), (padding, padding), (padding, padding)))
+    top, left = random.integers(2 * padding + 1, size=2)
+    return Crop(padded[:, top : top + size, left : left + size], mirrored=random.random() < 0.5)
+
+
+def _crop(image: Image.Image, box: tuple[float, float, float, float], size: int) -> Pixels:
+    """Decode, crop and resize in one pass; a JPEG is decoded at the smallest scale that still holds the crop."""
+    full_width, full_height = image.size
+    shorter = min(box[2] - box[0], box[3] - box[1])
+    if shorter >= 2 * size:
+        image.draft("RGB", (int(full_width * size / shorter), int(full_height * size / shorter)))
+    scale_x, scale_y = image.width / full_width, image.height / full_height
+    scaled = (box[0] * scale_x, box[1] * scale_y, box[2] * scale_x, box[3] * scale_y)
+    resized = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR, box=scaled)
+    return np.asarray(resized, dtype=np.uint8).transpose(2, 0, 1)

@@ -1,0 +1,1 @@
+"""Initial weights that papers name, as functions of a model."""
