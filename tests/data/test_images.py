@@ -1,7 +1,5 @@
 """Images: digits, and encoded images through `datasets` from local files."""
 
-import io
-
 import datasets
 import numpy as np
 import pytest
@@ -10,22 +8,10 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from largebatch.config import load_config
-from largebatch.data.images import centre_crop, image_sources, inception_crop, normalise
+from largebatch.data.images import image_sources, model_input, normalise
 from largebatch.errors import DataError
 from paths import DIGITS, IMAGENET
-
-
-def jpeg(pixels: np.ndarray) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "JPEG", quality=95)
-    return buffer.getvalue()
-
-
-def gradient_image(width: int, height: int) -> Image.Image:
-    """Red grows to the right, green downwards: a pixel's colour tells where it was."""
-    x = np.broadcast_to(np.linspace(0, 255, width), (height, width))
-    y = np.broadcast_to(np.linspace(0, 255, height)[:, None], (height, width))
-    return Image.fromarray(np.stack([x, y, np.zeros_like(x)], axis=-1).round().astype(np.uint8))
+from pictures import gradient_image, jpeg, png, write_parquet
 
 
 @pytest.fixture
@@ -96,18 +82,17 @@ def test_parts_of_files_by_their_splits(parquet):
     assert train.fetch(np.array([0]), None)["labels"].tolist() == [4 % 3]
 
 
-def test_augmentation_depends_on_seed_epoch_and_sample_alone(tmp_path):
+@pytest.mark.parametrize("augmentation", ["inception_crop", "padded_crop"])
+def test_augmentation_depends_on_seed_epoch_and_sample_alone(augmentation, tmp_path):
     picture = np.asarray(gradient_image(64, 48))
-    rows = [{"image": {"bytes": jpeg(picture), "path": None}, "label": 0} for _ in range(4)]
     file = tmp_path / "data.parquet"
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
-    datasets.Dataset.from_list(rows, features=features).to_parquet(file)
-    sizes = ["--data.num_train_samples=4", "--data.num_eval_samples=4"]
+    write_parquet(file, [jpeg(picture)] * 4, [0] * 4)
+    sizes = ["--data.num_train_samples=4", "--data.num_eval_samples=4", f"--data.train_augmentation={augmentation}"]
     train, evaluation = image_sources(hub_config(file, *sizes))
     other_seed, _ = image_sources(hub_config(file, *sizes, "--seed=1"))
 
     def pixels(source, indices, epoch):
-        return source.fetch(np.array(indices), epoch)["pixel_values"]
+        return model_input(source.fetch(np.array(indices), epoch), hub_config(file, *sizes).data)
 
     alone = pixels(train, [2], 5)[0]
     assert torch.equal(alone, pixels(train, [3, 2, 0], 5)[1])
@@ -115,47 +100,6 @@ def test_augmentation_depends_on_seed_epoch_and_sample_alone(tmp_path):
     assert not torch.equal(alone, pixels(train, [1], 5)[0])
     assert not torch.equal(alone, pixels(other_seed, [2], 5)[0])
     assert torch.equal(pixels(evaluation, [0], None), pixels(evaluation, [1], None))
-
-
-def test_centre_crop_keeps_seven_eighths_of_the_shorter_side():
-    pixels = centre_crop(gradient_image(200, 100), 50)
-    # Of the height of 100, rows 6.25 to 93.75; of the width of 200, columns 56.25 to 143.75.
-    assert pixels.shape == (3, 50, 50)
-    assert pixels[0, 0, [0, -1]] == pytest.approx([255 * 57 / 200, 255 * 143 / 200], abs=2)
-    assert pixels[1, [0, -1], 0] == pytest.approx([255 * 7 / 100, 255 * 93 / 100], abs=3)
-
-
-def test_draft_decoding_crops_the_same_place():
-    """A large JPEG is decoded at a smaller scale; the crop's box must be scaled with it."""
-    large = Image.open(io.BytesIO(jpeg(np.asarray(gradient_image(1600, 1200)))))
-    exact = centre_crop(gradient_image(1600, 1200), 64)
-    drafted = centre_crop(large, 64)
-    assert large.size[0] < 1600
-    assert np.abs(exact.astype(int) - drafted.astype(int)).max() <= 4
-
-
-def test_inception_crops_cover_8_to_100_percent_and_flip_half():
-    image = gradient_image(160, 120)
-    areas, ratios, flips = [], [], 0
-    for seed in range(400):
-        crop = inception_crop(image, 32, np.random.default_rng(seed)).astype(float)
-        flipped = crop[0, 0, 0] > crop[0, 0, -1]
-        flips += flipped
-        # The colours span (1 - 1/32) of the crop's width and height.
-        width = abs(crop[0, 0, -1] - crop[0, 0, 0]) / 255 * 160 * 32 / 31
-        height = (crop[1, -1, 0] - crop[1, 0, 0]) / 255 * 120 * 32 / 31
-        areas.append(width * height / (160 * 120))
-        ratios.append(width / height)
-    assert 0.05 < min(areas) < 0.15
-    assert 0.8 < max(areas) < 1.05
-    assert 0.65 < min(ratios) < 0.8
-    assert 1.25 < max(ratios) < 1.5
-    assert 160 < flips < 240
-
-
-def test_grayscale_and_transparent_images_become_rgb():
-    assert centre_crop(Image.new("L", (20, 20), 100), 8)[:, 0, 0].tolist() == [100, 100, 100]
-    assert centre_crop(Image.new("RGBA", (20, 20), (10, 20, 30, 0)), 8).shape == (3, 8, 8)
 
 
 @pytest.mark.parametrize(
@@ -179,9 +123,7 @@ def test_labels_out_of_range_and_broken_images(parquet, tmp_path):
     with pytest.raises(DataError, match="num_classes: 2, but the data has the label 2"):
         train.fetch(np.array([2]), 0)
     file = tmp_path / "broken.parquet"
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
-    rows = [{"image": {"bytes": b"not an image", "path": None}, "label": 0}]
-    datasets.Dataset.from_list(rows, features=features).to_parquet(file)
+    write_parquet(file, [b"not an image"], [0])
     train, _ = image_sources(hub_config(file))
     with pytest.raises(DataError, match="the image of sample 0 cannot be decoded"):
         train.fetch(np.array([0]), 0)
@@ -200,10 +142,45 @@ def test_a_local_folder_of_images(tmp_path):
     assert evaluation.fetch(np.array([0, 1]), None)["labels"].tolist() == [0, 1]
 
 
-@pytest.mark.parametrize(("side", "first"), [(32, 0), (16, 1)])
-def test_centre_crop_of_images_as_small_as_the_crop(side, first):
-    """32 pixels stay as they are; 16 lose an eighth, as they would after enlarging."""
-    image = gradient_image(side, side)
-    red = centre_crop(image, 32)[0, 0].astype(float)
-    assert red[0] == pytest.approx(255 * first / (side - 1), abs=12)
-    assert (red[-1] - red[0]) == pytest.approx(255 if side == 32 else 255 * 13 / 15, abs=12)
+def test_mirroring_on_the_device_is_mirroring_each_image_on_the_host(tmp_path):
+    """Bit for bit what a loader would do image by image in floats, with the mirroring that each image was dealt."""
+    noise = np.random.default_rng(0).integers(0, 256, size=(12, 40, 50, 3), dtype=np.uint8)
+    write_parquet(tmp_path / "data.parquet", [png(picture) for picture in noise], [0] * 12)
+    config = hub_config(tmp_path / "data.parquet")
+    train, evaluation = image_sources(config)
+    batch = train.fetch(np.arange(12), 3)
+    assert 0 < batch["mirrored"].sum() < 12
+    mean, std = (np.array(values, dtype=np.float32)[:, None, None] for values in (config.data.mean, config.data.std))
+    by_hand = [
+        (pixels[:, :, ::-1] if mirrored else pixels).astype(np.float32)
+        for pixels, mirrored in zip(batch["pixel_values"].numpy(), batch["mirrored"].tolist(), strict=True)
+    ]
+    expected = (np.stack(by_hand) - mean * np.float32(255)) / (std * np.float32(255))
+    assert np.array_equal(model_input(batch, config.data).numpy(), expected)
+    assert "mirrored" not in evaluation.fetch(np.arange(12), None)
+    as_it_is = train.fetch(np.arange(12), None)
+    assert torch.equal(model_input(as_it_is, config.data), normalise(as_it_is["pixel_values"], config.data))
+
+
+def test_mirroring_is_dealt_anew_to_each_image_and_epoch(parquet):
+    train, _ = image_sources(hub_config(parquet))
+    dealt = torch.stack([train.fetch(np.arange(12), epoch)["mirrored"] for epoch in range(40)]).float()
+    assert (dealt.mean(dim=0) - 0.5).abs().max() < 0.3
+    assert (dealt.mean(dim=1) - 0.5).abs().max() < 0.45
+    assert dealt.mean().item() == pytest.approx(0.5, abs=0.08)
+
+
+def test_images_of_cifars_size(tmp_path):
+    """With the hub's names of columns; evaluated as they are, trained on moved by up to four pixels."""
+    pictures = [np.full((32, 32, 3), 100 + n, np.uint8) for n in range(12)]
+    file = tmp_path / "cifar.parquet"
+    write_parquet(file, [png(picture) for picture in pictures], [0] * 12)
+    words = ["--data.train_augmentation=padded_crop", "--data.image_size=32"]
+    train, evaluation = image_sources(hub_config(file, *words))
+    whole = evaluation.fetch(np.arange(12), None)["pixel_values"]
+    assert np.array_equal(whole.numpy(), np.stack(pictures).transpose(0, 3, 1, 2))
+    crops = train.fetch(np.arange(12), 0)["pixel_values"]
+    assert crops.shape == (12, 3, 32, 32)
+    black = (crops[:, 0] == 0).sum(dim=(1, 2))
+    assert len(set(black.tolist())) > 3
+    assert black.max() <= 32 * 32 - 28 * 28
