@@ -8,3 +8,4 @@ STRATEGIES = ("ddp", "fsdp", "zero1", "zero2", "zero3")
 DIGITS = ROOT / "recipes/image_classification/resnet_digits.json"
 IMAGENET = ROOT / "recipes/image_classification/resnet50_imagenet_8k.json"
 PYDOC = ROOT / "recipes/causal_lm/gpt_pydoc.json"
+VIT_DIGITS = ROOT / "recipes/image_classification/vit_digits.json"

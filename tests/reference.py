@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from largebatch.config import load_config
 from largebatch.order import epoch_order
+from plain_optimizers import PlainLamb, PlainLars
 
 
 def load_recipe_module(recipe: Path):
@@ -90,47 +91,35 @@ def reference_pydoc(recipe: Path, overrides: tuple[str, ...], steps: int, size_a
     return _train(config, model, optimizer, mean_loss, batches[:steps], rates)
 
 
-class PlainLars(torch.optim.Optimizer):
-    """Algorithm 1 of arXiv 1708.03888, layer by layer; vectors are stepped by SGD without weight decay.
+def reference_vit_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -> dict:
+    """AdamW on the digits, the whole global batch in one forward pass; warmup over 10 steps, then half a cosine."""
+    from largebatch.data.images import digits, normalise
 
-    A gradient of zero, which the layers in front of a normalisation that starts at zero have, leaves a ratio of 1.
-    """
+    config = load_config(recipe, overrides)
+    torch.manual_seed(config.seed)
+    model = load_recipe_module(recipe).build_model(config)
+    train_set, _ = digits(config.data)
+    options = config.optimizer
+    # Matrices and patch embedding; not biases, norms, class token and positions. Nothing depends on key biases.
+    trained = {n: p for n, p in model.named_parameters() if "k_proj.bias" not in n}
+    decayed = [p for n, p in trained.items() if n.endswith("weight") and "layernorm" not in n]
+    exempt = [p for n, p in trained.items() if not (n.endswith("weight") and "layernorm" not in n)]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": options.weight_decay}, {"params": exempt, "weight_decay": 0.0}],
+        betas=options.betas,
+        eps=options.eps,
+    )
 
-    def __init__(self, parameters, weight_decay, eta, momentum, nesterov):
-        super().__init__(parameters, {"lr": 0.0})
-        self.options = weight_decay, eta, momentum, nesterov
+    def mean_loss(indices):
+        batch = train_set.fetch(indices, 0)
+        logits = model(pixel_values=normalise(batch["pixel_values"], config.data)).logits
+        return cross_entropy(logits, batch["labels"])
 
-    @torch.no_grad()
-    def step(self):
-        for weight in self.param_groups[0]["params"]:
-            decay, eta, momentum, nesterov = self.options
-            update = weight.grad
-            if weight.ndim > 1:
-                ratio = eta * weight.norm() / (update.norm() + decay * weight.norm()) if update.any() else 1.0
-                update = ratio * (update + decay * weight)
-            velocity = momentum * self.state[weight].get("velocity", 0.0) + update
-            self.state[weight]["velocity"] = velocity
-            weight -= self.param_groups[0]["lr"] * (update + momentum * velocity if nesterov else velocity)
-
-
-class PlainLamb(torch.optim.Optimizer):
-    """Algorithm 2 of arXiv 1904.00962, layer by layer; a layer without weight decay is not adapted."""
-
-    def __init__(self, groups, betas, eps):
-        super().__init__(groups, {"lr": 0.0, "betas": betas, "eps": eps})
-
-    @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            (beta1, beta2), decay = group["betas"], group["weight_decay"]
-            for weight in group["params"]:
-                count, m, v = self.state[weight].get("all", (0, 0.0, 0.0))
-                count, m, v = count + 1, beta1 * m + (1 - beta1) * weight.grad, beta2 * v + (1 - beta2) * weight.grad**2
-                self.state[weight]["all"] = count, m, v
-                r = m / (1 - beta1**count) / (torch.sqrt(v / (1 - beta2**count)) + group["eps"])
-                update = r + decay * weight
-                ratio = weight.norm() / update.norm() if decay and weight.any() and update.any() else 1.0
-                weight -= group["lr"] * ratio * update
+    size, peak = config.batch.global_batch_size, config.learning_rate.base_lr
+    total = round(config.train.duration.epochs) * (1437 // size)
+    cosine = [peak * (1 + math.cos(math.pi * (step - 10) / (total - 10))) / 2 for step in range(steps)]
+    rates = [peak * step / 10 if step < 10 else rate for step, rate in enumerate(cosine)]
+    return _train(config, model, optimizer, mean_loss, global_batches(1437, {0: size}, False, steps), rates)
 
 
 def global_batches(num_samples: int, size_at: dict[int, int], keep_last: bool, steps: int) -> list[tuple]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from largebatch.cli import main
+from paths import RECIPES
 from planting import plant
 
 SMOKE = "slurm/gpt_pydoc.sbatch"
@@ -188,7 +189,7 @@ def test_a_strategy_that_the_script_would_not_take(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["gpt"], "gpt: no such recipe; known: gpt2_124m, gpt_pydoc, resnet50_imagenet_8k, resnet_digits"),
+        (["gpt"], f"gpt: no such recipe; known: {', '.join(sorted(path.stem for path in RECIPES))}"),
         (["none.json"], "none.json: no such file"),
         (["mine.json"], "there is no slurm/mine.sbatch to submit mine.json with"),
         (["elsewhere/gpt_pydoc.json"], f"{SMOKE} runs {RECIPE}, not elsewhere/gpt_pydoc.json"),

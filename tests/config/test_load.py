@@ -6,7 +6,7 @@ import pytest
 
 from largebatch.config import CausalLMConfig, ImageClassificationConfig, load_config
 from largebatch.errors import ConfigError
-from paths import DIGITS, PYDOC, RECIPES
+from paths import DIGITS, PYDOC, RECIPES, VIT_DIGITS
 
 
 def problems_of(*overrides: str, recipe=PYDOC, task=None) -> list[str]:
@@ -236,3 +236,16 @@ def test_rolling_back_needs_checkpoints():
 def test_checkpoints_in_a_unit_that_the_data_does_not_have(field):
     with pytest.raises(ConfigError, match=field.replace(".", r"\.") + ": is given in tokens"):
         load_config(DIGITS, [f'--{field}={{"tokens": 5}}'])
+
+
+@pytest.mark.parametrize(("patch_size", "problem"), [(12, True), (64, True), (8, False)])
+@pytest.mark.parametrize("image_size", ["stated", "left to its default"])
+def test_patches_must_divide_the_image(patch_size, problem, image_size):
+    words = [f"--model.patch_size={patch_size}"]
+    if image_size != "stated":
+        words.append('--data={"source": "digits"}')
+    if not problem:
+        assert load_config(VIT_DIGITS, words).model.patch_size == patch_size
+        return
+    with pytest.raises(ConfigError, match=rf"model\.patch_size: {patch_size} does not divide data\.image_size 32, so "):
+        load_config(VIT_DIGITS, words)

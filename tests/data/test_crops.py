@@ -110,8 +110,8 @@ def test_padded_crops_are_moved_everywhere():
 
 
 def test_an_inception_crop_by_hand():
-    """A quarter of the area with the ratio 4/3 is 80 x 60 pixels, here from (30, 20) on. Cutting them out first and then
-    resizing is the same but for the outermost pixels, whose means here reach over the edge of the crop."""
+    """A quarter of the area with the ratio 4/3 is 80 x 60 pixels, here from (30, 20) on. Cutting them out first and
+    then resizing is the same but for the outermost pixels, whose means here reach over the edge of the crop."""
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, size=(120, 160, 3), dtype=np.uint8))
     dealt = Dealt(0.25, np.log(4 / 3), 30, 20, 0.9)
     crop, mirrored = inception_crop(image, 20, dealt)

@@ -2,7 +2,14 @@
 
 import torch
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, ResNetConfig, ResNetForImageClassification
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    ResNetConfig,
+    ResNetForImageClassification,
+    ViTConfig,
+    ViTForImageClassification,
+)
 
 from largebatch.config import load_config
 from largebatch.optim import build_optimizer, parameter_groups
@@ -37,6 +44,20 @@ def test_embeddings_are_exempt_where_asked():
     decayed, exempt = names(gpt(), ["norm", "bias", "embedding"])
     assert {"transformer.wte.weight", "transformer.wpe.weight"} <= exempt
     assert not any("wte" in name or "wpe" in name for name in decayed)
+
+
+def test_a_vision_transformers_class_token_and_positions_are_embeddings():
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    model = ViTForImageClassification(ViTConfig(image_size=8, patch_size=4, **sizes))
+    loose = {"vit.embeddings.cls_token", "vit.embeddings.position_embeddings"}
+    assert loose <= names(model, ["norm", "bias"])[0]
+    decayed, exempt = names(model, ["norm", "bias", "embedding"])
+    assert loose <= exempt
+    matrices = {f"attention.{part}_proj" for part in "qkvo"} | {"mlp.fc1", "mlp.fc2"}
+    assert decayed == {f"vit.layers.0.{name}.weight" for name in matrices} | {
+        "vit.embeddings.patch_embeddings.projection.weight",
+        "classifier.weight",
+    }
 
 
 def test_goyal_exempts_batch_norm_alone():

@@ -159,13 +159,14 @@ class FsdpBackend(NativeBackend):
     """
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        # Accelerate shards embeddings on their own and asks the model for them; the vision models of `transformers`
-        # answer with an exception instead of none.
-        lacking = [name for name in ("get_input_embeddings", "get_output_embeddings") if _raises(model, name)]
-        for name in lacking:
+        # Accelerate shards embeddings on their own and asks the model for them; some vision models of `transformers`
+        # answer with an exception instead of none, others with a part of a block that is sharded as a whole.
+        methods = ("get_input_embeddings", "get_output_embeddings")
+        unusable = [name for name in methods if not _names_a_module_apart(model, name)]
+        for name in unusable:
             setattr(model, name, lambda: None)
         prepared = super().prepare(model, optimizer)
-        for name in lacking:
+        for name in unusable:
             delattr(model, name)
         return prepared
 
@@ -185,9 +186,11 @@ class FsdpBackend(NativeBackend):
         return super().observe() | {"strategy": "fsdp" if isinstance(self.model, FSDPModule) else "no sharding"}
 
 
-def _raises(model: nn.Module, method: str) -> bool:
+def _names_a_module_apart(model: nn.Module, method: str) -> bool:
     try:
-        getattr(model, method, lambda: None)()
+        embedding = getattr(model, method, lambda: None)()
     except NotImplementedError:
-        return True
-    return False
+        return False
+    names = getattr(model, "_no_split_modules", None) or ()
+    blocks = [module for module in model.modules() if type(module).__name__ in names]
+    return not any(embedding is part for block in blocks for part in block.modules() if part is not block)

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from largebatch.batch import Timeline
+from largebatch.config.data import DigitsData
 from largebatch.config.optimizers import AdamW
 from largebatch.config.sections import Batch, Decay, Duration, PositiveInt, StepDecay, Warmup, WarmupStableDecay
 from largebatch.scaling import scaled_moments
@@ -26,6 +27,7 @@ def inconsistencies(raw: JsonObject) -> Iterator[str]:
             'checkpoint.every: "roll_back" of faults.on_non_finite needs checkpoints to go back to; write a distance, '
             'such as {"steps": 100}'
         )
+    yield from _patches_beyond_the_image(raw)
     section = raw.get("batch")
     if not isinstance(section, dict):
         return
@@ -152,6 +154,19 @@ def _durations_outside_the_run(raw: JsonObject, timeline: Timeline) -> Iterator[
                 f"{path}: {decay.decay.length} of decay after {warmup_steps or 0} steps of warmup are longer than the "
                 f"whole run of {total} steps; shorten one of them"
             )
+
+
+def _patches_beyond_the_image(raw: JsonObject) -> Iterator[str]:
+    patch_size = _piece(raw, "model.patch_size", PositiveInt)
+    image_size = _piece(raw, "data.image_size", PositiveInt)
+    if image_size is None and _piece(raw, "data.source", str) == "digits":
+        # Pieces of raw JSON do not know defaults.
+        image_size = DigitsData.model_fields["image_size"].default
+    if patch_size is not None and image_size is not None and image_size % patch_size:
+        yield (
+            f"model.patch_size: {patch_size} does not divide data.image_size {image_size}, so a part of each image "
+            f"would be left out; write a divisor of {image_size}, or change data.image_size"
+        )
 
 
 def _digits_samples(raw: JsonObject) -> int | None:

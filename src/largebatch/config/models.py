@@ -26,6 +26,11 @@ class Model(Section):
         return False
 
 
+def _check_heads(hidden_size: int, num_heads: int) -> None:
+    if hidden_size % num_heads:
+        raise ValueError(f"hidden_size {hidden_size} is not a multiple of num_heads {num_heads}; change one of them")
+
+
 class ResNet(Model):
     """A residual network, as in `transformers` (`ResNetForImageClassification`)."""
 
@@ -86,8 +91,31 @@ class Gpt2(Model):
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> "Gpt2":
-        if self.hidden_size % self.num_heads:
-            raise ValueError(
-                f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}; change one of them"
-            )
+        _check_heads(self.hidden_size, self.num_heads)
+        return self
+
+
+class Vit(Model):
+    """A Vision Transformer, as in `transformers` (`ViTForImageClassification`): a class token, learned positions, and
+    GELU layers four times as wide as the residual stream."""
+
+    architecture: Literal["vit"]
+    patch_size: PositiveInt
+    """Side in pixels of the squares that become tokens; divides `data.image_size`."""
+    hidden_size: PositiveInt
+    """Width of the residual stream."""
+    num_layers: PositiveInt
+    """Transformer blocks."""
+    num_heads: PositiveInt
+    """Attention heads; divides `hidden_size`."""
+    dropout: BelowOne = 0.0
+    """Dropout on embeddings, attention weights and residual branches."""
+
+    @property
+    def uses_dropout(self) -> bool:
+        return self.dropout > 0
+
+    @model_validator(mode="after")
+    def _heads_divide_width(self) -> "Vit":
+        _check_heads(self.hidden_size, self.num_heads)
         return self

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from largebatch.config.data import Data, DigitsData, HubImages, HubText, PydocData
-from largebatch.config.models import Gpt2, Model, ResNet
+from largebatch.config.models import Gpt2, Model, ResNet, Vit
 from largebatch.config.optimizers import Optimizer
 from largebatch.config.sections import (
     Batch,
@@ -54,7 +54,7 @@ class ImageClassificationConfig(RecipeConfig):
 
     task: Literal["image_classification"]
     data: Annotated[DigitsData | HubImages, Field(discriminator="source")]
-    model: ResNet
+    model: Annotated[ResNet | Vit, Field(discriminator="architecture")]
 
 
 class CausalLMConfig(RecipeConfig):

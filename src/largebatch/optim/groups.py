@@ -47,4 +47,6 @@ def kind_of(module: nn.Module, name: str) -> ParameterKind | None:
         return "norm"
     if name == "bias" or name.endswith("_bias"):
         return "bias"
-    return "embedding" if isinstance(module, nn.Embedding) else None
+    # A vision transformer's class token and positions are no modules of their own.
+    is_embedding = isinstance(module, nn.Embedding) or name.endswith(("_token", "_embeddings"))
+    return "embedding" if is_embedding else None

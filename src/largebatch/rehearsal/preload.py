@@ -20,6 +20,7 @@ for name in (
     "transformers.conversion_mapping",
     "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.resnet.modeling_resnet",
+    "transformers.models.vit.modeling_vit",
     "largebatch.backend.zero",
     "largebatch.data.images",
     "largebatch.data.text",

@@ -1,0 +1,108 @@
+"""How residual networks start, after Goyal et al. 2017, section 5.1."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import ResNetConfig, ResNetForImageClassification
+
+from jobs import run_job
+from largebatch.initialization.residual import set_batch_norm_momentum, small_classifier, zero_last_norm_of_blocks
+from paths import DIGITS, STRATEGIES
+from reference import load_recipe_module
+
+
+def resnet(layer_type: str = "bottleneck") -> ResNetForImageClassification:
+    torch.manual_seed(0)
+    sizes = {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [2, 2]}
+    return ResNetForImageClassification(ResNetConfig(layer_type=layer_type, num_labels=1000, **sizes))
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    return [block for stage in model.resnet.encoder.stages for block in stage.layers]
+
+
+@pytest.mark.parametrize("layer_type", ["basic", "bottleneck"])
+@pytest.mark.parametrize("training", [True, False])
+def test_blocks_start_as_their_shortcuts(layer_type, training):
+    """What comes in is rectified already, so a block whose shortcut is the identity hands it on bit for bit."""
+    model = resnet(layer_type)
+    zero_last_norm_of_blocks(model)
+    model.train(training)
+    shortcuts = []
+    for block in blocks(model):
+        channels = next(block.layer.parameters()).shape[1]
+        hidden = torch.rand(4, channels, 6, 6)
+        assert torch.equal(block(hidden), block.shortcut(hidden).relu())
+        shortcuts.append(type(block.shortcut).__name__)
+    assert shortcuts.count("Identity") in (2, 3)
+
+
+def test_only_the_last_norms_are_zero():
+    model = resnet()
+    zero_last_norm_of_blocks(model)
+    norms = {name: module for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)}
+    zero = {name for name, module in norms.items() if (module.weight == 0).all()}
+    # The third of each block of three.
+    assert zero == {name for name in norms if ".layer.2." in name}
+    assert len(zero) == 4
+    assert all((norms[name].weight == 1).all() for name in norms.keys() - zero)
+    assert all((module.bias == 0).all() for module in norms.values())
+
+
+def test_the_classifier_is_small():
+    model = resnet()
+    small_classifier(model)
+    weight, bias = model.classifier[1].weight, model.classifier[1].bias
+    # 32,000 draws: of their mean 5.6e-5 is one standard deviation, of their deviation 4e-5.
+    assert weight.mean().item() == pytest.approx(0, abs=3e-4)
+    assert weight.std().item() == pytest.approx(0.01, abs=2e-4)
+    assert (weight.abs() > 0.02).float().mean().item() == pytest.approx(0.0455, abs=0.006)
+    assert (bias == 0).all()
+    alone = nn.Linear(4, 3, bias=False)
+    small_classifier(alone)
+    assert alone.weight.abs().max() < 0.06
+
+
+def test_running_statistics_keep_nine_tenths():
+    model = resnet()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = 0.5
+    set_batch_norm_momentum(model)
+    layer = model.resnet.embedder.embedder.normalization
+    layer.running_mean.fill_(1.0)
+    layer(torch.full((2, 16, 3, 3), 6.0))
+    assert layer.running_mean.tolist() == pytest.approx([0.9 * 1 + 0.1 * 6] * 16)
+    assert {m.momentum for m in model.modules() if isinstance(m, nn.BatchNorm2d)} == {0.1}
+
+
+def test_models_that_they_do_not_fit():
+    with pytest.raises(ValueError, match="Linear has no residual blocks of transformers' ResNet"):
+        zero_last_norm_of_blocks(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="Sequential has 2 linear layers; give the classifier itself"):
+        small_classifier(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+
+
+def initial_weights(run_dir: Path) -> dict[str, np.ndarray]:
+    """What the recipe has built in this process when the strategy is about to take it."""
+    from largebatch.config import load_config
+    from largebatch.run import Run
+    from largebatch.run.command_line import RunOptions
+
+    config = load_config(DIGITS, ["--logging.trackers=[]"])
+    Run(config, RunOptions(run_dir=run_dir))
+    model = load_recipe_module(DIGITS).build_model(config)
+    return {name: tensor.numpy(force=True) for name, tensor in model.state_dict().items()}
+
+
+def test_the_start_does_not_depend_on_strategy_and_processes(tmp_path):
+    (alone,) = run_job(initial_weights, tmp_path / "alone", strategy="single", world_size=1)
+    assert (alone["resnet.encoder.stages.0.layers.0.layer.1.normalization.weight"] == 0).all()
+    assert 0.008 < alone["classifier.1.weight"].std() < 0.012
+    for strategy in STRATEGIES:
+        for mine in run_job(initial_weights, tmp_path / strategy, strategy=strategy):
+            assert mine.keys() == alone.keys()
+            assert all(np.array_equal(mine[name], alone[name]) for name in alone)

@@ -1,0 +1,61 @@
+"""ResNet for small images: CIFAR's ResNet-18, and what is saved of it."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import ResNetConfig, ResNetForImageClassification
+
+from largebatch.config import load_config
+from largebatch.models.small_image_resnet import SmallImageResNet
+from paths import ROOT
+from reference import load_recipe_module
+
+CIFAR = ROOT / "recipes/image_classification/resnet_cifar10.json"
+SMALL = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", num_labels=3)
+
+
+def test_the_recipes_model_is_cifars_resnet_18():
+    model = load_recipe_module(CIFAR).build_model(load_config(CIFAR))
+    # 3 x 3 x 3 x 64 and its norm; stages of 64, 128, 256, 512 with their norms and 1 x 1 shortcuts; 512 x 10 + 10.
+    stem = 27 * 64 + 2 * 64
+    stages = 4 * (9 * 64 * 64 + 2 * 64)
+    for before, channels in ((64, 128), (128, 256), (256, 512)):
+        stages += 9 * channels * (before + 3 * channels) + before * channels + 5 * 2 * channels
+    assert sum(p.numel() for p in model.parameters()) == stem + stages + 512 * 10 + 10 == 11_173_962
+    convolution = model.resnet.embedder.embedder.convolution
+    assert (convolution.kernel_size, convolution.stride, convolution.padding) == ((3, 3), (1, 1), (1, 1))
+    hidden = model.resnet(torch.zeros(2, 3, 32, 32), output_hidden_states=True).hidden_states
+    assert [tuple(state.shape[1:]) for state in hidden] == [
+        (64, 32, 32),
+        (64, 32, 32),
+        (128, 16, 16),
+        (256, 8, 8),
+        (512, 4, 4),
+    ]
+
+
+def test_the_stem_is_convolution_norm_and_relu_alone():
+    torch.manual_seed(0)
+    model = SmallImageResNet(SMALL).train()
+    images = torch.randn(5, 3, 12, 12)
+    stem = model.resnet.embedder
+    convolved = nn.functional.conv2d(images, stem.embedder.convolution.weight, padding=1)
+    normalised = nn.functional.batch_norm(convolved, None, None, training=True)
+    torch.testing.assert_close(stem(images), normalised.relu())
+
+
+def test_the_stem_starts_as_transformers_starts_convolutions():
+    """He et al. 2015: a variance of 2 over the 9 x 64 places that an output goes to."""
+    torch.manual_seed(0)
+    model = SmallImageResNet(ResNetConfig(embedding_size=64, hidden_sizes=[64], depths=[1], layer_type="basic"))
+    assert model.resnet.embedder.embedder.convolution.weight.std().item() == pytest.approx((2 / 576) ** 0.5, rel=0.05)
+
+
+def test_it_is_read_back_and_by_nothing_else(tmp_path):
+    model = SmallImageResNet(SMALL).eval()
+    model.save_pretrained(tmp_path)
+    again = SmallImageResNet.from_pretrained(tmp_path).eval()
+    images = torch.randn(2, 3, 16, 16)
+    assert torch.equal(model(images).logits, again(images).logits)
+    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
+        ResNetForImageClassification.from_pretrained(tmp_path)
