@@ -13,7 +13,7 @@ from reference import reference_digits, reference_pydoc, reference_vit_digits
 
 STEPS = 20
 SMALL_GPT = ("--model.num_layers=2", "--model.hidden_size=32", "--model.num_heads=2", "--data.block_size=32")
-SMALL_VIT = ("--model.num_layers=2", "--model.hidden_size=32", '--learning_rate.warmup.duration={"steps": 10}')
+SMALL_VIT = ("--model.hidden_size=32", '--learning_rate.warmup.duration={"steps": 10}')
 DOCUMENTS = (*SMALL_GPT, "--data.samples=documents", "--data.num_eval_samples=40")
 # Of 106 documents ten are left at the end of an epoch: in micro-batches of 8 for three processes 8, 2 and none.
 KEEP = ("--data.num_train_samples=106", "--batch.last=keep", '--train.duration={"steps": 200}')

@@ -81,5 +81,7 @@ def _crop(image: Image.Image, box: tuple[float, float, float, float], size: int)
         image.draft("RGB", (int(full_width * size / shorter), int(full_height * size / shorter)))
     scale_x, scale_y = image.width / full_width, image.height / full_height
     scaled = (box[0] * scale_x, box[1] * scale_y, box[2] * scale_x, box[3] * scale_y)
-    resized = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR, box=scaled)
+    # `convert` would copy what is in RGB already.
+    colours = image if image.mode == "RGB" else image.convert("RGB")
+    resized = colours.resize((size, size), Image.Resampling.BILINEAR, box=scaled)
     return np.asarray(resized, dtype=np.uint8).transpose(2, 0, 1)
