@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from largebatch.config import load_config
-from largebatch.order import epoch_order
+from largebatch.order import derive_seed, epoch_order
 from plain_optimizers import PlainLamb, PlainLars
 
 
@@ -69,10 +69,13 @@ def reference_pydoc(recipe: Path, overrides: tuple[str, ...], steps: int, size_a
     config = load_config(recipe, overrides)
     torch.manual_seed(config.seed)
     model = load_recipe_module(recipe).build_model(config)
+    if config.model.architecture == "llama":
+        draw_by_name(model, config.seed, config.model.initializer_range)
     train_set, _ = pydoc_samples(config.data)
     options = config.optimizer
-    decayed = [p for n, p in model.named_parameters() if "ln_" not in n and not n.endswith("bias")]
-    exempt = [p for n, p in model.named_parameters() if "ln_" in n or n.endswith("bias")]
+    exempt_names = {n for n, _ in model.named_parameters() if "ln_" in n or "norm" in n or n.endswith("bias")}
+    decayed = [p for n, p in model.named_parameters() if n not in exempt_names]
+    exempt = [p for n, p in model.named_parameters() if n in exempt_names]
     groups = [{"params": decayed, "weight_decay": options.weight_decay}, {"params": exempt, "weight_decay": 0.0}]
     kind = PlainLamb if options.name == "lamb" else torch.optim.AdamW
     optimizer = kind(groups, betas=options.betas, eps=options.eps)
@@ -120,6 +123,17 @@ def reference_vit_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -
     cosine = [peak * (1 + math.cos(math.pi * (step - 10) / (total - 10))) / 2 for step in range(steps)]
     rates = [peak * step / 10 if step < 10 else rate for step, rate in enumerate(cosine)]
     return _train(config, model, optimizer, mean_loss, global_batches(1437, {0: size}, False, steps), rates)
+
+
+def draw_by_name(model, seed: int, std: float) -> None:
+    """A Llama's starting weights: ones for norms; everything else normal, each parameter with a seed of its own."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.fill_(1.0)
+            else:
+                generator = torch.Generator().manual_seed(derive_seed(seed, "weights", name))
+                parameter.normal_(0.0, std, generator=generator)
 
 
 def global_batches(num_samples: int, size_at: dict[int, int], keep_last: bool, steps: int) -> list[tuple]:

@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 
 from jobs import run_job, train
-from paths import DIGITS, PYDOC, STRATEGIES, VIT_DIGITS
+from paths import DIGITS, LLAMA, PYDOC, STRATEGIES, VIT_DIGITS
 from reference import reference_digits, reference_pydoc, reference_vit_digits
 
 STEPS = 20
 SMALL_GPT = ("--model.num_layers=2", "--model.hidden_size=32", "--model.num_heads=2", "--data.block_size=32")
 SMALL_VIT = ("--model.hidden_size=32", '--learning_rate.warmup.duration={"steps": 10}')
+WARMUP = '--learning_rate.warmup.duration={"steps": 40}'
+# Set in ranges after it is sharded, from nothing but the seed and the parameters' names.
+SMALL_LLAMA = (*SMALL_GPT, "--model.num_kv_heads=1", "--model.intermediate_size=47", WARMUP)
 DOCUMENTS = (*SMALL_GPT, "--data.samples=documents", "--data.num_eval_samples=40")
 # Of 106 documents ten are left at the end of an epoch: in micro-batches of 8 for three processes 8, 2 and none.
 KEEP = ("--data.num_train_samples=106", "--batch.last=keep", '--train.duration={"steps": 200}')
@@ -36,6 +39,7 @@ RECIPES = {
         (reference_pydoc, {0: 16, 6: 32, 14: 96}),
     ),
     "vit": (VIT_DIGITS, SMALL_VIT, (reference_vit_digits,)),
+    "large model": (LLAMA, SMALL_LLAMA, (reference_pydoc, {0: 32})),
 }
 TOLERANCE = 1e-5
 
@@ -118,6 +122,8 @@ def test_two_processes(name, strategy, tmp_path):
         ("growing batch", "fsdp", 4, 4),
         ("vit", "single", 1, 64),
         ("vit", "ddp", 4, 8),
+        ("large model", "single", 1, 8),
+        ("large model", "fsdp", 4, 4),
     ],
 )
 def test_other_factorisations(name, strategy, world_size, micro_batch_size, tmp_path):

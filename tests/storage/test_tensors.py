@@ -118,7 +118,12 @@ def test_ranges_are_read(start, stop, tmp_path):
     assert TensorFiles(tmp_path).read_range(FILE, "x", start, stop).tolist() == list(range(10, 16))[start:stop]
 
 
-@pytest.mark.parametrize(("name", "start", "stop"), [("x", 4, 7), ("x", 6, 8), ("none", 0, 1), ("matrix", 0, 2)])
+def test_ranges_of_a_matrix_are_in_row_major_order(tmp_path):
+    saved(tmp_path, {"x": torch.arange(10, 16).view(2, 3)})
+    assert TensorFiles(tmp_path).read_range(FILE, "x", 1, 5).tolist() == [11, 12, 13, 14]
+
+
+@pytest.mark.parametrize(("name", "start", "stop"), [("x", 4, 7), ("x", 6, 8), ("none", 0, 1), ("matrix", 3, 5)])
 def test_ranges_that_are_not_there_are_refused(name, start, stop, tmp_path):
     saved(tmp_path, {"x": torch.arange(6), "matrix": torch.ones(2, 2)})
     with pytest.raises(CheckpointError, match=FILE):

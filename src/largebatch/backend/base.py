@@ -13,7 +13,14 @@ from torch.optim import Optimizer
 
 from largebatch.backend.batch_norm import RunningStatistics
 from largebatch.backend.launch import Launch
-from largebatch.backend.state import EngineState, OptimizerSlot, fresh_state, set_scalars
+from largebatch.backend.state import (
+    EngineState,
+    OptimizerSlot,
+    fresh_state,
+    give_memory,
+    parameters_without_memory,
+    set_scalars,
+)
 from largebatch.backend.sync_batch_norm import is_synchronised, synchronise
 from largebatch.errors import BackendMismatch, UserError
 from largebatch.optim.layerwise import LayerwiseOptimizer
@@ -78,10 +85,16 @@ class Backend(ABC):
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         """Wrap model and optimizer for the strategy; the returned ones are to be used from here on."""
+        prepared = self._wrap(model, optimizer)
+        self._locate_layers()
+        return prepared
+
+    def _wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         self.unwrapped_model = model
         if self.plan.sync_batch_norm and self.world_size > 1:
             synchronise(model, self.device)
         self._statistics = RunningStatistics(model)
+        self._give_memory(model)
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         return self.model, self.optimizer
 
@@ -103,6 +116,11 @@ class Backend(ABC):
         total = vector.to(self.device)
         torch.distributed.all_reduce(total)
         return total.to(vector.device)
+
+    def _give_memory(self, model: nn.Module) -> None:
+        """Before the engine takes the model: memory for parameters that were built without, to be set by `restore`."""
+        for parameter in parameters_without_memory(model):
+            give_memory(parameter, self.device)
 
     def begin_micro_step(self, micro_step: int, accumulation: int) -> None:
         """Called before the forward pass of each micro-batch: number `micro_step`, from 0, of `accumulation`."""

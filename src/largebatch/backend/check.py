@@ -133,9 +133,11 @@ def _batch_norm_problems(model: nn.Module, plan: RunPlan) -> Iterator[str]:
 
 
 def _fingerprint(model: nn.Module) -> int:
-    """A checksum of all weights and buffers."""
+    """A checksum of all weights and buffers; weights that are yet to be set are checked when they are."""
     checksum = 0
     for tensor in itertools.chain(model.parameters(), model.buffers()):
+        if tensor.is_meta:
+            continue
         checksum = zlib.crc32(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data, checksum)
     return checksum
 

@@ -12,6 +12,7 @@ from largebatch.backend.base import Backend, Observed, Update, group_options, tr
 from largebatch.backend.state import (
     EngineState,
     OptimizerSlot,
+    parameters_without_memory,
     persistent_buffers,
     pieces_of,
     split_state,
@@ -24,13 +25,11 @@ from largebatch.storage.layout import ParameterInfo
 class NativeBackend(Backend):
     """Gradients are in `parameter.grad` and the optimizer is torch's, so clipping and stepping are done here."""
 
-    def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+    def _wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         if self.plan.precision == "bf16":
             # Not by Accelerate, which for FSDP2 would cast weights and their gradients instead, and so reduce in bf16.
             model.forward = torch.autocast(self.device.type, torch.bfloat16)(model.forward)
-        prepared = super().prepare(model, optimizer)
-        self._locate_layers()
-        return prepared
+        return super()._wrap(model, optimizer)
 
     def backward(self, loss: torch.Tensor) -> None:
         self.accelerator.backward(loss)
@@ -116,8 +115,8 @@ class SingleBackend(ReplicatedBackend):
 class DdpBackend(ReplicatedBackend):
     """DistributedDataParallel: gradients are all-reduced once per optimizer step, with its last micro-batch."""
 
-    def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        prepared = super().prepare(model, optimizer)
+    def _wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+        prepared = super()._wrap(model, optimizer)
         self._settle_buckets()
         return prepared
 
@@ -158,17 +157,40 @@ class FsdpBackend(NativeBackend):
     Meanwhile each process keeps its whole gradients: what FSDP2 documents for accumulation without communication.
     """
 
-    def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+    def _wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         # Accelerate shards embeddings on their own and asks the model for them; some vision models of `transformers`
         # answer with an exception instead of none, others with a part of a block that is sharded as a whole.
         methods = ("get_input_embeddings", "get_output_embeddings")
         unusable = [name for name in methods if not _names_a_module_apart(model, name)]
         for name in unusable:
             setattr(model, name, lambda: None)
-        prepared = super().prepare(model, optimizer)
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        groups = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
+        prepared = super()._wrap(model, optimizer)
         for name in unusable:
             delattr(model, name)
+        if parameters_without_memory(model):
+            self._give_memory_to_shards(groups)
         return prepared
+
+    def _give_memory(self, model: nn.Module) -> None:
+        """Not before the engine has cut them up."""
+
+    def _give_memory_to_shards(self, groups: list[list[str]]) -> None:
+        """Make memory for this process's rows of parameters that were built without.
+
+        Accelerate tells an optimizer's parameters apart by the address of their memory, so it has mistaken them.
+
+        Args:
+            groups: Names of the parameters in each of the optimizer's groups.
+        """
+        # By way of the modules, so that FSDP takes notice.
+        self.unwrapped_model._apply(  # type: ignore[no-untyped-call]
+            lambda tensor: torch.empty_like(tensor, device=self.device) if tensor.is_meta else tensor
+        )
+        parameters = dict(self.unwrapped_model.named_parameters())
+        for group, names in zip(self.optimizer.param_groups, groups, strict=True):
+            group["params"] = [parameters[name] for name in names]
 
     def mark_micro_step(self, is_last: bool) -> None:
         assert isinstance(self.model, FSDPModule)

@@ -96,6 +96,18 @@ def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: buffer for name, buffer in model.named_buffers() if id(buffer) in persistent}
 
 
+def parameters_without_memory(model: nn.Module) -> list[nn.Parameter]:
+    """Those that were built on the meta device."""
+    return [parameter for parameter in model.parameters() if parameter.is_meta]
+
+
+def give_memory(parameter: nn.Parameter, device: torch.device) -> None:
+    """Make memory for a whole parameter, with whatever it holds; it stays the same object for model and optimizer."""
+    memory = torch.empty_like(parameter, device=device)
+    whole = nn.Parameter(memory, requires_grad=parameter.requires_grad)
+    torch.utils.swap_tensors(parameter, whole)  # type: ignore[no-untyped-call]
+
+
 def check_savable(model: nn.Module) -> None:
     """Refuse state that vectors and buffers do not hold.
 

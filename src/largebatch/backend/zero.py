@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from deepspeed.runtime.zero import Init
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -15,6 +16,8 @@ from largebatch.backend.state import (
     EngineState,
     OptimizerSlot,
     Piece,
+    give_memory,
+    parameters_without_memory,
     persistent_buffers,
     pieces_of,
     split_state,
@@ -59,11 +62,25 @@ class ZeroBackend(Backend):
 
     engine: Any
 
-    def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        self.engine, wrapped = super().prepare(model, optimizer)
+    def _wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+        self.engine, wrapped = super()._wrap(model, optimizer)
         self._watch_gradients()
-        self._locate_layers()
         return self.engine, wrapped
+
+    def _give_memory(self, model: nn.Module) -> None:
+        """ZeRO-3 has each parameter cut up before the next one is made; the other stages keep whole weights."""
+        if self.launch.strategy != "zero3":
+            super()._give_memory(model)
+            return
+        config = self.accelerator.state.deepspeed_plugin.deepspeed_config
+        first: Any = None
+        for parameter in parameters_without_memory(model):
+            give_memory(parameter, self.device)
+            if first is None:
+                Init(module=nn.ParameterList([parameter]), config_dict_or_path=config)
+                first = parameter
+            else:
+                first.convert_to_zero_parameters(param_list=[parameter])
 
     def _watch_gradients(self) -> None:
         """The engine takes gradients away as they come: note which parameters had one, until that has been asked."""

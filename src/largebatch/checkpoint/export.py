@@ -40,7 +40,13 @@ def export(checkpoint: Path, out: Path, dtype: str | None = None, largest_file: 
         raise UserError(f"{out} exists; write a folder that does not")
     if not out.absolute().parent.is_dir():
         raise UserError(f"there is no folder {out.absolute().parent}; make it, or write another place")
-    folder = _intact(checkpoint)
+    return export_intact(_intact(checkpoint), out, dtype, largest_file)
+
+
+def export_intact(
+    folder: Path, out: Path, dtype: str | None = None, largest_file: int = LARGEST_FILE_BYTES
+) -> Manifest:
+    """As `export`, of a checkpoint's folder whose checksums need not be looked at."""
     temporary = out.with_name(f".{out.name}.tmp")
     try:
         manifest = read_manifest(folder)

@@ -119,3 +119,52 @@ class Vit(Model):
     def _heads_divide_width(self) -> "Vit":
         _check_heads(self.hidden_size, self.num_heads)
         return self
+
+
+class LargeModel(Model):
+    """A model that no process need hold whole: built without weights, which each process then sets where it has them.
+
+    Random weights are a function of the run's seed and each parameter's name.
+    """
+
+    initial_weights: str | None = None
+    """Weights to begin with: a local folder or hub id of `safetensors` files for this very model; null draws them."""
+
+
+class Llama(LargeModel):
+    """A Llama decoder, as in `transformers` (`LlamaForCausalLM`)."""
+
+    architecture: Literal["llama"]
+    vocab_size: PositiveInt
+    """Rows of the embedding; at least the tokenizer's number of tokens (256 for bytes)."""
+    hidden_size: PositiveInt
+    """Width of the residual stream."""
+    intermediate_size: PositiveInt
+    """Width of the feed-forward layers."""
+    num_layers: PositiveInt
+    """Transformer blocks."""
+    num_heads: PositiveInt
+    """Attention heads; divides `hidden_size`, into an even number of channels each."""
+    num_kv_heads: PositiveInt
+    """Heads of keys and values, each shared by as many attention heads; divides `num_heads`."""
+    rope_theta: PositiveFloat = 500000.0
+    """Base of the rotary frequencies."""
+    norm_eps: PositiveFloat = 1e-5
+    """Added to the mean square in RMSNorm."""
+    tie_embeddings: bool
+    """Whether the output layer has the embedding's weights."""
+    initializer_range: PositiveFloat = 0.02
+    """Standard deviation of the initial weights."""
+
+    @model_validator(mode="after")
+    def _heads_divide_width(self) -> "Llama":
+        if self.hidden_size % (2 * self.num_heads):
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not a multiple of 2 x num_heads {self.num_heads}: rotary positions "
+                "turn pairs of a head's channels; change one of them"
+            )
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}; change one of them"
+            )
+        return self

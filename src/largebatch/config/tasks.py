@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from largebatch.config.data import Data, DigitsData, HubImages, HubText, PydocData
-from largebatch.config.models import Gpt2, Model, ResNet, Vit
+from largebatch.config.models import Gpt2, Llama, Model, ResNet, Vit
 from largebatch.config.optimizers import Optimizer
 from largebatch.config.sections import (
     Batch,
@@ -62,7 +62,7 @@ class CausalLMConfig(RecipeConfig):
 
     task: Literal["causal_lm"]
     data: Annotated[PydocData | HubText, Field(discriminator="source")]
-    model: Gpt2
+    model: Annotated[Gpt2 | Llama, Field(discriminator="architecture")]
 
 
 AnyRecipeConfig = Annotated[ImageClassificationConfig | CausalLMConfig, Field(discriminator="task")]

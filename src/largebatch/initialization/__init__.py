@@ -1,1 +1,1 @@
-"""Initial weights that papers name, as functions of a model."""
+"""Weights that training starts from."""

@@ -19,6 +19,7 @@ for name in (
     "torch.utils.tensorboard",
     "transformers.conversion_mapping",
     "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.llama.modeling_llama",
     "transformers.models.resnet.modeling_resnet",
     "transformers.models.vit.modeling_vit",
     "largebatch.backend.zero",

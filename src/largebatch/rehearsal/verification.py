@@ -306,12 +306,14 @@ def _move_starting_weights(seed: int) -> None:
     prepare = Run.prepare
 
     def prepare_moved(run: Run[Any], model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+        # By `prepare`, because a large model has no weights before.
+        prepared = prepare(run, model, optimizer)
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for weight in model.parameters():
                 up = torch.randint(0, 2, weight.shape, generator=generator).to(weight)
                 weight.mul_(1 + (2 * up - 1) * torch.finfo(weight.dtype).eps)
-        return prepare(run, model, optimizer)
+        return prepared
 
     Run.prepare = prepare_moved  # type: ignore[method-assign,assignment]
 

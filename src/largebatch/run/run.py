@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -21,12 +22,18 @@ from largebatch.backend.check import DTYPES, check_backend, check_before, expect
 from largebatch.backend.launch import end_with_the_launcher, read_launch
 from largebatch.backend.start import start
 from largebatch.backend.state import check_savable
+from largebatch.checkpoint.export import export_intact
 from largebatch.checkpoint.load import load
 from largebatch.checkpoint.save import CheckpointWriter, Retention
 from largebatch.config import RecipeConfig, as_json, flatten
+from largebatch.config.models import LargeModel
 from largebatch.data.loading import check_size
 from largebatch.data.source import Batch, SampleSource
 from largebatch.errors import BackendMismatch, RunStopped, TrainingFailed, UserError
+from largebatch.initialization.building import build_without_weights
+from largebatch.initialization.drawn import DrawnWeights
+from largebatch.initialization.pretrained import PretrainedWeights, find_folder
+from largebatch.initialization.set import StartingWeights, set_weights
 from largebatch.metrics import StepMetrics, place_of
 from largebatch.plan import explain, resolve
 from largebatch.run.attempt import Attempt
@@ -44,9 +51,14 @@ from largebatch.run.stop import REASONS, StopRequests
 from largebatch.run.summary import in_words, numbers, summarise
 from largebatch.run.watchdog import Watchdog
 from largebatch.run.weights import save_weights
-from largebatch.storage.files import replace_json_file
+from largebatch.storage.files import remove_folder, replace_json_file
+from largebatch.storage.layout import folder_name
 
 Config = TypeVar("Config", bound=RecipeConfig)
+M = TypeVar("M", bound=nn.Module)
+T = TypeVar("T")
+
+LARGEST_LOSS_OF_A_PERPLEXITY = 700.0  # the exponential of a larger one is no number
 
 
 class Run(Generic[Config]):
@@ -87,6 +99,7 @@ class Run(Generic[Config]):
         if self._start.is_over:
             self._leave_finished()
 
+        self._starting_weights: StartingWeights | None = None
         self._metrics = StepMetrics(self.backend, self.plan)
         self._progress: Progress | None = None
         self._completed_steps = self._first_step = self._start.step
@@ -120,19 +133,44 @@ class Run(Generic[Config]):
         Raises:
             UserError: They cannot be opened, or have other sizes; every process raises it.
         """
-        sources: tuple[SampleSource, SampleSource] | None = None
-        for turn in (True, False):
-            with self.backend.agreement():
-                if self.backend.is_local_main_process is turn:
-                    sources = open_sources(self.config)
-                    check_size(sources[0], self.plan.num_train_samples, "data.num_train_samples")
-                    check_size(sources[1], self.plan.num_eval_samples, "data.num_eval_samples")
-        assert sources is not None
+
+        def open_checked() -> tuple[SampleSource, SampleSource]:
+            train_set, eval_set = open_sources(self.config)
+            check_size(train_set, self.plan.num_train_samples, "data.num_train_samples")
+            check_size(eval_set, self.plan.num_eval_samples, "data.num_eval_samples")
+            return train_set, eval_set
+
+        sources = self._one_a_machine_first(open_checked)
         for name, source in zip(("training", "evaluation"), sources, strict=True):
             available = getattr(source, "num_available", len(source))
             if self.backend.is_main_process and available > len(source):
                 print(f"  {'Data':<14}{len(source):,} of {available:,} {name} samples are used", flush=True)
         return sources
+
+    def build(self, build_model: Callable[[Config], M]) -> M:
+        """The recipe's model.
+
+        Where the config's model section is a `LargeModel`, it is built without weights: `prepare` sets them when the
+        strategy has said which ranges of them are this process's.
+
+        Args:
+            build_model: From the config to the model with the weights that it would begin with.
+
+        Raises:
+            UserError: The files that it is to begin with cannot be used; every process raises it.
+        """
+        section = self.config.model
+        if not isinstance(section, LargeModel):
+            return build_model(self.config)
+        with self.backend.agreement():
+            model, distributions = build_without_weights(partial(build_model, self.config))
+        if self._start.manifest is None and section.initial_weights is not None:
+            folder = self._one_a_machine_first(partial(find_folder, section.initial_weights))
+            with self.backend.agreement():
+                self._starting_weights = PretrainedWeights(folder, model)
+        else:
+            self._starting_weights = DrawnWeights(model, distributions, self.config.seed)
+        return model
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         """Wrap model and optimizer for the strategy, then check that it does what the plan says.
@@ -158,6 +196,9 @@ class Run(Generic[Config]):
             assert self._start.checkpoint is not None
             with self.backend.agreement():
                 load(self.backend, self._start.checkpoint, self._start.manifest)
+        elif self._starting_weights is not None:
+            with self.backend.agreement():
+                set_weights(self.backend, self._starting_weights)
         self._begin_attempt()
         return prepared
 
@@ -331,6 +372,9 @@ class Run(Generic[Config]):
                 error.everywhere = True
                 with self._saved_before_failing():
                     raise error
+        if self.plan.loss_unit == "tokens" and means.get("loss", math.inf) < LARGEST_LOSS_OF_A_PERPLEXITY:
+            # Of the mean over all tokens: a mean of batches' or samples' perplexities would be another number.
+            means["perplexity"] = math.exp(means["loss"])
         self._record.evaluated(place_of(self.plan, self._completed_steps) | means)
         self._track({f"evaluation/{name}": value for name, value in means.items()})
         self._last_evaluation = means
@@ -349,16 +393,33 @@ class Run(Generic[Config]):
             self._save()
         self._wait_for_checkpoint()
         self.backend.average_statistics(self._completed_steps)
-        state = self.backend.full_state_dict()
+        self._save_model()
         if self.backend.is_main_process:
-            self._record.attempt.check()
-            save_weights(self.backend.unwrapped_model, state, self.folder.model_dir)
             self._write_summary()
         self._record.event("finished", self._completed_steps)
         self._record.outcome("finished", f"after step {self._completed_steps:,}", resume=False)
         self.backend.wait_for_everyone()
         self.backend.end()
         self._watch.close()
+
+    def _save_model(self) -> None:
+        """Write the final weights: those of a large model from its last checkpoint, one parameter at a time."""
+        checkpoint = self._last_checkpoint() if isinstance(self.config.model, LargeModel) else None
+        state = self.backend.full_state_dict() if checkpoint is None else {}
+        if not self.backend.is_main_process:
+            return
+        self._record.attempt.check()
+        if checkpoint is not None:
+            remove_folder(self.folder.model_dir)
+            export_intact(checkpoint, self.folder.model_dir)
+        else:
+            save_weights(self.backend.unwrapped_model, state, self.folder.model_dir)
+
+    def _last_checkpoint(self) -> Path | None:
+        """The folder of the checkpoint of the last step; None where it could not be written."""
+        if self._writer.last_step == self._completed_steps:
+            return self.folder.checkpoints_dir / folder_name(self._completed_steps)
+        return self._start.checkpoint if self._start.step == self._completed_steps else None
 
     def _write_summary(self) -> None:
         summary = summarise(
@@ -382,6 +443,19 @@ class Run(Generic[Config]):
     @property
     def _num_workers(self) -> int:
         return self.config.data.num_workers
+
+    def _one_a_machine_first(self, function: Callable[[], T]) -> T:
+        """What `function` gives, on the first process of each machine before the others: what it downloads is cached.
+
+        Raises:
+            UserError: One of them raised it; every process does.
+        """
+        results: list[T] = []
+        for turn in (True, False):
+            with self.backend.agreement():
+                if self.backend.is_local_main_process is turn:
+                    results.append(function())
+        return results[0]
 
     def _agree_on_the_plan(self) -> None:
         """Machines with another copy of the recipe would train something else without a word."""

@@ -114,9 +114,9 @@ class TensorFiles:
         return self._elements(file, stored, 0, torch.Size(stored.shape).numel()).view(stored.shape)
 
     def read_range(self, file: str, name: str, start: int, stop: int) -> torch.Tensor:
-        """Elements `start` to `stop` of a flat tensor."""
+        """Elements `start` to `stop` of a tensor, in row-major order."""
         stored = self._find(file, name)
-        if len(stored.shape) != 1 or stop > stored.shape[0]:
+        if stop > torch.Size(stored.shape).numel():
             raise CheckpointError(f"{file} has {name} in shape {stored.shape}, without elements {start} to {stop}")
         return self._elements(file, stored, start, stop)
 
@@ -132,6 +132,15 @@ class TensorFiles:
                 left = left[count:]
         return values
 
+    def names(self, file: str) -> list[str]:
+        """Of all tensors in a file."""
+        return list(self._tensors_of(file))
+
+    def place(self, file: str, name: str) -> tuple[str, tuple[int, ...], int]:
+        """Of a tensor in a file: its dtype, its shape, and the byte it begins at."""
+        stored = self._find(file, name)
+        return str(stored.dtype), stored.shape, stored.offset
+
     def dtype(self, file: str, name: str) -> torch.dtype:
         """Of a tensor in a file."""
         return self._find(file, name).dtype
@@ -141,12 +150,16 @@ class TensorFiles:
         return self._find(file, name).shape
 
     def _find(self, file: str, name: str) -> _Stored:
+        tensors = self._tensors_of(file)
+        if name not in tensors:
+            raise CheckpointError(f"{file} cannot be read: it has no tensor {name}")
+        return tensors[name]
+
+    def _tensors_of(self, file: str) -> dict[str, _Stored]:
         if file not in self._stored:
             with _checked(file):
                 self._open(file)
-        if name not in self._stored[file]:
-            raise CheckpointError(f"{file} cannot be read: it has no tensor {name}")
-        return self._stored[file][name]
+        return self._stored[file]
 
     def _open(self, file: str) -> None:
         path = self._folder / file

@@ -1,0 +1,140 @@
+"""Starting weights from `safetensors` files, as `save_pretrained` writes them: a process reads the ranges it holds."""
+
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig
+
+from largebatch.errors import UserError
+from largebatch.storage.layout import CheckpointError, read_json
+from largebatch.storage.tensors import TensorFiles
+
+WHOLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+# Fields of a model's configuration that do not change what it computes of the same weights, or not while training.
+FREE = {
+    "architectures",
+    "bos_token_id",
+    "dtype",
+    "eos_token_id",
+    "initializer_range",
+    "max_position_embeddings",
+    "pad_token_id",
+    "pretraining_tp",
+    "transformers_version",
+    "use_cache",
+}
+MOST_NAMES = 5
+
+
+def find_folder(where: str) -> Path:
+    """A local folder of weights, or what the hub has under this id, downloaded.
+
+    Raises:
+        UserError: There is none.
+    """
+    if Path(where).expanduser().is_dir():
+        return Path(where).expanduser()
+    remedy = "write a local folder, or the id of a model on the hub"
+    if where.startswith((".", "/", "~")):
+        raise UserError(f"model.initial_weights: there is no folder {where!r} (looked from {Path.cwd()}); {remedy}")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(where, allow_patterns=["model*.safetensors", INDEX, CONFIG]))
+    # It raises a great variety of exceptions for what cannot be reached, found or read.
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UserError(
+            f"model.initial_weights: {where!r} could not be downloaded: {reason} ({type(error).__name__}); {remedy}"
+        ) from error
+
+
+class PretrainedWeights:
+    """The weights in a folder, for a model that was built without.
+
+    Args:
+        folder: The folder, with one file of weights, or several and their index.
+        model: The model, with its parameters on the meta device.
+
+    Raises:
+        UserError: The weights are of another model.
+    """
+
+    def __init__(self, folder: Path, model: nn.Module):
+        self.checksums: dict[str, int] = {}
+        self._places: dict[str, tuple[str, str]] = {}
+        self._folder = folder
+        self._files = TensorFiles(folder)
+        try:
+            stored = self._stored()
+            problems = [*_config_problems(folder, model), *self._problems(stored, model)]
+        except CheckpointError as error:
+            raise UserError(f"model.initial_weights: {folder}: {error}") from error
+        if problems:
+            lines = "\n".join(f"  - {problem}" for problem in problems)
+            raise UserError(f"model.initial_weights: {folder} has the weights of another model:\n{lines}")
+
+    def read(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Elements `start` to `stop` of a parameter, in row-major order."""
+        file, stored_name = self._places[name]
+        try:
+            return self._files.read_range(file, stored_name, start, stop)
+        except CheckpointError as error:
+            raise UserError(f"model.initial_weights: {self._folder}: {error}") from error
+
+    def _stored(self) -> dict[str, str]:
+        """The file of each tensor."""
+        if not (self._folder / INDEX).exists():
+            if not (self._folder / WHOLE).exists():
+                raise CheckpointError(f"it has neither {WHOLE} nor {INDEX}")
+            return dict.fromkeys(self._files.names(WHOLE), WHOLE)
+        index = read_json(self._folder / INDEX)
+        files = index.get("weight_map") if isinstance(index, dict) else None
+        if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
+            raise CheckpointError(f"{INDEX} has no weight_map from names to files")
+        return files
+
+    def _problems(self, stored: dict[str, str], model: nn.Module) -> Iterator[str]:
+        """Differences between the tensors that there are and the model's; notes where each of these is."""
+        names: dict[nn.Parameter, list[str]] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            names.setdefault(parameter, []).append(name)
+        missing = []
+        for parameter, aliases in names.items():
+            found = [name for name in aliases if name in stored]
+            if not found:
+                missing.append(aliases[0])
+                continue
+            if len(found) > 1:
+                yield f"it has both {found[0]} and {found[1]}, which are one parameter in this model"
+            file, shape = stored[found[0]], tuple(parameter.shape)
+            self._places[aliases[0]] = (file, found[0])
+            if self._files.shape(file, found[0]) != shape:
+                yield f"{found[0]} is of shape {self._files.shape(file, found[0])}, the model's is of shape {shape}"
+            about = (file, (self._folder / file).stat().st_size, self._files.place(file, found[0]))
+            self.checksums[aliases[0]] = zlib.crc32(repr(about).encode())
+        known = {name for aliases in names.values() for name in aliases} | {name for name, _ in model.named_buffers()}
+        for what, lacking in (("it has no", missing), ("the model has no", [n for n in stored if n not in known])):
+            if lacking:
+                more = f" and {len(lacking) - MOST_NAMES} more" if len(lacking) > MOST_NAMES else ""
+                yield f"{what} {', '.join(lacking[:MOST_NAMES])}{more}"
+
+
+def _config_problems(folder: Path, model: nn.Module) -> Iterator[str]:
+    """What the configuration beside the weights says otherwise, and shapes may not show: heads, rotary frequencies."""
+    config = getattr(model, "config", None)
+    if not isinstance(config, PretrainedConfig) or not (folder / CONFIG).exists():
+        return
+    raw = read_json(folder / CONFIG)
+    kind = raw.get("model_type") if isinstance(raw, dict) else None
+    if kind != config.model_type:
+        yield f"its {CONFIG} is of a model of type {kind}, this is one of {config.model_type}"
+        return
+    theirs: dict[str, Any] = type(config).from_dict(raw).to_dict()
+    for name, mine in config.to_dict().items():
+        if name not in FREE and not name.startswith("_") and theirs.get(name) != mine:
+            yield f"its {CONFIG} has {name} {theirs.get(name)}, this model {mine}"

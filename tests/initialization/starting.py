@@ -1,0 +1,57 @@
+"""What processes of a job hold right after `prepare`, before any step."""
+
+from pathlib import Path
+
+import numpy as np
+
+from jobs import train
+from paths import LLAMA
+
+# Sizes that none of 2 and 3 processes divides evenly: 47 rows, a norm of 12 elements over several pages of none.
+TINY_LLAMA = (
+    "--model.vocab_size=257",
+    "--model.hidden_size=20",
+    "--model.intermediate_size=47",
+    "--model.num_layers=2",
+    "--model.num_heads=5",
+    "--model.num_kv_heads=5",
+    "--data.block_size=16",
+    "--logging.trackers=[]",
+    "--batch.global_batch_size=24",
+    "--batch.micro_batch_size=4",
+    '--learning_rate.warmup.duration={"steps": 6}',
+    '--learning_rate.decay={"name": "constant"}',
+    '--train.duration={"steps": 12}',
+    "--evaluation.every=null",
+)
+
+
+class Prepared(Exception):
+    """The model has its weights; no more is wanted."""
+
+
+def prepared(run_dir: Path, *words: str) -> dict[str, np.ndarray]:
+    """Weights, buffers and logits, as they are when the first step would begin; those weights that are cut up, whole.
+
+    A weight is under its first name, buffers under "buffer/…" and the logits of the first tokens under "logits".
+    """
+    from largebatch.run import Run
+
+    found = {}
+
+    def look(run, _):
+        import torch
+
+        found.update(run.backend.full_state_dict())
+        found.update({f"buffer/{name}": tensor for name, tensor in run.backend.unwrapped_model.named_buffers()})
+        with torch.no_grad():
+            found["logits"] = run.backend.model(input_ids=torch.arange(32).view(2, 16)).logits
+        assert not run.backend._torch_optimizer.state
+        raise Prepared
+
+    Run.steps = look
+    try:
+        train(LLAMA, *TINY_LLAMA, *words, run_dir=run_dir)
+    except Prepared:
+        return {name: tensor.numpy(force=True).copy() for name, tensor in found.items()}
+    raise AssertionError
