@@ -69,12 +69,16 @@ class ZeroBackend(Backend):
 
     def _give_memory(self, model: nn.Module) -> None:
         """ZeRO-3 has each parameter cut up before the next one is made; the other stages keep whole weights."""
-        if self.launch.strategy != "zero3":
+        parameters = parameters_without_memory(model)
+        if self.launch.strategy != "zero3" or not parameters:
             super()._give_memory(model)
             return
+        # The engine leaves a model that is cut up already where it is.
+        for buffer in model.buffers():
+            buffer.data = buffer.data.to(self.device)
         config = self.accelerator.state.deepspeed_plugin.deepspeed_config
         first: Any = None
-        for parameter in parameters_without_memory(model):
+        for parameter in parameters:
             give_memory(parameter, self.device)
             if first is None:
                 Init(module=nn.ParameterList([parameter]), config_dict_or_path=config)

@@ -28,6 +28,11 @@ def inconsistencies(raw: JsonObject) -> Iterator[str]:
             'such as {"steps": 100}'
         )
     yield from _patches_beyond_the_image(raw)
+    if _piece(raw, "precision", str) == "fp64" and _piece(raw, "model.architecture", str) == "llama":
+        yield (
+            'precision: "fp64" would not be that: the RMSNorm of Llama in `transformers` computes in fp32 whatever it '
+            'is given; write "fp32", or take architecture "gpt2"'
+        )
     section = raw.get("batch")
     if not isinstance(section, dict):
         return
