@@ -129,6 +129,13 @@ class Backend(ABC):
         self._statistics.begin_micro_step(micro_step, accumulation)
         self.mark_micro_step(is_last=micro_step == accumulation - 1)
 
+    @contextmanager
+    def forward_only(self) -> Iterator[None]:
+        """For forward passes that are made again later in the step: no gradients, and no trace in BatchNorm's
+        running statistics, but the same numbers as then."""
+        with torch.no_grad(), self._statistics.kept():
+            yield
+
     @abstractmethod
     def mark_micro_step(self, is_last: bool) -> None:
         """Tell the engine whether the next forward and backward pass is the last of an optimizer step."""
@@ -244,7 +251,7 @@ class Backend(ABC):
     # --- numbers over all processes -------------------------------------------------------------------------------
 
     def all_gather(self, values: torch.Tensor) -> torch.Tensor:
-        """The values of every process: shape (n,) in, (world_size, n) out."""
+        """The values of every process: any shape in, the same on all, (world_size, *shape) out."""
         if self.world_size == 1:
             return values.unsqueeze(0)
         gathered = [torch.empty_like(values) for _ in range(self.world_size)]

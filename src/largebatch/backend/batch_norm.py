@@ -6,6 +6,9 @@ through. Here they move once per optimizer step, towards the mean of all its mic
 over the processes before they are used. With one micro-batch per process that is what torch does.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -44,6 +47,20 @@ class RunningStatistics:
         for layer, momentum in self._layers:
             share = momentum / accumulation
             layer.momentum = share / (1 - (accumulation - 1 - micro_step) * share)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """In the block, layers normalise as they do in training, and leave their statistics as they are.
+
+        A momentum of zero would not do: zero times what is not finite is not zero.
+        """
+        for layer, _ in self._layers:
+            layer.track_running_stats = False
+        try:
+            yield
+        finally:
+            for layer, _ in self._layers:
+                layer.track_running_stats = True
 
     @torch.no_grad()
     def average(self, world_size: int, completed_steps: int) -> None:

@@ -2,11 +2,12 @@
 
 from largebatch.config.load import RECIPE_CONFIGS, load_config, validate
 from largebatch.config.resolved import as_json, flatten
-from largebatch.config.tasks import CausalLMConfig, ImageClassificationConfig, RecipeConfig
+from largebatch.config.tasks import CausalLMConfig, ContrastiveConfig, ImageClassificationConfig, RecipeConfig
 
 __all__ = [
     "RECIPE_CONFIGS",
     "CausalLMConfig",
+    "ContrastiveConfig",
     "ImageClassificationConfig",
     "RecipeConfig",
     "as_json",

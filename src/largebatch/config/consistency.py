@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from largebatch.batch import Timeline
+from largebatch.config.contrastive import Neighbours
 from largebatch.config.data import DigitsData
 from largebatch.config.optimizers import AdamW
 from largebatch.config.sections import Batch, Decay, Duration, PositiveInt, StepDecay, Warmup, WarmupStableDecay
@@ -60,6 +61,7 @@ def inconsistencies(raw: JsonObject) -> Iterator[str]:
             f"there is no whole batch in an epoch; write at most {num_train_samples}"
         )
         return
+    yield from _too_few_neighbours(raw, num_train_samples)
     tokens_per_sample = None
     if _piece(raw, "data.samples", str) != "documents":
         tokens_per_sample = _piece(raw, "data.block_size", PositiveInt)
@@ -172,6 +174,17 @@ def _patches_beyond_the_image(raw: JsonObject) -> Iterator[str]:
             f"model.patch_size: {patch_size} does not divide data.image_size {image_size}, so a part of each image "
             f"would be left out; write a divisor of {image_size}, or change data.image_size"
         )
+
+
+def _too_few_neighbours(raw: JsonObject, num_train_samples: int) -> Iterator[str]:
+    neighbours = _piece(raw, "neighbours", Neighbours)
+    if neighbours is None:
+        return
+    bank_samples = neighbours.bank_samples or num_train_samples
+    if bank_samples > num_train_samples:
+        yield f"neighbours.bank_samples: {bank_samples} is more than the {num_train_samples} training samples"
+    elif neighbours.count > bank_samples:
+        yield f"neighbours.count: {neighbours.count} neighbours are more than the {bank_samples} samples they are among"
 
 
 def _digits_samples(raw: JsonObject) -> int | None:

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
+from largebatch.config.contrastive import ConvNet, Neighbours, NtXent, Projection, ViewedImages, Views
 from largebatch.config.data import Data, DigitsData, HubImages, HubText, PydocData
 from largebatch.config.models import Gpt2, Llama, Model, ResNet, Vit
 from largebatch.config.optimizers import Optimizer
@@ -48,6 +49,11 @@ class RecipeConfig(Section):
     verify: Verify | None = None
     """How `largebatch verify` makes the model small enough to rehearse; null leaves it as it is."""
 
+    @property
+    def couples_the_batch(self) -> bool:
+        """Whether the loss of a sample depends on all others of its global batch."""
+        return False
+
 
 class ImageClassificationConfig(RecipeConfig):
     """A recipe for `recipes/image_classification/train.py`."""
@@ -65,4 +71,20 @@ class CausalLMConfig(RecipeConfig):
     model: Annotated[Gpt2 | Llama, Field(discriminator="architecture")]
 
 
-AnyRecipeConfig = Annotated[ImageClassificationConfig | CausalLMConfig, Field(discriminator="task")]
+class ContrastiveConfig(RecipeConfig):
+    """A recipe for `recipes/contrastive/train.py`."""
+
+    task: Literal["contrastive"]
+    data: Annotated[DigitsData | ViewedImages, Field(discriminator="source")]
+    views: Views
+    model: Annotated[ResNet | ConvNet, Field(discriminator="architecture")]
+    projection: Projection
+    loss: NtXent
+    neighbours: Neighbours = Neighbours()
+
+    @property
+    def couples_the_batch(self) -> bool:
+        return True
+
+
+AnyRecipeConfig = Annotated[ImageClassificationConfig | CausalLMConfig | ContrastiveConfig, Field(discriminator="task")]

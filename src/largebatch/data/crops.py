@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 Pixels = NDArray[np.uint8]
+Box = tuple[float, float, float, float]
 
 EVALUATION_CROP = 0.875  # the centre crop's side over the shorter side of the image: 224 of 256
 
@@ -35,30 +36,16 @@ def centre_crop(image: Image.Image, size: int) -> Pixels:
     shorter = min(image.size)
     side = shorter if shorter == size else shorter * EVALUATION_CROP
     left, top = (image.width - side) / 2, (image.height - side) / 2
-    return _crop(image, (left, top, left + side, top + side), size)
+    return crop_box(image, (left, top, left + side, top + side), size)
 
 
 def inception_crop(image: Image.Image, size: int, random: np.random.Generator) -> Crop:
     """A random crop of 8 to 100 % of the area with an aspect ratio between 3/4 and 4/3, mirrored half of the time.
 
-    Szegedy et al. 2015 (arXiv 1409.4842), section 6, as in Goyal et al. 2017, section 5.1. After ten crops that do not
-    fit, the largest centred square.
+    Szegedy et al. 2015 (arXiv 1409.4842), section 6, as in Goyal et al. 2017, section 5.1.
     """
-    box = None
-    for _ in range(10):
-        area = image.width * image.height * random.uniform(0.08, 1.0)
-        ratio = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
-        width, height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-        if 0 < width <= image.width and 0 < height <= image.height:
-            left = int(random.integers(image.width - width + 1))
-            top = int(random.integers(image.height - height + 1))
-            box = (left, top, left + width, top + height)
-            break
-    if box is None:
-        side = min(image.size)
-        left, top = (image.width - side) // 2, (image.height - side) // 2
-        box = (left, top, left + side, top + side)
-    return Crop(_crop(image, box, size), mirrored=random.random() < 0.5)
+    box = random_box(image, 0.08, random)
+    return Crop(crop_box(image, box, size), mirrored=random.random() < 0.5)
 
 
 def padded_crop(image: Image.Image, size: int, random: np.random.Generator) -> Crop:
@@ -73,8 +60,35 @@ def padded_crop(image: Image.Image, size: int, random: np.random.Generator) -> C
     return Crop(padded[:, top : top + size, left : left + size], mirrored=random.random() < 0.5)
 
 
-def _crop(image: Image.Image, box: tuple[float, float, float, float], size: int) -> Pixels:
-    """Decode, crop and resize in one pass; a JPEG is decoded at the smallest scale that still holds the crop."""
+def random_box(image: Image.Image, min_area: float, random: np.random.Generator) -> Box:
+    """A random box of `min_area` to 1 of an image's area with an aspect ratio between 3/4 and 4/3.
+
+    After ten boxes that do not fit, the largest centred square.
+    """
+    for _ in range(10):
+        area = image.width * image.height * random.uniform(min_area, 1.0)
+        ratio = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
+        width, height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < width <= image.width and 0 < height <= image.height:
+            left = int(random.integers(image.width - width + 1))
+            top = int(random.integers(image.height - height + 1))
+            return left, top, left + width, top + height
+    side = min(image.size)
+    left, top = (image.width - side) // 2, (image.height - side) // 2
+    return left, top, left + side, top + side
+
+
+def crop_box(image: Image.Image, box: Box, size: int) -> Pixels:
+    """Decode, crop and resize in one pass; a JPEG is decoded at the smallest scale that still holds the crop.
+
+    Args:
+        image: Any image; it may be scaled down in place.
+        box: Left, top, right and bottom, in pixels.
+        size: Side of the result.
+
+    Returns:
+        uint8, shape (3, size, size).
+    """
     full_width, full_height = image.size
     shorter = min(box[2] - box[0], box[3] - box[1])
     if shorter >= 2 * size:

@@ -157,12 +157,15 @@ class HubImageSource:
 
     def _crop(self, encoded: dict[str, bytes | str | None], index: int, epoch: int | None) -> Crop:
         data = encoded["bytes"]
-        size = self.config.image_size
         try:
             image = Image.open(io.BytesIO(data) if isinstance(data, bytes) else str(encoded["path"]))
-            if self.augmentation_seed is None or epoch is None:
-                return Crop(centre_crop(image, size))
-            random = np.random.default_rng(derive_seed(self.augmentation_seed, "augmentation", epoch, index))
-            return RANDOM_CROPS[self.config.train_augmentation](image, size, random)
+            return self.crop(image, index, epoch)
         except (OSError, ValueError, Image.DecompressionBombError) as error:
             raise DataError(f"the image of sample {index} cannot be decoded: {error}; replace or remove it") from error
+
+    def crop(self, image: Image.Image, index: int, epoch: int | None) -> Crop:
+        """What the model sees of sample `index`; `epoch` is None for evaluation."""
+        if self.augmentation_seed is None or epoch is None:
+            return Crop(centre_crop(image, self.config.image_size))
+        random = np.random.default_rng(derive_seed(self.augmentation_seed, "augmentation", epoch, index))
+        return RANDOM_CROPS[self.config.train_augmentation](image, self.config.image_size, random)

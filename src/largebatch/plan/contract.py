@@ -53,6 +53,8 @@ class RunPlan:
     """Whether `micro_batch_size` is part of the loss function (Goyal et al. 2017, section 2.3)."""
     sync_batch_norm: bool
     """Whether it is `micro_batch_size` x `world_size` that is."""
+    coupled_loss: bool
+    """Whether the loss of a sample depends on all others of its global batch."""
     optimizer: Literal["sgd", "adamw", "lars", "lamb"]
     optimizer_options: dict[str, Any]
     """Momentum, betas and the like, under torch's names, as this batch size needs them."""
@@ -150,8 +152,8 @@ def resolve(config: RecipeConfig, world_size: int) -> RunPlan:
         world_size: Data-parallel processes of the job.
 
     Raises:
-        ConfigError: A global batch does not divide over this many processes, or the model cannot be trained on the
-            ragged batches that the recipe keeps.
+        ConfigError: A global batch does not divide over this many processes, or is too small for its loss, or the
+            model cannot be trained on the ragged batches that the recipe keeps.
     """
     batch, rate, data = config.batch, config.learning_rate, config.data
     for _, size in batch.sizes:
@@ -162,6 +164,10 @@ def resolve(config: RecipeConfig, world_size: int) -> RunPlan:
                 'batch.last: "keep" would normalise the last micro-batch of an epoch over fewer samples than others, '
                 'which for a model with BatchNorm is another loss; write "drop"'
             ]
+        )
+    if config.couples_the_batch and min(size for _, size in batch.sizes) == 1:
+        raise ConfigError(
+            ["batch.global_batch_size: 1 sample has no others to be told from, and so no gradient; write at least 2"]
         )
     timeline = Timeline.build(data.num_train_samples, batch.sizes, batch.last == "keep", data.tokens_per_sample)
     total_steps = timeline.steps_in(config.train.duration.length)
@@ -198,6 +204,7 @@ def resolve(config: RecipeConfig, world_size: int) -> RunPlan:
         schedule=schedule,
         uses_batch_norm=config.model.uses_batch_norm,
         sync_batch_norm=config.model.synchronises_batch_norm,
+        coupled_loss=config.couples_the_batch,
         optimizer=config.optimizer.name,
         optimizer_options=optimizer_options,
         tuned_options=tuned_options,

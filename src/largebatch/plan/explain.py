@@ -78,6 +78,11 @@ def _loss(plan: RunPlan) -> list[str]:
     ]
     if plan.loss_weight_per_sample is None:
         lines.append("samples have unequal numbers of targets: they are counted over all processes before each step")
+    if plan.coupled_loss:
+        lines += [
+            "each sample's loss depends on the whole global batch, whose features are computed first and gathered:",
+            "another global_batch_size, also that of a smaller last batch, is another loss",
+        ]
     if plan.sync_batch_norm:
         lines += [
             "BatchNorm normalises over the micro-batches of all processes together, micro_batch_size x world_size =",

@@ -38,7 +38,7 @@ from largebatch.metrics import StepMetrics, place_of
 from largebatch.plan import explain, resolve
 from largebatch.run.attempt import Attempt
 from largebatch.run.command_line import RunOptions
-from largebatch.run.evaluate import PerSample, Value, mean_over_samples
+from largebatch.run.evaluate import PerSample, mean_over_samples, rows_of_samples
 from largebatch.run.feed import training_feed
 from largebatch.run.folder import RunFolder
 from largebatch.run.progress import Progress
@@ -57,6 +57,7 @@ from largebatch.storage.layout import folder_name
 Config = TypeVar("Config", bound=RecipeConfig)
 M = TypeVar("M", bound=nn.Module)
 T = TypeVar("T")
+Values = TypeVar("Values")
 
 LARGEST_LOSS_OF_A_PERPLEXITY = 700.0  # the exponential of a larger one is no number
 
@@ -225,6 +226,8 @@ class Run(Generic[Config]):
                 yield step
                 if not step.updated:
                     raise RuntimeError("the loop went on to the next step without step.update()")
+                if index == self._first_step:
+                    step.check_passes()
                 self._after_step()
             # The end may hang, too, and signals must not cut it short.
             self._watch = watch.pop_all()
@@ -345,21 +348,14 @@ class Run(Generic[Config]):
             TrainingFailed: A mean is not finite.
         """
         assert self._progress is not None
-        self._metrics.stopwatch.pause()
         with self._saved_before_failing():
             self._metrics.check(self._completed_steps)
-        self.backend.average_statistics(self._completed_steps)
-
-        def watched(batch: Batch) -> dict[str, Value]:
-            self._watchdog.beat()
-            return per_sample(batch)
-
-        with torch.no_grad(), _evaluation_mode(self.backend.model):
+        with self._evaluating():
             means = mean_over_samples(
                 self.backend,
                 eval_set,
                 self.plan.evaluated_samples,
-                watched,
+                self._watched(per_sample),
                 self.plan.micro_batch_size,
                 self._num_workers,
             )
@@ -379,8 +375,46 @@ class Run(Generic[Config]):
         self._track({f"evaluation/{name}": value for name, value in means.items()})
         self._last_evaluation = means
         self._progress.say(f"evaluation after step {self._completed_steps}: {numbers(means)}")
-        self._metrics.stopwatch.start()
         return means
+
+    def rows(
+        self, source: SampleSource, num_samples: int, per_sample: Callable[[Batch], dict[str, torch.Tensor]]
+    ) -> dict[str, torch.Tensor]:
+        """Values of single samples, without augmentation and with the model in evaluation mode.
+
+        Args:
+            source: Either set.
+            num_samples: How many of it, from the first on.
+            per_sample: From a batch to tensors with a row a sample, by name.
+
+        Returns:
+            By name, a row for each of the samples, in their order; whole and the same on every process.
+        """
+        with self._evaluating():
+            return rows_of_samples(
+                self.backend,
+                source,
+                num_samples,
+                self._watched(per_sample),
+                self.plan.micro_batch_size,
+                self._num_workers,
+            )
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Without gradients, in evaluation mode, on averaged statistics; the time is none of the training's."""
+        self._metrics.stopwatch.pause()
+        self.backend.average_statistics(self._completed_steps)
+        with torch.no_grad(), _evaluation_mode(self.backend.model):
+            yield
+        self._metrics.stopwatch.start()
+
+    def _watched(self, per_sample: Callable[[Batch], Values]) -> Callable[[Batch], Values]:
+        def watched(batch: Batch) -> Values:
+            self._watchdog.beat()
+            return per_sample(batch)
+
+        return watched
 
     # --- the end --------------------------------------------------------------------------------------------------
 

@@ -1,13 +1,14 @@
 """One optimizer step, as the recipe's loop sees it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
 from largebatch.backend.base import Backend
 from largebatch.data.source import Batch
-from largebatch.errors import TrainingFailed
+from largebatch.errors import BackendMismatch, TrainingFailed
 from largebatch.plan import RunPlan
+from largebatch.run.coupled import FeatureCache
 from largebatch.run.feed import MicroStep, StepFeed
 
 
@@ -39,11 +40,13 @@ class Step:
         self._accumulation = plan.micro_steps_at(index)
         self._backend = backend
         self._feed = feed
+        self._micro_steps: Iterable[MicroStep] = feed.micro_steps
         self._finish = finish
         self._beat = beat
         self._micro_steps_done = 0
         self._micro_step: MicroStep | None = None
         self._loss_sum: torch.Tensor | None = None
+        self._cache: FeatureCache | None = None
         self._weight = 0
 
     def micro_batches(self) -> Iterator[Batch]:
@@ -60,7 +63,7 @@ class Step:
             )
             error.everywhere = True
             raise error
-        for number, micro_step in enumerate(self._feed.micro_steps):
+        for number, micro_step in enumerate(self._micro_steps):
             self._micro_step = micro_step
             self._beat()
             torch.manual_seed(micro_step.seed)
@@ -90,16 +93,96 @@ class Step:
             )
         if self._micro_step is None:
             raise RuntimeError("step.backward was called outside of step.micro_batches()")
+        if self._cache is not None:
+            raise RuntimeError("step.backward was called after step.gather; call step.backward_features instead")
         if not self._micro_step.counts:
             loss_sum = loss_sum * 0.0
         detached = loss_sum.detach()
         self._loss_sum = detached if self._loss_sum is None else self._loss_sum + detached
+        self._add_gradient(loss_sum)
+
+    def _add_gradient(self, loss_sum: torch.Tensor) -> None:
         scaled = loss_sum * (self._plan.world_size / self._weight)
         if self._plan.on_non_finite != "stop":
             # Makes the whole gradient infinite or NaN, of which every process learns by its reduction.
-            scaled = scaled * torch.where(torch.isfinite(detached), 1.0, torch.nan)
+            scaled = scaled * torch.where(torch.isfinite(loss_sum.detach()), 1.0, torch.nan)
         self._backend.backward(scaled)
         self._micro_steps_done += 1
+
+    # --- a loss that couples the whole global batch; see `coupled` ------------------------------------------------
+
+    def gather(self, encode: Callable[[Batch], torch.Tensor]) -> torch.Tensor:
+        """The features of the whole global batch, of all micro-batches and processes, to compute a coupled loss of.
+
+        A first pass over the micro-batches, without gradients. They are kept on the device for the second one, by
+        `micro_batches`: images as bytes are small beside what a backward pass keeps.
+
+        Args:
+            encode: From a micro-batch to features with a row a sample: shape (batch, ...). The recipe calls it again in
+                the second pass; what is random in the model is the same there.
+
+        Returns:
+            Shape (samples of the global batch, ...), in the order of samples, the same on every process.
+        """
+        if self._micro_steps_done or self._cache is not None:
+            raise RuntimeError("step.gather was called twice, or after step.backward; call it first, and once")
+        micro_steps = self._micro_steps = list(self._micro_steps)
+        features = []
+        with self._backend.forward_only():
+            for micro_step in micro_steps:
+                self._beat()
+                torch.manual_seed(micro_step.seed)
+                features.append(encode(micro_step.batch))
+                num_samples = len(next(iter(micro_step.batch.values())))
+                if features[-1].shape[:1] != (num_samples,):
+                    raise ValueError(
+                        f"step.gather needs features with a row a sample, of {num_samples} samples; given shape "
+                        f"{tuple(features[-1].shape)}: put several views of a sample into one row"
+                    )
+        self._cache = FeatureCache(self._plan, self._backend, self.index, features)
+        return self._cache.everyones
+
+    def couple(self, loss_sum: torch.Tensor) -> None:
+        """Give the loss of the whole global batch, for `backward_features` to find its gradient.
+
+        Args:
+            loss_sum: The *sum* of the losses of all samples of the global batch, a scalar, computed of what `gather`
+                returned. Parameters of the model must act on it by way of the features alone.
+        """
+        if self._cache is None:
+            raise RuntimeError("step.couple was called without step.gather; the loss is one of the gathered features")
+        if loss_sum.ndim != 0:
+            raise ValueError(
+                f"step.couple needs a scalar, the sum of the global batch's losses; given shape {tuple(loss_sum.shape)}"
+            )
+        self._loss_sum = self._cache.differentiate(loss_sum)
+
+    def backward_features(self, features: torch.Tensor) -> None:
+        """Add the gradient of the coupled loss by way of one micro-batch's features.
+
+        Args:
+            features: What `encode` gives for the micro-batch, now with gradients.
+        """
+        if self._cache is None or self._micro_step is None:
+            raise RuntimeError(
+                "step.backward_features was called outside of step.micro_batches(), or before step.gather"
+            )
+        self._add_gradient(self._cache.surrogate(self._micro_steps_done, features))
+
+    def check_passes(self) -> None:
+        """Raise on every process if the passes of a coupled loss had other features; the gradient is wrong then.
+
+        Raises:
+            BackendMismatch: They had, on some process.
+        """
+        if self._cache is None:
+            return
+        with self._backend.agreement():
+            if not self._cache.passes_agree():
+                raise BackendMismatch(
+                    "a micro-batch has other features in step.micro_batches() than in step.gather, so their gradient "
+                    "is not the loss's; compute them by the same function, with no randomness but torch's"
+                )
 
     def update(self) -> None:
         """Clip, set the learning rate, take the optimizer step and, where it is due, log."""

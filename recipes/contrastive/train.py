@@ -1,0 +1,124 @@
+"""Contrastive learning of images with large batches, after SimCLR (Chen et al. 2020, arXiv 2002.05709).
+
+simclr_digits.json         a small ConvNet on scikit-learn's digits: a laptop's CPU, under a minute
+simclr_resnet50_4k.json    ResNet-50 on ImageNet at batch 4,096 with LARS, as in the paper: 32 GPUs, 100 epochs
+
+    accelerate launch --config_file recipes/accelerate_configs/ddp.yaml recipes/contrastive/train.py \
+        --config recipes/contrastive/simclr_digits.json
+"""
+
+from itertools import pairwise
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, normalize
+from transformers import ResNetConfig, ResNetModel
+
+from largebatch.config import ContrastiveConfig
+from largebatch.config.contrastive import CHANNELS_PER_GROUP, ConvNet, Projection
+from largebatch.data.images import normalise
+from largebatch.data.source import Batch
+from largebatch.data.views import NUM_VIEWS, view_sources
+from largebatch.optim import build_optimizer
+from largebatch.run import Run, Value, parse_command_line, user_errors
+
+
+class Encoder(nn.Module):
+    """A network, and the head whose outputs are contrasted; the representations to use later are those before it."""
+
+    def __init__(self, backbone: nn.Module, width: int, projection: Projection):
+        super().__init__()
+        self.backbone = backbone
+        activation = {"relu": nn.ReLU, "gelu": nn.GELU}[projection.activation]()
+        hidden, outputs = projection.hidden_size, projection.output_size
+        self.head = nn.Sequential(nn.Linear(width, hidden), activation, nn.Linear(hidden, outputs))
+
+    def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Representations, shape (images, width), and projections, shape (images, output_size)."""
+        outputs = self.backbone(pixel_values)
+        # Of a ResNet of `transformers`, a pooled map of one place.
+        representations = getattr(outputs, "pooler_output", outputs).flatten(1)
+        return representations, self.head(representations)
+
+
+def build_model(config: ContrastiveConfig) -> Encoder:
+    """An encoder with random weights."""
+    sizes = config.model.hidden_sizes
+    if isinstance(config.model, ConvNet):
+        layers: list[nn.Module] = []
+        for inputs, outputs in pairwise([config.data.num_channels, *sizes]):
+            convolution = nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False)
+            layers += [convolution, nn.GroupNorm(outputs // CHANNELS_PER_GROUP, outputs), nn.GELU()]
+        return Encoder(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1)), sizes[-1], config.projection)
+    backbone = ResNetModel(
+        ResNetConfig(
+            num_channels=config.data.num_channels,
+            embedding_size=config.model.embedding_size,
+            hidden_sizes=sizes,
+            depths=config.model.depths,
+            layer_type=config.model.layer_type,
+        )
+    )
+    return Encoder(backbone, sizes[-1], config.projection)
+
+
+def nt_xent(features: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Each sample's loss, the mean of its views': to find the other view among all of the batch; shape (samples,).
+
+    Chen et al. 2020, equation 1, of features of length 1 and shape (samples, 2, size).
+    """
+    views = features.transpose(0, 1).flatten(0, 1)
+    similarities = (views @ views.T / temperature).fill_diagonal_(-torch.inf)
+    other_view = torch.arange(len(views), device=views.device).roll(len(features))
+    return cross_entropy(similarities, other_view, reduction="none").view(NUM_VIEWS, -1).mean(dim=0)
+
+
+def main() -> None:
+    config, options = parse_command_line(ContrastiveConfig)
+    run = Run(config, options)
+    train_set, eval_set = run.load(view_sources)
+
+    model = build_model(config)
+    optimizer = build_optimizer(model, run.plan)
+    model, optimizer = run.prepare(model, optimizer)
+
+    def features_of(batch: Batch) -> torch.Tensor:
+        """Projections of both views of each sample, of length 1; shape (batch, views, size)."""
+        _, projections = model(normalise(batch["pixel_values"].flatten(0, 1), config.data, run.dtype))
+        return normalize(projections.to(run.dtype), dim=-1).unflatten(0, (-1, NUM_VIEWS))
+
+    def represent(batch: Batch) -> dict[str, torch.Tensor]:
+        """Representations of whole images, of length 1; shape (batch, width)."""
+        representations, _ = model(normalise(batch["pixel_values"], config.data, run.dtype))
+        return {"features": normalize(representations.to(run.dtype), dim=-1), "labels": batch["labels"]}
+
+    def evaluate() -> None:
+        """How often the nearest training images, of which each votes with its label, are right."""
+        among = config.neighbours
+        bank = run.rows(train_set, among.bank_samples or config.data.num_train_samples, represent)
+
+        def evaluate_batch(batch: Batch) -> dict[str, Value]:
+            features = represent(batch)["features"]
+            similarities, nearest = (features @ bank["features"].T).topk(among.count)
+            votes = features.new_zeros(len(features), config.data.num_classes)
+            votes.scatter_add_(1, bank["labels"][nearest], (similarities / among.temperature).exp())
+            return {"knn_accuracy": (votes.argmax(dim=-1) == batch["labels"]).float()}
+
+        run.evaluate(eval_set, evaluate_batch)
+
+    for step in run.steps(train_set):
+        # The loss is one of all samples: a pass without gradients gathers the features of the whole global batch.
+        features = step.gather(features_of)
+        step.couple(nt_xent(features, config.loss.temperature).sum())
+        for batch in step.micro_batches():
+            # Each micro-batch once more, with gradients: what the loss says of its features goes on to the weights.
+            step.backward_features(features_of(batch))
+        step.update()
+        if run.should_evaluate:
+            evaluate()
+    run.finish()
+
+
+if __name__ == "__main__":
+    with user_errors():
+        main()

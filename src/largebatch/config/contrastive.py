@@ -1,0 +1,89 @@
+"""Sections of contrastive recipes: the random views, a small network, the projection head, the loss, the evaluation."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from largebatch.config.data import HubImages
+from largebatch.config.models import Model
+from largebatch.config.sections import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Section
+
+CHANNELS_PER_GROUP = 16
+
+
+class Views(Section):
+    """The random views of an image (Chen et al. 2020, appendix A): two are drawn of each in every epoch."""
+
+    min_area: Annotated[float, Field(gt=0, le=1)] = 0.08
+    """A view is a random crop of this fraction of the area to all of it, of aspect ratio 3/4 to 4/3."""
+    flip: bool
+    """Whether half of the views are flipped."""
+    color_strength: NonNegativeFloat
+    """How much colours are distorted (s in the paper): in 80 % of the views brightness, contrast and saturation change
+    by up to 0.8 s and hue by up to 0.2 s of a turn, and 20 % are made grey; 0 leaves colours alone."""
+    blur: Fraction
+    """Fraction of the views that get a Gaussian blur of 0.1 to 2 pixels; the paper's is 0.5."""
+
+    @model_validator(mode="after")
+    def _hue_within_half_a_turn(self) -> "Views":
+        if self.color_strength > 2.5:
+            raise ValueError(
+                f"color_strength {self.color_strength:g} would turn hues by more than half a turn; write at most 2.5"
+            )
+        return self
+
+
+class ViewedImages(HubImages):
+    """Labelled images through Hugging Face `datasets`; labels are used by the evaluation alone."""
+
+    train_augmentation: Literal["none"] = "none"
+    """Of contrastive recipes, the section `views` says what is random."""
+
+
+class ConvNet(Model):
+    """A small convolutional network whose loss does not depend on `micro_batch_size`: in each layer a 3 x 3 convolution
+    of stride 2, GroupNorm over groups of 16 channels (Wu & He 2018, arXiv 1803.08494) and GELU; then the mean over
+    places."""
+
+    architecture: Literal["convnet"]
+    hidden_sizes: Annotated[list[PositiveInt], Field(min_length=1)]
+    """Channels of each layer, multiples of 16."""
+
+    @model_validator(mode="after")
+    def _whole_groups(self) -> "ConvNet":
+        for size in self.hidden_sizes:
+            if size % CHANNELS_PER_GROUP:
+                raise ValueError(
+                    f"hidden_sizes has {size}, which is not a multiple of {CHANNELS_PER_GROUP}, the channels of a "
+                    "group that GroupNorm normalises; write multiples of it"
+                )
+        return self
+
+
+class Projection(Section):
+    """The projection head behind the network, whose outputs are contrasted (Chen et al. 2020, section 4.2)."""
+
+    hidden_size: PositiveInt
+    """Width of its hidden layer; in the paper that of the network's output."""
+    output_size: PositiveInt
+    """Width of its output; in the paper 128."""
+    activation: Literal["relu", "gelu"] = "relu"
+    """Of the hidden layer; the paper's is ReLU, whose kink turns rounding into visible differences earlier."""
+
+
+class NtXent(Section):
+    """The normalised temperature-scaled cross-entropy loss (Chen et al. 2020, equation 1)."""
+
+    temperature: PositiveFloat
+    """What similarities are divided by; the paper's best are 0.1 at 100 epochs, and 0.5 on CIFAR-10."""
+
+
+class Neighbours(Section):
+    """The evaluation: labels are voted on by the nearest training images (Wu et al. 2018, arXiv 1805.01978, 3.4)."""
+
+    count: PositiveInt = 20
+    """How many vote, each with the weight exp(cosine similarity / temperature)."""
+    temperature: PositiveFloat = 0.07
+    """Of the votes' weights."""
+    bank_samples: PositiveInt | None = None
+    """Only the first so many training samples vote, which every process keeps the features of; null is all of them."""

@@ -1,0 +1,147 @@
+"""Two random views of each image, for contrastive learning (Chen et al. 2020, arXiv 2002.05709, appendix A).
+
+A view is a function of (seed, epoch, sample, number of the view) alone.
+"""
+
+import datasets
+import numpy as np
+import torch
+from PIL import Image, ImageEnhance, ImageFilter
+
+from largebatch.config.contrastive import ViewedImages, Views
+from largebatch.config.data import DigitsData
+from largebatch.config.tasks import ContrastiveConfig
+from largebatch.data.crops import Crop, Pixels, crop_box, random_box
+from largebatch.data.hub import open_splits
+from largebatch.data.images import HubImageSource, TensorImages, digits
+from largebatch.data.source import Batch, SampleSource
+from largebatch.order import Indices, derive_seed
+
+NUM_VIEWS = 2
+
+
+def view_sources(config: ContrastiveConfig) -> tuple[SampleSource, SampleSource]:
+    """The training images in two views, and the evaluation images.
+
+    Batches for training are {"pixel_values": uint8 (batch, views, channels, height, width), "labels": int64 (batch,)};
+    those for evaluation, of either set, are whole images or centre crops, of shape (batch, channels, height, width).
+
+    Raises:
+        DataError: The data cannot be loaded.
+    """
+    if isinstance(config.data, DigitsData):
+        train, evaluation = digits(config.data)
+        return DigitViews(train, config.views, config.seed), evaluation
+    train_split, evaluation_split = open_splits(config.data)
+    return (
+        HubImageViews(train_split, config.data, config.views, config.seed),
+        HubImageSource(evaluation_split, config.data, augmentation_seed=None),
+    )
+
+
+class DigitViews:
+    """Views of images that fit in memory.
+
+    Args:
+        images: The images, of one channel.
+        views: What is random.
+        seed: Of the run.
+    """
+
+    def __init__(self, images: TensorImages, views: Views, seed: int):
+        self.images = images
+        self.views = views
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def fetch(self, indices: Indices, epoch: int | None) -> Batch:
+        batch = self.images.fetch(indices, epoch)
+        if epoch is None:
+            return batch
+        views = [
+            random_views(Image.fromarray(pixels[0].numpy()), pixels.shape[-1], self.views, self.seed, epoch, int(index))
+            for pixels, index in zip(batch["pixel_values"], indices, strict=True)
+        ]
+        # They come in three equal channels.
+        return {"pixel_values": torch.from_numpy(np.stack(views)[:, :, :1]), "labels": batch["labels"]}
+
+    def weight(self, batch: Batch) -> int:
+        return self.images.weight(batch)
+
+
+class HubImageViews(HubImageSource):
+    """Views of encoded images in a `datasets` data set.
+
+    Args:
+        dataset: The training split.
+        config: The recipe's data section.
+        views: What is random.
+        seed: Of the run.
+    """
+
+    def __init__(self, dataset: datasets.Dataset, config: ViewedImages, views: Views, seed: int):
+        super().__init__(dataset, config, augmentation_seed=None)
+        self.views = views
+        self.seed = seed
+
+    def crop(self, image: Image.Image, index: int, epoch: int | None) -> Crop:
+        """As the parent's; for training the pixels of both views, (views, 3, image_size, image_size)."""
+        if epoch is None:
+            return super().crop(image, index, epoch)
+        return Crop(random_views(image, self.config.image_size, self.views, self.seed, epoch, index))
+
+
+def random_views(image: Image.Image, size: int, views: Views, seed: int, epoch: int, index: int) -> Pixels:
+    """The views of sample `index` in `epoch`: uint8, shape (views, 3, size, size)."""
+    # Decoded once and whole: a view must not depend on the scale that another one needs.
+    whole = image.convert("RGB")
+    seeds = [derive_seed(seed, "view", epoch, index, number) for number in range(NUM_VIEWS)]
+    return np.stack([random_view(whole, size, views, np.random.default_rng(each)) for each in seeds])
+
+
+def random_view(image: Image.Image, size: int, views: Views, random: np.random.Generator) -> Pixels:
+    """One view: a crop, resized; then a flip, other colours and a blur, each for some of the views.
+
+    Args:
+        image: In RGB, decoded.
+        size: Side of the view.
+        views: What is random.
+        random: Of this view alone.
+
+    Returns:
+        uint8, shape (3, size, size).
+    """
+    pixels = crop_box(image, random_box(image, views.min_area, random), size)
+    view = Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0)))
+    if views.flip and random.random() < 0.5:
+        view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    if views.color_strength:
+        view = distort_colors(view, views.color_strength, random)
+    if random.random() < views.blur:
+        # Pillow's is three box blurs, which come near to a Gaussian.
+        view = view.filter(ImageFilter.GaussianBlur(random.uniform(0.1, 2.0)))
+    return np.ascontiguousarray(np.asarray(view).transpose(2, 0, 1))
+
+
+def distort_colors(image: Image.Image, strength: float, random: np.random.Generator) -> Image.Image:
+    """The colour distortion of Chen et al. 2020, appendix A: jitter in 80 % of cases, then grey in 20 %."""
+    if random.random() < 0.8:
+        changes = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color, None)
+        for number in random.permutation(len(changes)):
+            change = changes[number]
+            if change is None:
+                image = turn_hue(image, random.uniform(-0.2, 0.2) * strength)
+            else:
+                most = 0.8 * strength
+                image = change(image).enhance(random.uniform(max(0.0, 1 - most), 1 + most))
+    return image.convert("L").convert("RGB") if random.random() < 0.2 else image
+
+
+def turn_hue(image: Image.Image, turn: float) -> Image.Image:
+    """Every colour moved on the colour wheel by `turn` of a whole turn."""
+    hue, saturation, value = image.convert("HSV").split()
+    moved = np.asarray(hue).astype(np.int64) + round(turn * 256)
+    turned = Image.fromarray((moved % 256).astype(np.uint8))
+    return Image.merge("HSV", (turned, saturation, value)).convert("RGB")

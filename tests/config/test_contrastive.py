@@ -1,0 +1,36 @@
+"""Contrastive recipes: what is refused, and what the plan says."""
+
+import pytest
+
+from largebatch.config import load_config
+from largebatch.errors import ConfigError
+from largebatch.plan import explain, resolve
+from paths import SIMCLR
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model.hidden_sizes=[16, 24]"], "hidden_sizes has 24, which is not a multiple of 16"),
+        (["--neighbours.count=101"], "neighbours.count: 101 neighbours are more than the 100 samples"),
+        (["--neighbours.bank_samples=1500"], "neighbours.bank_samples: 1500 is more than the 1437 training samples"),
+        (["--views.color_strength=3.0"], "color_strength 3 would turn hues by more than half a turn"),
+        (["--views.min_area=0.0"], "views.min_area: given 0.0; must be above 0"),
+    ],
+)
+def test_refused(words, message):
+    with pytest.raises(ConfigError) as caught:
+        load_config(SIMCLR, words)
+    assert message in str(caught.value)
+
+
+def test_a_batch_of_one_sample_has_nothing_to_contrast():
+    config = load_config(SIMCLR, ["--batch.global_batch_size=1", "--batch.micro_batch_size=1"])
+    with pytest.raises(ConfigError, match="1 sample has no others to be told from"):
+        resolve(config, 1)
+
+
+def test_the_plan_says_that_the_batch_is_part_of_the_loss():
+    plan = resolve(load_config(SIMCLR), 2)
+    assert plan.coupled_loss
+    assert "another global_batch_size, also that of a smaller last batch, is another loss" in explain(plan, "title")

@@ -1,0 +1,349 @@
+"""A loss of the whole global batch, against a plain loop that computes it of the whole batch at once."""
+
+import json
+import math
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from jobs import JobFailed, run_job, train
+from largebatch.run.journal import read_json_lines
+from paths import SIMCLR, STRATEGIES
+from reference import global_batches, load_recipe_module
+from resuming import Interruption, assert_bit_for_bit, run_interrupted
+from test_strategies import assert_same, recorded
+
+SMALL = (
+    "--data.image_size=8",
+    "--model.hidden_sizes=[16, 32]",
+    "--projection.hidden_size=32",
+    "--projection.output_size=16",
+    "--batch.global_batch_size=32",
+    "--batch.micro_batch_size=8",
+    "--learning_rate.base_lr=0.02",
+    "--learning_rate.reference_batch_size=32",
+    "--learning_rate.warmup=null",
+    '--learning_rate.decay={"name": "constant"}',
+    "--evaluation.max_samples=24",
+)
+FP64 = "--precision=fp64"
+FEW = "--train.stop_after_steps=4"
+# Two steps of 512 and one of the 413 that are left: 6 x 64 + 29, so that of 8 slots one is short and one is empty.
+RAGGED = (*SMALL, FP64, "--batch.last=keep", "--batch.global_batch_size=512", "--batch.micro_batch_size=64", FEW)
+# BatchNorm over the whole global batch, in one process or synchronised over two.
+BATCH_NORM = (
+    *SMALL,
+    FP64,
+    FEW,
+    '--model={"architecture": "resnet", "embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], '
+    '"layer_type": "basic", "sync_batch_norm": true}',
+    "--data.image_size=16",
+    "--batch.global_batch_size=16",
+)
+
+
+def add_dropout() -> None:
+    """In the projection head of the model that the recipe builds next."""
+    import largebatch.optim
+
+    build_optimizer = largebatch.optim.build_optimizer
+
+    def with_dropout(model, plan):
+        model.head[1] = torch.nn.Sequential(model.head[1], torch.nn.Dropout(0.3))
+        return build_optimizer(model, plan)
+
+    largebatch.optim.build_optimizer = with_dropout
+
+
+def recorded_with_dropout(*arguments) -> dict:
+    add_dropout()
+    return recorded(*arguments)
+
+
+def plain(words: tuple[str, ...], steps: int, slot_size: int | None = None) -> dict:
+    """The same training in plain PyTorch, the whole global batch at once; with `slot_size`, with dropout."""
+    from largebatch.config import load_config
+    from largebatch.data.images import normalise
+    from largebatch.data.views import view_sources
+    from largebatch.order import derive_seed, epoch_order
+
+    config = load_config(SIMCLR, words)
+    dtype = torch.float64 if config.precision == "fp64" else torch.float32
+    torch.set_default_dtype(dtype)
+    torch.manual_seed(config.seed)
+    model = load_recipe_module(SIMCLR).build_model(config).train()
+    if slot_size:
+        model.head[1] = torch.nn.Sequential(model.head[1], torch.nn.Dropout(0.3))
+    decayed = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+    exempt = [parameter for parameter in model.parameters() if parameter.ndim == 1]
+    rate = config.learning_rate.base_lr * config.batch.global_batch_size / 32
+    optimizer = torch.optim.SGD(
+        [{"params": decayed, "weight_decay": config.optimizer.weight_decay}, {"params": exempt}], lr=rate, momentum=0.9
+    )
+    source, _ = view_sources(config)
+    size, keep = config.batch.global_batch_size, config.batch.last == "keep"
+    metrics, weights = [], []
+    for step, (epoch, start, taken, _) in enumerate(global_batches(1437, {0: size}, keep, steps)):
+        indices = epoch_order(1437, config.seed, epoch)(np.arange(start, start + taken))
+        projections = []
+        for slot, part in enumerate(np.split(indices, range(slot_size, taken, slot_size)) if slot_size else [indices]):
+            torch.manual_seed(derive_seed(config.seed, "model", step, slot))
+            pixels = source.fetch(part, epoch)["pixel_values"].flatten(0, 1)
+            projections.append(model(normalise(pixels, config.data, dtype))[1])
+        z = torch.cat(projections)
+        z = z / z.square().sum(dim=1, keepdim=True).sqrt()
+        # Rows 2n and 2n + 1 are the views of sample n.
+        terms = (z @ z.T / config.loss.temperature).exp()
+        other = torch.arange(len(z)) ^ 1
+        loss = -(terms[torch.arange(len(z)), other] / (terms.sum(dim=1) - terms.diagonal())).log().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()])
+        optimizer.step()
+        metrics.append({"loss": loss.item(), "lr": rate, "grad_norm": norm.item()})
+        state = {name: tensor for name, tensor in model.state_dict().items() if "num_batches" not in name}
+        weights.append({name: tensor.detach().numpy().copy() for name, tensor in state.items()})
+    return {"metrics": metrics, "weights": weights}
+
+
+@cache
+def reference(words: tuple[str, ...], steps: int, slot_size: int | None = None) -> dict:
+    (result,) = run_job(plain, words, steps, slot_size, strategy="single", world_size=1)
+    return result
+
+
+# --- the loss ---------------------------------------------------------------------------------------------------------
+
+
+def test_nt_xent_is_equation_1_of_the_paper():
+    features = torch.nn.functional.normalize(torch.randn(5, 2, 3, dtype=torch.float64), dim=-1)
+    losses = load_recipe_module(SIMCLR).nt_xent(features, 0.3)
+    views = [features[n, v].tolist() for n in range(5) for v in range(2)]
+
+    def term(a, b):
+        return math.exp(sum(x * y for x, y in zip(views[a], views[b], strict=True)) / 0.3)
+
+    for n in range(5):
+        both = []
+        for i, j in ((2 * n, 2 * n + 1), (2 * n + 1, 2 * n)):
+            both.append(-math.log(term(i, j) / sum(term(i, k) for k in range(10) if k != i)))
+        assert losses[n].item() == pytest.approx(sum(both) / 2, rel=1e-13)
+
+
+# --- every division of a global batch -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_twenty_steps_in_fp32(strategy, tmp_path):
+    result = run_job(recorded, SIMCLR, tmp_path / "run", *SMALL, strategy=strategy)[0]
+    assert_same(result, reference(SMALL, 20))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "world_size", "micro_batch_size"),
+    [("single", 1, 32), ("single", 1, 8), ("ddp", 2, 8), ("ddp", 4, 8), ("fsdp", 2, 4), ("fsdp", 4, 8)],
+)
+def test_factorisations_are_exact(strategy, world_size, micro_batch_size, tmp_path):
+    words = (*SMALL, FP64, FEW, f"--batch.micro_batch_size={micro_batch_size}")
+    result = run_job(recorded, SIMCLR, tmp_path / "run", *words, strategy=strategy, world_size=world_size)[0]
+    assert_same(result, reference((*SMALL, FP64), 4), 4, tolerance=1e-12)
+
+
+@pytest.mark.parametrize(("strategy", "world_size"), [("single", 1), ("ddp", 4), ("fsdp", 2)])
+def test_a_smaller_last_batch(strategy, world_size, tmp_path):
+    result = run_job(recorded, SIMCLR, tmp_path / "run", *RAGGED, strategy=strategy, world_size=world_size)[0]
+    assert_same(result, reference(RAGGED, 4), 4, tolerance=1e-12)
+
+
+@pytest.mark.parametrize(("strategy", "world_size"), [("single", 1), ("ddp", 2), ("fsdp", 4)])
+def test_dropout_is_the_same_in_both_passes(strategy, world_size, tmp_path):
+    words = (*SMALL, FP64, FEW)
+    place = {"strategy": strategy, "world_size": world_size}
+    result = run_job(recorded_with_dropout, SIMCLR, tmp_path / "run", *words, **place)[0]
+    expected = reference((*SMALL, FP64), 4, slot_size=8)
+    assert_same(result, expected, 4, tolerance=1e-12)
+    assert expected["metrics"][0]["loss"] != pytest.approx(reference((*SMALL, FP64), 4)["metrics"][0]["loss"])
+
+
+@pytest.mark.parametrize(("strategy", "world_size"), [("single", 1), ("ddp", 2), ("fsdp", 2)])
+def test_batch_norm_counts_each_micro_batch_once(strategy, world_size, tmp_path):
+    """Weights and running statistics, with statistics of the whole global batch."""
+    words = (*BATCH_NORM, f"--batch.micro_batch_size={16 // world_size}")
+    if world_size == 1:
+        words = (*words, "--model.sync_batch_norm=false")
+    result = run_job(recorded, SIMCLR, tmp_path / "run", *words, strategy=strategy, world_size=world_size)[0]
+    expected = reference(BATCH_NORM, 4)
+    assert any("running_mean" in name for name in expected["weights"][0])
+    assert_same(result, expected, 4, tolerance=1e-11)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
+def test_stopped_and_resumed_bit_for_bit(strategy, tmp_path):
+    words = (*SMALL, "--logging.every=1", "--logging.trackers=[]", "--train.stop_after_steps=12")
+    place = {"strategy": strategy, "recipe": SIMCLR}
+    assert run_interrupted(tmp_path / "whole", words, **place) is None
+    assert "exit code 75" in run_interrupted(tmp_path / "run", words, Interruption("signal", 1, 5), **place)
+    assert run_interrupted(tmp_path / "run", words, **place) is None
+    assert_bit_for_bit(tmp_path / "run", tmp_path / "whole")
+
+
+# --- evaluation -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("strategy", "world_size"), [("single", 1), ("ddp", 3), ("zero3", 2)])
+def test_neighbours_vote(strategy, world_size, tmp_path):
+    """What was logged is what the saved weights give in plain numpy: bank and evaluation set divide unevenly."""
+    words = (*SMALL, "--train.stop_after_steps=2", "--neighbours.bank_samples=50", "--batch.micro_batch_size=4")
+    words = (*words, "--batch.global_batch_size=24", "--evaluation.max_samples=46")
+    run_job(train_in, tmp_path / "run", words, strategy=strategy, world_size=world_size)
+    (logged,) = read_json_lines(tmp_path / "run/evaluations.jsonl")
+    (expected,) = run_job(accuracy_of, tmp_path / "run/model/model.safetensors", words, strategy="single", world_size=1)
+    assert logged["knn_accuracy"] == pytest.approx(expected, abs=1e-12)
+    assert 0.2 < expected < 1
+
+
+def train_in(run_dir, words) -> None:
+    train(SIMCLR, *words, run_dir=run_dir)
+
+
+def accuracy_of(file, words) -> float:
+    from largebatch.config import load_config
+    from largebatch.data.images import digits, normalise
+
+    config = load_config(SIMCLR, words)
+    model = load_recipe_module(SIMCLR).build_model(config).eval()
+    model.load_state_dict({name: torch.from_numpy(values) for name, values in load_file(file).items()})
+    features, labels = [], []
+    for source, count in zip(digits(config.data), (50, 46), strict=True):
+        batch = source.fetch(np.arange(count), None)
+        found = model(normalise(batch["pixel_values"], config.data))[0].detach().numpy()
+        features.append(found / np.linalg.norm(found, axis=1, keepdims=True))
+        labels.append(batch["labels"].numpy())
+    right = 0
+    for feature, label in zip(features[1], labels[1], strict=True):
+        similarities = features[0] @ feature
+        votes = np.zeros(10)
+        for nearest in np.argsort(-similarities)[: config.neighbours.count]:
+            votes[labels[0][nearest]] += np.exp(similarities[nearest] / config.neighbours.temperature)
+        right += votes.argmax() == label
+    return right / 46
+
+
+# --- what is refused, and what is not finite ----------------------------------------------------------------------
+
+
+def loop_with(mistake: str, run_dir) -> str:
+    """Train with a mistake in the loop, and return the error."""
+    from largebatch.config import ContrastiveConfig, load_config
+    from largebatch.data.views import view_sources
+    from largebatch.optim import build_optimizer
+    from largebatch.run import Run, RunOptions
+
+    config = load_config(SIMCLR, (*SMALL, "--logging.trackers=[]"), ContrastiveConfig)
+    run = Run(config, RunOptions(run_dir))
+    train_set, _ = run.load(view_sources)
+    model = load_recipe_module(SIMCLR).build_model(config)
+    model, _ = run.prepare(model, build_optimizer(model, run.plan))
+    passes = [0]
+
+    def features_of(batch):
+        passes[0] += 1
+        pixels = batch["pixel_values"].flatten(0, 1).float() / 255
+        if mistake == "other augmentation" and passes[0] > 2:
+            pixels = pixels.flip(-1)
+        features = model(pixels)[1]
+        return features if mistake == "a row a view" else features.unflatten(0, (-1, 2))
+
+    try:
+        for step in run.steps(train_set):
+            if mistake == "no gather":
+                step.couple(torch.zeros(()))
+            features = step.gather(features_of)
+            loss = features.square().sum()
+            if mistake == "gathered twice":
+                step.gather(features_of)
+            if mistake == "a trained temperature":
+                loss = loss * next(model.parameters()).sum()
+            if mistake == "another loss":
+                loss = torch.zeros(())
+            if mistake == "not a scalar":
+                loss = features.square().sum(dim=(1, 2))
+            if mistake != "no loss":
+                step.couple(loss)
+            for batch in step.micro_batches():
+                if mistake == "plain backward":
+                    step.backward(features_of(batch).sum())
+                features = features_of(batch)
+                step.backward_features(features[:1] if mistake == "other shape" else features)
+            step.update()
+            if step.index == 2:
+                return "no error"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        ("none", "no error"),
+        ("no gather", "step.couple was called without step.gather"),
+        ("gathered twice", "step.gather was called twice"),
+        ("a row a view", "features with a row a sample, of 8 samples; given shape (16, 16)"),
+        ("a trained temperature", "the loss depends on a trained tensor of shape (16, 1, 3, 3) besides the features"),
+        ("another loss", "the loss does not depend on the features"),
+        ("not a scalar", "step.couple needs a scalar, the sum of the global batch's losses; given shape (32,)"),
+        ("no loss", "step.backward_features was called before step.couple"),
+        ("plain backward", "step.backward was called after step.gather"),
+        ("other shape", "the micro-batch's features have shape (1, 2, 16), and had (8, 2, 16) in step.gather"),
+        ("other augmentation", "BackendMismatch: a micro-batch has other features in step.micro_batches() than in"),
+    ],
+)
+def test_mistakes_of_a_loop(mistake, words, tmp_path):
+    # Where processes agree on the error, there are two.
+    place = ("ddp", 2) if mistake in ("none", "other augmentation") else ("single", 1)
+    for report in run_job(loop_with, mistake, tmp_path / "run", strategy=place[0], world_size=place[1]):
+        assert words in report
+
+
+def train_with_nan(run_dir, bad_step: int, where: str, words) -> None:
+    """The loss, or the features of the second process, are not finite in a step."""
+    from largebatch.run import Step
+
+    gather, couple = Step.gather, Step.couple
+
+    def bad_gather(step, encode):
+        is_bad = where == "features" and step.index + 1 == bad_step and step._backend.rank == 1
+        return gather(step, (lambda batch: encode(batch) * math.nan) if is_bad else encode)
+
+    def bad_couple(step, loss_sum):
+        # Only its value: the gradient is finite.
+        is_bad = where == "loss" and step.index + 1 == bad_step
+        couple(step, loss_sum + math.inf if is_bad else loss_sum)
+
+    Step.gather, Step.couple = bad_gather, bad_couple
+    train(SIMCLR, *words, run_dir=run_dir)
+
+
+NAN_WORDS = (*SMALL, "--train.stop_after_steps=6", "--logging.every=5", "--logging.trackers=[]")
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
+    with pytest.raises(JobFailed) as caught:
+        run_job(train_with_nan, tmp_path / "run", 3, "loss", NAN_WORDS)
+    assert "the loss is inf at step 3 on rank 0" in str(caught.value)
+    assert not (tmp_path / "run/model").exists()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "where"), [("ddp", "loss"), ("fsdp", "features"), ("zero2", "features"), ("zero3", "loss")]
+)
+def test_a_step_that_is_not_finite_is_skipped_by_all(strategy, where, tmp_path):
+    words = (*NAN_WORDS, "--faults.on_non_finite=skip")
+    run_job(train_with_nan, tmp_path / "run", 3, where, words, strategy=strategy)
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["bad_steps"] == 1
+    assert math.isfinite(summary["train_loss"])
