@@ -6,6 +6,7 @@ ROOT = Path(__file__).parent.parent
 RECIPES = sorted(path for path in ROOT.glob("recipes/*/*.json"))
 STRATEGIES = ("ddp", "fsdp", "zero1", "zero2", "zero3")
 DIGITS = ROOT / "recipes/image_classification/resnet_digits.json"
+CIFAR = ROOT / "recipes/image_classification/resnet_cifar10.json"
 IMAGENET = ROOT / "recipes/image_classification/resnet50_imagenet_8k.json"
 PYDOC = ROOT / "recipes/causal_lm/gpt_pydoc.json"
 VIT_DIGITS = ROOT / "recipes/image_classification/vit_digits.json"

@@ -7,10 +7,9 @@ from transformers import ResNetConfig, ResNetForImageClassification
 
 from largebatch.config import load_config
 from largebatch.models.small_image_resnet import SmallImageResNet
-from paths import ROOT
+from paths import CIFAR
 from reference import load_recipe_module
 
-CIFAR = ROOT / "recipes/image_classification/resnet_cifar10.json"
 SMALL = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", num_labels=3)
 
 
