@@ -77,12 +77,12 @@ def loop_with(mistake: str, run_dir) -> str:
         ("no update", "the loop went on to the next step without step.update()"),
         ("another optimizer", "the optimizer is SGD, the plan says AdamW"),
         ("other betas", "the optimizer's betas is (0.5, 0.5), the plan says (0.9, 0.99)"),
-        ("no weight decay", "weight decay of transformer.wte.weight is 0, the plan says 0.1 ("),
+        ("no weight decay", "weight_decay of transformer.wte.weight is 0.0, the plan says 0.1 ("),
         (
             "forgotten parameter",
             "the optimizer does not have each trainable parameter of the model exactly once; missing: ",
         ),
-        ("another weight decay", "the optimizer's weight decay of transformer.wte.weight is 0.2, the plan says 0.1 ("),
+        ("another weight decay", "the optimizer's weight_decay of transformer.wte.weight is 0.2, the plan says 0.1 ("),
     ],
 )
 def test_mistakes_of_a_loop(mistake, words, tmp_path):
