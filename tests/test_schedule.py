@@ -60,6 +60,7 @@ TABLES = {
     ),
     "warmup that is the whole run": (1.0, Schedule(4, warmup=4, decay="cosine", decay_start=4), [0, 0.25, 0.5, 0.75]),
     "warmup from above zero": (0.8, Schedule(3, warmup=2, warmup_start_lr=0.2), [0.2, 0.5, 0.8]),
+    "constant warmup": (0.8, Schedule(4, warmup=2, warmup_start_lr=0.2, warmup_shape="constant"), [0.2, 0.2, 0.8, 0.8]),
     "warmup from above the peak": (0.1, Schedule(3, warmup=2, warmup_start_lr=0.2), [0.1, 0.1, 0.1]),
 }
 

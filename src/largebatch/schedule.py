@@ -18,6 +18,7 @@ class Schedule:
         end: Samples of the whole run.
         warmup: Samples until the peak is reached; 0 is no warmup.
         warmup_start_lr: Learning rate at the start of the warmup, where the peak is not below it.
+        warmup_shape: Whether it grows from there to the peak, or stays until the end of the warmup.
         decay: Shape after warmup.
         final_fraction: For "cosine", "linear", "polynomial" and "warmup_stable_decay": learning rate at `end`, as a
             fraction of the peak.
@@ -30,6 +31,7 @@ class Schedule:
     end: int
     warmup: int = 0
     warmup_start_lr: float = 0.0
+    warmup_shape: Literal["gradual", "constant"] = "gradual"
     decay: Literal["constant", "step", "cosine", "linear", "polynomial", "warmup_stable_decay"] = "constant"
     final_fraction: float = 0.0
     power: float = 1.0
@@ -40,9 +42,10 @@ class Schedule:
     def lr_at(self, place: int, peak_lr: float) -> float:
         """Learning rate of the step before which `place` samples were trained on.
 
-        Warmup starts at `warmup_start_lr` and grows by a constant amount with each sample, so that the step at `warmup`
-        is the first with the peak (Goyal et al. 2017, section 2.2). Milestones count from the start of training, as
-        theirs do. A decay to `final_fraction` would be complete at `end`, where the step after the last would begin.
+        Gradual warmup starts at `warmup_start_lr` and grows by a constant amount with each sample, so that the step at
+        `warmup` is the first with the peak (Goyal et al. 2017, section 2.2). Milestones count from the start of
+        training, as theirs do. A decay to `final_fraction` would be complete at `end`, where the step after the last
+        would begin.
 
         Args:
             place: Samples trained on before the step.
@@ -50,6 +53,8 @@ class Schedule:
         """
         if place < self.warmup:
             start_lr = min(self.warmup_start_lr, peak_lr)
+            if self.warmup_shape == "constant":
+                return start_lr
             return start_lr + (peak_lr - start_lr) * (place / self.warmup)
         return peak_lr * self._decay_fraction(place)
 

@@ -102,6 +102,7 @@ GROWING = '--batch.global_batch_size=[{"from": {"steps": 0}, "size": 32}, {"from
         ),
         (["--optimizer.moments=sde", "--learning_rate.scaling=linear"], 'write "sqrt" as learning_rate.scaling'),
         (["--optimizer.moments=half_life", GROWING], 'write "fixed", or a global_batch_size that does not grow'),
+        (["--learning_rate.warmup.shape=constant"], "a constant warmup at zero would not train"),
         (['--optimizer={"name": "lamb", "weight_decay": 0, "moments": "sde"}'], "optimizer.moments: unknown key"),
         (['--optimizer={"name": "lars", "weight_decay": 0, "momentum": 0, "nesterov": true}'], "momentum above 0"),
     ],

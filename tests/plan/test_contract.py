@@ -66,6 +66,14 @@ def test_no_warmup_where_scaling_does_not_raise_the_rate(batch):
     assert plan.lr_at(0) == pytest.approx(0.1 * batch / 64)
 
 
+def test_constant_warmup():
+    """Goyal et al. 2017, section 2.2: eta for the first epochs, then k eta; here 5 epochs of 2 steps, and k 8."""
+    words = ["--batch.global_batch_size=512", "--learning_rate.warmup.shape=constant"]
+    plan = resolve(load_config(DIGITS, [*words, '--learning_rate.decay={"name": "constant"}']), world_size=2)
+    assert [plan.lr_at(step) for step in (0, 9, 10, 39)] == pytest.approx([0.1, 0.1, 0.8, 0.8])
+    assert "warmup at 0.1 for 10 steps (5 epochs), then 0.8" in explain(plan, "x")
+
+
 def test_stopping_early_changes_no_learning_rate():
     whole = resolve(load_config(PYDOC), 1)
     early = resolve(load_config(PYDOC, ["--train.stop_after_steps", "20"]), 1)

@@ -157,12 +157,23 @@ class Batch(Section):
 
 
 class Warmup(Section):
-    """Gradual warmup: the learning rate grows by the same amount at each step (Goyal et al. 2017, section 2.2)."""
+    """Lower learning rates at the start of training (Goyal et al. 2017, section 2.2)."""
 
     duration: Duration
-    """How long the learning rate grows."""
+    """How long they are lower than the peak."""
     start: Literal["base_lr", "zero"] = "base_lr"
-    """Where it starts: at `base_lr` (Goyal et al.; no warmup where the scaled rate is not above it), or at zero."""
+    """Where they start: at `base_lr` (Goyal et al.; no warmup where the scaled rate is not above it), or at zero."""
+    shape: Literal["gradual", "constant"] = "gradual"
+    """"gradual": the rate grows by the same amount at each step. "constant": it stays at `base_lr` and jumps to the peak
+    afterwards, which the paper compares with, and finds worse than no warmup."""
+
+    @model_validator(mode="after")
+    def _constant_is_not_zero(self) -> Self:
+        if self.shape == "constant" and self.start == "zero":
+            raise ValueError(
+                'a constant warmup at zero would not train; write "base_lr" as start, or "gradual" as shape'
+            )
+        return self
 
 
 class ConstantDecay(Section):

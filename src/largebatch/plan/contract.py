@@ -243,6 +243,7 @@ def _schedule(rate: LearningRate, timeline: Timeline, total_steps: int, scaled_b
         end=timeline.at(total_steps).samples_before,
         warmup=warmup,
         warmup_start_lr=warmup_start_lr,
+        warmup_shape=rate.warmup.shape if rate.warmup is not None else "gradual",
         decay="constant" if isinstance(decay, BatchGrowth) else decay.name,
         final_fraction=getattr(decay, "final_fraction", 0.0),
         power=getattr(decay, "power", 1.0),

@@ -147,9 +147,14 @@ def _learning_rate(plan: RunPlan) -> list[str]:
             each = f", {(plan.peak_lr - schedule.warmup_start_lr) / steps:.3g} more each step"
         else:
             each = ", more with each sample"
-        lines.append(
-            f"warmup from {schedule.warmup_start_lr:.6g} to {goal} in {steps:,} steps ({epochs:.3g} epochs){each}"
-        )
+        if schedule.warmup_shape == "constant":
+            lines.append(
+                f"warmup at {schedule.warmup_start_lr:.6g} for {steps:,} steps ({epochs:.3g} epochs), then {goal}"
+            )
+        else:
+            lines.append(
+                f"warmup from {schedule.warmup_start_lr:.6g} to {goal} in {steps:,} steps ({epochs:.3g} epochs){each}"
+            )
     elif plan.warmup_left_out:
         lines.append(
             f"no warmup: it would start at base_lr {plan.base_lr:.6g}, which is not below the peak "
