@@ -164,8 +164,8 @@ class Warmup(Section):
     start: Literal["base_lr", "zero"] = "base_lr"
     """Where they start: at `base_lr` (Goyal et al.; no warmup where the scaled rate is not above it), or at zero."""
     shape: Literal["gradual", "constant"] = "gradual"
-    """"gradual": the rate grows by the same amount at each step. "constant": it stays at `base_lr` and jumps to the peak
-    afterwards, which the paper compares with, and finds worse than no warmup."""
+    """"gradual": the rate grows by the same amount at each step. "constant": it stays at `base_lr`, and jumps to the
+    peak afterwards, which the paper compares with, and finds worse than no warmup."""
 
     @model_validator(mode="after")
     def _constant_is_not_zero(self) -> Self:

@@ -1,0 +1,151 @@
+"""What is trained: recipes, batch sizes, and rules for what becomes of the learning rate with them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+WARMUP = "--learning_rate.warmup="
+SCALING = "--learning_rate.scaling="
+
+
+@dataclass(frozen=True)
+class Ordering:
+    """That one rule's result is lower than another's at a batch size, as a paper found it.
+
+    Args:
+        lower, higher: Rules.
+        batch: Samples per step.
+        source: Where the paper says so, with its numbers.
+    """
+
+    lower: str
+    higher: str
+    batch: int
+    source: str
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Runs of one recipe.
+
+    Args:
+        recipe: Its JSON.
+        overrides: What is other than in the recipe, in every run.
+        metric: Of the recipe's evaluations.
+        is_error: Whether it is an accuracy, of which the error is taken.
+        last: Over how many of the last evaluations the median is taken.
+        diverged: The result of a run whose loss is not finite: that of guessing.
+        reference: The batch size that the base learning rate is tuned at.
+        base_lrs: Among which.
+        batches: Batch sizes; the reference is the first.
+        rules: Overrides of each rule, by its name. At the reference they are all the same.
+        orderings: What is compared with the literature.
+    """
+
+    recipe: Path
+    overrides: tuple[str, ...]
+    metric: str
+    is_error: bool
+    last: int
+    diverged: float
+    reference: int
+    base_lrs: tuple[float, ...]
+    batches: tuple[int, ...]
+    rules: dict[str, tuple[str, ...]]
+    orderings: tuple[Ordering, ...]
+
+
+def goyal_rules(warmup_epochs: int) -> dict[str, tuple[str, ...]]:
+    """The rules of Goyal et al. 2017, tables 1 and 2a."""
+    gradual = f'{{"duration": {{"epochs": {warmup_epochs}}}, "start": "base_lr"}}'
+    constant = f'{{"duration": {{"epochs": {warmup_epochs}}}, "start": "base_lr", "shape": "constant"}}'
+    return {
+        "linear, gradual warmup": (SCALING + "linear", WARMUP + gradual),
+        "linear, no warmup": (SCALING + "linear", WARMUP + "null"),
+        "linear, constant warmup": (SCALING + "linear", WARMUP + constant),
+        "square root, gradual warmup": (SCALING + "sqrt", WARMUP + gradual),
+        "unscaled": (SCALING + "none", WARMUP + "null"),
+    }
+
+
+def goyal_orderings(batch: int) -> tuple[Ordering, ...]:
+    """Those of Goyal et al. 2017 at k = 32 (batch 8,192); top-1 errors of ResNet-50 on ImageNet in per cent."""
+    gradual, none, constant, sqrt, unscaled = goyal_rules(5)
+    return (
+        Ordering(gradual, none, batch, "23.74 against 24.84, table 1"),
+        Ordering(gradual, constant, batch, "23.74 against 25.88, table 1"),
+        Ordering(none, constant, batch, "24.84 against 25.88, table 1"),
+        Ordering(gradual, sqrt, batch, "23.74 against 26.22, table 2a"),
+        Ordering(gradual, unscaled, batch, "23.74 against 41.67, table 2a"),
+    )
+
+
+EXPERIMENTS = {
+    "goyal_digits": Experiment(
+        recipe=ROOT / "recipes/image_classification/resnet_digits.json",
+        overrides=(
+            "--data.image_size=8",
+            "--model.hidden_sizes=[16,32]",
+            "--model.depths=[1,1]",
+            "--batch.micro_batch_size=16",
+            '--evaluation.every={"epochs": 1}',
+        ),
+        metric="accuracy",
+        is_error=True,
+        last=5,
+        diverged=0.9,
+        reference=16,
+        base_lrs=(0.0125, 0.025, 0.05, 0.1, 0.2),
+        batches=(16, 32, 64, 128, 256, 512),
+        rules=goyal_rules(warmup_epochs=5),
+        orderings=goyal_orderings(512),
+    ),
+    "goyal_cifar10": Experiment(
+        recipe=ROOT / "recipes/image_classification/resnet_cifar10.json",
+        overrides=(
+            "--batch.micro_batch_size=64",
+            '--train.duration={"epochs": 30}',
+            '--learning_rate.decay={"name": "cosine"}',
+            '--evaluation.every={"epochs": 1}',
+        ),
+        metric="accuracy",
+        is_error=True,
+        last=5,
+        diverged=0.9,
+        reference=128,
+        base_lrs=(0.025, 0.05, 0.1, 0.2, 0.4),
+        batches=(128, 256, 512, 1024, 2048, 4096, 8192),
+        rules=goyal_rules(warmup_epochs=5),
+        orderings=goyal_orderings(4096),
+    ),
+    "adam_pydoc": Experiment(
+        recipe=ROOT / "recipes/causal_lm/gpt_pydoc.json",
+        overrides=(
+            "--model.num_layers=2",
+            "--model.hidden_size=64",
+            "--model.num_heads=2",
+            "--data.block_size=64",
+            "--data.num_train_samples=6144",
+            "--data.num_eval_samples=256",
+            "--batch.micro_batch_size=16",
+            '--train.duration={"epochs": 1}',
+        ),
+        metric="loss",
+        is_error=False,
+        last=1,
+        diverged=5.545,  # log 256, of guessing bytes
+        reference=16,
+        base_lrs=(0.001, 0.002, 0.004, 0.008),
+        batches=(16, 32, 64, 128, 256, 512),
+        rules={
+            "square root": (SCALING + "sqrt",),
+            "linear": (SCALING + "linear",),
+            "unscaled": (SCALING + "none",),
+        },
+        orderings=(
+            Ordering("square root", "linear", 256, "the square-root rule for Adam, arXiv 2006.09092 and 2205.10287"),
+            Ordering("square root", "unscaled", 256, "the same"),
+        ),
+    ),
+}

@@ -1,0 +1,96 @@
+"""Means, their errors, and what they allow to say."""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from experiments import Experiment, Ordering
+from runs import ANY_RULE, Point, Result
+
+# Standard errors of a difference, from which on it is called one.
+CLEAR = 2.0
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The results of one rule at one batch size.
+
+    Args:
+        values: Of the seeds.
+        diverged: How many of these runs diverged.
+    """
+
+    values: tuple[float, ...]
+    diverged: int = 0
+
+    @property
+    def mean(self) -> float:
+        """Over the seeds."""
+        return statistics.fmean(self.values)
+
+    @property
+    def std(self) -> float:
+        """Sample standard deviation over the seeds; 0 of one."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
+
+
+def cells_of(results: Iterable[Result], experiment: Experiment, base_lr: float) -> dict[tuple[str, int], Cell]:
+    """The results by rule and batch size; those at the reference stand under every rule."""
+    found: dict[tuple[str, int], list[Result]] = {}
+    for result in results:
+        if result.point.base_lr != base_lr:
+            continue
+        rules = experiment.rules if result.point.rule == ANY_RULE else [result.point.rule]
+        for rule in rules:
+            found.setdefault((rule, result.point.batch), []).append(result)
+    return {
+        place: Cell(tuple(each.value for each in group), sum(each.diverged for each in group))
+        for place, group in found.items()
+    }
+
+
+def best_base_lr(results: Mapping[Point, Result], experiment: Experiment) -> float:
+    """The base learning rate with the lowest mean at the reference batch size."""
+    rates: dict[float, list[float]] = {}
+    for point, result in results.items():
+        if point.rule == ANY_RULE and point.base_lr in experiment.base_lrs:
+            rates.setdefault(point.base_lr, []).append(result.value)
+    return min(rates, key=lambda rate: statistics.fmean(rates[rate]))
+
+
+Verdict = Literal["holds", "does not hold", "cannot be told"]
+
+
+def verdict(lower: Cell, higher: Cell) -> Verdict:
+    """Whether the first is lower than the second: by more than twice the standard error of the difference of means."""
+    if min(len(lower.values), len(higher.values)) < 2:
+        return "cannot be told"
+    error = math.sqrt(lower.std**2 / len(lower.values) + higher.std**2 / len(higher.values))
+    difference = higher.mean - lower.mean
+    if abs(difference) <= CLEAR * error or difference == 0:
+        return "cannot be told"
+    return "holds" if difference > 0 else "does not hold"
+
+
+def verdicts(
+    cells: Mapping[tuple[str, int], Cell], orderings: Sequence[Ordering]
+) -> list[tuple[Ordering, Cell, Cell, Verdict]]:
+    """Of each ordering whose runs were made."""
+    return [
+        (ordering, lower, higher, verdict(lower, higher))
+        for ordering in orderings
+        if (lower := cells.get((ordering.lower, ordering.batch)))
+        and (higher := cells.get((ordering.higher, ordering.batch)))
+    ]
+
+
+def flat_up_to(cells: Mapping[tuple[str, int], Cell], experiment: Experiment, rule: str) -> int:
+    """The largest batch size up to which no result of the rule is clearly higher than the reference's."""
+    reference, largest = cells[rule, experiment.reference], experiment.reference
+    for batch in experiment.batches:
+        if (rule, batch) not in cells or verdict(reference, cells[rule, batch]) == "holds":
+            break
+        largest = batch
+    return largest
