@@ -40,9 +40,8 @@ def summary(name: str, cells: Mapping[tuple[str, int], Cell], experiment: Experi
     lines = [f"# {name}", "", *settings, "", f"Mean ± standard deviation over {seeds} seeds: {unit}{of}.", ""]
     lines += [table(cells, experiment), ""]
     for rule in experiment.rules:
-        lines.append(
-            f"- {rule}: up to batch {flat_up_to(cells, experiment, rule):,} not clearly above batch {experiment.reference}"
-        )
+        flat = flat_up_to(cells, experiment, rule)
+        lines.append(f"- {rule}: up to batch {flat:,} not clearly above batch {experiment.reference}")
     lines += ["", "| lower | higher | batch | in the literature | here |", "| --- | --- | --- | --- | --- |"]
     for ordering, lower, higher, found in verdicts(cells, experiment.orderings):
         here = f"{_shown(lower, experiment)} against {_shown(higher, experiment)}: **{found}**"
