@@ -130,6 +130,7 @@ EXPERIMENTS = {
             "--data.num_eval_samples=256",
             "--batch.micro_batch_size=16",
             '--train.duration={"epochs": 1}',
+            '--learning_rate.warmup={"duration": {"samples": 1024}, "start": "zero"}',
         ),
         metric="loss",
         is_error=False,
@@ -137,7 +138,7 @@ EXPERIMENTS = {
         diverged=5.545,  # log 256, of guessing bytes
         reference=16,
         base_lrs=(0.001, 0.002, 0.004, 0.008),
-        batches=(16, 32, 64, 128, 256, 512),
+        batches=(16, 32, 64, 128, 256),
         rules={
             "square root": (SCALING + "sqrt",),
             "linear": (SCALING + "linear",),

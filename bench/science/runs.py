@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import statistics
 import tempfile
 import time
@@ -16,7 +17,8 @@ from largebatch.rehearsal.training import train
 from largebatch.run.journal import read_json_lines
 
 PATIENCE = 24 * 3600  # seconds that one run may take
-NOT_FINITE = "is not finite"
+# In the message of a run whose loss, gradient or evaluation is not finite.
+DIVERGED = re.compile(r"error: .*\b(nan|inf)\b")
 # At the reference batch size all rules are one.
 ANY_RULE = "any"
 
@@ -91,14 +93,20 @@ def make_runs(
 ) -> Iterator[Result]:
     """Make the runs that `file` does not have yet, so many at once, and add each to it as it ends."""
     known = read_results(file)
+    # A program that was killed may have left half a line.
+    file.write_text("".join(_line(result) for result in known.values()), encoding="utf-8")
     missing = [point for point in dict.fromkeys(points) if point not in known]
     with ThreadPoolExecutor(jobs) as pool:
         runs = [pool.submit(make_run, experiment, point, words) for point in missing]
         for run in as_completed(runs):
             result = run.result()
             with file.open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps(asdict(result)) + "\n")
+                lines.write(_line(result))
             yield result
+
+
+def _line(result: Result) -> str:
+    return json.dumps(asdict(result)) + "\n"
 
 
 def make_run(experiment: Experiment, point: Point, words: tuple[str, ...]) -> Result:
@@ -126,7 +134,7 @@ def make_run(experiment: Experiment, point: Point, words: tuple[str, ...]) -> Re
                 timeout=PATIENCE,
             )
         except JobFailed as failure:
-            if NOT_FINITE not in str(failure):
+            if not DIVERGED.search(str(failure)):
                 raise
             return Result(point, experiment.diverged, diverged=True, seconds=time.monotonic() - started)
         evaluations = read_json_lines(run_dir / "evaluations.jsonl")[-experiment.last :]
