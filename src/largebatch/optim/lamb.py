@@ -31,13 +31,6 @@ class Lamb(LayerwiseOptimizer):
     ):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Take one step with the gradients that there are."""
-        assert closure is None
-        for group in self.param_groups:
-            self._step_group(group)
-
     def _step_group(self, group: dict[str, Any]) -> None:
         tensors = [tensor for tensor in group["params"] if tensor.grad is not None]
         weights = [local_part(tensor) for tensor in tensors]

@@ -1,5 +1,6 @@
 """Optimizers whose update of a layer depends on norms of the whole layer, however strategies cut it up."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,6 +57,17 @@ class LayerwiseOptimizer(Optimizer):
         self._parts = parts
         self._numbers = {name: number for number, name in enumerate(layers)}
         self._sum_over_processes = sum_over_processes
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Take one step with the gradients that there are."""
+        assert closure is None
+        for group in self.param_groups:
+            self._step_group(group)
+
+    @abstractmethod
+    def _step_group(self, group: dict[str, Any]) -> None:
+        """Step the tensors of a parameter group that have gradients, and leave the gradients as they are."""
 
     def _trust_ratios(
         self, tensors: Sequence[torch.Tensor], updates: Sequence[torch.Tensor], trust_ratio: TrustRatio

@@ -33,7 +33,7 @@ from largebatch.errors import BackendMismatch, RunStopped, TrainingFailed, UserE
 from largebatch.initialization.building import build_without_weights
 from largebatch.initialization.drawn import DrawnWeights
 from largebatch.initialization.pretrained import PretrainedWeights, find_folder
-from largebatch.initialization.set import StartingWeights, set_weights
+from largebatch.initialization.setting import StartingWeights, set_weights
 from largebatch.metrics import StepMetrics, place_of
 from largebatch.plan import explain, resolve
 from largebatch.run.attempt import Attempt
