@@ -53,13 +53,15 @@ def main() -> None:
     results = read_results(file)
     base_lr = best_base_lr(results, experiment)
     cells = cells_of(results.values(), experiment, base_lr)
+    rates = experiment.base_lrs
     command = f"python bench/science/batch_size.py {options.experiment} --seeds {options.seeds}"
     settings = [
         f"`{command}{' -- ' + shlex.join(words) if words else ''}`, {time.strftime('%Y-%m-%d')}; one process a run on "
         f"{machine()}.",
         "",
-        f"The base learning rate {base_lr:g} was the best of {', '.join(f'{rate:g}' for rate in experiment.base_lrs)} "
-        f"at batch {experiment.reference}.",
+        f"The base learning rate {base_lr:g} was the best of {', '.join(f'{rate:g}' for rate in rates)} "
+        f"at batch {experiment.reference}"
+        + (", at their end: a better one may lie beyond." if base_lr in (rates[0], rates[-1]) else "."),
     ]
     text = summary(options.experiment, cells, experiment, settings)
     (folder / "README.md").write_text(text + "\n![Result against batch size](plot.svg)\n", encoding="utf-8")
