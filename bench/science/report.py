@@ -72,6 +72,10 @@ def plot(cells: Mapping[tuple[str, int], Cell], experiment: Experiment, file: Pa
         )
     axes.set_xscale("log", base=2)
     axes.set_xticks(experiment.batches, [str(batch) for batch in experiment.batches])
+    if experiment.is_error:
+        # Where training fails, errors are tens of times those that are to be compared.
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("global batch size")
     axes.set_ylabel("test error, %" if experiment.is_error else f"evaluation {experiment.metric}")
     axes.legend()
