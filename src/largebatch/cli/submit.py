@@ -137,7 +137,7 @@ def _find_recipe(recipe: str) -> Path:
         if not path.is_file():
             raise UserError(f"{recipe}: no such file; give the path of a recipe's JSON, or its name")
         return path
-    known = sorted(RECIPES.glob("*/*.json"))
+    known = sorted(RECIPES.glob("*/*.json"), key=lambda path: path.stem)
     found = [path for path in known if path.stem == recipe]
     if not found:
         names = ", ".join(path.stem for path in known) or f"none in {Path.cwd()}"
