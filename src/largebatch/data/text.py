@@ -76,8 +76,8 @@ class ByteTokenizer:
     """UTF-8 bytes; a zero byte ends each document."""
 
     vocab_size = 256
-    special_tokens = (0,)
-    mask_token = 256
+    special_tokens: Sequence[int] = (0,)
+    mask_token: int | None = 256
 
     def encode(self, documents: list[str | None]) -> list[list[int]]:
         return [[*(document or "").encode(), 0] for document in documents]
@@ -97,10 +97,11 @@ class PretrainedTokenizer:
                 f"data.tokenizer: {path!r} could not be loaded: {reason}; write a hub id, a local folder, or bytes"
             ) from error
         # An encoder's tokenizer has a separator instead.
-        ends = [self.tokenizer.eos_token_id, self.tokenizer.sep_token_id]
-        self.end_of_text: int | None = next((token for token in ends if token is not None), None)
-        if self.end_of_text is None:
+        candidates = (self.tokenizer.eos_token_id, self.tokenizer.sep_token_id)
+        ends: list[int] = [token for token in candidates if token is not None]
+        if not ends:
             raise DataError(f"data.tokenizer: {path!r} has no end-of-text token to put between documents; use another")
+        self.end_of_text = ends[0]
         self.vocab_size = len(self.tokenizer)
         self.special_tokens: Sequence[int] = self.tokenizer.all_special_ids
         self.mask_token: int | None = self.tokenizer.mask_token_id
