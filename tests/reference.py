@@ -125,11 +125,42 @@ def reference_vit_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -
     return _train(config, model, optimizer, mean_loss, global_batches(1437, {0: size}, False, steps), rates)
 
 
+def reference_bert(recipe: Path, overrides: tuple[str, ...], steps: int) -> dict:
+    """LAMB on masked blocks, the whole global batch in one pass, its loss torch's mean over all that is predicted."""
+    from largebatch.data.masking import masked_sources
+
+    config = load_config(recipe, overrides)
+    model = load_recipe_module(recipe).build_model(config)
+    draw_by_name(model, config.seed, config.model.initializer_range)
+    train_set, _ = masked_sources(config)
+    options = config.optimizer
+    # Nothing depends on key biases.
+    trained = {n: p for n, p in model.named_parameters() if "key.bias" not in n}
+    decayed = [p for p in trained.values() if p.ndim == 2]
+    exempt = [p for p in trained.values() if p.ndim == 1]
+    groups = [{"params": decayed, "weight_decay": options.weight_decay}, {"params": exempt, "weight_decay": 0.0}]
+    optimizer = PlainLamb(groups, betas=options.betas, eps=options.eps)
+
+    def mean_loss(indices):
+        batch = train_set.fetch(indices, 0)
+        logits = model(input_ids=batch["input_ids"]).logits
+        predicted = batch["labels"] >= 0
+        return cross_entropy(logits[predicted], batch["labels"][predicted])
+
+    # Within the first 40 steps, of warmup from zero.
+    rates = [config.learning_rate.base_lr * step / 40 for step in range(steps)]
+    batches = global_batches(len(train_set), {0: config.batch.global_batch_size}, False, steps)
+    return _train(config, model, optimizer, mean_loss, batches, rates)
+
+
 def draw_by_name(model, seed: int, std: float) -> None:
-    """A Llama's starting weights: ones for norms; everything else normal, each parameter with a seed of its own."""
+    """Starting weights of Llama and BERT: ones for norms, zeros for biases; everything else normal, each parameter with
+    a seed of its own."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name:
+            if name.endswith("bias"):
+                parameter.fill_(0.0)
+            elif "norm" in name.lower():
                 parameter.fill_(1.0)
             else:
                 generator = torch.Generator().manual_seed(derive_seed(seed, "weights", name))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from jobs import run_job, train
-from paths import DIGITS, LLAMA, PYDOC, STRATEGIES, VIT_DIGITS
-from reference import reference_digits, reference_pydoc, reference_vit_digits
+from paths import BERT, DIGITS, LLAMA, PYDOC, STRATEGIES, VIT_DIGITS
+from reference import reference_bert, reference_digits, reference_pydoc, reference_vit_digits
 
 STEPS = 20
 SMALL_GPT = ("--model.num_layers=2", "--model.hidden_size=32", "--model.num_heads=2", "--data.block_size=32")
@@ -17,6 +17,7 @@ SMALL_VIT = ("--model.hidden_size=32", '--learning_rate.warmup.duration={"steps"
 WARMUP = '--learning_rate.warmup.duration={"steps": 40}'
 # Set in ranges after it is sharded, from nothing but the seed and the parameters' names.
 SMALL_LLAMA = (*SMALL_GPT, "--model.num_kv_heads=1", "--model.intermediate_size=47", WARMUP)
+SMALL_BERT = (*SMALL_GPT, WARMUP)
 DOCUMENTS = (*SMALL_GPT, "--data.samples=documents", "--data.num_eval_samples=40")
 # Of 106 documents ten are left at the end of an epoch: in micro-batches of 8 for three processes 8, 2 and none.
 KEEP = ("--data.num_train_samples=106", "--batch.last=keep", '--train.duration={"steps": 200}')
@@ -40,6 +41,7 @@ RECIPES = {
     ),
     "vit": (VIT_DIGITS, SMALL_VIT, (reference_vit_digits,)),
     "large model": (LLAMA, SMALL_LLAMA, (reference_pydoc, {0: 32})),
+    "masked": (BERT, SMALL_BERT, (reference_bert,)),
 }
 TOLERANCE = 1e-5
 
@@ -124,6 +126,7 @@ def test_two_processes(name, strategy, tmp_path):
         ("vit", "ddp", 4, 8),
         ("large model", "single", 1, 8),
         ("large model", "fsdp", 4, 4),
+        ("masked", "single", 1, 4),
     ],
 )
 def test_other_factorisations(name, strategy, world_size, micro_batch_size, tmp_path):

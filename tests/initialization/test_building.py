@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 from transformers import (
+    BertConfig,
+    BertForMaskedLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -40,13 +42,27 @@ def gpt2():
     )
 
 
+def bert():
+    return BertForMaskedLM(
+        BertConfig(
+            vocab_size=300,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            initializer_range=0.05,
+            pad_token_id=None,
+        )
+    )
+
+
 def resnet():
     return ResNetForImageClassification(
         ResNetConfig(embedding_size=32, hidden_sizes=[32, 64], depths=[1, 1], layer_type="basic", num_labels=40)
     )
 
 
-@pytest.mark.parametrize("build", [llama, gpt2, resnet])
+@pytest.mark.parametrize("build", [llama, gpt2, bert, resnet])
 def test_what_is_noted_is_what_a_whole_model_has(build):
     """Means and standard deviations of a model with weights, within five times what chance makes of them."""
     torch.manual_seed(0)
@@ -89,7 +105,7 @@ def test_the_distributions_of_llama_and_gpt2_by_hand():
     assert of_gpt2["transformer.h.0.mlp.c_proj.bias"] == Constant(0.0)
 
 
-@pytest.mark.parametrize("build", [llama, gpt2, resnet])
+@pytest.mark.parametrize("build", [llama, gpt2, bert, resnet])
 def test_buffers_are_those_of_a_whole_model(build):
     """Rotary frequencies and running statistics, of which no file and no strategy knows."""
     model, _ = build_without_weights(build)
@@ -104,6 +120,15 @@ def test_tied_embeddings_stay_tied():
     model, distributions = build_without_weights(lambda: llama(tie=True))
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert "lm_head.weight" not in distributions
+
+
+def test_an_output_bias_that_is_replaced_while_it_is_tied():
+    """Its memory is another one each time; what was noted of a parameter that is gone must not become its own."""
+    for _ in range(20):
+        model, distributions = build_without_weights(bert)
+        head = model.cls.predictions
+        assert head.decoder.bias is head.bias
+        assert distributions["cls.predictions.bias"] == Constant(0.0)
 
 
 def test_outside_models_have_memory_again():

@@ -1,5 +1,8 @@
 """Strategies whose parameters and optimizer are torch's own: one process, DDP and FSDP2."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
@@ -18,6 +21,7 @@ from largebatch.backend.state import (
     split_state,
     weight_vectors,
 )
+from largebatch.errors import BackendMismatch
 from largebatch.optim.layerwise import LayerPart, local_part
 from largebatch.storage.layout import ParameterInfo
 
@@ -158,17 +162,15 @@ class FsdpBackend(NativeBackend):
     """
 
     def _wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        # Accelerate shards embeddings on their own and asks the model for them; some vision models of `transformers`
-        # answer with an exception instead of none, others with a part of a block that is sharded as a whole.
-        methods = ("get_input_embeddings", "get_output_embeddings")
-        unusable = [name for name in methods if not _names_a_module_apart(model, name)]
-        for name in unusable:
-            setattr(model, name, lambda: None)
         names = {parameter: name for name, parameter in model.named_parameters()}
         groups = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
-        prepared = super()._wrap(model, optimizer)
-        for name in unusable:
-            delattr(model, name)
+        with _sharded_apart(model):
+            prepared = super()._wrap(model, optimizer)
+        if len(list(model.named_parameters())) != len(names):
+            raise BackendMismatch(
+                "FSDP has made several parameters of one that modules share, which would be trained apart; leave "
+                "fsdp_transformer_layer_cls_to_wrap out of the Accelerate config, or name modules that share none"
+            )
         if parameters_without_memory(model):
             self._give_memory_to_shards(groups)
         return prepared
@@ -208,11 +210,45 @@ class FsdpBackend(NativeBackend):
         return super().observe() | {"strategy": "fsdp" if isinstance(self.model, FSDPModule) else "no sharding"}
 
 
-def _names_a_module_apart(model: nn.Module, method: str) -> bool:
-    try:
-        embedding = getattr(model, method, lambda: None)()
-    except NotImplementedError:
-        return False
+@contextmanager
+def _sharded_apart(model: nn.Module) -> Iterator[None]:
+    """Have Accelerate shard such parts of a model on their own as share no parameter with the rest of it.
+
+    It takes the blocks that the model names, and asks it for its embeddings. Some models of `transformers` name an
+    embedding among the blocks that the output layer shares, which FSDP would quietly make two; some answer with an
+    exception instead of none, or with a part of a block that is sharded as a whole.
+    """
     names = getattr(model, "_no_split_modules", None) or ()
-    blocks = [module for module in model.modules() if type(module).__name__ in names]
-    return not any(embedding is part for block in blocks for part in block.modules() if part is not block)
+    blocks = {name: [module for module in model.modules() if type(module).__name__ == name] for name in names}
+    blocks = {name: found for name, found in blocks.items() if all(_shares_nothing(model, [each]) for each in found)}
+    parts = [part for found in blocks.values() for block in found for part in block.modules() if part is not block]
+    embeddings = {name: _embedding(model, name) for name in ("get_input_embeddings", "get_output_embeddings")}
+    unusable = [name for name, found in embeddings.items() if found is None or any(found is part for part in parts)]
+    # Where they share their weights, they become one unit.
+    if not _shares_nothing(model, [found for found in embeddings.values() if found is not None]):
+        unusable = [*embeddings]
+    replaced = {"_no_split_modules": list(blocks)} | {name: lambda: None for name in unusable}
+    before = {name: value for name, value in vars(model).items() if name in replaced}
+    vars(model).update(replaced)
+    try:
+        yield
+    finally:
+        for name in replaced:
+            del vars(model)[name]
+        vars(model).update(before)
+
+
+def _embedding(model: nn.Module, method: str) -> nn.Module | None:
+    try:
+        module: nn.Module | None = getattr(model, method, lambda: None)()
+    except NotImplementedError:
+        return None
+    return module
+
+
+def _shares_nothing(model: nn.Module, modules: Sequence[nn.Module]) -> bool:
+    """Whether no parameter of these modules is one of the model's other modules, too."""
+    inside = {part for module in modules for part in module.modules()}
+    theirs = {parameter for module in modules for parameter in module.parameters()}
+    others = (module for module in model.modules() if module not in inside)
+    return not any(parameter in theirs for other in others for parameter in other.parameters(recurse=False))

@@ -2,13 +2,20 @@
 
 from largebatch.config.load import RECIPE_CONFIGS, load_config, validate
 from largebatch.config.resolved import as_json, flatten
-from largebatch.config.tasks import CausalLMConfig, ContrastiveConfig, ImageClassificationConfig, RecipeConfig
+from largebatch.config.tasks import (
+    CausalLMConfig,
+    ContrastiveConfig,
+    ImageClassificationConfig,
+    MaskedLMConfig,
+    RecipeConfig,
+)
 
 __all__ = [
     "RECIPE_CONFIGS",
     "CausalLMConfig",
     "ContrastiveConfig",
     "ImageClassificationConfig",
+    "MaskedLMConfig",
     "RecipeConfig",
     "as_json",
     "flatten",

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from largebatch.batch import Timeline
 from largebatch.config.contrastive import Neighbours
-from largebatch.config.data import DigitsData
+from largebatch.config.data import DigitsData, MaskedText, num_masked
 from largebatch.config.optimizers import AdamW
 from largebatch.config.sections import Batch, Decay, Duration, PositiveInt, StepDecay, Warmup, WarmupStableDecay
 from largebatch.scaling import scaled_moments
@@ -29,6 +29,7 @@ def inconsistencies(raw: JsonObject) -> Iterator[str]:
             'such as {"steps": 100}'
         )
     yield from _patches_beyond_the_image(raw)
+    yield from _blocks_beyond_the_positions(raw)
     if _piece(raw, "precision", str) == "fp64" and _piece(raw, "model.architecture", str) == "llama":
         yield (
             'precision: "fp64" would not be that: the RMSNorm of Llama in `transformers` computes in fp32 whatever it '
@@ -62,11 +63,8 @@ def inconsistencies(raw: JsonObject) -> Iterator[str]:
         )
         return
     yield from _too_few_neighbours(raw, num_train_samples)
-    tokens_per_sample = None
-    if _piece(raw, "data.samples", str) != "documents":
-        tokens_per_sample = _piece(raw, "data.block_size", PositiveInt)
     try:
-        timeline = Timeline.build(num_train_samples, batch.sizes, batch.last == "keep", tokens_per_sample)
+        timeline = Timeline.build(num_train_samples, batch.sizes, batch.last == "keep", _tokens_per_sample(raw))
     except ValueError as error:
         yield f"batch.global_batch_size: {error}"
         return
@@ -174,6 +172,28 @@ def _patches_beyond_the_image(raw: JsonObject) -> Iterator[str]:
             f"model.patch_size: {patch_size} does not divide data.image_size {image_size}, so a part of each image "
             f"would be left out; write a divisor of {image_size}, or change data.image_size"
         )
+
+
+def _blocks_beyond_the_positions(raw: JsonObject) -> Iterator[str]:
+    block_size = _piece(raw, "data.block_size", PositiveInt)
+    max_positions = _piece(raw, "model.max_positions", PositiveInt)
+    if block_size is not None and max_positions is not None and block_size > max_positions:
+        yield (
+            f"data.block_size: {block_size} is more than the {max_positions} positions of model.max_positions; shorten "
+            "the blocks, or write more positions"
+        )
+
+
+def _tokens_per_sample(raw: JsonObject) -> int | None:
+    """Target tokens of each sample, None where samples have none or unequal numbers."""
+    block_size: int | None = _piece(raw, "data.block_size", PositiveInt)
+    if block_size is None or _piece(raw, "data.samples", str) == "documents":
+        return None
+    if _piece(raw, "task", str) != "masked_lm":
+        return block_size
+    # Pieces of raw JSON do not know defaults.
+    fraction = _piece(raw, "data.mask_fraction", float) or MaskedText.model_fields["mask_fraction"].default
+    return num_masked(block_size, fraction) or None
 
 
 def _too_few_neighbours(raw: JsonObject, num_train_samples: int) -> Iterator[str]:

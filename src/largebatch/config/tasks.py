@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from largebatch.config.contrastive import ConvNet, Neighbours, NtXent, Projection, ViewedImages, Views
-from largebatch.config.data import Data, DigitsData, HubImages, HubText, PydocData
-from largebatch.config.models import Gpt2, Llama, Model, ResNet, Vit
+from largebatch.config.data import Data, DigitsData, HubImages, HubText, MaskedHubText, MaskedPydoc, PydocData
+from largebatch.config.models import Bert, Gpt2, Llama, Model, ResNet, Vit
 from largebatch.config.optimizers import Optimizer
 from largebatch.config.sections import (
     Batch,
@@ -87,4 +87,14 @@ class ContrastiveConfig(RecipeConfig):
         return True
 
 
-AnyRecipeConfig = Annotated[ImageClassificationConfig | CausalLMConfig | ContrastiveConfig, Field(discriminator="task")]
+class MaskedLMConfig(RecipeConfig):
+    """A recipe for `recipes/masked_lm/train.py`."""
+
+    task: Literal["masked_lm"]
+    data: Annotated[MaskedPydoc | MaskedHubText, Field(discriminator="source")]
+    model: Bert
+
+
+AnyRecipeConfig = Annotated[
+    ImageClassificationConfig | CausalLMConfig | ContrastiveConfig | MaskedLMConfig, Field(discriminator="task")
+]

@@ -36,11 +36,12 @@ def text_sources(config: CausalLMConfig) -> tuple[SampleSource, SampleSource]:
     if isinstance(data, PydocData):
         return pydoc_samples(data)
     tokenizer = load_tokenizer(data.tokenizer)
-    if tokenizer.vocab_size > config.model.vocab_size:
-        raise DataError(
-            f"model.vocab_size: {config.model.vocab_size} is smaller than the {tokenizer.vocab_size} tokens of "
-            f"{data.tokenizer!r}; write at least {tokenizer.vocab_size}"
-        )
+    check_vocabulary(config.model.vocab_size, tokenizer.vocab_size, repr(data.tokenizer))
+    return hub_samples(data, tokenizer)
+
+
+def hub_samples(data: HubText, tokenizer: "Tokenizer") -> tuple[SampleSource, SampleSource]:
+    """The documents that `datasets` finds, as samples of this tokenizer's tokens."""
     train, evaluation = (tokenise(split, data, tokenizer) for split in open_splits(data))
     if data.samples == "documents":
         return _both(PaddedDocuments, data, ArrowDocuments(train), ArrowDocuments(evaluation))
@@ -63,6 +64,10 @@ class Tokenizer(Protocol):
     """Text to tokens; `encode` ends each document with an end-of-text token."""
 
     vocab_size: int
+    special_tokens: Sequence[int]
+    """Tokens that stand for no text."""
+    mask_token: int | None
+    """What hides others in masked language modelling; of bytes, one beyond them."""
 
     def encode(self, documents: list[str | None]) -> list[list[int]]: ...
 
@@ -71,6 +76,8 @@ class ByteTokenizer:
     """UTF-8 bytes; a zero byte ends each document."""
 
     vocab_size = 256
+    special_tokens: Sequence[int] = (0,)
+    mask_token: int | None = 256
 
     def encode(self, documents: list[str | None]) -> list[list[int]]:
         return [[*(document or "").encode(), 0] for document in documents]
@@ -89,19 +96,37 @@ class PretrainedTokenizer:
             raise DataError(
                 f"data.tokenizer: {path!r} could not be loaded: {reason}; write a hub id, a local folder, or bytes"
             ) from error
-        if self.tokenizer.eos_token_id is None:
+        # An encoder's tokenizer has a separator instead.
+        candidates = (self.tokenizer.eos_token_id, self.tokenizer.sep_token_id)
+        ends: list[int] = [token for token in candidates if token is not None]
+        if not ends:
             raise DataError(f"data.tokenizer: {path!r} has no end-of-text token to put between documents; use another")
+        self.end_of_text = ends[0]
         self.vocab_size = len(self.tokenizer)
+        self.special_tokens: Sequence[int] = self.tokenizer.all_special_ids
+        self.mask_token: int | None = self.tokenizer.mask_token_id
 
     def encode(self, documents: list[str | None]) -> list[list[int]]:
         texts = [document or "" for document in documents]
         tokens = self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-        return [[*document, self.tokenizer.eos_token_id] for document in tokens]
+        return [[*document, self.end_of_text] for document in tokens]
 
 
 def load_tokenizer(name: str) -> Tokenizer:
     """The tokenizer that the config names: "bytes", a hub id or a local folder."""
     return ByteTokenizer() if name == "bytes" else PretrainedTokenizer(name)
+
+
+def check_vocabulary(rows: int, num_tokens: int, whose: str) -> None:
+    """Refuse a model whose embedding has too few rows.
+
+    Raises:
+        DataError: It has.
+    """
+    if num_tokens > rows:
+        raise DataError(
+            f"model.vocab_size: {rows} is smaller than the {num_tokens} tokens of {whose}; write at least {num_tokens}"
+        )
 
 
 def tokenise(dataset: datasets.Dataset, config: HubText, tokenizer: Tokenizer) -> datasets.Dataset:

@@ -27,6 +27,8 @@ NOTED: dict[str, Callable[..., Distribution]] = {
     "zero_": lambda: Constant(0.0),
 }
 
+NOTHING = (None, "nothing")
+
 
 def build_without_weights(build: Callable[[], M]) -> tuple[M, dict[str, Distribution]]:
     """The model that `build` makes, with parameters on the meta device, and what each of them is to begin with.
@@ -35,7 +37,7 @@ def build_without_weights(build: Callable[[], M]) -> tuple[M, dict[str, Distribu
         BackendMismatch: A parameter is not initialised, or in a way that cannot be repeated from its name.
     """
     notes = _Notes()
-    with _parameters_without_memory(notes.forget), notes:
+    with _parameters_without_memory(), notes:
         model = build()
     return model, {name: notes.distribution(name, parameter) for name, parameter in model.named_parameters()}
 
@@ -46,31 +48,39 @@ class _Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._notes: dict[int, tuple[Distribution | None, str]] = {}
+        # Another tensor must not get the address of one that is gone, and with it its note.
+        self._kept: list[torch.UntypedStorage] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
+        result = func(*args, **kwargs)
         arguments = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
         for argument in func._schema.arguments:
             tensor = (arguments | kwargs).get(argument.name)
             if argument.is_write and isinstance(tensor, torch.Tensor) and tensor.is_meta:
                 options = {name: value for name, value in kwargs.items() if name != "generator"}
                 self._note(func._schema.name.removeprefix("aten::"), tensor, args[1:], options)
-        return func(*args, **kwargs)
+        if func._schema.name == "aten::constant_pad_nd" and args[0].is_meta and not any(args[1]):
+            # `transformers` puts an output layer's bias, padded by nothing, in its own place.
+            self._keep(result)
+            self._notes[_storage(result)] = self._notes.get(_storage(args[0]), NOTHING)
+        return result
 
     def _note(self, operation: str, tensor: torch.Tensor, values: Sequence[Any], options: Mapping[str, Any]) -> None:
         is_whole = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+        self._keep(tensor)
         distribution = NOTED[operation](*values, **options) if is_whole and operation in NOTED else None
         self._notes[_storage(tensor)] = (distribution, operation if is_whole else f"{operation} of a part")
 
-    def forget(self, parameter: torch.Tensor) -> None:
-        """The parameter is new; what was noted in its place was of another one."""
-        self._notes.pop(_storage(parameter), None)
+    def _keep(self, tensor: torch.Tensor) -> None:
+        if _storage(tensor) not in self._notes:
+            self._kept.append(tensor.untyped_storage())
 
     def distribution(self, name: str, parameter: torch.Tensor) -> Distribution:
         """What a parameter of the model that was built is to begin with."""
-        distribution, operation = self._notes.get(_storage(parameter), (None, "nothing"))
+        distribution, operation = self._notes.get(_storage(parameter), NOTHING)
         if distribution is None:
             raise BackendMismatch(
                 f"the model's parameter {name} would begin with values that do not follow from its name: the last "
@@ -86,7 +96,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 @contextmanager
-def _parameters_without_memory(made: Callable[[torch.Tensor], None]) -> Iterator[None]:
+def _parameters_without_memory() -> Iterator[None]:
     """Have modules register parameters on the meta device; one that several share stays one."""
     register = nn.Module.register_parameter
     twins = WeakTensorKeyDictionary()
@@ -95,7 +105,6 @@ def _parameters_without_memory(made: Callable[[torch.Tensor], None]) -> Iterator
         if param is not None and not param.is_meta:
             if param not in twins:
                 twins[param] = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
-                made(twins[param])
             param = twins[param]
         register(self, name, param)
 

@@ -18,6 +18,7 @@ for name in (
     "torch._inductor.compile_fx",
     "torch.utils.tensorboard",
     "transformers.conversion_mapping",
+    "transformers.models.bert.modeling_bert",
     "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.llama.modeling_llama",
     "transformers.models.resnet.modeling_resnet",

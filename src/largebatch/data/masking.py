@@ -1,0 +1,110 @@
+"""Masked language modelling (Devlin et al. 2019, arXiv 1810.04805, section 3.1): blocks of text with tokens hidden.
+
+Which tokens of a block are predicted, and what the model sees in their places, is a function of (seed, epoch, sample)
+alone. Every block has the same number of them, so that all samples weigh the same in the loss.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from largebatch.config.data import PydocData
+from largebatch.config.tasks import MaskedLMConfig
+from largebatch.data.source import Batch, SampleSource
+from largebatch.data.text import (
+    IGNORE_INDEX,
+    check_vocabulary,
+    count_targets,
+    hub_samples,
+    load_tokenizer,
+    pydoc_samples,
+)
+from largebatch.errors import DataError
+from largebatch.order import Indices, derive_seed
+
+MASKED, REPLACED = 0.8, 0.1  # of the predicted tokens; the rest are left as they are
+
+
+def masked_sources(config: MaskedLMConfig) -> tuple[SampleSource, SampleSource]:
+    """The training and evaluation samples of a recipe.
+
+    Batches are {"input_ids": int64 (batch, block_size), "labels": int64 (batch, block_size)}, the labels being the
+    tokens in the places that are predicted, and `IGNORE_INDEX` elsewhere.
+
+    Raises:
+        DataError: The data or its tokenizer cannot be loaded, the tokenizer has no mask, the model has too few
+            embeddings, or a split has fewer samples than the recipe says.
+    """
+    data = config.data
+    name = "bytes" if isinstance(data, PydocData) else data.tokenizer
+    tokenizer = load_tokenizer(name)
+    mask = tokenizer.mask_token
+    if mask is None:
+        raise DataError(
+            f"data.tokenizer: {name!r} has no mask token; write that of a masked language model, such as "
+            "google-bert/bert-base-uncased"
+        )
+    whose = "bytes with a mask" if name == "bytes" else repr(name)
+    check_vocabulary(config.model.vocab_size, max(tokenizer.vocab_size, mask + 1), whose)
+    train, evaluation = pydoc_samples(data) if isinstance(data, PydocData) else hub_samples(data, tokenizer)
+    ordinary = np.setdiff1d(np.arange(tokenizer.vocab_size), [*tokenizer.special_tokens, mask])
+    how = (data.tokens_per_sample, mask, ordinary, config.seed)
+    return MaskedBlocks(train, *how), MaskedBlocks(evaluation, *how)
+
+
+class MaskedBlocks:
+    """Blocks of tokens with some of them hidden.
+
+    Of the tokens that are predicted, 80 % are hidden by the mask token, 10 % are replaced by random ones and 10 % are
+    left, each by a draw of its own. Special tokens are neither predicted nor drawn.
+
+    Args:
+        blocks: The samples; their "input_ids" are masked, and their labels are not used.
+        num_targets: Tokens that each sample predicts.
+        mask: The token that hides others.
+        ordinary: All tokens that may be predicted or drawn, in increasing order.
+        seed: Of the run.
+    """
+
+    def __init__(self, blocks: SampleSource, num_targets: int, mask: int, ordinary: NDArray[np.int64], seed: int):
+        self.blocks = blocks
+        self.num_targets = num_targets
+        self.mask = mask
+        self.ordinary = ordinary
+        self.seed = seed
+        self.num_available: int = getattr(blocks, "num_available", len(blocks))
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def fetch(self, indices: Indices, epoch: int | None) -> Batch:
+        """As of any source; in evaluation the same tokens are hidden every time."""
+        tokens = self.blocks.fetch(indices, epoch)["input_ids"].numpy()
+        rows = [self._mask(row, epoch, int(index)) for row, index in zip(tokens, indices, strict=True)]
+        inputs, labels = (torch.from_numpy(np.stack(part)) for part in zip(*rows, strict=True))
+        return {"input_ids": inputs, "labels": labels}
+
+    def weight(self, batch: Batch) -> int:
+        return count_targets(batch)
+
+    def _mask(self, tokens: NDArray[np.int64], epoch: int | None, index: int) -> Sequence[NDArray[np.int64]]:
+        """Inputs and labels of a sample, both of shape (block_size,)."""
+        when = "evaluation" if epoch is None else epoch
+        random = np.random.default_rng(derive_seed(self.seed, "mask", when, index))
+        candidates = np.flatnonzero(np.isin(tokens, self.ordinary))
+        if len(candidates) < self.num_targets:
+            raise DataError(
+                f"data: block {index} has {len(candidates)} tokens besides special ones, and {self.num_targets} are to "
+                "be predicted; leave empty documents out of the data, or write a smaller data.mask_fraction"
+            )
+        targets = random.choice(candidates, self.num_targets, replace=False)
+        inputs, labels = tokens.copy(), np.full_like(tokens, IGNORE_INDEX)
+        labels[targets] = tokens[targets]
+        fate = random.random(self.num_targets)
+        drawn = random.choice(self.ordinary, self.num_targets)
+        inputs[targets[fate < MASKED]] = self.mask
+        replaced = (fate >= MASKED) & (fate < MASKED + REPLACED)
+        inputs[targets[replaced]] = drawn[replaced]
+        return inputs, labels

@@ -1,0 +1,163 @@
+"""Masked blocks: how many tokens, which ones, what the model sees in their places, and what all that depends on."""
+
+import json
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from largebatch.config import load_config
+from largebatch.data.masking import MaskedBlocks, masked_sources
+from largebatch.data.text import IGNORE_INDEX, ArrayTokens, TokenBlocks
+from largebatch.errors import ConfigError, DataError
+from paths import BERT
+
+SPECIAL = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4}
+WORDS = SPECIAL | {f"w{number}": 5 + number for number in range(40)}
+MASK = SPECIAL["[MASK]"]
+
+
+def save_tokenizer(folder, mask="[MASK]"):
+    """As BERT's: with a separator, and no end-of-text token."""
+    tokenizer = Tokenizer(models.WordLevel(WORDS, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    names = {"unk_token": "[UNK]", "sep_token": "[SEP]", "cls_token": "[CLS]", "pad_token": "[PAD]", "mask_token": mask}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
+    return folder
+
+
+def hub_config(tmp_path, *words, documents=None, mask="[MASK]", **data):
+    """Short documents of random words, so that every block has several separators; some words are unknown."""
+    random = np.random.default_rng(0)
+    documents = documents or [
+        " ".join([*(f"w{number}" for number in random.integers(0, 40, size=6)), "strange"]) for _ in range(400)
+    ]
+    file = tmp_path / "text.jsonl"
+    file.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
+    section = {
+        "source": "datasets",
+        "path": "json",
+        "data_files": {"train": str(file), "eval": str(file)},
+        "tokenizer": str(save_tokenizer(tmp_path / "tokenizer", mask)),
+        "block_size": 32,
+        "num_train_samples": 80,
+        "num_eval_samples": 20,
+    } | data
+    short = ('--batch={"global_batch_size": 4, "micro_batch_size": 1}', '--train.duration={"steps": 60}')
+    return load_config(BERT, ("--data", json.dumps(section), *short, *words))
+
+
+def everything(source, epoch=0):
+    """Inputs, labels and original tokens of all samples."""
+    indices = np.arange(len(source))
+    batch = source.fetch(indices, epoch)
+    return batch["input_ids"].numpy(), batch["labels"].numpy(), source.blocks.fetch(indices, 0)["input_ids"].numpy()
+
+
+@pytest.mark.parametrize(("words", "expected"), [((), 19), (("--data.mask_fraction=0.3",), 38)])
+def test_every_sample_predicts_the_same_number_of_its_own_tokens(words, expected):
+    train, _ = masked_sources(load_config(BERT, words))
+    inputs, labels, tokens = everything(train)
+    predicted = labels != IGNORE_INDEX
+    assert (predicted.sum(axis=1) == expected).all()
+    # The label stands where its token stood, and all other tokens are seen.
+    assert (labels[predicted] == tokens[predicted]).all()
+    assert (inputs[~predicted] == tokens[~predicted]).all()
+    assert train.weight(train.fetch(np.array([5, 7, 8]), 2)) == 3 * expected
+
+
+def test_four_fifths_masked_a_tenth_random_a_tenth_left():
+    """Of 60,800 predicted bytes; one in 255 of the random ones is the byte that stood there."""
+    train, _ = masked_sources(load_config(BERT))
+    inputs, labels, tokens = everything(train)
+    predicted = labels != IGNORE_INDEX
+    seen, was = inputs[predicted], tokens[predicted]
+    masked, left = seen == 256, seen == was
+    replaced = ~masked & ~left
+    assert masked.mean() == pytest.approx(0.8, abs=0.008)
+    assert left.mean() == pytest.approx(0.1 + 0.1 / 255, abs=0.006)
+    assert replaced.mean() == pytest.approx(0.1 * 254 / 255, abs=0.006)
+    # All bytes but the one between documents, about equally often.
+    assert set(np.unique(seen[replaced])) == set(range(1, 256))
+    assert seen[replaced].mean() == pytest.approx(128, abs=4)
+    # Which one is drawn does not follow from the place in the block, nor does whether the place is predicted.
+    assert predicted.mean(axis=0) == pytest.approx(19 / 128, abs=0.03)
+
+
+def test_a_function_of_seed_epoch_and_sample_alone():
+    config = load_config(BERT)
+    train, evaluation = masked_sources(config)
+
+    def inputs(source, indices, epoch):
+        return source.fetch(np.array(indices), epoch)["input_ids"].numpy()
+
+    together = inputs(train, [3, 700, 41], 1)
+    assert (inputs(train, [41], 1)[0] == together[2]).all()
+    assert (inputs(train, [700, 3], 1) == together[[1, 0]]).all()
+    again, _ = masked_sources(config)
+    assert (inputs(again, [3, 700, 41], 1) == together).all()
+    other_epoch = inputs(train, [3, 700, 41], 2)
+    other_seed = inputs(masked_sources(load_config(BERT, ("--seed=1",)))[0], [3, 700, 41], 1)
+    fixed = inputs(evaluation, [3, 7], None)
+    assert (other_epoch != together).any(axis=1).all()
+    assert (other_seed != together).any(axis=1).all()
+    assert (inputs(evaluation, [7, 3], None) == fixed[[1, 0]]).all()
+    assert (inputs(evaluation, [3, 7], 0) != fixed).any(axis=1).all()
+    # Samples of one epoch are hidden in different places.
+    labels = train.fetch(np.array([3, 4]), 1)["labels"].numpy() != IGNORE_INDEX
+    assert (labels[0] != labels[1]).any()
+
+
+def test_special_tokens_are_neither_predicted_nor_drawn(tmp_path):
+    train, evaluation = masked_sources(hub_config(tmp_path, "--model.vocab_size=45"))
+    for source, epochs in ((train, range(5)), (evaluation, [None])):
+        for epoch in epochs:
+            inputs, labels, tokens = everything(source, epoch)
+            predicted = labels != IGNORE_INDEX
+            # Documents end with the separator, and the unknown word is in each of them.
+            assert (np.isin(tokens, [1, 3]).sum(axis=1) >= 6).all()
+            assert (predicted.sum(axis=1) == 5).all()
+            assert labels[predicted].min() >= len(SPECIAL)
+            assert set(np.unique(inputs[predicted])) <= {MASK, *range(len(SPECIAL), 45)}
+            assert (inputs[~predicted] == tokens[~predicted]).all()
+
+
+def test_what_cannot_be_masked(tmp_path):
+    with pytest.raises(DataError, match=r"data\.tokenizer: '.*' has no mask token; write that of a masked"):
+        masked_sources(hub_config(tmp_path, mask=None))
+    with pytest.raises(DataError, match=r"model\.vocab_size: 256 is smaller than the 257 tokens of bytes with a mask"):
+        masked_sources(load_config(BERT, ("--model.vocab_size=256",)))
+    with pytest.raises(DataError, match=r"model\.vocab_size: 44 is smaller than the 45 tokens of '"):
+        masked_sources(hub_config(tmp_path, "--model.vocab_size=44"))
+    blocks = TokenBlocks(ArrayTokens(np.array([0, 7, 0, 0, 8, 9, 7, 0, 7])), 4, 2, "n")
+    masked = MaskedBlocks(blocks, 2, 20, np.arange(1, 20), seed=0)
+    assert (masked.fetch(np.array([1]), 0)["labels"] >= 0).sum() == 2
+    with pytest.raises(DataError, match="block 0 has 1 tokens besides special ones, and 2 are to be predicted"):
+        masked.fetch(np.array([0]), 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--data.block_size=129",), "data.block_size: 129 is more than the 128 positions of model.max_positions"),
+        (("--data.mask_fraction=0.001",), "mask_fraction 0.001 of block_size 128 is less than half a token"),
+        (("--data.mask_fraction=0",), "data.mask_fraction"),
+        (("--data.samples=documents",), "data.samples"),
+        (("--model.num_heads=3",), "hidden_size 128 is not a multiple of num_heads 3"),
+    ],
+)
+def test_recipes_that_are_refused(words, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config(BERT, words)
+
+
+def test_durations_in_tokens_count_those_that_are_predicted():
+    """19 of each of 64 blocks: 12,160 tokens are ten steps, in the checks before a run and in the plan."""
+    from largebatch.plan import resolve
+
+    words = ('--train.duration={"tokens": 12160}', "--evaluation.every=null")
+    with pytest.raises(ConfigError, match="are 40 steps, longer than the whole run of 10"):
+        load_config(BERT, words)
+    plan = resolve(load_config(BERT, (*words, "--learning_rate.warmup=null")), 2)
+    assert (plan.total_steps, plan.loss_weight_per_sample) == (10, 19)

@@ -1,0 +1,113 @@
+"""Masked language modelling in phases: the second one starts from the weights of the first, or is refused."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import BertForMaskedLM
+
+from jobs import JobFailed, run_job, train
+from paths import BERT
+
+TINY = (
+    "--model.hidden_size=24",
+    "--model.num_layers=2",
+    "--model.num_heads=3",
+    "--model.max_positions=48",
+    "--batch.global_batch_size=8",
+    "--batch.micro_batch_size=2",
+    "--learning_rate.warmup=null",
+    "--evaluation.every=null",
+    "--data.num_train_samples=60",
+    "--data.num_eval_samples=20",
+    "--logging.trackers=[]",
+    '--train.duration={"steps": 3}',
+)
+FIRST, SECOND = "--data.block_size=16", "--data.block_size=48"
+
+
+class Stopped(Exception):
+    """The model has its weights; no more is wanted."""
+
+
+def starting_weights(run_dir, *words):
+    """What a run would train from."""
+    from largebatch.run import Run
+
+    found = {}
+
+    def look(run, _):
+        found.update(run.backend.full_state_dict())
+        raise Stopped
+
+    Run.steps = look
+    try:
+        train(BERT, *TINY, *words, run_dir=run_dir)
+    except Stopped:
+        return {name: tensor.numpy(force=True).copy() for name, tensor in found.items()}
+    raise AssertionError
+
+
+@pytest.fixture(scope="module")
+def first_phase(tmp_path_factory):
+    """The run folder of a first phase on blocks of 16 tokens, and its evaluation."""
+    run_dir = tmp_path_factory.mktemp("phases") / "first"
+    run_job(run_phase, run_dir, FIRST)
+    return run_dir
+
+
+def run_phase(run_dir, *words):
+    train(BERT, *TINY, *words, run_dir=run_dir)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero3"])
+def test_the_second_phase_starts_from_the_weights_of_the_first(strategy, first_phase, tmp_path):
+    words = (SECOND, f"--model.initial_weights={first_phase / 'model'}")
+    found = run_job(starting_weights, tmp_path / "run", *words, strategy=strategy)[0]
+    stored = load_file(first_phase / "model/model.safetensors")
+    drawn = run_job(starting_weights, tmp_path / "drawn", SECOND, strategy="single", world_size=1)[0]
+    parameters = {name for name, _ in BertForMaskedLM.from_pretrained(first_phase / "model").named_parameters()}
+    assert parameters == found.keys() & parameters
+    for name in parameters:
+        np.testing.assert_array_equal(found[name], stored[name].numpy(), err_msg=name)
+    moved = [name for name in parameters if (found[name] != drawn[name]).any()]
+    # The first phase has trained them, but for what no loss depends on and positions beyond its blocks.
+    assert {name for name in parameters if name not in moved} == {n for n in parameters if n.endswith("key.bias")}
+
+
+def test_the_saved_model_computes_what_was_evaluated(first_phase):
+    """By `from_pretrained` and a loop of its own over the same masked samples."""
+    from largebatch.config import load_config
+    from largebatch.data.masking import masked_sources
+
+    _, evaluation = masked_sources(load_config(BERT, (*TINY, FIRST)))
+    model = BertForMaskedLM.from_pretrained(first_phase / "model").eval()
+    losses, right = [], []
+    for index in range(20):
+        batch = evaluation.fetch(np.array([index]), None)
+        with torch.no_grad():
+            probabilities = model(input_ids=batch["input_ids"]).logits[0].double().softmax(dim=-1)
+        for place, label in enumerate(batch["labels"][0].tolist()):
+            if label >= 0:
+                losses.append(-float(probabilities[place, label].log()))
+                right.append(int(probabilities[place].argmax()) == label)
+    found = json.loads((first_phase / "evaluations.jsonl").read_text().splitlines()[-1])
+    assert len(losses) == 20 * 2
+    assert found["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+    assert found["accuracy"] == pytest.approx(np.mean(right))
+
+
+def test_weights_of_another_model_are_refused(first_phase, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(first_phase / "model", other)
+    words = (SECOND, f"--model.initial_weights={other}", "--model.num_layers=3")
+    with pytest.raises(JobFailed) as failure:
+        run_job(starting_weights, tmp_path / "run", *words)
+    message = str(failure.value)
+    assert "exit code 2" in message
+    assert f"model.initial_weights: {other} has the weights of another model" in message
+    assert "num_hidden_layers 2, this model 3" in message
+    assert not (tmp_path / "run").exists()
