@@ -2,13 +2,14 @@
 
 from largebatch.config.load import RECIPE_CONFIGS, load_config, validate
 from largebatch.config.resolved import as_json, flatten
-from largebatch.config.tasks import CausalLMConfig, ImageClassificationConfig, RecipeConfig
+from largebatch.config.tasks import CausalLMConfig, ImageClassificationConfig, RecipeConfig, SftConfig
 
 __all__ = [
     "RECIPE_CONFIGS",
     "CausalLMConfig",
     "ImageClassificationConfig",
     "RecipeConfig",
+    "SftConfig",
     "as_json",
     "flatten",
     "load_config",

@@ -50,7 +50,7 @@ def inconsistencies(raw: JsonObject) -> Iterator[str]:
         )
         return
     tokens_per_sample = None
-    if _piece(raw, "data.samples", str) != "documents":
+    if raw.get("task") == "causal_lm" and _piece(raw, "data.samples", str) != "documents":
         tokens_per_sample = _piece(raw, "data.block_size", PositiveInt)
     try:
         timeline = Timeline.build(num_train_samples, batch.sizes, batch.last == "keep", tokens_per_sample)

@@ -1,8 +1,9 @@
 """What a recipe's JSON may say of its data: one typed section a kind of data set."""
 
+from string import Formatter
 from typing import Literal
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
 from largebatch.config.sections import NonNegativeInt, PositiveInt, Section
 
@@ -133,3 +134,71 @@ class HubText(HubOrLocal, TextData):
     """Column that holds the documents."""
     tokenizer: str
     """Hub id or local folder of a `transformers` tokenizer, or "bytes"."""
+
+
+class PairData(Data):
+    """Prompts with their answers; the answers are predicted, with the end-of-text token behind them."""
+
+    block_size: PositiveInt
+    """Tokens that a sample predicts from at most: a pair's tokens but for its last one, or all those of a pack."""
+    packing: bool = False
+    """Whether a training sample is a pack: as many pairs, one behind the other in their stored order, as `block_size`
+    tokens hold. No pair sees another, so that each has the loss that it has alone. `num_train_samples` then counts
+    packs; evaluation samples are always single pairs."""
+
+    @property
+    def loss_unit(self) -> Literal["samples", "tokens"]:
+        return "tokens"
+
+
+class AdditionData(PairData):
+    """The 10,000 sums of two numbers below 100, "12+35=" with the answer "47", as bytes.
+
+    In an order that is always the same, the first 9,000 are for training and the last 1,000 for evaluation.
+    """
+
+    source: Literal["addition"]
+
+
+class HubPairs(HubOrLocal, PairData):
+    """Prompts with their answers through Hugging Face `datasets`.
+
+    The first `num_train_samples` samples are used; a run says how many there are.
+    """
+
+    prompt: str
+    """What the model reads, with names of columns in braces, such as "Question: {question}\nAnswer: "."""
+    answer: str
+    """What it learns to write, likewise, such as "{answer}"."""
+    format: Literal["plain", "chat"] = "plain"
+    """"plain": the tokens of the prompt, those of the answer, and the tokenizer's end-of-text token. "chat": the
+    tokenizer's chat template, with the prompt as the user's message; all that the template writes from the assistant's
+    answer on is predicted."""
+    tokenizer: str
+    """Hub id or local folder of a `transformers` tokenizer, most often that of the model, or "bytes"."""
+    unusable: Literal["refuse", "leave_out"] = "refuse"
+    """Pairs with an empty prompt or answer, or of more than `block_size` tokens: a run tells how many there are, and
+    does not start, or leaves them out."""
+
+    @field_validator("prompt", "answer")
+    @classmethod
+    def _names_columns(cls, template: str) -> str:
+        try:
+            fields = list(Formatter().parse(template))
+        except ValueError as error:
+            raise ValueError(f"{template!r} is no template: {error}; a brace itself is written {{{{ or }}}}") from error
+        names = [name for _, name, _, _ in fields if name is not None]
+        plain = all(name and not name.isdigit() and not set(name) & set(".[") for name in names)
+        if not names or not plain or any(spec or conversion for _, _, spec, conversion in fields):
+            raise ValueError(
+                f'{template!r} is no template; write names of columns in braces, and nothing else in them: "{{answer}}"'
+            )
+        return template
+
+    @model_validator(mode="after")
+    def _bytes_have_no_chat_template(self) -> "HubPairs":
+        if self.format == "chat" and self.tokenizer == "bytes":
+            raise ValueError(
+                'format "chat" needs a tokenizer with a chat template, and "bytes" has none; write "plain"'
+            )
+        return self

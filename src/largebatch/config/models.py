@@ -1,6 +1,6 @@
 """What a recipe's JSON may say of its model: one typed section an architecture."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -87,4 +87,47 @@ class Gpt2(Model):
             raise ValueError(
                 f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}; change one of them"
             )
+        return self
+
+
+class Lora(Section):
+    """Low-rank adapters (LoRA, arXiv 2106.09685) through `peft`: they alone are trained, saved and exported."""
+
+    rank: PositiveInt
+    """Rank of the update of each weight, r in the paper."""
+    alpha: PositiveFloat
+    """The update is multiplied by alpha / rank."""
+    dropout: BelowOne = 0.0
+    """Dropout on the adapters' inputs."""
+    target_modules: Literal["all-linear"] | Annotated[list[str], Field(min_length=1)] = "all-linear"
+    """Names of the layers that get an adapter, such as ["q_proj", "v_proj"]; "all-linear" is all but the output's."""
+
+
+class AutoCausalLM(Model):
+    """Any causal language model of `transformers`: pretrained weights, or random ones.
+
+    The model's own dropout is turned off, whatever its configuration says, so that a sample's loss depends on nothing
+    but the sample.
+    """
+
+    architecture: Literal["auto"]
+    path: str | None = None
+    """Hub id or local folder of the pretrained weights; they are trained in the precision of the recipe, whatever they
+    are stored in."""
+    config: dict[str, Any] | None = None
+    """Instead of `path`, the configuration of a model with random weights, such as {"model_type": "llama",
+    "hidden_size": 64}."""
+    lora: Lora | None = None
+    """Adapters to train instead of the weights; null trains all weights."""
+
+    @property
+    def uses_dropout(self) -> bool:
+        return self.lora is not None and self.lora.dropout > 0
+
+    @model_validator(mode="after")
+    def _pretrained_or_random(self) -> "AutoCausalLM":
+        if (self.path is None) == (self.config is None):
+            raise ValueError("write either path, for pretrained weights, or config, for random ones")
+        if self.config is not None and not isinstance(self.config.get("model_type"), str):
+            raise ValueError('config needs a model_type, such as "llama"')
         return self

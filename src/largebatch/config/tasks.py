@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from largebatch.config.data import Data, DigitsData, HubImages, HubText, PydocData
-from largebatch.config.models import Gpt2, Model, ResNet
+from largebatch.config.data import AdditionData, Data, DigitsData, HubImages, HubPairs, HubText, PydocData
+from largebatch.config.models import AutoCausalLM, Gpt2, Model, ResNet
 from largebatch.config.optimizers import Optimizer
 from largebatch.config.sections import (
     Batch,
@@ -65,4 +65,12 @@ class CausalLMConfig(RecipeConfig):
     model: Gpt2
 
 
-AnyRecipeConfig = Annotated[ImageClassificationConfig | CausalLMConfig, Field(discriminator="task")]
+class SftConfig(RecipeConfig):
+    """A recipe for `recipes/sft/train.py`."""
+
+    task: Literal["sft"]
+    data: Annotated[AdditionData | HubPairs, Field(discriminator="source")]
+    model: AutoCausalLM
+
+
+AnyRecipeConfig = Annotated[ImageClassificationConfig | CausalLMConfig | SftConfig, Field(discriminator="task")]

@@ -132,6 +132,9 @@ class Run(Generic[Config]):
             available = getattr(source, "num_available", len(source))
             if self.backend.is_main_process and available > len(source):
                 print(f"  {'Data':<14}{len(source):,} of {available:,} {name} samples are used", flush=True)
+            remark = getattr(source, "remark", None)
+            if self.backend.is_main_process and remark:
+                print(f"  {'Data':<14}{remark}", flush=True)
         return sources
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
