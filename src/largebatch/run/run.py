@@ -5,10 +5,12 @@ import importlib.util
 import json
 import math
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -502,7 +504,12 @@ def _evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def _model_config(model: nn.Module) -> str | None:
-    """The configuration of a model of `transformers` as JSON, as its `save_pretrained` writes it."""
+    """The configuration of a model of `transformers`, or of its adapters, as JSON, as `save_pretrained` writes it."""
+    if getattr(model, "peft_config", None):
+        (adapters,) = model.peft_config.values()  # type: ignore[operator]
+        with tempfile.TemporaryDirectory() as folder:
+            adapters.save_pretrained(folder)
+            return Path(folder, "adapter_config.json").read_text(encoding="utf-8")
     config = getattr(model, "config", None)
     if not isinstance(config, PretrainedConfig):
         return None
