@@ -8,6 +8,7 @@ STRATEGIES = ("ddp", "fsdp", "zero1", "zero2", "zero3")
 DIGITS = ROOT / "recipes/image_classification/resnet_digits.json"
 CIFAR = ROOT / "recipes/image_classification/resnet_cifar10.json"
 IMAGENET = ROOT / "recipes/image_classification/resnet50_imagenet_8k.json"
+ADDITION = ROOT / "recipes/sft/sft_addition.json"
 PYDOC = ROOT / "recipes/causal_lm/gpt_pydoc.json"
 VIT_DIGITS = ROOT / "recipes/image_classification/vit_digits.json"
 LLAMA = ROOT / "recipes/causal_lm/llama_pydoc.json"

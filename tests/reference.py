@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, one_hot
 
 from largebatch.config import load_config
 from largebatch.order import derive_seed, epoch_order
@@ -115,14 +115,29 @@ def reference_vit_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -
 
     def mean_loss(indices):
         batch = train_set.fetch(indices, 0)
-        logits = model(pixel_values=normalise(batch["pixel_values"], config.data)).logits
-        return cross_entropy(logits, batch["labels"])
+        pixels, targets = normalise(batch["pixel_values"], config.data), one_hot(batch["labels"], 10).float()
+        if config.loss.mixup_alpha is not None:
+            pixels, targets = mixed_in_pairs(pixels, targets, indices, config)
+        smoothing = config.loss.label_smoothing
+        return cross_entropy(model(pixel_values=pixels).logits, (1 - smoothing) * targets + smoothing / 10)
 
     size, peak = config.batch.global_batch_size, config.learning_rate.base_lr
     total = round(config.train.duration.epochs) * (1437 // size)
     cosine = [peak * (1 + math.cos(math.pi * (step - 10) / (total - 10))) / 2 for step in range(steps)]
     rates = [peak * step / 10 if step < 10 else rate for step, rate in enumerate(cosine)]
     return _train(config, model, optimizer, mean_loss, global_batches(1437, {0: size}, False, steps), rates)
+
+
+def mixed_in_pairs(pixels, targets, indices, config):
+    """Mixup by the definition, one pair after the other, of the whole global batch."""
+    mixed_pixels, mixed_targets = pixels.clone(), targets.clone()
+    for first in range(0, len(indices), 2):
+        random = np.random.default_rng(derive_seed(config.seed, "mixup", 0, int(indices[first])))
+        weight = np.float32(random.beta(config.loss.mixup_alpha, config.loss.mixup_alpha))
+        for one, other in ((first, first + 1), (first + 1, first)):
+            mixed_pixels[one] = weight * pixels[one] + (1 - weight) * pixels[other]
+            mixed_targets[one] = weight * targets[one] + (1 - weight) * targets[other]
+    return mixed_pixels, mixed_targets
 
 
 def reference_bert(recipe: Path, overrides: tuple[str, ...], steps: int) -> dict:

@@ -163,9 +163,9 @@ def run_interrupted(
     return None
 
 
-def assert_bit_for_bit(run_dir: Path, reference: Path) -> None:
+def assert_bit_for_bit(run_dir: Path, reference: Path, weights: str = "model.safetensors") -> None:
     """Weights, log, evaluations and the content of every micro-batch, also of steps that were made twice."""
-    mine, theirs = (load_file(path / "model/model.safetensors") for path in (run_dir, reference))
+    mine, theirs = (load_file(path / "model" / weights) for path in (run_dir, reference))
     assert mine.keys() == theirs.keys()
     for name in theirs:
         assert mine[name].tobytes() == theirs[name].tobytes(), name

@@ -14,6 +14,7 @@ from reference import reference_bert, reference_digits, reference_pydoc, referen
 STEPS = 20
 SMALL_GPT = ("--model.num_layers=2", "--model.hidden_size=32", "--model.num_heads=2", "--data.block_size=32")
 SMALL_VIT = ("--model.hidden_size=32", '--learning_rate.warmup.duration={"steps": 10}')
+MIXUP = '--loss={"mixup_alpha": 0.4, "label_smoothing": 0.1}'
 WARMUP = '--learning_rate.warmup.duration={"steps": 40}'
 # Set in ranges after it is sharded, from nothing but the seed and the parameters' names.
 SMALL_LLAMA = (*SMALL_GPT, "--model.num_kv_heads=1", "--model.intermediate_size=47", WARMUP)
@@ -40,6 +41,7 @@ RECIPES = {
         (reference_pydoc, {0: 16, 6: 32, 14: 96}),
     ),
     "vit": (VIT_DIGITS, SMALL_VIT, (reference_vit_digits,)),
+    "mixup": (VIT_DIGITS, (*SMALL_VIT, MIXUP), (reference_vit_digits,)),
     "large model": (LLAMA, SMALL_LLAMA, (reference_pydoc, {0: 32})),
     "masked": (BERT, SMALL_BERT, (reference_bert,)),
 }
@@ -124,6 +126,7 @@ def test_two_processes(name, strategy, tmp_path):
         ("growing batch", "fsdp", 4, 4),
         ("vit", "single", 1, 64),
         ("vit", "ddp", 4, 8),
+        ("mixup", "ddp", 4, 2),
         ("large model", "single", 1, 8),
         ("large model", "fsdp", 4, 4),
         ("masked", "single", 1, 4),

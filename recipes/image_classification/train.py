@@ -20,6 +20,7 @@ from transformers import ResNetConfig, ResNetForImageClassification, ViTConfig, 
 from largebatch.config import ImageClassificationConfig
 from largebatch.config.models import Vit
 from largebatch.data.images import image_sources, model_input
+from largebatch.data.mixup import mixed_cross_entropy
 from largebatch.data.source import Batch
 from largebatch.initialization.attention import freeze_key_biases
 from largebatch.initialization.residual import set_batch_norm_momentum, small_classifier, zero_last_norm_of_blocks
@@ -95,7 +96,7 @@ def main() -> None:
     for step in run.steps(train_set):
         for batch in step.micro_batches():
             # A sum: the library divides by the whole global batch.
-            step.backward(cross_entropy(logits_of(batch), batch["labels"], reduction="sum"))
+            step.backward(mixed_cross_entropy(logits_of(batch), batch, config.loss.label_smoothing).sum())
         step.update()
         if run.should_evaluate:
             run.evaluate(eval_set, evaluate_batch)

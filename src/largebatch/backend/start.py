@@ -107,6 +107,7 @@ def _start_zero(
     # Imported only where it is used: it takes a second or two.
     import deepspeed
     from accelerate import DeepSpeedPlugin
+    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
     from largebatch.backend.zero import ZeroBackend
 
@@ -123,6 +124,9 @@ def _start_zero(
         zero3_init_flag=False,
     )
     accelerator = Accelerator(mixed_precision="no", deepspeed_plugin=plugin, kwargs_handlers=[group], **tracking)
+    # Accelerate has told `transformers` of ZeRO-3, whose Auto classes would cut up weights as they make them, before
+    # anything can look at them. Models are built whole on every strategy, and cut up by `prepare`.
+    unset_hf_deepspeed_config()
     return ZeroBackend(accelerator, launch, plan)
 
 

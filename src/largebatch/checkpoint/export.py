@@ -1,4 +1,4 @@
-"""The weights of a checkpoint in the layout that `transformers.from_pretrained` reads, one parameter at a time."""
+"""The weights of a checkpoint as `transformers.from_pretrained` or `peft` reads them, one parameter at a time."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,6 +21,8 @@ Shapes = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
 def export(checkpoint: Path, out: Path, dtype: str | None = None, largest_file: int = LARGEST_FILE_BYTES) -> Manifest:
     """Write the weights and buffers of a checkpoint, and the model's configuration where it has one.
+
+    Of a model with adapters, these and their configuration alone, as `peft` has them.
 
     At most one parameter is in memory. The folder appears when it is complete.
 
@@ -52,12 +54,17 @@ def export_intact(
         manifest = read_manifest(folder)
         remove_folder(temporary)
         temporary.mkdir()
+        config = read_json(folder / MODEL_CONFIG) if (folder / MODEL_CONFIG).exists() else None
         with TensorFiles(folder) as files:
-            dtypes = _write_weights(files, manifest, temporary, DTYPES[dtype] if dtype else None, largest_file)
-        if (folder / MODEL_CONFIG).exists():
-            # What `from_pretrained` makes of parameters unless told otherwise.
-            written = {"dtype": str(dtypes.pop()).removeprefix("torch.")} if len(dtypes) == 1 else {}
-            write_json_file(temporary / "config.json", read_json(folder / MODEL_CONFIG) | written)
+            if config is not None and "peft_type" in config:
+                _write_adapters(files, manifest, temporary, DTYPES[dtype] if dtype else None)
+                write_json_file(temporary / "adapter_config.json", config)
+            else:
+                dtypes = _write_weights(files, manifest, temporary, DTYPES[dtype] if dtype else None, largest_file)
+                # What `from_pretrained` makes of parameters unless told otherwise.
+                written = {"dtype": str(dtypes.pop()).removeprefix("torch.")} if len(dtypes) == 1 else {}
+                if config is not None:
+                    write_json_file(temporary / "config.json", config | written)
         sync_folder(temporary)
         rename_folder(temporary, out)
     except CheckpointError as error:
@@ -84,6 +91,18 @@ def _intact(checkpoint: Path) -> Path:
             return entry.path
         problems.append(f"{entry.path}: {problem}")
     raise UserError("; ".join(problems) or f"{checkpoint} has no checkpoint")
+
+
+def _write_adapters(files: TensorFiles, manifest: Manifest, out: Path, dtype: torch.dtype | None) -> None:
+    """Write the adapters under the names that `peft` gives them: of the wrapped model, without the adapter's own."""
+    adapters = {
+        f"base_model.model.{name.replace('.default.', '.')}": whole_weight(files, name, manifest)
+        for name in manifest.parameters
+        if ".lora_" in name
+    }
+    shapes = {name: (dtype or tensor.dtype, tuple(tensor.shape)) for name, tensor in adapters.items()}
+    converted = (tensor.to(shapes[name][0]) for name, tensor in adapters.items())
+    save_tensors(out / "adapter_model.safetensors", shapes, converted, {"format": "pt"})
 
 
 def _write_weights(

@@ -8,6 +8,7 @@ from largebatch.config.tasks import (
     ImageClassificationConfig,
     MaskedLMConfig,
     RecipeConfig,
+    SftConfig,
 )
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "ImageClassificationConfig",
     "MaskedLMConfig",
     "RecipeConfig",
+    "SftConfig",
     "as_json",
     "flatten",
     "load_config",

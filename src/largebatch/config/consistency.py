@@ -13,7 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from largebatch.batch import Timeline
 from largebatch.config.contrastive import Neighbours
-from largebatch.config.data import DigitsData, MaskedText, num_masked
+from largebatch.config.data import DigitsData
+from largebatch.config.masked_lm import MaskedText, num_masked
 from largebatch.config.optimizers import AdamW
 from largebatch.config.sections import Batch, Decay, Duration, PositiveInt, StepDecay, Warmup, WarmupStableDecay
 from largebatch.scaling import scaled_moments
@@ -30,6 +31,7 @@ def inconsistencies(raw: JsonObject) -> Iterator[str]:
         )
     yield from _patches_beyond_the_image(raw)
     yield from _blocks_beyond_the_positions(raw)
+    yield from _pairs_that_are_parted(raw)
     if _piece(raw, "precision", str) == "fp64" and _piece(raw, "model.architecture", str) == "llama":
         yield (
             'precision: "fp64" would not be that: the RMSNorm of Llama in `transformers` computes in fp32 whatever it '
@@ -184,12 +186,22 @@ def _blocks_beyond_the_positions(raw: JsonObject) -> Iterator[str]:
         )
 
 
+def _pairs_that_are_parted(raw: JsonObject) -> Iterator[str]:
+    micro_batch_size = _piece(raw, "batch.micro_batch_size", PositiveInt)
+    if _piece(raw, "loss.mixup_alpha", float) is not None and micro_batch_size is not None and micro_batch_size % 2:
+        yield (
+            f"batch.micro_batch_size: {micro_batch_size} is odd, and loss.mixup_alpha mixes samples in pairs, which "
+            "micro-batches would part; write an even one"
+        )
+
+
 def _tokens_per_sample(raw: JsonObject) -> int | None:
     """Target tokens of each sample, None where samples have none or unequal numbers."""
     block_size: int | None = _piece(raw, "data.block_size", PositiveInt)
-    if block_size is None or _piece(raw, "data.samples", str) == "documents":
+    task = _piece(raw, "task", str)
+    if block_size is None or task == "sft" or _piece(raw, "data.samples", str) == "documents":
         return None
-    if _piece(raw, "task", str) != "masked_lm":
+    if task != "masked_lm":
         return block_size
     # Pieces of raw JSON do not know defaults.
     fraction = _piece(raw, "data.mask_fraction", float) or MaskedText.model_fields["mask_fraction"].default

@@ -1,8 +1,8 @@
 """What a recipe's JSON may say of its data: one typed section a kind of data set."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from largebatch.config.sections import NonNegativeInt, PositiveInt, Section
 
@@ -136,38 +136,3 @@ class HubText(HubOrLocal, TextData):
     """Column that holds the documents."""
     tokenizer: str
     """Hub id or local folder of a `transformers` tokenizer, or "bytes"."""
-
-
-def num_masked(block_size: int, mask_fraction: float) -> int:
-    """How many tokens of each block are predicted by masked language modelling; the same number in every one."""
-    return round(mask_fraction * block_size)
-
-
-class MaskedText(TextData):
-    """Text whose samples are blocks, some tokens of which are hidden from the model and predicted."""
-
-    samples: Literal["blocks"] = "blocks"
-    mask_fraction: Annotated[float, Field(gt=0, le=1)] = 0.15
-    """Fraction of a block's tokens that are predicted, rounded to a whole number: the same of every block. Durations in
-    tokens, like the loss and `tokens_per_second`, count these alone."""
-
-    @property
-    def tokens_per_sample(self) -> int:
-        return num_masked(self.block_size, self.mask_fraction)
-
-    @model_validator(mode="after")
-    def _something_to_predict(self) -> "MaskedText":
-        if self.tokens_per_sample == 0:
-            raise ValueError(
-                f"mask_fraction {self.mask_fraction:g} of block_size {self.block_size} is less than half a token, so "
-                "there is nothing to predict; write larger ones"
-            )
-        return self
-
-
-class MaskedPydoc(MaskedText, PydocData):
-    """The Python reference as bytes, to be masked; the mask is a token of its own, 256."""
-
-
-class MaskedHubText(MaskedText, HubText):
-    """Text documents through Hugging Face `datasets`, tokenised, joined and masked."""

@@ -26,7 +26,7 @@ class Model(Section):
         return False
 
 
-def _check_heads(hidden_size: int, num_heads: int) -> None:
+def check_heads(hidden_size: int, num_heads: int) -> None:
     if hidden_size % num_heads:
         raise ValueError(f"hidden_size {hidden_size} is not a multiple of num_heads {num_heads}; change one of them")
 
@@ -91,7 +91,7 @@ class Gpt2(Model):
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> "Gpt2":
-        _check_heads(self.hidden_size, self.num_heads)
+        check_heads(self.hidden_size, self.num_heads)
         return self
 
 
@@ -117,7 +117,7 @@ class Vit(Model):
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> "Vit":
-        _check_heads(self.hidden_size, self.num_heads)
+        check_heads(self.hidden_size, self.num_heads)
         return self
 
 
@@ -167,34 +167,4 @@ class Llama(LargeModel):
             raise ValueError(
                 f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}; change one of them"
             )
-        return self
-
-
-class Bert(LargeModel):
-    """A BERT encoder, as in `transformers` (`BertForMaskedLM`), with feed-forward layers four times as wide as the
-    residual stream; its output layer has the embedding's weights."""
-
-    architecture: Literal["bert"]
-    vocab_size: PositiveInt
-    """Rows of the embedding; at least the tokenizer's number of tokens (257 for bytes and their mask)."""
-    hidden_size: PositiveInt
-    """Width of the residual stream."""
-    num_layers: PositiveInt
-    """Transformer blocks."""
-    num_heads: PositiveInt
-    """Attention heads; divides `hidden_size`."""
-    max_positions: PositiveInt
-    """Learned positions; at least `data.block_size`, and those of a later phase with longer blocks."""
-    dropout: BelowOne = 0.0
-    """Dropout on embeddings, attention weights and residual branches."""
-    initializer_range: PositiveFloat = 0.02
-    """Standard deviation of the initial weights."""
-
-    @property
-    def uses_dropout(self) -> bool:
-        return self.dropout > 0
-
-    @model_validator(mode="after")
-    def _heads_divide_width(self) -> "Bert":
-        _check_heads(self.hidden_size, self.num_heads)
         return self

@@ -5,21 +5,25 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from largebatch.config.contrastive import ConvNet, Neighbours, NtXent, Projection, ViewedImages, Views
-from largebatch.config.data import Data, DigitsData, HubImages, HubText, MaskedHubText, MaskedPydoc, PydocData
-from largebatch.config.models import Bert, Gpt2, Llama, Model, ResNet, Vit
+from largebatch.config.data import Data, DigitsData, HubImages, HubText, PydocData
+from largebatch.config.masked_lm import Bert, MaskedHubText, MaskedPydoc
+from largebatch.config.models import Gpt2, Llama, Model, ResNet, Vit
 from largebatch.config.optimizers import Optimizer
 from largebatch.config.sections import (
     Batch,
+    BelowOne,
     Checkpoint,
     Evaluation,
     Faults,
     LearningRate,
     Logging,
     NonNegativeInt,
+    PositiveFloat,
     Section,
     Train,
     Verify,
 )
+from largebatch.config.sft import AdditionData, AutoCausalLM, HubPairs
 
 
 class RecipeConfig(Section):
@@ -55,12 +59,24 @@ class RecipeConfig(Section):
         return False
 
 
+class CrossEntropy(Section):
+    """What the cross-entropy of training is of; evaluations are of plain images and labels."""
+
+    label_smoothing: BelowOne = 0.0
+    """Part of each label that is spread over all classes (Szegedy et al. 2016, arXiv 1512.00567, section 7)."""
+    mixup_alpha: PositiveFloat | None = None
+    """Images and labels are mixed in pairs, weighted by a draw from Beta(alpha, alpha) (Zhang et al. 2018, arXiv
+    1710.09412); null mixes none. Pairs are samples that follow one another, so `batch.micro_batch_size` must be
+    even."""
+
+
 class ImageClassificationConfig(RecipeConfig):
     """A recipe for `recipes/image_classification/train.py`."""
 
     task: Literal["image_classification"]
     data: Annotated[DigitsData | HubImages, Field(discriminator="source")]
     model: Annotated[ResNet | Vit, Field(discriminator="architecture")]
+    loss: CrossEntropy = CrossEntropy()
 
 
 class CausalLMConfig(RecipeConfig):
@@ -95,6 +111,15 @@ class MaskedLMConfig(RecipeConfig):
     model: Bert
 
 
+class SftConfig(RecipeConfig):
+    """A recipe for `recipes/sft/train.py`."""
+
+    task: Literal["sft"]
+    data: Annotated[AdditionData | HubPairs, Field(discriminator="source")]
+    model: AutoCausalLM
+
+
 AnyRecipeConfig = Annotated[
-    ImageClassificationConfig | CausalLMConfig | ContrastiveConfig | MaskedLMConfig, Field(discriminator="task")
+    ImageClassificationConfig | CausalLMConfig | ContrastiveConfig | MaskedLMConfig | SftConfig,
+    Field(discriminator="task"),
 ]

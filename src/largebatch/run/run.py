@@ -5,6 +5,7 @@ import importlib.util
 import json
 import math
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -146,6 +147,9 @@ class Run(Generic[Config]):
             available = getattr(source, "num_available", len(source))
             if self.backend.is_main_process and available > len(source):
                 print(f"  {'Data':<14}{len(source):,} of {available:,} {name} samples are used", flush=True)
+            remark = getattr(source, "remark", None)
+            if self.backend.is_main_process and remark:
+                print(f"  {'Data':<14}{remark}", flush=True)
         return sources
 
     def build(self, build_model: Callable[[Config], M]) -> M:
@@ -162,7 +166,8 @@ class Run(Generic[Config]):
         """
         section = self.config.model
         if not isinstance(section, LargeModel):
-            return build_model(self.config)
+            with self.backend.agreement():
+                return build_model(self.config)
         with self.backend.agreement():
             model, distributions = build_without_weights(partial(build_model, self.config))
         if self._start.manifest is None and section.initial_weights is not None:
@@ -607,7 +612,12 @@ def _evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def _model_config(model: nn.Module) -> str | None:
-    """The configuration of a model of `transformers` as JSON, as its `save_pretrained` writes it."""
+    """The configuration of a model of `transformers`, or of its adapters, as JSON, as `save_pretrained` writes it."""
+    if getattr(model, "peft_config", None):
+        (adapters,) = model.peft_config.values()  # type: ignore[operator]
+        with tempfile.TemporaryDirectory() as folder:
+            adapters.save_pretrained(folder)
+            return Path(folder, "adapter_config.json").read_text(encoding="utf-8")
     config = getattr(model, "config", None)
     if not isinstance(config, PretrainedConfig):
         return None

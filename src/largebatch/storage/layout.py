@@ -4,7 +4,7 @@
       step_00000400/
         rank_00000.safetensors   what process 0 of the job owned: flat vectors, one tensor a vector
         rank_00001.safetensors   ...
-        model_config.json        the configuration of a `transformers` model, where it is one
+        model_config.json        the configuration of a `transformers` model, where it is one, or of its adapters
         manifest.json            every vector's shape and the ranges of it that each file holds; step, config, plan
         complete.json            size and checksum of every file above; written last, so that it says: all is here
       .step_00000600.attempt_0002_5e1f0a3b.tmp/   one that is being written, or that a crash left behind

@@ -1,0 +1,71 @@
+"""Supervised fine-tuning of a causal language model on prompts with their answers, of which the answers are predicted.
+
+sft_addition.json      a small Llama learns to add two numbers: a laptop's CPU, a minute
+sft_qwen_gsm8k.json    Qwen2.5 0.5B on the 7,473 questions of GSM8K, packed: one GPU
+
+    accelerate launch --config_file recipes/accelerate_configs/ddp.yaml recipes/sft/train.py \
+        --config recipes/sft/sft_addition.json
+"""
+
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel
+
+from largebatch.config import SftConfig
+from largebatch.data.prompts import pair_sources
+from largebatch.data.source import Batch
+from largebatch.data.text import IGNORE_INDEX
+from largebatch.optim import build_optimizer
+from largebatch.pretrained import check_packing, load_causal_lm
+from largebatch.run import Run, Value, parse_command_line, user_errors
+
+
+def build_model(config: SftConfig) -> PreTrainedModel:
+    """The pretrained model, with adapters where the recipe has them."""
+    return load_causal_lm(config.model)
+
+
+def main() -> None:
+    config, options = parse_command_line(SftConfig)
+    run = Run(config, options)
+    train_set, eval_set = run.load(pair_sources)
+
+    model = run.build(build_model)
+    if config.data.packing:
+        check_packing(model)
+    optimizer = build_optimizer(model, run.plan)
+    model, optimizer = run.prepare(model, optimizer)
+
+    def logits_of(batch: Batch) -> torch.Tensor:
+        """Shape (batch, tokens, vocabulary); the positions of a pack keep its pairs apart."""
+        outputs = model(input_ids=batch["input_ids"], position_ids=batch.get("position_ids"))
+        return outputs.logits.to(run.dtype)
+
+    def token_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Loss of each target token, zero where a label is `IGNORE_INDEX`; shape (batch, tokens)."""
+        return cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORE_INDEX, reduction="none")
+
+    def evaluate_batch(batch: Batch) -> dict[str, Value]:
+        logits, labels = logits_of(batch), batch["labels"]
+        targets = labels != IGNORE_INDEX
+        wrong = (logits.argmax(dim=-1) != labels) & targets
+        return {
+            # A mean over tokens: each pair's sum of losses, and how many they are.
+            "loss": (token_losses(logits, labels).sum(dim=1), targets.sum(dim=1)),
+            # The answer as a whole, which greedy decoding would write exactly where every token of it is the likeliest.
+            "exact_match": (~wrong.any(dim=1)).float(),
+        }
+
+    for step in run.steps(train_set):
+        for batch in step.micro_batches():
+            # A sum: the library divides by the target tokens of the whole global batch.
+            step.backward(token_losses(logits_of(batch), batch["labels"]).sum())
+        step.update()
+        if run.should_evaluate:
+            run.evaluate(eval_set, evaluate_batch)
+    run.finish()
+
+
+if __name__ == "__main__":
+    with user_errors():
+        main()

@@ -1,0 +1,74 @@
+"""What a recipe's JSON may say of masked language modelling: text some tokens of which are hidden, and BERT."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from largebatch.config.data import HubText, PydocData, TextData
+from largebatch.config.models import LargeModel, check_heads
+from largebatch.config.sections import BelowOne, PositiveFloat, PositiveInt
+
+
+def num_masked(block_size: int, mask_fraction: float) -> int:
+    """How many tokens of each block are predicted by masked language modelling; the same number in every one."""
+    return round(mask_fraction * block_size)
+
+
+class MaskedText(TextData):
+    """Text whose samples are blocks, some tokens of which are hidden from the model and predicted."""
+
+    samples: Literal["blocks"] = "blocks"
+    mask_fraction: Annotated[float, Field(gt=0, le=1)] = 0.15
+    """Fraction of a block's tokens that are predicted, rounded to a whole number: the same of every block. Durations in
+    tokens, like the loss and `tokens_per_second`, count these alone."""
+
+    @property
+    def tokens_per_sample(self) -> int:
+        return num_masked(self.block_size, self.mask_fraction)
+
+    @model_validator(mode="after")
+    def _something_to_predict(self) -> "MaskedText":
+        if self.tokens_per_sample == 0:
+            raise ValueError(
+                f"mask_fraction {self.mask_fraction:g} of block_size {self.block_size} is less than half a token, so "
+                "there is nothing to predict; write larger ones"
+            )
+        return self
+
+
+class MaskedPydoc(MaskedText, PydocData):
+    """The Python reference as bytes, to be masked; the mask is a token of its own, 256."""
+
+
+class MaskedHubText(MaskedText, HubText):
+    """Text documents through Hugging Face `datasets`, tokenised, joined and masked."""
+
+
+class Bert(LargeModel):
+    """A BERT encoder, as in `transformers` (`BertForMaskedLM`), with feed-forward layers four times as wide as the
+    residual stream; its output layer has the embedding's weights."""
+
+    architecture: Literal["bert"]
+    vocab_size: PositiveInt
+    """Rows of the embedding; at least the tokenizer's number of tokens (257 for bytes and their mask)."""
+    hidden_size: PositiveInt
+    """Width of the residual stream."""
+    num_layers: PositiveInt
+    """Transformer blocks."""
+    num_heads: PositiveInt
+    """Attention heads; divides `hidden_size`."""
+    max_positions: PositiveInt
+    """Learned positions; at least `data.block_size`, and those of a later phase with longer blocks."""
+    dropout: BelowOne = 0.0
+    """Dropout on embeddings, attention weights and residual branches."""
+    initializer_range: PositiveFloat = 0.02
+    """Standard deviation of the initial weights."""
+
+    @property
+    def uses_dropout(self) -> bool:
+        return self.dropout > 0
+
+    @model_validator(mode="after")
+    def _heads_divide_width(self) -> "Bert":
+        check_heads(self.hidden_size, self.num_heads)
+        return self

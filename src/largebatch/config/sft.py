@@ -1,0 +1,121 @@
+"""What a recipe's JSON may say of supervised fine-tuning: prompts with their answers, and pretrained models."""
+
+from string import Formatter
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from largebatch.config.data import Data, HubOrLocal
+from largebatch.config.models import Model
+from largebatch.config.sections import BelowOne, PositiveFloat, PositiveInt, Section
+
+
+class PairData(Data):
+    """Prompts with their answers; the answers are predicted, with the end-of-text token behind them."""
+
+    block_size: PositiveInt
+    """Tokens that a sample predicts from at most: a pair's tokens but for its last one, or all those of a pack."""
+    packing: bool = False
+    """Whether a training sample is a pack: as many pairs, one behind the other in their stored order, as `block_size`
+    tokens hold. No pair sees another, so that each has the loss that it has alone. `num_train_samples` then counts
+    packs; evaluation samples are always single pairs."""
+
+    @property
+    def loss_unit(self) -> Literal["samples", "tokens"]:
+        return "tokens"
+
+
+class AdditionData(PairData):
+    """The 10,000 sums of two numbers below 100, "12+35=" with the answer "47", as bytes.
+
+    In an order that is always the same, the first 9,000 are for training and the last 1,000 for evaluation.
+    """
+
+    source: Literal["addition"]
+
+
+class HubPairs(HubOrLocal, PairData):
+    """Prompts with their answers through Hugging Face `datasets`.
+
+    The first `num_train_samples` samples are used; a run says how many there are.
+    """
+
+    prompt: str
+    """What the model reads, with names of columns in braces, such as "Question: {question}\nAnswer: "."""
+    answer: str
+    """What it learns to write, likewise, such as "{answer}"."""
+    format: Literal["plain", "chat"] = "plain"
+    """"plain": the tokens of the prompt, those of the answer, and the tokenizer's end-of-text token. "chat": the
+    tokenizer's chat template, with the prompt as the user's message; all that the template writes from the assistant's
+    answer on is predicted."""
+    tokenizer: str
+    """Hub id or local folder of a `transformers` tokenizer, most often that of the model, or "bytes"."""
+    unusable: Literal["refuse", "leave_out"] = "refuse"
+    """Pairs with an empty prompt or answer, or of more than `block_size` tokens: a run tells how many there are, and
+    does not start, or leaves them out."""
+
+    @field_validator("prompt", "answer")
+    @classmethod
+    def _names_columns(cls, template: str) -> str:
+        try:
+            fields = list(Formatter().parse(template))
+        except ValueError as error:
+            raise ValueError(f"{template!r} is no template: {error}; a brace itself is written {{{{ or }}}}") from error
+        names = [name for _, name, _, _ in fields if name is not None]
+        plain = all(name and not name.isdigit() and not set(name) & set(".[") for name in names)
+        if not names or not plain or any(spec or conversion for _, _, spec, conversion in fields):
+            raise ValueError(
+                f'{template!r} is no template; write names of columns in braces, and nothing else in them: "{{answer}}"'
+            )
+        return template
+
+    @model_validator(mode="after")
+    def _bytes_have_no_chat_template(self) -> "HubPairs":
+        if self.format == "chat" and self.tokenizer == "bytes":
+            raise ValueError(
+                'format "chat" needs a tokenizer with a chat template, and "bytes" has none; write "plain"'
+            )
+        return self
+
+
+class Lora(Section):
+    """Low-rank adapters (LoRA, arXiv 2106.09685) through `peft`: they alone are trained, saved and exported."""
+
+    rank: PositiveInt
+    """Rank of the update of each weight, r in the paper."""
+    alpha: PositiveFloat
+    """The update is multiplied by alpha / rank."""
+    dropout: BelowOne = 0.0
+    """Dropout on the adapters' inputs."""
+    target_modules: Literal["all-linear"] | Annotated[list[str], Field(min_length=1)] = "all-linear"
+    """Names of the layers that get an adapter, such as ["q_proj", "v_proj"]; "all-linear" is all but the output's."""
+
+
+class AutoCausalLM(Model):
+    """Any causal language model of `transformers`: pretrained weights, or random ones.
+
+    The model's own dropout is turned off, whatever its configuration says, so that a sample's loss depends on nothing
+    but the sample.
+    """
+
+    architecture: Literal["auto"]
+    path: str | None = None
+    """Hub id or local folder of the pretrained weights; they are trained in the precision of the recipe, whatever they
+    are stored in."""
+    config: dict[str, Any] | None = None
+    """Instead of `path`, the configuration of a model with random weights, such as {"model_type": "llama",
+    "hidden_size": 64}."""
+    lora: Lora | None = None
+    """Adapters to train instead of the weights; null trains all weights."""
+
+    @property
+    def uses_dropout(self) -> bool:
+        return self.lora is not None and self.lora.dropout > 0
+
+    @model_validator(mode="after")
+    def _pretrained_or_random(self) -> "AutoCausalLM":
+        if (self.path is None) == (self.config is None):
+            raise ValueError("write either path, for pretrained weights, or config, for random ones")
+        if self.config is not None and not isinstance(self.config.get("model_type"), str):
+            raise ValueError('config needs a model_type, such as "llama"')
+        return self

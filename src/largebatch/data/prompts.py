@@ -1,0 +1,180 @@
+"""Prompts with their answers, of which the answers are predicted.
+
+A pair is a row of tokens: the prompt's, the answer's, and what ends it. The model reads all but the last and predicts
+those behind the prompt. Prompt and answer are tokenised each on its own, so that no token lies across their border, and
+the prompt's tokens are those that it has when the model is to answer it.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from string import Formatter
+from typing import Any
+
+import datasets
+import numpy as np
+
+from largebatch.config.sft import AdditionData
+from largebatch.config.tasks import SftConfig
+from largebatch.data.hub import column, open_splits
+from largebatch.data.pairs import Pairs, PairSamples
+from largebatch.data.source import SampleSource
+from largebatch.data.text import PretrainedTokenizer, Tokenizer, load_tokenizer
+from largebatch.errors import DataError
+from largebatch.order import Permutation
+from largebatch.pretrained import configuration
+
+
+def pair_sources(config: SftConfig) -> tuple[SampleSource, SampleSource]:
+    """The training and evaluation samples of a recipe.
+
+    Batches are {"input_ids": int64 (batch, tokens), "labels": int64 (batch, tokens)}, the labels being the inputs one
+    token later, and `IGNORE_INDEX` where there is nothing to predict: in prompts, and in the padding. Packs have
+    "position_ids" as well, of the same shape, which begin at 0 with each pair.
+
+    Raises:
+        DataError: The data or its tokenizer cannot be loaded or do not fit the model, there are unusable pairs, or
+            fewer samples than the recipe says.
+    """
+    data = config.data
+    if isinstance(data, AdditionData):
+        splits, tokenizer, leave_out = addition(), load_tokenizer("bytes"), False
+        encoder = PairEncoder("{prompt}", "{answer}", tokenizer)
+    else:
+        splits, tokenizer, leave_out = open_splits(data), load_tokenizer(data.tokenizer), data.unusable == "leave_out"
+        for field in ("prompt", "answer"):
+            for name in columns_of(getattr(data, field)):
+                column(splits[0], name, field)
+                column(splits[1], name, field)
+        encoder = PairEncoder(data.prompt, data.answer, tokenizer, chat=data.format == "chat")
+    train, evaluation = (
+        Pairs(tokenise(split, encoder, data.num_workers), data.block_size, name, leave_out)
+        for split, name in zip(splits, ("training", "evaluation"), strict=True)
+    )
+    _check_fits_the_model(config, tokenizer, int(max(train.lengths.max(), evaluation.lengths.max())))
+    pack_size = data.block_size if data.packing else None
+    return (
+        PairSamples(train, data.num_train_samples, "data.num_train_samples", pack_size),
+        PairSamples(evaluation, data.num_eval_samples, "data.num_eval_samples"),
+    )
+
+
+def _check_fits_the_model(config: SftConfig, tokenizer: Tokenizer, longest: int) -> None:
+    model = configuration(config.model).get_text_config()
+    if tokenizer.vocab_size > model.vocab_size:
+        raise DataError(
+            f"data.tokenizer: it has {tokenizer.vocab_size} tokens, more than the model's vocabulary of "
+            f"{model.vocab_size}; write the tokenizer that belongs to the model"
+        )
+    positions = getattr(model, "max_position_embeddings", None)
+    if positions is not None and longest > positions:
+        raise DataError(
+            f"data.block_size: the longest pair has {longest} tokens to predict from, and the model reads at most "
+            f"{positions}; write {positions}"
+        )
+
+
+# --- sums ---------------------------------------------------------------------------------------------------------
+
+NUM_SUMS, NUM_HELD_OUT = 10_000, 1_000
+
+
+def addition() -> tuple[datasets.Dataset, datasets.Dataset]:
+    """The sums of `AdditionData` as text, for training and for evaluation."""
+    places = Permutation(NUM_SUMS, key=0)(np.arange(NUM_SUMS)).tolist()
+    sums = [{"prompt": f"{place // 100}+{place % 100}=", "answer": f"{place // 100 + place % 100}"} for place in places]
+    train, evaluation = sums[:-NUM_HELD_OUT], sums[-NUM_HELD_OUT:]
+    return datasets.Dataset.from_list(train), datasets.Dataset.from_list(evaluation)
+
+
+# --- tokenising ---------------------------------------------------------------------------------------------------
+
+
+class PairEncoder:
+    """Rows of a data set to tokens.
+
+    Args:
+        prompt: The prompt's template, with names of columns in braces.
+        answer: The answer's template.
+        tokenizer: Of the model.
+        chat: Whether prompt and answer are messages of a user and an assistant, written by the chat template of a
+            tokenizer of `transformers`. That ends answers itself; elsewhere the end-of-text token does.
+
+    Raises:
+        DataError: The tokenizer has no chat template.
+    """
+
+    def __init__(self, prompt: str, answer: str, tokenizer: Tokenizer, chat: bool = False):
+        self.prompt = prompt
+        self.answer = answer
+        self.tokenizer = tokenizer
+        self.chat = chat
+        # Tokens that the tokenizer begins each text with; chat templates write theirs themselves.
+        self.begin: list[int] = []
+        if isinstance(tokenizer, PretrainedTokenizer):
+            inner = tokenizer.tokenizer
+            if chat and not inner.chat_template:
+                raise DataError(
+                    'data.format: the tokenizer has no chat template; write "plain", or use another tokenizer'
+                )
+            if not chat and inner.bos_token_id is not None and inner("a")["input_ids"][0] == inner.bos_token_id:
+                self.begin = [inner.bos_token_id]
+
+    def __call__(self, rows: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+        """Columns "input_ids", empty where a column that a template names is, "num_prompt" and "num_tokens"."""
+        names = columns_of(self.prompt) | columns_of(self.answer)
+        size = len(rows[next(iter(names))])
+        texts = [self._texts({name: rows[name][number] for name in names}) for number in range(size)]
+        # The tokenizer ends each text; only that of plain answers is kept.
+        prompts = [self.begin + tokens[:-1] for tokens in self.tokenizer.encode([prompt for prompt, _ in texts])]
+        answers = self.tokenizer.encode([answer for _, answer in texts])
+        if self.chat:
+            answers = [tokens[:-1] for tokens in answers]
+        pairs = [p + a if text[1] and p and a else [] for text, p, a in zip(texts, prompts, answers, strict=True)]
+        return {
+            "input_ids": pairs,
+            "num_prompt": [len(prompt) for prompt in prompts],
+            "num_tokens": [len(pair) for pair in pairs],
+        }
+
+    def _texts(self, row: dict[str, Any]) -> tuple[str, str]:
+        """A prompt and what is to be predicted behind it; both empty where a column is."""
+        if any(value is None or not str(value).strip() for value in row.values()):
+            return "", ""
+        prompt, answer = self.prompt.format(**row), self.answer.format(**row)
+        return self._in_chat(prompt, answer) if self.chat else (prompt, answer)
+
+    def _in_chat(self, prompt: str, answer: str) -> tuple[str, str]:
+        assert isinstance(self.tokenizer, PretrainedTokenizer)
+        apply = partial(self.tokenizer.tokenizer.apply_chat_template, tokenize=False)
+        question = [{"role": "user", "content": prompt}]
+        before: str = apply(question, add_generation_prompt=True)
+        whole: str = apply([*question, {"role": "assistant", "content": answer}])
+        if not whole.startswith(before) or whole == before:
+            raise DataError(
+                "data.format: the tokenizer's chat template does not write an answer behind the prompt as it asks for "
+                'it, so it is not clear what to predict; write "plain", with templates of your own'
+            )
+        return before, whole[len(before) :]
+
+
+def columns_of(template: str) -> set[str]:
+    """The names in braces."""
+    return {name for _, name, _, _ in Formatter().parse(template) if name is not None}
+
+
+def tokenise(dataset: datasets.Dataset, encoder: PairEncoder, num_workers: int) -> datasets.Dataset:
+    """The rows' tokens; `datasets` keeps the result in its cache on disk."""
+    return dataset.map(
+        encoder,
+        batched=True,
+        remove_columns=dataset.column_names,
+        features=datasets.Features(
+            {
+                "input_ids": datasets.List(datasets.Value("int32")),
+                "num_prompt": datasets.Value("int32"),
+                "num_tokens": datasets.Value("int32"),
+            }
+        ),
+        num_proc=num_workers or None,
+        desc="tokenising",
+    )

@@ -1,0 +1,275 @@
+"""Prompts with answers: which tokens are predicted, which pairs cannot be used, and what a pack holds."""
+
+import json
+from itertools import chain
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from largebatch.config import load_config
+from largebatch.data.pairs import starts_of_packs
+from largebatch.data.prompts import addition, pair_sources
+from largebatch.errors import ConfigError, DataError
+from paths import ADDITION
+
+ROWS = [
+    {"question": "alpha beta", "reply": "gamma"},
+    {"question": "beta", "reply": "alpha alpha beta"},
+    {"question": "gamma gamma", "reply": "beta"},
+]
+ALPHA, BETA, GAMMA, EOS, BOS, ASK, SAY = range(2, 9)
+
+
+def pair_config(tmp_path, rows=ROWS, words=(), **data):
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    section = {
+        "source": "datasets",
+        "path": "json",
+        "data_files": {"train": str(file), "eval": str(file)},
+        "prompt": "{question}",
+        "answer": "{reply}",
+        "tokenizer": "bytes",
+        "block_size": 64,
+        "num_train_samples": len(rows),
+        "num_eval_samples": 1,
+    }
+    overrides = ["--data", json.dumps(section | data), '--batch={"global_batch_size": 1, "micro_batch_size": 1}']
+    return load_config(ADDITION, [*overrides, '--train.duration={"steps": 60}', *words])
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    """Whole words; texts begin with <bos>."""
+    names = ["[UNK]", "[PAD]", "alpha", "beta", "gamma", "<eos>", "<bos>", "<ask>", "<say>"]
+    words = Tokenizer(models.WordLevel({name: number for number, name in enumerate(names)}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
+    saved = PreTrainedTokenizerFast(
+        tokenizer_object=words, eos_token="<eos>", unk_token="[UNK]", bos_token="<bos>", pad_token="[PAD]"
+    )
+
+    def save(chat_template=None):
+        saved.chat_template = chat_template
+        saved.save_pretrained(tmp_path / "tokenizer")
+        return str(tmp_path / "tokenizer")
+
+    return save
+
+
+def targets_of(source, index: int) -> list[int]:
+    labels = source.fetch(np.array([index]), None)["labels"]
+    return labels[labels != -100].tolist()
+
+
+def test_answers_are_predicted_with_their_end_and_prompts_are_not(tmp_path):
+    rows = [{"question": "2+3", "reply": 5}, {"question": "Ü", "reply": "é 10"}]
+    train, evaluation = pair_sources(pair_config(tmp_path, rows, prompt="{question}=", answer=" {reply}"))
+    batch = train.fetch(np.array([0, 1]), 0)
+    assert batch["input_ids"].tolist() == [[*b"2+3= 5", 0, 0, 0], [*"Ü= é 10".encode()]]
+    nothing = -100
+    assert batch["labels"].tolist() == [
+        [nothing, nothing, nothing, *b" 5", 0, nothing, nothing, nothing],
+        [nothing, nothing, *" é 10".encode(), 0],
+    ]
+    assert train.weight(batch) == 3 + 7
+    assert batch.keys() == {"input_ids", "labels"}
+    assert targets_of(evaluation, 0) == [*b" 5", 0]
+
+
+def test_pretrained_tokenizers_begin_a_prompt_and_not_an_answer(tmp_path, tokenizer):
+    train, _ = pair_sources(pair_config(tmp_path, tokenizer=tokenizer()))
+    batch = train.fetch(np.array([1]), 0)
+    assert batch["input_ids"].tolist() == [[BOS, BETA, ALPHA, ALPHA, BETA]]
+    assert batch["labels"].tolist() == [[-100, ALPHA, ALPHA, BETA, EOS]]
+
+
+CHAT = (
+    "{% for message in messages %}"
+    "{% if message.role == 'user' %}<bos> <ask> {{ message.content }} "
+    "{% else %}<say> {{ message.content }} <eos> {% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<say> {% endif %}"
+)
+
+
+def test_a_chat_template_writes_both(tmp_path, tokenizer):
+    """What generation is asked with is read; what the template writes behind it, the end of the turn too, predicted."""
+    train, _ = pair_sources(pair_config(tmp_path, tokenizer=tokenizer(CHAT), format="chat"))
+    batch = train.fetch(np.array([0]), 0)
+    assert batch["input_ids"].tolist() == [[BOS, ASK, ALPHA, BETA, SAY, GAMMA]]
+    assert batch["labels"].tolist() == [[-100, -100, -100, -100, GAMMA, EOS]]
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (None, "the tokenizer has no chat template"),
+        (CHAT.replace("<say> {% endif %}", "<say> <say> {% endif %}"), "does not write an answer behind the prompt"),
+    ],
+)
+def test_chat_templates_that_cannot_be_used(template, message, tmp_path, tokenizer):
+    with pytest.raises(DataError, match=message):
+        pair_sources(pair_config(tmp_path, tokenizer=tokenizer(template), format="chat"))
+
+
+# --- packs --------------------------------------------------------------------------------------------------------
+
+
+def test_packs_are_filled_in_order():
+    """By hand: 3 + 4 and no 2 more in 8; 2 + 6; 8 alone; 1."""
+    assert starts_of_packs(np.array([3, 4, 2, 6, 8, 1]), 8).tolist() == [0, 2, 4, 5, 6]
+    assert starts_of_packs(np.array([8]), 8).tolist() == [0, 1]
+
+
+def test_a_pack_is_its_pairs_one_behind_the_other(tmp_path):
+    rows = [{"question": "ab", "reply": "c"}, {"question": "d", "reply": "efg"}, {"question": "hi", "reply": "j"}]
+    config = pair_config(tmp_path, rows, packing=True, block_size=8, num_train_samples=2)
+    train, evaluation = pair_sources(config)
+    batch = train.fetch(np.array([1, 0]), 0)
+    assert batch["input_ids"].tolist() == [[*b"hij", 0, 0, 0, 0], [*b"abc", *b"defg"]]
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 0, 0, 0], [0, 1, 2, 0, 1, 2, 3]]
+    assert batch["labels"].tolist() == [
+        [-100, *b"j", 0, -100, -100, -100, -100],
+        [-100, *b"c", 0, *b"efg", 0],
+    ]
+    assert train.weight(batch) == 2 + 2 + 4
+    # Evaluation counts single pairs.
+    assert targets_of(evaluation, 0) == [*b"c", 0]
+
+
+def test_packs_hold_all_pairs_once_and_in_their_order():
+    """All sums in packs of at most 64 tokens, each so full that the next pair had no room."""
+    packed, _ = pair_sources(load_config(ADDITION, PACKED))
+    sums, _ = addition()
+    texts = [row["prompt"].encode() + row["answer"].encode() for row in sums]
+    answers = [[*row["answer"].encode(), 0] for row in sums]
+    number = 0
+    for index in range(len(packed)):
+        batch = packed.fetch(np.array([index]), 0)
+        first, room = number, 64
+        while number < 9000 and len(texts[number]) <= room:
+            room -= len(texts[number])
+            number += 1
+        assert bytes(batch["input_ids"][0].tolist()) == b"".join(texts[first:number])
+        assert batch["labels"][batch["labels"] != -100].tolist() == list(chain(*answers[first:number]))
+        assert batch["position_ids"][0].tolist() == list(chain(*(range(len(text)) for text in texts[first:number])))
+    assert number == 9000
+
+
+PACKED = (
+    "--data.packing=true",
+    "--data.num_train_samples=1250",
+    '--batch={"global_batch_size": 16, "micro_batch_size": 4}',
+)
+
+
+def test_the_number_of_packs_is_told():
+    with pytest.raises(
+        DataError,
+        match="9000, but the data's 9000 pairs make 1250 packs of at most 64 tokens; write at most 1250",
+    ):
+        pair_sources(load_config(ADDITION, ["--data.packing=true"]))
+
+
+# --- sums ---------------------------------------------------------------------------------------------------------
+
+
+def test_sums_are_right_and_held_out_ones_are_not_trained_on():
+    train, evaluation = addition()
+    assert (len(train), len(evaluation)) == (9000, 1000)
+    seen = set()
+    for row in [*train, *evaluation]:
+        first, _, second = row["prompt"].removesuffix("=").partition("+")
+        assert int(first) + int(second) == int(row["answer"])
+        seen.add((int(first), int(second)))
+    assert seen == {(a, b) for a in range(100) for b in range(100)}
+
+
+# --- what cannot be used ------------------------------------------------------------------------------------------
+
+UNUSABLE = [
+    *ROWS,
+    {"question": "beta", "reply": " "},
+    {"question": None, "reply": "x"},
+    {"question": "q" * 70, "reply": "x"},
+]
+
+
+def test_unusable_pairs_are_told_and_refused(tmp_path):
+    with pytest.raises(DataError) as caught:
+        pair_sources(pair_config(tmp_path, UNUSABLE))
+    assert str(caught.value) == (
+        "data.unusable: of 6 training pairs 2 have an empty prompt or answer (the first is row 3) and 1 have more than "
+        "data.block_size 64 tokens to predict from (the first is row 5, the longest has 71); correct the data, raise "
+        'data.block_size, or write "leave_out"'
+    )
+
+
+def test_unusable_pairs_are_left_out(tmp_path):
+    config = pair_config(tmp_path, [UNUSABLE[5], UNUSABLE[3], *ROWS], unusable="leave_out", num_train_samples=3)
+    train, _ = pair_sources(config)
+    assert [bytes(targets_of(train, index)) for index in range(3)] == [b"gamma\0", b"alpha alpha beta\0", b"beta\0"]
+    assert train.remark.startswith(
+        "of 5 training pairs 1 have an empty prompt or answer (the first is row 1) and 1 have"
+    )
+    assert train.remark.endswith(": left out")
+
+
+@pytest.mark.parametrize("unusable", ["refuse", "leave_out"])
+def test_no_usable_pair_is_an_error(unusable, tmp_path):
+    with pytest.raises(DataError, match="so that none is left; correct the data"):
+        pair_sources(pair_config(tmp_path, UNUSABLE[3:5], unusable=unusable, num_train_samples=2))
+
+
+def test_the_longest_pair_that_fits(tmp_path):
+    """64 tokens to predict from are 65 with the end, which is predicted and not read."""
+    rows = [{"question": "q" * 60, "reply": "abcd"}]
+    train, _ = pair_sources(pair_config(tmp_path, rows))
+    assert train.fetch(np.array([0]), 0)["input_ids"].shape == (1, 64)
+    with pytest.raises(DataError, match=r"1 have more than data\.block_size 63 tokens"):
+        pair_sources(pair_config(tmp_path, rows, block_size=63))
+
+
+@pytest.mark.parametrize(
+    ("data", "words", "message"),
+    [
+        ({"prompt": "{query}"}, (), "data.prompt: no column 'query'; the data has question, reply"),
+        ({"answer": "{text}"}, (), "data.answer: no column 'text'"),
+        ({"num_train_samples": 4}, (), "data.num_train_samples: 4, but the data's 3 pairs are fewer; write at most 3"),
+        ({}, ("--model.config.vocab_size=255",), "it has 256 tokens, more than the model's vocabulary of 255"),
+        ({}, ("--model.config.max_position_embeddings=19",), "the longest pair has 20 tokens to predict from"),
+        ({}, ("--model.config.model_type=lama",), "model.config: transformers cannot build it"),
+    ],
+)
+def test_data_that_does_not_fit(data, words, message, tmp_path):
+    from largebatch.errors import UserError
+
+    with pytest.raises(UserError) as caught:
+        pair_sources(pair_config(tmp_path, words=words, **data))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"prompt": "no column"}, "data.prompt: 'no column' is no template; write names of columns in braces"),
+        ({"answer": "{reply:>5}"}, "data.answer: '{reply:>5}' is no template"),
+        ({"answer": "{}"}, "data.answer: '{}' is no template"),
+        ({"prompt": "{0}"}, "data.prompt: '{0}' is no template"),
+        ({"prompt": "{question.x}"}, "is no template"),
+        ({"prompt": "{question"}, "data.prompt: '{question' is no template: "),
+        ({"format": "chat"}, '"bytes" has none; write "plain"'),
+    ],
+)
+def test_templates_are_checked_before_anything_starts(data, message, tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        pair_config(tmp_path, **data)
+    assert message in str(caught.value)
+
+
+def test_samples_have_no_length_in_tokens():
+    """Of pairs, `block_size` is only the most tokens, so a run cannot be counted in them."""
+    with pytest.raises(ConfigError, match="tokens"):
+        load_config(ADDITION, ['--train.duration={"tokens": 100000}'])

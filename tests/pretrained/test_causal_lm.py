@@ -1,0 +1,101 @@
+"""Models from a folder or a configuration: the dtype of their weights, their dropout, and adapters."""
+
+import pytest
+import torch
+
+from largebatch.config import load_config
+from largebatch.config.sft import AutoCausalLM, Lora
+from largebatch.errors import ConfigError, UserError
+from largebatch.pretrained import load_causal_lm
+from paths import ADDITION
+
+GPT2 = {"model_type": "gpt2", "vocab_size": 64, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 16}
+
+
+def section(**fields) -> AutoCausalLM:
+    return AutoCausalLM(architecture="auto", **fields)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model stored in bfloat16."""
+    torch.manual_seed(1)
+    load_causal_lm(section(config=GPT2)).to(torch.bfloat16).save_pretrained(tmp_path / "stored")
+    return str(tmp_path / "stored")
+
+
+def test_stored_weights_are_trained_in_fp32(folder):
+    from transformers import GPT2LMHeadModel
+
+    model = load_causal_lm(section(path=folder))
+    stored = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.bfloat16)
+    for name, parameter in model.named_parameters():
+        assert parameter.dtype == torch.float32
+        assert torch.equal(parameter, stored.get_parameter(name).float()), name
+
+
+def test_dropout_of_the_model_is_turned_off(folder):
+    """GPT-2's configuration has 0.1 three times; a model in training mode must give the same twice."""
+    for model in (load_causal_lm(section(path=folder)), load_causal_lm(section(config=GPT2))):
+        model.train()
+        tokens = torch.arange(10)[None]
+        assert torch.equal(model(input_ids=tokens).logits, model(input_ids=tokens).logits)
+
+
+def test_adapters_alone_are_trained_and_change_nothing_at_first(folder):
+    plain, adapted = (load_causal_lm(section(path=folder, lora=lora)) for lora in (None, Lora(rank=2, alpha=4.0)))
+    trained = {name for name, parameter in adapted.named_parameters() if parameter.requires_grad}
+    assert trained
+    assert all("lora_" in name for name in trained)
+    layers = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+    assert {name.split(".lora_")[0].removeprefix("transformer.h.0.") for name in trained} == set(layers)
+    tokens = torch.arange(10)[None]
+    assert torch.equal(adapted(input_ids=tokens).logits, plain(input_ids=tokens).logits)
+
+
+def test_only_shapes_on_the_meta_device(folder):
+    """As the pre-flight asks for them."""
+    with torch.device("meta"):
+        model = load_causal_lm(section(path=folder, lora=Lora(rank=2, alpha=4.0)))
+    assert all(parameter.is_meta for parameter in model.parameters())
+    assert any("lora_" in name for name, _ in model.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"path": "./nowhere"}, "model.path: './nowhere' could not be loaded: "),
+        ({"config": {"model_type": "resnet"}}, "model.config: transformers cannot build it: "),
+        ({"config": GPT2, "lora": Lora(rank=2, alpha=4.0, target_modules=["q"])}, "model.lora.target_modules: "),
+    ],
+)
+def test_models_that_cannot_be_built(fields, message):
+    with pytest.raises(UserError) as caught:
+        load_causal_lm(section(**fields))
+    assert str(caught.value).startswith(message)
+
+
+def test_adapters_without_peft(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(UserError, match=r'peft is not installed; pip install "largebatch\[lora\]"'):
+        load_causal_lm(section(config=GPT2, lora=Lora(rank=2, alpha=4.0)))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model.path=x"], "model: write either path, for pretrained weights, or config, for random ones"),
+        (["--model.config=null"], "model: write either path"),
+        (['--model.config={"hidden_size": 8}'], 'model: config needs a model_type, such as "llama"'),
+    ],
+)
+def test_either_pretrained_or_random(words, message):
+    with pytest.raises(ConfigError) as caught:
+        load_config(ADDITION, words)
+    assert message in str(caught.value)
+
+
+def test_dropout_of_adapters_is_declared():
+    words = ['--model.lora={"rank": 2, "alpha": 4.0, "dropout": 0.1}']
+    assert load_config(ADDITION, words).model.uses_dropout
+    assert not load_config(ADDITION, [words[0].replace("0.1", "0.0")]).model.uses_dropout

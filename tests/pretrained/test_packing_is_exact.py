@@ -1,0 +1,115 @@
+"""A packed run is the unpacked one: each pair has the losses and gradients that it has alone, to rounding."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from largebatch.config import load_config
+from largebatch.config.sft import AutoCausalLM
+from largebatch.data.prompts import pair_sources
+from largebatch.errors import UserError
+from largebatch.pretrained import check_packing, load_causal_lm
+from paths import ADDITION
+
+SMALL = {
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": None,
+}
+# Positions that rotate queries and keys, that are learned, a window shorter than a pair, and experts.
+ARCHITECTURES = {
+    "llama": {"model_type": "llama", **SMALL},
+    "qwen2": {"model_type": "qwen2", **SMALL},
+    "gpt2": {"model_type": "gpt2", "vocab_size": 256, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
+    "mistral": {"model_type": "mistral", "sliding_window": 3, **SMALL},
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 4, **SMALL},
+}
+# Convolutions over neighbouring tokens; positions counted from a mask, not taken from the caller.
+UNABLE = {
+    "lfm2": {"model_type": "lfm2", "full_attn_idxs": [1], **SMALL},
+    "bloom": {"model_type": "bloom", "vocab_size": 256, "hidden_size": 32, "n_layer": 2, "n_head": 4},
+}
+PACKED = (
+    "--data.packing=true",
+    "--data.num_train_samples=1250",
+    '--batch={"global_batch_size": 16, "micro_batch_size": 4}',
+)
+
+
+def build(config: dict, attention: str = "sdpa"):
+    torch.manual_seed(0)
+    return load_causal_lm(AutoCausalLM(architecture="auto", config=config | {"attn_implementation": attention})).train()
+
+
+def losses_and_gradients(model, batch) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """The loss of each target token in order, and the gradient of their sum; as the recipe computes them."""
+    model.zero_grad()
+    logits = model(input_ids=batch["input_ids"], position_ids=batch.get("position_ids")).logits
+    losses = cross_entropy(logits.transpose(1, 2), batch["labels"], reduction="none")
+    losses.sum().backward()
+    targets = batch["labels"] != -100
+    return losses[targets].tolist(), {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_packs_give_each_pair_its_own_losses_and_gradients(name, attention):
+    """Two packs, one padded, against each of their pairs alone in a batch of one."""
+    packed, _ = pair_sources(load_config(ADDITION, PACKED))
+    alone, _ = pair_sources(load_config(ADDITION))
+    pack_numbers = np.array([0, 3])
+    pairs = [number for pack in pack_numbers for number in range(packed.starts[pack], packed.starts[pack + 1])]
+    batch = packed.fetch(pack_numbers, 0)
+    assert len(pairs) > 10
+    assert (batch["input_ids"] == 0).any()  # padding
+
+    model = build(ARCHITECTURES[name], attention)
+    losses, gradients = losses_and_gradients(model, batch)
+    expected_losses, expected_gradients = [], dict.fromkeys(gradients, 0)
+    for number in pairs:
+        more, gradient = losses_and_gradients(model, alone.fetch(np.array([number]), 0))
+        expected_losses += more
+        expected_gradients = {key: expected_gradients[key] + gradient[key] for key in gradient}
+
+    assert losses == pytest.approx(expected_losses, rel=1e-6)
+    for key, gradient in gradients.items():
+        largest = float(expected_gradients[key].abs().max())
+        assert float((gradient - expected_gradients[key]).abs().max()) <= 2e-5 * largest + 1e-7, key
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_models_that_keep_pairs_apart_pass(name):
+    model = build(ARCHITECTURES[name])
+    before = torch.get_rng_state()
+    check_packing(model)
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("name", UNABLE)
+def test_models_that_do_not_are_refused(name):
+    with pytest.raises(UserError, match="does not keep the pairs of a pack apart"):
+        check_packing(build(UNABLE[name], "eager"))
+
+
+@pytest.mark.parametrize("mistake", ["positions that go on", "a mask of its own"])
+def test_what_would_contaminate_is_noticed(mistake, monkeypatch):
+    """The check itself: a model that ignores the positions, and one that is told to attend to everything before."""
+    model = build(ARCHITECTURES["llama"])
+    forward = model.forward
+
+    def contaminated(input_ids, position_ids=None):
+        if mistake == "positions that go on":
+            return forward(input_ids=input_ids)
+        return forward(input_ids=input_ids, position_ids=position_ids, attention_mask=torch.ones_like(input_ids))
+
+    monkeypatch.setattr(model, "forward", contaminated)
+    with pytest.raises(UserError, match="does not keep the pairs of a pack apart"):
+        check_packing(model)
