@@ -149,4 +149,37 @@ EXPERIMENTS = {
             Ordering("square root", "unscaled", 128, "the same"),
         ),
     ),
+    # Batches of few tokens, whose gradients are mostly noise, and eight times as many steps.
+    "adam_documents": Experiment(
+        recipe=ROOT / "recipes/causal_lm/gpt_pydoc.json",
+        overrides=(
+            "--model.num_layers=2",
+            "--model.hidden_size=64",
+            "--model.num_heads=2",
+            "--data.block_size=32",
+            "--data.num_train_samples=12288",
+            "--data.num_eval_samples=2048",
+            "--batch.micro_batch_size=4",
+            '--train.duration={"samples": 24576}',
+            '--learning_rate.warmup={"duration": {"samples": 2048}, "start": "zero"}',
+            "--evaluation.every=null",
+        ),
+        metric="loss",
+        is_error=False,
+        last=1,
+        diverged=5.545,  # log 256, of guessing bytes
+        reference=4,
+        base_lrs=(0.001, 0.002, 0.004, 0.008, 0.016),
+        batches=(4, 8, 16, 32, 64, 128),
+        rules={
+            "square root": (SCALING + "sqrt",),
+            "linear": (SCALING + "linear",),
+            "unscaled": (SCALING + "none",),
+        },
+        orderings=tuple(
+            Ordering(lower, higher, batch, "the square-root rule for Adam, arXiv 2006.09092 and 2205.10287")
+            for batch in (32, 128)
+            for lower, higher in (("square root", "linear"), ("square root", "unscaled"))
+        ),
+    ),
 }

@@ -73,7 +73,9 @@ def main() -> None:
 
     def token_losses(batch: Batch) -> torch.Tensor:
         """Loss of each target token, zero where a label is `IGNORE_INDEX`; shape (batch, tokens)."""
-        logits = model(input_ids=batch["input_ids"]).logits.to(run.dtype)
+        # Positions are given where documents of a block are kept apart.
+        outputs = model(input_ids=batch["input_ids"], position_ids=batch.get("position_ids"))
+        logits = outputs.logits.to(run.dtype)
         return cross_entropy(logits.transpose(1, 2), batch["labels"], ignore_index=IGNORE_INDEX, reduction="none")
 
     def evaluate_batch(batch: Batch) -> dict[str, Value]:

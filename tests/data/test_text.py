@@ -5,6 +5,7 @@ import json
 import datasets
 import numpy as np
 import pytest
+import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -64,6 +65,20 @@ def test_documents_are_joined_with_a_separator(tmp_path):
         found = train.fetch(np.array(indices), 0)
         assert [bytes(row) for row in found["input_ids"].tolist()] == [stream[8 * i : 8 * i + 8] for i in indices]
         assert [bytes(row) for row in found["labels"].tolist()] == [stream[8 * i + 1 : 8 * i + 9] for i in indices]
+
+
+def test_positions_begin_anew_with_each_document_and_each_block(tmp_path):
+    documents = ["abc", "", "de", "f" * 9]
+    train, _ = text_sources(hub_config(tmp_path, documents, num_train_samples=2, num_eval_samples=1))
+    assert "position_ids" not in train.fetch(np.array([0]), 0)
+    train, evaluation = text_sources(
+        hub_config(tmp_path, documents, attention="document", num_train_samples=2, num_eval_samples=1)
+    )
+    batch = train.fetch(np.array([1, 0]), 0)
+    assert [bytes(row) for row in batch["input_ids"].tolist()] == [b"fffffff".rjust(8, b"f"), b"abc\0\0de\0"]
+    assert batch["position_ids"].tolist() == [[*range(8)], [0, 1, 2, 3, 0, 0, 1, 2]]
+    assert bytes(batch["labels"][1].tolist()) == b"bc\0\0de\0f"
+    assert torch.equal(evaluation.fetch(np.array([0]), None)["position_ids"], batch["position_ids"][1:])
 
 
 def test_stream_over_many_arrow_chunks():

@@ -85,6 +85,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     export.add_argument("out", type=Path, help="the folder to make")
     export.add_argument("--dtype", choices=["float32", "bfloat16", "float16", "float64"], help="default: as trained")
 
+    tokenizer = commands.add_parser(
+        "train-tokenizer",
+        help="train a tokenizer on a recipe's documents",
+        description="Train a byte-pair encoding on all documents of a recipe's training split, and save it as "
+        "data.tokenizer takes it. The recipe may name the folder already.",
+        epilog="Example: largebatch train-tokenizer my_recipe.json --vocab-size 16384 --out my_tokenizer. Fields are "
+        "overridden as in a run: --data.path json.",
+        allow_abbrev=False,
+    )
+    tokenizer.add_argument("config", type=Path, help="the recipe's JSON file")
+    tokenizer.add_argument("--vocab-size", type=_positive_int, required=True, help="tokens at most; 258 or more")
+    tokenizer.add_argument("--out", type=Path, required=True, help="the folder to make")
+
     preflight = commands.add_parser(
         "preflight",
         help="look at a node before a Slurm job trains on it",
@@ -202,6 +215,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 options.dry_run,
             )
             return 0 if submitted else 1
+        elif options.command == "train-tokenizer":
+            from largebatch.config import load_config
+            from largebatch.data.train_tokenizer import train_tokenizer
+
+            num_tokens = train_tokenizer(load_config(options.config, overrides), options.vocab_size, options.out)
+            print(f"{num_tokens:,} tokens; write data.tokenizer {options.out} and a model.vocab_size of at least that")
         elif overrides:
             parser.error(f"unrecognized arguments: {' '.join(overrides)}")
         elif options.command == "checkpoints":

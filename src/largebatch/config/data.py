@@ -135,4 +135,7 @@ class HubText(HubOrLocal, TextData):
     text_column: str = "text"
     """Column that holds the documents."""
     tokenizer: str
-    """Hub id or local folder of a `transformers` tokenizer, or "bytes"."""
+    """Hub id or local folder of a `transformers` tokenizer, or "bytes"; `largebatch train-tokenizer` makes one."""
+    attention: Literal["block", "document"] = "block"
+    """What a token of a block attends to: "block", all tokens before it; "document", those of its own document alone,
+    with positions that begin at 0 in each document, and in each block."""

@@ -43,6 +43,8 @@ class MaskedPydoc(MaskedText, PydocData):
 class MaskedHubText(MaskedText, HubText):
     """Text documents through Hugging Face `datasets`, tokenised, joined and masked."""
 
+    attention: Literal["block"] = "block"
+
 
 class Bert(LargeModel):
     """A BERT encoder, as in `transformers` (`BertForMaskedLM`), with feed-forward layers four times as wide as the

@@ -5,7 +5,8 @@ model reads the first block_size and predicts the last block_size, so each token
 "documents", each document is a sample of its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import datasets
@@ -27,7 +28,8 @@ def text_sources(config: CausalLMConfig) -> tuple[SampleSource, SampleSource]:
 
     Batches are {"input_ids": int64 (batch, tokens), "labels": int64 (batch, tokens)}, the labels being the inputs one
     token later, and `IGNORE_INDEX` where there is nothing to predict. Blocks have block_size tokens; documents are
-    padded to the longest of their batch.
+    padded to the longest of their batch. Where the documents of a block are not to see each other, there are
+    "position_ids", too, of the same shape, which begin at 0 with each.
 
     Raises:
         DataError: The data or its tokenizer cannot be loaded, or a split has fewer samples than the recipe says.
@@ -45,11 +47,13 @@ def hub_samples(data: HubText, tokenizer: "Tokenizer") -> tuple[SampleSource, Sa
     train, evaluation = (tokenise(split, data, tokenizer) for split in open_splits(data))
     if data.samples == "documents":
         return _both(PaddedDocuments, data, ArrowDocuments(train), ArrowDocuments(evaluation))
-    return _both(TokenBlocks, data, ArrowTokens(train), ArrowTokens(evaluation))
+    end_of_text = tokenizer.end_of_text if data.attention == "document" else None
+    kind = partial(TokenBlocks, end_of_text=end_of_text)
+    return _both(kind, data, ArrowTokens(train), ArrowTokens(evaluation))
 
 
 def _both(
-    kind: "type[TokenBlocks | PaddedDocuments]", data: TextData, train: Any, evaluation: Any, first_of_eval: int = 0
+    kind: Callable[..., SampleSource], data: TextData, train: Any, evaluation: Any, first_of_eval: int = 0
 ) -> tuple[SampleSource, SampleSource]:
     return (
         kind(train, data.block_size, data.num_train_samples, "data.num_train_samples"),
@@ -64,6 +68,7 @@ class Tokenizer(Protocol):
     """Text to tokens; `encode` ends each document with an end-of-text token."""
 
     vocab_size: int
+    end_of_text: int
     special_tokens: Sequence[int]
     """Tokens that stand for no text."""
     mask_token: int | None
@@ -76,11 +81,12 @@ class ByteTokenizer:
     """UTF-8 bytes; a zero byte ends each document."""
 
     vocab_size = 256
+    end_of_text = 0
     special_tokens: Sequence[int] = (0,)
     mask_token: int | None = 256
 
     def encode(self, documents: list[str | None]) -> list[list[int]]:
-        return [[*(document or "").encode(), 0] for document in documents]
+        return [[*(document or "").encode(), self.end_of_text] for document in documents]
 
 
 class PretrainedTokenizer:
@@ -210,18 +216,27 @@ class TokenBlocks:
         num_samples: Blocks to use.
         field: Where `num_samples` stands in the config, for the error.
         first: Blocks to leave out at the start of the stream.
+        end_of_text: The token that ends documents, where those of a block are to have positions of their own, by which
+            models of `transformers` keep them apart.
 
     Raises:
         DataError: The stream is too short.
     """
 
     def __init__(
-        self, tokens: ArrayTokens | ArrowTokens, block_size: int, num_samples: int, field: str, first: int = 0
+        self,
+        tokens: ArrayTokens | ArrowTokens,
+        block_size: int,
+        num_samples: int,
+        field: str,
+        first: int = 0,
+        end_of_text: int | None = None,
     ):
         self.tokens = tokens
         self.block_size = block_size
         self.num_samples = num_samples
         self.first = first
+        self.end_of_text = end_of_text
         self.num_available = max(len(tokens) - 1, 0) // block_size - first
         if self.num_available < num_samples:
             raise DataError(
@@ -236,10 +251,24 @@ class TokenBlocks:
         starts = (indices + self.first) * self.block_size
         blocks = np.stack([self.tokens.read(int(start), int(start) + self.block_size + 1) for start in starts])
         tokens = torch.from_numpy(blocks)
-        return {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:]}
+        batch = {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:]}
+        if self.end_of_text is not None:
+            batch["position_ids"] = _positions_in_documents(batch["input_ids"] == self.end_of_text)
+        return batch
 
     def weight(self, batch: Batch) -> int:
         return count_targets(batch)
+
+
+def _positions_in_documents(is_last: torch.Tensor) -> torch.Tensor:
+    """The place of each token in its document, as far as it is in the block; int64, shape (batch, tokens) as given.
+
+    Args:
+        is_last: Whether a token is the last of its document.
+    """
+    places = torch.arange(is_last.shape[1]).expand(is_last.shape)
+    is_first = is_last.roll(1, dims=1)
+    return places - torch.where(is_first, places, 0).cummax(dim=1).values
 
 
 # --- documents ----------------------------------------------------------------------------------------------------
