@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
+from torch import nn
 
 from largebatch.backend.base import Backend
 from largebatch.data.loading import Request, load
@@ -102,3 +104,13 @@ def _shares(num_samples: int, batch_size: int, rank: int, world_size: int) -> It
     for first in range(0, num_batches, world_size):
         start = (first + rank) * batch_size
         yield (start, min(start + batch_size, num_samples)) if start < num_samples else (0, 0)
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Every module in evaluation mode, and afterwards each in the mode it was in."""
+    training = {module: module.training for module in model.modules()}
+    model.eval()
+    yield
+    for module, mode in training.items():
+        module.training = mode

@@ -1,13 +1,11 @@
 """The run: joins the job, resolves and prints the plan, and carries a recipe through its steps."""
 
 import dataclasses
-import importlib.util
 import json
 import math
 import os
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,7 +14,6 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from transformers import PretrainedConfig
 
 from largebatch.backend.batch_norm import RunningStatistics
 from largebatch.backend.check import DTYPES, check_backend, check_before, expect
@@ -26,7 +23,7 @@ from largebatch.backend.state import check_savable
 from largebatch.checkpoint.export import export_intact
 from largebatch.checkpoint.load import load
 from largebatch.checkpoint.save import CheckpointWriter, Retention
-from largebatch.config import RecipeConfig, as_json, flatten
+from largebatch.config import RecipeConfig, as_json
 from largebatch.config.models import LargeModel
 from largebatch.data.loading import check_size
 from largebatch.data.source import Batch, SampleSource
@@ -39,7 +36,7 @@ from largebatch.metrics import StepMetrics, place_of
 from largebatch.plan import explain, resolve
 from largebatch.run.attempt import Attempt
 from largebatch.run.command_line import RunOptions
-from largebatch.run.evaluate import PerSample, mean_over_samples, rows_of_samples
+from largebatch.run.evaluate import PerSample, evaluation_mode, mean_over_samples, rows_of_samples
 from largebatch.run.feed import training_feed
 from largebatch.run.folder import RunFolder
 from largebatch.run.progress import Progress
@@ -50,8 +47,9 @@ from largebatch.run.status import report_failure
 from largebatch.run.step import Step
 from largebatch.run.stop import REASONS, StopRequests
 from largebatch.run.summary import in_words, numbers, summarise
+from largebatch.run.trackers import Trackers, check_trackers
 from largebatch.run.watchdog import Watchdog
-from largebatch.run.weights import save_weights
+from largebatch.run.weights import model_config, save_weights
 from largebatch.storage.files import remove_folder, replace_json_file
 from largebatch.storage.layout import folder_name
 
@@ -84,7 +82,7 @@ class Run(Generic[Config]):
         self.plan = resolve(config, launch.world_size)
         self.folder = RunFolder(options.run_dir)
         self.folder.check_usable()
-        _check_trackers(config.logging.trackers)
+        check_trackers(config.logging.trackers)
 
         trackers: list[str] = [*config.logging.trackers]
         tensorboard_dir = str(self.folder.tensorboard_dir)
@@ -189,7 +187,7 @@ class Run(Generic[Config]):
             check_savable(model)
             RunningStatistics(model)
         # Strategies change the model's class.
-        self._model_config = _model_config(model)
+        self._model_config = model_config(model)
         expected = expect(self.plan, self.backend.launch, optimizer)
         prepared = self.backend.prepare(model, optimizer)
         with self.backend.agreement():
@@ -266,7 +264,8 @@ class Run(Generic[Config]):
             line = {name: value for name, value in dataclasses.asdict(logged).items() if value is not None}
             self._last_logged = line
             self._record.logged(line)
-            self._track({f"train/{name}": value for name, value in line.items() if name != "step"})
+            values = {name: value for name, value in line.items() if name != "step"}
+            self._trackers.add("train", values, completed)
             self._progress.logged(logged)
         self._progress.step()
 
@@ -377,7 +376,7 @@ class Run(Generic[Config]):
             # Of the mean over all tokens: a mean of batches' or samples' perplexities would be another number.
             means["perplexity"] = math.exp(means["loss"])
         self._record.evaluated(place_of(self.plan, self._completed_steps) | means)
-        self._track({f"evaluation/{name}": value for name, value in means.items()})
+        self._trackers.add("evaluation", means, self._completed_steps)
         self._last_evaluation = means
         self._progress.say(f"evaluation after step {self._completed_steps}: {numbers(means)}")
         return means
@@ -410,7 +409,7 @@ class Run(Generic[Config]):
         """Without gradients, in evaluation mode, on averaged statistics; the time is none of the training's."""
         self._metrics.stopwatch.pause()
         self.backend.average_statistics(self._completed_steps)
-        with torch.no_grad(), _evaluation_mode(self.backend.model):
+        with torch.no_grad(), evaluation_mode(self.backend.model):
             yield
         self._metrics.stopwatch.start()
 
@@ -561,7 +560,9 @@ class Run(Generic[Config]):
         )
         stack_file = self._record.stack_folder / f"rank_{self.backend.rank:05d}.txt"
         self._watchdog = Watchdog(self.config.faults.hang_seconds, stack_file, partial(report_failure, resume=True))
-        self._init_trackers(self.folder.path.name)
+        self._trackers = Trackers(
+            self.backend.accelerator, self.config, self.folder.path.name, self._first_step, self._say
+        )
 
     def _make_writer(self) -> CheckpointWriter:
         checkpoint = self.config.checkpoint
@@ -582,50 +583,3 @@ class Run(Generic[Config]):
             self._progress.say(text)
         elif self.backend.is_main_process:
             print(text, flush=True)
-
-    def _init_trackers(self, name: str) -> None:
-        # Trackers take no lists and nulls.
-        config = {
-            name: value if isinstance(value, str | int | float) else json.dumps(value)
-            for name, value in flatten(as_json(self.config)).items()
-        }
-        # What an interrupted attempt has shown of later steps is hidden.
-        options = {"tensorboard": {"purge_step": self._first_step + 1}} if self._first_step else {}
-        self.backend.accelerator.init_trackers(name, config=config, init_kwargs=options)
-
-    def _track(self, values: dict[str, float]) -> None:
-        try:
-            self.backend.accelerator.log(values, step=self._completed_steps)
-        except OSError as error:
-            self._say(f"WARNING: the trackers cannot be written: {error}; they get no more numbers of this attempt")
-            self.backend.accelerator.trackers = []
-
-
-@contextmanager
-def _evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Every module in evaluation mode, and afterwards each in the mode it was in."""
-    training = {module: module.training for module in model.modules()}
-    model.eval()
-    yield
-    for module, mode in training.items():
-        module.training = mode
-
-
-def _model_config(model: nn.Module) -> str | None:
-    """The configuration of a model of `transformers`, or of its adapters, as JSON, as `save_pretrained` writes it."""
-    if getattr(model, "peft_config", None):
-        (adapters,) = model.peft_config.values()  # type: ignore[operator]
-        with tempfile.TemporaryDirectory() as folder:
-            adapters.save_pretrained(folder)
-            return Path(folder, "adapter_config.json").read_text(encoding="utf-8")
-    config = getattr(model, "config", None)
-    if not isinstance(config, PretrainedConfig):
-        return None
-    return json.dumps(json.loads(config.to_json_string()) | {"architectures": [type(model).__name__]}, indent=2)
-
-
-def _check_trackers(trackers: Sequence[str]) -> None:
-    """Accelerate leaves out a tracker whose package is missing."""
-    for tracker in trackers:
-        if importlib.util.find_spec(tracker) is None:
-            raise UserError(f"logging.trackers: {tracker} is not installed; pip install {tracker}, or leave it out")

@@ -1,13 +1,16 @@
-"""The final weights, in the layout that `from_pretrained` reads."""
+"""The final weights, in the layout that `from_pretrained` reads, and the configuration that belongs to them."""
 
+import json
 import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from transformers import PretrainedConfig
 
 
 @runtime_checkable
@@ -40,3 +43,16 @@ def save_weights(model: nn.Module, state: dict[str, torch.Tensor], folder: Path)
     if folder.exists():
         shutil.rmtree(folder)
     temporary.rename(folder)
+
+
+def model_config(model: nn.Module) -> str | None:
+    """The configuration of a model of `transformers`, or of its adapters, as JSON, as `save_pretrained` writes it."""
+    if getattr(model, "peft_config", None):
+        (adapters,) = model.peft_config.values()  # type: ignore[operator]
+        with tempfile.TemporaryDirectory() as folder:
+            adapters.save_pretrained(folder)
+            return Path(folder, "adapter_config.json").read_text(encoding="utf-8")
+    config = getattr(model, "config", None)
+    if not isinstance(config, PretrainedConfig):
+        return None
+    return json.dumps(json.loads(config.to_json_string()) | {"architectures": [type(model).__name__]}, indent=2)
