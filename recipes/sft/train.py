@@ -1,7 +1,7 @@
 """Supervised fine-tuning of a causal language model on prompts with their answers, of which the answers are predicted.
 
 sft_addition.json      a small Llama learns to add two numbers: a laptop's CPU, a minute
-sft_qwen_gsm8k.json    Qwen2.5 0.5B on the 7,473 questions of GSM8K, packed: one GPU
+sft_qwen_gsm8k.json    Qwen2.5 0.5B on the 7,473 questions of GSM8K: one GPU, or some
 
     accelerate launch --config_file recipes/accelerate_configs/ddp.yaml recipes/sft/train.py \
         --config recipes/sft/sft_addition.json
@@ -16,7 +16,7 @@ from largebatch.data.prompts import pair_sources
 from largebatch.data.source import Batch
 from largebatch.data.text import IGNORE_INDEX
 from largebatch.optim import build_optimizer
-from largebatch.pretrained import check_packing, load_causal_lm
+from largebatch.pretrained import check_causal, check_packing, load_causal_lm
 from largebatch.run import Run, Value, parse_command_line, user_errors
 
 
@@ -31,6 +31,7 @@ def main() -> None:
     train_set, eval_set = run.load(pair_sources)
 
     model = run.build(build_model)
+    check_causal(model)
     if config.data.packing:
         check_packing(model)
     optimizer = build_optimizer(model, run.plan)

@@ -106,6 +106,8 @@ def test_a_chat_template_writes_both(tmp_path, tokenizer):
     ("template", "message"),
     [
         (None, "the tokenizer has no chat template"),
+        ("{{ raise_exception('no system') }}", "the tokenizer's chat template fails: no system"),
+        ("{% for %}", "the tokenizer's chat template fails: "),
         (CHAT.replace("<say> {% endif %}", "<say> <say> {% endif %}"), "does not write an answer behind the prompt"),
     ],
 )
@@ -207,6 +209,27 @@ def test_unusable_pairs_are_told_and_refused(tmp_path):
     )
 
 
+def test_one_empty_column_of_several_leaves_a_prompt(tmp_path):
+    """As of instructions with an optional input; null and nothing are the same."""
+    rows = [{"question": "2+3", "context": context, "reply": "5"} for context in ("", None, "of numbers")]
+    train, _ = pair_sources(pair_config(tmp_path, rows, prompt="{question}\n{context}=", num_train_samples=3))
+    batch = train.fetch(np.arange(3), 0)
+    read = [bytes(row).rstrip(b"\0") for row in batch["input_ids"].tolist()]
+    assert read == [b"2+3\n=5", b"2+3\n=5", b"2+3\nof numbers=5"]
+    rows.append({"question": "", "context": None, "reply": "5"})
+    with pytest.raises(DataError, match=r"1 have an empty prompt or answer \(the first is row 3\); correct the"):
+        pair_sources(pair_config(tmp_path, rows, prompt="{question}\n{context}="))
+
+
+def test_files_that_cannot_be_read_are_told_with_the_reason(tmp_path):
+    """What `datasets` wraps twice."""
+    config = pair_config(tmp_path)
+    with (tmp_path / "pairs.jsonl").open("a") as file:
+        file.write("{no JSON}")
+    with pytest.raises(DataError, match=r"could not be loaded with splits .*: JSON parse error"):
+        pair_sources(config)
+
+
 def test_unusable_pairs_are_left_out(tmp_path):
     config = pair_config(tmp_path, [UNUSABLE[5], UNUSABLE[3], *ROWS], unusable="leave_out", num_train_samples=3)
     train, _ = pair_sources(config)
@@ -235,9 +258,19 @@ def test_the_longest_pair_that_fits(tmp_path):
 @pytest.mark.parametrize(
     ("data", "words", "message"),
     [
-        ({"prompt": "{query}"}, (), "data.prompt: no column 'query'; the data has question, reply"),
+        ({"prompt": "{query}"}, (), "data.prompt: no column 'query'; the data has question, reply, both, yes"),
         ({"answer": "{text}"}, (), "data.answer: no column 'text'"),
         ({"num_train_samples": 4}, (), "data.num_train_samples: 4, but the data's 3 pairs are fewer; write at most 3"),
+        ({"answer": "{both}"}, (), "the column 'both' has \"['gamma']\", a list and neither"),
+        ({"answer": "{yes}"}, (), "the column 'yes' has 'True', a bool and neither text nor a number"),
+        (
+            {},
+            (
+                '--model.config.rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0, '
+                '"original_max_position_embeddings": 19}',
+            ),
+            "the longest pair has 20 tokens to predict from, and beyond 19 the model's positions depend on the longest",
+        ),
         ({}, ("--model.config.vocab_size=255",), "it has 256 tokens, more than the model's vocabulary of 255"),
         ({}, ("--model.config.max_position_embeddings=19",), "the longest pair has 20 tokens to predict from"),
         ({}, ("--model.config.model_type=lama",), "model.config: transformers cannot build it"),
@@ -246,8 +279,9 @@ def test_the_longest_pair_that_fits(tmp_path):
 def test_data_that_does_not_fit(data, words, message, tmp_path):
     from largebatch.errors import UserError
 
+    rows = [row | {"both": [row["reply"]], "yes": True} for row in ROWS]
     with pytest.raises(UserError) as caught:
-        pair_sources(pair_config(tmp_path, words=words, **data))
+        pair_sources(pair_config(tmp_path, rows, words=words, **data))
     assert message in str(caught.value)
 
 
@@ -260,6 +294,7 @@ def test_data_that_does_not_fit(data, words, message, tmp_path):
         ({"prompt": "{0}"}, "data.prompt: '{0}' is no template"),
         ({"prompt": "{question.x}"}, "is no template"),
         ({"prompt": "{question"}, "data.prompt: '{question' is no template: "),
+        ({"prompt": r"{question}\nAnswer:"}, "has a backslash and an n where a new line may be meant"),
         ({"format": "chat"}, '"bytes" has none; write "plain"'),
     ],
 )

@@ -124,7 +124,7 @@ def test_vocabulary_must_hold_the_tokenizer(tmp_path, word_tokenizer):
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ({"tokenizer": "./nowhere"}, "data.tokenizer: './nowhere' could not be loaded"),
+        ({"tokenizer": "./nowhere"}, "data.tokenizer: there is no folder './nowhere'"),
         ({"text_column": "body"}, "data.text_column: no column 'body'; the data has text"),
         ({"num_train_samples": 9000}, "data.num_train_samples: 9000, but the data's 225 tokens hold 28 blocks of 8"),
     ],

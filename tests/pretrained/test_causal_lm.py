@@ -64,7 +64,19 @@ def test_only_shapes_on_the_meta_device(folder):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"path": "./nowhere"}, "model.path: './nowhere' could not be loaded: "),
+        ({"path": "./nowhere"}, "model.path: there is no folder './nowhere'"),
+        (
+            {"config": {"model_type": "llama", "hiden_size": 8}},
+            "model.config: llama has no setting hiden_size",
+        ),
+        (
+            {"config": GPT2 | {"vocab_size": "300"}},
+            "model.config: transformers cannot build it: Validation",
+        ),
+        (
+            {"config": GPT2, "lora": Lora(rank=2, alpha=4.0, target_modules=["c_attn", "c_prj"])},
+            "model.lora.target_modules: no layer is named c_prj; write names of the model's linear layers, such as",
+        ),
         ({"config": {"model_type": "resnet"}}, "model.config: transformers cannot build it: "),
         ({"config": GPT2, "lora": Lora(rank=2, alpha=4.0, target_modules=["q"])}, "model.lora.target_modules: "),
     ],
@@ -73,6 +85,37 @@ def test_models_that_cannot_be_built(fields, message):
     with pytest.raises(UserError) as caught:
         load_causal_lm(section(**fields))
     assert str(caught.value).startswith(message)
+
+
+def test_the_reason_behind_a_first_line_is_told():
+    with pytest.raises(UserError, match=r"expected int, got str"):
+        load_causal_lm(section(config=GPT2 | {"vocab_size": "300"}))
+
+
+def test_aliases_of_settings_are_known():
+    """GPT-2 calls its width n_embd, and takes hidden_size too."""
+    assert load_causal_lm(section(config=GPT2 | {"attn_implementation": "eager"})).config.hidden_size == 16
+    names = {"n_embd": None, "hidden_size": 8}
+    config = {name: value for name, value in (GPT2 | names).items() if value is not None}
+    assert load_causal_lm(section(config=config)).config.n_embd == 8
+
+
+@pytest.mark.parametrize("kind", ["without an output layer", "under other names"])
+def test_weights_that_are_missing_are_not_drawn(kind, tmp_path):
+    from safetensors.torch import load_file, save_file
+    from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+
+    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    config = LlamaConfig(**sizes, num_attention_heads=2, pad_token_id=0)
+    if kind == "without an output layer":
+        LlamaForSequenceClassification(config).save_pretrained(tmp_path)
+    else:
+        LlamaForCausalLM(config).save_pretrained(tmp_path)
+        file = tmp_path / "model.safetensors"
+        weights = {f"module.{name}": tensor for name, tensor in load_file(file).items()}
+        save_file(weights, file, {"format": "pt"})
+    with pytest.raises(UserError, match=r"has no weights for \d+ of the model's parameters, such as lm_head\.weight"):
+        load_causal_lm(section(path=str(tmp_path)))
 
 
 def test_adapters_without_peft(monkeypatch):

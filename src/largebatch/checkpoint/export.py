@@ -95,8 +95,9 @@ def _intact(checkpoint: Path) -> Path:
 
 def _write_adapters(files: TensorFiles, manifest: Manifest, out: Path, dtype: torch.dtype | None) -> None:
     """Write the adapters under the names that `peft` gives them: of the wrapped model, without the adapter's own."""
+    theirs = {name: name.replace(".default.", ".").removesuffix(".default") for name in manifest.parameters}
     adapters = {
-        f"base_model.model.{name.replace('.default.', '.')}": whole_weight(files, name, manifest)
+        f"base_model.model.{theirs[name]}": whole_weight(files, name, manifest)
         for name in manifest.parameters
         if ".lora_" in name
     }

@@ -32,10 +32,10 @@ def inconsistencies(raw: JsonObject) -> Iterator[str]:
     yield from _patches_beyond_the_image(raw)
     yield from _blocks_beyond_the_positions(raw)
     yield from _pairs_that_are_parted(raw)
-    if _piece(raw, "precision", str) == "fp64" and _piece(raw, "model.architecture", str) == "llama":
+    if _piece(raw, "precision", str) == "fp64" and _piece(raw, "model.architecture", str) in ("llama", "auto"):
         yield (
-            'precision: "fp64" would not be that: the RMSNorm of Llama in `transformers` computes in fp32 whatever it '
-            'is given; write "fp32", or take architecture "gpt2"'
+            'precision: "fp64" would not be that: the RMSNorm of Llama and others in `transformers` computes in fp32 '
+            'whatever it is given; write "fp32", or take task "causal_lm" with architecture "gpt2"'
         )
     section = raw.get("batch")
     if not isinstance(section, dict):

@@ -51,8 +51,8 @@ class HubPairs(HubOrLocal, PairData):
     tokenizer: str
     """Hub id or local folder of a `transformers` tokenizer, most often that of the model, or "bytes"."""
     unusable: Literal["refuse", "leave_out"] = "refuse"
-    """Pairs with an empty prompt or answer, or of more than `block_size` tokens: a run tells how many there are, and
-    does not start, or leaves them out."""
+    """Pairs whose prompt or answer has nothing in any of its columns, or of more than `block_size` tokens: a run tells
+    how many there are, and does not start, or leaves them out."""
 
     @field_validator("prompt", "answer")
     @classmethod
@@ -63,6 +63,11 @@ class HubPairs(HubOrLocal, PairData):
             raise ValueError(f"{template!r} is no template: {error}; a brace itself is written {{{{ or }}}}") from error
         names = [name for _, name, _, _ in fields if name is not None]
         plain = all(name and not name.isdigit() and not set(name) & set(".[") for name in names)
+        if "\\n" in template and "\n" not in template:
+            raise ValueError(
+                f"{template!r} has a backslash and an n where a new line may be meant; in JSON write \\n, in a shell "
+                "$'…\\n…', or the whole section as JSON"
+            )
         if not names or not plain or any(spec or conversion for _, _, spec, conversion in fields):
             raise ValueError(
                 f'{template!r} is no template; write names of columns in braces, and nothing else in them: "{{answer}}"'
@@ -79,7 +84,7 @@ class HubPairs(HubOrLocal, PairData):
 
 
 class Lora(Section):
-    """Low-rank adapters (LoRA, arXiv 2106.09685) through `peft`: they alone are trained, saved and exported."""
+    """Low-rank adapters (LoRA, arXiv 2106.09685) through `peft`: they alone are trained, and exported at the end."""
 
     rank: PositiveInt
     """Rank of the update of each weight, r in the paper."""

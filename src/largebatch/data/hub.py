@@ -26,25 +26,50 @@ def open_splits(config: HubOrLocal) -> tuple[datasets.Dataset, datasets.Dataset]
                 )
         arguments: dict[str, Any] = {"path": config.path, "data_files": files}
     else:
-        looks_local = config.path.startswith((".", "/", "~")) or Path(config.path).exists()
-        path = Path(config.path).expanduser()
-        if looks_local and not path.is_dir():
-            raise DataError(
-                f"data.path: there is no folder {config.path!r} (looked from {Path.cwd()}); "
-                "write a local folder or the id of a data set on the hub"
-            )
-        arguments = {"path": str(path) if looks_local else config.path, "name": config.name}
+        folder = local_folder(config.path, "data.path", "a data set")
+        arguments = {"path": str(folder) if folder else config.path, "name": config.name}
     splits = (config.train_split, config.eval_split)
     try:
         train, evaluation = (datasets.load_dataset(split=split, **arguments) for split in splits)
     # `datasets` raises a great variety of exceptions for data that cannot be reached, parsed or found.
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
+        reason = _innermost(error)
+        first_line = str(reason).strip().partition("\n")[0]
         raise DataError(
-            f"data.path: {config.path!r} could not be loaded with splits {splits[0]!r} and {splits[1]!r}: {reason} "
-            f"({type(error).__name__}); for data on this machine, write its local folder, or data_files"
+            f"data.path: {config.path!r} could not be loaded with splits {splits[0]!r} and {splits[1]!r}: {first_line} "
+            f"({type(reason).__name__}); for data on this machine, write its local folder, or data_files whose rows "
+            "all have the same columns and types"
         ) from error
     return train, evaluation
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """What `datasets` and others have wrapped."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def local_folder(where: str, field: str, what: str) -> Path | None:
+    """The folder on this machine that `where` names, or None for an id on the hub.
+
+    Args:
+        where: As it stands in the config.
+        field: Its place there, for the error.
+        what: What it is the id of, such as "a model", for the error.
+
+    Raises:
+        DataError: It looks like a folder, and there is none.
+    """
+    path = Path(where).expanduser()
+    if path.is_dir():
+        return path
+    if where.startswith((".", "/", "~")) or path.exists():
+        raise DataError(
+            f"{field}: there is no folder {where!r} (looked from {Path.cwd()}); write a local folder, or the id of "
+            f"{what} on the hub"
+        )
+    return None
 
 
 def column(dataset: datasets.Dataset, name: str, field: str) -> str:

@@ -48,11 +48,10 @@ class Pairs:
             )
         self.remark = f"of {len(num_tokens):,} {split} pairs {' and '.join(problems)}"
         if not leave_out or not len(self.rows):
-            raise DataError(
-                f'data.unusable: {self.remark}; correct the data, raise data.block_size, or write "leave_out"'
-                if len(self.rows)
-                else f"{self.remark}, so that none is left; correct the data, or raise data.block_size"
-            )
+            remedies = ["correct the data", *(["raise data.block_size"] if is_long.any() else [])]
+            if len(self.rows):
+                raise DataError(f'data.unusable: {self.remark}; {", ".join(remedies)}, or write "leave_out"')
+            raise DataError(f"{self.remark}, so that none is left; {' or '.join(remedies)}")
         self.remark += ": left out"
 
     def __len__(self) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+from jinja2 import TemplateError
 
 from largebatch.config.sft import AdditionData
 from largebatch.config.tasks import SftConfig
@@ -43,8 +44,8 @@ def pair_sources(config: SftConfig) -> tuple[SampleSource, SampleSource]:
         splits, tokenizer, leave_out = open_splits(data), load_tokenizer(data.tokenizer), data.unusable == "leave_out"
         for field in ("prompt", "answer"):
             for name in columns_of(getattr(data, field)):
-                column(splits[0], name, field)
-                column(splits[1], name, field)
+                for split in splits:
+                    column(split, name, field)
         encoder = PairEncoder(data.prompt, data.answer, tokenizer, chat=data.format == "chat")
     train, evaluation = (
         Pairs(tokenise(split, encoder, data.num_workers), data.block_size, name, leave_out)
@@ -64,6 +65,15 @@ def _check_fits_the_model(config: SftConfig, tokenizer: Tokenizer, longest: int)
         raise DataError(
             f"data.tokenizer: it has {tokenizer.vocab_size} tokens, more than the model's vocabulary of "
             f"{model.vocab_size}; write the tokenizer that belongs to the model"
+        )
+    rope = getattr(model, "rope_parameters", None) or {}
+    name = "original_max_position_embeddings"
+    original = rope.get(name, getattr(model, name, None))
+    if rope.get("rope_type") in ("longrope", "dynamic") and original is not None and longest > original:
+        raise DataError(
+            f"data.block_size: the longest pair has {longest} tokens to predict from, and beyond {original} the "
+            "model's positions depend on the longest pair of a batch, so that a pair's loss would depend on others; "
+            f"write {original}"
         )
     positions = getattr(model, "max_position_embeddings", None)
     if positions is not None and longest > positions:
@@ -120,7 +130,7 @@ class PairEncoder:
                 self.begin = [inner.bos_token_id]
 
     def __call__(self, rows: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-        """Columns "input_ids", empty where a column that a template names is, "num_prompt" and "num_tokens"."""
+        """Columns "input_ids", empty where there is no prompt or no answer, "num_prompt" and "num_tokens"."""
         names = columns_of(self.prompt) | columns_of(self.answer)
         size = len(rows[next(iter(names))])
         texts = [self._texts({name: rows[name][number] for name in names}) for number in range(size)]
@@ -137,9 +147,11 @@ class PairEncoder:
         }
 
     def _texts(self, row: dict[str, Any]) -> tuple[str, str]:
-        """A prompt and what is to be predicted behind it; both empty where a column is."""
-        if any(value is None or not str(value).strip() for value in row.values()):
-            return "", ""
+        """A prompt and what is to be predicted behind it; both empty where one of them has nothing but its template."""
+        row = {name: _as_text(name, value) for name, value in row.items()}
+        for template in (self.prompt, self.answer):
+            if not any(str(row[name]).strip() for name in columns_of(template)):
+                return "", ""
         prompt, answer = self.prompt.format(**row), self.answer.format(**row)
         return self._in_chat(prompt, answer) if self.chat else (prompt, answer)
 
@@ -147,14 +159,31 @@ class PairEncoder:
         assert isinstance(self.tokenizer, PretrainedTokenizer)
         apply = partial(self.tokenizer.tokenizer.apply_chat_template, tokenize=False)
         question = [{"role": "user", "content": prompt}]
-        before: str = apply(question, add_generation_prompt=True)
-        whole: str = apply([*question, {"role": "assistant", "content": answer}])
+        try:
+            before: str = apply(question, add_generation_prompt=True)
+            whole: str = apply([*question, {"role": "assistant", "content": answer}])
+        except TemplateError as error:
+            raise DataError(
+                f'data.format: the tokenizer\'s chat template fails: {error}; write "plain", or use another tokenizer'
+            ) from error
         if not whole.startswith(before) or whole == before:
             raise DataError(
                 "data.format: the tokenizer's chat template does not write an answer behind the prompt as it asks for "
                 'it, so it is not clear what to predict; write "plain", with templates of your own'
             )
         return before, whole[len(before) :]
+
+
+def _as_text(name: str, value: Any) -> Any:
+    """A column's value, which a template is to write; nothing where there is none."""
+    if value is None:
+        return ""
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        return value
+    raise DataError(
+        f"data: the column {name!r} has {str(value)[:60]!r}, a {type(value).__name__} and neither text nor a number; "
+        "make a column of text of it, and name that in data.prompt or data.answer"
+    )
 
 
 def columns_of(template: str) -> set[str]:

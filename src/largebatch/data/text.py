@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from largebatch.config.data import HubText, PydocData, TextData
 from largebatch.config.tasks import CausalLMConfig
-from largebatch.data.hub import column, open_splits
+from largebatch.data.hub import column, local_folder, open_splits
 from largebatch.data.source import Batch, SampleSource
 from largebatch.errors import DataError
 from largebatch.order import Indices
@@ -95,12 +95,15 @@ class PretrainedTokenizer:
     def __init__(self, path: str):
         from transformers import AutoTokenizer
 
+        folder = local_folder(path, "data.tokenizer", "a tokenizer")
         try:
-            self.tokenizer = AutoTokenizer.from_pretrained(path)
-        except (OSError, ValueError) as error:
+            self.tokenizer = AutoTokenizer.from_pretrained(str(folder or path))
+        # It raises a great variety of exceptions for what cannot be reached, found or understood.
+        except Exception as error:
             reason = str(error).strip().partition("\n")[0]
             raise DataError(
-                f"data.tokenizer: {path!r} could not be loaded: {reason}; write a hub id, a local folder, or bytes"
+                f"data.tokenizer: {path!r} could not be loaded: {reason} ({type(error).__name__}); write a hub id, a "
+                "local folder, or bytes"
             ) from error
         # An encoder's tokenizer has a separator instead.
         candidates = (self.tokenizer.eos_token_id, self.tokenizer.sep_token_id)

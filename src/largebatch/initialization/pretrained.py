@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig
 
+from largebatch.data.hub import local_folder
 from largebatch.errors import UserError
 from largebatch.storage.layout import CheckpointError, read_json
 from largebatch.storage.tensors import TensorFiles
@@ -36,11 +37,9 @@ def find_folder(where: str) -> Path:
     Raises:
         UserError: There is none.
     """
-    if Path(where).expanduser().is_dir():
-        return Path(where).expanduser()
-    remedy = "write a local folder, or the id of a model on the hub"
-    if where.startswith((".", "/", "~")):
-        raise UserError(f"model.initial_weights: there is no folder {where!r} (looked from {Path.cwd()}); {remedy}")
+    folder = local_folder(where, "model.initial_weights", "a model")
+    if folder is not None:
+        return folder
     from huggingface_hub import snapshot_download
 
     try:
@@ -49,7 +48,8 @@ def find_folder(where: str) -> Path:
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         raise UserError(
-            f"model.initial_weights: {where!r} could not be downloaded: {reason} ({type(error).__name__}); {remedy}"
+            f"model.initial_weights: {where!r} could not be downloaded: {reason} ({type(error).__name__}); write a "
+            "local folder, or the id of a model on the hub"
         ) from error
 
 

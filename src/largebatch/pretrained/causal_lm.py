@@ -1,25 +1,39 @@
 """Causal language models through `transformers`' Auto classes, with pretrained weights or random ones."""
 
 import importlib.util
+from collections.abc import Iterable
 
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from largebatch.config.sft import AutoCausalLM, Lora
+from largebatch.data.hub import local_folder
 from largebatch.errors import UserError
+
+# What `from_pretrained` itself takes, of every architecture.
+NOT_OF_THE_ARCHITECTURE = ("model_type", "attn_implementation")
 
 
 def configuration(model: AutoCausalLM) -> PretrainedConfig:
     """The model's own configuration, with all its dropout turned off.
 
     Raises:
-        UserError: There is none at `model.path`, or `model.config` is none.
+        UserError: There is none at `model.path`, or `model.config` is none, or has a setting that is unknown.
     """
     try:
         if model.config is not None:
             config = AutoConfig.for_model(**model.config)
+            given = (name for name in model.config if name not in NOT_OF_THE_ARCHITECTURE)
+            unknown = [name for name in given if not _knows(config, name)]
+            if unknown:
+                kind = model.config["model_type"]
+                raise UserError(f"model.config: {kind} has no setting {unknown[0]}; correct it, or leave it out")
         else:
-            config = AutoConfig.from_pretrained(model.path)
+            config = AutoConfig.from_pretrained(_place(model))
+    except UserError:
+        raise
     # `transformers` raises a great variety of exceptions for configurations that cannot be reached or understood.
     except Exception as error:
         raise _unusable(model, error) from error
@@ -39,7 +53,7 @@ def load_causal_lm(model: AutoCausalLM) -> PreTrainedModel:
     device it has its shapes only, and no weights are read.
 
     Raises:
-        UserError: It cannot be loaded, or `peft` is missing.
+        UserError: It cannot be loaded, weights are missing, an adapter has no layer, or `peft` is missing.
     """
     config = configuration(model)
     dtype, is_meta = torch.get_default_dtype(), torch.get_default_device().type == "meta"
@@ -47,12 +61,38 @@ def load_causal_lm(model: AutoCausalLM) -> PreTrainedModel:
         if model.path is None or is_meta:
             loaded = AutoModelForCausalLM.from_config(config, dtype=dtype)
         else:
-            loaded = AutoModelForCausalLM.from_pretrained(model.path, config=config, dtype=dtype)
+            loaded, info = AutoModelForCausalLM.from_pretrained(
+                _place(model), config=config, dtype=dtype, output_loading_info=True
+            )
+            _check_whole(model.path, info["missing_keys"])
+    except UserError:
+        raise
     except Exception as error:
         raise _unusable(model, error) from error
     if model.lora is not None:
         _add_adapters(loaded, model.lora)
     return loaded
+
+
+def _place(model: AutoCausalLM) -> str:
+    assert model.path is not None
+    return str(local_folder(model.path, "model.path", "a model") or model.path)
+
+
+def _knows(config: PretrainedConfig, name: str) -> bool:
+    """Whether an architecture has a setting of this name, or an alias; others it would keep without a word."""
+    return hasattr(type(config)(), name)
+
+
+def _check_whole(path: str | None, missing: Iterable[str]) -> None:
+    """`transformers` gives random values to what it does not find."""
+    names = sorted(missing)
+    if names:
+        raise UserError(
+            f"model.path: {path!r} has no weights for {len(names)} of the model's parameters, such as "
+            f"{', '.join(names[:3])}, which would begin at random; write the folder or hub id of a whole causal "
+            "language model, saved with save_pretrained"
+        )
 
 
 def _add_adapters(model: PreTrainedModel, lora: Lora) -> None:
@@ -61,6 +101,13 @@ def _add_adapters(model: PreTrainedModel, lora: Lora) -> None:
         raise UserError('model.lora: peft is not installed; pip install "largebatch[lora]", or write null')
     from peft import LoraConfig
 
+    modules = [name for name, _ in model.named_modules()]
+    for target in [] if isinstance(lora.target_modules, str) else lora.target_modules:
+        if not any(name == target or name.endswith(f".{target}") for name in modules):
+            raise UserError(
+                f"model.lora.target_modules: no layer is named {target}; write names of the model's linear layers, "
+                f"such as {_some_linear_layers(model)}, or all-linear"
+            )
     adapters = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
@@ -76,8 +123,15 @@ def _add_adapters(model: PreTrainedModel, lora: Lora) -> None:
         ) from error
 
 
+def _some_linear_layers(model: PreTrainedModel) -> str:
+    kinds = (nn.Linear, Conv1D)
+    names = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, kinds)}
+    return ", ".join(sorted(names)[:4])
+
+
 def _unusable(model: AutoCausalLM, error: Exception) -> UserError:
-    reason = str(error).strip().partition("\n")[0]
+    # The reason often stands in the second line.
+    reason = " ".join(line.strip() for line in str(error).strip().splitlines()[:3])
     if model.path is None:
         return UserError(f"model.config: transformers cannot build it: {reason} ({type(error).__name__}); correct it")
     return UserError(

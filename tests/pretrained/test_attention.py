@@ -9,7 +9,7 @@ from largebatch.config import load_config
 from largebatch.config.sft import AutoCausalLM
 from largebatch.data.prompts import pair_sources
 from largebatch.errors import UserError
-from largebatch.pretrained import check_packing, load_causal_lm
+from largebatch.pretrained import check_causal, check_packing, load_causal_lm
 from paths import ADDITION
 
 SMALL = {
@@ -91,6 +91,24 @@ def test_models_that_keep_pairs_apart_pass(name):
     check_packing(model)
     assert model.training
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("name", [*ARCHITECTURES, *UNABLE])
+def test_causal_models_pass(name):
+    model = build(ARCHITECTURES.get(name) or UNABLE[name], "eager")
+    check_causal(model)
+    assert model.training
+
+
+def test_models_that_see_the_answers_are_refused():
+    bert = {"model_type": "bert", **{name: SMALL[name] for name in ("vocab_size", "hidden_size", "intermediate_size")}}
+    with pytest.raises(UserError, match="is no causal language model: a token changes the logits of those before it"):
+        check_causal(build(bert | {"num_hidden_layers": 2, "num_attention_heads": 4}))
+
+
+def test_models_that_can_be_built_but_not_run_are_refused():
+    with pytest.raises(UserError, match=r"LlamaForCausalLM can be built but not run: .*; correct model.config"):
+        check_causal(build({"model_type": "llama", **SMALL, "num_key_value_heads": 3}))
 
 
 @pytest.mark.parametrize("name", UNABLE)

@@ -1,0 +1,104 @@
+"""Whether a model's tokens see no more than they should: those before them, and those of their own pair.
+
+A pack is told by its positions, which begin at 0 with each pair. From these, and where no other mask is given,
+`transformers` (`masking_utils.find_packed_sequence_indices`) makes the mask that lets a token attend to its own pair
+only, whatever the implementation of attention and its window. Whether an architecture obeys is its own affair: some
+count positions themselves, some make masks of their own, and convolutions and recurrences run from pair to pair. So
+the model itself is asked.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from transformers import PreTrainedModel
+
+from largebatch.errors import UserError
+
+LENGTHS = (7, 5, 1, 9)
+# Relative to the largest logit. Other tokens, elsewhere, must change nothing but, in mixtures of experts, the rounding;
+# alone, a pair is computed in tensors of other shapes, which round differently in every layer.
+OF_OTHER_TOKENS, OF_BEING_ALONE = 1e-6, 1e-4
+
+
+def check_causal(model: PreTrainedModel) -> None:
+    """Change the last of some tokens, and compare the logits of those before it.
+
+    Raises:
+        UserError: They change, so that the model would read the answers that it is to predict; or it cannot be run.
+    """
+    with _asked(model):
+        tokens, others = (_tokens(model, first, sum(LENGTHS)) for first in (3, 4))
+        before = _logits(model, tokens)
+        after = _logits(model, torch.cat([tokens[:-1], others[-1:]]))
+        difference = _relative_difference(before[:-1], after[:-1])
+        # Also where it is not a number.
+        if not difference <= OF_OTHER_TOKENS:
+            raise UserError(
+                f"model: {type(model).__name__} is no causal language model: a token changes the logits of those "
+                f"before it, by {difference:.1e} of the largest, so it would read the answers that it is to predict; "
+                "write another model"
+            )
+
+
+def check_packing(model: PreTrainedModel) -> None:
+    """Compare the logits of each pair in a small pack with those of other packs, and with those that it has alone.
+
+    Raises:
+        UserError: They differ, so that packing would train something else; or the model cannot be run.
+    """
+    with _asked(model):
+        pairs, others = ([_tokens(model, first, length) for length in LENGTHS] for first in (3, 4))
+        packed = _logits_of_pack(model, *pairs)
+        for number, pair in enumerate(pairs):
+            surrounded = _logits_of_pack(model, *others[:number], pair, *others[number + 1 :])[number]
+            (alone,) = _logits_of_pack(model, pair)
+            for expected, limit in ((surrounded, OF_OTHER_TOKENS), (alone, OF_BEING_ALONE)):
+                difference = _relative_difference(packed[number], expected)
+                if not difference <= limit:
+                    raise UserError(
+                        f"data.packing: {type(model).__name__} does not keep the pairs of a pack apart: they change "
+                        f"each other's logits, by {difference:.1e} of the largest; write false"
+                    )
+
+
+def _tokens(model: PreTrainedModel, first: int, length: int) -> torch.Tensor:
+    vocabulary: int = model.config.get_text_config().vocab_size
+    return torch.arange(first, first + 2 * length, 2) * 31 % vocabulary
+
+
+def _logits(model: PreTrainedModel, tokens: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
+    """Of one sample; shape (tokens, vocabulary)."""
+    options = {} if positions is None else {"position_ids": positions[None]}
+    logits: torch.Tensor = model(input_ids=tokens[None], **options).logits[0]
+    return logits
+
+
+def _logits_of_pack(model: PreTrainedModel, *pack: torch.Tensor) -> list[torch.Tensor]:
+    """Of each pair."""
+    positions = torch.cat([torch.arange(len(pair)) for pair in pack])
+    return list(torch.split(_logits(model, torch.cat(pack), positions), [len(pair) for pair in pack]))
+
+
+def _relative_difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+@contextmanager
+def _asked(model: PreTrainedModel) -> Iterator[None]:
+    """Without gradients and dropout; what goes wrong inside the model is an error of its configuration."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    except UserError:
+        raise
+    # Sizes that do not fit are met by torch, in exceptions of many kinds.
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"model: {type(model).__name__} can be built but not run: {reason} ({type(error).__name__}); correct "
+            "model.config, or the configuration in the folder of model.path"
+        ) from error
+    model.train(was_training)
