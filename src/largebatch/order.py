@@ -7,8 +7,12 @@ anywhere, on any number of processes, and see the samples it would have seen.
 
 import hashlib
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import groupby, islice
+from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,6 +82,9 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return (values ^ (values >> np.uint64(31))) >> np.uint64(1)
 
 
+SHUFFLED_AT_ONCE = 64  # micro-batches
+
+
 @lru_cache(maxsize=4)
 def epoch_order(num_samples: int, seed: int, epoch: int) -> Permutation:
     """The shuffle of one epoch: position in the epoch -> sample index."""
@@ -118,14 +125,40 @@ class TrainingOrder:
 
     def micro_batch(self, step: int, micro_step: int, rank: int) -> MicroBatch:
         """The work of process `rank` in micro-step `micro_step` of optimizer step `step`, all counted from 0."""
+        return next(self.micro_batches([(step, micro_step)], rank))
+
+    def micro_batches(self, micro_steps: Iterable[tuple[int, int]], rank: int) -> Iterator[MicroBatch]:
+        """The work of process `rank` in pairs of a step and its micro-step, in their order.
+
+        The shuffle takes about as long for some hundred micro-batches as for one, so it is asked for many at once.
+        """
+        upcoming = (self._place(step, micro_step, rank) for step, micro_step in micro_steps)
+        while places := list(islice(upcoming, SHUFFLED_AT_ONCE)):
+            for epoch, group in groupby(places, key=attrgetter("epoch")):
+                same_epoch = list(group)
+                order = epoch_order(self.timeline.num_train_samples, self.seed, epoch)
+                indices = order(np.concatenate([np.arange(place.first, place.end) for place in same_epoch]))
+                ends = np.cumsum([place.end - place.first for place in same_epoch])
+                for place, chosen in zip(same_epoch, np.split(indices, ends[:-1]), strict=True):
+                    yield MicroBatch(
+                        epoch, chosen, derive_seed(self.seed, "model", place.step, place.slot), place.counts
+                    )
+
+    def _place(self, step: int, micro_step: int, rank: int) -> "_Place":
         batch = self.timeline.at(step)
         slot = micro_step * self.world_size + rank
         first, end = slot * self.micro_batch_size, min((slot + 1) * self.micro_batch_size, batch.size)
-        counts = first < end
-        positions = batch.start + (np.arange(first, end, dtype=np.int64) if counts else np.zeros(1, dtype=np.int64))
-        return MicroBatch(
-            epoch=batch.epoch,
-            indices=epoch_order(self.timeline.num_train_samples, self.seed, batch.epoch)(positions),
-            seed=derive_seed(self.seed, "model", step, slot),
-            counts=counts,
-        )
+        if first >= end:
+            return _Place(batch.epoch, step, slot, batch.start, batch.start + 1, counts=False)
+        return _Place(batch.epoch, step, slot, batch.start + first, batch.start + end, counts=True)
+
+
+class _Place(NamedTuple):
+    """Where in an epoch's order a micro-batch begins and ends."""
+
+    epoch: int
+    step: int
+    slot: int
+    first: int
+    end: int
+    counts: bool

@@ -122,6 +122,13 @@ class Backend(ABC):
         for parameter in parameters_without_memory(model):
             give_memory(parameter, self.device)
 
+    def seed(self, seed: int) -> None:
+        """Seed what is random in the model, as `torch.manual_seed` does; that would, for every kind of device that is
+        not in use, keep a call for later, with its stack: time and memory of each step."""
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+
     def begin_micro_step(self, micro_step: int, accumulation: int) -> None:
         """Called before the forward pass of each micro-batch: number `micro_step`, from 0, of `accumulation`."""
         if micro_step == 0 and self.plan.on_non_finite == "skip":

@@ -36,7 +36,8 @@ class NativeBackend(Backend):
         return super()._wrap(model, optimizer)
 
     def backward(self, loss: torch.Tensor) -> None:
-        self.accelerator.backward(loss)
+        # As Accelerate's would, which looks for a package on the disk at each call; so does its optimizer's step.
+        loss.backward()  # type: ignore[no-untyped-call]
 
     def parameters_without_gradient(self) -> list[str]:
         parameters = self.unwrapped_model.named_parameters()
@@ -51,13 +52,13 @@ class NativeBackend(Backend):
             if isinstance(norm, DTensor):
                 norm = norm.full_tensor()
             if leaves_out and not torch.isfinite(norm):
-                self.optimizer.zero_grad(set_to_none=True)
+                self._torch_optimizer.zero_grad()
                 return Update(norm, applied=False)
             if self.plan.clip_norm is not None:
                 clip_grads_with_norm_(parameters, self.plan.clip_norm, norm)
         self.set_learning_rate(learning_rate)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self._torch_optimizer.step()
+        self._torch_optimizer.zero_grad()
         return Update(norm, applied=True)
 
     @property

@@ -219,6 +219,9 @@ def fresh_state(optimizer: Optimizer, tensors: Iterable[torch.Tensor]) -> None:
         group = next((g for g in optimizer.param_groups if any(p is tensor for p in g["params"])), None)
         options = dict(group if group is not None else optimizer.param_groups[0])
         options |= {"params": [tensor], "lr": 0.0}
+        if tensor.is_meta and "fused" in options:
+            # Its kernels are for devices that compute.
+            options["fused"] = False
         gradient, tensor.grad = tensor.grad, torch.zeros_like(tensor)
         scratch = type(optimizer)([options], lr=0.0)  # type: ignore[call-arg]
         scratch.step()

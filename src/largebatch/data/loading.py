@@ -52,12 +52,26 @@ def load(source: SampleSource, requests: Iterable[Request], num_workers: int, de
         num_workers: Loader processes; 0 loads in this process.
         device: Where the tensors go; on a GPU through pinned memory, without waiting for the copy.
     """
+    for loaded in _load_on_host(_Requests(source), requests, num_workers, pin=device.type == "cuda"):
+        if isinstance(loaded, DataError):
+            raise loaded
+        batch = {name: tensor.to(device, non_blocking=True) for name, tensor in loaded.batch.items()}
+        yield Loaded(batch, loaded.weight)
+
+
+def _load_on_host(
+    samples: _Requests, requests: Iterable[Request], num_workers: int, pin: bool
+) -> Iterator[Loaded | DataError]:
+    if not num_workers and not pin:
+        # torch's loader would do the same, and take longer than a small batch.
+        yield from map(samples.__getitem__, requests)
+        return
     loader = DataLoader(
-        _Requests(source),
+        samples,
         batch_size=None,
         sampler=requests,
         num_workers=num_workers,
-        pin_memory=device.type == "cuda",
+        pin_memory=pin,
         worker_init_fn=_leave_signals_to_the_training if num_workers else None,
         # A generator of its own: the loader must not draw from the one that seeds dropout.
         generator=torch.Generator(),
@@ -65,11 +79,7 @@ def load(source: SampleSource, requests: Iterable[Request], num_workers: int, de
     with _stop_signals_blocked():
         # This starts the loader processes.
         iterator = iter(loader)
-    for loaded in iterator:
-        if isinstance(loaded, DataError):
-            raise loaded
-        batch = {name: tensor.to(device, non_blocking=True) for name, tensor in loaded.batch.items()}
-        yield Loaded(batch, loaded.weight)
+    yield from iterator
 
 
 @contextmanager

@@ -78,11 +78,11 @@ def _micro_steps(
     asked: list[MicroBatch] = []
 
     def requests() -> Iterator[Request]:
-        for step in range(first_step, plan.stop_after_steps):
-            for micro_step in range(plan.micro_steps_at(step)):
-                micro_batch = order.micro_batch(step, micro_step, backend.rank)
-                asked.append(micro_batch)
-                yield micro_batch.indices, micro_batch.epoch
+        steps = range(first_step, plan.stop_after_steps)
+        micro_steps = ((step, number) for step in steps for number in range(plan.micro_steps_at(step)))
+        for micro_batch in order.micro_batches(micro_steps, backend.rank):
+            asked.append(micro_batch)
+            yield micro_batch.indices, micro_batch.epoch
 
     for batch, weight in load(train_set, requests(), num_workers, backend.device):
         # Loader processes take requests ahead of the batches, in the same order.

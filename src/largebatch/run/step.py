@@ -66,7 +66,7 @@ class Step:
         for number, micro_step in enumerate(self._micro_steps):
             self._micro_step = micro_step
             self._beat()
-            torch.manual_seed(micro_step.seed)
+            self._backend.seed(micro_step.seed)
             self._backend.begin_micro_step(number, self._accumulation)
             yield micro_step.batch
             if self._micro_steps_done != number + 1:
@@ -131,7 +131,7 @@ class Step:
         with self._backend.forward_only():
             for micro_step in micro_steps:
                 self._beat()
-                torch.manual_seed(micro_step.seed)
+                self._backend.seed(micro_step.seed)
                 features.append(encode(micro_step.batch))
                 num_samples = len(next(iter(micro_step.batch.values())))
                 if features[-1].shape[:1] != (num_samples,):
