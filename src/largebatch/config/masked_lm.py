@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from largebatch.config.data import HubText, PydocData, TextData
-from largebatch.config.models import LargeModel, check_heads
-from largebatch.config.sections import BelowOne, PositiveFloat, PositiveInt
+from largebatch.config.models import LargeModel, TransformerWithDropout
+from largebatch.config.sections import PositiveFloat, PositiveInt
 
 
 def num_masked(block_size: int, mask_fraction: float) -> int:
@@ -46,31 +46,14 @@ class MaskedHubText(MaskedText, HubText):
     attention: Literal["block"] = "block"
 
 
-class Bert(LargeModel):
+class Bert(TransformerWithDropout, LargeModel):
     """A BERT encoder, as in `transformers` (`BertForMaskedLM`), with feed-forward layers four times as wide as the
     residual stream; its output layer has the embedding's weights."""
 
     architecture: Literal["bert"]
     vocab_size: PositiveInt
     """Rows of the embedding; at least the tokenizer's number of tokens (257 for bytes and their mask)."""
-    hidden_size: PositiveInt
-    """Width of the residual stream."""
-    num_layers: PositiveInt
-    """Transformer blocks."""
-    num_heads: PositiveInt
-    """Attention heads; divides `hidden_size`."""
     max_positions: PositiveInt
     """Learned positions; at least `data.block_size`, and those of a later phase with longer blocks."""
-    dropout: BelowOne = 0.0
-    """Dropout on embeddings, attention weights and residual branches."""
     initializer_range: PositiveFloat = 0.02
     """Standard deviation of the initial weights."""
-
-    @property
-    def uses_dropout(self) -> bool:
-        return self.dropout > 0
-
-    @model_validator(mode="after")
-    def _heads_divide_width(self) -> "Bert":
-        check_heads(self.hidden_size, self.num_heads)
-        return self

@@ -1,6 +1,6 @@
 """What a recipe's JSON may say of its model: one typed section an architecture."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -24,11 +24,6 @@ class Model(Section):
     def uses_dropout(self) -> bool:
         """Whether the model draws random numbers, which depend on how the global batch is cut into micro-batches."""
         return False
-
-
-def check_heads(hidden_size: int, num_heads: int) -> None:
-    if hidden_size % num_heads:
-        raise ValueError(f"hidden_size {hidden_size} is not a multiple of num_heads {num_heads}; change one of them")
 
 
 class ResNet(Model):
@@ -68,57 +63,53 @@ class ResNet(Model):
         return self
 
 
-class Gpt2(Model):
-    """A GPT-2 style decoder, as in `transformers` (`GPT2LMHeadModel`)."""
+class Transformer(Model):
+    """What every transformer has."""
 
-    architecture: Literal["gpt2"]
-    vocab_size: PositiveInt
-    """Rows of the embedding; at least the tokenizer's number of tokens (256 for bytes)."""
     hidden_size: PositiveInt
     """Width of the residual stream."""
     num_layers: PositiveInt
     """Transformer blocks."""
     num_heads: PositiveInt
     """Attention heads; divides `hidden_size`."""
+
+    @model_validator(mode="after")
+    def _heads_divide_width(self) -> Self:
+        if self.hidden_size % self.num_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}; change one of them"
+            )
+        return self
+
+
+class TransformerWithDropout(Transformer):
+    """One that may have dropout."""
+
     dropout: BelowOne = 0.0
     """Dropout on embeddings, attention weights and residual branches."""
-    initializer_range: PositiveFloat = 0.02
-    """Standard deviation of the initial weights; residual projections get it divided by sqrt(2 x num_layers)."""
 
     @property
     def uses_dropout(self) -> bool:
         return self.dropout > 0
 
-    @model_validator(mode="after")
-    def _heads_divide_width(self) -> "Gpt2":
-        check_heads(self.hidden_size, self.num_heads)
-        return self
+
+class Gpt2(TransformerWithDropout):
+    """A GPT-2 style decoder, as in `transformers` (`GPT2LMHeadModel`)."""
+
+    architecture: Literal["gpt2"]
+    vocab_size: PositiveInt
+    """Rows of the embedding; at least the tokenizer's number of tokens (256 for bytes)."""
+    initializer_range: PositiveFloat = 0.02
+    """Standard deviation of the initial weights; residual projections get it divided by sqrt(2 x num_layers)."""
 
 
-class Vit(Model):
+class Vit(TransformerWithDropout):
     """A Vision Transformer, as in `transformers` (`ViTForImageClassification`): a class token, learned positions, and
     GELU layers four times as wide as the residual stream."""
 
     architecture: Literal["vit"]
     patch_size: PositiveInt
     """Side in pixels of the squares that become tokens; divides `data.image_size`."""
-    hidden_size: PositiveInt
-    """Width of the residual stream."""
-    num_layers: PositiveInt
-    """Transformer blocks."""
-    num_heads: PositiveInt
-    """Attention heads; divides `hidden_size`."""
-    dropout: BelowOne = 0.0
-    """Dropout on embeddings, attention weights and residual branches."""
-
-    @property
-    def uses_dropout(self) -> bool:
-        return self.dropout > 0
-
-    @model_validator(mode="after")
-    def _heads_divide_width(self) -> "Vit":
-        check_heads(self.hidden_size, self.num_heads)
-        return self
 
 
 class LargeModel(Model):
@@ -131,20 +122,14 @@ class LargeModel(Model):
     """Weights to begin with: a local folder or hub id of `safetensors` files for this very model; null draws them."""
 
 
-class Llama(LargeModel):
+class Llama(Transformer, LargeModel):
     """A Llama decoder, as in `transformers` (`LlamaForCausalLM`)."""
 
     architecture: Literal["llama"]
     vocab_size: PositiveInt
     """Rows of the embedding; at least the tokenizer's number of tokens (256 for bytes)."""
-    hidden_size: PositiveInt
-    """Width of the residual stream."""
     intermediate_size: PositiveInt
     """Width of the feed-forward layers."""
-    num_layers: PositiveInt
-    """Transformer blocks."""
-    num_heads: PositiveInt
-    """Attention heads; divides `hidden_size`, into an even number of channels each."""
     num_kv_heads: PositiveInt
     """Heads of keys and values, each shared by as many attention heads; divides `num_heads`."""
     rope_theta: PositiveFloat = 500000.0
@@ -157,7 +142,7 @@ class Llama(LargeModel):
     """Standard deviation of the initial weights."""
 
     @model_validator(mode="after")
-    def _heads_divide_width(self) -> "Llama":
+    def _heads_fit_rotary_positions(self) -> "Llama":
         if self.hidden_size % (2 * self.num_heads):
             raise ValueError(
                 f"hidden_size {self.hidden_size} is not a multiple of 2 x num_heads {self.num_heads}: rotary positions "
