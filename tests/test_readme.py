@@ -1,12 +1,15 @@
 """What the README shows is what the commands print, and the recipes it names are the ones there are."""
 
+import runpy
 import shlex
 import subprocess
 import sys
 
 import pytest
 
+from jobs import run_job
 from largebatch.cli.verify import COLUMNS, LINE
+from largebatch.rehearsal.training import read_run
 from paths import RECIPES, ROOT, STRATEGIES
 
 README = (ROOT / "README.md").read_text()
@@ -32,6 +35,26 @@ def test_shown_output_is_the_real_one(command, output):
 
 def test_the_table_of_verify_has_the_columns_that_are_printed():
     assert LINE.format(*COLUMNS) in README.splitlines()
+
+
+def run_the_loop_that_is_shown(run_dir):
+    """With what the recipe's script has, but for its loop."""
+    recipe = ROOT / "recipes/causal_lm/gpt_pydoc.json"
+    tiny = ("--model.num_layers=1", "--model.hidden_size=16", "--data.block_size=16", "--train.stop_after_steps=3")
+    sys.argv = ["train.py", "--config", str(recipe), "--run_dir", str(run_dir), "--logging.trackers=[]", *tiny]
+    names = runpy.run_path(str(recipe.with_name("train.py")))
+
+    def evaluate_batch(batch):
+        return {"tokens": batch["labels"].shape[1] * names["torch"].ones(len(batch["labels"]))}
+
+    (code,) = (block.split("```")[0] for block in README.split("```python\n")[1:])
+    exec(code, names | {"evaluate_batch": evaluate_batch})
+
+
+def test_the_loop_that_is_shown_trains(tmp_path):
+    run_job(run_the_loop_that_is_shown, tmp_path / "run")
+    assert read_run(tmp_path / "run").evaluations[-1]["tokens"] == 16
+    assert len(read_run(tmp_path / "run").weights) > 5
 
 
 def test_every_recipe_and_strategy_has_its_row():
