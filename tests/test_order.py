@@ -101,3 +101,19 @@ def test_a_ragged_batch_is_shared_out_exactly(world_size, micro_batch_size):
     assert counted == epoch_order(100, 5, 0)(np.arange(78, 100)).tolist()
     # A process without samples goes through one of another, so that all make the same number of passes.
     assert all(micro_batch.indices.tolist() == counted[:1] for micro_batch in work if not micro_batch.counts)
+
+
+def test_many_micro_batches_at_once_are_those_of_one_at_a_time():
+    """Over several epochs, ragged ends, and more than are shuffled at once."""
+    timeline = Timeline.build(50, [(Length("steps", 0), 12), (Length("steps", 40), 24)], keep_last=True)
+    order = TrainingOrder(timeline, micro_batch_size=4, world_size=2, seed=3)
+    places = [(step, number) for step in range(70) for number in range(2 if step < 40 else 3)]
+    for rank in range(2):
+        together = list(order.micro_batches(places, rank))
+        assert len(together) == len(places) > 2 * 64
+        for place, found in zip(places, together, strict=True):
+            alone = order.micro_batch(*place, rank)
+            assert (found.epoch, found.seed, found.counts) == (alone.epoch, alone.seed, alone.counts)
+            np.testing.assert_array_equal(found.indices, alone.indices)
+    assert not all(found.counts for found in together)
+    assert {found.epoch for found in together} > {0, 1, 2}

@@ -116,9 +116,9 @@ Backend.sum_over_processes = sum_over_processes
         """
 import dataclasses
 from largebatch.order import TrainingOrder
-def micro_batch(*a, original=TrainingOrder.micro_batch):
-    return dataclasses.replace(original(*a), counts=True)
-TrainingOrder.micro_batch = micro_batch
+def micro_batches(*a, original=TrainingOrder.micro_batches):
+    return (dataclasses.replace(each, counts=True) for each in original(*a))
+TrainingOrder.micro_batches = micro_batches
 """,
         RAGGED,
         Combination("ddp", 4, 2),
