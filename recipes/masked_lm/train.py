@@ -1,6 +1,6 @@
 """Pre-training of a masked language model with large batches: BERT with LAMB (You et al. 2019, arXiv 1904.00962).
 
-bert_pydoc.json           a small BERT on the bytes of Python's own reference: a laptop's CPU, two minutes
+bert_pydoc.json           a small BERT on the bytes of Python's own reference: a laptop's CPU, a minute
 bert_large_64k_128.json   BERT-Large, blocks of 128 tokens at batch 65,536, the first 7,037 of the paper's 8,599 steps
 bert_large_32k_512.json   its weights, blocks of 512 tokens at batch 32,768, the other 1,562; neither trained here
 
