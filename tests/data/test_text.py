@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from largebatch.config import load_config
+from largebatch.config.data import DataFiles
 from largebatch.data.text import ArrayTokens, ArrowTokens, TokenBlocks, text_sources
 from largebatch.errors import DataError
 from paths import PYDOC
@@ -112,6 +113,23 @@ def test_pretrained_tokenizer(tmp_path, word_tokenizer):
     config = hub_config(tmp_path, tokenizer=str(word_tokenizer), block_size=4, num_train_samples=10)
     train, _ = text_sources(config)
     assert train.fetch(np.array([0, 1]), 0)["input_ids"].tolist() == [[2, 3, 1, 1], [4, 1, 3, 3]]
+
+
+def test_a_model_without_a_tokenizer(tmp_path):
+    """`transformers` makes an empty one of its configuration."""
+    folder = tmp_path / "model"
+    GPT2LMHeadModel(GPT2Config(vocab_size=8, n_embd=8, n_layer=1, n_head=1, n_positions=8)).save_pretrained(folder)
+    with pytest.raises(DataError, match=r"data\.tokenizer: '.*model' has no tokenizer"):
+        text_sources(hub_config(tmp_path, tokenizer=str(folder)))
+
+
+def test_a_file_without_the_column_is_told_with_the_columns_it_has(tmp_path):
+    config = hub_config(tmp_path)
+    (tmp_path / "other.jsonl").write_text('{"body": "a", "title": "b"}\n')
+    files = DataFiles(train=str(tmp_path / "*.jsonl"), eval=str(tmp_path / "text.jsonl"))
+    data = config.data.model_copy(update={"data_files": files})
+    with pytest.raises(DataError, match=r"could not be loaded with splits .*(body|title)"):
+        text_sources(config.model_copy(update={"data": data}))
 
 
 def test_vocabulary_must_hold_the_tokenizer(tmp_path, word_tokenizer):

@@ -9,6 +9,8 @@ import datasets
 from largebatch.config.data import HubOrLocal
 from largebatch.errors import DataError
 
+MOST_OF_A_REASON = 300  # characters; some go on with whole schemas
+
 
 def open_splits(config: HubOrLocal) -> tuple[datasets.Dataset, datasets.Dataset]:
     """The training and evaluation splits that the config names.
@@ -34,9 +36,9 @@ def open_splits(config: HubOrLocal) -> tuple[datasets.Dataset, datasets.Dataset]
     # `datasets` raises a great variety of exceptions for data that cannot be reached, parsed or found.
     except Exception as error:
         reason = _innermost(error)
-        first_line = str(reason).strip().partition("\n")[0]
+        short = " ".join(str(reason).split())[:MOST_OF_A_REASON]
         raise DataError(
-            f"data.path: {config.path!r} could not be loaded with splits {splits[0]!r} and {splits[1]!r}: {first_line} "
+            f"data.path: {config.path!r} could not be loaded with splits {splits[0]!r} and {splits[1]!r}: {short} "
             f"({type(reason).__name__}); for data on this machine, write its local folder, or data_files whose rows "
             "all have the same columns and types"
         ) from error

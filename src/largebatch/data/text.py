@@ -105,6 +105,12 @@ class PretrainedTokenizer:
                 f"data.tokenizer: {path!r} could not be loaded: {reason} ({type(error).__name__}); write a hub id, a "
                 "local folder, or bytes"
             ) from error
+        # What `transformers` makes of a folder with a model and no tokenizer.
+        if not self.tokenizer("a", add_special_tokens=False)["input_ids"]:
+            raise DataError(
+                f"data.tokenizer: {path!r} has no tokenizer: text becomes no tokens; write the folder or hub id of the "
+                "one that the model was trained with"
+            )
         # An encoder's tokenizer has a separator instead.
         candidates = (self.tokenizer.eos_token_id, self.tokenizer.sep_token_id)
         ends: list[int] = [token for token in candidates if token is not None]
