@@ -74,10 +74,10 @@ def train_interrupted(run_dir: Path, recipe: Path, words: tuple[str, ...], inter
             hashes.append(digest.hexdigest())
             yield batch
 
-    def update_and_note(run, index, loss_sum, weight):
+    def update_and_note(run, index, *arguments):
         if interruption is not None and interruption.rank == rank and index + 1 == interruption.moment:
             _interrupt(interruption.kind, run_dir)
-        update(run, index, loss_sum, weight)
+        update(run, index, *arguments)
         with samples_file(run_dir, rank).open("a") as file:
             file.write(json.dumps({"step": index + 1, "hashes": hashes}) + "\n")
         hashes.clear()

@@ -153,11 +153,11 @@ class StepMetrics:
         All losses and norms since the last call must be finite. Norms are those of the gradients of all processes.
         """
         steps = list(self._loss_sums)
-        window = torch.stack(list(self._loss_sums.values())).double()
+        window = torch.stack(list(self._loss_sums.values())).tolist()
         self._loss_sums.clear()
-        finite = torch.isfinite(window)
-        first_bad = torch.where(finite.all(), -1, finite.int().argmin())
-        numbers = self._backend.all_gather(torch.stack([window[-1], first_bad.double(), window[first_bad]])).tolist()
+        first_bad = next((index for index, loss_sum in enumerate(window) if not math.isfinite(loss_sum)), -1)
+        mine = (window[-1], first_bad, window[first_bad])
+        numbers = self._backend.all_gather(torch.tensor(mine, dtype=torch.double, device=self._backend.device)).tolist()
         bad = [(int(index), rank, value) for rank, (_, index, value) in enumerate(numbers) if index >= 0]
         if bad:
             index, rank, value = min(bad)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import groupby, islice
-from operator import attrgetter
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -91,8 +91,7 @@ def epoch_order(num_samples: int, seed: int, epoch: int) -> Permutation:
     return Permutation(num_samples, derive_seed(seed, "order", epoch))
 
 
-@dataclass(frozen=True)
-class MicroBatch:
+class MicroBatch(NamedTuple):
     """Which samples one process works on in one forward pass.
 
     Args:
@@ -132,25 +131,27 @@ class TrainingOrder:
 
         The shuffle takes about as long for some hundred micro-batches as for one, so it is asked for many at once.
         """
-        upcoming = (self._place(step, micro_step, rank) for step, micro_step in micro_steps)
+        upcoming = self._places(micro_steps, rank)
         while places := list(islice(upcoming, SHUFFLED_AT_ONCE)):
-            for epoch, group in groupby(places, key=attrgetter("epoch")):
+            for epoch, group in groupby(places, key=itemgetter(0)):
                 same_epoch = list(group)
                 order = epoch_order(self.timeline.num_train_samples, self.seed, epoch)
                 indices = order(np.concatenate([np.arange(place.first, place.end) for place in same_epoch]))
-                ends = np.cumsum([place.end - place.first for place in same_epoch])
-                for place, chosen in zip(same_epoch, np.split(indices, ends[:-1]), strict=True):
-                    yield MicroBatch(
-                        epoch, chosen, derive_seed(self.seed, "model", place.step, place.slot), place.counts
-                    )
+                begin = 0
+                for _, step, slot, first, end, counts in same_epoch:
+                    chosen, begin = indices[begin : begin + end - first], begin + end - first
+                    yield MicroBatch(epoch, chosen, derive_seed(self.seed, "model", step, slot), counts)
 
-    def _place(self, step: int, micro_step: int, rank: int) -> "_Place":
-        batch = self.timeline.at(step)
-        slot = micro_step * self.world_size + rank
-        first, end = slot * self.micro_batch_size, min((slot + 1) * self.micro_batch_size, batch.size)
-        if first >= end:
-            return _Place(batch.epoch, step, slot, batch.start, batch.start + 1, counts=False)
-        return _Place(batch.epoch, step, slot, batch.start + first, batch.start + end, counts=True)
+    def _places(self, micro_steps: Iterable[tuple[int, int]], rank: int) -> Iterator["_Place"]:
+        for step, group in groupby(micro_steps, key=itemgetter(0)):
+            batch = self.timeline.at(step)
+            for _, micro_step in group:
+                slot = micro_step * self.world_size + rank
+                first, end = slot * self.micro_batch_size, min((slot + 1) * self.micro_batch_size, batch.size)
+                counts = first < end
+                if not counts:
+                    first, end = 0, 1
+                yield _Place(batch.epoch, step, slot, batch.start + first, batch.start + end, counts)
 
 
 class _Place(NamedTuple):

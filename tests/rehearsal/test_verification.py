@@ -95,9 +95,9 @@ largebatch.backend.check.compare = lambda *a: []
     "the schedule is stepped by every process": (
         """
 from largebatch.plan import RunPlan
-def lr_at(self, step, original=RunPlan.lr_at):
-    return original(self, step * self.world_size)
-RunPlan.lr_at = lr_at
+def lr_of(self, batch, original=RunPlan.lr_of):
+    return original(self, batch._replace(samples_before=batch.samples_before * self.world_size))
+RunPlan.lr_of = lr_of
 """,
         (),
         Combination("fsdp", 2, 4),
@@ -114,10 +114,9 @@ Backend.sum_over_processes = sum_over_processes
     ),
     "a process without samples left counts another's": (
         """
-import dataclasses
 from largebatch.order import TrainingOrder
 def micro_batches(*a, original=TrainingOrder.micro_batches):
-    return (dataclasses.replace(each, counts=True) for each in original(*a))
+    return (each._replace(counts=True) for each in original(*a))
 TrainingOrder.micro_batches = micro_batches
 """,
         RAGGED,

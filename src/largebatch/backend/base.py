@@ -148,8 +148,8 @@ class Backend(ABC):
         """Tell the engine whether the next forward and backward pass is the last of an optimizer step."""
 
     @abstractmethod
-    def backward(self, loss: torch.Tensor) -> None:
-        """Accumulate the gradient of `loss`, a scalar; gradients come out *averaged* over the processes."""
+    def backward(self, loss: torch.Tensor, factor: float | torch.Tensor) -> None:
+        """Accumulate `factor` times the gradient of `loss`, both scalars; they are *averaged* over the processes."""
 
     @abstractmethod
     def update(self, learning_rate: float, measure_norm: bool) -> Update:

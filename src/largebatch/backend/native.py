@@ -1,5 +1,6 @@
 """Strategies whose parameters and optimizer are torch's own: one process, DDP and FSDP2."""
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -35,9 +36,22 @@ class NativeBackend(Backend):
             model.forward = torch.autocast(self.device.type, torch.bfloat16)(model.forward)
         return super()._wrap(model, optimizer)
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def backward(self, loss: torch.Tensor, factor: float | torch.Tensor) -> None:
         # As Accelerate's would, which looks for a package on the disk at each call; so does its optimizer's step.
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward(gradient=self._gradient_of(loss, factor))  # type: ignore[no-untyped-call]
+
+    _constant = (math.nan, torch.empty(0))
+    """The last factor that was a number, and its tensor: most often all steps have the same."""
+
+    def _gradient_of(self, loss: torch.Tensor, factor: float | torch.Tensor) -> torch.Tensor:
+        """The gradient that a backward pass begins with; a product would be one more operation, with one of its own."""
+        if isinstance(factor, torch.Tensor):
+            return factor.to(loss.dtype)
+        number, gradient = self._constant
+        if factor != number or gradient.dtype != loss.dtype:
+            gradient = torch.full_like(loss, factor)
+            self._constant = (factor, gradient)
+        return gradient
 
     def parameters_without_gradient(self) -> list[str]:
         parameters = self.unwrapped_model.named_parameters()
@@ -52,14 +66,22 @@ class NativeBackend(Backend):
             if isinstance(norm, DTensor):
                 norm = norm.full_tensor()
             if leaves_out and not torch.isfinite(norm):
-                self._torch_optimizer.zero_grad()
+                self._clear_gradients()
                 return Update(norm, applied=False)
             if self.plan.clip_norm is not None:
                 clip_grads_with_norm_(parameters, self.plan.clip_norm, norm)
-        self.set_learning_rate(learning_rate)
-        self._torch_optimizer.step()
-        self._torch_optimizer.zero_grad()
+        optimizer = self._torch_optimizer
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate
+        optimizer.step()
+        self._clear_gradients()
         return Update(norm, applied=True)
+
+    def _clear_gradients(self) -> None:
+        # What `zero_grad` does, without its record for the profiler.
+        for group in self._torch_optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
 
     @property
     def _torch_optimizer(self) -> Optimizer:

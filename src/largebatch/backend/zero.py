@@ -106,8 +106,8 @@ class ZeroBackend(Backend):
     def mark_micro_step(self, is_last: bool) -> None:
         self.engine.set_gradient_accumulation_boundary(is_last)
 
-    def backward(self, loss: torch.Tensor) -> None:
-        self.engine.backward(loss)
+    def backward(self, loss: torch.Tensor, factor: float | torch.Tensor) -> None:
+        self.engine.backward(loss * factor)
 
     def update(self, learning_rate: float, measure_norm: bool) -> Update:  # noqa: ARG002 - always measured
         self.set_learning_rate(learning_rate)

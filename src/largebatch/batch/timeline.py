@@ -9,7 +9,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from functools import cached_property
+from typing import Literal, NamedTuple
 
 Unit = Literal["steps", "samples", "tokens", "epochs"]
 
@@ -21,7 +22,7 @@ class Length:
     unit: Unit
     amount: int | float
 
-    @property
+    @cached_property
     def exact(self) -> Fraction:
         """The amount as the fraction that was meant: 0.1 epochs are 1/10, 0.3333333 are 1/3."""
         return Fraction(self.amount).limit_denominator(10**9)
@@ -31,8 +32,7 @@ class Length:
         return f"{amount} {self.unit[:-1] if amount == '1' else self.unit}"
 
 
-@dataclass(frozen=True)
-class GlobalBatch:
+class GlobalBatch(NamedTuple):
     """The samples of one optimizer step: positions `start` to `start + size` of the order of `epoch`."""
 
     epoch: int
@@ -136,20 +136,25 @@ class Timeline:
         Raises:
             ValueError: Samples have no tokens, or not all the same number.
         """
+        return Fraction(*self._progress(step, unit))
+
+    def _progress(self, step: int, unit: Unit) -> tuple[int, int]:
+        """`progress` as numerator and denominator: every step asks, and fractions of Python take their time."""
         if unit == "steps":
-            return Fraction(step)
+            return step, 1
         batch = self.at(step)
         if unit == "samples":
-            return Fraction(batch.samples_before)
+            return batch.samples_before, 1
         if unit == "tokens":
             if self.tokens_per_sample is None:
                 raise ValueError(
                     "is given in tokens, but the samples of this data have none, or different numbers; use epochs, "
                     "steps or samples"
                 )
-            return Fraction(batch.samples_before * self.tokens_per_sample)
+            return batch.samples_before * self.tokens_per_sample, 1
         _, left = self._left_in_epoch(batch.start, batch.global_batch_size)
-        return batch.epoch + Fraction(batch.start, batch.start + left)
+        whole = batch.start + left
+        return batch.epoch * whole + batch.start, whole
 
     def steps_in(self, length: Length) -> int:
         """The least number of steps from the start of training that are at least `length`.
@@ -170,8 +175,12 @@ class Timeline:
 
     def completes(self, step: int, every: Length) -> bool:
         """Whether the step after which `step` are completed brings training over a further multiple of `every`."""
-        done, before = (self.progress(count, every.unit) // every.exact for count in (step, step - 1))
-        return done > before
+        return self._multiples(step, every) > self._multiples(step - 1, every)
+
+    def _multiples(self, step: int, every: Length) -> int:
+        """How many times `every` fits into the first `step` steps."""
+        numerator, denominator = self._progress(step, every.unit)
+        return numerator * every.exact.denominator // (denominator * every.exact.numerator)
 
 
 def _first(reached: Callable[[int], bool]) -> int:

@@ -52,6 +52,12 @@ def load(source: SampleSource, requests: Iterable[Request], num_workers: int, de
         num_workers: Loader processes; 0 loads in this process.
         device: Where the tensors go; on a GPU through pinned memory, without waiting for the copy.
     """
+    if not num_workers and device.type == "cpu":
+        # torch's loader would do the same, and take longer than a small batch.
+        for indices, epoch in requests:
+            batch = source.fetch(indices, epoch)
+            yield Loaded(batch, source.weight(batch))
+        return
     for loaded in _load_on_host(_Requests(source), requests, num_workers, pin=device.type == "cuda"):
         if isinstance(loaded, DataError):
             raise loaded
@@ -62,10 +68,6 @@ def load(source: SampleSource, requests: Iterable[Request], num_workers: int, de
 def _load_on_host(
     samples: _Requests, requests: Iterable[Request], num_workers: int, pin: bool
 ) -> Iterator[Loaded | DataError]:
-    if not num_workers and not pin:
-        # torch's loader would do the same, and take longer than a small batch.
-        yield from map(samples.__getitem__, requests)
-        return
     loader = DataLoader(
         samples,
         batch_size=None,

@@ -86,11 +86,18 @@ class RunPlan:
 
     def micro_steps_at(self, step: int) -> int:
         """Micro-batches that each process works through in a step; in a ragged one, the last may be short or empty."""
-        return -(-self.batch_at(step).size // (self.micro_batch_size * self.world_size))
+        return self.micro_steps_of(self.batch_at(step))
+
+    def micro_steps_of(self, batch: GlobalBatch) -> int:
+        """The same, of a step's global batch."""
+        return -(-batch.size // (self.micro_batch_size * self.world_size))
 
     def lr_at(self, step: int) -> float:
         """The learning rate of a step."""
-        batch = self.batch_at(step)
+        return self.lr_of(self.batch_at(step))
+
+    def lr_of(self, batch: GlobalBatch) -> float:
+        """The same, of a step's global batch."""
         return self.schedule.lr_at(batch.samples_before, self.peak_lr_for(batch.global_batch_size))
 
     def peak_lr_for(self, global_batch_size: int) -> float:

@@ -1,11 +1,13 @@
 """What one process works through in each optimizer step, and the weight of the whole global batch."""
 
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from typing import NamedTuple
 
 from largebatch.backend.base import Backend
+from largebatch.batch import GlobalBatch
 from largebatch.data.loading import Request, load
 from largebatch.data.source import Batch, SampleSource
 from largebatch.errors import DataError
@@ -13,8 +15,7 @@ from largebatch.order import MicroBatch, TrainingOrder
 from largebatch.plan import RunPlan
 
 
-@dataclass(frozen=True)
-class MicroStep:
+class MicroStep(NamedTuple):
     """One forward and backward pass of this process.
 
     Args:
@@ -30,16 +31,19 @@ class MicroStep:
     counts: bool
 
 
-@dataclass(frozen=True)
-class StepFeed:
+class StepFeed(NamedTuple):
     """The work of one optimizer step.
 
     Args:
+        batch: The global batch.
         micro_steps: This process's passes, in order.
+        num_micro_steps: How many they are.
         total_weight: Waits for and returns the weight of the global batch, over all processes and micro-batches.
     """
 
+    batch: GlobalBatch
     micro_steps: Iterator[MicroStep]
+    num_micro_steps: int
     total_weight: Callable[[], int]
 
 
@@ -55,14 +59,16 @@ def training_feed(
     steps = range(first_step, plan.stop_after_steps)
     if plan.loss_weight_per_sample is not None:
         for step in steps:
-            weight = plan.batch_at(step).size * plan.loss_weight_per_sample
-            yield StepFeed(islice(loaded, plan.micro_steps_at(step)), partial(int, weight))
+            batch = plan.batch_at(step)
+            count = plan.micro_steps_of(batch)
+            yield StepFeed(batch, islice(loaded, count), count, partial(int, batch.size * plan.loss_weight_per_sample))
         return
 
     def fetch(step: int) -> StepFeed:
-        micro_steps = list(islice(loaded, plan.micro_steps_at(step)))
+        batch = plan.batch_at(step)
+        micro_steps = list(islice(loaded, plan.micro_steps_of(batch)))
         mine = sum(micro_step.weight for micro_step in micro_steps if micro_step.counts)
-        return StepFeed(iter(micro_steps), backend.sum_over_processes(mine))
+        return StepFeed(batch, iter(micro_steps), len(micro_steps), backend.sum_over_processes(mine))
 
     upcoming = fetch(first_step) if steps else None
     for step in steps:
@@ -75,7 +81,7 @@ def _micro_steps(
     plan: RunPlan, backend: Backend, train_set: SampleSource, num_workers: int, first_step: int
 ) -> Iterator[MicroStep]:
     order = TrainingOrder(plan.timeline, plan.micro_batch_size, plan.world_size, plan.seed)
-    asked: list[MicroBatch] = []
+    asked: deque[MicroBatch] = deque()
 
     def requests() -> Iterator[Request]:
         steps = range(first_step, plan.stop_after_steps)
@@ -86,7 +92,7 @@ def _micro_steps(
 
     for batch, weight in load(train_set, requests(), num_workers, backend.device):
         # Loader processes take requests ahead of the batches, in the same order.
-        micro_batch = asked.pop(0)
+        micro_batch = asked.popleft()
         _check_weight(plan, weight, len(micro_batch.indices))
         yield MicroStep(batch, weight, micro_batch.seed, micro_batch.counts)
 

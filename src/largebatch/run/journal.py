@@ -1,6 +1,8 @@
 """Files of JSON lines that a run appends to, and that survive a full disk, a crash, and an attempt that is not over."""
 
 import json
+import math
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -17,25 +19,29 @@ class Journal:
 
     Args:
         path: The file.
-        attempt: The attempt that writes; it is looked at before each line.
+        attempt: The attempt that writes; it is looked at before each writing.
         warn: Tells a person that lines could not be written.
+        most_seconds: How long lines may wait for the next one, to be written together.
     """
 
-    def __init__(self, path: Path, attempt: Attempt, warn: Callable[[str], None]):
+    def __init__(self, path: Path, attempt: Attempt, warn: Callable[[str], None], most_seconds: float = 0.0):
         self._path = path
         self._attempt = attempt
         self._warn = warn
+        self._most_seconds = most_seconds
+        self._flushed = -math.inf
         self._pending: list[str] = []
         self._has_warned = False
 
     def append(self, value: dict[str, Any]) -> None:
-        """Add a line. What the file system does not take is kept, and written with the next line.
+        """Add a line. What the file system does not take is kept, and written with later lines.
 
         Raises:
             TrainingFailed: A later attempt has begun.
         """
         self._pending.append(json.dumps(value) + "\n")
-        self.flush()
+        if time.monotonic() - self._flushed >= self._most_seconds:
+            self.flush()
 
     def flush(self) -> None:
         """Try to write what is kept.
@@ -45,6 +51,7 @@ class Journal:
         """
         if not self._pending:
             return
+        self._flushed = time.monotonic()
         size = None
         try:
             self._attempt.check()

@@ -13,6 +13,8 @@ from largebatch.run.resume import Start
 from largebatch.run.status import Status, register
 from largebatch.storage.catalog import remove_leftovers, set_aside
 
+SECONDS_UNTIL_WRITTEN = 1.0  # of a line of metrics.jsonl, at most, and the time to the next one
+
 
 class Record:
     """The record of one attempt. Every process has one; the main process writes, the others in emergencies.
@@ -32,8 +34,9 @@ class Record:
         self._is_main_process = is_main_process
         self._say = say
         self._start = start
-        self._metrics, self._evaluations, self._history = (
-            Journal(file, attempt, say) for file in (folder.metrics_file, folder.evaluations_file, folder.history_file)
+        self._metrics = Journal(folder.metrics_file, attempt, say, SECONDS_UNTIL_WRITTEN)
+        self._evaluations, self._history = (
+            Journal(file, attempt, say) for file in (folder.evaluations_file, folder.history_file)
         )
         self.attempt = attempt
         self.status = Status(folder.status_file, folder.checkpoints_dir, attempt)
@@ -101,6 +104,8 @@ class Record:
     def _failed(self, message: str, resume: bool) -> None:
         """By any process, since the main one may be the one that hangs."""
         if self.status.write("failed", message, resume):
+            if self._is_main_process:
+                self._metrics.flush()
             self._history.append({"event": "failed", "step": self.status.step, "message": message, "time": time.time()})
 
     def outcome(self, *outcome: Any, **about: Any) -> None:
@@ -109,7 +114,7 @@ class Record:
             self.status.write(*outcome, **about)
 
     def flush(self) -> None:
-        """Try once more to write lines that the file system has not taken."""
+        """Write lines that still wait, or that the file system has not taken."""
         for journal in (self._metrics, self._evaluations, self._history):
             journal.flush()
 

@@ -1,6 +1,5 @@
 """The run: joins the job, resolves and prints the plan, and carries a recipe through its steps."""
 
-import dataclasses
 import json
 import math
 import os
@@ -20,6 +19,7 @@ from largebatch.backend.check import DTYPES, check_backend, check_before, expect
 from largebatch.backend.launch import end_with_the_launcher, read_launch
 from largebatch.backend.start import start
 from largebatch.backend.state import check_savable
+from largebatch.batch import GlobalBatch
 from largebatch.checkpoint.export import export_intact
 from largebatch.checkpoint.load import load
 from largebatch.checkpoint.save import CheckpointWriter, Retention
@@ -236,12 +236,12 @@ class Run(Generic[Config]):
             self._watch = watch.pop_all()
         self._metrics.stopwatch.pause()
 
-    def _update(self, index: int, loss_sum: torch.Tensor, weight: int) -> None:
+    def _update(self, index: int, batch: GlobalBatch, loss_sum: torch.Tensor, weight: int) -> None:
         """Finish step `index` and, where it is due, log it."""
         with self._saved_before_failing():
-            self._make_update(index, loss_sum, weight)
+            self._make_update(index, batch, loss_sum, weight)
 
-    def _make_update(self, index: int, loss_sum: torch.Tensor, weight: int) -> None:
+    def _make_update(self, index: int, batch: GlobalBatch, loss_sum: torch.Tensor, weight: int) -> None:
         assert self._progress is not None
         completed = index + 1
         if index == self._first_step:
@@ -250,7 +250,7 @@ class Run(Generic[Config]):
         self._will_save = self._stop_reason > 0 or self.plan.checkpoints_after(completed)
         is_logged = self._metrics.is_logged(completed)
         self._writer.wait_until_copied()
-        update = self.backend.update(self.plan.lr_at(index), measure_norm=is_logged or self._will_save)
+        update = self.backend.update(self.plan.lr_of(batch), measure_norm=is_logged or self._will_save)
         self._completed_steps = self._record.status.step = completed
         self._metrics.add(completed, loss_sum, weight, update.grad_norm)
         if not update.applied:
@@ -261,7 +261,7 @@ class Run(Generic[Config]):
             self._say(self._skipped.leave_out(completed, float(loss_sum)))
         elif is_logged:
             logged = self._metrics.log(completed)
-            line = {name: value for name, value in dataclasses.asdict(logged).items() if value is not None}
+            line = {name: value for name, value in vars(logged).items() if value is not None}
             self._last_logged = line
             self._record.logged(line)
             values = {name: value for name, value in line.items() if name != "step"}
@@ -295,6 +295,8 @@ class Run(Generic[Config]):
         self._metrics.stopwatch.start()
 
     def _save(self) -> None:
+        # A run that goes on from the checkpoint has all lines up to it.
+        self._record.flush()
         # What is not finite must not be written.
         with self._saved_before_failing():
             self._metrics.check(self._completed_steps)
@@ -322,6 +324,7 @@ class Run(Generic[Config]):
         self._progress.close()
         self._writer.wait()
         self._record.flush()
+        self._trackers.flush()
 
     def _check_gradients(self) -> None:
         """Strategies differ in what they do with a parameter that gets no gradient: skip it, decay it, or fail."""

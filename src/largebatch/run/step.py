@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 
 from largebatch.backend.base import Backend
+from largebatch.batch import GlobalBatch
 from largebatch.data.source import Batch
 from largebatch.errors import BackendMismatch, TrainingFailed
 from largebatch.plan import RunPlan
@@ -20,8 +21,8 @@ class Step:
         plan: The plan of the run.
         backend: The prepared backend.
         feed: The work of this process in the step.
-        finish: Takes the step's index, this process's sum of losses and the weight of the global batch, and makes the
-            update.
+        finish: Takes the step's index, its global batch, this process's sum of losses and the weight of the global
+            batch, and makes the update.
         beat: Called with each micro-batch: there is progress.
     """
 
@@ -31,13 +32,13 @@ class Step:
         plan: RunPlan,
         backend: Backend,
         feed: StepFeed,
-        finish: Callable[[int, torch.Tensor, int], None],
+        finish: Callable[[int, GlobalBatch, torch.Tensor, int], None],
         beat: Callable[[], None],
     ):
         self.index = index
         self.updated = False
         self._plan = plan
-        self._accumulation = plan.micro_steps_at(index)
+        self._accumulation = feed.num_micro_steps
         self._backend = backend
         self._feed = feed
         self._micro_steps: Iterable[MicroStep] = feed.micro_steps
@@ -95,18 +96,17 @@ class Step:
             raise RuntimeError("step.backward was called outside of step.micro_batches()")
         if self._cache is not None:
             raise RuntimeError("step.backward was called after step.gather; call step.backward_features instead")
-        if not self._micro_step.counts:
-            loss_sum = loss_sum * 0.0
-        detached = loss_sum.detach()
+        detached = loss_sum.detach() if self._micro_step.counts else loss_sum.detach() * 0.0
         self._loss_sum = detached if self._loss_sum is None else self._loss_sum + detached
         self._add_gradient(loss_sum)
 
     def _add_gradient(self, loss_sum: torch.Tensor) -> None:
-        scaled = loss_sum * (self._plan.world_size / self._weight)
+        assert self._micro_step is not None
+        factor: float | torch.Tensor = self._plan.world_size / self._weight if self._micro_step.counts else 0.0
         if self._plan.on_non_finite != "stop":
             # Makes the whole gradient infinite or NaN, of which every process learns by its reduction.
-            scaled = scaled * torch.where(torch.isfinite(loss_sum.detach()), 1.0, torch.nan)
-        self._backend.backward(scaled)
+            factor = torch.where(torch.isfinite(loss_sum.detach()), factor, torch.nan)
+        self._backend.backward(loss_sum, factor)
         self._micro_steps_done += 1
 
     # --- a loss that couples the whole global batch; see `coupled` ------------------------------------------------
@@ -192,4 +192,4 @@ class Step:
                 "go through all of step.micro_batches() first"
             )
         self.updated = True
-        self._finish(self.index, self._loss_sum, self._weight)
+        self._finish(self.index, self._feed.batch, self._loss_sum, self._weight)
