@@ -2,8 +2,9 @@
 
 import importlib.util
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import math
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from accelerate import Accelerator
@@ -11,7 +12,7 @@ from accelerate import Accelerator
 from largebatch.config import RecipeConfig, as_json, flatten
 from largebatch.errors import UserError
 
-SECONDS_UNTIL_SHOWN = 2  # TensorBoard's own thread writes that often
+SECONDS_UNTIL_SHOWN = 1.0
 
 
 def check_trackers(names: Sequence[str]) -> None:
@@ -41,47 +42,46 @@ class Trackers:
     ):
         self._accelerator = accelerator
         self._say = say
-        self._shown = accelerator.is_main_process
+        self._pending: list[tuple[dict[str, float], int]] = []
+        self._flushed = -math.inf
         # They take no lists and nulls.
         fields = {
             name: value if isinstance(value, str | int | float) else json.dumps(value)
             for name, value in flatten(as_json(config)).items()
         }
-        options: dict[str, Any] = {"flush_secs": SECONDS_UNTIL_SHOWN}
-        if first_step:
-            options["purge_step"] = first_step + 1
-        accelerator.init_trackers(run_name, config=fields, init_kwargs={"tensorboard": options})
+        options = {"tensorboard": {"purge_step": first_step + 1}} if first_step else {}
+        accelerator.init_trackers(run_name, config=fields, init_kwargs=options)
 
     def add(self, group: str, values: dict[str, float], step: int) -> None:
-        """Show values by name; a tracker that cannot be written is given up with a warning."""
-        if not self._shown:
+        """Show values by name, within a second or with the next ones; a tracker that cannot be written is given up with
+        a warning."""
+        if not self._accelerator.trackers or not self._accelerator.is_main_process:
             return
-        named = {f"{group}/{name}": value for name, value in values.items()}
-        with self._given_up_on_errors():
-            for tracker in self._accelerator.trackers:
-                if tracker.name == "tensorboard":
-                    self._add_to_tensorboard(tracker.tracker, named, step)
-                else:
-                    tracker.log(named, step=step)
+        self._pending.append(({f"{group}/{name}": value for name, value in values.items()}, step))
+        if time.monotonic() - self._flushed >= SECONDS_UNTIL_SHOWN:
+            self.flush()
 
     def flush(self) -> None:
-        """Write what TensorBoard's thread has not written yet; to be called before the end."""
-        with self._given_up_on_errors():
-            for tracker in self._accelerator.trackers if self._shown else []:
-                if tracker.name == "tensorboard":
-                    tracker.tracker.flush()
-
-    @contextmanager
-    def _given_up_on_errors(self) -> Iterator[None]:
+        """Show values that still wait."""
+        pending, self._pending = self._pending, []
+        self._flushed = time.monotonic()
         try:
-            yield
+            for tracker in self._accelerator.trackers if pending else []:
+                if tracker.name == "tensorboard":
+                    _add_to_tensorboard(tracker.tracker, pending)
+                else:
+                    for values, step in pending:
+                        tracker.log(values, step=step)
         except OSError as error:
             self._say(f"WARNING: the trackers cannot be written: {error}; they get no more numbers of this attempt")
             self._accelerator.trackers = []
 
-    def _add_to_tensorboard(self, writer: Any, values: dict[str, float], step: int) -> None:
-        """As Accelerate does, but for waiting until all is written, and with one record for all values."""
-        from tensorboard.compat.proto.summary_pb2 import Summary
 
+def _add_to_tensorboard(writer: Any, pending: Sequence[tuple[dict[str, float], int]]) -> None:
+    """As Accelerate does, but with one record for all values of a step, and without waiting for the disk after each."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    for values, step in pending:
         summary = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
         writer.file_writer.add_summary(summary, step)
+    writer.flush()
