@@ -47,6 +47,7 @@ ZERO_MEMORY_AND_SPEED = {
     "overlap_comm",
     "contiguous_gradients",
     "reduce_scatter",
+    "use_multi_rank_bucket_allreduce",
     "reduce_bucket_size",
     "allgather_partitions",
     "allgather_bucket_size",

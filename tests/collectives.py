@@ -1,0 +1,161 @@
+"""The collectives that a process starts, and the bytes that it really sends.
+
+The first are counted where every strategy's calls meet, torch's dispatcher: DDP calls it from C++, FSDP2 and DeepSpeed
+from Python, DTensor through functional collectives. The second are read off the kernel's TCP sockets, which is where
+gloo's messages must pass; so they tell whether the first are all.
+"""
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import distributed
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# Volume in multiples of the whole tensor, which all processes together have or get: a ring reduces and gathers in two
+# rounds what it reduces or gathers in one.
+VOLUME = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "reduce": 1, "broadcast": 1, "barrier": 0}
+
+
+class Collective(NamedTuple):
+    """A collective that was started.
+
+    Args:
+        operator: Of torch.
+        kind: One of VOLUME.
+        elements: Of the whole tensor: of what is reduced or broadcast, or of all that is gathered.
+        dtype: Of the tensor.
+        root: The process that gets a "reduce"; 0 elsewhere.
+    """
+
+    operator: str
+    kind: str
+    elements: int
+    dtype: torch.dtype
+    root: int
+
+    @property
+    def volume(self) -> int:
+        """Bytes, by the convention of VOLUME."""
+        return VOLUME[self.kind] * self.elements * self.dtype.itemsize
+
+    @property
+    def short(self) -> tuple[str, int, torch.dtype]:
+        """What it is, of how many elements, of what."""
+        return self.kind, self.elements, self.dtype
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [tensor for part in value for tensor in _tensors(part)]
+
+
+# The operators, what they are, and which argument is the whole tensor.
+OPERATORS = {
+    "c10d::allreduce_": ("all_reduce", 0),
+    "c10d::allgather_": ("all_gather", 0),
+    "c10d::_allgather_base_": ("all_gather", 0),
+    "c10d::_reduce_scatter_base_": ("reduce_scatter", 1),
+    "c10d::reduce_": ("reduce", 0),
+    "c10d::broadcast_": ("broadcast", 0),
+    "c10d::barrier": ("barrier", 0),
+    "_c10d_functional::all_reduce": ("all_reduce", 0),
+}
+ROOT_OF_REDUCE = 3
+NO_COLLECTIVES = {"_c10d_functional::wait_tensor", "_c10d_functional::_wrap_tensor_autograd"}
+
+
+class Recorder(TorchDispatchMode):
+    """Inside of it, this thread's collectives are noted in `started`; one that is not in the tables above raises."""
+
+    def __init__(self):
+        super().__init__()
+        self.started: list[Collective] = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        if any(issubclass(each, DTensor) for each in types):
+            # Has the operation come back here as what DTensor makes of it.
+            return NotImplemented
+        name = function._schema.name
+        if "c10d" in function.namespace and name not in NO_COLLECTIVES:
+            kind, whole = OPERATORS[name]
+            tensors = _tensors(arguments[whole])
+            elements = sum(tensor.numel() for tensor in tensors)
+            root = arguments[ROOT_OF_REDUCE] if kind == "reduce" else 0
+            self.started.append(Collective(name, kind, elements, tensors[0].dtype, root))
+        return function(*arguments, **(keywords or {}))
+
+
+def replay(collectives: Sequence[Collective]) -> None:
+    """Start the same collectives again, with zeros."""
+    world_size = distributed.get_world_size()
+    for operator, kind, elements, dtype, root in collectives:
+        whole, part = torch.zeros(elements, dtype=dtype), torch.zeros(elements // world_size, dtype=dtype)
+        if operator == "c10d::allgather_":
+            distributed.all_gather(list(whole.chunk(world_size)), part)
+        else:
+            {
+                "all_reduce": partial(distributed.all_reduce, whole),
+                "all_gather": partial(distributed.all_gather_into_tensor, whole, part),
+                "reduce_scatter": partial(distributed.reduce_scatter_tensor, part, whole),
+                "reduce": partial(distributed.reduce, whole, root),
+                "broadcast": partial(distributed.broadcast, whole, root),
+                "barrier": distributed.barrier,
+            }[kind]()
+
+
+def bytes_sent_in(work: Callable[[], Any]) -> int:
+    """What this process sends over TCP in `work`, and in a barrier before it; every process must call it."""
+    distributed.barrier()
+    before = _settled_bytes_sent()
+    distributed.barrier()
+    work()
+    sent = _settled_bytes_sent() - before
+    # Connections must not be closed by a process that leaves.
+    distributed.barrier()
+    return sent
+
+
+def _settled_bytes_sent() -> int:
+    """Threads of gloo may still be sending, on behalf of processes that are behind."""
+    sent = _bytes_sent()
+    for _ in range(100):
+        time.sleep(0.05)
+        sent, before = _bytes_sent(), sent
+        if sent == before:
+            return sent
+    raise AssertionError("the process never stops sending")
+
+
+def _bytes_sent() -> int:
+    """Payload bytes sent so far by the TCP connections that this process has open."""
+    total = 0
+    for descriptor in Path("/proc/self/fd").iterdir():
+        if not descriptor.is_socket():
+            continue
+        with socket.socket(fileno=os.dup(int(descriptor.name))) as connection:
+            if connection.type == socket.SOCK_STREAM and connection.family in (socket.AF_INET, socket.AF_INET6):
+                # struct tcp_info of linux/tcp.h: tcpi_bytes_sent, without what was sent again.
+                information = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 232)
+                sent, again = struct.unpack_from("QQ", information, 200)
+                total += sent - again
+    return total
+
+
+def padded(size: int, multiple: int) -> int:
+    """The next multiple."""
+    return -(-size // multiple) * multiple
+
+
+def padded_rows(shape: Sequence[int], multiple: int) -> int:
+    """Elements of a tensor whose rows are filled up to a multiple."""
+    return padded(shape[0], multiple) * prod(shape[1:])
