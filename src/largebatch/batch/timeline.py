@@ -107,7 +107,9 @@ class Timeline:
 
     def at(self, step: int) -> GlobalBatch:
         """The global batch of optimizer step `step`, counted from 0."""
-        phase = self.phases[bisect_right(self.phases, step, key=lambda phase: phase.first_step) - 1]
+        phase = self.phases[-1]
+        if step < phase.first_step:
+            phase = self.phases[bisect_right(self.phases, step, key=lambda phase: phase.first_step) - 1]
         size = phase.global_batch_size
         steps_before = step - phase.first_step
         steps_to_epoch_end, samples_to_epoch_end = self._left_in_epoch(phase.start, size)
