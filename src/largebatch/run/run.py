@@ -30,7 +30,6 @@ from largebatch.data.source import Batch, SampleSource
 from largebatch.errors import BackendMismatch, RunStopped, TrainingFailed, UserError
 from largebatch.initialization.building import build_without_weights
 from largebatch.initialization.drawn import DrawnWeights
-from largebatch.initialization.pretrained import PretrainedWeights, find_folder
 from largebatch.initialization.setting import StartingWeights, set_weights
 from largebatch.metrics import StepMetrics, place_of
 from largebatch.plan import explain, resolve
@@ -169,6 +168,9 @@ class Run(Generic[Config]):
         with self.backend.agreement():
             model, distributions = build_without_weights(partial(build_model, self.config))
         if self._start.manifest is None and section.initial_weights is not None:
+            # Imported only where it is used: with `transformers` and `datasets` it takes seconds.
+            from largebatch.initialization.pretrained import PretrainedWeights, find_folder
+
             folder = self._one_a_machine_first(partial(find_folder, section.initial_weights))
             with self.backend.agreement():
                 self._starting_weights = PretrainedWeights(folder, model)
