@@ -308,6 +308,14 @@ class Faults(Section):
     """
 
 
+class Compute(Section):
+    """How a step is computed: what it costs in time and memory, and nothing else."""
+
+    compile: bool = False
+    """Whether the model's repeated blocks, or the whole model where it has none, go through `torch.compile`. The first
+    steps take longer, and losses differ by rounding."""
+
+
 class Verify(Section):
     """What `largebatch verify` changes of a recipe that is too large to rehearse."""
 
