@@ -9,6 +9,7 @@ import torch
 
 from largebatch.backend.base import Backend
 from largebatch.errors import TrainingFailed
+from largebatch.flops import UNKNOWN
 from largebatch.plan import RunPlan
 
 
@@ -33,6 +34,8 @@ class LoggedStep:
     samples_per_second: float
     """Since the last logged step, over all processes, evaluation left out."""
     tokens_per_second: float | None
+    mfu: float | None
+    """Model FLOPs utilisation, 1 being the devices' peak, over the same time; see `flops`."""
     seconds: float
     """Time in training since its start, evaluation left out; of steps that were made again, once."""
 
@@ -77,6 +80,8 @@ class StepMetrics:
         self.total_weight = 0
         """Samples or target tokens, whichever the loss is a mean over, of all steps so far."""
         self.stopwatch = Stopwatch()
+        self.utilisation = UNKNOWN
+        """What turns samples per second into `mfu`."""
 
     def resume(self, step: int, seconds: float) -> None:
         """Go on after `step` steps, which took so many seconds in earlier attempts."""
@@ -139,6 +144,7 @@ class StepMetrics:
             global_batch_size=plan.batch_at(step - 1).size,
             samples_per_second=round(samples_per_second, 3),
             tokens_per_second=round(weight_per_second, 3) if plan.loss_unit == "tokens" else None,
+            mfu=self.utilisation.at(samples_per_second),
             seconds=round(self.seconds, 3),
         )
 

@@ -11,7 +11,7 @@ from largebatch.run import progress
 from largebatch.run.progress import Progress
 from paths import DIGITS
 
-LOGGED = LoggedStep(10, 640, 0.45, 1.2345, 0.1, 2.0, 64, 1500.0, None, 4.0)
+LOGGED = LoggedStep(10, 640, 0.45, 1.2345, 0.1, 2.0, 64, 1500.0, None, None, 4.0)
 
 
 class Terminal(io.StringIO):

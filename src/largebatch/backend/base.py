@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from largebatch.backend.batch_norm import RunningStatistics
+from largebatch.backend.compilation import compile_in_place
 from largebatch.backend.launch import Launch
 from largebatch.backend.state import (
     EngineState,
@@ -69,6 +70,8 @@ class Backend(ABC):
         self._host_group = self.new_host_group()
         self.unwrapped_model: nn.Module
         """The model as the recipe built it; strategies wrap or change it in place."""
+        self._compiled: list[nn.Module] = []
+        """The parts of it that go through torch.compile."""
         self.optimizer: Optimizer
 
     @property
@@ -85,6 +88,8 @@ class Backend(ABC):
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         """Wrap model and optimizer for the strategy; the returned ones are to be used from here on."""
+        if self.plan.compile:
+            self._compiled = compile_in_place(model, self.device)
         prepared = self._wrap(model, optimizer)
         self._locate_layers()
         return prepared

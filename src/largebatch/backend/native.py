@@ -13,6 +13,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from largebatch.backend.base import Backend, Observed, Update, group_options, trainable_parameters
+from largebatch.backend.compilation import refuse_to_compile
 from largebatch.backend.state import (
     EngineState,
     OptimizerSlot,
@@ -196,6 +197,9 @@ class FsdpBackend(NativeBackend):
             )
         if parameters_without_memory(model):
             self._give_memory_to_shards(groups)
+        for region in self._compiled:
+            if any(isinstance(part, FSDPModule) for part in region.modules() if part is not region):
+                raise refuse_to_compile(region, "fsdp")
         return prepared
 
     def _give_memory(self, model: nn.Module) -> None:

@@ -2,12 +2,11 @@
 
 import logging
 import os
+import sys
 import warnings
 from datetime import timedelta
 
-import datasets
 import torch
-import transformers
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
 from accelerate.state import DistributedType, PartialState
 from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
@@ -68,10 +67,15 @@ def quiet(rank: int) -> None:
     # A filter, since DeepSpeed sets its logger's level when it is imported, and warns meanwhile.
     logging.getLogger("DeepSpeed").addFilter(lambda record: record.levelno >= logging.ERROR)
     logging.getLogger("accelerate").setLevel(logging.WARNING if rank == 0 else logging.ERROR)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    # Libraries of models and data are a recipe's to import, before the start or after it.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    if transformers := sys.modules.get("transformers"):
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
     if rank != 0:
-        datasets.disable_progress_bars()
+        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+        if datasets := sys.modules.get("datasets"):
+            datasets.disable_progress_bars()
         warnings.simplefilter("ignore")
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     # One engine's use of what another has deprecated is nothing the user can mend.

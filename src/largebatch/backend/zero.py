@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 from deepspeed.runtime.zero import Init
+from deepspeed.utils import set_z3_leaf_module
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from largebatch.backend.base import Backend, Observed, Update, group_options
+from largebatch.backend.compilation import refuse_to_compile
 from largebatch.backend.state import (
     EngineState,
     OptimizerSlot,
@@ -63,6 +65,12 @@ class ZeroBackend(Backend):
     engine: Any
 
     def _wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+        if self.launch.strategy == "zero3":
+            for region in self._compiled:
+                if region is model:
+                    raise refuse_to_compile(region, "zero3")
+                # Its weights are gathered together, before its compiled code runs, and not by each layer within it.
+                set_z3_leaf_module(region, True)
         self.engine, wrapped = super()._wrap(model, optimizer)
         self._watch_gradients()
         return self.engine, wrapped

@@ -16,7 +16,16 @@ from largebatch.config.contrastive import Neighbours
 from largebatch.config.data import DigitsData
 from largebatch.config.masked_lm import MaskedText, num_masked
 from largebatch.config.optimizers import AdamW
-from largebatch.config.sections import Batch, Decay, Duration, PositiveInt, StepDecay, Warmup, WarmupStableDecay
+from largebatch.config.sections import (
+    Batch,
+    Decay,
+    Duration,
+    PositiveInt,
+    ProfiledSteps,
+    StepDecay,
+    Warmup,
+    WarmupStableDecay,
+)
 from largebatch.scaling import scaled_moments
 
 JsonObject = dict[str, Any]
@@ -115,6 +124,13 @@ def _durations_outside_the_run(raw: JsonObject, timeline: Timeline) -> Iterator[
         _, problem = steps(path, _piece(raw, path, Duration))
         if problem:
             yield problem
+    end = min((last for last in (total, _piece(raw, "train.stop_after_steps", PositiveInt)) if last), default=None)
+    profile = _piece(raw, "logging.profile", ProfiledSteps)
+    if profile is not None and end is not None and profile.last_step > end:
+        yield (
+            f"logging.profile.last_step: {profile.last_step} is beyond the last step of the run, {end}; write steps "
+            "within it"
+        )
     last_phase = timeline.phases[-1]
     if total is not None and last_phase.first_step >= total:
         yield (

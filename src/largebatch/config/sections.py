@@ -308,11 +308,36 @@ class Faults(Section):
     """
 
 
+class Compute(Section):
+    """How a step is computed: what it costs in time and memory, and nothing else."""
+
+    compile: bool = False
+    """Whether the model's repeated blocks, or the whole model where it has none, go through `torch.compile`. The first
+    steps take longer, and losses differ by rounding."""
+
+
 class Verify(Section):
     """What `largebatch verify` changes of a recipe that is too large to rehearse."""
 
     model: dict[str, Any]
     """Fields of the model section, with the values that make it small."""
+
+
+class ProfiledSteps(Section):
+    """Steps that torch's profiler traces on every process."""
+
+    first_step: PositiveInt
+    """The first of them, counted from 1 as in metrics.jsonl."""
+    last_step: PositiveInt
+    """The last of them."""
+
+    @model_validator(mode="after")
+    def _at_least_one_step(self) -> Self:
+        if self.last_step < self.first_step:
+            raise ValueError(
+                f"last_step {self.last_step} is before first_step {self.first_step}; write {self.first_step} or more"
+            )
+        return self
 
 
 class Logging(Section):
@@ -322,3 +347,9 @@ class Logging(Section):
     """Steps between two lines of metrics.jsonl; the first and the last step always have one."""
     trackers: list[Literal["tensorboard", "wandb"]] = ["tensorboard"]
     """Trackers that get the same numbers, through Accelerate."""
+    peak_tflops: PositiveFloat | None = None
+    """What `mfu` is a fraction of: the peak of one process's device in the recipe's precision, dense, in 10^12
+    floating-point operations a second; null is the GPU's data sheet, where its name is known."""
+    profile: ProfiledSteps | None = None
+    """Steps to trace, such as {"first_step": 11, "last_step": 13}: each process writes a Chrome trace into the run
+    folder's `profile`. Traced steps are slower, and a trace of many is large; null is none."""

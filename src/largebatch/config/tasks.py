@@ -13,6 +13,7 @@ from largebatch.config.sections import (
     Batch,
     BelowOne,
     Checkpoint,
+    Compute,
     Evaluation,
     Faults,
     LearningRate,
@@ -49,6 +50,7 @@ class RecipeConfig(Section):
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
     faults: Faults = Faults()
+    compute: Compute = Compute()
     logging: Logging = Logging()
     verify: Verify | None = None
     """How `largebatch verify` makes the model small enough to rehearse; null leaves it as it is."""

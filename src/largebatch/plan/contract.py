@@ -77,6 +77,8 @@ class RunPlan:
     """Distance between checkpoints that are kept for ever; None is none."""
     on_non_finite: Literal["stop", "skip", "roll_back"]
     """What is done when a loss or gradient is not finite."""
+    compile: bool
+    """Whether the model goes through `torch.compile`."""
 
     # --- of a step, counted from 0 --------------------------------------------------------------------------------
 
@@ -176,6 +178,8 @@ def resolve(config: RecipeConfig, world_size: int) -> RunPlan:
         raise ConfigError(
             ["batch.global_batch_size: 1 sample has no others to be told from, and so no gradient; write at least 2"]
         )
+    if config.compute.compile and config.model.uses_batch_norm:
+        _check_compiled_batch_norm(config, world_size)
     timeline = Timeline.build(data.num_train_samples, batch.sizes, batch.last == "keep", data.tokens_per_sample)
     total_steps = timeline.steps_in(config.train.duration.length)
     scaled_batch_size = batch.sizes[0][1] if isinstance(rate.decay, BatchGrowth) else None
@@ -225,7 +229,28 @@ def resolve(config: RecipeConfig, world_size: int) -> RunPlan:
         checkpoint_every=config.checkpoint.every.length if config.checkpoint.every else None,
         keep_checkpoint_every=config.checkpoint.keep_every.length if config.checkpoint.keep_every else None,
         on_non_finite=config.faults.on_non_finite,
+        compile=config.compute.compile,
     )
+
+
+def _check_compiled_batch_norm(config: RecipeConfig, world_size: int) -> None:
+    if config.model.synchronises_batch_norm and world_size > 1:
+        raise ConfigError(
+            [
+                "compute.compile: BatchNorm over all processes communicates in the midst of the blocks that would be "
+                "compiled; write false, or false as model.sync_batch_norm, which is another loss"
+            ]
+        )
+    per_pass = config.batch.micro_batch_size * world_size
+    accumulation = max(size for _, size in config.batch.sizes) // per_pass
+    if accumulation > 1:
+        raise ConfigError(
+            [
+                f"compute.compile: BatchNorm's running statistics move by another factor in each of {accumulation} "
+                "accumulated micro-batches, and the model would be compiled anew for each; write false, or start "
+                f"{accumulation * world_size} processes"
+            ]
+        )
 
 
 def _schedule(rate: LearningRate, timeline: Timeline, total_steps: int, scaled_batch_size: int | None) -> Schedule:

@@ -11,6 +11,7 @@ tensorboard/       the same numbers for TensorBoard
 checkpoints/       see `storage.layout`
 model/             the final weights, for `from_pretrained`
 attempts/          a file per start of the run, see `attempt`
+profile/           what processes did in the steps of `logging.profile`: a Chrome trace each
 stacks/            what processes were doing when the run hung
 slurm/             a folder per SLURM job, written by slurm/launch.sh
 stop               whoever makes this file asks the run to stop; the run takes it away
@@ -48,6 +49,7 @@ class RunFolder:
         self.history_file = path / "history.jsonl"
         self.checkpoints_dir = path / "checkpoints"
         self.attempts_dir = path / "attempts"
+        self.profile_dir = path / "profile"
         self.stacks_dir = path / "stacks"
         self.stop_file = path / "stop"
         self._lock: IO[bytes] | None = None

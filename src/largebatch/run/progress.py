@@ -41,6 +41,8 @@ class Progress:
             throughput = f"{logged.samples_per_second:,.0f} samples/s"
         else:
             throughput = f"{logged.tokens_per_second:,.0f} tokens/s"
+        if logged.mfu is not None:
+            throughput += f", mfu {logged.mfu:.1%}"
         numbers = f"loss {logged.loss:.4f}, lr {logged.lr:.3g}, {throughput}"
         self._bar.set_postfix_str(numbers, refresh=False)
         if self._shown and self._bar.disable:

@@ -119,6 +119,11 @@ class Record:
             journal.flush()
 
     @property
+    def profile_folder(self) -> Path:
+        """Where processes write their traces."""
+        return self._folder.profile_dir / f"attempt_{self.attempt.name}"
+
+    @property
     def stack_folder(self) -> Path:
         """Where processes that hang write their stacks."""
         return self._folder.stacks_dir / f"attempt_{self.attempt.name}"

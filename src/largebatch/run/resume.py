@@ -24,6 +24,7 @@ FREE = (
     "evaluation",
     "checkpoint",
     "faults",
+    "compute",
     "logging",
     "verify",
 )

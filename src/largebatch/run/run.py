@@ -28,9 +28,9 @@ from largebatch.config.models import LargeModel
 from largebatch.data.loading import check_size
 from largebatch.data.source import Batch, SampleSource
 from largebatch.errors import BackendMismatch, RunStopped, TrainingFailed, UserError
+from largebatch.flops import utilisation_of
 from largebatch.initialization.building import build_without_weights
 from largebatch.initialization.drawn import DrawnWeights
-from largebatch.initialization.pretrained import PretrainedWeights, find_folder
 from largebatch.initialization.setting import StartingWeights, set_weights
 from largebatch.metrics import StepMetrics, place_of
 from largebatch.plan import explain, resolve
@@ -39,6 +39,7 @@ from largebatch.run.command_line import RunOptions
 from largebatch.run.evaluate import PerSample, evaluation_mode, mean_over_samples, rows_of_samples
 from largebatch.run.feed import training_feed
 from largebatch.run.folder import RunFolder
+from largebatch.run.profile import profiled
 from largebatch.run.progress import Progress
 from largebatch.run.record import Record
 from largebatch.run.resume import find_start
@@ -169,6 +170,9 @@ class Run(Generic[Config]):
         with self.backend.agreement():
             model, distributions = build_without_weights(partial(build_model, self.config))
         if self._start.manifest is None and section.initial_weights is not None:
+            # Imported only where it is used: with `transformers` and `datasets` it takes seconds.
+            from largebatch.initialization.pretrained import PretrainedWeights, find_folder
+
             folder = self._one_a_machine_first(partial(find_folder, section.initial_weights))
             with self.backend.agreement():
                 self._starting_weights = PretrainedWeights(folder, model)
@@ -188,6 +192,9 @@ class Run(Generic[Config]):
             RunningStatistics(model)
         # Strategies change the model's class.
         self._model_config = model_config(model)
+        self._metrics.utilisation = utilisation_of(self.config, model, self.backend.device, self.plan.world_size)
+        if self.backend.is_main_process and self._metrics.utilisation.at(0) is not None:
+            print(f"  {'MFU':<14}{self._metrics.utilisation.convention}", flush=True)
         expected = expect(self.plan, self.backend.launch, optimizer)
         prepared = self.backend.prepare(model, optimizer)
         with self.backend.agreement():
@@ -223,7 +230,9 @@ class Run(Generic[Config]):
         with ExitStack() as watch:
             watch.enter_context(self._stop.listening())
             watch.enter_context(self._watchdog.watching())
-            for index, step_feed in enumerate(feed, self._first_step):
+            trace_file = self._record.profile_folder / f"rank_{self.backend.rank:05d}.json.gz"
+            tracing = profiled(feed, self._first_step, self.config.logging.profile, trace_file)
+            for index, step_feed in enumerate(watch.enter_context(tracing), self._first_step):
                 self._stop_vote = self.backend.largest_of_processes(self._stop.requested())
                 step = Step(index, self.plan, self.backend, step_feed, self._update, self._watchdog.beat)
                 yield step

@@ -34,6 +34,8 @@ def summarise(
     }
     if plan.loss_unit == "tokens":
         summary["tokens_per_second"] = round(metrics.total_weight / attempt_seconds, 3)
+    summary["mfu"] = metrics.utilisation.at(attempt_samples / attempt_seconds)
+    summary["mfu_convention"] = metrics.utilisation.convention
     return summary
 
 
@@ -42,6 +44,8 @@ def in_words(summary: dict[str, Any], folder: RunFolder) -> str:
     throughput = f"{summary['samples_per_second']:,.0f} samples/s"
     if "tokens_per_second" in summary:
         throughput += f", {summary['tokens_per_second']:,.0f} tokens/s"
+    if summary["mfu"] is not None:
+        throughput += f", mfu {summary['mfu']:.1%}"
     loss = math.nan if summary["train_loss"] is None else summary["train_loss"]
     return (
         f"\nfinished {summary['steps']:,} steps in {summary['train_seconds']:.1f} s ({throughput}) on "

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -10,7 +11,6 @@ from typing import Protocol, runtime_checkable
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from transformers import PretrainedConfig
 
 
 @runtime_checkable
@@ -52,7 +52,9 @@ def model_config(model: nn.Module) -> str | None:
         with tempfile.TemporaryDirectory() as folder:
             adapters.save_pretrained(folder)
             return Path(folder, "adapter_config.json").read_text(encoding="utf-8")
+    # Whoever has a model of `transformers` has imported it; for others it would take seconds.
+    transformers = sys.modules.get("transformers")
     config = getattr(model, "config", None)
-    if not isinstance(config, PretrainedConfig):
+    if transformers is None or not isinstance(config, transformers.PretrainedConfig):
         return None
     return json.dumps(json.loads(config.to_json_string()) | {"architectures": [type(model).__name__]}, indent=2)

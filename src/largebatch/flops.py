@@ -1,0 +1,136 @@
+"""Model FLOPs utilisation (MFU): the operations that a model needs, as a fraction of what the devices could do.
+
+The convention is that of PaLM (Chowdhery et al. 2022, arXiv 2204.02311, appendix B). A token takes 6 N + 12 L d T
+floating-point operations, forward and backward: 6 for each of the N parameters that it is multiplied by, and 12 L d T
+for the attention of L layers of width d to T tokens, with nothing taken off for tokens that a causal mask hides. What
+is computed twice to save memory counts once.
+
+N is all parameters but those of embeddings that are only looked up: learned positions, token types, and an input's
+vocabulary that the output layer does not share. Of GPT-2 that is nanoGPT's number. A parameter that is not trained has
+no gradient of its own, and counts 4 instead of 6.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from largebatch.config import RecipeConfig
+from largebatch.config.data import TextData
+from largebatch.config.models import Transformer, Vit
+
+# Data sheets, in TFLOP/s by precision and the words of a GPU's name, dense: bf16 by tensor cores, fp32 without them (no
+# TF32), fp64 with them where there are such. The first that fits counts.
+DATA_SHEETS: list[tuple[tuple[str, ...], dict[str, float]]] = [
+    (("NVIDIA B200",), {"bf16": 2250.0}),
+    (("NVIDIA H200", "NVL"), {"bf16": 835.0, "fp32": 60.0, "fp64": 60.0}),
+    (("NVIDIA H200",), {"bf16": 989.0, "fp32": 67.0, "fp64": 67.0}),
+    (("H100", "NVL"), {"bf16": 835.0, "fp32": 60.0, "fp64": 60.0}),
+    (("H100", "PCIe"), {"bf16": 756.0, "fp32": 51.0, "fp64": 51.0}),
+    (("H100", "HBM3"), {"bf16": 989.0, "fp32": 67.0, "fp64": 67.0}),
+    (("A100",), {"bf16": 312.0, "fp32": 19.5, "fp64": 19.5}),
+    # Its tensor cores do not know bf16.
+    (("V100", "SXM"), {"fp32": 15.7, "fp64": 7.8}),
+    (("V100", "PCIE"), {"fp32": 14.0, "fp64": 7.0}),
+]
+
+
+@dataclass(frozen=True)
+class Utilisation:
+    """What a throughput is of the devices' peak.
+
+    Args:
+        sample_flops: Operations of a training sample, forward and backward; None is unknown.
+        peak_tflops: Peak of each process's device, in 10^12 operations a second; None is unknown.
+        world_size: Processes.
+        convention: How both come about, for a person.
+    """
+
+    sample_flops: int | None
+    peak_tflops: float | None
+    world_size: int
+    convention: str
+
+    def at(self, samples_per_second: float) -> float | None:
+        """The MFU, 1 being the peak, of so many samples a second over all processes; None is unknown."""
+        if self.sample_flops is None or self.peak_tflops is None:
+            return None
+        return round(samples_per_second * self.sample_flops / (self.world_size * self.peak_tflops * 1e12), 5)
+
+
+UNKNOWN = Utilisation(None, None, 1, "unknown")
+
+
+def utilisation_of(config: RecipeConfig, model: nn.Module, device: torch.device, world_size: int) -> Utilisation:
+    """The MFU of training a model.
+
+    Args:
+        config: The recipe.
+        model: Its model, whole.
+        device: Where this process trains it.
+        world_size: Processes.
+    """
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
+    section, num_tokens = config.model, tokens_of_a_sample(config)
+    if not isinstance(section, Transformer) or num_tokens is None:
+        why = "samples of unequal lengths" if isinstance(section, Transformer) else "this model"
+        return Utilisation(None, None, world_size, f"not reported: there is no formula for {why}")
+    trained, frozen = multiplied_parameters(model)
+    each = token_flops(trained, frozen, section.num_layers, section.hidden_size, num_tokens)
+    count = (
+        f"6 N + 12 L d T = {each / 1e9:.4g} GFLOP a token (N {trained + frozen:,}, L {section.num_layers}, "
+        f"d {section.hidden_size}, T {num_tokens:,}, not halved for causal masks)"
+    )
+    given, known = config.logging.peak_tflops, data_sheet(name, config.precision)
+    if given is not None:
+        peak = f"of {given:g} TFLOP/s a process, as logging.peak_tflops says"
+    elif known is not None:
+        peak = f"of {known:g} TFLOP/s a process, {name}'s data sheet for {config.precision}"
+    else:
+        peak = f"not reported: no peak of {name} in {config.precision} is known; write logging.peak_tflops"
+    return Utilisation(num_tokens * each, given or known, world_size, f"{count}, {peak}")
+
+
+def token_flops(trained: int, frozen: int, num_layers: int, hidden_size: int, num_tokens: int) -> int:
+    """Operations of a token among `num_tokens`, forward and backward.
+
+    Args:
+        trained: Parameters that it is multiplied by and that are trained.
+        frozen: Those that are not.
+        num_layers: Transformer blocks.
+        hidden_size: Width of the residual stream.
+        num_tokens: Tokens that attend to each other.
+    """
+    return 6 * trained + 4 * frozen + 12 * num_layers * hidden_size * num_tokens
+
+
+def tokens_of_a_sample(config: RecipeConfig) -> int | None:
+    """Tokens that the model works through for each training sample; None where there are none, or unequal numbers."""
+    data = config.data
+    if isinstance(config.model, Vit):
+        # Patches, and the class token.
+        return int((data.image_size // config.model.patch_size) ** 2 + 1)  # type: ignore[attr-defined]
+    if isinstance(data, TextData) and data.tokens_per_sample is not None:
+        return data.block_size
+    return None
+
+
+def multiplied_parameters(model: nn.Module) -> tuple[int, int]:
+    """Numbers of parameters that tokens are multiplied by: those that are trained, and others."""
+    modules = list(model.modules())
+    used = {
+        parameter
+        for module in modules
+        if not isinstance(module, nn.Embedding)
+        for parameter in module.parameters(recurse=False)
+    }
+    trained = sum(parameter.numel() for parameter in used if parameter.requires_grad)
+    return trained, sum(parameter.numel() for parameter in used) - trained
+
+
+def data_sheet(gpu: str, precision: str) -> float | None:
+    """The peak of a GPU in TFLOP/s, where its name is known."""
+    for words, peaks in DATA_SHEETS:
+        if all(word in gpu for word in words):
+            return peaks.get(precision)
+    return None

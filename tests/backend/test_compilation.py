@@ -1,0 +1,146 @@
+"""A compiled model is the same training, on every strategy, and its checkpoints are the same files."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import nn
+
+from jobs import JobFailed, run_job, train
+from largebatch.backend.compilation import compile_in_place
+from largebatch.config import load_config
+from largebatch.errors import ConfigError, UserError
+from largebatch.plan import resolve
+from largebatch.storage.layout import folder_name, read_manifest
+from paths import DIGITS, PYDOC, SIMCLR, STRATEGIES, VIT_DIGITS
+from reference import load_recipe_module
+from resuming import TINY_GPT
+
+CPU = torch.device("cpu")
+# Unequal lengths, ragged batches, dropout, accumulation, two evaluations.
+STEPS = ("--model.num_layers=2", "--train.stop_after_steps=8", "--evaluation.max_samples=8")
+COMPILED = "--compute.compile=true"
+
+
+def train_here(run_dir: Path, *words: str) -> dict:
+    """Train; the logged steps, the evaluations, the names of the weights and the number of compiled graphs."""
+    from torch._dynamo.utils import counters
+
+    train(PYDOC, *TINY_GPT, *STEPS, *words, run_dir=run_dir)
+    return written(run_dir) | {"graphs": counters["stats"]["unique_graphs"]}
+
+
+def written(run_dir: Path) -> dict:
+    return {
+        name: [json.loads(line) for line in (run_dir / f"{name}.jsonl").read_text().splitlines()]
+        for name in ("metrics", "evaluations")
+    }
+
+
+def assert_same(mine: dict, theirs: dict) -> None:
+    assert len(mine["metrics"]) == len(theirs["metrics"]) == 8
+    for name, keys in (("metrics", ("loss", "grad_norm")), ("evaluations", ("loss",))):
+        for line, expected in zip(mine[name], theirs[name], strict=True):
+            assert [line[key] for key in keys] == pytest.approx([expected[key] for key in keys], rel=1e-5)
+
+
+def stored(run_dir: Path) -> tuple[set[str], set[str]]:
+    """Names of the vectors and buffers in a checkpoint, and of the tensors that are exported."""
+    manifest = read_manifest(run_dir / "checkpoints" / folder_name(8))
+    with safe_open(run_dir / "model/model.safetensors", "numpy") as exported:
+        return {*manifest.vectors, *manifest.buffers}, set(exported.keys())
+
+
+@pytest.fixture(scope="module")
+def eager(tmp_path_factory):
+    """The folder of a run of one process that is not compiled, and what it wrote."""
+    run_dir = tmp_path_factory.mktemp("eager") / "run"
+    (result,) = run_job(train_here, run_dir, strategy="single", world_size=1)
+    assert result["graphs"] == 0
+    return run_dir, result
+
+
+@pytest.mark.parametrize("strategy", ["single", *STRATEGIES])
+def test_the_same_training(strategy, eager, tmp_path):
+    """Blocks share their code, whatever flags change from micro-batch to micro-batch: of training and of evaluation
+    there is a graph of the first length, and one of any."""
+    run_dir, expected = eager
+    result = run_job(
+        train_here,
+        tmp_path / "run",
+        COMPILED,
+        strategy=strategy,
+        world_size=1 if strategy == "single" else 2,
+        timeout=600,
+    )[0]
+    assert_same(result, expected)
+    assert 0 < result["graphs"] <= 4
+    assert stored(tmp_path / "run") == stored(run_dir)
+
+
+def test_a_run_goes_on_compiled(eager, tmp_path):
+    _, expected = eager
+    run_job(train_here, tmp_path / "run", "--train.stop_after_steps=4")
+    run_job(train_here, tmp_path / "run", COMPILED, timeout=600)
+    result = written(tmp_path / "run")
+    assert result["evaluations"].pop(0)["step"] == 4
+    assert_same(result, expected)
+
+
+def test_what_is_compiled(monkeypatch):
+    """Blocks; stages, which each have blocks of their own; and a model without such, whole. Names stay."""
+    monkeypatch.setattr(torch, "compile", lambda function: lambda *inputs: function(*inputs))
+    vit = load_recipe_module(VIT_DIGITS).build_model(load_config(VIT_DIGITS))
+    resnet = load_recipe_module(DIGITS).build_model(load_config(DIGITS))
+    perceptron = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    unlike = nn.ModuleList([nn.Linear(2, 2), nn.ReLU()])
+    for model, kind, count in (
+        (vit, "ViTLayer", 2),
+        (resnet, "ResNetStage", 3),
+        (perceptron, "Sequential", 1),
+        (unlike, "ModuleList", 1),
+    ):
+        names = list(model.state_dict())
+        regions = compile_in_place(model, CPU)
+        assert [type(region).__name__ for region in regions] == [kind] * count
+        assert list(model.state_dict()) == names
+
+
+def test_without_a_compiler(monkeypatch):
+    from torch._inductor import cpp_builder, exc
+
+    def none():
+        raise exc.InvalidCxxCompiler
+
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", none)
+    with pytest.raises(UserError, match=r"install g\+\+, or write false"):
+        compile_in_place(nn.Linear(1, 1), CPU)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "recipe", "region"), [("fsdp", DIGITS, "ResNetStage"), ("zero3", SIMCLR, "Encoder")]
+)
+def test_what_is_cut_up_inside(strategy, recipe, region, tmp_path):
+    """FSDP2 gathers each convolution of a ResNet by itself, in the midst of a stage; ZeRO-3 each layer of a model."""
+    remedy = f"compute.compile: {strategy} .* of {region} .*; write false, or launch with ddp, zero1 or zero2"
+    with pytest.raises(JobFailed, match=remedy):
+        run_job(train_two_steps, tmp_path / "run", recipe, strategy=strategy)
+
+
+def train_two_steps(run_dir: Path, recipe: Path) -> None:
+    train(recipe, "--batch.micro_batch_size=32", "--train.stop_after_steps=2", COMPILED, run_dir=run_dir)
+
+
+def test_batch_norm_and_accumulation():
+    config = load_config(DIGITS, [COMPILED])
+    with pytest.raises(ConfigError, match=r"each of 2 accumulated micro-batches.*or start 4 processes"):
+        resolve(config, 2)
+    assert resolve(config, 4).compile
+
+
+def test_batch_norm_over_all_processes():
+    config = load_config(DIGITS, [COMPILED, "--model.sync_batch_norm=true"])
+    with pytest.raises(ConfigError, match="BatchNorm over all processes communicates"):
+        resolve(config, 4)

@@ -1,0 +1,129 @@
+"""A trace has the steps that the recipe names, on every process, and a run does not depend on it."""
+
+import gzip
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from jobs import JobFailed, run_job, train
+from largebatch.config import load_config
+from largebatch.errors import ConfigError
+from paths import PYDOC
+from resuming import EXACT, TINY_GPT
+
+STEPS = ("--train.stop_after_steps=8", "--batch.global_batch_size=48")
+PROFILE = '--logging.profile={"first_step": 3, "last_step": 5}'
+
+
+def train_here(run_dir: Path, *words: str) -> None:
+    train(PYDOC, *TINY_GPT, *STEPS, *words, run_dir=run_dir)
+
+
+def train_until(run_dir: Path, step: int, *words: str) -> None:
+    """Train, and be asked to stop in the midst of a step."""
+    from largebatch.run import Run
+
+    update = Run._update
+
+    def update_and_stop(run, index, loss_sum, weight):
+        if index + 1 == step:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        update(run, index, loss_sum, weight)
+
+    Run._update = update_and_stop
+    train_here(run_dir, *words)
+
+
+def trace(file: Path) -> list[dict]:
+    return json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
+
+
+def traced_steps(file: Path) -> list[int]:
+    names = [event["name"] for event in trace(file) if event.get("cat") == "user_annotation"]
+    return sorted(int(name.removeprefix("step ")) for name in names if name.startswith("step "))
+
+
+def logged(run_dir: Path) -> list[dict]:
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{name: line[name] for name in EXACT} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory):
+    """The folder of a run of two processes."""
+    run_dir = tmp_path_factory.mktemp("traced") / "run"
+    run_job(train_here, run_dir, PROFILE)
+    return run_dir
+
+
+def test_every_process_traces_the_steps(traced):
+    (attempt,) = (traced / "profile").iterdir()
+    assert sorted(file.name for file in attempt.iterdir()) == ["rank_00000.json.gz", "rank_00001.json.gz"]
+    for file in attempt.iterdir():
+        assert traced_steps(file) == [3, 4, 5]
+
+
+def test_a_step_holds_its_passes_and_its_update(traced):
+    events = trace(next((traced / "profile").rglob("rank_00001.json.gz")))
+    (step,) = [event for event in events if event["name"] == "step 4" and event.get("cat") == "user_annotation"]
+    begin, end = float(step["ts"]), float(step["ts"]) + float(step["dur"])
+    inside = {event["name"] for event in events if "ts" in event and begin <= float(event["ts"]) <= end}
+    assert {"aten::embedding", "autograd::engine::evaluate_function: EmbeddingBackward0"} <= inside
+    assert any(name.startswith("Optimizer.step#AdamW") for name in inside)
+
+
+def test_training_does_not_depend_on_it(traced, tmp_path):
+    run_job(train_here, tmp_path / "run")
+    assert not (tmp_path / "run/profile").exists()
+    assert logged(tmp_path / "run") == logged(traced)
+
+
+def test_a_run_that_is_stopped_and_goes_on(tmp_path):
+    """Each start traces its own steps of the window, and writes over nothing."""
+    run_dir, profile = tmp_path / "run", '--logging.profile={"first_step": 2, "last_step": 8}'
+    with pytest.raises(JobFailed, match="75"):
+        run_job(train_until, run_dir, 3, profile)
+    run_job(train_here, run_dir, profile)
+    first, second = sorted((run_dir / "profile").iterdir())
+    steps = [traced_steps(attempt / "rank_00000.json.gz") for attempt in (first, second)]
+    assert steps[0][0] == 2
+    assert steps[0] + steps[1] == [2, 3, 4, 5, 6, 7, 8]
+
+
+def test_a_disk_that_takes_no_trace(tmp_path):
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    run_job(train_without_room, run_dir, PROFILE)
+    assert json.loads((run_dir / "status.json").read_text())["outcome"] == "finished"
+    assert not (run_dir / "profile").is_dir()
+
+
+def train_without_room(run_dir: Path, *words: str) -> None:
+    """Train, with a file where the folder of traces would be."""
+    from largebatch.run import Run
+
+    prepare = Run.prepare
+
+    def prepare_and_block(run, *arguments):
+        prepared = prepare(run, *arguments)
+        (run_dir / "profile").touch()
+        return prepared
+
+    Run.prepare = prepare_and_block
+    train_here(run_dir, *words)
+
+
+@pytest.mark.parametrize(
+    ("profile", "problem"),
+    [
+        ('{"first_step": 5, "last_step": 4}', "last_step 4 is before first_step 5; write 5 or more"),
+        ('{"first_step": 1, "last_step": 9}', "9 is beyond the last step of the run, 8; write steps within it"),
+        ('{"first_step": 0, "last_step": 9}', "logging.profile.first_step"),
+    ],
+)
+def test_steps_that_are_none(profile, problem):
+    with pytest.raises(ConfigError, match=problem):
+        load_config(PYDOC, ["--train.stop_after_steps=8", f"--logging.profile={profile}"])
