@@ -80,9 +80,6 @@ def overrides(steps: int) -> list[str]:
     return [
         f"--data.block_size={job.BLOCK}",
         f"--data.num_train_samples={job.SAMPLES}",
-        f"--model.hidden_size={job.WIDTH}",
-        f"--model.num_layers={job.LAYERS}",
-        f"--model.num_heads={job.HEADS}",
         f"--batch.micro_batch_size={job.MICRO_BATCH}",
         f"--batch.global_batch_size={job.MICRO_BATCH * job.ACCUMULATION * WORLD_SIZE}",
         f"--optimizer.clip_norm={job.CLIP_NORM}",
