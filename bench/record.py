@@ -47,9 +47,9 @@ class Comparison:
 
     @property
     def names(self) -> list[str]:
-        """The contenders, the baseline first, then in the order of their medians."""
+        """The contenders, the baseline first, then in the order of the first round."""
         measured = self.rounds[0] if self.rounds else self.limits
-        return [self.baseline, *sorted(set(measured) - {self.baseline}, key=lambda name: (self.median(name), name))]
+        return [self.baseline, *(name for name in measured if name != self.baseline)]
 
     def median(self, name: str) -> float:
         """Of a contender's samples; not a number where there are none."""

@@ -13,7 +13,7 @@ import datasets  # noqa: F401 - as the recipe does
 import numpy as np
 import torch
 from accelerate import Accelerator
-from pydantic import BaseModel  # noqa: F401
+from pydantic import BaseModel, Field  # noqa: F401
 from torch.nn.functional import cross_entropy
 from torch.utils.tensorboard import SummaryWriter  # noqa: F401
 from transformers import GPT2Config, GPT2LMHeadModel
