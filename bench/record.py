@@ -190,7 +190,7 @@ def section(record: Record) -> list[str]:
     load = f"load average {facts['load average before']} before, {facts.get('load average after', '?')} after"
     where = f"{facts['machine']}; {load}; {versions}; commit {facts['commit']}."
     if not record.is_measured:
-        where = f"{NOT_MEASURED.capitalize()}: made by a program run on a machine without what it measures."
+        where = f"{NOT_MEASURED}, for want of the machine; the table says what will be."
     remarks = [line for remark in record.remarks for line in (remark, "")]
     lines = [record.about, "", f"`{facts['command']}`, {facts['date'][:10]}; {where}", ""]
     return [*lines, *tables(record), "", *remarks]
@@ -271,7 +271,9 @@ def behind(record: Record) -> list[str]:
 
 
 def not_measured(record: Record) -> list[str]:
-    """What the program measures and this record has no sample of."""
+    """What the program measures and this record has no sample of; its title alone where it has no sample at all."""
+    if not record.is_measured:
+        return [record.title]
     cases = [each.case or record.title for each in record.comparisons if not each.rounds]
     return [*cases, *(each.what for each in record.figures if not each.samples)]
 

@@ -27,7 +27,7 @@ def test_what_it_says_of_results(tmp_path):
     behind = text.partition("## Where it is behind")[2].partition("\n## ")[0]
     assert "- Loop tax: ours takes 1.500 of raw.\n- Loop tax: tokens: 5 /s, at least 6 was aimed at." in behind
     waiting = text.partition("## What is not measured yet")[2].partition("\n## ")[0]
-    assert "- Loop tax: on a GPU." in waiting
+    assert "- on a GPU: not measured yet." in waiting
     assert "- `bench/start.py`: not measured yet." in waiting
     assert "loop_tax.py" not in waiting
     assert "| ours | 1.5 s | 1.500 of raw |  |" in text

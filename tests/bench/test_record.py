@@ -48,6 +48,7 @@ def test_what_is_behind_and_what_is_not_measured():
     ]
     waiting = replace(LOOP, rounds=[], case="on a GPU, too", limits={"ours": 1.01})
     assert behind(record(waiting)) == []
+    assert not_measured(record(waiting)) == ["Some"]
     assert not_measured(record(waiting, figures=figures)) == ["on a GPU, too", "on a GPU"]
     text = "\n".join(tables(record(waiting, figures=figures)))
     assert "| on a GPU, too | ours | not measured yet |  | at most 1.01 |" in text
