@@ -1,22 +1,24 @@
-# Two commands do everything on a fresh machine: `make train` and `make test`.
+# Three commands do everything on a fresh machine: `make train`, `make test` and `make bench`.
 # Each installs the tested set of requirements.txt into .venv first.
 
 CONFIG ?= recipes/image_classification/resnet_digits.json
 STRATEGY ?= ddp
 ARGS ?=
+BENCH ?= loop_tax two_process start data_path gpu_throughput
 PYTHON ?= python3
 BIN := .venv/bin
 ACCELERATE_CONFIG = recipes/accelerate_configs/$(STRATEGY).yaml
 STRATEGIES = $(basename $(notdir $(wildcard recipes/accelerate_configs/*.yaml)))
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install train test lint clean
+.PHONY: help install train test lint bench clean
 
 help:
 	@echo "make train   train CONFIG ($(CONFIG))"
 	@echo "             under STRATEGY ($(STRATEGY); one of: $(STRATEGIES))"
 	@echo "             on NUM_PROCESSES processes (all GPUs; without a GPU, 2 on the CPU), with ARGS as overrides"
 	@echo "make test    run linters and the whole test suite"
+	@echo "make bench   measure with the programs BENCH ($(BENCH)) of bench/, and make docs/performance.md"
 
 install: .venv/installed
 
@@ -44,6 +46,11 @@ lint: install
 
 test: lint
 	$(BIN)/pytest
+
+bench: install
+	$(BIN)/pip install --quiet --requirement bench/requirements.txt --constraint requirements.txt
+	@set -ex; for program in $(BENCH); do $(BIN)/python bench/$$program.py; done
+	$(BIN)/python bench/performance.py
 
 clean:
 	rm -rf .venv build *.egg-info src/*.egg-info

@@ -94,7 +94,7 @@ class TensorImages:
 
     def fetch(self, indices: Indices, epoch: int | None) -> Batch:  # noqa: ARG002 - there is no augmentation
         chosen = torch.from_numpy(indices)
-        return {"pixel_values": self.pixels[chosen], "labels": self.labels[chosen]}
+        return {"pixel_values": self.pixels.index_select(0, chosen), "labels": self.labels.index_select(0, chosen)}
 
     def weight(self, batch: Batch) -> int:
         return len(batch["labels"])

@@ -1,0 +1,238 @@
+"""What data costs on one CPU core: order and fetching at any size, tokenising, packing, and all of it beside a model.
+
+    .venv/bin/python bench/data_path.py
+
+Images are measured by bench/input_pipeline.py. Everything is measured in this process, interleaved. Takes some two
+minutes.
+"""
+
+import argparse
+import itertools
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from pydoc_data.topics import topics
+from types import SimpleNamespace
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import torch
+
+from largebatch.batch import Length, Timeline
+from largebatch.config import load_config
+from largebatch.data.pairs import Pairs, PairSamples, starts_of_packs
+from largebatch.data.source import Batch
+from largebatch.data.text import ArrowTokens, TokenBlocks, load_tokenizer, tokenise
+from largebatch.data.train_tokenizer import train_tokenizer
+from largebatch.order import TrainingOrder
+from paired import interleave
+from peers.gpt.job import build_model, mean_loss
+from record import OURS, ROOT, Comparison, Figure, Record, add_output_options, take_facts, write_record
+
+RECIPE = ROOT / "recipes/causal_lm/gpt2_124m.json"
+SIZES = (10**4, 10**5, 10**6, 10**7, 10**8, 10**9)
+BATCH, BLOCK = 64, 128
+LARGEST_RATIO = 1.25
+CHUNK_TOKENS = 10**6
+COPIES, VOCABULARY = 10, 4096
+NUM_PAIRS, PACK = 20_000, 2048
+# What a step of GPT-2 124M is to read on one GPU (bench/gpu_throughput.py), and as much again.
+TOKENS_PER_SECOND = 2 * 500_000
+ROOM = 0.5
+ABOUT = f"""What data costs on one CPU core. *Order* is which samples come next (`order.TrainingOrder`), asked for in
+the middle of a run; *fetching* reads their blocks of {BLOCK} tokens from a stream of Arrow chunks, in micro-batches of
+{BATCH}. The chunks of the data sets of up to 10⁹ rows are all the same one, so that what is measured is finding them,
+not a disk. *Tokenising* is of Python's reference with a tokenizer trained on it, beside a plain `Dataset.map` of the
+same tokenizer; *packing* is of pairs of a few hundred tokens into {PACK}. *Beside the model* is all that a micro-batch
+of 2 x {BLOCK} tokens needs before its forward pass, and the passes of a GPT-2 of 3 million parameters on the same
+core."""
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    """Of one call."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def size_name(size: int) -> str:
+    """Such as "10^4 rows"."""
+    return f"10^{len(str(size)) - 1} rows"
+
+
+# --- order and fetching -----------------------------------------------------------------------------------------------
+
+
+def simulated_blocks(rows: int) -> TokenBlocks:
+    """A data set of so many blocks, whose Arrow chunks are all the same memory."""
+    chunk = pa.array([np.arange(CHUNK_TOKENS, dtype=np.uint16)], type=pa.list_(pa.uint16()))
+    chunks = pa.chunked_array([chunk] * (rows * BLOCK // CHUNK_TOKENS + 1))
+    tokens = ArrowTokens(SimpleNamespace(data=pa.table({"input_ids": chunks})))
+    return TokenBlocks(tokens, BLOCK, rows, "rows")
+
+
+def indices_from_the_middle(rows: int) -> Iterator[np.ndarray]:
+    """The sample indices of each micro-batch of a run, from the middle of the first epoch on."""
+    order = TrainingOrder(Timeline.build(rows, [(Length("steps", 0), BATCH)]), BATCH, 1, 0)
+    for work in order.micro_batches(((step, 0) for step in itertools.count(rows // BATCH // 2)), rank=0):
+        yield work.indices
+
+
+def compare_sizes(rounds: int, batches: int) -> list[Comparison]:
+    """Microseconds a sample at every size: of order alone, and with fetching."""
+    sizes = {size_name(size): size for size in SIZES}
+    sources = {name: simulated_blocks(size) for name, size in sizes.items()}
+
+    def order(name: str) -> float:
+        # It takes so little that more of it is needed.
+        work, number = indices_from_the_middle(sizes[name]), 16 * batches
+        return seconds(lambda: [next(work) for _ in range(number)]) / (number * BATCH) * 1e6
+
+    def order_and_fetch(name: str) -> float:
+        work, source = indices_from_the_middle(sizes[name]), sources[name]
+        return seconds(lambda: [source.fetch(next(work), 0) for _ in range(batches)]) / (batches * BATCH) * 1e6
+
+    base, *others = sizes
+    limits = dict.fromkeys(others, LARGEST_RATIO)
+    return [
+        Comparison("µs a sample", base, interleave(list(sizes), rounds, measure), case, limits)
+        for case, measure in (("order", order), ("order and fetching", order_and_fetch))
+    ]
+
+
+# --- tokenising -------------------------------------------------------------------------------------------------------
+
+
+def text_recipe(folder: Path) -> Any:
+    """A recipe on Python's reference in a parquet file, with a tokenizer trained on it."""
+    file = folder / "reference.parquet"
+    datasets.Dataset.from_dict({"text": [topics[name] for name in sorted(topics)] * COPIES}).to_parquet(file)
+    words = [
+        "--data.path=parquet",
+        f'--data.data_files={{"train": "{file}", "eval": "{file}"}}',
+        "--data.train_split=train",
+        "--data.eval_split=validation",
+        "--data.name=null",
+        "--data.num_workers=0",
+        f"--data.tokenizer={folder / 'tokenizer'}",
+    ]
+    config = load_config(RECIPE, words)
+    train_tokenizer(config, VOCABULARY, folder / "tokenizer")
+    return config
+
+
+def compare_tokenising(rounds: int, folder: Path) -> tuple[Comparison, list[Figure]]:
+    """Seconds for the whole text; tokens a second of ours, and of reading them again in blocks of 1,024."""
+    config = text_recipe(folder)
+    documents = datasets.load_dataset("parquet", data_files=config.data.data_files.train, split="train")
+    tokenizer = load_tokenizer(config.data.tokenizer)
+
+    def usual() -> datasets.Dataset:
+        return documents.map(
+            lambda rows: {"input_ids": tokenizer.tokenizer(rows["text"])["input_ids"]},
+            batched=True,
+            remove_columns=["text"],
+        )
+
+    ways = {"map": usual, OURS: lambda: tokenise(documents, config.data, tokenizer)}
+    measured = interleave(list(ways), rounds, lambda name: seconds(ways[name]))
+    stream = ArrowTokens(ways[OURS]())
+    blocks = TokenBlocks(stream, 1024, (len(stream) - 1) // 1024, "blocks")
+    order = np.random.default_rng(0).permutation(len(blocks) // 16 * 16).reshape(-1, 16)
+    reading = [seconds(lambda: [blocks.fetch(indices, 0) for indices in order]) for _ in range(rounds)]
+    return Comparison("s for the text", "map", measured, "tokenising"), [
+        Figure("tokenising, one process", "tokens/s", [len(stream) / each[OURS] for each in measured]),
+        Figure(
+            "fetching blocks of 1,024, one loader process (a GPU is to train on half as many)",
+            "tokens/s",
+            [order.size * 1024 / each for each in reading],
+            at_least=TOKENS_PER_SECOND,
+        ),
+    ]
+
+
+# --- packing ----------------------------------------------------------------------------------------------------------
+
+
+def measure_packing(rounds: int) -> list[Figure]:
+    """Pairs a second that are assigned to packs, and tokens a second of packs that are put together."""
+    random = np.random.default_rng(0)
+    lengths = np.clip(random.lognormal(5.5, 0.8, NUM_PAIRS).astype(int), 8, PACK)
+    tokens = [random.integers(0, VOCABULARY, length + 1) for length in lengths]
+    rows = {"input_ids": tokens, "num_prompt": lengths // 4 + 1, "num_tokens": lengths + 1}
+    pairs = Pairs(datasets.Dataset.from_dict(rows), PACK, "training", leave_out=False)
+    num_packs = len(starts_of_packs(pairs.lengths, PACK)) - 1
+    samples = PairSamples(pairs, num_packs, "packs", PACK)
+    chosen = random.permutation(num_packs // 8 * 8)[:256].reshape(-1, 8)
+    fetched = sum(samples.weight(samples.fetch(indices, 0)) for indices in chosen)
+    assigning = [seconds(lambda: starts_of_packs(pairs.lengths, PACK)) for _ in range(rounds)]
+    fetching = [seconds(lambda: [samples.fetch(indices, 0) for indices in chosen]) for _ in range(rounds)]
+    return [
+        Figure("assigning pairs to packs", "pairs/s", [NUM_PAIRS / each for each in assigning]),
+        Figure("fetching packs, one loader process", "target tokens/s", [fetched / each for each in fetching]),
+    ]
+
+
+# --- beside the model -------------------------------------------------------------------------------------------------
+
+
+def compare_with_model(rounds: int, batches: int) -> Comparison:
+    """Milliseconds a micro-batch of the model's passes, and of everything before them."""
+    source, model = simulated_blocks(10**6), build_model()
+    work = (indices % 10**6 for indices in indices_from_the_middle(10**6))
+    pieces = (part for indices in work for part in np.split(indices, BATCH // 2))
+
+    def load() -> Batch:
+        batch = source.fetch(next(pieces), 0)
+        source.weight(batch)
+        return batch
+
+    batch = {name: tensor % 256 for name, tensor in load().items()}
+    ways = {
+        "model": lambda: mean_loss(model, batch["input_ids"], batch["labels"]).backward(),
+        "loading": load,
+    }
+    ways["model"]()
+    rounds_of = interleave(
+        list(ways), rounds, lambda name: seconds(lambda: [ways[name]() for _ in range(batches)]) / batches * 1e3
+    )
+    return Comparison("ms a micro-batch", "model", rounds_of, "beside the model", {"loading": ROOM})
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description="What order, fetching, tokenising and packing cost on one core.")
+    add_output_options(parser, "data_path")
+    parser.add_argument("--rounds", type=int, default=11, help="samples of each; default: 11")
+    parser.add_argument("--batches", type=int, default=256, help="micro-batches of a sample; default: 256")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    # Or only the first round would tokenise.
+    datasets.disable_caching()
+    datasets.disable_progress_bars()
+    facts = take_facts(("datasets", "pyarrow", "numpy", "tokenizers", "transformers", "torch"))
+    comparisons = compare_sizes(options.rounds, options.batches)
+    with tempfile.TemporaryDirectory() as folder:
+        tokenising, figures = compare_tokenising(options.rounds, Path(folder))
+    comparisons += [tokenising, compare_with_model(options.rounds, max(1, options.batches // 32))]
+    record = Record(
+        program="data_path",
+        title="Data",
+        about=ABOUT,
+        settings={"rounds": options.rounds, "batches": options.batches, "documents": len(topics) * COPIES},
+        facts=facts,
+        comparisons=comparisons,
+        figures=[*figures, *measure_packing(options.rounds)],
+    )
+    write_record(record, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Makes docs/performance.md from bench/results: from the samples alone, what is behind first.
+
+.venv/bin/python bench/performance.py
+"""
+
+from pathlib import Path
+
+from record import NOT_MEASURED, RESULTS, ROOT, Record, behind, not_measured, read_record, section
+
+DOCUMENT = ROOT / "docs/performance.md"
+PROGRAMS = ("loop_tax", "two_process", "start", "data_path", "gpu_throughput")
+INTRODUCTION = """# Performance
+
+<!-- Made by bench/performance.py from the samples in bench/results: change a program or measure again, not this. -->
+
+`make bench` measures all of this and makes this page; [bench/README.md](../bench/README.md) says what programs do.
+Everything that is compared was measured in one run, in pairs or rounds, by turns; a ratio is the median over the rounds
+of two measurements of the same round, with quartiles in brackets. Raw samples are in the JSON files of
+[bench/results](../bench/results).
+"""
+
+
+def document(results: Path = RESULTS) -> str:
+    """The page.
+
+    Args:
+        results: A folder of folders, each with JSON files of one program.
+    """
+    found = {name: _records(results / name) for name in PROGRAMS}
+    late = [f"- {record.title}: {line}." for records in found.values() for record in records for line in behind(record)]
+    waiting = [f"- `bench/{name}.py`: {NOT_MEASURED}." for name, records in found.items() if not records]
+    waiting += [
+        f"- {what}: {NOT_MEASURED}."
+        for records in found.values()
+        for record in records
+        for what in not_measured(record)
+    ]
+    if late:
+        late = ["Every aim that is missed, and every other loop that is faster than `ours`.", "", *late]
+    elif any(record.is_measured for records in found.values() for record in records):
+        late = ["Nothing that is measured misses its aim, and no other loop that is measured is faster than `ours`."]
+    lines = [INTRODUCTION, "## Where it is behind", "", *(late or ["Nothing is measured yet."])]
+    if waiting:
+        lines += ["", "## What is not measured yet", "", *waiting]
+    for name, records in found.items():
+        for record in records:
+            lines += ["", f"## {record.title}", "", f"[bench/results/{name}](../bench/results/{name})", ""]
+            lines += section(record)[:-1]
+    others = [folder for folder in sorted(results.iterdir()) if (folder / "README.md").exists()]
+    others = [folder for folder in others if not found.get(folder.name)]
+    if others:
+        lines += ["", "## Other measurements", ""]
+        lines += [f"- [{_title(folder)}](../bench/results/{folder.name}/README.md)" for folder in others]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _records(folder: Path) -> list[Record]:
+    read = [read_record(file) for file in sorted(folder.glob("*.json"))]
+    return [record for record in read if record is not None]
+
+
+def _title(folder: Path) -> str:
+    """The first heading of its README."""
+    return (folder / "README.md").read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(document(), encoding="utf-8")

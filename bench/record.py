@@ -1,0 +1,315 @@
+"""What every program here leaves: raw samples with the machine, versions and settings they were taken with, as JSON.
+
+Tables and verdicts are computed from the samples, each time: in the README.md beside the JSON, and in
+docs/performance.md. A median ratio is the median, over the rounds, of two samples of the same round: what slows the
+machine down for a while slows both.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "bench/results"
+OURS = "ours"
+NOT_MEASURED = "not measured yet"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Contenders that were measured side by side; smaller samples are better.
+
+    Args:
+        unit: Of the samples.
+        baseline: The contender by which the others are divided.
+        rounds: A sample of each contender in each round, in the order in which they were taken; none are not measured
+            yet.
+        case: Which of a program's comparisons it is, where it makes several.
+        limits: The largest ratio aimed at, by contender.
+    """
+
+    unit: str
+    baseline: str
+    rounds: list[dict[str, float]]
+    case: str = ""
+    limits: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """The contenders, the baseline first, then in the order of the first round."""
+        measured = self.rounds[0] if self.rounds else self.limits
+        return [self.baseline, *(name for name in measured if name != self.baseline)]
+
+    def median(self, name: str) -> float:
+        """Of a contender's samples; not a number where there are none."""
+        return statistics.median(each[name] for each in self.rounds) if self.rounds else float("nan")
+
+    def ratios(self, name: str, baseline: str) -> list[float]:
+        """One contender's samples divided by another's of the same round."""
+        return [each[name] / each[baseline] for each in self.rounds]
+
+    def median_ratios(self) -> dict[str, float]:
+        """Of every contender to the baseline; empty where nothing is measured."""
+        if not self.rounds:
+            return {}
+        return {name: statistics.median(self.ratios(name, self.baseline)) for name in self.names}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number that stands by itself.
+
+    Args:
+        what: What was measured.
+        unit: Its unit.
+        samples: The measurements; none is "not measured yet".
+        at_least, at_most: What is aimed at, where something is.
+    """
+
+    what: str
+    unit: str
+    samples: list[float]
+    at_least: float | None = None
+    at_most: float | None = None
+
+
+@dataclass
+class Record:
+    """The samples of one run of a program, and what they were taken with."""
+
+    program: str
+    """Its name, which is that of its folder of results."""
+    title: str
+    about: str
+    """What is measured, and how; Markdown."""
+    settings: dict[str, Any]
+    facts: dict[str, Any]
+    """When, where and with which versions."""
+    comparisons: list[Comparison] = field(default_factory=list)
+    figures: list[Figure] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    """What a reader must know of this run, such as a contender that was left out."""
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether there is any sample."""
+        return any(each.rounds for each in self.comparisons) or any(each.samples for each in self.figures)
+
+    def median_ratios(self) -> dict[str, Any]:
+        """By name `median_ratio_to_<baseline>`: of each contender, or of each case's where there are several."""
+        found: dict[str, Any] = {}
+        for comparison in self.comparisons:
+            of_baseline = found.setdefault(f"median_ratio_to_{comparison.baseline}", {})
+            ratios = comparison.median_ratios()
+            of_baseline.update({comparison.case: ratios} if comparison.case else ratios)
+        return found
+
+    def to_json(self) -> str:
+        """The record, with the median ratios first, for whoever wants nothing else."""
+        return json.dumps(self.median_ratios() | asdict(self), indent=1) + "\n"
+
+
+def read_record(path: Path) -> Record | None:
+    """The record in a JSON file, or None where the file is of another kind."""
+    written = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(written, dict) or "facts" not in written:
+        return None
+    return Record(
+        **{name: written[name] for name in ("program", "title", "about", "settings", "facts", "remarks")},
+        comparisons=[Comparison(**each) for each in written["comparisons"]],
+        figures=[Figure(**each) for each in written["figures"]],
+    )
+
+
+def take_facts(packages: Sequence[str], gpu: str | None = None) -> dict[str, Any]:
+    """Date, command, commit, machine and versions, before a measurement.
+
+    Args:
+        packages: Whose versions matter; those that are not installed are said to be so.
+        gpu: The GPU that is measured, by its name.
+    """
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(["python", *_relative(sys.argv)]),
+        "commit": _commit(),
+        "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}, {_cpu_name()}" + (f"; {gpu}" if gpu else ""),
+        "load average before": round(os.getloadavg()[0], 2),
+        "versions": {"python": platform.python_version()} | {name: _version(name) for name in packages},
+    }
+
+
+def add_output_options(parser: argparse.ArgumentParser, program: str) -> None:
+    """The options that say where a record goes; `program` is the program's name."""
+    parser.add_argument(
+        "results", type=Path, nargs="?", default=RESULTS / program, help=f"folder; default: bench/results/{program}"
+    )
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the JSON to OUT alone, and no folder")
+
+
+def write_record(record: Record, options: argparse.Namespace, name: str = "cpu") -> None:
+    """Print the table, and write it and the JSON where the options of `add_output_options` say.
+
+    Args:
+        record: The finished record.
+        options: The parsed options.
+        name: Of the JSON in the folder: the kind of machine.
+    """
+    record.facts["load average after"] = round(os.getloadavg()[0], 2)
+    print("\n".join(tables(record)))
+    for remark in record.remarks:
+        print(f"\n{remark}")
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(record.to_json(), encoding="utf-8")
+        return
+    options.results.mkdir(parents=True, exist_ok=True)
+    (options.results / f"{name}.json").write_text(record.to_json(), encoding="utf-8")
+    records = [each for each in map(read_record, sorted(options.results.glob("*.json"))) if each is not None]
+    text = "\n".join([f"# {record.title}", "", *(line for each in records for line in section(each))])
+    (options.results / "README.md").write_text(text.rstrip() + "\n", encoding="utf-8")
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def section(record: Record) -> list[str]:
+    """A record in Markdown, without a heading: what, with what, tables, remarks; ends with an empty line."""
+    facts = record.facts
+    versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
+    load = f"load average {facts['load average before']} before, {facts.get('load average after', '?')} after"
+    where = f"{facts['machine']}; {load}; {versions}; commit {facts['commit']}."
+    if not record.is_measured:
+        where = f"{NOT_MEASURED}, for want of the machine; the table says what will be."
+    remarks = [line for remark in record.remarks for line in (remark, "")]
+    lines = [record.about, "", f"`{facts['command']}`, {facts['date'][:10]}; {where}", ""]
+    return [*lines, *tables(record), "", *remarks]
+
+
+def tables(record: Record) -> list[str]:
+    """The record's numbers as Markdown tables."""
+    lines: list[str] = []
+    comparisons = record.comparisons
+    if comparisons:
+        has_cases = any(each.case for each in comparisons)
+        header = ["contender", "median", "ratio in the same round, median (quartiles)", "aim"]
+        lines += _table([*(["case"] if has_cases else []), *header], _rows(comparisons, has_cases))
+    if record.figures:
+        lines += [""] if lines else []
+        lines += _table(["figure", "median", "aim"], [_figure_row(each) for each in record.figures])
+    return lines
+
+
+def _rows(comparisons: Sequence[Comparison], has_cases: bool) -> Iterator[list[str]]:
+    for comparison in comparisons:
+        ratios = comparison.median_ratios()
+        for name in comparison.names:
+            limit = comparison.limits.get(name)
+            aim = "" if limit is None else _verdict(f"at most {limit:g}", ratios and ratios[name] <= limit)
+            cells = [NOT_MEASURED, "", aim]
+            if comparison.rounds:
+                cells = [f"{_digits(comparison.median(name))} {comparison.unit}", f"1, {name} itself", aim]
+                if name != comparison.baseline:
+                    cells[1] = f"{_spread(comparison.ratios(name, comparison.baseline))} of {comparison.baseline}"
+            yield [*([comparison.case] if has_cases else []), name, *cells]
+
+
+def _spread(values: Sequence[float]) -> str:
+    middle = f"{statistics.median(values):.3f}"
+    if len(values) < 2:
+        return middle
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return f"{middle} ({low:.3f} to {high:.3f})"
+
+
+def _figure_row(figure: Figure) -> list[str]:
+    value = statistics.median(figure.samples) if figure.samples else None
+    aims = []
+    if figure.at_least is not None:
+        aims.append(_verdict(f"at least {figure.at_least:,g}", value and value >= figure.at_least))
+    if figure.at_most is not None:
+        aims.append(_verdict(f"at most {figure.at_most:,g}", value and value <= figure.at_most))
+    return [figure.what, NOT_MEASURED if value is None else f"{_digits(value)} {figure.unit}", ", ".join(aims)]
+
+
+def _verdict(aim: str, reached: object) -> str:
+    """The aim, and that it was missed; `reached` is False then, and anything empty where nothing is measured."""
+    return f"{aim}: **missed**" if reached is False else aim
+
+
+def behind(record: Record) -> list[str]:
+    """One line for each aim that is missed, and for each contender that is faster than ours in most rounds."""
+    lines = []
+    for comparison in record.comparisons:
+        case = f", {comparison.case}" if comparison.case else ""
+        ratios = comparison.median_ratios()
+        for name, ratio in ratios.items():
+            limit = comparison.limits.get(name)
+            if limit is not None and ratio > limit:
+                lines.append(f"{name} takes {ratio:.3f} of {comparison.baseline}, at most {limit:g} was aimed at{case}")
+        if OURS not in ratios:
+            continue
+        for name in comparison.names:
+            ratio = statistics.median(comparison.ratios(OURS, name))
+            if name != OURS and ratio > 1:
+                lines.append(f"{OURS} takes {ratio:.3f} of {name}{case}")
+    for figure in record.figures:
+        row = _figure_row(figure)
+        if "missed" in row[2]:
+            lines.append(f"{figure.what}: {row[1]}, {row[2].partition(':')[0]} was aimed at")
+    return lines
+
+
+def not_measured(record: Record) -> list[str]:
+    """What the program measures and this record has no sample of; its title alone where it has no sample at all."""
+    if not record.is_measured:
+        return [record.title]
+    cases = [each.case or record.title for each in record.comparisons if not each.rounds]
+    return [*cases, *(each.what for each in record.figures if not each.samples)]
+
+
+def _table(header: Sequence[str], rows: Iterator[list[str]] | Sequence[list[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)]
+
+
+def _digits(value: float) -> str:
+    """Three significant digits, and all those before the point."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+# --- facts ------------------------------------------------------------------------------------------------------------
+
+
+def _relative(words: Sequence[str]) -> list[str]:
+    """Paths inside the repository as seen from its root."""
+    return [word.removeprefix(f"{ROOT}{os.sep}") for word in words]
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _commit() -> str:
+    asked = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return asked.stdout.strip() or "unknown"
+
+
+def _cpu_name() -> str:
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "unknown CPU")

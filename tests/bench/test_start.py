@@ -1,0 +1,57 @@
+"""bench/start.py: what counts as the first step, and that the bare script imports what a recipe does."""
+
+import ast
+import subprocess
+import sys
+
+import pytest
+
+import start
+from paths import ROOT
+
+SCRIPT = """
+import sys, time
+from pathlib import Path
+Path(sys.argv[1]).touch()
+time.sleep(0.3)
+Path(sys.argv[1]).write_text("1.0")
+time.sleep(1.5)
+sys.exit(sys.argv[2] or 0)
+"""
+
+
+@pytest.mark.parametrize("reason", ["", "no such model"])
+def test_the_first_step_is_when_it_has_written_something(tmp_path, monkeypatch, reason):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    monkeypatch.setattr(
+        start, "launch_command", lambda _, folder: ([sys.executable, script, folder / "a", reason], folder / "a")
+    )
+    if reason:
+        with pytest.raises(SystemExit, match="bare failed:\nno such model"):
+            start.seconds_to_first_step("bare")
+    else:
+        # Neither when the file was made nor when the process ended.
+        assert 0.3 < start.seconds_to_first_step("bare") < 1.8
+
+
+def packages_after(code: str) -> set[str]:
+    """Installed packages that are imported when the code has run in a Python of its own."""
+    files = "((name, getattr(module, '__file__', None) or '') for name, module in sys.modules.items())"
+    ask = f"import sys; print({{name.partition('.')[0] for name, file in {files} if 'site-packages' in file}})"
+    result = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{ask}"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return ast.literal_eval(result.stdout.strip().splitlines()[-1])
+
+
+def test_the_bare_script_imports_what_a_recipe_does():
+    bare = ast.parse((ROOT / "bench/peers/start/bare.py").read_text())
+    imports = "\n".join(ast.unparse(node) for node in bare.body if isinstance(node, ast.Import | ast.ImportFrom))
+    recipe = "import sys; sys.path.insert(0, 'recipes/causal_lm'); import train"
+    # A tracker is imported when the run begins.
+    theirs = packages_after(f"{recipe}\nfrom torch.utils.tensorboard import SummaryWriter")
+    mine = packages_after(imports)
+    assert {"torch", "transformers", "datasets", "accelerate"} <= mine
+    # More would flatter ours.
+    assert mine == theirs
