@@ -308,6 +308,14 @@ class Faults(Section):
     """
 
 
+class Compute(Section):
+    """How the same numbers are computed: memory and speed, never the mathematics."""
+
+    activation_checkpointing: bool = False
+    """Whether transformer and residual blocks keep their inputs only, and compute the rest again in the backward pass:
+    one more forward pass of the blocks for much less memory."""
+
+
 class Verify(Section):
     """What `largebatch verify` changes of a recipe that is too large to rehearse."""
 

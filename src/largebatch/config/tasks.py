@@ -13,6 +13,7 @@ from largebatch.config.sections import (
     Batch,
     BelowOne,
     Checkpoint,
+    Compute,
     Evaluation,
     Faults,
     LearningRate,
@@ -48,6 +49,7 @@ class RecipeConfig(Section):
     train: Train
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
+    compute: Compute = Compute()
     faults: Faults = Faults()
     logging: Logging = Logging()
     verify: Verify | None = None

@@ -19,6 +19,7 @@ from largebatch.storage.layout import MARKER, CheckpointError, Manifest, read_js
 # Fields of the config that change speed, memory, what is measured or what is kept, and never the training.
 FREE = (
     "$schema",
+    "compute",
     "data.num_workers",
     "train.stop_after_steps",
     "evaluation",
