@@ -15,7 +15,7 @@ from resuming import EXACT as EXACT_OF_A_STEP
 from test_strategies import recorded
 
 SMALL = ("--model.num_layers=2", "--model.hidden_size=32", "--model.num_heads=2", "--data.block_size=32")
-SHORT = ("--train.stop_after_steps=4", "--batch.micro_batch_size=8")
+SHORT = ("--train.stop_after_steps=4", "--batch.micro_batch_size=8", "--evaluation.max_samples=20")
 CHECKPOINTING = "--compute.activation_checkpointing=true"
 RESNET = '{"architecture": "resnet", "embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 2], "layer_type": '
 # Numbers of a logged step and of an evaluation that do not depend on the clock.
