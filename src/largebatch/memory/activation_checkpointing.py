@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
-from transformers import GradientCheckpointingLayer
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.resnet.modeling_resnet import ResNetBasicLayer, ResNetBottleNeckLayer
 
 from largebatch.errors import UserError
