@@ -12,13 +12,13 @@ llama_8b.json    Llama 8B on 168B tokens at batch 4M tokens, after Llama 3 (2407
 """
 
 import torch
-from torch.nn.functional import cross_entropy
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from largebatch.config import CausalLMConfig
 from largebatch.config.models import Llama
 from largebatch.data.source import Batch
 from largebatch.data.text import IGNORE_INDEX, text_sources
+from largebatch.memory.token_losses import return_token_losses
 from largebatch.optim import build_optimizer
 from largebatch.run import Run, Value, parse_command_line, user_errors
 
@@ -68,15 +68,15 @@ def main() -> None:
     train_set, eval_set = run.load(text_sources)
 
     model = run.build(build_model)
+    # Cross-entropy in the output layer, chunk by chunk: logits would be the largest tensor of all.
+    return_token_losses(model)
     optimizer = build_optimizer(model, run.plan)
     model, optimizer = run.prepare(model, optimizer)
 
     def token_losses(batch: Batch) -> torch.Tensor:
         """Loss of each target token, zero where a label is `IGNORE_INDEX`; shape (batch, tokens)."""
         # Positions are given where documents of a block are kept apart.
-        outputs = model(input_ids=batch["input_ids"], position_ids=batch.get("position_ids"))
-        logits = outputs.logits.to(run.dtype)
-        return cross_entropy(logits.transpose(1, 2), batch["labels"], ignore_index=IGNORE_INDEX, reduction="none")
+        return model(input_ids=batch["input_ids"], position_ids=batch.get("position_ids"), targets=batch["labels"])
 
     def evaluate_batch(batch: Batch) -> dict[str, Value]:
         targets = batch["labels"] != IGNORE_INDEX

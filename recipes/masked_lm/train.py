@@ -8,7 +8,6 @@ bert_large_32k_512.json   its weights, blocks of 512 tokens at batch 32,768, the
         --config recipes/masked_lm/bert_pydoc.json
 """
 
-import torch
 from torch.nn.functional import cross_entropy
 from transformers import BertConfig, BertForMaskedLM
 
@@ -17,6 +16,7 @@ from largebatch.data.masking import masked_sources
 from largebatch.data.source import Batch
 from largebatch.data.text import IGNORE_INDEX
 from largebatch.initialization.attention import freeze_key_biases
+from largebatch.memory.token_losses import return_token_losses
 from largebatch.optim import build_optimizer
 from largebatch.run import Run, Value, parse_command_line, user_errors
 
@@ -48,25 +48,24 @@ def main() -> None:
     train_set, eval_set = run.load(masked_sources)
 
     model = run.build(build_model)
+    # Cross-entropy in the output layer, chunk by chunk: logits would be the largest tensor of all.
+    return_token_losses(model)
     optimizer = build_optimizer(model, run.plan)
     model, optimizer = run.prepare(model, optimizer)
 
-    def logits_of(batch: Batch) -> torch.Tensor:
-        """For each token the logits of what it was; shape (batch, vocabulary, tokens)."""
-        return model(input_ids=batch["input_ids"]).logits.to(run.dtype).transpose(1, 2)
-
     def evaluate_batch(batch: Batch) -> dict[str, Value]:
-        logits, labels = logits_of(batch), batch["labels"]
-        losses = cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="none")
+        # Logits here, which say what the likeliest tokens are.
+        logits, labels = model(input_ids=batch["input_ids"]).logits.to(run.dtype), batch["labels"]
+        losses = cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORE_INDEX, reduction="none")
         # Means over the predicted tokens: each sample's sum, and how many they are.
         num_predicted = (labels != IGNORE_INDEX).sum(dim=1)
-        num_right = (logits.argmax(dim=1) == labels).sum(dim=1)
+        num_right = (logits.argmax(dim=-1) == labels).sum(dim=1)
         return {"loss": (losses.sum(dim=1), num_predicted), "accuracy": (num_right, num_predicted)}
 
     for step in run.steps(train_set):
         for batch in step.micro_batches():
             # A sum: the library divides by the predicted tokens of the whole global batch.
-            step.backward(cross_entropy(logits_of(batch), batch["labels"], ignore_index=IGNORE_INDEX, reduction="sum"))
+            step.backward(model(input_ids=batch["input_ids"], targets=batch["labels"]).sum())
         step.update()
         if run.should_evaluate:
             run.evaluate(eval_set, evaluate_batch)

@@ -15,6 +15,7 @@ from largebatch.config import SftConfig
 from largebatch.data.prompts import pair_sources
 from largebatch.data.source import Batch
 from largebatch.data.text import IGNORE_INDEX
+from largebatch.memory.token_losses import return_token_losses
 from largebatch.optim import build_optimizer
 from largebatch.pretrained import check_causal, check_packing, load_causal_lm
 from largebatch.run import Run, Value, parse_command_line, user_errors
@@ -34,25 +35,25 @@ def main() -> None:
     check_causal(model)
     if config.data.packing:
         check_packing(model)
+    # Cross-entropy in the output layer, chunk by chunk: logits would be the largest tensor of all.
+    return_token_losses(model)
     optimizer = build_optimizer(model, run.plan)
     model, optimizer = run.prepare(model, optimizer)
 
-    def logits_of(batch: Batch) -> torch.Tensor:
-        """Shape (batch, tokens, vocabulary); the positions of a pack keep its pairs apart."""
-        outputs = model(input_ids=batch["input_ids"], position_ids=batch.get("position_ids"))
-        return outputs.logits.to(run.dtype)
-
-    def token_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def token_losses(batch: Batch) -> torch.Tensor:
         """Loss of each target token, zero where a label is `IGNORE_INDEX`; shape (batch, tokens)."""
-        return cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORE_INDEX, reduction="none")
+        # The positions of a pack keep its pairs apart.
+        return model(input_ids=batch["input_ids"], position_ids=batch.get("position_ids"), targets=batch["labels"])
 
     def evaluate_batch(batch: Batch) -> dict[str, Value]:
-        logits, labels = logits_of(batch), batch["labels"]
+        # Logits here, which say what the likeliest tokens are.
+        logits, labels = model(input_ids=batch["input_ids"]).logits.to(run.dtype), batch["labels"]
+        losses = cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORE_INDEX, reduction="none")
         targets = labels != IGNORE_INDEX
         wrong = (logits.argmax(dim=-1) != labels) & targets
         return {
             # A mean over tokens: each pair's sum of losses, and how many they are.
-            "loss": (token_losses(logits, labels).sum(dim=1), targets.sum(dim=1)),
+            "loss": (losses.sum(dim=1), targets.sum(dim=1)),
             # The answer as a whole, which greedy decoding would write exactly where every token of it is the likeliest.
             "exact_match": (~wrong.any(dim=1)).float(),
         }
@@ -60,7 +61,7 @@ def main() -> None:
     for step in run.steps(train_set):
         for batch in step.micro_batches():
             # A sum: the library divides by the target tokens of the whole global batch.
-            step.backward(token_losses(logits_of(batch), batch["labels"]).sum())
+            step.backward(token_losses(batch).sum())
         step.update()
         if run.should_evaluate:
             run.evaluate(eval_set, evaluate_batch)

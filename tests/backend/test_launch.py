@@ -44,7 +44,7 @@ def test_alone():
         ({"SLURM_STEP_NUM_TASKS": "8"}, "8 tasks were started"),
         ({"OMPI_COMM_WORLD_SIZE": "2"}, "2 tasks were started"),
         # With it, dropout masks of the recomputation and BatchNorm's statistics were seen to differ.
-        ({"FSDP_ACTIVATION_CHECKPOINTING": "true"}, "fsdp_activation_checkpointing"),
+        ({"FSDP_ACTIVATION_CHECKPOINTING": "true"}, "set compute.activation_checkpointing in the recipe"),
         ({"FSDP_OFFLOAD_PARAMS": "True"}, "fsdp_offload_params"),
         ({"FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}, "fsdp_cpu_ram_efficient_loading"),
         ({"FSDP_IGNORED_MODULES": ".*head"}, "fsdp_ignored_modules"),

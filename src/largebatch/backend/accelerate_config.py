@@ -50,6 +50,7 @@ REFUSED = (
         "FSDP_ACTIVATION_CHECKPOINTING",
         ("false",),
         "Accelerate recomputes with other dropout masks and moves BatchNorm twice",
+        "remove it and set compute.activation_checkpointing in the recipe",
     ),
     Setting("fsdp_offload_params", "FSDP_OFFLOAD_PARAMS", ("false",), "it is not tested here"),
     Setting(

@@ -23,6 +23,7 @@ FROM_THE_RECIPE = {
     "communication_data_type": "gradients are reduced in fp32",
     "prescale_gradients": "gradients are averaged over the processes, once",
     "gradient_predivide_factor": "gradients are averaged over the processes, once",
+    "activation_checkpointing": "it is the recipe's compute.activation_checkpointing",
     "sparse_gradients": "gradients are reduced exactly",
     "compression_training": "nothing is approximated silently",
     "curriculum_learning": "the recipe's data section and seed decide the order of samples",

@@ -314,6 +314,9 @@ class Compute(Section):
     compile: bool = False
     """Whether the model's repeated blocks, or the whole model where it has none, go through `torch.compile`. The first
     steps take longer, and losses differ by rounding."""
+    activation_checkpointing: bool = False
+    """Whether transformer and residual blocks keep their inputs only, and compute the rest again in the backward pass:
+    one more forward pass of the blocks for much less memory."""
 
 
 class Verify(Section):

@@ -32,6 +32,7 @@ from largebatch.flops import utilisation_of
 from largebatch.initialization.building import build_without_weights
 from largebatch.initialization.drawn import DrawnWeights
 from largebatch.initialization.setting import StartingWeights, set_weights
+from largebatch.memory.activation_checkpointing import checkpoint_activations
 from largebatch.metrics import StepMetrics, place_of
 from largebatch.plan import explain, resolve
 from largebatch.run.attempt import Attempt
@@ -190,6 +191,8 @@ class Run(Generic[Config]):
             check_before(model, optimizer, self.backend)
             check_savable(model)
             RunningStatistics(model)
+            if self.config.compute.activation_checkpointing:
+                checkpoint_activations(model)
         # Strategies change the model's class.
         self._model_config = model_config(model)
         self._metrics.utilisation = utilisation_of(self.config, model, self.backend.device, self.plan.world_size)

@@ -1,0 +1,1 @@
+"""What spares memory, on every strategy, and leaves the mathematics as they are."""

@@ -1,0 +1,142 @@
+"""The cross-entropy of a linear layer's outputs for each token, without the outputs of all of them at once.
+
+For a vocabulary of 128,256 tokens, logits are 0.5 MB in fp32 for each token, and their gradient is as much again. Here
+tokens are gone through in chunks. What a chunk adds to the gradient of the sum of all losses comes from its logits as
+its losses do, by softmax - one-hot, so both are computed in the forward pass. Where a backward pass then asks for the
+gradient of anything but a multiple of that sum, the chunks are gone through once more.
+
+The arithmetic is that of `cross_entropy(linear(...).float())`: under bfloat16 autocast the matrix products are in
+bfloat16, softmax and losses in fp32; the weight's gradient is summed over the chunks in the weight's own precision.
+
+`torch.nn.functional.linear_cross_entropy`, which torch has since 2.13, is not used: it knows nothing of autocast, and
+gives losses of bfloat16 inputs, and the gradients of their weights, in bfloat16.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn.functional import linear, nll_loss
+
+from largebatch.data.text import IGNORE_INDEX
+
+# Of a chunk: 256 MiB in fp32. Smaller ones make matrix products slower.
+MOST_LOGITS = 2**26
+
+
+def linear_token_losses(
+    inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
+) -> torch.Tensor:
+    """The cross-entropy of `linear(inputs, weight, bias)` for each target, zero where that is `IGNORE_INDEX`.
+
+    Args:
+        inputs: Shape (..., features).
+        weight: Shape (classes, features).
+        bias: Shape (classes), or None.
+        targets: Classes; shape (...).
+
+    Returns:
+        Shape (...), in fp32, or in fp64 where inputs are.
+    """
+    kind = inputs.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else inputs.dtype
+    losses: torch.Tensor = _LinearTokenLosses.apply(  # type: ignore[no-untyped-call]
+        inputs.flatten(0, -2), weight, bias, targets.flatten(), dtype, torch.is_grad_enabled()
+    )
+    return losses.view(targets.shape)
+
+
+def precision_of_losses(dtype: torch.dtype) -> torch.dtype:
+    """In which the softmax of logits of this precision is computed."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+
+
+class _LinearTokenLosses(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        inputs: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        dtype: torch.dtype,
+        with_gradients: bool,
+    ) -> torch.Tensor:
+        ctx.dtype = dtype
+        ctx.needed = [with_gradients and needed for needed in ctx.needs_input_grad[:3]]
+        ctx.save_for_backward(inputs, weight, bias, targets)
+        losses, ctx.gradients = _through_chunks(inputs, weight, bias, targets, None, dtype, ctx.needed)
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (factors,) = upstream
+        gradients: Gradients | None = ctx.gradients
+        # They are changed in place; another backward pass would need them anew.
+        ctx.gradients = None
+        # A sum's gradient is one number, expanded.
+        if gradients is not None and factors.stride() == (0,):
+            for gradient in gradients:
+                if gradient is not None:
+                    gradient.mul_(factors[0])
+        else:
+            inputs, weight, bias, targets = ctx.saved_tensors
+            _, gradients = _through_chunks(inputs, weight, bias, targets, factors, ctx.dtype, ctx.needed)
+        return *gradients, None, None, None
+
+
+def _through_chunks(
+    inputs: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    factors: torch.Tensor | None,
+    dtype: torch.dtype,
+    needed: Sequence[bool],
+) -> tuple[torch.Tensor, Gradients]:
+    """Losses, and the gradient of their sum, or of their sum weighted by factors.
+
+    Args:
+        inputs: Shape (tokens, features).
+        weight: Shape (classes, features).
+        bias: Shape (classes), or None.
+        targets: Shape (tokens).
+        factors: Shape (tokens), or None for ones.
+        dtype: Of matrix products.
+        needed: Of inputs, weight and bias, whether their gradient is.
+    """
+    parameters = weight.to(dtype), None if bias is None else bias.to(dtype)
+    losses = inputs.new_empty(len(inputs), dtype=precision_of_losses(dtype))
+    of_inputs = torch.empty_like(inputs) if needed[0] else None
+    of_weight = torch.zeros_like(weight) if needed[1] else None
+    of_bias = torch.zeros_like(bias) if bias is not None and needed[2] else None
+    size = max(1, MOST_LOGITS // len(weight))
+    for start in range(0, len(inputs), size):
+        chunk = slice(start, start + size)
+        chunk_inputs, chunk_targets = inputs[chunk].to(dtype), targets[chunk]
+        log_probabilities = linear(chunk_inputs, *parameters).log_softmax(-1, dtype=losses.dtype)
+        losses[chunk] = nll_loss(log_probabilities, chunk_targets, ignore_index=IGNORE_INDEX, reduction="none")
+        if not any(needed):
+            continue
+        is_target = chunk_targets != IGNORE_INDEX
+        gradient = log_probabilities.exp_()
+        gradient[torch.arange(len(gradient), device=gradient.device), chunk_targets.where(is_target, 0)] -= 1
+        gradient *= (is_target if factors is None else is_target * factors[chunk]).unsqueeze(1)
+        if of_bias is not None:
+            of_bias += gradient.sum(0)
+        gradient = gradient.to(dtype)
+        if of_inputs is not None:
+            of_inputs[chunk] = gradient @ parameters[0]
+        if of_weight is not None:
+            _add_product(of_weight, gradient.T, chunk_inputs)
+    return losses, (of_inputs, of_weight, of_bias)
+
+
+def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right

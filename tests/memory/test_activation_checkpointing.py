@@ -1,0 +1,122 @@
+"""Activation checkpointing changes not a bit of the training, on every strategy, and does spare memory."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from jobs import JobFailed, run_job, train
+from largebatch.config import load_config
+from largebatch.memory.activation_checkpointing import checkpoint_activations
+from paths import BERT, DIGITS, LLAMA, PYDOC, SIMCLR, STRATEGIES, VIT_DIGITS
+from reference import load_recipe_module
+from resuming import EXACT as EXACT_OF_A_STEP
+from test_strategies import recorded
+
+SMALL = ("--model.num_layers=2", "--model.hidden_size=32", "--model.num_heads=2", "--data.block_size=32")
+SHORT = ("--train.stop_after_steps=4", "--batch.micro_batch_size=8", "--evaluation.max_samples=20")
+CHECKPOINTING = "--compute.activation_checkpointing=true"
+RESNET = '{"architecture": "resnet", "embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 2], "layer_type": '
+# Numbers of a logged step and of an evaluation that do not depend on the clock.
+EXACT = (*EXACT_OF_A_STEP, "accuracy", "knn_accuracy")
+# Dropout; a model without weights at first; BatchNorm, alone and over all processes; a loss in two passes.
+RECIPES = {
+    "dropout": (PYDOC, (*SMALL, "--model.dropout=0.2")),
+    "bf16": (PYDOC, (*SMALL, "--model.dropout=0.2", "--precision=bf16")),
+    "large model": (LLAMA, (*SMALL, "--model.num_kv_heads=1", "--model.intermediate_size=47")),
+    "masked": (BERT, (*SMALL, "--model.dropout=0.2")),
+    "vit": (VIT_DIGITS, ("--model.hidden_size=32", "--model.dropout=0.2")),
+    "batch norm": (DIGITS, ()),
+    "synchronised": (DIGITS, ("--model.sync_batch_norm=true",)),
+    "two passes": (SIMCLR, (f'--model={RESNET}"bottleneck"}}',)),
+}
+CASES = [
+    *((name, strategy) for name in ("dropout", "batch norm") for strategy in STRATEGIES),
+    *((name, strategy) for name in ("bf16", "large model", "two passes") for strategy in ("ddp", "fsdp", "zero3")),
+    ("masked", "fsdp"),
+    ("vit", "zero3"),
+    ("synchronised", "ddp"),
+    ("synchronised", "zero2"),
+]
+
+
+def assert_bit_identical(one: dict, other: dict) -> None:
+    """Losses, norms and evaluations, and weights and buffers after each step."""
+    for kind in ("metrics", "evaluations"):
+        for mine, theirs in zip(one[kind], other[kind], strict=True):
+            assert {name: mine[name] for name in EXACT if name in mine} == {
+                name: theirs[name] for name in EXACT if name in theirs
+            }
+    for mine, theirs in zip(one["weights"], other["weights"], strict=True):
+        for name, tensor in theirs.items():
+            np.testing.assert_array_equal(mine[name], tensor, err_msg=name)
+
+
+@pytest.mark.parametrize(("name", "strategy"), CASES)
+def test_not_a_bit_changes(name, strategy, tmp_path):
+    recipe, overrides = RECIPES[name]
+    words = (*overrides, *SHORT)
+    plain = run_job(recorded, recipe, tmp_path / "plain", *words, strategy=strategy)[0]
+    checkpointed = run_job(recorded, recipe, tmp_path / "other", *words, CHECKPOINTING, strategy=strategy)[0]
+    assert len(plain["metrics"]) == len(plain["weights"]) == 4
+    assert_bit_identical(checkpointed, plain)
+
+
+def test_a_run_goes_on_with_it(tmp_path):
+    """It may be switched when a run is resumed."""
+    recipe, overrides = RECIPES["dropout"]
+    words = (*overrides, *SHORT, "--logging.every=1", "--logging.trackers=[]")
+    run_job(train_in, recipe, tmp_path / "run", *words, "--train.stop_after_steps=2", strategy="single", world_size=1)
+    resumed = run_job(recorded, recipe, tmp_path / "run", *words, CHECKPOINTING, strategy="single", world_size=1)[0]
+    whole = run_job(recorded, recipe, tmp_path / "whole", *words, strategy="single", world_size=1)[0]
+    assert [line["loss"] for line in resumed["metrics"]] == [line["loss"] for line in whole["metrics"]]
+    for name, tensor in whole["weights"][-1].items():
+        np.testing.assert_array_equal(resumed["weights"][-1][name], tensor, err_msg=name)
+
+
+def train_in(recipe, run_dir, *words):
+    train(recipe, *words, run_dir=run_dir)
+
+
+def bytes_kept(model: nn.Module, **inputs: torch.Tensor) -> int:
+    """What autograd keeps of a forward pass, but for parameters."""
+    storages = {}
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        kept_alive = model(**inputs)
+    assert kept_alive.logits.requires_grad
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides"),
+    [
+        (PYDOC, ("--model.num_layers=6", "--model.hidden_size=64", "--data.block_size=64")),
+        (BERT, ("--model.num_layers=6", "--model.hidden_size=64")),
+        (DIGITS, ("--model.depths=[3, 3, 3]",)),
+    ],
+)
+def test_blocks_keep_their_inputs_only(recipe, overrides):
+    config = load_config(recipe, overrides)
+    model = load_recipe_module(recipe).build_model(config)
+    if recipe == DIGITS:
+        inputs = {"pixel_values": torch.zeros(4, 1, 16, 16)}
+    else:
+        inputs = {"input_ids": torch.zeros(4, config.data.block_size, dtype=torch.int64)}
+    plain = bytes_kept(model, **inputs)
+    checkpoint_activations(model)
+    assert bytes_kept(model, **inputs) < plain / 2
+
+
+def test_models_without_such_blocks_are_refused(tmp_path):
+    with pytest.raises(JobFailed, match=r"Encoder has no blocks that can be computed again.*write false"):
+        run_job(train_in, SIMCLR, tmp_path / "run", CHECKPOINTING, strategy="ddp")
+    assert not (tmp_path / "run").exists()
