@@ -80,6 +80,13 @@ def test_the_same_training(strategy, eager, tmp_path):
     assert stored(tmp_path / "run") == stored(run_dir)
 
 
+def test_with_activation_checkpointing(eager, tmp_path):
+    words = (COMPILED, "--compute.activation_checkpointing=true")
+    result = run_job(train_here, tmp_path / "run", *words, strategy="fsdp", world_size=2, timeout=600)[0]
+    assert_same(result, eager[1])
+    assert result["graphs"] > 0
+
+
 def test_a_run_goes_on_compiled(eager, tmp_path):
     _, expected = eager
     run_job(train_here, tmp_path / "run", "--train.stop_after_steps=4")
