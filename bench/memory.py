@@ -1,6 +1,6 @@
 """Peak memory of training a causal language model: this library's beside a plain loop's and Transformers' Trainer's.
 
-    .venv/bin/python bench/memory.py bench/results/memory
+    .venv/bin/python bench/memory.py
 
 A Llama of 30 million parameters with a vocabulary of 50,304 tokens and tied embeddings; eight sequences of 512 tokens a
 step, AdamW, gradients clipped; two steps, of which the second has the optimizer's states. On a CPU in fp32, in one
@@ -21,19 +21,15 @@ been imported; on a GPU, `torch.cuda.max_memory_allocated`.
 import argparse
 import json
 import os
-import platform
-import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
-ROOT = Path(__file__).resolve().parents[1]
+from paired import in_own_process, interleave
+from record import ROOT, Comparison, Record, add_output_options, take_facts, write_record
+
 RECIPE = ROOT / "recipes/causal_lm/llama_pydoc.json"
 BATCH, TOKENS, STEPS = 8, 512, 2
 WORDS = (
@@ -57,6 +53,11 @@ WORDS = (
     "--logging.trackers=[]",
 )
 MIB = 2**20
+ABOUT = """Peak memory of training a Llama of 30 million parameters with a vocabulary of 50,304 tokens: two steps of 8 x
+512 tokens with AdamW, in fp32 on a CPU (the peak of the resident set above what imports take), under bf16 autocast on a
+GPU. `raw` is a loop by hand, `trainer` Transformers' `Trainer`, `logits` this library with the loss computed from
+logits, `ours` as `recipes/causal_lm` trains, with losses from the output layer; and with activation checkpointing. A
+process each."""
 
 Report = Callable[[], None]
 
@@ -218,58 +219,29 @@ def run_alone(name: str) -> None:
     CONTENDERS[name](report)
 
 
-def measure(name: str) -> float:
-    """Peak memory in MiB of one contender, in a process of its own."""
-    command = [sys.executable, __file__, "--only", name]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1200)
-    if result.returncode:
-        sys.exit(f"{name} failed:\n{result.stderr[-2000:]}")
-    return float(json.loads(result.stdout.strip().splitlines()[-1]))
-
-
 def main() -> None:
+    """Measure and write."""
     parser = argparse.ArgumentParser(description="Peak memory of training a causal language model in several ways.")
-    parser.add_argument("output", type=Path, nargs="?", help="folder for the results")
-    parser.add_argument("--rounds", type=int, default=1)
+    add_output_options(parser, "memory")
+    parser.add_argument("--rounds", type=int, default=2, help="samples of each; default: 2")
     parser.add_argument("--only", choices=CONTENDERS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.only:
         run_alone(options.only)
-    if options.output is None:
-        parser.error("name a folder for the results")
-    rounds = []
-    for _ in range(options.rounds):
-        rounds.append({name: measure(name) for name in CONTENDERS})
-        print({name: round(number) for name, number in rounds[-1].items()}, flush=True)
     import torch
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    about = {
-        "when": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "machine": gpu or f"{platform.machine()} CPU, fp32",
-        "overrides": WORDS,
-        "versions": {"python": platform.python_version()}
-        | {name: version(name) for name in ("torch", "accelerate", "transformers")},
-    }
-    options.output.mkdir(parents=True, exist_ok=True)
-    kind = "cuda" if gpu else "cpu"
-    (options.output / f"{kind}.json").write_text(json.dumps(about | {"peak_mib": rounds}, indent=1) + "\n")
-    versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
-    lines = [
-        "# Peak memory of a causal language model",
-        "",
-        f"`python bench/memory.py bench/results/memory --rounds {options.rounds}`, {about['when']}; "
-        f"{about['machine']}, {versions}. What is measured, and what the names mean, is at the top of the program.",
-        "",
-        "| training | peak of each round, MiB | median against `trainer` |",
-        "| --- | --- | --- |",
-    ]
-    medians = {name: statistics.median(each[name] for each in rounds) for name in CONTENDERS}
-    for name, median in medians.items():
-        numbers = ", ".join(f"{each[name]:.0f}" for each in rounds)
-        lines.append(f"| {name} | {numbers} | {median / medians['trainer']:.2f} |")
-    (options.output / "README.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines[5:]))
+    facts = take_facts(("torch", "accelerate", "transformers"), gpu)
+    rounds = interleave([*CONTENDERS], options.rounds, lambda name: in_own_process(Path(__file__), name, timeout=1200))
+    record = Record(
+        program="memory",
+        title="Peak memory of a causal language model",
+        about=ABOUT,
+        settings={"rounds": options.rounds, "overrides": [*WORDS]},
+        facts=facts,
+        comparisons=[Comparison("MiB", "trainer", rounds)],
+    )
+    write_record(record, options, name="cuda" if gpu else "cpu")
 
 
 if __name__ == "__main__":

@@ -248,7 +248,7 @@ def _verdict(aim: str, reached: object) -> str:
 
 
 def behind(record: Record) -> list[str]:
-    """One line for each aim that is missed, and for each contender that is faster than ours in most rounds."""
+    """One line for each aim that is missed, and for each other contender that takes less than ours in most rounds."""
     lines = []
     for comparison in record.comparisons:
         case = f", {comparison.case}" if comparison.case else ""
@@ -261,7 +261,7 @@ def behind(record: Record) -> list[str]:
             continue
         for name in comparison.names:
             ratio = statistics.median(comparison.ratios(OURS, name))
-            if name != OURS and ratio > 1:
+            if not name.startswith(OURS) and ratio > 1:
                 lines.append(f"{OURS} takes {ratio:.3f} of {name}{case}")
     for figure in record.figures:
         row = _figure_row(figure)
