@@ -47,11 +47,9 @@ def by_hand(connections: Sequence[Connection], strategy: str, steps: int) -> Non
 
 def ours(connections: Sequence[Connection], folder: str, steps: int) -> None:
     """The same by this library; the launched Accelerate config says which strategy."""
-    import torch
-    from torch.nn.functional import cross_entropy
-
     from largebatch.config import load_config
     from largebatch.data.text import text_sources
+    from largebatch.memory.token_losses import return_token_losses
     from largebatch.optim import build_optimizer
     from largebatch.run import Run, RunOptions
     from peers.gpt.job import build_model
@@ -59,16 +57,13 @@ def ours(connections: Sequence[Connection], folder: str, steps: int) -> None:
     run = Run(load_config(RECIPE, overrides(steps)), RunOptions(Path(folder, "run"), resume="none", allow_change=()))
     train_set, _ = run.load(text_sources)
     model = run.build(lambda _: build_model())
+    return_token_losses(model)
     model, _ = run.prepare(model, build_optimizer(model, run.plan))
-
-    def token_losses(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        logits = model(input_ids=batch["input_ids"], position_ids=batch.get("position_ids")).logits.to(run.dtype)
-        return cross_entropy(logits.transpose(1, 2), batch["labels"], reduction="none")
 
     clock = _clock(connections, steps)
     for step in run.steps(train_set):
         for batch in step.micro_batches():
-            step.backward(token_losses(batch).sum())
+            step.backward(model(input_ids=batch["input_ids"], targets=batch["labels"]).sum())
         step.update()
         clock.step()
 
