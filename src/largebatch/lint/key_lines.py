@@ -1,6 +1,7 @@
 """Which line of a JSON or YAML file a key is on."""
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import yaml
 
@@ -9,13 +10,17 @@ class KeyLines:
     """The lines of the keys of a JSON or YAML text; JSON is read as YAML, which knows its lines."""
 
     def __init__(self, text: str):
+        self._text = text
+
+    @cached_property
+    def _lines(self) -> dict[str, int]:
+        # Read when first asked for: most files have nothing to be told of.
         try:
             # YAML allows no tabs between words, JSON does.
-            root = yaml.compose(text.replace("\t", " "), Loader=yaml.SafeLoader)
-            self._lines = dict(_walk(root, ""))
+            return dict(_walk(yaml.compose(self._text.replace("\t", " "), Loader=yaml.SafeLoader), ""))
         # What is no YAML, or is nested without end, is found elsewhere; its lines are not known.
         except (yaml.YAMLError, RecursionError):
-            self._lines = {}
+            return {}
 
     def of(self, path: str) -> int:
         """The line of a key such as `learning_rate.decay.at[0]`, or of what is nearest above it; 1 where nothing is."""

@@ -61,7 +61,7 @@ class _Scanner:
         return self._at >= len(self.text)
 
     def _sees(self, *texts: str) -> bool:
-        return any(self.text.startswith(text, self._at) for text in texts)
+        return self.text.startswith(texts, self._at)
 
     def _take(self, count: int = 1) -> str:
         taken = self.text[self._at : self._at + count]
