@@ -111,7 +111,7 @@ class Job:
     def step(self, writer: CheckpointWriter | None = None) -> float:
         """One optimizer step, as a run makes it; returns the seconds that it waited for a writer's copy."""
         self.backend.begin_micro_step(0, 1)
-        self.backend.backward(self.backend.model(self.tokens))
+        self.backend.backward(self.backend.model(self.tokens), 1.0)
         began = time.perf_counter()
         if writer is not None:
             writer.wait_until_copied()

@@ -151,3 +151,22 @@ def test_batch_norm_over_all_processes():
     config = load_config(DIGITS, [COMPILED, "--model.sync_batch_norm=true"])
     with pytest.raises(ConfigError, match="BatchNorm over all processes communicates"):
         resolve(config, 4)
+
+
+def test_batch_norm_and_activation_checkpointing():
+    """Blocks without BatchNorm are compiled with what is computed again; see `tests/memory`."""
+    checkpointing = "--compute.activation_checkpointing=true"
+    with pytest.raises(ConfigError, match=r"stops at blocks with BatchNorm.*compute.activation_checkpointing"):
+        resolve(load_config(DIGITS, [COMPILED, checkpointing]), 4)
+    assert resolve(load_config(VIT_DIGITS, [COMPILED, checkpointing]), 4).compile
+
+
+def test_blocks_that_are_computed_again_are_compiled(tmp_path):
+    """In one graph of training, which all blocks share, and one of evaluation, for samples of one length."""
+    words = ("--data.samples=blocks", "--batch.last=drop")
+    checkpointing = "--compute.activation_checkpointing=true"
+    place = {"strategy": "single", "world_size": 1}
+    (expected,) = run_job(train_here, tmp_path / "eager", *words, **place)
+    (result,) = run_job(train_here, tmp_path / "run", *words, COMPILED, checkpointing, **place, timeout=600)
+    assert_same(result, expected)
+    assert result["graphs"] == 2

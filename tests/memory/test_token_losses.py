@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from jobs import run_job
+from largebatch.backend.compilation import compile_in_place
 from largebatch.config import load_config
 from largebatch.config.sft import AutoCausalLM
 from largebatch.data.text import IGNORE_INDEX
@@ -138,6 +139,30 @@ def test_any_model_of_transformers(kind):
     assert isinstance(model.get_output_embeddings(), LinearWithTargets) is plain
     assert model(input_ids=tokens).logits.shape == (2, 12, 64)
     assert list(model.state_dict()) == names
+
+
+def test_a_model_that_is_compiled_whole(monkeypatch):
+    """As one is whose blocks are of several kinds."""
+    from functools import partial
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    model = load_causal_lm(AutoCausalLM(architecture="auto", config={"model_type": "llama", **SIZES}))
+    blocks = model.model.layers
+    blocks[1].__class__ = type("OtherBlock", (type(blocks[1]),), {})
+    tokens = torch.arange(24).view(2, 12)
+    expected = cross_entropy(model(input_ids=tokens).logits.transpose(1, 2), tokens, reduction="none")
+    expected.sum().backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    return_token_losses(model)
+    assert compile_in_place(model, torch.device("cpu")) == [model]
+    losses = model(input_ids=tokens, targets=tokens)
+    losses.sum().backward()
+    torch.testing.assert_close(losses, expected)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[name])
+    with torch.no_grad():
+        assert model(input_ids=tokens).logits.shape == (2, 12, 64)
 
 
 def test_adapters_on_the_output_layer_count():

@@ -59,6 +59,8 @@ class LinearWithTargets(nn.Linear):
     targets: torch.Tensor | None = None
     given: "_Given | None" = None
 
+    # A model that repeats no blocks is compiled whole, where tensors have no place by which to know them again.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if self.targets is None:
             return super().forward(input)
@@ -79,6 +81,7 @@ class _Given:
         self._tensor = tensor
         self._version = tensor._version
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def is_still(self, other: torch.Tensor) -> bool:
         """Whether the other is the same tensor, or a view of it as engines return, and not changed in place since."""
         same_place = (other.data_ptr(), other.shape) == (self._tensor.data_ptr(), self._tensor.shape)

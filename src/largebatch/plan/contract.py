@@ -234,6 +234,13 @@ def resolve(config: RecipeConfig, world_size: int) -> RunPlan:
 
 
 def _check_compiled_batch_norm(config: RecipeConfig, world_size: int) -> None:
+    if config.compute.activation_checkpointing:
+        raise ConfigError(
+            [
+                "compute.compile: torch.compile stops at blocks with BatchNorm that are computed again, and leaves "
+                "most of the model as it is; write false, or false as compute.activation_checkpointing"
+            ]
+        )
     if config.model.synchronises_batch_norm and world_size > 1:
         raise ConfigError(
             [

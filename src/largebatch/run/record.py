@@ -3,9 +3,11 @@
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from largebatch.errors import TrainingFailed
 from largebatch.run.attempt import Attempt
 from largebatch.run.folder import RunFolder
 from largebatch.run.journal import Journal
@@ -103,9 +105,12 @@ class Record:
 
     def _failed(self, message: str, resume: bool) -> None:
         """By any process, since the main one may be the one that hangs."""
-        if self.status.write("failed", message, resume):
-            if self._is_main_process:
+        is_the_cause = self.status.write("failed", message, resume)
+        if self._is_main_process:
+            # Also where another process was the first to fail; a later attempt has its own lines.
+            with suppress(TrainingFailed):
                 self._metrics.flush()
+        if is_the_cause:
             self._history.append({"event": "failed", "step": self.status.step, "message": message, "time": time.time()})
 
     def outcome(self, *outcome: Any, **about: Any) -> None:

@@ -1,0 +1,49 @@
+"""Lines of metrics.jsonl that wait for others are written when the run fails, whoever says so first."""
+
+import pytest
+
+from largebatch.run.attempt import claim
+from largebatch.run.folder import RunFolder
+from largebatch.run.journal import read_json_lines
+from largebatch.run.record import Record
+from largebatch.run.resume import Start
+from largebatch.run.status import _of_this_process, report_failure
+
+
+@pytest.fixture
+def folder(tmp_path):
+    yield RunFolder(tmp_path)
+    _of_this_process.clear()
+
+
+def record_of(folder: RunFolder, attempt, is_main_process: bool) -> Record:
+    return Record(folder, attempt, Start(), is_main_process, print)
+
+
+def steps(folder: RunFolder) -> list[int]:
+    return [line["step"] for line in read_json_lines(folder.metrics_file)]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_lines_of_a_run_that_fails(is_first, folder):
+    attempt = claim(folder.attempts_dir, {})
+    main = record_of(folder, attempt, is_main_process=True)
+    for step in (1, 2, 3):
+        main.logged({"step": step})
+    assert steps(folder) == [1]
+    if not is_first:
+        other = record_of(folder, attempt, is_main_process=False)
+        other._failed("another process", resume=True)
+    main._failed("the main process", resume=True)
+    assert steps(folder) == [1, 2, 3]
+    (event,) = read_json_lines(folder.history_file)
+    assert event["message"] == ("the main process" if is_first else "another process")
+
+
+def test_not_over_those_of_a_later_attempt(folder):
+    main = record_of(folder, claim(folder.attempts_dir, {}), is_main_process=True)
+    for step in (1, 2):
+        main.logged({"step": step})
+    claim(folder.attempts_dir, {})
+    report_failure("the main process", resume=True)
+    assert steps(folder) == [1]
