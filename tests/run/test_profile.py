@@ -28,10 +28,10 @@ def train_until(run_dir: Path, step: int, *words: str) -> None:
 
     update = Run._update
 
-    def update_and_stop(run, index, loss_sum, weight):
+    def update_and_stop(run, index, *arguments):
         if index + 1 == step:
             os.kill(os.getpid(), signal.SIGUSR1)
-        update(run, index, loss_sum, weight)
+        update(run, index, *arguments)
 
     Run._update = update_and_stop
     train_here(run_dir, *words)
