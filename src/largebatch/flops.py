@@ -6,7 +6,8 @@ for the attention of L layers of width d to T tokens, with nothing taken off for
 is computed twice to save memory counts once.
 
 N is all parameters but those of embeddings that are only looked up: learned positions, token types, and an input's
-vocabulary that the output layer does not share. Of GPT-2 that is nanoGPT's number. A parameter that is not trained has
+vocabulary that the output layer does not share. Of GPT-2 that is nanoGPT's number. (The positions of a ViT, which
+are no layer of their own, are counted; they are a hundredth at most.) A parameter that is not trained has
 no gradient of its own, and counts 4 instead of 6.
 """
 

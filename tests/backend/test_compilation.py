@@ -14,7 +14,7 @@ from largebatch.config import load_config
 from largebatch.errors import ConfigError, UserError
 from largebatch.plan import resolve
 from largebatch.storage.layout import folder_name, read_manifest
-from paths import DIGITS, PYDOC, SIMCLR, STRATEGIES, VIT_DIGITS
+from paths import ADDITION, DIGITS, PYDOC, SIMCLR, STRATEGIES, VIT_DIGITS
 from reference import load_recipe_module
 from resuming import TINY_GPT
 
@@ -136,8 +136,15 @@ def test_what_is_cut_up_inside(strategy, recipe, region, tmp_path):
         run_job(train_two_steps, tmp_path / "run", recipe, strategy=strategy)
 
 
-def train_two_steps(run_dir: Path, recipe: Path) -> None:
-    train(recipe, "--batch.micro_batch_size=32", "--train.stop_after_steps=2", COMPILED, run_dir=run_dir)
+def test_frozen_weights_and_zero3(tmp_path):
+    """A compiled backward pass needs them whole, and they have been let go again."""
+    lora = '--model.lora={"rank": 2, "alpha": 4, "target_modules": ["q_proj"]}'
+    with pytest.raises(JobFailed, match="zero3 does not gather the frozen weights of LlamaDecoderLayer again"):
+        run_job(train_two_steps, tmp_path / "run", ADDITION, lora, strategy="zero3")
+
+
+def train_two_steps(run_dir: Path, recipe: Path, *words: str) -> None:
+    train(recipe, "--batch.micro_batch_size=32", "--train.stop_after_steps=2", COMPILED, *words, run_dir=run_dir)
 
 
 def test_batch_norm_and_accumulation():

@@ -25,6 +25,7 @@ from largebatch.backend.state import (
     split_state,
     weight_vectors,
 )
+from largebatch.errors import UserError
 from largebatch.optim.layerwise import LayerPart
 from largebatch.storage.layout import WEIGHT, ParameterInfo
 
@@ -69,6 +70,13 @@ class ZeroBackend(Backend):
             for region in self._compiled:
                 if region is model:
                     raise refuse_to_compile(region, "zero3")
+                frozen = [name for name, parameter in region.named_parameters() if not parameter.requires_grad]
+                # What is only added, such as frozen key biases, no backward pass needs.
+                if not all(name.endswith("bias") for name in frozen):
+                    raise UserError(
+                        f"compute.compile: zero3 does not gather the frozen weights of {type(region).__name__} again "
+                        "for its compiled backward pass; write false, or launch with ddp, fsdp, zero1 or zero2"
+                    )
                 # Its weights are gathered together, before its compiled code runs, and not by each layer within it.
                 set_z3_leaf_module(region, True)
         self.engine, wrapped = super()._wrap(model, optimizer)

@@ -42,7 +42,7 @@ class Trackers:
     ):
         self._accelerator = accelerator
         self._say = say
-        self._pending: list[tuple[dict[str, float], int]] = []
+        self._pending: list[tuple[dict[str, float], int, float]] = []
         self._flushed = -math.inf
         # They take no lists and nulls.
         fields = {
@@ -57,7 +57,7 @@ class Trackers:
         a warning."""
         if not self._accelerator.trackers or not self._accelerator.is_main_process:
             return
-        self._pending.append(({f"{group}/{name}": value for name, value in values.items()}, step))
+        self._pending.append(({f"{group}/{name}": value for name, value in values.items()}, step, time.time()))
         if time.monotonic() - self._flushed >= SECONDS_UNTIL_SHOWN:
             self.flush()
 
@@ -70,18 +70,18 @@ class Trackers:
                 if tracker.name == "tensorboard":
                     _add_to_tensorboard(tracker.tracker, pending)
                 else:
-                    for values, step in pending:
+                    for values, step, _ in pending:
                         tracker.log(values, step=step)
         except OSError as error:
             self._say(f"WARNING: the trackers cannot be written: {error}; they get no more numbers of this attempt")
             self._accelerator.trackers = []
 
 
-def _add_to_tensorboard(writer: Any, pending: Sequence[tuple[dict[str, float], int]]) -> None:
+def _add_to_tensorboard(writer: Any, pending: Sequence[tuple[dict[str, float], int, float]]) -> None:
     """As Accelerate does, but with one record for all values of a step, and without waiting for the disk after each."""
     from tensorboard.compat.proto.summary_pb2 import Summary
 
-    for values, step in pending:
+    for values, step, seconds in pending:
         summary = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
-        writer.file_writer.add_summary(summary, step)
+        writer.file_writer.add_summary(summary, step, seconds)
     writer.flush()
