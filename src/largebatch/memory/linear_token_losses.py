@@ -41,9 +41,9 @@ def linear_token_losses(
     kind = inputs.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else inputs.dtype
     losses: torch.Tensor = _LinearTokenLosses.apply(  # type: ignore[no-untyped-call]
-        inputs.flatten(0, -2), weight, bias, targets.flatten(), dtype, torch.is_grad_enabled()
+        inputs.flatten(0, -2), weight, bias, targets, dtype, torch.is_grad_enabled()
     )
-    return losses.view(targets.shape)
+    return losses
 
 
 def precision_of_losses(dtype: torch.dtype) -> torch.dtype:
@@ -78,10 +78,10 @@ class _LinearTokenLosses(torch.autograd.Function):
         # They are changed in place; another backward pass would need them anew.
         ctx.gradients = None
         # A sum's gradient is one number, expanded.
-        if gradients is not None and factors.stride() == (0,):
+        if gradients is not None and factors.numel() and not any(factors.stride()):
             for gradient in gradients:
                 if gradient is not None:
-                    gradient.mul_(factors[0])
+                    gradient.mul_(factors.flatten()[0])
         else:
             inputs, weight, bias, targets = ctx.saved_tensors
             _, gradients = _through_chunks(inputs, weight, bias, targets, factors, ctx.dtype, ctx.needed)
@@ -103,13 +103,16 @@ def _through_chunks(
         inputs: Shape (tokens, features).
         weight: Shape (classes, features).
         bias: Shape (classes), or None.
-        targets: Shape (tokens).
-        factors: Shape (tokens), or None for ones.
+        targets: Any shape, of as many elements as there are tokens; that of the losses.
+        factors: Of the targets' shape, or None for ones.
         dtype: Of matrix products.
         needed: Of inputs, weight and bias, whether their gradient is.
     """
     parameters = weight.to(dtype), None if bias is None else bias.to(dtype)
-    losses = inputs.new_empty(len(inputs), dtype=precision_of_losses(dtype))
+    # No view of another tensor is returned: engines hang hooks on what a module returns.
+    losses = inputs.new_empty(targets.shape, dtype=precision_of_losses(dtype))
+    flat_losses, targets = losses.view(-1), targets.flatten()
+    factors = None if factors is None else factors.flatten()
     of_inputs = torch.empty_like(inputs) if needed[0] else None
     of_weight = torch.zeros_like(weight) if needed[1] else None
     of_bias = torch.zeros_like(bias) if bias is not None and needed[2] else None
@@ -118,7 +121,7 @@ def _through_chunks(
         chunk = slice(start, start + size)
         chunk_inputs, chunk_targets = inputs[chunk].to(dtype), targets[chunk]
         log_probabilities = linear(chunk_inputs, *parameters).log_softmax(-1, dtype=losses.dtype)
-        losses[chunk] = nll_loss(log_probabilities, chunk_targets, ignore_index=IGNORE_INDEX, reduction="none")
+        flat_losses[chunk] = nll_loss(log_probabilities, chunk_targets, ignore_index=IGNORE_INDEX, reduction="none")
         if not any(needed):
             continue
         is_target = chunk_targets != IGNORE_INDEX
