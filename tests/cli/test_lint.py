@@ -57,7 +57,14 @@ def test_outside_of_a_repository(tmp_path, monkeypatch, capsys):
     assert "go to the top of the repository, or name FILES" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["lint"], ["submit", "gpt_pydoc", "--nodes=2", "--dry-run"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["lint"],
+        ["submit", "gpt_pydoc", "--nodes=2", "--dry-run"],
+        ["effective-batch", "--from=ddp", "--batch-size=8"],
+    ],
+)
 def test_without_torch(words):
     program = (
         "import sys; from largebatch.cli import main; "

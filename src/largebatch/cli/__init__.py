@@ -1,11 +1,13 @@
 """The `largebatch` command: one module a subcommand, imported only when it is called."""
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from largebatch import __version__
+from largebatch.batch.elsewhere import FRAMEWORKS
 from largebatch.errors import UserError
 
 
@@ -160,6 +162,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     submit.add_argument("--run_dir", "--run-dir", type=Path, help="folder of the run; default: runs/RECIPE")
     submit.add_argument("--dry-run", action="store_true", help="show all that, and submit nothing")
 
+    effective = commands.add_parser(
+        "effective-batch",
+        help="the effective batch of a script for another framework, and what a recipe says instead",
+        description="From the numbers of a script elsewhere, or its DeepSpeed or TrainingArguments JSON: how many "
+        "samples an optimizer step is made of, what each process loads, how gradients are combined, and the batch "
+        "and learning rate of a recipe that trains the same. Needs no torch.",
+        epilog="""examples:
+  64 samples shared by 2 nodes of 4 GPUs:
+    largebatch effective-batch --from ddp --batch-size 64 --split-batches --nodes 2 --devices 4
+  Lightning's batch_size, devices and accumulate_grad_batches, moved to a batch of 1024:
+    largebatch effective-batch --from lightning --batch-size 32 --devices 8 --accumulation 2 \\
+        --lr 0.1 --to-global-batch-size 1024 --scaling linear
+  a file that says the batch:
+    largebatch effective-batch ds_config.json --nodes 2 --devices 8
+    largebatch effective-batch training_args.json --devices 8""",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    _take_options_of_a_batch_elsewhere(effective)
+
     commands.add_parser(
         "schema",
         help="print the JSON Schema of recipes",
@@ -231,6 +253,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from largebatch.cli.lint import print_findings
 
             return 0 if print_findings(options.files) else 1
+        elif options.command == "effective-batch":
+            from largebatch.cli.effective_batch import print_effective_batch
+
+            print_effective_batch(options)
         elif options.command == "export":
             from largebatch.checkpoint.export import export as export_checkpoint
 
@@ -259,6 +285,47 @@ def _take_options_of_a_run(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(name, help=argparse.SUPPRESS)
 
 
+def _take_options_of_a_batch_elsewhere(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", nargs="?", help="a DeepSpeed JSON or a TrainingArguments JSON, instead of the options")
+    parser.add_argument("--from", choices=FRAMEWORKS, help="where the script is from; a file says it itself")
+    parser.add_argument(
+        "--batch-size",
+        type=_positive_int,
+        help="of the loader: Lightning's batch_size, per_device_train_batch_size, train_micro_batch_size_per_gpu",
+    )
+    parser.add_argument("--devices", type=_positive_int, default=1, help="GPUs of each node; default: 1")
+    parser.add_argument("--nodes", type=_positive_int, default=1, help="default: 1")
+    parser.add_argument(
+        "--accumulation",
+        type=_positive_int,
+        help="backward passes per optimizer step: accumulate_grad_batches, gradient_accumulation_steps; default: 1",
+    )
+    parser.add_argument(
+        "--split-batches",
+        action="store_true",
+        help="all processes share the batch size: Accelerate's split_batches, or batch_size // world_size in a script",
+    )
+    parser.add_argument(
+        "--loss", choices=["mean", "sum"], default="mean", help="over the samples of a backward pass; default: mean"
+    )
+    parser.add_argument(
+        "--gradients",
+        choices=["average", "sum", "separate"],
+        help="how processes combine them, where that can be chosen: Horovod's op, DeepSpeed's gradient_allreduce_op, "
+        "a parameter server that waits for all (average, sum) or for none (separate, the default of it)",
+    )
+    parser.add_argument("--lr", type=_positive_float, help="learning rate there; default: the file's, if it has one")
+    parser.add_argument("--to-global-batch-size", type=_positive_int, help="here; default: the effective batch there")
+    parser.add_argument(
+        "--micro-batch-size", type=_positive_int, help="here; default: as many samples a device as there"
+    )
+    parser.add_argument("--world-size", type=_positive_int, help="processes here; default: as many devices as there")
+    parser.add_argument(
+        "--scaling", choices=["linear", "sqrt", "none"], help="of the learning rate: linear (SGD), sqrt (Adam), none"
+    )
+    parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
+
+
 def _words(text: str) -> list[str]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
@@ -277,4 +344,14 @@ def _positive_int(text: str) -> int:
         value = 0
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return value
+
+
+def _positive_float(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
     return value
