@@ -40,7 +40,7 @@ def first_step_under_ddp(batch_size, accumulation, loss):
     for number, batch in enumerate(batches, 1):
         model.require_backward_grad_sync = number == accumulation
         (getattr(losses_of(model, batch), loss)() / accumulation).backward()
-    torch.distributed.destroy_process_group()
+    # The process ends with this; DDP waits for ever if it goes after the group that it reduces with.
     return torch.cat(batches).tolist(), model.module.weight.grad.tolist()
 
 
@@ -85,7 +85,7 @@ class DataParallelOnCPU(DataParallel):
 
     `scatter` cuts with `torch.chunk`, as torch's `comm::scatter` does; replicas are the module itself, whose gradients
     add up like those that torch reduces; outputs are put together in order. So these tests show how the class hands
-    the batch to devices and what follows for the gradient, given these four. The test below has none of them replaced.
+    the batch to devices and what follows for the gradient, given these four.
     """
 
     def __init__(self, module, num_devices):
@@ -124,30 +124,3 @@ def test_data_parallel_cuts_one_batch(batch_size, devices, loss):
     assert sum(model.shares) == there.global_batch_size
     expected = there.gradient_factor * gradient_of(samples, "mean")
     torch.testing.assert_close(model.module.weight.grad, expected)
-
-
-class Recording(torch.nn.Linear):
-    """Notes the samples that each replica sees; replicas share the list."""
-
-    def __init__(self):
-        super().__init__(5, 1)
-        self.seen = []
-
-    def forward(self, samples):
-        self.seen.append((samples.device.index, len(samples)))
-        return super().forward(samples)
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="DataParallel cuts a batch for two GPUs or more")
-def test_data_parallel_on_gpus():
-    devices = torch.cuda.device_count()
-    model = DataParallel(Recording().cuda())
-    samples = SAMPLES[:7].float().cuda()
-    losses_of(model, samples).mean().backward()
-
-    shares = [share for share in BatchElsewhere("dp", 7, devices).per_device if share]
-    assert sorted(model.module.seen) == list(enumerate(shares))
-    alone = Recording().cuda()
-    alone.load_state_dict(model.module.state_dict())
-    losses_of(alone, samples).mean().backward()
-    torch.testing.assert_close(model.module.weight.grad, alone.weight.grad)
