@@ -157,6 +157,8 @@ def run_interrupted(
             strategy=strategy,
             world_size=world_size,
             accelerate_configs=accelerate_configs,
+            # The longest run has 7,000 steps, and machines differ.
+            timeout=600,
         )
     except JobFailed as failure:
         return str(failure)

@@ -60,7 +60,7 @@ class Job:
             assert self.state not in ("FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"), self.log
             time.sleep(0.2)
 
-    def wait_for_end(self, seconds: float = 240) -> str:
+    def wait_for_end(self, seconds: float = 600) -> str:
         """The state that it ends in."""
         deadline = time.monotonic() + seconds
         while (state := self.state) in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"):
