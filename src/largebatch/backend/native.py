@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import get_args
 
 import torch
 from torch import nn
@@ -23,6 +24,7 @@ from largebatch.backend.state import (
     split_state,
     weight_vectors,
 )
+from largebatch.embedding_layers import EmbeddingGetter, embedding_layer
 from largebatch.errors import BackendMismatch
 from largebatch.optim.layerwise import LayerPart, local_part
 from largebatch.storage.layout import ParameterInfo
@@ -71,10 +73,8 @@ class NativeBackend(Backend):
                 return Update(norm, applied=False)
             if self.plan.clip_norm is not None:
                 clip_grads_with_norm_(parameters, self.plan.clip_norm, norm)
-        optimizer = self._torch_optimizer
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate
-        optimizer.step()
+        self.set_learning_rate(learning_rate)
+        self._torch_optimizer.step()
         self._clear_gradients()
         return Update(norm, applied=True)
 
@@ -249,7 +249,7 @@ def _sharded_apart(model: nn.Module) -> Iterator[None]:
     blocks = {name: [module for module in model.modules() if type(module).__name__ == name] for name in names}
     blocks = {name: found for name, found in blocks.items() if all(_shares_nothing(model, [each]) for each in found)}
     parts = [part for found in blocks.values() for block in found for part in block.modules() if part is not block]
-    embeddings = {name: _embedding(model, name) for name in ("get_input_embeddings", "get_output_embeddings")}
+    embeddings = {getter: embedding_layer(model, getter) for getter in get_args(EmbeddingGetter)}
     unusable = [name for name, found in embeddings.items() if found is None or any(found is part for part in parts)]
     # Where they share their weights, they become one unit.
     if not _shares_nothing(model, [found for found in embeddings.values() if found is not None]):
@@ -263,14 +263,6 @@ def _sharded_apart(model: nn.Module) -> Iterator[None]:
         for name in replaced:
             del vars(model)[name]
         vars(model).update(before)
-
-
-def _embedding(model: nn.Module, method: str) -> nn.Module | None:
-    try:
-        module: nn.Module | None = getattr(model, method, lambda: None)()
-    except NotImplementedError:
-        return None
-    return module
 
 
 def _shares_nothing(model: nn.Module, modules: Sequence[nn.Module]) -> bool:

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from largebatch.data.text import IGNORE_INDEX
+from largebatch.embedding_layers import embedding_layer
 from largebatch.errors import UserError
 from largebatch.memory.linear_token_losses import linear_token_losses, precision_of_losses
 
@@ -25,8 +26,9 @@ def return_token_losses(model: nn.Module) -> None:
     Args:
         model: A language model of `transformers`; changed in place. Parameters and their names stay what they are.
     """
-    layer = _output_layer(model)
-    if layer is not None and _gives_plain_logits(model, layer):
+    layer = embedding_layer(model, "get_output_embeddings")
+    # Linear, and nothing else than that: an adapter's layer is a class of its own.
+    if type(layer) is nn.Linear and _gives_plain_logits(model, layer):
         layer.__class__ = LinearWithTargets
     forward = model.forward
 
@@ -86,15 +88,6 @@ class _Given:
         """Whether the other is the same tensor, or a view of it as engines return, and not changed in place since."""
         same_place = (other.data_ptr(), other.shape) == (self._tensor.data_ptr(), self._tensor.shape)
         return same_place and self._tensor._version == self._version
-
-
-def _output_layer(model: nn.Module) -> nn.Linear | None:
-    """The model's output layer, where that is a linear layer and nothing else."""
-    try:
-        layer = model.get_output_embeddings()  # type: ignore[operator]
-    except NotImplementedError:
-        return None
-    return layer if type(layer) is nn.Linear else None
 
 
 @torch.no_grad()
