@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 from jobs import launch_environment
+from largebatch.rehearsal.jobs import meeting_place
 from paths import DIGITS, ROOT
 
 PROGRAM = """
@@ -31,15 +32,16 @@ print(launch.strategy, *sorted({"deepspeed", "transformers", "datasets"} & sys.m
 
 def test_no_library_of_models_to_start_ddp_and_step(tmp_path):
     """Of FSDP2, Accelerate imports DeepSpeed itself where it is installed."""
-    settings = os.environ | launch_environment("ddp", 2)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(DIGITS), str(tmp_path)],
-            env=settings | {"RANK": rank, "LOCAL_RANK": rank},
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in ("0", "1")
-    ]
-    assert [process.communicate(timeout=300)[0].split() for process in processes] == [["ddp"], ["ddp"]]
+    with meeting_place() as place:
+        settings = os.environ | launch_environment("ddp", 2) | place
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", PROGRAM, str(DIGITS), str(tmp_path)],
+                env=settings | {"RANK": rank, "LOCAL_RANK": rank},
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in ("0", "1")
+        ]
+        assert [process.communicate(timeout=300)[0].split() for process in processes] == [["ddp"], ["ddp"]]

@@ -3,7 +3,6 @@
 A fresh `accelerate launch` takes 10 to 20 s of imports; these start at once.
 """
 
-import contextlib
 import multiprocessing
 import os
 import sys
@@ -11,10 +10,13 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["largebatch.rehearsal.preload"])
@@ -44,6 +46,17 @@ class JobFailed(AssertionError):
         super().__init__("\n".join(f"--- rank {rank}: {reason}\n{output}" for rank, reason, output in reports))
 
 
+@contextmanager
+def meeting_place() -> Iterator[dict[str, str]]:
+    """The variables by which processes on this machine find each other.
+
+    The store that they name is hosted here, as torch's launcher does, until the context is left. No process can look
+    for it too early, and wait before it tries again.
+    """
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    yield {"MASTER_ADDR": store.host, "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+
+
 def run_job(
     function: Callable[..., Any],
     *arguments: Any,
@@ -57,7 +70,7 @@ def run_job(
     Args:
         function: Found by its name in its module, and given back by it what can be pickled.
         arguments: What can be pickled.
-        world_size: Processes; they get RANK and LOCAL_RANK where `environment` has a WORLD_SIZE.
+        world_size: Processes; where `environment` has a WORLD_SIZE they get RANK and LOCAL_RANK, and a place to meet.
         environment: Added to this process's environment.
         folder: Working directory of the processes.
         timeout: Seconds until the first result; the others must follow as quickly.
@@ -65,7 +78,7 @@ def run_job(
     Raises:
         JobFailed: With the output and the traceback of the processes that failed.
     """
-    with tempfile.TemporaryDirectory() as logs:
+    with tempfile.TemporaryDirectory() as logs, meeting_place() as place:
         outputs = [Path(logs, f"rank{rank}.log") for rank in range(world_size)]
         processes, pipes = [], []
         try:
@@ -73,7 +86,7 @@ def run_job(
                 mine, theirs = _context.Pipe(duplex=False)
                 settings = dict(environment)
                 if "WORLD_SIZE" in environment:
-                    settings |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                    settings |= place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
                 process = _context.Process(target=_work, args=(theirs, output, folder, settings, function, arguments))
                 process.start()
                 theirs.close()
@@ -146,7 +159,7 @@ def _work(
             kind, value = "error" if left.code else "result", f"exit code {left.code}" if left.code else None
         except BaseException:
             kind, value = "error", traceback.format_exc()
-        with contextlib.suppress(BrokenPipeError):
+        with suppress(BrokenPipeError):
             pipe.send(Outcome(kind, value, time.time()))
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,7 +1,6 @@
 """The environment that `accelerate launch` would give the processes of a job on this machine."""
 
 import os
-import socket
 from pathlib import Path
 
 # How Accelerate config files of this project are called.
@@ -11,7 +10,7 @@ STRATEGIES = ("ddp", "fsdp", "zero1", "zero2", "zero3")
 def launch_environment(accelerate_config: Path, world_size: int) -> dict[str, str]:
     """The variables that all processes get, made from an Accelerate config by Accelerate's own code.
 
-    Each process also needs its RANK and LOCAL_RANK.
+    Each process also needs its RANK and LOCAL_RANK, and all of them a place to meet; see `jobs.run_job`.
 
     Args:
         accelerate_config: The YAML file that would be launched with.
@@ -28,12 +27,4 @@ def launch_environment(accelerate_config: Path, world_size: int) -> dict[str, st
     else:
         launched = prepare_multi_gpu_env(args)
     changed = {name: value for name, value in launched.items() if os.environ.get(name) != value}
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    return changed | {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
-    }
+    return changed | {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}

@@ -1,5 +1,6 @@
 """Imported once by the server that jobs are forked from: imports what jobs need; runs no torch operation."""
 
+import gc
 import importlib
 import logging
 import threading
@@ -30,5 +31,12 @@ for name in (
 ):
     importlib.import_module(name)
 
+# Compiles hundreds of regular expressions when a first model is saved.
+importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("gpt2")
+
 # Its own lock would be shared by processes, and left behind by those that are killed.
 tqdm.tqdm.set_lock(threading.RLock())
+
+# Collections in the processes of jobs need not go through all that was imported, nor copy its pages.
+gc.collect()
+gc.freeze()
