@@ -4,7 +4,7 @@
 CONFIG ?= recipes/image_classification/resnet_digits.json
 STRATEGY ?= ddp
 ARGS ?=
-BENCH ?= loop_tax two_process start data_path memory gpu_throughput
+BENCH ?= loop_tax two_process start data_path memory checkpoints gpu_throughput
 PYTHON ?= python3
 BIN := .venv/bin
 ACCELERATE_CONFIG = recipes/accelerate_configs/$(STRATEGY).yaml

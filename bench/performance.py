@@ -8,7 +8,7 @@ from pathlib import Path
 from record import NOT_MEASURED, RESULTS, ROOT, Record, behind, not_measured, read_record, section
 
 DOCUMENT = ROOT / "docs/performance.md"
-PROGRAMS = ("loop_tax", "two_process", "start", "data_path", "memory", "gpu_throughput")
+PROGRAMS = ("loop_tax", "two_process", "start", "data_path", "memory", "checkpoints", "gpu_throughput")
 INTRODUCTION = """# Performance
 
 <!-- Made by bench/performance.py from the samples in bench/results: change a program or measure again, not this. -->

@@ -37,7 +37,7 @@ def test_what_it_says_of_results(tmp_path):
 def test_one_entry_runs_all_programs_and_says_what_they_are():
     makefile, readme = (ROOT / "Makefile").read_text(), (ROOT / "bench/README.md").read_text()
     assert re.search(r"^BENCH \?= (.*)$", makefile, re.MULTILINE).group(1).split() == [*performance.PROGRAMS]
-    modules = {"paired.py", "record.py", "performance.py"}
+    modules = {"paired.py", "record.py", "performance.py", "checkpoint_job.py"}
     for program in (ROOT / "bench").glob("*.py"):
         assert f"`{program.name}" in readme, program.name
         if program.name not in modules and "add_output_options" in program.read_text():
