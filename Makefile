@@ -44,8 +44,9 @@ lint: install
 	$(BIN)/mypy
 	$(BIN)/largebatch lint
 
+# Two workers: what waits, on the tests' Slurm cluster above all, does so beside what works. See tests/conftest.py.
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
 
 bench: install
 	$(BIN)/pip install --quiet --requirement bench/requirements.txt --constraint requirements.txt

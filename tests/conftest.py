@@ -14,6 +14,18 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 
+def pytest_collection_modifyitems(items):
+    """What two workers may share, and in which order: the tests of a file stay together, and the longest come first.
+
+    Those of the one cluster are a group too, which waits more than it works. Next are the files beside this one, most
+    of which train whole recipes.
+    """
+    for item in items:
+        group = "cluster" if "cluster" in item.path.parts else str(item.path.relative_to(ROOT))
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: ("cluster" not in item.path.parts, item.path.parent != ROOT / "tests"))
+
+
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """The current folder is a copy of the repository's recipes, scripts and configs."""
