@@ -14,6 +14,8 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 
+# First, because xdist reads the groups in the same hook.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """What two workers may share, and in which order: the tests of a file stay together, and the longest come first.
 
