@@ -46,7 +46,7 @@ lint: install
 
 # Two workers: what waits, on the tests' Slurm cluster above all, does so beside what works. See tests/conftest.py.
 test: lint
-	$(BIN)/pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 bench: install
 	$(BIN)/pip install --quiet --requirement bench/requirements.txt --constraint requirements.txt

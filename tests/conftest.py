@@ -14,17 +14,9 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 
-# First, because xdist reads the groups in the same hook.
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """What two workers may share, and in which order: the tests of a file stay together, and the longest come first.
-
-    Those of the one cluster are a group too, which waits more than it works. Next are the files beside this one, most
-    of which train whole recipes.
-    """
-    for item in items:
-        group = "cluster" if "cluster" in item.path.parts else str(item.path.relative_to(ROOT))
-        item.add_marker(pytest.mark.xdist_group(group))
+    """The longest first, for two workers that take a file at a time: jobs of the cluster, which wait more than they work,
+    and then the files beside this one, most of which train whole recipes."""
     items.sort(key=lambda item: ("cluster" not in item.path.parts, item.path.parent != ROOT / "tests"))
 
 
