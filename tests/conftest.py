@@ -15,8 +15,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def pytest_collection_modifyitems(items):
-    """The longest first, for two workers that take a file at a time: jobs of the cluster, which wait more than they work,
-    and then the files beside this one, most of which train whole recipes."""
+    """The longest first, for two workers that take a file at a time.
+
+    That is jobs of the cluster, which wait more than they work, and then the files beside this one, most of which train
+    whole recipes.
+    """
     items.sort(key=lambda item: ("cluster" not in item.path.parts, item.path.parent != ROOT / "tests"))
 
 
