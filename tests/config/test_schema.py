@@ -1,10 +1,12 @@
 """The published JSON Schema is the one the code has, and recipes keep to it."""
 
 import json
+import re
 
 import jsonschema
 import pytest
 
+from largebatch.config.reference import configuration_reference
 from largebatch.config.schema import recipe_schema
 from paths import RECIPES, ROOT
 
@@ -41,3 +43,34 @@ def test_every_field_is_described():
         and "discriminator" not in schema
     ]
     assert bare == []
+
+
+def test_the_reference_is_fresh():
+    written = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
+    assert written == configuration_reference(), "run: largebatch schema --markdown > docs/configuration.md"
+
+
+def test_rows_of_the_reference_by_hand():
+    rows = configuration_reference().splitlines()
+    for row in (
+        "| `every` | whole number > 0 | `10` | Steps between two lines of metrics.jsonl; the first and the last step "
+        "always have one. |",
+        "| `last_step` | whole number > 0 | required | The last of them. |",
+        "| `final_fraction` | number ≥ 0 and ≤ 1 | `0.0` | Learning rate at the end, as a fraction of the peak. |",
+        "| `faults` | [Faults](#faults) | its defaults | What to do when something goes wrong. |",
+        "| `betas` | [number ≥ 0 and < 1, number ≥ 0 and < 1] | `[0.9, 0.999]` | Decay rates of the running averages "
+        "of the gradient and of its square. |",
+    ):
+        assert row in rows
+
+
+def test_the_reference_has_every_section_once_and_all_its_fields():
+    text = configuration_reference()
+    headings = re.findall(r"^##+ (\S+)$", text, re.MULTILINE)
+    assert {link.lower() for link in re.findall(r"\]\(#(.*?)\)", text)} <= {heading.lower() for heading in headings}
+    for name, definition in json.loads(recipe_schema())["$defs"].items():
+        if name.endswith("Config"):
+            continue
+        assert headings.count(name) == 1
+        table = text.split(f"### {name}\n")[1].split("\n#")[0]
+        assert re.findall(r"^\| `(.*?)` \|", table, re.MULTILINE) == [*definition["properties"]]

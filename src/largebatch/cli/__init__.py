@@ -182,13 +182,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     _take_options_of_a_batch_elsewhere(effective)
 
-    commands.add_parser(
+    schema = commands.add_parser(
         "schema",
         help="print the JSON Schema of recipes",
         description="Print the JSON Schema that recipes name in their $schema, for editors.",
         epilog="Example: largebatch schema > recipes/recipe.schema.json",
         allow_abbrev=False,
     )
+    schema.add_argument("--markdown", action="store_true", help="print the configuration reference instead, to read")
 
     options, overrides = parser.parse_known_args(arguments)
     try:
@@ -266,6 +267,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from largebatch.cli.preflight import print_verdict
 
             return print_verdict(options.reports, options.nodes, options.bad_nodes)
+        elif options.markdown:
+            from largebatch.config.reference import configuration_reference
+
+            sys.stdout.write(configuration_reference())
         else:
             from largebatch.config.schema import recipe_schema
 
