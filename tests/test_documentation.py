@@ -1,0 +1,170 @@
+"""Every command that the documents show works: each is run, in a copy of the repository.
+
+What would train, or needs a cluster, is taken down by stand-ins instead, and then asked of the real parsers: that
+scripts, configs and recipes are there, and that the recipe has a plan with those overrides on that many processes.
+"""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs import run_job, train
+from largebatch.cli import main
+from paths import BERT, PYDOC, ROOT
+from resuming import TINY_GPT
+
+DOCUMENTS = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("recipes/*/README.md"))]
+RECORDER = f"""#!{sys.executable}
+import json, sys
+with open("calls.jsonl", "a") as file:
+    file.write(json.dumps([sys.argv[0].rpartition("/")[2], *sys.argv[1:]]) + "\\n")
+"""
+# What trains, submits, tests, measures or fetches. `make` and `largebatch` are the real ones.
+STAND_INS = ("accelerate", "sbatch", "pytest", "ruff", "mypy", "pip", "git", "tail")
+
+
+def commands(document: Path) -> list[str]:
+    """What stands behind the prompts of a document's console blocks, with its further lines."""
+    found = []
+    for block in re.findall(r"^```console\n(.*?)^```$", document.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+        lines = iter(block.splitlines())
+        for line in lines:
+            if not line.startswith("$ "):
+                continue
+            command = line.removeprefix("$ ")
+            while subprocess.run(["bash", "-n"], input=command, capture_output=True, text=True).returncode or (
+                command.endswith("\\")
+            ):
+                command += "\n" + next(lines)
+            found.append(command)
+    return found
+
+
+@pytest.fixture
+def repository(project, monkeypatch):
+    """The current folder is a copy of the repository, in an environment with stand-ins."""
+    for name in ("Makefile", "requirements.txt", "pyproject.toml", "bench"):
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, project / name)
+    programs = project / ".venv/bin"
+    programs.mkdir(parents=True)
+    for name in STAND_INS:
+        (programs / name).write_text(RECORDER + ("print(7)\n" if name == "sbatch" else ""))
+    # Prepared measurements take minutes: that the program is there is asked below.
+    python = f'case $1 in bench/*) exec "$(dirname "$0")/recorder" "$@";; *) exec {sys.executable} "$@";; esac'
+    for name, text in {
+        "recorder": RECORDER,
+        "python": f"#!/usr/bin/env bash\n{python}\n",
+        "python3": f'#!/usr/bin/env bash\nexec {sys.executable} "$@"\n',
+        "largebatch": f'#!/usr/bin/env bash\nif [[ $1 == verify ]]; then exec "$(dirname "$0")/recorder" "$@"; fi\n'
+        f'exec {sys.executable} -m largebatch "$@"\n',
+    }.items():
+        (programs / name).write_text(text)
+    for program in programs.iterdir():
+        program.chmod(0o755)
+    (programs / "activate").touch()
+    (project / ".venv/installed").touch()
+    # What the documents speak of as the reader's own.
+    (project / "largebatch").symlink_to(".")
+    for split in ("train", "valid"):
+        documents = [{"text": document.read_text(encoding="utf-8")} for document in DOCUMENTS]
+        Path(f"{split}.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in documents), encoding="utf-8")
+    files = {"train": "train.jsonl", "eval": "valid.jsonl"}
+    for name, recipe in (("my_recipe", PYDOC), ("my_bert", BERT)):
+        config = json.loads(recipe.read_text())
+        config["data"] |= {"source": "datasets", "path": "json", "data_files": files, "tokenizer": "my_tokenizer"}
+        config["model"]["vocab_size"] = 16384
+        Path(f"{name}.json").write_text(json.dumps(config))
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    for name in ("STRATEGY", "RUN_DIR", "NUM_PROCESSES", "MAKEFLAGS", "MAKELEVEL", "PYTEST_ADDOPTS"):
+        monkeypatch.delenv(name, raising=False)
+    return project
+
+
+def calls() -> list[list[str]]:
+    file = Path("calls.jsonl")
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def assert_planned(recipe: str, words: list[str], world_size: int) -> None:
+    assert main(["plan", recipe, "--world-size", str(world_size), *words]) == 0, (recipe, words)
+
+
+def check_launch(words: list[str]) -> None:
+    """As Accelerate itself reads it."""
+    from accelerate.commands.launch import launch_command_parser
+
+    assert words[0] == "launch"
+    launch = launch_command_parser().parse_args(words[1:])
+    assert Path(launch.config_file).exists(), launch.config_file
+    assert Path(launch.training_script).exists(), launch.training_script
+    option, recipe, *overrides = launch.training_script_args
+    assert option == "--config"
+    assert_planned(recipe, overrides, launch.num_processes or 2)
+
+
+def check_submission(words: list[str]) -> None:
+    """Options of sbatch, the script, and overrides of its recipe, which stand-ins for `largebatch submit` have, too."""
+    at = next(number for number, word in enumerate(words) if word.endswith(".sbatch"))
+    script = Path(words[at])
+    assert main(["lint", str(script)]) == 0
+    recipe = re.search(r"^RECIPE=(\S+)$", script.read_text(), re.MULTILINE)[1]
+    assert_planned(recipe, words[at + 1 :], 4)
+
+
+def check_verification(words: list[str], monkeypatch) -> None:
+    monkeypatch.setattr("largebatch.cli.verify.verify", lambda config, *_: config.exists())
+    assert main(words) == 0
+
+
+def check_measurement(words: list[str]) -> None:
+    """The program knows the study."""
+    program, study = words[:2]
+    told = subprocess.run([sys.executable, program, "--help"], capture_output=True, text=True, check=True).stdout
+    assert study in told
+
+
+def train_tiny(run_dir):
+    train(PYDOC, *TINY_GPT, "--train.stop_after_steps=2", run_dir=run_dir)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_work(document, repository, monkeypatch):
+    shown = commands(document)
+    if any("runs/gpt_pydoc" in command for command in shown):
+        run_job(train_tiny, repository / "runs/gpt_pydoc", strategy="single", world_size=1)
+    for command in shown:
+        result = subprocess.run(["bash", "-ec", command], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        # An error that is shown is compared word by word in test_readme.
+        shown_error = f"$ {command}\nerror:" in document.read_text(encoding="utf-8")
+        assert result.returncode == (2 if shown_error else 0), f"{command}\n{result.stdout}{result.stderr}"
+    for program, *words in calls():
+        if program == "accelerate":
+            check_launch(words)
+        elif program == "sbatch":
+            check_submission(words)
+        elif program == "recorder" and words[0] == "verify":
+            check_verification(words, monkeypatch)
+        elif program == "recorder":
+            check_measurement(words)
+
+
+def test_commands_are_found_whole(tmp_path):
+    document = tmp_path / "document.md"
+    document.write_text(
+        "```console\n$ first --a '{\n  1}' \\\n    --b    # why\noutput\n$ second\n```\n\n```bash\n$ other\n```\n"
+    )
+    found = commands(document)
+    words = [shlex.split(command.replace("\\\n", ""), comments=True) for command in found]
+    assert words == [
+        ["first", "--a", "{\n  1}", "--b"],
+        ["second"],
+    ]
+    assert sum(len(commands(document)) for document in DOCUMENTS) > 40
