@@ -117,7 +117,16 @@ class Job:
         folder = self.folder / name
         retention = Retention(None, lambda _: True)
         return CheckpointWriter(
-            self.backend, folder, self._fence, retention, self._config, self._plan, None, asynchronous, _fail
+            self.backend,
+            folder,
+            self._fence,
+            retention,
+            self._config,
+            self._plan,
+            None,
+            asynchronous,
+            _fail,
+            lambda _, reason: _fail(reason),
         )
 
     def tensors(self) -> list[torch.Tensor]:

@@ -104,6 +104,7 @@ class FakeRun:
         self.attempt = attempt or claim(path / "attempts", {})
         self.backend = backend or FakeBackend()
         self.warnings: list[str] = []
+        self.not_written: list[int] = []
         self.writer = CheckpointWriter(
             self.backend,
             self.checkpoints,
@@ -114,6 +115,7 @@ class FakeRun:
             MODEL_CONFIG,
             asynchronous,
             self.warnings.append,
+            lambda step, _: self.not_written.append(step),
         )
 
     def save(self, step: int) -> Path:

@@ -14,7 +14,7 @@ from pathlib import Path
 from experiments import ROOT, Experiment
 from largebatch.rehearsal.jobs import JobFailed, run_job
 from largebatch.rehearsal.training import train
-from largebatch.run.journal import read_json_lines
+from largebatch.storage.json_lines import read_json_lines
 
 PATIENCE = 24 * 3600  # seconds that one run may take
 # In the message of a run whose loss, gradient or evaluation is not finite.

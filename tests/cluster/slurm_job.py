@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from largebatch.run.journal import read_json_lines
+from largebatch.storage.json_lines import read_json_lines
 from slurm_cluster import Cluster
 
 

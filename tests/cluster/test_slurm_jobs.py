@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from largebatch.run.journal import read_json_lines
+from largebatch.storage.json_lines import read_json_lines
 from paths import ROOT
 from resuming import TINY_GPT, run_interrupted
 from slurm_job import Job

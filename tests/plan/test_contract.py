@@ -10,7 +10,7 @@ import pytest
 
 from largebatch.config import load_config
 from largebatch.errors import ConfigError
-from largebatch.plan import explain, resolve
+from largebatch.plan import RunPlan, explain, resolve
 from paths import DIGITS, IMAGENET, PYDOC, RECIPES
 
 
@@ -88,6 +88,21 @@ def test_every_recipe_has_a_plan(recipe):
 
 
 RAMP = '[{"from": {"steps": 0}, "size": 32}, {"from": {"epochs": 1}, "size": 64}, {"from": {"steps": 66}, "size": 128}]'
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_a_plan_is_read_back_as_it_was(recipe):
+    config = load_config(recipe)
+    plan = resolve(config, world_size=config.batch.sizes[0][1] // config.batch.micro_batch_size)
+    again = RunPlan.from_json(plan.to_json())
+    assert again == plan
+    assert explain(again, "x") == explain(plan, "x")
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"task": "causal_lm"}'])
+def test_what_is_no_plan(text):
+    with pytest.raises(ValueError, match="RunPlan"):
+        RunPlan.from_json(text)
 
 
 def test_the_learning_rate_follows_a_batch_size_that_grows():

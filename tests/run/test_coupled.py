@@ -10,7 +10,7 @@ import torch
 from safetensors.numpy import load_file
 
 from jobs import JobFailed, run_job, train
-from largebatch.run.journal import read_json_lines
+from largebatch.storage.json_lines import read_json_lines
 from paths import SIMCLR, STRATEGIES
 from reference import global_batches, load_recipe_module
 from resuming import Interruption, assert_bit_for_bit, run_interrupted

@@ -6,6 +6,7 @@ import pytest
 
 from disks import fill, small_disk
 from jobs import run_job, train
+from largebatch.storage.json_lines import read_json_lines
 from paths import PYDOC
 from resuming import TINY_GPT, assert_bit_for_bit, run_interrupted
 
@@ -46,6 +47,10 @@ def test_training_goes_on_and_nothing_is_lost(strategy, asynchronous, tmp_path):
         assert newest == sorted(newest)
         assert newest[9] in ("step_00000004", "step_00000002")
         assert sorted(path.name for path in run_dir.glob("checkpoints/*")) == ["step_00000012", "step_00000014"]
+        history = read_json_lines(run_dir / "history.jsonl")
+        failed = [line["step"] for line in history if line["event"] == "checkpoint_failed"]
+        # That of step 4 was being written when the disk became full.
+        assert failed in ([6, 8], [4, 6, 8])
         assert run_interrupted(tmp_path / "whole", words, strategy=strategy, world_size=world_size) is None
         for file in tmp_path.glob("whole.samples.*"):
             file.unlink()

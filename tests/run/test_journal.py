@@ -8,7 +8,8 @@ import pytest
 
 from largebatch.errors import TrainingFailed
 from largebatch.run.attempt import claim
-from largebatch.run.journal import Journal, read_json_lines
+from largebatch.run.journal import Journal
+from largebatch.storage.json_lines import read_json_lines
 
 
 @pytest.fixture

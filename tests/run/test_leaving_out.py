@@ -8,7 +8,7 @@ from safetensors.numpy import load_file
 from test_not_finite import poison
 
 from jobs import JobFailed, run_job, train
-from largebatch.run.journal import read_json_lines
+from largebatch.storage.json_lines import read_json_lines
 from paths import DIGITS, PYDOC
 from resuming import TINY_GPT
 

@@ -4,10 +4,10 @@ import pytest
 
 from largebatch.run.attempt import claim
 from largebatch.run.folder import RunFolder
-from largebatch.run.journal import read_json_lines
 from largebatch.run.record import Record
 from largebatch.run.resume import Start
 from largebatch.run.status import _of_this_process, report_failure
+from largebatch.storage.json_lines import read_json_lines
 
 
 @pytest.fixture

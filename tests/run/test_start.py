@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from jobs import JobFailed, run_job, train
-from largebatch.run.journal import read_json_lines
+from largebatch.storage.json_lines import read_json_lines
 from paths import PYDOC
 from resuming import CHAIN_BATCH, TINY_GPT, Interruption, run_interrupted
 

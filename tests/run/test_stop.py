@@ -7,8 +7,8 @@ import time
 import pytest
 
 from jobs import JobFailed, run_job
-from largebatch.run.journal import read_json_lines
 from largebatch.run.stop import REASONS, StopRequests
+from largebatch.storage.json_lines import read_json_lines
 from paths import PYDOC
 from resuming import TINY_GPT, train_interrupted
 

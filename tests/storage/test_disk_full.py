@@ -32,6 +32,7 @@ def test_a_checkpoint_that_does_not_fit(asynchronous, left, disk):
     assert "the checkpoint of step 8 could not be written" in run.warnings[0]
     assert "No space left on device" in run.warnings[0]
     assert "the newest one is of step 4" in run.warnings[0]
+    assert run.not_written == [8]
     assert run.writer.last_step == 4
     assert [entry.path for entry in entries(run.checkpoints)] == [first]
     assert temporary_folders(run.checkpoints) == []
@@ -74,6 +75,7 @@ def test_the_marker_that_does_not_fit(asynchronous, disk, monkeypatch):
     monkeypatch.undo()
     assert len(run.warnings) == 1
     assert "No space left on device" in run.warnings[0]
+    assert run.not_written == [8]
     assert run.writer.last_step == 4
     assert [path.name for path in run.checkpoints.iterdir()] == ["step_00000004"]
 

@@ -123,6 +123,7 @@ class CheckpointWriter:
         model_config: The JSON text of a `transformers` model's configuration, if it has one.
         asynchronous: Whether `save` returns while the files are still being written.
         warn: Tells a person that a checkpoint could not be written; called by the main process.
+        not_written: Takes the step of such a checkpoint and the reason; called by the main process too.
     """
 
     def __init__(
@@ -136,6 +137,7 @@ class CheckpointWriter:
         model_config: str | None,
         asynchronous: bool,
         warn: Callable[[str], None],
+        not_written: Callable[[int, str], None],
     ):
         self._backend = backend
         self._folder = folder
@@ -146,6 +148,7 @@ class CheckpointWriter:
         self._model_config = model_config
         self._asynchronous = asynchronous
         self._warn = warn
+        self._not_written = not_written
         # Threads must not share a group.
         self._group = backend.new_host_group()
         self._staging: dict[str, torch.Tensor] = {}
@@ -225,6 +228,7 @@ class CheckpointWriter:
                     f"and the next checkpoint will be tried; the newest one is "
                     f"{f'of step {self.last_step}' if self.last_step else 'none yet'}"
                 )
+                self._not_written(step, result.message)
             return
         error = TrainingFailed(result.message)
         error.everywhere = True

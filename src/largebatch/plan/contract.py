@@ -8,6 +8,8 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pydantic import TypeAdapter
+
 from largebatch.batch import GlobalBatch, Length, Timeline, gradient_accumulation_steps
 from largebatch.config.optimizers import AdamW
 from largebatch.config.sections import BatchGrowth, LearningRate, StepDecay, WarmupStableDecay
@@ -151,6 +153,25 @@ class RunPlan:
             name: getattr(self, name) for name in ("global_batch_size", "gradient_accumulation_steps", "peak_lr")
         }
         return json.dumps(dataclasses.asdict(self) | largest, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "RunPlan":
+        """The plan that `to_json` wrote.
+
+        Raises:
+            ValueError: It is not one, or another version's.
+        """
+        plan = TypeAdapter(cls).validate_json(text)
+        return dataclasses.replace(
+            plan,
+            optimizer_options=_with_tuples(plan.optimizer_options),
+            tuned_options=_with_tuples(plan.tuned_options),
+        )
+
+
+def _with_tuples(options: dict[str, Any]) -> dict[str, Any]:
+    """An optimizer's options from JSON, which has lists instead."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
 
 
 def resolve(config: RecipeConfig, world_size: int) -> RunPlan:

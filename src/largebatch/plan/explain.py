@@ -21,20 +21,29 @@ def explain(plan: RunPlan, title: str, sections: Collection[str] | None = None) 
         title: What the plan is of, for the first line.
         sections: Names of the sections to show; None is all.
     """
+    lines = [heading(plan, title)]
+    for name, body in bodies(plan):
+        if sections is not None and name not in sections:
+            continue
+        lines += [f"  {name if number == 0 else '':<14}{line}" for number, line in enumerate(body)]
+    return "\n".join(lines)
+
+
+def heading(plan: RunPlan, title: str) -> str:
+    """The first line: what is trained on how many processes."""
     processes = "1 process" if plan.world_size == 1 else f"{plan.world_size:,} processes"
-    bodies = [
+    return f"{title}: {plan.task} on {processes}"
+
+
+def bodies(plan: RunPlan) -> list[tuple[str, list[str]]]:
+    """The sections: the name and the lines of each."""
+    return [
         ("Batch", _batch(plan)),
         ("Loss", _loss(plan)),
         ("Steps", _steps(plan)),
         ("Learning rate", _learning_rate(plan)),
         ("Optimizer", _optimizer(plan)),
     ]
-    lines = [f"{title}: {plan.task} on {processes}"]
-    for name, body in bodies:
-        if sections is not None and name not in sections:
-            continue
-        lines += [f"  {name if number == 0 else '':<14}{line}" for number, line in enumerate(body)]
-    return "\n".join(lines)
 
 
 def _batch(plan: RunPlan) -> list[str]:

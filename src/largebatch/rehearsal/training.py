@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from largebatch.errors import UserError
-from largebatch.run.journal import read_json_lines
+from largebatch.storage.json_lines import read_json_lines
 
 
 def train(script: Path, recipe: Path, *overrides: str, run_dir: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from largebatch.run.attempt import Attempt
 from largebatch.storage.files import replace_file
+from largebatch.storage.json_lines import parse_line
 
 MOST_PENDING_LINES = 100_000
 
@@ -85,7 +86,7 @@ class Journal:
         last: dict[str, Any] | None = None
         lines = self._path.read_bytes().split(b"\n")
         for number, text in enumerate(lines):
-            line = _parsed(text)
+            line = parse_line(text)
             if line is None and number == len(lines) - 1:
                 continue
             if line is None:
@@ -97,17 +98,3 @@ class Journal:
             kept.append(text + b"\n")
         replace_file(self._path, [memoryview(b"".join(kept))])
         return last
-
-
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file that can be read."""
-    texts = path.read_bytes().split(b"\n") if path.exists() else []
-    return [line for line in map(_parsed, texts) if line is not None]
-
-
-def _parsed(text: bytes) -> dict[str, Any] | None:
-    try:
-        line = json.loads(text)
-    except ValueError:
-        return None
-    return line if isinstance(line, dict) and isinstance(line.get("step", 0), int | float) else None

@@ -591,6 +591,7 @@ class Run(Generic[Config]):
             self._model_config,
             checkpoint.asynchronous,
             self._say,
+            lambda step, reason: self._record.event("checkpoint_failed", step, reason=reason),
         )
 
     def _say(self, text: str) -> None:
