@@ -75,6 +75,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     checkpoints.add_argument("run_dir", type=Path, help="the run's folder")
     checkpoints.add_argument("--verify", action="store_true", help="read all files and compare their checksums")
 
+    report = commands.add_parser(
+        "report",
+        help="write one HTML file on a run, or on several to compare them",
+        description="Write a report from what is in run folders, of runs that are finished or not: results, plots "
+        "against steps and samples, the plan in words, and what happened; of several runs side by side. One HTML file "
+        "that loads nothing, and PNGs in a folder beside it. Needs matplotlib, and no torch.",
+        epilog="Example: largebatch report runs/resnet_digits, or largebatch report runs/batch_64 runs/batch_512 --out "
+        "comparison.html",
+        allow_abbrev=False,
+    )
+    report.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR", help="a run's folder")
+    report.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE.html",
+        help="default: report.html in the run's folder, or, of several runs, in the current one",
+    )
+
     export = commands.add_parser(
         "export",
         help="write a checkpoint's weights for transformers' from_pretrained",
@@ -250,6 +268,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from largebatch.cli.checkpoints import print_checkpoints
 
             return 0 if print_checkpoints(options.run_dir, options.verify) else 1
+        elif options.command == "report":
+            from largebatch.cli.report import write_report_of
+
+            write_report_of(options.run_dirs, options.out)
         elif options.command == "lint":
             from largebatch.cli.lint import print_findings
 

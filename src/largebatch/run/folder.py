@@ -5,7 +5,7 @@ plan.json          the resolved plan
 status.json        the outcome: running, finished, stopped or failed
 metrics.jsonl      a line per logged step
 evaluations.jsonl  a line per evaluation
-history.jsonl      a line per start, change of recipe, skipped step and end
+history.jsonl      a line per start, change of recipe, skipped step, checkpoint that failed, and end
 summary.json       the final numbers
 tensorboard/       the same numbers for TensorBoard
 checkpoints/       see `storage.layout`
@@ -14,6 +14,7 @@ attempts/          a file per start of the run, see `attempt`
 profile/           what processes did in the steps of `logging.profile`: a Chrome trace each
 stacks/            what processes were doing when the run hung
 slurm/             a folder per SLURM job, written by slurm/launch.sh
+report.html        written by `largebatch report`, with PNGs in report/; a run takes no notice of them
 stop               whoever makes this file asks the run to stop; the run takes it away
 lock               held by the run while it lasts
 """

@@ -1,0 +1,195 @@
+"""The report as one HTML file that loads nothing: style and plots are in it, and it has no script."""
+
+import re
+import time
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+
+from largebatch import __version__
+from largebatch.report.events import KINDS, Event, events_of
+from largebatch.report.panels import Panel
+from largebatch.report.plots import AXES, marked_kinds, svg
+from largebatch.report.results import NONE, Row, config_rows, result_rows
+from largebatch.report.runs import ReportedRun
+from largebatch.report.styles import MARKS, Shape, style_of
+
+GENERATOR = f"largebatch report {__version__}"
+
+
+def page(runs: Sequence[ReportedRun], panels: Sequence[Panel], now: float) -> str:
+    """The whole file.
+
+    Args:
+        runs: One run, or several to compare.
+        panels: Their plots.
+        now: The time that the report tells of, in seconds since 1970.
+    """
+    title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs: {', '.join(run.name for run in runs)}"
+    sections = [
+        _section("Results", _table("Results", runs, result_rows(runs)) + _notes(runs)),
+        _section("Plots", _plots(runs, panels)),
+        _section("Differences of the recipes", _differences(runs)) if len(runs) > 1 else "",
+        _section("Plan", "".join(_plan(run, len(runs) > 1) for run in runs)),
+        _section("History", "".join(_history(run, len(runs) > 1) for run in runs)),
+    ]
+    style = files("largebatch.report").joinpath("page.css").read_text(encoding="utf-8")
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="generator" content="{GENERATOR}">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>{escape(title)}</title>
+<style>
+{style}</style>
+</head>
+<body>
+<header>
+<h1>{escape(title)}</h1>
+<p>As the run folders stood at {_time(now)}.</p>
+</header>
+<main>
+{"".join(sections)}</main>
+<footer>{GENERATOR}. Live curves: <code>tensorboard --logdir RUN_DIR/tensorboard</code></footer>
+</body>
+</html>
+"""
+
+
+def _section(title: str, body: str) -> str:
+    name = title.lower().replace(" ", "-")
+    return f'<section aria-labelledby="{name}">\n<h2 id="{name}">{title}</h2>\n{body}</section>\n'
+
+
+def _table(caption: str, runs: Sequence[ReportedRun], rows: Sequence[Row]) -> str:
+    head = "".join(f'<th scope="col">{_swatch(number)} {_breakable(run.name)}</th>' for number, run in enumerate(runs))
+    body = ""
+    for name, values in rows:
+        cells = "".join(f"<td>{_breakable(value)}</td>" for value in values)
+        body += f'<tr><th scope="row">{_breakable(name)}</th>{cells}</tr>\n'
+    # What is wider than the window is scrolled within, also by the keyboard.
+    return (
+        f'<div class="scroll" role="region" aria-label="{caption}" tabindex="0"><table>\n'
+        f"<thead><tr><td></td>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>\n"
+    )
+
+
+def _breakable(text: str) -> str:
+    """Text of whose words lines may end behind a dot, underscore or slash, numbers apart."""
+    return re.sub(r"([._/])(?=[^\W\d])", r"\1<wbr>", escape(text))
+
+
+def _notes(runs: Sequence[ReportedRun]) -> str:
+    notes = []
+    for run in runs:
+        if not run.summary:
+            notes.append(f"{run.name} is not finished: its means are over its logged steps.")
+        elif run.summary.get("attempts", 1) > 1:
+            notes.append(f"Rates of {run.name} are means over its last attempt.")
+        if run.summary.get("mfu_convention"):
+            notes.append(f"Model FLOPs utilisation of {run.name}: {run.summary['mfu_convention']}")
+    return "".join(f'<p class="note">{escape(note)}</p>\n' for note in notes)
+
+
+# --- plots ------------------------------------------------------------------------------------------------------------
+
+
+def _plots(runs: Sequence[ReportedRun], panels: Sequence[Panel]) -> str:
+    if not panels:
+        return "<p>No step has been logged yet.</p>\n"
+    figures = "".join(_figure(number, panel, runs) for number, panel in enumerate(panels))
+    choices = "".join(
+        f'<input type="radio" name="axis" id="by-{axis}"{" checked" if axis == "step" else ""}>'
+        f'<label for="by-{axis}">{name}</label>\n'
+        for axis, name in AXES.items()
+    )
+    return (
+        f'<div class="switched" role="radiogroup" aria-label="Horizontal axis">\n<span>against</span>\n{choices}'
+        f'{_legend(runs)}<div class="plots">\n{figures}</div></div>\n'
+    )
+
+
+def _legend(runs: Sequence[ReportedRun]) -> str:
+    entries = [f"<li>{_swatch(number)} {escape(run.name)}</li>\n" for number, run in enumerate(runs)] * (len(runs) > 1)
+    entries += [f"<li>{_mark(kind)} {KINDS[kind]}</li>\n" for kind in marked_kinds(runs)]
+    return f'<ul class="legend" aria-label="Legend">\n{"".join(entries)}</ul>\n' if entries else ""
+
+
+def _figure(number: int, panel: Panel, runs: Sequence[ReportedRun]) -> str:
+    plots = "\n".join(
+        svg(panel, runs, axis, escape(_in_words(panel, runs, axis)), f"plot{number}-{axis}") for axis in AXES
+    )
+    caption = f"<figcaption>{'; '.join(panel.remarks)}</figcaption>\n" if panel.remarks else ""
+    return f"<figure>\n<h3>{escape(panel.title)}</h3>\n{plots}\n{caption}</figure>\n"
+
+
+def _in_words(panel: Panel, runs: Sequence[ReportedRun], axis: str) -> str:
+    curves = [
+        f"{runs[series.run].name} from {series.drawn.values[0]:.4g} at step {series.drawn.steps[0]:,.0f} "
+        f"to {series.drawn.values[-1]:.4g} at step {series.drawn.steps[-1]:,.0f}"
+        for series in panel.series
+    ]
+    return f"{panel.title} against {AXES[axis]}: {'; '.join(curves)}"
+
+
+def _swatch(run: int) -> str:
+    """How a run is drawn."""
+    style = style_of(run)
+    dashes = f' stroke-dasharray="{" ".join(map(str, style.dashes))}"' if style.dashes else ""
+    return (
+        f'<svg class="swatch" style="color: var(--run-{style.number})" viewBox="0 0 40 12" aria-hidden="true">'
+        f'<path d="M1 6H39"{dashes}/>{_polygon(style.symbol, 20, 6, 4)}</svg>'
+    )
+
+
+def _mark(kind: str) -> str:
+    return f'<svg class="mark" viewBox="0 0 14 14" aria-hidden="true">{_polygon(MARKS[kind], 7, 7, 6)}</svg>'
+
+
+def _polygon(shape: Shape, x: float, y: float, radius: float) -> str:
+    points = " ".join(f"{x + radius * dx:.2f},{y - radius * dy:.2f}" for dx, dy in shape[:-1])
+    return f'<polygon points="{points}"/>'
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+def _differences(runs: Sequence[ReportedRun]) -> str:
+    rows = config_rows(runs)
+    if not rows:
+        return "<p>None: the runs have the same recipe.</p>\n"
+    return _table("Differences of the recipes", runs, rows)
+
+
+def _plan(run: ReportedRun, several: bool) -> str:
+    if run.words is None:
+        body = "<p>plan.json is of another version of largebatch, whose plans this one has no words for.</p>\n"
+    else:
+        body = "".join(
+            f"<div><dt>{name}</dt><dd>{'<br>'.join(map(escape, lines))}</dd></div>\n" for name, lines in run.words
+        )
+        body = f"<dl>\n{body}</dl>\n"
+    return f"<h3>{escape(run.name)}</h3>\n{body}" if several else body
+
+
+def _history(run: ReportedRun, several: bool) -> str:
+    events = events_of(run)
+    items = "".join(_event(event) for event in events)
+    body = f'<ol class="history">\n{items}</ol>\n' if events else "<p>history.jsonl is empty or missing.</p>\n"
+    return f"<h3>{escape(run.name)}</h3>\n{body}" if several else body
+
+
+def _event(event: Event) -> str:
+    mark = _mark(event.kind) if event.kind in MARKS else ""
+    when = _time(event.time) if event.time else NONE
+    return (
+        f'<li data-kind="{escape(event.kind)}" data-step="{event.step}"><span class="when">{when}</span> '
+        f'<span class="step">step {event.step:,}</span> {mark} <span>{escape(event.text)}</span></li>\n'
+    )
+
+
+def _time(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))

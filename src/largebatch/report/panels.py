@@ -1,0 +1,159 @@
+"""What is plotted: a panel a quantity, with a series for each run that has it."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from largebatch.report.results import evaluated, lower_is_better
+from largebatch.report.runs import Line, ReportedRun, is_number
+
+Array = NDArray[np.float64]
+
+BINS = 400
+"""Of a long curve's range of steps; each is about a pixel wide."""
+LARGE_RANGE = 10.0
+"""Ratio of the largest to the smallest value from which on a scale is logarithmic where it may be."""
+
+
+@dataclass(frozen=True)
+class Points:
+    """A curve; all of shape (points,).
+
+    Args:
+        steps: Optimizer steps completed.
+        samples: Samples trained on.
+        values: The quantity.
+    """
+
+    steps: Array
+    samples: Array
+    values: Array
+
+
+@dataclass(frozen=True)
+class Series:
+    """A quantity of one run.
+
+    Args:
+        run: Number of the run, from 0.
+        drawn: The logged values; where there are too many, the lowest and the highest of each bin, and the ends.
+        means: Where there are too many: their means in each bin.
+        num_logged: How many there are.
+    """
+
+    run: int
+    drawn: Points
+    means: Points | None
+    num_logged: int
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One plot.
+
+    Args:
+        key: The first part of its files' names.
+        title: What is plotted.
+        label: The label of its vertical axis, with the unit.
+        series: A series a run that has it; not empty.
+        logarithmic: Whether its vertical axis is.
+        from_zero: Whether its vertical axis begins at 0.
+    """
+
+    key: str
+    title: str
+    label: str
+    series: list[Series]
+    logarithmic: bool = False
+    from_zero: bool = False
+
+    @property
+    def remarks(self) -> list[str]:
+        """What else there is to know of the plot."""
+        remarks = ["logarithmic scale"] if self.logarithmic else []
+        if any(series.means for series in self.series):
+            logged = max(series.num_logged for series in self.series)
+            remarks.append(f"{logged:,} values: means of {BINS} equal parts of a run, and faintly each part's extremes")
+        return remarks
+
+
+def panels_of(runs: Sequence[ReportedRun]) -> list[Panel]:
+    """The plots of runs: what none of them has is left out."""
+    units = {run.plan.get("loss_unit") for run in runs}
+    loss_label = f"mean per {str(units.pop())[:-1]}" if len(units) == 1 else "loss"
+    # From one milestone to the next a decay by steps is a factor, and a warmup from 0 has no logarithm.
+    by_factors = all(run.plan.get("schedule", {}).get("decay") == "step" for run in runs)
+    grows = any(len(run.plan.get("timeline", {}).get("phases", [])) > 1 for run in runs)
+    panels = [
+        _panel(runs, "loss", "Training loss", loss_label, may_be_logarithmic=True),
+        *(_evaluation_panel(runs, name) for name in evaluated(runs)),
+        _panel(runs, "lr", "Learning rate", "learning rate", may_be_logarithmic=by_factors),
+        _panel(runs, "grad_norm", "Gradient norm", "global norm before clipping", may_be_logarithmic=True),
+        _panel(runs, "samples_per_second", "Throughput", "samples per second", from_zero=True),
+        _panel(runs, "tokens_per_second", "Throughput in tokens", "tokens per second", from_zero=True),
+        _panel(runs, "mfu", "Model FLOPs utilisation", "% of the devices' peak", factor=100.0, from_zero=True),
+    ]
+    if grows:
+        panels.append(_panel(runs, "global_batch_size", "Global batch size", "samples per step", from_zero=True))
+    return [panel for panel in panels if panel.series]
+
+
+def _panel(
+    runs: Sequence[ReportedRun],
+    name: str,
+    title: str,
+    label: str,
+    factor: float = 1.0,
+    may_be_logarithmic: bool = False,
+    from_zero: bool = False,
+) -> Panel:
+    found = [_series(number, run.metrics, name, factor) for number, run in enumerate(runs)]
+    series = [one for one in found if one is not None]
+    logarithmic = may_be_logarithmic and _has_large_range(one.drawn.values for one in series)
+    return Panel(name, title, label, series, logarithmic=logarithmic, from_zero=from_zero)
+
+
+def _evaluation_panel(runs: Sequence[ReportedRun], name: str) -> Panel:
+    found = [_series(number, run.evaluations, name) for number, run in enumerate(runs)]
+    series = [one for one in found if one is not None]
+    logarithmic = lower_is_better(name) and _has_large_range(one.drawn.values for one in series)
+    return Panel(f"evaluation_{name}", f"Evaluation: {name}", name, series, logarithmic)
+
+
+def _series(number: int, lines: Sequence[Line], name: str, factor: float = 1.0) -> Series | None:
+    lines = [line for line in lines if is_number(line, name) and is_number(line, "samples")]
+    if not lines:
+        return None
+    columns = np.array([[line["step"], line["samples"], factor * line[name]] for line in lines], dtype=float).T
+    if len(lines) <= 2 * BINS:
+        return Series(number, Points(*columns), None, len(lines))
+    bins = _bins(columns[0])
+    kept = extremes(columns[2], bins)
+    means = np.array([columns[:, start:stop].mean(axis=1) for start, stop in bins]).T
+    return Series(number, Points(*columns[:, kept]), Points(*means), len(lines))
+
+
+def _bins(steps: Array) -> list[tuple[int, int]]:
+    """Ranges of indices whose steps are in an equal share of the run; those without any are left out."""
+    edges = np.linspace(steps[0], steps[-1], BINS + 1)[1:-1]
+    bounds = [0, *np.searchsorted(steps, edges, side="right").tolist(), len(steps)]
+    return [(start, stop) for start, stop in pairwise(bounds) if start < stop]
+
+
+def extremes(values: Array, bins: Sequence[tuple[int, int]]) -> list[int]:
+    """Indices of the lowest and the highest value of each range, and of the ends.
+
+    So a spike of a single step stays, in its place and height.
+    """
+    found = {0, len(values) - 1}
+    for start, stop in bins:
+        found |= {start + int(values[start:stop].argmin()), start + int(values[start:stop].argmax())}
+    return sorted(found)
+
+
+def _has_large_range(values: Iterable[Array]) -> bool:
+    together = np.concatenate([np.empty(0), *values])
+    return len(together) > 0 and together.min() > 0 and bool(together.max() > LARGE_RANGE * together.min())

@@ -1,0 +1,247 @@
+"""What a report says, what it may not do, and what cannot be reported."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from largebatch.cli import main
+from largebatch.plan import explain
+from paths import PYDOC
+from reading_reports import read
+from run_folders import HISTORY, evaluation_line, metric_line, started, write_lines, write_run
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    """A run with everything, one that still runs and has a name made of markup, and one of another task."""
+    folder = tmp_path_factory.mktemp("report")
+    evil = '<script>alert("1")</script>&amp;$x$'
+    folders = [folder / "small", folder / evil.replace("/", ""), folder / "text"]
+    plans = [
+        write_run(folders[0], history=HISTORY),
+        write_run(folders[1], ("--batch.global_batch_size=512",), steps=range(1, 40), outcome="running"),
+        write_run(folders[2], config=PYDOC, steps=range(10, 31, 10)),
+    ]
+    out = folder / "comparison.html"
+    assert main(["report", *map(str, folders), "--out", str(out)]) == 0
+    return folders, plans, *read(out)
+
+
+def test_results_are_those_of_the_files(comparison):
+    folders, plans, _, page = comparison
+    assert page.rows[0] == ["", *(folder.name for folder in folders)]
+    assert page.row("global batch size, largest") == ["64", "512", "32"]
+    assert page.row("steps") == ["200 of 440", "39 of 40", "30 of 200"]
+    assert page.row("samples") == ["12,800", f"{39 * 512:,}", "960"]
+    losses = [metric_line(plan, step)["loss"] for plan, step in zip(plans, (200, 39, 30), strict=True)]
+    assert [float(value) for value in page.row("training loss of the last logged step")] == pytest.approx(
+        losses, rel=1e-3
+    )
+    last = evaluation_line(plans[0], 200)
+    assert page.row("evaluation: accuracy, last") == [f"{last['accuracy']:.4g} after step 200", "–", "–"]
+    assert page.row("evaluation: accuracy, highest") == ["0.98 after step 100", "–", "–"]
+    assert page.row("evaluation: loss, lowest") == [f"{last['loss']:.4g} after step 200", "–", "–"]
+    # A finished run's own summary; of the others the mean over the time that is logged.
+    rates = [metric_line(plans[1], step)["samples_per_second"] for step in range(1, 40)]
+    assert page.row("samples per second, mean")[:2] == ["912.5", f"{sum(rates) / 39:.4g}"]
+    assert page.row("time in training")[:2] == ["14.2 s", "2.7 s"]
+    assert page.row("starts") == ["3", "1", "1"]
+    assert page.row("steps that were not finite") == ["1", "0", "0"]
+    assert page.row("checkpoints not written") == ["1", "0", "0"]
+    assert "unknown: the model is no transformer" in page.text
+
+
+def test_only_differences_of_the_recipes(comparison):
+    folders = comparison[0][:2]
+    assert main(["report", *map(str, folders), "--out", str(folders[0].parent / "two.html")]) == 0
+    _, page = read(folders[0].parent / "two.html")
+    rows = page.rows[len(page.rows) - 1 - page.rows[::-1].index(page.rows[0]) :]
+    assert rows[1:] == [["batch.global_batch_size", "64", "512"]]
+
+
+def test_the_plan_is_in_the_words_of_explain(comparison):
+    _, plans, _, page = comparison
+    said = " ".join(page.text.split())
+    for plan in plans:
+        for line in explain(plan, "x").splitlines()[1:]:
+            assert line[16:].strip() in page.text, line
+    assert "betas (0.9, " in said
+
+
+def test_names_are_text(comparison):
+    _, _, text, page = comparison
+    assert "script" not in page.tags
+    assert "<script" not in text
+    assert '<script>alert("1")<script>&amp;$x$' in page.text
+
+
+def test_loads_nothing(comparison):
+    _, _, text, page = comparison
+    loading = {"src", "srcset", "data", "poster", "action", "background"}
+    assert not [place for place in page.attributes if place[1] in loading]
+    assert all(value.startswith("#") for _, name, value in page.attributes if name.endswith("href"))
+    assert not re.search(r"@import|https?://|//[a-z]|url\((?!#)", text)
+    assert not {"link", "script", "img", "iframe", "object", "embed", "base"} & set(page.tags)
+    assert ("meta", "content", "default-src 'none'; style-src 'unsafe-inline'") in page.attributes
+
+
+def test_ids_are_unique_and_references_are_kept(comparison):
+    _, _, text, page = comparison
+    ids = [value for _, name, value in page.attributes if name == "id"]
+    assert len(ids) == len(set(ids))
+    wanted = {value[1:] for _, name, value in page.attributes if name.endswith("href")}
+    wanted |= set(re.findall(r"url\(#([^)]+)\)", text))
+    wanted |= {value for _, name, value in page.attributes if name in ("for", "aria-labelledby")}
+    assert wanted <= set(ids)
+
+
+def test_for_those_who_do_not_see_it(comparison):
+    folders, _, _, page = comparison
+    labels = [value for tag, name, value in page.attributes if tag == "svg" and name == "aria-label"]
+    assert len(labels) == 2 * page.tags.count("figure")
+    assert any(label.startswith("Training loss against optimizer steps: small from 1.8") for label in labels)
+    assert all(folders[1].name in label for label in labels if label.startswith("Training loss"))
+    assert page.tags.count("h1") == 1
+    assert ("html", "lang", "en") in page.attributes
+    roles = [value for tag, name, value in page.attributes if tag == "svg" and name == "role"]
+    assert roles == ["img"] * len(labels)
+
+
+def test_a_run_that_is_writing(tmp_path, capsys):
+    """The last lines are torn, and there is nothing yet but a loss; the report does not touch what is there."""
+    run = tmp_path / "run"
+    write_run(run, outcome="running", history=[started(0)])
+    (run / "evaluations.jsonl").unlink()
+    lines = [{"step": step, "samples": 64 * step, "loss": 2.0} for step in (1, 2)]
+    write_lines(run / "metrics.jsonl", lines, torn='{"step": 3, "samples": 19')
+    write_lines(run / "history.jsonl", [started(0)], torn='{"event": "stop')
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    assert main(["report", str(run)]) == 0
+    assert "wrote" in capsys.readouterr().out
+    _, page = read(run / "report.html")
+    assert page.tags.count("figure") == 1
+    assert "running, or killed" in page.row("outcome")[0]
+    assert sorted(path.name for path in (run / "report").iterdir()) == ["loss_by_samples.png", "loss_by_step.png"]
+    assert {name: (run / name).read_bytes() for name in before} == before
+    assert {path.name for path in run.iterdir()} - before.keys() == {"report", "report.html"}
+
+
+def test_a_run_that_has_just_begun(tmp_path):
+    write_run(tmp_path / "run", outcome="running")
+    for name in ("metrics.jsonl", "evaluations.jsonl", "history.jsonl", "status.json"):
+        (tmp_path / "run" / name).unlink()
+    assert main(["report", str(tmp_path / "run")]) == 0
+    _, page = read(tmp_path / "run/report.html")
+    assert "No step has been logged yet" in page.text
+    assert page.row("steps") == ["0 of 440"]
+
+
+def test_a_plan_of_another_version(tmp_path):
+    write_run(tmp_path / "run")
+    plan = json.loads((tmp_path / "run/plan.json").read_text())
+    del plan["compile"]
+    (tmp_path / "run/plan.json").write_text(json.dumps(plan))
+    assert main(["report", str(tmp_path / "run")]) == 0
+    _, page = read(tmp_path / "run/report.html")
+    assert "of another version of largebatch" in page.text
+    assert page.row("samples") == ["12,800"]
+
+
+def test_runs_of_the_same_name_are_told_apart(tmp_path):
+    for place in ("a/x/run", "b/x/run"):
+        write_run(tmp_path / place)
+    out = tmp_path / "report.html"
+    assert main(["report", str(tmp_path / "a/x/run"), str(tmp_path / "b/x/run"), "--out", str(out)]) == 0
+    _, page = read(out)
+    assert page.rows[0] == ["", "a/x/run", "b/x/run"]
+    assert "None: the runs have the same recipe" in page.text
+
+
+def test_a_report_is_written_over_and_nothing_else(tmp_path, capsys):
+    plan = write_run(tmp_path / "run")
+    write_run(tmp_path / "other")
+    out = tmp_path / "report.html"
+    words = ["report", str(tmp_path / "run"), "--out", str(out)]
+    assert main(words) == 0
+    assert (tmp_path / "report/grad_norm_by_step.png").exists()
+    write_lines(tmp_path / "run/metrics.jsonl", [{"step": 1, "samples": 64, "loss": metric_line(plan, 1)["loss"]}])
+    (tmp_path / "report/mine.png").write_bytes(b"\x89PNG of mine")
+    assert main(words) == 0
+    # A quantity that is no longer there has no plot from before.
+    assert not (tmp_path / "report/grad_norm_by_step.png").exists()
+    assert (tmp_path / "report/mine.png").exists()
+    capsys.readouterr()
+    for file in (out, tmp_path / "report/loss_by_step.png"):
+        content = file.read_bytes()
+        file.write_bytes(b"<html>a page of mine</html>")
+        assert main(words) == 2
+        assert f"{file} is there, and is not a report's; write another --out" in capsys.readouterr().err
+        assert file.read_bytes() == b"<html>a page of mine</html>"
+        file.write_bytes(content)
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere"], "is no folder; write the folder of a run"),
+        (["empty"], "has no plan.json, which a run writes when it starts"),
+        (["broken"], "plan.json is not JSON"),
+        (["list"], "status.json is not a JSON object"),
+        (["run", "run/"], "is given twice; write each run once"),
+        (["run", "--out", "report.pdf"], "write a file that ends in .html"),
+        (["run", "--out", "file/x.html"], "cannot be written"),
+    ],
+)
+def test_what_cannot_be_reported(words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    for name in ("run", "broken", "list"):
+        write_run(tmp_path / name, steps=range(1, 3))
+    (tmp_path / "broken/plan.json").write_text('{"task": ')
+    (tmp_path / "list/status.json").write_text("[]")
+    assert main(["report", *words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+
+
+def test_neither_torch_nor_a_display(tmp_path):
+    write_run(tmp_path / "run", steps=range(1, 3))
+    program = (
+        "import sys; from largebatch.cli import main; "
+        f"code = main(['report', {str(tmp_path / 'run')!r}]); "
+        "sys.exit(code or {'torch', 'accelerate', 'matplotlib.pyplot', 'tkinter'} & sys.modules.keys() or 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def test_without_matplotlib(tmp_path):
+    """Other commands do without it; this one names what to install."""
+    write_run(tmp_path / "run", steps=range(1, 3))
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden/matplotlib.py").write_text('raise ModuleNotFoundError("hidden", name="matplotlib")')
+    paths = os.pathsep.join([str(tmp_path / "hidden"), *sys.path])
+    results = [
+        subprocess.run(
+            [sys.executable, "-m", "largebatch", *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=os.environ | {"PYTHONPATH": paths},
+        )
+        for words in (
+            ["report", str(tmp_path / "run")],
+            ["plan", str(PYDOC), "--world-size", "2"],
+            ["report", "--help"],
+        )
+    ]
+    assert [result.returncode for result in results] == [2, 0, 0]
+    assert results[0].stderr == 'error: plots need matplotlib; pip install "largebatch[report]"\n'
+    assert not (tmp_path / "run/report").exists()
