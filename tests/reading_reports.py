@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-SVG = {"class": "by-step", "xlink": "http://www.w3.org/1999/xlink"}
+XLINK = "http://www.w3.org/1999/xlink"
 PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "m": 1e-3}
 
 
@@ -58,7 +58,7 @@ class Plot:
     def __init__(self, text: str, title: str, axis: str):
         (figure,) = re.findall(rf"<figure>\s*<h3>{re.escape(title)}</h3>.*?</figure>", text, re.DOTALL)
         (svg,) = re.findall(rf'<svg class="by-{axis}".*?</svg>', figure, re.DOTALL)
-        self.root = ElementTree.fromstring(svg.replace("<svg", f'<svg xmlns:xlink="{SVG["xlink"]}"', 1))
+        self.root = ElementTree.fromstring(svg.replace("<svg", f'<svg xmlns:xlink="{XLINK}"', 1))
         self.parts = {
             part.get("id").partition("-")[2].partition("-")[2]: part
             for part in self.root.iter("g")

@@ -15,6 +15,7 @@ from largebatch.report.runs import ReportedRun
 from largebatch.report.styles import MARKS, Shape, style_of
 
 GENERATOR = f"largebatch report {__version__}"
+MOST_NAMES = 3  # in the title
 
 
 def page(runs: Sequence[ReportedRun], panels: Sequence[Panel], now: float) -> str:
@@ -25,7 +26,8 @@ def page(runs: Sequence[ReportedRun], panels: Sequence[Panel], now: float) -> st
         panels: Their plots.
         now: The time that the report tells of, in seconds since 1970.
     """
-    title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs: {', '.join(run.name for run in runs)}"
+    names = ", ".join(run.name for run in runs)
+    title = names if len(runs) <= MOST_NAMES else f"{len(runs)} runs"
     sections = [
         _section("Results", _table("Results", runs, result_rows(runs)) + _notes(runs)),
         _section("Plots", _plots(runs, panels)),
@@ -83,15 +85,20 @@ def _breakable(text: str) -> str:
 
 
 def _notes(runs: Sequence[ReportedRun]) -> str:
-    notes = []
+    """What the table's numbers mean, each note once for the runs that it is true of."""
+    about: dict[str, list[str]] = {}
     for run in runs:
         if not run.summary:
-            notes.append(f"{run.name} is not finished: its means are over its logged steps.")
+            about.setdefault("not finished; means are over the logged steps", []).append(run.name)
         elif run.summary.get("attempts", 1) > 1:
-            notes.append(f"Rates of {run.name} are means over its last attempt.")
+            about.setdefault("rates are means over the last attempt", []).append(run.name)
         if run.summary.get("mfu_convention"):
-            notes.append(f"Model FLOPs utilisation of {run.name}: {run.summary['mfu_convention']}")
-    return "".join(f'<p class="note">{escape(note)}</p>\n' for note in notes)
+            about.setdefault(f"model FLOPs utilisation: {run.summary['mfu_convention']}", []).append(run.name)
+    shown = ""
+    for note, names in about.items():
+        whose = "all runs" if len(names) == len(runs) > 1 else ", ".join(names)
+        shown += f'<p class="note">{escape(whose)}: {escape(note)}</p>\n'
+    return shown
 
 
 # --- plots ------------------------------------------------------------------------------------------------------------

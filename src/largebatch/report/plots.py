@@ -86,7 +86,7 @@ def png(panel: Panel, runs: Sequence[ReportedRun], axis: str, software: str) -> 
         # A run's name may have letters that the font does not.
         warnings.filterwarnings("ignore", "Glyph")
         figure, _ = _figure(panel, runs, axis, (1.6 * WIDTH, 1.4 * HEIGHT))
-        figure.axes[0].set_title("; ".join([panel.title, *panel.remarks]), fontsize=11)
+        figure.axes[0].set_title("\n".join([panel.title, *panel.remarks]), loc="left", fontsize=10)
         _add_legend(figure, panel, runs)
         figure.set_dpi(2 * POINTS_AN_INCH)
         FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": software})
