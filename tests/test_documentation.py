@@ -19,6 +19,7 @@ from jobs import run_job, train
 from largebatch.cli import main
 from paths import BERT, PYDOC, ROOT
 from resuming import TINY_GPT
+from run_folders import write_run
 
 DOCUMENTS = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("recipes/*/README.md"))]
 RECORDER = f"""#!{sys.executable}
@@ -81,6 +82,8 @@ def repository(project, monkeypatch):
         config["data"] |= {"source": "datasets", "path": "json", "data_files": files, "tokenizer": "my_tokenizer"}
         config["model"]["vocab_size"] = 16384
         Path(f"{name}.json").write_text(json.dumps(config))
+    for name in ("resnet_digits", "batch_64", "batch_512"):
+        write_run(Path("runs", name), steps=range(1, 3))
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     for name in ("STRATEGY", "RUN_DIR", "NUM_PROCESSES", "MAKEFLAGS", "MAKELEVEL", "PYTEST_ADDOPTS"):
