@@ -43,6 +43,8 @@ ENGINES = {
     "zero3": ("zero3", None),
     "zero3 not small": ("zero3", NOT_SMALL),
     "zero3 large": ("zero3", LARGE),
+    "fsdp recomputed": ("fsdp", None),
+    "zero3 large recomputed": ("zero3", LARGE),
 }
 JOBS = [(name, 2) for name in ENGINES] + [(name, 4) for name in ("ddp", "fsdp", "zero1", "zero2", "zero3 large")]
 
@@ -106,6 +108,7 @@ def steps_by_rank(name, world_size):
         f"--train.stop_after_steps={len(ACCUMULATION)}",
         "--logging.every=100",
         *(["--optimizer.clip_norm=null"] if name == "fsdp without clipping" else []),
+        f"--compute.activation_checkpointing={json.dumps('recomputed' in name)}",
     )
     with TemporaryDirectory() as name_of_folder:
         folder, configs = Path(name_of_folder), None
@@ -128,7 +131,7 @@ def beside_the_volume(name, num_parameters):
     vote = ("all_reduce", 1, torch.int64)
     if name in ("ddp", "fsdp without clipping"):
         return [vote]
-    if name == "fsdp":
+    if name.startswith("fsdp"):
         # Clipping sums one number a parameter.
         return [vote, ("all_reduce", num_parameters, torch.float32)]
     # For clipping, DeepSpeed sums the squares of its parts: of each parameter group.
@@ -143,13 +146,16 @@ def test_a_step_sends_what_the_theory_says(name, world_size):
     for shape, started, _, _ in steps_by_rank(name, world_size):
         num_parameters = len(shape.parameters)
         for step in COUNTED:
-            counted = traffic_of_a_step(shape, Strategy(launched, zero), world_size, ACCUMULATION[step])
+            strategy, recomputes = Strategy(launched, zero), "recomputed" in name
+            counted = traffic_of_a_step(shape, strategy, world_size, ACCUMULATION[step], recomputes)
             small = [each for each in started[step] if each.elements <= num_parameters]
             large = [each for each in started[step] if each.elements > num_parameters]
             assert Counter(each.short for each in small) == Counter(beside_the_volume(name, num_parameters)), step
             assert {each.dtype for each in large} == {torch.float32}
             volume = sum(each.volume for each in large)
-            assert (counted.least, counted.most) == (volume, volume), (step, large)
+            assert counted.least <= volume <= counted.most, (step, large)
+            # What is computed again uses some parameters once more.
+            assert counted.least == counted.most or name == "zero3 large recomputed"
 
 
 @pytest.mark.parametrize(("name", "world_size"), JOBS)

@@ -51,7 +51,7 @@ def _fsdp_units(model: nn.Module) -> tuple[dict[nn.Parameter, int], frozenset[in
         tied = given is not None and getattr(given, "weight", None) is getattr(output, "weight", model)
         if given is not None and not tied:
             apart.append([given])
-        tail = [_find_final_norm(model), output, *([given] if tied else [])]
+        tail = [_find_final_norm(model), output]
     units: dict[nn.Parameter, int] = {}
     for number, modules in enumerate([*apart, [module for module in tail if module is not None], [model]]):
         for module in modules:
