@@ -11,7 +11,6 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -149,13 +148,3 @@ def _bytes_sent() -> int:
                 sent, again = struct.unpack_from("QQ", information, 200)
                 total += sent - again
     return total
-
-
-def padded(size: int, multiple: int) -> int:
-    """The next multiple."""
-    return -(-size // multiple) * multiple
-
-
-def padded_rows(shape: Sequence[int], multiple: int) -> int:
-    """Elements of a tensor whose rows are filled up to a multiple."""
-    return padded(shape[0], multiple) * prod(shape[1:])

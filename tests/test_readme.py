@@ -22,8 +22,8 @@ def shown_outputs() -> list[tuple[str, str]]:
     return [(command, output) for command, output in shown]
 
 
-def test_the_readme_shows_a_plan_and_an_error():
-    assert len(shown_outputs()) == 2
+def test_the_readme_shows_a_plan_an_error_and_a_comparison():
+    assert len(shown_outputs()) == 3
 
 
 @pytest.mark.parametrize(("command", "output"), shown_outputs())

@@ -188,7 +188,7 @@ class FsdpBackend(NativeBackend):
     def _wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         names = {parameter: name for name, parameter in model.named_parameters()}
         groups = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
-        with _sharded_apart(model):
+        with sharded_apart(model):
             prepared = super()._wrap(model, optimizer)
         if len(list(model.named_parameters())) != len(names):
             raise BackendMismatch(
@@ -238,7 +238,7 @@ class FsdpBackend(NativeBackend):
 
 
 @contextmanager
-def _sharded_apart(model: nn.Module) -> Iterator[None]:
+def sharded_apart(model: nn.Module) -> Iterator[None]:
     """Have Accelerate shard such parts of a model on their own as share no parameter with the rest of it.
 
     It takes the blocks that the model names, and asks it for its embeddings. Some models of `transformers` name an

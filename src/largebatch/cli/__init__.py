@@ -25,15 +25,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan = commands.add_parser(
         "plan",
         help="explain the plan of a recipe for a number of processes",
-        description="Print what a recipe would do on a number of processes; needs no GPU, no data and no torch.",
+        description="Print what a recipe would do on a number of processes; needs no GPU, no data and no torch. Or, on "
+        "several, what each strategy holds and sends, and which to take.",
         epilog="Example: largebatch plan recipes/image_classification/resnet50_imagenet_8k.json --world-size 256. "
         "Fields are overridden as in a run: --batch.global_batch_size 512.",
         allow_abbrev=False,
     )
     plan.add_argument("config", help="the recipe's JSON file")
-    plan.add_argument("--world-size", type=_positive_int, required=True, help="data-parallel processes, one a GPU")
+    processes = plan.add_mutually_exclusive_group(required=True)
+    processes.add_argument("--world-size", type=_positive_int, help="data-parallel processes, one a GPU")
+    processes.add_argument(
+        "--world-sizes",
+        type=_positive_ints,
+        help="several, such as 8,64,512: memory and traffic of every strategy side by side instead of the plan; builds "
+        "the model without memory, with torch, in some 10 seconds",
+    )
+    plan.add_argument(
+        "--gpu-memory", type=_memory, metavar="GIB", help="what fits, and which strategy to take; with --world-sizes"
+    )
+    plan.add_argument("--script", type=Path, help="whose build_model to call; default: the train.py beside the recipe")
+    plan.add_argument(
+        "--accelerate-configs",
+        type=Path,
+        help="folder of the strategies' YAML files; default: accelerate_configs beside the recipe's folder",
+    )
     _take_options_of_a_run(plan)
-    plan.add_argument("--json", action="store_true", help="print the resolved plan as JSON")
+    plan.add_argument("--json", action="store_true", help="print the resolved plan, or all numbers, as JSON")
 
     verify = commands.add_parser(
         "verify",
@@ -212,9 +229,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, overrides = parser.parse_known_args(arguments)
     try:
         if options.command == "plan":
-            from largebatch.cli.plan import print_plan
+            from largebatch.cli.plan import print_comparison, print_plan
 
-            print_plan(options.config, overrides, options.world_size, as_json=options.json)
+            if options.world_size is not None:
+                if options.gpu_memory or options.script or options.accelerate_configs:
+                    parser.error("--gpu-memory, --script and --accelerate-configs go with --world-sizes")
+                print_plan(options.config, overrides, options.world_size, as_json=options.json)
+            else:
+                print_comparison(
+                    Path(options.config),
+                    overrides,
+                    options.world_sizes,
+                    options.gpu_memory,
+                    options.script,
+                    options.accelerate_configs,
+                    as_json=options.json,
+                )
         elif options.command == "verify":
             from largebatch.cli.verify import verify as verify_recipe
 
@@ -382,3 +412,14 @@ def _positive_float(text: str) -> float:
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
     return value
+
+
+def _memory(text: str) -> int:
+    """Bytes, of a number of GiB, or one with its unit."""
+    number = text.strip().upper()
+    unit = 2**30
+    for name, size in (("GIB", 2**30), ("GB", 10**9), ("G", 2**30)):
+        if number.endswith(name):
+            number, unit = number.removesuffix(name).strip(), size
+            break
+    return round(_positive_float(number) * unit)

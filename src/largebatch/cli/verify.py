@@ -12,7 +12,7 @@ from largebatch.batch import Length
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import ConfigError, UserError
 from largebatch.plan import RunPlan, resolve
-from largebatch.rehearsal.launch import STRATEGIES
+from largebatch.rehearsal.launch import find_accelerate_configs
 from largebatch.rehearsal.verification import GRAD_NORM_FACTOR, Combination, Row, Verification
 
 COLUMNS = (
@@ -58,7 +58,7 @@ def verify(
     script = script or recipe.parent / "train.py"
     if not script.is_file():
         raise UserError(f"there is no {script}; write --script PATH, the train.py that runs {recipe.name}")
-    configs = _accelerate_configs(recipe, accelerate_configs, strategies, config.precision)
+    configs = find_accelerate_configs(recipe, accelerate_configs, strategies, config.precision)
     micro_batch_sizes = micro_batch_sizes or _micro_batch_sizes(config)
     combinations = [
         Combination(strategy, world_size, micro_batch_size)
@@ -118,32 +118,6 @@ def _require_writable(output: Path) -> None:
         output.open("a").close()
     except OSError as error:
         raise UserError(f"--output: {output} cannot be written: {error}; write another file") from error
-
-
-def _accelerate_configs(
-    recipe: Path, folder: Path | None, strategies: Sequence[str] | None, precision: str
-) -> dict[str, Path]:
-    """The Accelerate config of each strategy: of the given folder, the recipe's own project, or this folder's."""
-    beside = recipe.resolve().parent.parent / "accelerate_configs"
-    folders = [folder] if folder else [beside, Path("recipes/accelerate_configs")]
-    found = next((place for place in folders if place.is_dir()), None)
-    if found is None:
-        places = " or ".join(str(place) for place in folders)
-        raise UserError(
-            f"there is no {places}; write --accelerate-configs FOLDER, the one with ddp.yaml and the others"
-        )
-    if strategies is None:
-        # DeepSpeed has no fp64.
-        strategies = [
-            name
-            for name in STRATEGIES
-            if (found / f"{name}.yaml").is_file() and not (precision == "fp64" and name.startswith("zero"))
-        ]
-    missing = [name for name in strategies if not (found / f"{name}.yaml").is_file()]
-    if missing:
-        known = ", ".join(sorted(file.stem for file in found.glob("*.yaml")))
-        raise UserError(f"--strategies: there is no {found / missing[0]}.yaml; known: {known}")
-    return {name: (found / f"{name}.yaml").resolve() for name in strategies}
 
 
 def _micro_batch_sizes(config: RecipeConfig) -> list[int]:

@@ -42,6 +42,20 @@ def build_without_weights(build: Callable[[], M]) -> tuple[M, dict[str, Distribu
     return model, {name: notes.distribution(name, parameter) for name, parameter in model.named_parameters()}
 
 
+def build_shapes(build: Callable[[], M]) -> M:
+    """The model that `build` makes, with parameters on the meta device, and no weights read from files.
+
+    Whatever it makes is there, unless it looks at numbers meanwhile, as some models do to draw paths at random; then
+    parameters alone are.
+    """
+    try:
+        with torch.device("meta"):
+            return build()
+    except (NotImplementedError, RuntimeError):
+        with _parameters_without_memory():
+            return build()
+
+
 class _Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """What operations in place have made of tensors on the meta device."""
 

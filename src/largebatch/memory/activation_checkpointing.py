@@ -26,7 +26,7 @@ def checkpoint_activations(model: nn.Module) -> None:
     Raises:
         UserError: The model has no blocks that are known to compute the same again.
     """
-    blocks = list(_outermost_blocks(model, _kinds_of_blocks()))
+    blocks = blocks_to_recompute(model)
     if not blocks:
         raise UserError(
             f"compute.activation_checkpointing: {type(model).__name__} has no blocks that can be computed again, "
@@ -35,6 +35,11 @@ def checkpoint_activations(model: nn.Module) -> None:
         )
     for block in blocks:
         block.forward = _recomputed(block)
+
+
+def blocks_to_recompute(model: nn.Module) -> list[nn.Module]:
+    """The blocks that are known to compute the same again; of those within one another, the outermost."""
+    return list(_outermost_blocks(model, _kinds_of_blocks()))
 
 
 def _kinds_of_blocks() -> tuple[type[nn.Module], ...]:

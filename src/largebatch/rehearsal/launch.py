@@ -1,7 +1,10 @@
 """The environment that `accelerate launch` would give the processes of a job on this machine."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
+
+from largebatch.errors import UserError
 
 # How Accelerate config files of this project are called.
 STRATEGIES = ("ddp", "fsdp", "zero1", "zero2", "zero3")
@@ -28,3 +31,33 @@ def launch_environment(accelerate_config: Path, world_size: int) -> dict[str, st
         launched = prepare_multi_gpu_env(args)
     changed = {name: value for name, value in launched.items() if os.environ.get(name) != value}
     return changed | {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
+
+
+def find_accelerate_configs(
+    recipe: Path, folder: Path | None, strategies: Sequence[str] | None, precision: str
+) -> dict[str, Path]:
+    """The Accelerate config of each strategy: of the given folder, the recipe's own project, or this folder's.
+
+    Raises:
+        UserError: There is no such folder, or none of that name in it.
+    """
+    beside = recipe.resolve().parent.parent / "accelerate_configs"
+    folders = [folder] if folder else [beside, Path("recipes/accelerate_configs")]
+    found = next((place for place in folders if place.is_dir()), None)
+    if found is None:
+        places = " or ".join(str(place) for place in folders)
+        raise UserError(
+            f"there is no {places}; write --accelerate-configs FOLDER, the one with ddp.yaml and the others"
+        )
+    if strategies is None:
+        # DeepSpeed has no fp64.
+        strategies = [
+            name
+            for name in STRATEGIES
+            if (found / f"{name}.yaml").is_file() and not (precision == "fp64" and name.startswith("zero"))
+        ]
+    missing = [name for name in strategies if not (found / f"{name}.yaml").is_file()]
+    if missing:
+        known = ", ".join(sorted(file.stem for file in found.glob("*.yaml")))
+        raise UserError(f"--strategies: there is no {found / missing[0]}.yaml; known: {known}")
+    return {name: (found / f"{name}.yaml").resolve() for name in strategies}

@@ -1,0 +1,54 @@
+"""What is said of a model's shapes, without an engine, against what FSDP2 makes of the model."""
+
+import pytest
+
+from jobs import run_job
+from paths import BERT, CIFAR, DIGITS, LLAMA, PYDOC, SIMCLR, VIT_DIGITS
+
+UNTIED = ("--model.tie_embeddings=false",)
+MODELS = [
+    (PYDOC, ()),
+    (LLAMA, ()),
+    (LLAMA, UNTIED),
+    (BERT, ()),
+    (VIT_DIGITS, ()),
+    (DIGITS, ()),
+    (CIFAR, ()),
+    (SIMCLR, ()),
+]
+
+
+def units_of_a_job(run_dir, recipe, words):
+    """Names of each unit's parameters, and whether it is gathered again for the backward pass; counted, and real."""
+    from torch.distributed.fsdp import FSDPModule
+
+    from largebatch.backend.model_shape import shape_of
+    from largebatch.config import load_config
+    from largebatch.optim import build_optimizer
+    from largebatch.rehearsal.recipe_model import recipe_model
+    from largebatch.run import Run, RunOptions
+    from reference import load_recipe_module
+
+    run = Run(load_config(recipe, words), RunOptions(run_dir))
+    shape = shape_of(recipe_model(run.config, recipe.parent / "train.py"), run.plan)
+    counted = {}
+    for parameter in shape.parameters:
+        counted.setdefault(parameter.unit, []).append(parameter.name)
+    model = run.build(load_recipe_module(recipe).build_model)
+    model, _ = run.prepare(model, build_optimizer(model, run.plan))
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    real = set()
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            state = module._get_fsdp_state()
+            for group in state._fsdp_param_groups:
+                # The root is the one that is used first and last.
+                again = bool(group._reshard_after_forward) and module is not model
+                real.add((frozenset(names[id(each.sharded_param)] for each in group.fsdp_params), again))
+    return {(frozenset(unit), number not in shape.gathered_units) for number, unit in counted.items()}, real
+
+
+@pytest.mark.parametrize(("recipe", "words"), MODELS)
+def test_units_are_those_of_fsdp(recipe, words, tmp_path):
+    for counted, real in run_job(units_of_a_job, tmp_path / "run", recipe, words, strategy="fsdp"):
+        assert counted == real

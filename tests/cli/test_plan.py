@@ -1,0 +1,146 @@
+"""`largebatch plan --world-sizes`: what is printed, refused and coloured."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from largebatch.cli import main
+from paths import DIGITS, PYDOC, ROOT
+
+# A recipe of somebody's own, with a model of plain torch that looks at numbers while it is built.
+OWN_SCRIPT = """
+import torch
+from torch import nn
+
+from widths import WIDTH
+
+
+def build_model(config):
+    rates = [rate.item() for rate in torch.linspace(0, 0.1, 2)]
+    return nn.Sequential(*[nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(rate)) for rate in rates])
+"""
+
+
+@pytest.fixture
+def compare(capsys, monkeypatch):
+    """The words after the recipe; gives exit code, output and errors."""
+    monkeypatch.chdir(ROOT)
+
+    def compare(recipe, *words):
+        code = main(["plan", str(recipe), *words])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return compare
+
+
+def test_json_has_every_number(compare):
+    code, output, errors = compare(DIGITS, "--world-sizes", "2,3", "--gpu-memory", "16 GB", "--json")
+    assert (code, errors) == (0, "")
+    data = json.loads(output)
+    assert data["gpu_memory_bytes"] == 16 * 10**9
+    two, three = data["world_sizes"]
+    assert "nearest" in three["problem"]
+    assert list(two["strategies"]) == ["ddp", "fsdp", "zero1", "zero2", "zero3"]
+    assert two["suggested"] == "ddp"
+    # SGD with momentum: weights, gradients and momentum of 78,394 parameters.
+    ddp = two["strategies"]["ddp"]["model_state_bytes"]
+    assert [ddp[kind] for kind in ("weights", "gradients", "optimizer", "masters")] == [4 * 78_394] * 3 + [0]
+    # Both send half of 2 Ψ.
+    assert two["strategies"]["ddp"]["sent_bytes_per_step"] == {"least": 4 * 78_394, "most": 4 * 78_394}
+
+
+def test_a_script_of_ones_own(compare, tmp_path):
+    recipe = tmp_path / "mine.json"
+    recipe.write_text(DIGITS.read_text())
+    (tmp_path / "train.py").write_text(OWN_SCRIPT)
+    (tmp_path / "widths.py").write_text("WIDTH = 10\n")
+    code, output, _ = compare(recipe, "--world-sizes", "2", "--json")
+    assert code == 0
+    assert json.loads(output)["parameters"] == 2 * (10 * 10 + 10)
+    assert json.loads(output)["estimated_activation_bytes"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--world-sizes", "3,5"], "--world-sizes 5: batch: global_batch_size 64 is not a multiple"),
+        (["--world-sizes", "2", "--script", "nowhere.py"], "there is no nowhere.py; write --script PATH"),
+        (["--world-sizes", "2", "--script", "tests/paths.py"], "has no function build_model(config)"),
+        (["--world-sizes", "2", "--script", "tests/conftest.pyi"], "there is no tests/conftest.pyi"),
+        (["--world-sizes", "2", "--accelerate-configs", "nowhere"], "there is no nowhere; write --accelerate-configs"),
+    ],
+)
+def test_what_cannot_be_used_is_one_message(compare, words, message):
+    code, output, errors = compare(DIGITS, *words)
+    assert (code, output) == (2, "")
+    assert message in errors
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--world-size", "2", "--gpu-memory", "80"], "go with --world-sizes"),
+        (["--world-sizes", "2", "--gpu-memory", "lots"], "--gpu-memory"),
+        (["--world-sizes", "2", "--world-size", "2"], "not allowed with argument"),
+        ([], "one of the arguments --world-size --world-sizes is required"),
+    ],
+)
+def test_options_that_do_not_go_together(compare, capsys, words, message):
+    with pytest.raises(SystemExit) as left:
+        compare(DIGITS, *words)
+    assert left.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_strategy_whose_states_are_elsewhere_is_left_out(compare, tmp_path):
+    (tmp_path / "ddp.yaml").write_text((ROOT / "recipes/accelerate_configs/ddp.yaml").read_text())
+    (tmp_path / "ds.json").write_text(
+        json.dumps({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}})
+    )
+    zero2 = (ROOT / "recipes/accelerate_configs/zero2.yaml").read_text()
+    (tmp_path / "zero2.yaml").write_text(zero2.replace("ds_configs/zero2.json", str(tmp_path / "ds.json")))
+    code, output, _ = compare(DIGITS, "--world-sizes", "2", "--accelerate-configs", str(tmp_path))
+    assert code == 0
+    assert "zero2 is not counted: its DeepSpeed JSON has zero_optimization.offload_optimizer" in output
+    assert "  ddp" in output
+
+
+def output_on_a_terminal(**environment):
+    """Of the command, which finds a terminal."""
+    main_end, terminal = pty.openpty()
+    words = ["-m", "largebatch", "plan", str(PYDOC), "--world-sizes", "2", "--gpu-memory", "80"]
+    variables = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "TERM")} | environment
+    process = subprocess.Popen(
+        [sys.executable, *words], cwd=ROOT, stdout=terminal, stderr=subprocess.DEVNULL, env=variables
+    )
+    os.close(terminal)
+    output = b""
+    try:
+        while part := os.read(main_end, 4096):
+            output += part
+    # What Linux answers when the other end is closed.
+    except OSError:
+        pass
+    os.close(main_end)
+    assert process.wait() == 0
+    return output.decode()
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_coloured"),
+    [({"TERM": "xterm"}, True), ({"TERM": "xterm", "NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)],
+)
+def test_colour_is_for_terminals_that_have_it(environment, is_coloured):
+    assert ("\033[32m" in output_on_a_terminal(**environment)) is is_coloured
+
+
+def test_elsewhere_text_is_plain(compare):
+    code, output, _ = compare(PYDOC, "--world-sizes", "2", "--gpu-memory", "80")
+    assert code == 0
+    assert "\033" not in output
+    assert "suggested" in output

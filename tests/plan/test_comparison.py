@@ -1,0 +1,124 @@
+"""Recipes on several numbers of processes side by side, against numbers worked out by hand."""
+
+from dataclasses import replace
+from math import ceil
+
+import pytest
+
+from largebatch.config import load_config
+from largebatch.plan.comparison import GIB, compare
+from largebatch.plan.comparison_table import table
+from largebatch.plan.model_shape import ModelShape, ParameterShape, Strategy, ZeroSettings
+from largebatch.plan.model_states import model_states
+from largebatch.plan.traffic import traffic_of_a_step
+from paths import PYDOC
+
+# A block of 2^28 weights, one of as many, and the rest: 3 GiB of fp32 weights.
+BLOCK = 2**28
+MODEL = ModelShape(
+    tuple(ParameterShape(name, (2**14, 2**14), 0, unit) for unit, name in enumerate(("block.0", "block.1", "head"))),
+    gathered_units=frozenset({2}),
+    buffer_bytes=0,
+    element_bytes=4,
+)
+STRATEGIES = [
+    Strategy("ddp"),
+    Strategy("fsdp"),
+    *(Strategy(f"zero{stage}", ZeroSettings(stage, reduce_bucket_size=BLOCK)) for stage in (1, 2, 3)),
+]
+RECIPE = load_config(PYDOC, ["--batch.micro_batch_size=1", "--batch.global_batch_size=32"])
+
+
+def comparison(world_sizes, activations=GIB, gpu_memory=None, config=RECIPE):
+    return compare("recipe", config, MODEL, STRATEGIES, world_sizes, activations, gpu_memory, {})
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.name)
+def test_model_states_of_adamw_on_four_processes(strategy):
+    """In bytes of Ψ / 4: weights 4, gradients 4, moments 8, and DeepSpeed's masters. Gradients of ZeRO-1 and -2 are
+    of whole parameters, and each process steps parts of one or two of three: 2/3, where the ZeRO paper has 1/4."""
+    states = model_states(MODEL, strategy, 4, 2, 1)
+    psi = 3 * GIB
+    by_hand = {
+        "ddp": 4 * psi,
+        "fsdp": 4 * psi // 4,
+        "zero1": psi + 3 * psi // 4 + 2 * psi // 3,
+        "zero2": psi + 3 * psi // 4 + 2 * psi // 3,
+        "zero3": 5 * psi // 4,
+    }
+    assert states.held == by_hand[strategy.name]
+
+
+def test_traffic_is_the_zero_papers_where_nothing_stays_gathered():
+    """Rajbhandari et al. 2020, section 7: 2 Ψ for data parallelism, 3 Ψ for stage 3."""
+    zero = ZeroSettings(3, stage3_param_persistence_threshold=0, stage3_max_reuse_distance=0)
+    bare = replace(MODEL, gathered_units=frozenset())
+    for strategy, multiple in [(Strategy("ddp"), 2), (Strategy("fsdp"), 3), (Strategy("zero3", zero), 3)]:
+        traffic = traffic_of_a_step(bare, strategy, 4, 1)
+        assert traffic.least == traffic.most == multiple * 3 * GIB
+        assert traffic.sent(4) == (multiple * 3 * GIB * 3 // 4,) * 2
+        assert traffic_of_a_step(bare, strategy, 1, 1).sent(1) == (0, 0)
+
+
+def test_what_zero3_gathers_of_a_large_model_is_between_bounds():
+    """2^28 x 3 weights: 2 passes are more than the 1e9 elements that DeepSpeed looks ahead."""
+    traffic = traffic_of_a_step(MODEL, STRATEGIES[-1], 4, 1)
+    assert (traffic.least, traffic.most) == (2 * 3 * GIB, 3 * 3 * GIB)
+    recomputed = traffic_of_a_step(MODEL, STRATEGIES[-1], 4, 1, recomputes=True)
+    assert (recomputed.least, recomputed.most) == (2 * 3 * GIB, 4 * 3 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("memory", "activations", "suggested"),
+    [
+        # 12 of states and 1 of activations, or none that are known.
+        (13, 1, "ddp"),
+        (12.9, 1, "zero1"),
+        (12, None, "ddp"),
+        # zero1: weights 3, 1/32 of 3 masters and 6 moments, gradients of 2 parameters; a bucket of 1, a copy of 3/32.
+        (7.375, 1, "zero1"),
+        # fsdp: 12/32, and 3 gathered and 2 of gradients; zero3 would need less than that, too, and may send more.
+        (7.374, 1, "fsdp"),
+        (6.375, 1, "fsdp"),
+        (6.374, 1, None),
+    ],
+)
+def test_the_first_that_fits_is_suggested(memory, activations, suggested):
+    given = activations and activations * GIB
+    (column,) = comparison([32], given, round(memory * GIB)).columns
+    assert column.suggested == suggested, column
+    assert column.reason
+    assert f"{memory:.4g} GiB" in column.reason
+    if activations is None:
+        assert "not estimated" in column.reason
+
+
+def test_what_does_not_divide_leaves_the_other_columns():
+    compared = comparison([3, 4])
+    assert [column.world_size for column in compared.columns if column.options] == [4]
+    assert "nearest: 30, 33" in compared.columns[0].problem
+    text = table(compared)
+    assert "3 processes: batch: global_batch_size 32" in text
+    assert compared.as_data()["world_sizes"][0] == {"world_size": 3, "problem": compared.columns[0].problem}
+
+
+def test_lines_are_short_however_many_columns_there_are():
+    compared = comparison([1, 2, 3, 4, 5, 8, 16, 32, 10**6], gpu_memory=80 * GIB)
+    lines = table(compared).splitlines()
+    assert max(map(len, lines)) <= 110
+    assert sum(line.startswith("processes") for line in lines) == ceil(9 / 5)
+
+
+def test_nothing_is_said_of_fitting_without_a_memory():
+    compared = comparison([4])
+    assert "fits" not in table(compared)
+    assert compared.as_data()["world_sizes"][0]["strategies"]["ddp"]["fits"] is None
+
+
+def test_marks_are_given_to_the_painter():
+    painted = table(comparison([4, 32], gpu_memory=10 * GIB), lambda text, mark: f"<{mark}>{text}</>")
+    line = next(line for line in painted.splitlines() if line.startswith("  ddp") and "does not" in line)
+    # On 4 processes gradients are accumulated, beside DDP's buckets.
+    first, second = f"{'16.0 does not':>16}", f"{'13.0 does not':>16}"
+    assert line == f"{'  ddp':<28}<bad>{first}</><bad>{second}</>"
+    assert f"<good>{'zero1':>16}</>" in painted

@@ -1,0 +1,138 @@
+"""The bytes that a plan says each process holds, against the tensors of running jobs, to the byte."""
+
+import gc
+import json
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+
+from jobs import run_job, write_zero_config
+from largebatch.config import load_config
+from largebatch.plan import resolve
+from largebatch.plan.model_shape import Strategy, ZeroSettings
+from largebatch.plan.model_states import model_states, optimizer_states
+from paths import BERT, DIGITS, LLAMA, PYDOC
+
+BUCKET = 50_000
+ZERO = {"overlap_comm": True, "reduce_bucket_size": BUCKET}
+STRATEGIES = {
+    "ddp": Strategy("ddp"),
+    "fsdp": Strategy("fsdp"),
+    "zero1": Strategy("zero1", ZeroSettings(1, **ZERO)),
+    "zero2": Strategy("zero2", ZeroSettings(2, **ZERO)),
+    "zero3": Strategy("zero3", ZeroSettings(3, **ZERO)),
+    # Some of the models' parameters are larger than this, and cut up between passes.
+    "zero3 of large parameters": Strategy("zero3", ZeroSettings(3, **ZERO, stage3_param_persistence_threshold=1000)),
+}
+# Sizes that neither 2, 3 nor 4 processes divide.
+TRANSFORMER = ("--model.num_layers=2", "--model.hidden_size=34", "--model.num_heads=1", "--data.block_size=17")
+MODELS = {
+    "GPT-2, whose output layer is the embedding": (PYDOC, TRANSFORMER),
+    "Llama, whose output layer is not": (
+        LLAMA,
+        (*TRANSFORMER, "--model.num_kv_heads=1", "--model.intermediate_size=67"),
+    ),
+    "ResNet, with SGD": (DIGITS, ("--model.hidden_sizes=[7,11]", "--model.embedding_size=5", "--model.depths=[1,1]")),
+    "BERT, with LAMB": (BERT, TRANSFORMER),
+}
+JOBS = [
+    (name, strategy, world_size)
+    for name in MODELS
+    for strategy in STRATEGIES
+    for world_size in ((1, 2, 3, 4) if name.startswith("GPT") else (3,))
+]
+MICRO_BATCH_SIZE = 2
+MICRO_BATCHES = [1, 1, 2]  # of each step; the first one makes the optimizer's states
+SOURCES = ("text_sources", "masked_sources", "image_sources")
+
+
+def live_storages():
+    """The bytes of each floating-point storage that a tensor of this process is in, by its address."""
+    from torch.distributed.tensor import DTensor
+
+    gc.collect()
+    sizes = {}
+    tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+    # Nobody else may have asked for a gradient as an object yet.
+    tensors += [each.grad for each in tensors if each.is_leaf and each.grad is not None]
+    for tensor in tensors:
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        if local.is_floating_point() and local.dim() > 0 and not local.is_meta:
+            sizes[local.untyped_storage().data_ptr()] = local.untyped_storage().nbytes()
+    return sizes
+
+
+def bytes_of_steps(run_dir, recipe, words):
+    """The model's shape, and by micro-batches of a step, what is held when its gradients are complete."""
+    from largebatch.backend.model_shape import shape_of
+    from largebatch.optim import build_optimizer
+    from largebatch.run import Run, RunOptions
+    from reference import load_recipe_module
+
+    run = Run(load_config(recipe, words), RunOptions(run_dir))
+    script = load_recipe_module(recipe)
+    train_set, _ = run.load(next(getattr(script, name) for name in SOURCES if hasattr(script, name)))
+    others = set(live_storages())
+    model = run.build(script.build_model)
+    shape = shape_of(model, run.plan)
+    model, _ = run.prepare(model, build_optimizer(model, run.plan))
+    # Whole numbers are not among the storages that are counted, nor an optimizer's single ones.
+    whole = sum(buffer.nbytes for buffer in model.buffers() if not (buffer.is_floating_point() and buffer.dim()))
+    steps, held = run.steps(train_set), {}
+    for micro_batches in MICRO_BATCHES:
+        step = next(steps)
+        for batch in step.micro_batches():
+            pixels = "pixel_values" in batch
+            inputs = {"pixel_values": batch["pixel_values"].float()} if pixels else {"input_ids": batch["input_ids"]}
+            step.backward(model(**inputs).logits.square().sum())
+        not_ours = others | {tensor.untyped_storage().data_ptr() for tensor in (*batch.values(), *inputs.values())}
+        ours = (size for address, size in live_storages().items() if address not in not_ours)
+        held[micro_batches] = sum(ours) + whole
+        step.update()
+    return shape, held
+
+
+@cache
+def job(name, strategy, world_size):
+    """The plan, and what each process answers."""
+    recipe, model = MODELS[name]
+    size = MICRO_BATCH_SIZE * world_size
+    sizes = [{"from": {"steps": step}, "size": size * count} for step, count in enumerate(MICRO_BATCHES) if step != 1]
+    words = (
+        *model,
+        f"--batch.micro_batch_size={MICRO_BATCH_SIZE}",
+        f"--batch.global_batch_size={json.dumps(sizes)}",
+        f"--train.stop_after_steps={len(MICRO_BATCHES)}",
+    )
+    zero = STRATEGIES[strategy].zero
+    with TemporaryDirectory() as folder:
+        if zero is not None:
+            given = {
+                key: value for key, value in asdict(zero).items() if value != getattr(ZeroSettings(zero.stage), key)
+            }
+            write_zero_config(Path(folder), zero.stage, given)
+        results = run_job(
+            bytes_of_steps,
+            Path(folder) / "run",
+            recipe,
+            words,
+            strategy=STRATEGIES[strategy].name,
+            world_size=world_size,
+            accelerate_configs=Path(folder) if zero is not None else None,
+        )
+    return resolve(load_config(recipe, words), world_size), results
+
+
+@pytest.mark.parametrize(("name", "strategy", "world_size"), JOBS)
+def test_a_process_holds_what_the_plan_says(name, strategy, world_size):
+    plan, results = job(name, strategy, world_size)
+    shape = results[0][0]
+    for micro_batches in set(MICRO_BATCHES):
+        states = model_states(shape, STRATEGIES[strategy], world_size, optimizer_states(plan), micro_batches)
+        # The one bucket that stage 3 keeps.
+        bucket = BUCKET * shape.element_bytes if STRATEGIES[strategy].name == "zero3" else 0
+        assert max(held[micro_batches] for _, held in results) == states.held + bucket, micro_batches
