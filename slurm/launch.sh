@@ -63,7 +63,7 @@ first_node=${node_names[0]}
 port=$((10000 + (SLURM_JOB_ID * 16 + restart) % 22000))
 
 export LARGEBATCH_ENV=${LARGEBATCH_ENV-.venv/bin/activate}
-[[ -z $LARGEBATCH_ENV || -f $LARGEBATCH_ENV || -n ${LARGEBATCH_CONTAINER:-} ]] || leave 2 "error: LARGEBATCH_ENV=$LARGEBATCH_ENV: there is no such file in $PWD; run make install, or name the shell file that activates your environment"
+[[ -z $LARGEBATCH_ENV || -f $LARGEBATCH_ENV || -n ${LARGEBATCH_CONTAINER:-} ]] || leave 2 "error: LARGEBATCH_ENV=$LARGEBATCH_ENV: there is no such file in $PWD; make your environment as README.md says, or name the shell file that activates it"
 export LARGEBATCH_REFUSAL=$logs/refusal
 if [[ -z ${SLURM_JOB_END_TIME:-} ]]; then
   # Slurm before 23.02 does not say it in the environment. A job without a limit has none.

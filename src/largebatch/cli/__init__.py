@@ -197,6 +197,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     submit.add_argument("--run_dir", "--run-dir", type=Path, help="folder of the run; default: runs/RECIPE")
     submit.add_argument("--dry-run", action="store_true", help="show all that, and submit nothing")
 
+    new = commands.add_parser(
+        "new",
+        help="copy a recipe as the beginning of a repository of your own",
+        description="Copy a recipe, and all that it runs with, into a new folder that stands alone: train.py, JSON, "
+        "sbatch script, launch.sh, Accelerate and DeepSpeed configs, a test, requirements and a README that says what "
+        "to change first. All commands work there. Nothing is overwritten.",
+        epilog="""examples:
+  largebatch new my_job --recipe gpt2_124m
+  largebatch new my_job --recipe llama_8b --strategy fsdp
+  largebatch new my_job --recipe resnet_digits --vendor""",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    new.add_argument("folder", type=Path, metavar="DIR", help="the folder to make; it may be there if it is empty")
+    new.add_argument("--recipe", required=True, metavar="NAME", help="such as gpt2_124m, or causal_lm/gpt2_124m")
+    new.add_argument("--strategy", help="the one that its script and README begin with; default: the recipe's script's")
+    new.add_argument(
+        "--vendor", action="store_true", help="copy the package as well, instead of naming it in requirements.txt"
+    )
+
     effective = commands.add_parser(
         "effective-batch",
         help="the effective batch of a script for another framework, and what a recipe says instead",
@@ -306,6 +326,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from largebatch.cli.lint import print_findings
 
             return 0 if print_findings(options.files) else 1
+        elif options.command == "new":
+            from largebatch.cli.new import new as new_bundle
+
+            new_bundle(options.folder, options.recipe, options.strategy, options.vendor)
         elif options.command == "effective-batch":
             from largebatch.cli.effective_batch import print_effective_batch
 

@@ -1,0 +1,127 @@
+"""What the texts of a bundle say of its job."""
+
+import math
+import shlex
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from largebatch.bundle.shipped import find_accelerate_config, find_recipe, shipped_folder
+from largebatch.bundle.small import small_overrides
+from largebatch.config import RecipeConfig, load_config
+from largebatch.config.data import HubOrLocal
+from largebatch.errors import ConfigError, UserError
+from largebatch.lint.job import Job
+from largebatch.lint.sbatch import read_script
+from largebatch.plan import resolve
+
+LARGE_JOB = (8, 8)
+"""Nodes, and GPUs of each."""
+
+
+@dataclass(frozen=True)
+class BundledJob:
+    """A shipped recipe with the strategy that it is to run under.
+
+    Args:
+        source: The recipe's JSON file.
+        strategy: Name of the Accelerate config.
+    """
+
+    source: Path
+    strategy: str
+
+    @classmethod
+    def find(cls, recipe: str, strategy: str | None) -> "BundledJob":
+        """The job of a shipped recipe, under its own strategy where none is given.
+
+        Raises:
+            UserError: There is no such recipe or strategy.
+        """
+        source = find_recipe(recipe)
+        script = shipped_folder() / "slurm" / f"{source.stem}.sbatch"
+        strategy = strategy or Job(read_script(script)).strategy
+        if strategy is None:
+            raise UserError(f"{script} sets no STRATEGY; write STRATEGY=${{STRATEGY:-ddp}} there")
+        find_accelerate_config(strategy)
+        return cls(source, strategy)
+
+    @property
+    def name(self) -> str:
+        return self.source.stem
+
+    @property
+    def task(self) -> str:
+        return self.source.parent.name
+
+    @property
+    def recipe(self) -> Path:
+        """The recipe's file, from the top of the bundle."""
+        return Path("recipes", self.task, self.source.name)
+
+    @property
+    def script(self) -> Path:
+        """Its batch script, likewise."""
+        return Path("slurm", f"{self.name}.sbatch")
+
+    @cached_property
+    def config(self) -> RecipeConfig:
+        config: RecipeConfig = load_config(self.source)
+        return config
+
+    @cached_property
+    def small_overrides(self) -> list[str]:
+        return small_overrides(self.config)
+
+    @property
+    def data(self) -> str:
+        """Where the data are, in a sentence."""
+        data = self.config.data
+        if not isinstance(data, HubOrLocal):
+            return "Its data come with Python's packages; nothing is downloaded."
+        return (
+            f"Its data are `{data.path}`, by Hugging Face `datasets`. The first start downloads them to `HF_HOME`; "
+            "let that be a folder with room that all nodes share. Gated ones want their terms accepted, and `HF_TOKEN`."
+        )
+
+    def launch(self) -> str:
+        """The command that trains it on this machine."""
+        words = ["accelerate launch --config_file", f"recipes/accelerate_configs/{self.strategy}.yaml"]
+        _, processes, _ = self._size_of_the_script
+        words += ["--num_processes", str(processes), f"{self.recipe.parent}/train.py --config {self.recipe}"]
+        return " ".join(words)
+
+    def submit(self) -> str:
+        """The command that shows and submits its job."""
+        nodes, processes, on_gpus = self._size
+        gpus = f" --gpus-per-node {processes}" if on_gpus else ""
+        return f"largebatch submit {self.name} --nodes {nodes}{gpus}"
+
+    def verify(self) -> str:
+        """The command that compares strategies on a laptop."""
+        words = [f"largebatch verify {self.recipe} --world-sizes 2 --steps 5", *map(shlex.quote, self.small_overrides)]
+        if self.small_overrides and self.config.model.synchronises_batch_norm:
+            # Sums over processes are rounded otherwise than those of one, and so small a model enlarges that.
+            words.append("--model.sync_batch_norm=false")
+        return " \\\n    ".join(words)
+
+    @property
+    def processes(self) -> int:
+        """Of the whole job."""
+        nodes, processes, _ = self._size
+        return nodes * processes
+
+    @cached_property
+    def _size(self) -> tuple[int, int, bool]:
+        """Nodes of the job, processes of each, and whether on GPUs: 64 of them where the batch divides over so many."""
+        try:
+            resolve(self.config, math.prod(LARGE_JOB))
+        except ConfigError:
+            return self._size_of_the_script
+        return *LARGE_JOB, True
+
+    @cached_property
+    def _size_of_the_script(self) -> tuple[int, int, bool]:
+        job = Job(read_script(shipped_folder() / self.script))
+        processes, option = job.processes_per_node()
+        return job.node_counts()[-1], processes, option is not None and option.name == "gpus-per-node"

@@ -1,0 +1,83 @@
+"""Every shipped recipe, copied to stand alone: its files fit together, its commands are right, and it trains."""
+
+import json
+import re
+import runpy
+import shlex
+from pathlib import Path
+
+import pytest
+
+from jobs import run_job, train
+from largebatch.bundle import BundledJob, create_bundle
+from largebatch.cli import main
+from largebatch.rehearsal.training import read_run
+from paths import RECIPES, ROOT
+
+pytestmark = pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+
+
+@pytest.fixture
+def bundle(recipe, tmp_path, monkeypatch):
+    """The current folder is the recipe's bundle."""
+    folder = tmp_path / "job"
+    create_bundle(folder, BundledJob.find(recipe.stem, None), vendor=False)
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("STRATEGY", raising=False)
+    monkeypatch.delenv("RUN_DIR", raising=False)
+    return folder
+
+
+def command_of_the_readme(name: str) -> list[str]:
+    text = Path("README.md").read_text().replace("\\\n", "")
+    (command,) = re.findall(rf"^\$ largebatch ({name} .*)$", text, re.MULTILINE)
+    return shlex.split(command)
+
+
+@pytest.mark.usefixtures("bundle")
+def test_lint_finds_nothing(capsys):
+    assert main(["lint"]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("bundle")
+def test_the_job_of_the_readme_can_be_submitted(recipe, capsys):
+    words = command_of_the_readme("submit")
+    assert main(words) == 0, capsys.readouterr().out
+    processes = command_of_the_readme("plan")[-1]
+    assert re.search(rf"{recipe.stem} under \w+, .*on {processes} process(es)?\n", capsys.readouterr().out)
+    assert main(command_of_the_readme("plan")) == 0
+
+
+@pytest.mark.usefixtures("recipe")
+def test_links_lead_somewhere(bundle):
+    for text in bundle.glob("**/*.md"):
+        for link in re.findall(r"\]\(([^)#]+)", text.read_text()):
+            assert link.startswith("https://") or (text.parent / link).is_file(), (text, link)
+
+
+def test_nothing_local_is_named_that_is_not_copied(bundle, recipe):
+    """Copied is the JSON alone: whatever else a recipe names is a hub's."""
+
+    def strings(value):
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict | list):
+            for inner in value.values() if isinstance(value, dict) else value:
+                yield from strings(inner)
+
+    for text in strings(json.loads(recipe.read_text())):
+        for place in (ROOT, recipe.parent):
+            if (place / text).exists():
+                assert text == "../recipe.schema.json"
+                assert (bundle / recipe.relative_to(ROOT).parent / text).is_file()
+
+
+def train_copy(recipe, overrides, run_dir):
+    train(recipe, *overrides, run_dir=run_dir)
+
+
+def test_its_test_trains_it(bundle, recipe, tmp_path):
+    """With the overrides of the bundle's own test, in one process."""
+    overrides = runpy.run_path(str(bundle / "tests/test_recipe.py"))["OVERRIDES"]
+    run_job(train_copy, bundle / recipe.relative_to(ROOT), overrides, tmp_path / "run", strategy="single", world_size=1)
+    assert [line["step"] for line in read_run(tmp_path / "run").metrics] == [1, 2]

@@ -1,0 +1,181 @@
+"""`largebatch new`: what is made, what is printed, and what is refused with nothing left behind."""
+
+import errno
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from largebatch import __version__
+from largebatch.cli import main
+from paths import RECIPES, ROOT, STRATEGIES
+
+
+def new(folder, *words: str, recipe: str = "gpt_pydoc") -> int:
+    return main(["new", str(folder), "--recipe", recipe, *words])
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+COPIED = {
+    "recipes/recipe.schema.json",
+    "recipes/causal_lm/README.md",
+    "recipes/causal_lm/gpt_pydoc.json",
+    "recipes/causal_lm/train.py",
+    "slurm/gpt_pydoc.sbatch",
+    "slurm/launch.sh",
+    *(f"recipes/accelerate_configs/{strategy}.yaml" for strategy in STRATEGIES),
+    *(f"ds_configs/zero{stage}.json" for stage in (1, 2, 3)),
+}
+WRITTEN = {"README.md", "requirements.txt", ".gitignore", "tests/test_recipe.py"}
+
+
+@pytest.mark.parametrize("recipe", ["gpt_pydoc", "causal_lm/gpt_pydoc"])
+def test_what_is_made(recipe, tmp_path):
+    assert new(tmp_path / "job", recipe=recipe) == 0
+    made = tree(tmp_path / "job")
+    assert made.keys() == COPIED | WRITTEN | {"LICENSE.largebatch"}
+    assert {name: made[name] for name in COPIED} == {name: (ROOT / name).read_bytes() for name in COPIED}
+    assert made["LICENSE.largebatch"] == (ROOT / "LICENSE").read_bytes()
+    assert list(tmp_path.iterdir()) == [tmp_path / "job"]
+
+
+def test_requirements_are_the_tested_ones(tmp_path):
+    assert new(tmp_path / "job") == 0
+    needed = {line for line in tree(tmp_path / "job")["requirements.txt"].decode().splitlines() if "==" in line}
+    tested = {line for line in (ROOT / "requirements.txt").read_text().splitlines() if "==" in line}
+    checks = {"pytest-xdist", "jsonschema", "mypy", "pytorch-optimizer", "ruff"}
+    assert {line for line in tested if line.partition("==")[0] not in checks} == needed - {f"largebatch=={__version__}"}
+    assert f"largebatch=={__version__}" in needed
+
+
+def test_the_strategy_is_everywhere(tmp_path):
+    assert new(tmp_path / "theirs", recipe="llama_8b") == 0
+    assert new(tmp_path / "mine", "--strategy", "fsdp", recipe="llama_8b") == 0
+    theirs, mine = tree(tmp_path / "theirs"), tree(tmp_path / "mine")
+    assert theirs.keys() == mine.keys()
+    differ = {name for name in mine if mine[name] != theirs[name]}
+    assert differ == {"slurm/llama_8b.sbatch", "README.md", "tests/test_recipe.py"}
+    assert "STRATEGY=${STRATEGY:-fsdp}\n" in mine["slurm/llama_8b.sbatch"].decode()
+    assert "accelerate_configs/fsdp.yaml --num_processes 8 " in mine["README.md"].decode()
+    assert 'STRATEGY = "fsdp"\n' in mine["tests/test_recipe.py"].decode()
+    # Nothing else is said of the recipe's own.
+    assert 'STRATEGY = "zero3"\n' in theirs["tests/test_recipe.py"].decode()
+    assert "accelerate_configs/zero3.yaml" not in mine["README.md"].decode()
+
+
+def test_vendored(tmp_path, capsys):
+    assert new(tmp_path / "job", "--vendor") == 0
+    printed = capsys.readouterr().out
+    assert "&& pip install --no-deps --editable .\n" in printed
+    # That of the environment which has another largebatch.
+    assert "LARGEBATCH_ENV" not in printed
+    made, package = tree(tmp_path / "job"), tree(ROOT / "src/largebatch")
+    assert {name.removeprefix("src/largebatch/"): text for name, text in made.items() if name.startswith("src/")} == {
+        name: text for name, text in package.items() if "__pycache__" not in name
+    }
+    assert "largebatch" not in "".join(made["requirements.txt"].decode().splitlines()[1:])
+
+
+def test_what_is_printed_can_be_done_there(tmp_path, capsys):
+    folder = tmp_path / "it's my job"
+    assert new(folder, recipe="resnet_digits") == 0
+    title, _, *commands = capsys.readouterr().out.splitlines()
+    recipe = "recipes/image_classification/resnet_digits.json"
+    assert title == f"{folder}: 19 files, {recipe} under ddp; README.md says what to change first"
+    assert [shlex.split(command) for command in commands[:2]] == [["cd", str(folder)], ["largebatch", "lint"]]
+    assert commands[2] == (
+        "  accelerate launch --config_file recipes/accelerate_configs/ddp.yaml --num_processes 2 "
+        f"recipes/image_classification/train.py --config {recipe}"
+    )
+    # With the environment that largebatch is in.
+    activate = Path(sys.prefix) / "bin/activate"
+    environment = [f"LARGEBATCH_ENV={activate}"] if activate.is_file() else []
+    assert shlex.split(commands[3]) == [*environment, "sbatch", "slurm/resnet_digits.sbatch"]
+
+
+@pytest.mark.parametrize("place", ["job", "."])
+def test_an_empty_folder_is_used(place, tmp_path, monkeypatch):
+    here = tmp_path / "here"
+    (here / "job").mkdir(parents=True)
+    if place == ".":
+        (here / "job").rmdir()
+    monkeypatch.chdir(here)
+    inode = Path(place).stat().st_ino
+    assert new(place) == 0
+    # A shell that is in the folder is still there.
+    assert Path(place).stat().st_ino == inode
+    assert new(tmp_path / "other") == 0
+    assert tree(Path(place)) == tree(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("place", "words", "message"),
+    [
+        ("x", ["--recipe=gpt2_124"], "--recipe gpt2_124: no such recipe, did you mean gpt2_124m?; write one of bert_"),
+        ("x", ["--recipe=sft/gpt2_124m"], "--recipe sft/gpt2_124m: no such recipe, did you mean gpt2_124m?"),
+        ("x", ["--recipe=../recipes/causal_lm/gpt_pydoc"], "--recipe ../recipes/causal_lm/gpt_pydoc: no such recipe"),
+        ("x", ["--recipe="], f"--recipe : no such recipe; write one of {sorted(path.stem for path in RECIPES)[0]}"),
+        (
+            "x",
+            ["--strategy=zero4"],
+            f"--strategy zero4: no such strategy, did you mean zero3?; write one of {', '.join(STRATEGIES)}",
+        ),
+        ("full", [], "full is not empty (a, b, c, …), and nothing is overwritten; give a new folder"),
+        ("full/a", [], "full/a is there, and is no folder; give a new one"),
+        ("none/x", [], "none/x: there is no folder "),
+        ("full/a/x", [], "full/a/x: there is no folder "),
+        ("/proc/x", [], "/proc/x cannot be made (No such file or directory); give a new folder where you may write"),
+        ("x" * 300, [], f"{'x' * 300} cannot be made (File name too long)"),
+    ],
+)
+def test_refused(place, words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("full").mkdir()
+    for name in "abcd":
+        Path("full", name).write_text(name)
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["new", place, "--recipe", "gpt_pydoc", *words]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"error: {message}"), printed.err
+    assert printed.out == ""
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("exists", [False, True])
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyboardInterrupt()])
+def test_nothing_half_made_is_left(error, exists, tmp_path, monkeypatch, capsys):
+    if exists:
+        (tmp_path / "job").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    copyfile, calls = shutil.copyfile, []
+
+    def fill_up(*arguments, **options):
+        calls.append(arguments)
+        if len(calls) == 9:
+            raise error
+        return copyfile(*arguments, **options)
+
+    monkeypatch.setattr(shutil, "copyfile", fill_up)
+    assert new(tmp_path / "job") == (130 if isinstance(error, KeyboardInterrupt) else 2)
+    assert len(calls) == 9
+    assert sorted(tmp_path.rglob("*")) == before
+    message = "interrupted" if isinstance(error, KeyboardInterrupt) else "job cannot be made (No space left on device)"
+    assert message in capsys.readouterr().err
+
+
+def test_without_torch(tmp_path):
+    program = (
+        "import sys; from largebatch.cli import main; "
+        "code = main(['new', sys.argv[1], '--recipe=llama_8b', '--vendor']); "
+        "sys.exit(code or {'torch', 'accelerate', 'deepspeed', 'transformers'} & sys.modules.keys() or 0)"
+    )
+    command = [sys.executable, "-c", program, tmp_path / "job"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
