@@ -25,10 +25,10 @@ COUNTED_AT = {
 }
 
 
-def print_plan(path: str, overrides: Sequence[str], world_size: int, *, as_json: bool) -> None:
+def print_plan(path: Path, overrides: Sequence[str], world_size: int, *, as_json: bool) -> None:
     """Print the plan of the recipe at `path` for `world_size` processes."""
     plan = resolve(load_config(path, overrides), world_size)
-    sys.stdout.write(plan.to_json() if as_json else explain(plan, Path(path).stem) + "\n")
+    sys.stdout.write(plan.to_json() if as_json else explain(plan, path.stem) + "\n")
 
 
 def print_comparison(
