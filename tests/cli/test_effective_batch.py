@@ -65,6 +65,11 @@ def ask(capsys):
             "learning rate   0.1 x 1024 / 512 = 0.2, by the linear rule",
         ),
         (
+            "--from ddp --batch-size 256 --nodes 2 --to-global-batch-size 1024 --scaling linear --lr 0.1",
+            "                a recipe multiplies by itself: learning_rate.base_lr 0.1, "
+            'learning_rate.reference_batch_size 512, learning_rate.scaling "linear"',
+        ),
+        (
             "--from ddp --batch-size 256 --nodes 2 --to-global-batch-size 1024 --scaling sqrt",
             "learning rate   as there x sqrt(1024 / 512) = x 1.41421, by the square-root rule",
         ),

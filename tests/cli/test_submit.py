@@ -36,6 +36,10 @@ def sbatch(project, monkeypatch):
     monkeypatch.setenv("PATH", str(file.parent), prepend=os.pathsep)
     monkeypatch.delenv("STRATEGY", raising=False)
     monkeypatch.delenv("RUN_DIR", raising=False)
+    for name in ("LARGEBATCH_ENV", "LARGEBATCH_CONTAINER"):
+        monkeypatch.delenv(name, raising=False)
+    (project / ".venv/bin").mkdir(parents=True)
+    (project / ".venv/bin/activate").touch()
     return answers
 
 
@@ -238,3 +242,21 @@ def test_the_log_goes_where_the_command_line_says(capsys):
     assert submit("gpt_pydoc", "--nodes=2", "--output=my log-%j-%N.txt") == 0
     printed = capsys.readouterr().out
     assert "log    my log-123-%N.txt (Slurm fills in %N)\nfollow tail -F 'my log-123-%N.txt'\n" in printed
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_an_environment_that_is_not_there(monkeypatch, capsys):
+    """Job and nodes would find it only when they start."""
+    Path(".venv/bin/activate").unlink()
+    assert submit("gpt_pydoc", "--nodes", "2") == 2
+    assert "LARGEBATCH_ENV=.venv/bin/activate: there is no such file" in capsys.readouterr().err
+    assert submit("gpt_pydoc", "--nodes", "2", "--dry-run") == 0
+    assert "warning: LARGEBATCH_ENV=.venv/bin/activate: there is no such file" in capsys.readouterr().out
+    assert not Path("called.json").exists()
+    monkeypatch.setenv("LARGEBATCH_CONTAINER", "apptainer:image.sif")
+    assert submit("gpt_pydoc", "--nodes", "2") == 0
+    Path("mine").touch()
+    monkeypatch.delenv("LARGEBATCH_CONTAINER")
+    monkeypatch.setenv("LARGEBATCH_ENV", "mine")
+    assert submit("gpt_pydoc", "--nodes", "2") == 0
+    assert "LARGEBATCH_ENV=mine sbatch --parsable" in capsys.readouterr().out

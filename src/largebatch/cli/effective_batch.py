@@ -89,6 +89,8 @@ def _as_data(
         "here": asdict(here)
         | {
             "scaling": rule,
+            "base_lr": learning_rate,
+            "reference_batch_size": there.global_batch_size,
             "learning_rate_factor": factor,
             "learning_rate": scaled,
             "learning_rate_of_sgd": None if scaled is None else scaled * there.gradient_factor,
@@ -110,6 +112,7 @@ def _in_words(
             f"{_count(here.world_size, 'process', 'processes')} accumulation is {here.accumulation}",
         ),
         ("learning rate", _learning_rate(there, here, learning_rate, rule, factor)),
+        ("", _in_a_recipe(there, learning_rate, rule)),
     ]
     if there.gradient_factor > 1:
         k = there.gradient_factor
@@ -189,6 +192,15 @@ def _learning_rate(
     ratio, name = {"linear": (batches, "linear"), "sqrt": (f"sqrt({batches})", "square-root")}[rule]
     result = f"x {factor:.6g}" if learning_rate is None else f"{learning_rate * factor:.6g}"
     return f"{start} x {ratio} = {result}, by the {name} rule"
+
+
+def _in_a_recipe(there: BatchElsewhere, learning_rate: float | None, rule: ScalingRule) -> str:
+    """What was tuned: the recipe multiplies by itself, and a rate that was multiplied before would be once more."""
+    base = "" if learning_rate is None else f"learning_rate.base_lr {learning_rate:g}, "
+    return (
+        f"a recipe multiplies by itself: {base}learning_rate.reference_batch_size {there.global_batch_size}, "
+        f'learning_rate.scaling "{rule}"'
+    )
 
 
 def _count(number: int, one: str, many: str | None = None) -> str:

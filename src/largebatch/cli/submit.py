@@ -71,14 +71,18 @@ def submit(
         Whether nothing was found that speaks against it.
 
     Raises:
-        UserError: Recipe or script are missing, or sbatch fails.
+        UserError: Recipe, script or the job's environment are missing, or sbatch fails.
     """
     run_options, words = _take(words, RUN_OPTIONS)
     overrides, words = _take(words, OVERRIDES)
     sbatch_options = [f"--nodes={nodes}", *([f"--gpus-per-node={gpus_per_node}"] if gpus_per_node else []), *words]
     _require_options(sbatch_options)
     # sbatch hands on the environment: what is set there has an effect, so it is checked and shown.
-    given = {"STRATEGY": strategy or os.environ.get("STRATEGY"), "RUN_DIR": run_dir or os.environ.get("RUN_DIR")}
+    given = {
+        "STRATEGY": strategy or os.environ.get("STRATEGY"),
+        "RUN_DIR": run_dir or os.environ.get("RUN_DIR"),
+        "LARGEBATCH_ENV": os.environ.get("LARGEBATCH_ENV"),
+    }
     environment = {name: str(value) for name, value in given.items() if value}
     script = _find_script(_find_recipe(recipe))
     submission = Submission(sbatch_options, script, [*overrides, *run_options], environment)
@@ -94,8 +98,13 @@ def submit(
     job = read_job(script, command_line)
     _print_plans(job)
     print(f"\n{submission}", flush=True)
+    missing = _missing_environment()
+    if missing and not dry_run:
+        raise UserError(missing)
     job_id = None if dry_run else _run(submission)
     _print_log(job, job_id)
+    if missing:
+        print(f"warning: {missing}")
     return True
 
 
@@ -155,6 +164,17 @@ def _find_script(recipe: Path) -> Path:
     if named and named.resolve() != recipe.resolve():
         raise UserError(f"{script} runs {named}, not {recipe}; submit {named}, or change RECIPE in the script")
     return script
+
+
+def _missing_environment() -> str | None:
+    """What slurm/launch.sh would say of the environment, after the job has waited in the queue."""
+    file = os.environ.get("LARGEBATCH_ENV", ".venv/bin/activate")
+    if not file or Path(file).is_file() or os.environ.get("LARGEBATCH_CONTAINER"):
+        return None
+    return (
+        f"LARGEBATCH_ENV={file}: there is no such file in {Path.cwd()}, which the job would source on every node; make "
+        "the environment there, or name the file that activates yours: export LARGEBATCH_ENV=/path/to/bin/activate"
+    )
 
 
 # --- what is shown and done ---------------------------------------------------------------------------------------
