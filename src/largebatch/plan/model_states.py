@@ -8,8 +8,10 @@ tensors of its arithmetic, and what an allocator rounds up (512 bytes a tensor o
 Weights stay in fp32, also under bf16 autocast, so an element is 4 bytes everywhere (8 in fp64).
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 from largebatch.plan.contract import RunPlan
 from largebatch.plan.model_shape import ModelShape, ParameterShape, Strategy, ZeroSettings, padded
@@ -136,18 +138,23 @@ def _zero12(
 
 def _gradients_of_partitions(model: ModelShape, world_size: int) -> int:
     """Elements of gradients on the fullest process: whole ones of all that it steps a part of, and its padding."""
-    kept = [0] * world_size
+    changes: Counter[int] = Counter()
+
+    def keep(first: int, end: int, elements: int) -> None:
+        changes[first] += elements
+        changes[end] -= elements
+
     for group in model.groups:
         elements = _elements(group)
         size = padded(elements, 2 * world_size) // world_size
         offset = 0
         for parameter in group:
-            for process in range(offset // size, -(-(offset + parameter.elements) // size)):
-                kept[process] += parameter.elements
+            keep(offset // size, -(-(offset + parameter.elements) // size), parameter.elements)
             offset += parameter.elements
-        for process in range(elements // size, world_size):
-            kept[process] += (process + 1) * size - max(elements, process * size)
-    return max(kept)
+        full = -(-elements // size)
+        keep(elements // size, full, full * size - elements)
+        keep(full, world_size, size)
+    return max(accumulate(change for _, change in sorted(changes.items())))
 
 
 def _zero3(model: ModelShape, zero: ZeroSettings, world_size: int, _: bool) -> tuple[int, int, int, dict[str, int]]:
