@@ -140,6 +140,16 @@ def test_a_process_holds_what_the_plan_says(name, strategy, world_size):
         assert max(held[micro_batches] for _, held in results) == states.held + bucket, micro_batches
 
 
+def test_frozen_weights_have_no_gradients_beside_them_either():
+    frozen = ParameterShape("weight", (1000,), None, 0)
+    model = ModelShape((frozen, ParameterShape("lora", (8,), 0, 0)), frozenset(), 0, 4)
+    for strategy, reason, elements in (
+        (Strategy("fsdp"), "blocks' gradients", 2 * 8),
+        (Strategy("zero3", ZeroSettings(3)), "whole gradients", 8),
+    ):
+        assert model_states(model, strategy, 4, 2, 1).beside[reason] == 4 * elements
+
+
 def test_gradients_of_partitions_process_by_process():
     """Against a count of each process alone; and of more processes than could be counted so."""
     generator = random.Random(1)

@@ -104,7 +104,9 @@ def _fsdp(model: ModelShape, strategy: Strategy, world_size: int, accumulates: b
         units[parameter.unit] = units.get(parameter.unit, 0) + parameter.padded_rows(world_size)
     stay = {unit for unit in units if unit in model.gathered_units or not strategy.reshards}
     others = sorted((size for unit, size in units.items() if unit not in stay), reverse=True)
-    largest = max(units.values())
+    reduced: Counter[int] = Counter()
+    for parameter in model.trained:
+        reduced[parameter.unit] += parameter.padded_rows(world_size)
     beside = {
         # Whole ones, until the last micro-batch.
         "gradients of micro-batches": _elements(model.trained) if accumulates else 0,
@@ -112,7 +114,7 @@ def _fsdp(model: ModelShape, strategy: Strategy, world_size: int, accumulates: b
         # One in use, and the next.
         "gathered blocks": sum(others[:2]),
         # One that is computed, and one that is reduced.
-        "blocks' gradients": 2 * largest,
+        "blocks' gradients": 2 * max(reduced.values()),
     }
     return rows(model.parameters), rows(model.trained), beside
 
@@ -173,7 +175,9 @@ def _zero3(model: ModelShape, zero: ZeroSettings, world_size: int, _: bool) -> t
         "gathered weights": min(sum(large), reach) if world_size > 1 else 0,
         # The bucket is there all the time, full or not; gradients come to be put into it.
         "reduce bucket": zero.reduce_bucket_size,
-        "whole gradients": min(sum(small) + sum(large), zero.reduce_bucket_size),
+        "whole gradients": min(
+            sum(padded(parameter.elements, world_size) for parameter in model.trained), zero.reduce_bucket_size
+        ),
         "update's copy of gradients": min(trained, -(-zero.sub_group_size // world_size)),
     }
     # One process has nothing to gather.
