@@ -162,16 +162,22 @@ def test_options_that_do_not_go_together(compare, capsys, words, message):
     assert message in capsys.readouterr().err
 
 
-def test_a_strategy_whose_states_are_elsewhere_is_left_out(compare, tmp_path):
+@pytest.mark.parametrize(
+    ("setting", "shown"),
+    [
+        ({"offload_optimizer": {"device": "cpu"}}, "offload_optimizer"),
+        ({"reduce_bucket_size": "auto"}, 'reduce_bucket_size "auto"'),
+        ({"reduce_bucket_size": -1}, "reduce_bucket_size -1"),
+    ],
+)
+def test_a_strategy_whose_states_are_not_known_is_left_out(compare, tmp_path, setting, shown):
     (tmp_path / "ddp.yaml").write_text((ROOT / "recipes/accelerate_configs/ddp.yaml").read_text())
-    (tmp_path / "ds.json").write_text(
-        json.dumps({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}})
-    )
+    (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 2} | setting}))
     zero2 = (ROOT / "recipes/accelerate_configs/zero2.yaml").read_text()
     (tmp_path / "zero2.yaml").write_text(zero2.replace("ds_configs/zero2.json", str(tmp_path / "ds.json")))
     code, output, _ = compare(DIGITS, "--world-sizes", "2", "--accelerate-configs", str(tmp_path))
     assert code == 0
-    assert "zero2 is not counted: its DeepSpeed JSON has zero_optimization.offload_optimizer" in output
+    assert f"zero2 is not counted: its DeepSpeed JSON has zero_optimization.{shown}" in output
     assert "  ddp" in output
 
 
