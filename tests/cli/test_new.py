@@ -127,6 +127,8 @@ def test_an_empty_folder_is_used(place, tmp_path, monkeypatch):
             ["--strategy=zero4"],
             f"--strategy zero4: no such strategy, did you mean zero3?; write one of {', '.join(STRATEGIES)}",
         ),
+        ("x", ["--strategy="], f"--strategy : no such strategy; write one of {', '.join(STRATEGIES)}"),
+        ("circle", [], "circle cannot be made (Not a directory)"),
         ("full", [], "full is not empty (a, b, c, …), and nothing is overwritten; give a new folder"),
         ("full/a", [], "full/a is there, and is no folder; give a new one"),
         ("none/x", [], "none/x: there is no folder "),
@@ -140,6 +142,7 @@ def test_refused(place, words, message, tmp_path, monkeypatch, capsys):
     Path("full").mkdir()
     for name in "abcd":
         Path("full", name).write_text(name)
+    Path("circle").symlink_to("circle")
     before = sorted(tmp_path.rglob("*"))
     assert main(["new", place, "--recipe", "gpt_pydoc", *words]) == 2
     printed = capsys.readouterr()
@@ -168,6 +171,20 @@ def test_nothing_half_made_is_left(error, exists, tmp_path, monkeypatch, capsys)
     assert sorted(tmp_path.rglob("*")) == before
     message = "interrupted" if isinstance(error, KeyboardInterrupt) else "job cannot be made (No space left on device)"
     assert message in capsys.readouterr().err
+
+
+def test_what_comes_into_the_folder_meanwhile_stays(tmp_path, monkeypatch, capsys):
+    (tmp_path / "job").mkdir()
+    copyfile = shutil.copyfile
+
+    def copy_while_another_writes(*arguments, **options):
+        (tmp_path / "job/README.md").write_text("of somebody else")
+        return copyfile(*arguments, **options)
+
+    monkeypatch.setattr(shutil, "copyfile", copy_while_another_writes)
+    assert new(tmp_path / "job") == 2
+    assert tree(tmp_path / "job") == {"README.md": b"of somebody else"}
+    assert "job cannot be made (something else was put there meanwhile)" in capsys.readouterr().err
 
 
 def test_without_torch(tmp_path):

@@ -65,6 +65,70 @@ def test_a_script_of_ones_own(compare, tmp_path):
     assert json.loads(output)["estimated_activation_bytes"] is None
 
 
+PLAIN_SCRIPT = """
+from __future__ import annotations
+
+import dataclasses
+
+from torch import nn
+
+print("it is imported")
+
+
+@dataclasses.dataclass
+class Widths:
+    first: int = 10
+
+
+def build_model(config):
+    print("it is built")
+    return nn.Linear(Widths().first, 10)
+"""
+
+
+def test_what_a_script_prints_is_not_among_the_numbers(compare, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(PLAIN_SCRIPT)
+    code, output, errors = compare(DIGITS, "--world-sizes", "2", "--json", "--script", str(script))
+    assert (code, errors) == (0, "it is imported\nit is built\n")
+    assert json.loads(output)["parameters"] == 110
+
+
+def test_activations_of_images_in_fp64(compare):
+    estimates = []
+    for precision in ("fp32", "fp64"):
+        _, output, _ = compare(DIGITS, "--world-sizes", "2", "--json", "--precision", precision)
+        estimates.append(json.loads(output)["estimated_activation_bytes"])
+    # Places of pooling are whole numbers in both.
+    assert 1.8 * estimates[0] < estimates[1] <= 2 * estimates[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("raise SystemExit", "ends the program instead of giving a model"),
+        ("import argparse; argparse.ArgumentParser().error('no')", "ends the program instead of giving a model"),
+        ("def build_model(config): return None", "returned NoneType, no torch.nn.Module"),
+        ("from torch import nn; build_model = lambda config: nn.ReLU()", "no parameter to train"),
+        ("from torch import nn; build_model = lambda config: nn.Linear(2, 2).requires_grad_(False)", "no parameter to"),
+        ("from torch import nn; build_model = lambda config: nn.LazyLinear(2)", "the shape of weight is not known"),
+    ],
+)
+def test_a_script_without_a_model_that_can_be_counted(compare, tmp_path, text, message):
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    code, output, errors = compare(DIGITS, "--world-sizes", "2", "--script", str(script))
+    assert (code, output) == (2, "")
+    assert f"{script}" in errors
+    assert message in errors
+
+
+def test_a_folder_without_strategies_is_refused(compare, tmp_path):
+    code, output, errors = compare(DIGITS, "--world-sizes", "2", "--accelerate-configs", str(tmp_path))
+    assert (code, output) == (2, "")
+    assert f"{tmp_path} has no Accelerate config" in errors
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -85,7 +149,8 @@ def test_what_cannot_be_used_is_one_message(compare, words, message):
     ("words", "message"),
     [
         (["--world-size", "2", "--gpu-memory", "80"], "go with --world-sizes"),
-        (["--world-sizes", "2", "--gpu-memory", "lots"], "--gpu-memory"),
+        (["--world-sizes", "2", "--gpu-memory", "lots"], "'lots' is not a positive number"),
+        (["--world-sizes", "2", "--gpu-memory", "1e300"], "is more than there is"),
         (["--world-sizes", "2", "--world-size", "2"], "not allowed with argument"),
         ([], "one of the arguments --world-size --world-sizes is required"),
     ],
@@ -97,16 +162,22 @@ def test_options_that_do_not_go_together(compare, capsys, words, message):
     assert message in capsys.readouterr().err
 
 
-def test_a_strategy_whose_states_are_elsewhere_is_left_out(compare, tmp_path):
+@pytest.mark.parametrize(
+    ("setting", "shown"),
+    [
+        ({"offload_optimizer": {"device": "cpu"}}, "offload_optimizer"),
+        ({"reduce_bucket_size": "auto"}, 'reduce_bucket_size "auto"'),
+        ({"reduce_bucket_size": -1}, "reduce_bucket_size -1"),
+    ],
+)
+def test_a_strategy_whose_states_are_not_known_is_left_out(compare, tmp_path, setting, shown):
     (tmp_path / "ddp.yaml").write_text((ROOT / "recipes/accelerate_configs/ddp.yaml").read_text())
-    (tmp_path / "ds.json").write_text(
-        json.dumps({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}})
-    )
+    (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 2} | setting}))
     zero2 = (ROOT / "recipes/accelerate_configs/zero2.yaml").read_text()
     (tmp_path / "zero2.yaml").write_text(zero2.replace("ds_configs/zero2.json", str(tmp_path / "ds.json")))
     code, output, _ = compare(DIGITS, "--world-sizes", "2", "--accelerate-configs", str(tmp_path))
     assert code == 0
-    assert "zero2 is not counted: its DeepSpeed JSON has zero_optimization.offload_optimizer" in output
+    assert f"zero2 is not counted: its DeepSpeed JSON has zero_optimization.{shown}" in output
     assert "  ddp" in output
 
 

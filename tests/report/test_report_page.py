@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -177,10 +178,10 @@ def test_a_report_is_written_over_and_nothing_else(tmp_path, capsys):
     capsys.readouterr()
     for file in (out, tmp_path / "report/loss_by_step.png"):
         content = file.read_bytes()
-        file.write_bytes(b"<html>a page of mine</html>")
+        file.write_bytes(b"<html>a page of mine, beside a largebatch report</html>")
         assert main(words) == 2
         assert f"{file} is there, and is not a report's; write another --out" in capsys.readouterr().err
-        assert file.read_bytes() == b"<html>a page of mine</html>"
+        assert file.read_bytes() == b"<html>a page of mine, beside a largebatch report</html>"
         file.write_bytes(content)
     assert not list(tmp_path.rglob("*.tmp"))
 
@@ -209,6 +210,76 @@ def test_what_cannot_be_reported(words, message, tmp_path, monkeypatch, capsys):
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert message in error
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "value"),
+    [
+        ("plan.json", "total_steps", "many"),
+        ("plan.json", "peak_lr", [0.1]),
+        ("plan.json", "schedule", None),
+        ("plan.json", "timeline", [1]),
+        ("plan.json", "optimizer_options", {}),
+        ("status.json", "step", float("nan")),
+        ("summary.json", "mfu", "half"),
+        ("summary.json", "train_seconds", {}),
+        ("metrics.jsonl", "seconds", "long"),
+        ("metrics.jsonl", "loss", 10**400),
+        ("evaluations.jsonl", "samples", []),
+        ("history.jsonl", "time", None),
+        ("history.jsonl", "time", 1e300),
+        ("history.jsonl", "changes", 3),
+        ("history.jsonl", "checkpoint", 3),
+    ],
+)
+def test_values_of_other_kinds_are_refused_or_left_out(file, name, value, tmp_path, capsys):
+    write_run(tmp_path / "run", steps=range(1, 3), history=HISTORY)
+    path = tmp_path / "run" / file
+    if file.endswith(".jsonl"):
+        write_lines(
+            path, [json.loads(line) | {name: value} for line in path.read_text().splitlines()] or [{name: value}]
+        )
+    else:
+        path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    refused = value is not None and (name, value) not in [("loss", 10**400), ("time", 1e300), ("optimizer_options", {})]
+    assert main(["report", str(tmp_path / "run")]) == (2 if refused else 0)
+    error = capsys.readouterr().err
+    if refused:
+        assert f'{path} has {json.dumps(value)} as "{name}", where a' in error
+
+
+@pytest.mark.parametrize("without", ["metrics", "evaluations"])
+def test_samples_behind_the_last_line_are_those_of_the_plan(without, tmp_path):
+    """While the batch grows, no one size is that of all steps."""
+    sizes = [{"from": {"steps": 0}, "size": 64}, {"from": {"steps": 100}, "size": 128}]
+    folder = tmp_path / "run"
+    plan = write_run(folder, (f"--batch.global_batch_size={json.dumps(sizes)}",), range(10, 91, 10), "stopped")
+    (folder / f"{without}.jsonl").unlink()
+    (folder / "status.json").write_text(json.dumps({"outcome": "stopped", "step": 155}))
+    assert main(["report", str(folder)]) == 0
+    _, page = read(folder / "report.html")
+    assert page.row("samples") == [f"{plan.batch_at(155).samples_before:,}"]
+
+
+def test_every_plot_has_a_file_of_its_own(tmp_path, capsys):
+    plan = write_run(tmp_path / "run", steps=range(1, 3))
+    names = ["top 1", "top_1", "top/1", "x" * 300]
+    lines = [evaluation_line(plan, step) | dict.fromkeys(names, 0.5) for step in (1, 2)]
+    write_lines(tmp_path / "run/evaluations.jsonl", lines)
+    assert main(["report", str(tmp_path / "run")]) == 0
+    plots = len(list((tmp_path / "run/report").glob("*.png")))
+    # Four of training, and loss and accuracy.
+    assert plots == 2 * (4 + 2 + len(names))
+    assert f"and {plots} plots" in capsys.readouterr().out
+
+
+def test_names_that_are_no_text_and_links_in_a_circle(tmp_path, capfd):
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/run\xff")
+    write_run(Path(folder), steps=range(1, 3))
+    assert main(["report", folder]) == 0
+    (tmp_path / "circle").symlink_to("circle")
+    assert main(["report", str(tmp_path / "circle")]) == 2
+    assert "circle is no folder" in capfd.readouterr().err
 
 
 def test_neither_torch_nor_a_display(tmp_path):

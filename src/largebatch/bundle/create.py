@@ -1,5 +1,6 @@
 """Making a bundle: all of it, or nothing."""
 
+import errno
 import os
 import re
 import shutil
@@ -30,7 +31,8 @@ def create_bundle(folder: Path, job: BundledJob, vendor: bool) -> None:
             STRATEGY as others do. Nothing is left of it then.
     """
     try:
-        target = folder.resolve()
+        # Unlike Path.resolve, without an exception for links that lead in a circle.
+        target = Path(os.path.realpath(folder))
         exists = _require_nothing_there(folder, target)
         staging = (target if exists else target.parent) / f".largebatch_new_{os.getpid()}"
         staging.mkdir()
@@ -63,6 +65,9 @@ def _move(staging: Path, target: Path, exists: bool) -> None:
     if not exists:
         staging.rename(target)
         return
+    # Somebody else may have begun there meanwhile.
+    if any(path != staging for path in target.iterdir()):
+        raise FileExistsError(errno.EEXIST, "something else was put there meanwhile")
     # The folder itself stays, because somebody's shell may be in it.
     for path in sorted(staging.iterdir()):
         path.rename(target / path.name)

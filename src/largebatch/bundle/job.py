@@ -40,7 +40,8 @@ class BundledJob:
         """
         source = find_recipe(recipe)
         script = shipped_folder() / "slurm" / f"{source.stem}.sbatch"
-        strategy = strategy or Job(read_script(script)).strategy
+        if strategy is None:
+            strategy = Job(read_script(script)).strategy
         if strategy is None:
             raise UserError(f"{script} sets no STRATEGY; write STRATEGY=${{STRATEGY:-ddp}} there")
         find_accelerate_config(strategy)

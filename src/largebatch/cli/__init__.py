@@ -1,5 +1,6 @@
 """The `largebatch` command: one module a subcommand, imported only when it is called; `parser` has their words."""
 
+import io
 import sys
 from collections.abc import Sequence
 
@@ -9,6 +10,9 @@ from largebatch.errors import UserError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 done, 1 a check failed, 2 the input cannot be used."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Names of files may have bytes that are no text.
+        sys.stdout.reconfigure(errors="surrogateescape")
     parser = build_parser()
     options, overrides = parser.parse_known_args(arguments)
     try:

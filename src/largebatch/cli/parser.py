@@ -341,10 +341,13 @@ def _positive_float(text: str) -> float:
 
 def _memory(text: str) -> int:
     """Bytes, of a number of GiB, or one with its unit."""
-    number = text.strip().upper()
+    number = text.strip()
     unit = 2**30
     for name, size in (("GIB", 2**30), ("GB", 10**9), ("G", 2**30)):
-        if number.endswith(name):
-            number, unit = number.removesuffix(name).strip(), size
+        if number.upper().endswith(name):
+            number, unit = number[: -len(name)].strip(), size
             break
-    return round(_positive_float(number) * unit)
+    size_in_bytes = _positive_float(number) * unit
+    if size_in_bytes == math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than there is; write it in GiB, such as 80")
+    return round(size_in_bytes)

@@ -1,6 +1,7 @@
 """`largebatch plan`: the resolved plan of a recipe, explained, or what it needs on several numbers of processes."""
 
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -74,6 +75,10 @@ def print_comparison(
         sys.stdout.write(table(comparison, painter(sys.stdout)))
 
 
+def _is_size(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and 0 <= value < math.inf)
+
+
 def _first_plan(config: RecipeConfig, world_sizes: Sequence[int]) -> RunPlan:
     problems = []
     for world_size in world_sizes:
@@ -99,6 +104,8 @@ def _strategies(path: Path, folder: Path | None, precision: str) -> tuple[list[S
             continue
         zero = launch.deepspeed_config["zero_optimization"] if launch.deepspeed_config else None
         uncounted = [key for key, usual in COUNTED_AT.items() if zero and zero.get(key, usual) != usual]
+        # "auto", say, which Accelerate replaces by something of the model.
+        uncounted += [key for key in ZeroSettings.__dataclass_fields__ if zero and not _is_size(zero.get(key, 0))]
         if zero and uncounted:
             left_out[name] = f"its DeepSpeed JSON has zero_optimization.{uncounted[0]} {json.dumps(zero[uncounted[0]])}"
         elif environment.get("FSDP_TRANSFORMER_CLS_TO_WRAP"):

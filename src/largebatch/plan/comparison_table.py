@@ -108,7 +108,7 @@ def _beside(comparison: Comparison) -> list[str]:
 
 def _about_activations(comparison: Comparison) -> list[str]:
     if comparison.activations is None:
-        return ["Activations are not estimated for this task: leave room for them."]
+        return ["Activations are not estimated for this task or model: leave room for them."]
     unit = _unit(comparison)
     how = "with" if comparison.config.compute.activation_checkpointing else "without"
     return [

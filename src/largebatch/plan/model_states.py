@@ -8,8 +8,10 @@ tensors of its arithmetic, and what an allocator rounds up (512 bytes a tensor o
 Weights stay in fp32, also under bf16 autocast, so an element is 4 bytes everywhere (8 in fp64).
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 from largebatch.plan.contract import RunPlan
 from largebatch.plan.model_shape import ModelShape, ParameterShape, Strategy, ZeroSettings, padded
@@ -102,7 +104,9 @@ def _fsdp(model: ModelShape, strategy: Strategy, world_size: int, accumulates: b
         units[parameter.unit] = units.get(parameter.unit, 0) + parameter.padded_rows(world_size)
     stay = {unit for unit in units if unit in model.gathered_units or not strategy.reshards}
     others = sorted((size for unit, size in units.items() if unit not in stay), reverse=True)
-    largest = max(units.values())
+    reduced: Counter[int] = Counter()
+    for parameter in model.trained:
+        reduced[parameter.unit] += parameter.padded_rows(world_size)
     beside = {
         # Whole ones, until the last micro-batch.
         "gradients of micro-batches": _elements(model.trained) if accumulates else 0,
@@ -110,7 +114,7 @@ def _fsdp(model: ModelShape, strategy: Strategy, world_size: int, accumulates: b
         # One in use, and the next.
         "gathered blocks": sum(others[:2]),
         # One that is computed, and one that is reduced.
-        "blocks' gradients": 2 * largest,
+        "blocks' gradients": 2 * max(reduced.values()),
     }
     return rows(model.parameters), rows(model.trained), beside
 
@@ -136,18 +140,23 @@ def _zero12(
 
 def _gradients_of_partitions(model: ModelShape, world_size: int) -> int:
     """Elements of gradients on the fullest process: whole ones of all that it steps a part of, and its padding."""
-    kept = [0] * world_size
+    changes: Counter[int] = Counter()
+
+    def keep(first: int, end: int, elements: int) -> None:
+        changes[first] += elements
+        changes[end] -= elements
+
     for group in model.groups:
         elements = _elements(group)
         size = padded(elements, 2 * world_size) // world_size
         offset = 0
         for parameter in group:
-            for process in range(offset // size, -(-(offset + parameter.elements) // size)):
-                kept[process] += parameter.elements
+            keep(offset // size, -(-(offset + parameter.elements) // size), parameter.elements)
             offset += parameter.elements
-        for process in range(elements // size, world_size):
-            kept[process] += (process + 1) * size - max(elements, process * size)
-    return max(kept)
+        full = -(-elements // size)
+        keep(elements // size, full, full * size - elements)
+        keep(full, world_size, size)
+    return max(accumulate(change for _, change in sorted(changes.items())))
 
 
 def _zero3(model: ModelShape, zero: ZeroSettings, world_size: int, _: bool) -> tuple[int, int, int, dict[str, int]]:
@@ -166,7 +175,9 @@ def _zero3(model: ModelShape, zero: ZeroSettings, world_size: int, _: bool) -> t
         "gathered weights": min(sum(large), reach) if world_size > 1 else 0,
         # The bucket is there all the time, full or not; gradients come to be put into it.
         "reduce bucket": zero.reduce_bucket_size,
-        "whole gradients": min(sum(small) + sum(large), zero.reduce_bucket_size),
+        "whole gradients": min(
+            sum(padded(parameter.elements, world_size) for parameter in model.trained), zero.reduce_bucket_size
+        ),
         "update's copy of gradients": min(trained, -(-zero.sub_group_size // world_size)),
     }
     # One process has nothing to gather.

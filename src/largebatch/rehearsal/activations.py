@@ -64,7 +64,9 @@ def _micro_batch(config: RecipeConfig) -> dict[str, torch.Tensor]:
     size, data = config.batch.micro_batch_size, config.data
     if config.task == "image_classification":
         side = data.image_size  # type: ignore[attr-defined]
-        return {"pixel_values": torch.zeros(size, data.num_channels, side, side)}  # type: ignore[attr-defined]
+        shape = (size, data.num_channels, side, side)  # type: ignore[attr-defined]
+        dtype = torch.float64 if config.precision == "fp64" else torch.float32
+        return {"pixel_values": torch.zeros(shape, dtype=dtype)}
     tokens = torch.zeros(size, data.block_size, dtype=torch.int64)  # type: ignore[attr-defined]
     return {"input_ids": tokens, "targets": tokens.clone()}
 

@@ -56,6 +56,11 @@ def find_accelerate_configs(
             for name in STRATEGIES
             if (found / f"{name}.yaml").is_file() and not (precision == "fp64" and name.startswith("zero"))
         ]
+        if not strategies:
+            raise UserError(
+                f"{found} has no Accelerate config that precision {precision} can be trained with; write "
+                f"--accelerate-configs FOLDER, one with some of {', '.join(f'{name}.yaml' for name in STRATEGIES)}"
+            )
     missing = [name for name in strategies if not (found / f"{name}.yaml").is_file()]
     if missing:
         known = ", ".join(sorted(file.stem for file in found.glob("*.yaml")))

@@ -16,6 +16,7 @@ from largebatch.report.styles import MARKS, Shape, style_of
 
 GENERATOR = f"largebatch report {__version__}"
 MOST_NAMES = 3  # in the title
+YEAR_10000 = 253_402_300_800  # in seconds since 1970
 
 
 def page(runs: Sequence[ReportedRun], panels: Sequence[Panel], now: float) -> str:
@@ -191,7 +192,7 @@ def _history(run: ReportedRun, several: bool) -> str:
 
 def _event(event: Event) -> str:
     mark = _mark(event.kind) if event.kind in MARKS else ""
-    when = _time(event.time) if event.time else NONE
+    when = _time(event.time) if 0 < event.time < YEAR_10000 else NONE
     return (
         f'<li data-kind="{escape(event.kind)}" data-step="{event.step}"><span class="when">{when}</span> '
         f'<span class="step">step {event.step:,}</span> {mark} <span>{escape(event.text)}</span></li>\n'

@@ -1,7 +1,7 @@
 """What a run's folder says, read while the run may still be writing to it."""
 
 import json
-import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +9,48 @@ from typing import Any
 
 import numpy as np
 
+from largebatch.batch import Timeline
 from largebatch.errors import UserError
 from largebatch.plan import RunPlan
 from largebatch.plan.explain import bodies
 from largebatch.storage.json_lines import read_json_lines
 
 Line = dict[str, Any]
+
+USED: dict[str, dict[str, str]] = {
+    "plan.json": {
+        "total_steps": "number",
+        "global_batch_size": "number",
+        "peak_lr": "number",
+        "loss_unit": "text",
+        "schedule": "object",
+        "timeline": "object",
+    },
+    "config.json": {},
+    "status.json": {"step": "number"},
+    "summary.json": {
+        "train_seconds": "number",
+        "samples_per_second": "number",
+        "tokens_per_second": "number",
+        "mfu": "number",
+        "attempts": "number",
+    },
+    "metrics.jsonl": {"samples": "number", "seconds": "number", "global_batch_size": "number"},
+    "evaluations.jsonl": {"samples": "number"},
+    "history.jsonl": {
+        "time": "number",
+        "attempt": "number",
+        "first_skipped_step": "number",
+        "checkpoint": "text",
+        "checkpoints_not_used": "list",
+        "changes": "list",
+    },
+}
+"""What a report computes with, of each file: other kinds of values would end in the midst of it."""
+LARGEST = 1e300
+"""Of numbers that can be drawn; JSON has whole ones of any length."""
+MOST_SHOWN = 40
+"""Characters of a value in an error."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +63,7 @@ class ReportedRun:
         config: The resolved recipe.
         plan: The resolved plan, as JSON.
         words: The plan in words: the name and the lines of each section; None where it is another version's.
+        timeline: The plan's samples by step; None where it is another version's.
         metrics: A line per logged step, by step.
         evaluations: A line per evaluation, by step.
         history: Starts, stops and what went wrong, in the order in which it happened.
@@ -39,6 +76,7 @@ class ReportedRun:
     config: Line
     plan: Line
     words: list[tuple[str, list[str]]] | None
+    timeline: Timeline | None
     metrics: list[Line]
     evaluations: list[Line]
     history: list[Line]
@@ -54,14 +92,19 @@ class ReportedRun:
     def samples_at(self, step: float) -> float:
         """Samples trained on in the first `step` steps: as logged, on a straight line between logged steps.
 
-        The plan alone would not do: it may have been changed on the way.
+        The plan alone would not do: it may have been changed on the way. Behind the last line it is what is in force.
         """
-        places = [(0.0, 0.0), *((line["step"], line["samples"]) for line in self.metrics if is_number(line, "samples"))]
-        steps, samples = np.array(places, dtype=float).T
-        if step <= steps[-1]:
-            return float(np.interp(step, steps, samples))
-        size = (self.metrics or [self.plan])[-1].get("global_batch_size", 0)
-        return float(samples[-1] + (step - steps[-1]) * size)
+        lines = [line for line in (*self.metrics, *self.evaluations) if "samples" in line]
+        logged = {0: 0} | {line["step"]: line["samples"] for line in lines}
+        steps = sorted(logged)
+        last = steps[-1]
+        if step <= last:
+            return float(np.interp(step, *np.array([(each, logged[each]) for each in steps], dtype=float).T))
+        if self.timeline is not None:
+            ahead = self.timeline.at(int(step)).samples_before - self.timeline.at(int(last)).samples_before
+        else:
+            ahead = (step - last) * (self.metrics or [self.plan])[-1].get("global_batch_size", 0)
+        return float(logged[last] + ahead)
 
 
 def read_runs(folders: Sequence[Path]) -> list[ReportedRun]:
@@ -70,7 +113,8 @@ def read_runs(folders: Sequence[Path]) -> list[ReportedRun]:
     Raises:
         UserError: One of them is no run's, or is given twice.
     """
-    resolved = [folder.resolve() for folder in folders]
+    # Unlike Path.resolve, without an exception for links that lead in a circle.
+    resolved = [Path(os.path.realpath(folder)) for folder in folders]
     twice = next((folder for folder in resolved if resolved.count(folder) > 1), None)
     if twice is not None:
         raise UserError(f"{twice} is given twice; write each run once")
@@ -85,17 +129,19 @@ def _read(folder: Path, name: str) -> ReportedRun:
         config = _read_object(folder / "config.json", required=True)
         status, summary = (_read_object(folder / file) for file in ("status.json", "summary.json"))
         metrics, evaluations, history = (
-            read_json_lines(folder / f"{file}.jsonl") for file in ("metrics", "evaluations", "history")
+            _read_lines(folder / f"{file}.jsonl") for file in ("metrics", "evaluations", "history")
         )
     except OSError as error:
         raise UserError(f"{folder} cannot be read: {error}") from error
     finished = status.get("outcome") == "finished"
+    words, timeline = _understood(plan)
     return ReportedRun(
         folder=folder,
         name=name,
         config=config,
         plan=plan,
-        words=_words(plan),
+        words=words,
+        timeline=timeline,
         metrics=_by_step(metrics),
         evaluations=_by_step(evaluations),
         history=[event for event in history if is_number(event, "step")],
@@ -115,18 +161,49 @@ def _read_object(file: Path, required: bool = False) -> Line:
         return {}
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is not JSON: {error}; restore it, or leave the run out") from error
     if not isinstance(value, dict):
         raise UserError(f"{file} is not a JSON object; restore it, or leave the run out")
+    return _checked(file, value)
+
+
+def _read_lines(file: Path) -> list[Line]:
+    return [_checked(file, line) for line in read_json_lines(file)]
+
+
+def _checked(file: Path, value: Line) -> Line:
+    """The object itself; what is null is as if it were not there.
+
+    Raises:
+        UserError: A value that the report computes with is of another kind.
+    """
+    for name, kind in USED[file.name].items():
+        if value.get(name) is None:
+            value.pop(name, None)
+        elif not _is(kind, value, name):
+            article = "an" if kind == "object" else "a"
+            given = json.dumps(value[name])[:MOST_SHOWN]
+            raise UserError(
+                f'{file} has {given} as "{name}", where {article} {kind} belongs; restore it, or leave the run out'
+            )
     return value
 
 
-def _words(plan: Line) -> list[tuple[str, list[str]]] | None:
+def _is(kind: str, value: Line, name: str) -> bool:
+    if kind == "number":
+        return is_number(value, name)
+    return isinstance(value[name], {"text": str, "list": list, "object": dict}[kind])
+
+
+def _understood(plan: Line) -> tuple[list[tuple[str, list[str]]] | None, Timeline | None]:
+    """The plan in words, and its timeline; None where it is another version's."""
     try:
-        return bodies(RunPlan.from_json(json.dumps(plan)))
-    except ValueError:
-        return None
+        understood = RunPlan.from_json(json.dumps(plan))
+        return bodies(understood), understood.timeline
+    # Numbers that no version writes cannot be computed with.
+    except (ValueError, ArithmeticError, LookupError):
+        return None, None
 
 
 def _by_step(lines: Sequence[Line]) -> list[Line]:
@@ -137,12 +214,16 @@ def _by_step(lines: Sequence[Line]) -> list[Line]:
 
 def _names(folders: Sequence[Path]) -> list[str]:
     """The last parts of their paths, as many as tell them apart."""
-    depths = range(1, max(len(folder.parts) for folder in folders) + 1)
-    candidates = (["/".join(folder.parts[-depth:]) for folder in folders] for depth in depths)
+    # A name may have bytes that are no text.
+    parts = [Path(os.fsencode(folder).decode(errors="backslashreplace")).parts for folder in folders]
+    depths = range(1, max(map(len, parts)) + 1)
+    candidates = (["/".join(each[-depth:]) for each in parts] for depth in depths)
     return next(names for names in candidates if len(set(names)) == len(names))
 
 
 def is_number(line: Line, name: str) -> bool:
     """Whether a line has a finite number of this name."""
     value = line.get(name)
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return abs(value) <= LARGEST

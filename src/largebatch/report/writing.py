@@ -12,8 +12,11 @@ from largebatch.report.plots import AXES, png
 from largebatch.report.runs import ReportedRun
 from largebatch.storage.files import replace_file
 
-OURS = GENERATOR.rpartition(" ")[0].encode()  # of every version
+OURS = GENERATOR.rpartition(" ")[0].encode()
+MARKS = (b'<meta name="generator" content="' + OURS + b" ", b"Software\0" + OURS + b" ")
+"""Of pages and plots of every version."""
 FIRST_BYTES = 4096
+MOST_LETTERS = 50  # in the name of a plot's file, of what it shows
 
 
 def write_report(runs: Sequence[ReportedRun], out: Path) -> list[Path]:
@@ -27,11 +30,20 @@ def write_report(runs: Sequence[ReportedRun], out: Path) -> list[Path]:
     """
     panels = panels_of(runs)
     folder = out.with_suffix("")
-    plots = {folder / f"{_file_name(panel.key)}_by_{axis}.png": (panel, axis) for panel in panels for axis in AXES}
-    for file in (out, *plots):
-        if file.exists() and not _is_ours(file):
-            raise UserError(f"{file} is there, and is not a report's; write another --out, or move it away")
-    contents = {out: page(runs, panels, time.time()).encode()}
+    names = _file_names([panel.key for panel in panels])
+    plots = {
+        folder / f"{name}_by_{axis}.png": (panel, axis)
+        for name, panel in zip(names, panels, strict=True)
+        for axis in AXES
+    }
+    try:
+        for file in (out, *plots):
+            if file.exists() and not _is_ours(file):
+                raise UserError(f"{file} is there, and is not a report's; write another --out, or move it away")
+    except OSError as error:
+        raise UserError(f"{out} cannot be written: {error}; write another --out") from error
+    # JSON may have halves of characters, which no file has.
+    contents = {out: page(runs, panels, time.time()).encode(errors="replace")}
     contents |= {file: png(panel, runs, axis, GENERATOR) for file, (panel, axis) in plots.items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -50,9 +62,16 @@ def _is_ours(file: Path) -> bool:
     if not file.is_file():
         return False
     with file.open("rb") as opened:
-        return OURS in opened.read(FIRST_BYTES)
+        first = opened.read(FIRST_BYTES)
+    return any(mark in first for mark in MARKS)
 
 
-def _file_name(key: str) -> str:
-    """Of a quantity whose name a recipe has chosen."""
-    return re.sub(r"[^\w.-]+", "_", key)
+def _file_names(keys: Sequence[str]) -> list[str]:
+    """Of quantities, whose names a recipe has chosen: each another one."""
+    names: list[str] = []
+    for key in keys:
+        name = re.sub(r"[^\w.-]+", "_", key)[:MOST_LETTERS]
+        while name in names:
+            name += "_"
+        names.append(name)
+    return names

@@ -15,6 +15,6 @@ def parse_line(text: bytes) -> dict[str, Any] | None:
     """The object in a line; None where it is not one of a journal."""
     try:
         line = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return line if isinstance(line, dict) and isinstance(line.get("step", 0), int | float) else None
