@@ -63,7 +63,7 @@ def _rows(comparison: Comparison, columns: Sequence[Column], paint: Paint) -> li
     unit = _unit(comparison)
     lines = [
         row("processes", [f"{column.world_size:,}" for column in columns]),
-        row("micro-batches of a step", [f"{plan.gradient_accumulation_steps:,}" if plan else "-" for plan in plans]),
+        row("accumulation", [f"{plan.gradient_accumulation_steps:,}" if plan else "-" for plan in plans]),
         f"model states + beside, {unit} per process",
         *rows(lambda option, _: _states(option, unit), lambda *_: None),
     ]
@@ -135,6 +135,9 @@ def _unit(comparison: Comparison) -> str:
 
 def _size(size: int, unit: str) -> str:
     number = size / (GIB if unit == "GiB" else MIB)
+    if number < 0.01:
+        # Small models beside buckets of a fixed size.
+        return f"{number:.2g}"
     return f"{number:,.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
 
 
