@@ -1,11 +1,9 @@
 """Which nodes are named, from what the nodes said."""
 
-import json
-
 import pytest
 
 from largebatch.cli import main
-from largebatch.cli.preflight import MARK
+from largebatch.cli.preflight import read_reports, report_lines
 from largebatch.preflight.report import Report
 from largebatch.preflight.verdict import judge
 
@@ -108,10 +106,25 @@ def test_bandwidth():
     ],
 )
 def test_the_command(changes, code, names, tmp_path, capsys):
-    lines = [MARK + json.dumps(report.to_json()) for report in reports(**changes)]
+    lines = [line for report in reports(**changes) for line in report_lines(report)]
     # Among other output, and not from the start of a line.
     (tmp_path / "reports").write_text("\n".join(["a warning", *lines[:2], "x " + lines[2], lines[3], "{}"]) + "\n")
     words = ["preflight-verdict", str(tmp_path / "reports"), "--nodes", ",".join(NODES)]
     assert main([*words, "--bad-nodes", str(tmp_path / "bad")]) == code
     assert ((tmp_path / "bad").read_text().strip() if names else (tmp_path / "bad").exists()) == (names or False)
     assert capsys.readouterr().out.startswith("Pre-flight on 4 nodes: n1, n2, n3, n4\n")
+
+
+def test_reports_arrive_whole_in_lines_that_srun_keeps_whole():
+    """It passes on 1,024 bytes at a time, and the lines of other nodes come between."""
+    first, second = (
+        Report(node, versions={f"package-{number}": "1.0" for number in range(100)}, problems=["ä " * 500])
+        for node in ("h1", "h2")
+    )
+    lines = [report_lines(report) for report in (first, second)]
+    assert min(map(len, lines)) > 3
+    assert max(len(line.encode()) for each in lines for line in each) < 1000
+    mixed = [line for pair in zip(*map(reversed, lines), strict=True) for line in pair]
+    assert sorted(read_reports(["something else", *mixed]), key=lambda report: report.node) == [first, second]
+    # Half a report is none: the verdict says that the node did not answer.
+    assert read_reports([*lines[0], *lines[1][:-1]]) == [first]

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from largebatch.errors import LaunchError
@@ -11,6 +11,8 @@ from largebatch.preflight.report import Report
 from largebatch.preflight.verdict import judge
 
 MARK = "largebatch-preflight "
+# Of a report, in a line: srun mixes those of several nodes that have more than 1,024 bytes.
+LINE_BYTES = 800
 GOOD, REFUSED, BAD_NODES = 0, 2, 3
 
 
@@ -24,7 +26,7 @@ def print_report(
     gpus: int,
     world_size: int,
 ) -> None:
-    """Look at this node and print what was found, in one line.
+    """Look at this node and print what was found.
 
     Raises:
         LaunchError: This is not a task of a Slurm step.
@@ -38,7 +40,7 @@ def print_report(
     host, port = rendezvous.rsplit(":", 1)
     job = Job(node, int(rank), int(num_nodes), folder, token, host, int(port), gpus, world_size)
     report = check_node(job, recipe, accelerate_config, overrides)
-    print(MARK + json.dumps(report.to_json()), flush=True)
+    print("\n".join(report_lines(report)), flush=True)
 
 
 def print_verdict(reports_file: Path, nodes: Sequence[str], bad_nodes_file: Path) -> int:
@@ -47,9 +49,8 @@ def print_verdict(reports_file: Path, nodes: Sequence[str], bad_nodes_file: Path
     Returns:
         The exit code: 0 the job may start, 2 something is wrong that no node is to blame for, 3 there are bad nodes.
     """
-    lines = reports_file.read_text(encoding="utf-8", errors="replace").splitlines()
-    reports = [Report.from_json(json.loads(line.split(MARK, 1)[1])) for line in lines if MARK in line]
-    verdict = judge(reports, nodes)
+    text = reports_file.read_text(encoding="utf-8", errors="replace")
+    verdict = judge(read_reports(text.splitlines()), nodes)
     print(f"Pre-flight on {len(nodes)} nodes: {', '.join(nodes)}")
     for note in verdict.notes:
         print(f"  {note}")
@@ -62,3 +63,23 @@ def print_verdict(reports_file: Path, nodes: Sequence[str], bad_nodes_file: Path
         bad_nodes_file.write_text(",".join(verdict.bad_nodes) + "\n", encoding="utf-8")
         return BAD_NODES
     return REFUSED if verdict.problems else GOOD
+
+
+def report_lines(report: Report) -> list[str]:
+    """A report in short lines: the node, the number of the line and of all, and a part of its JSON."""
+    text = json.dumps(report.to_json())
+    parts = [text[start : start + LINE_BYTES] for start in range(0, len(text), LINE_BYTES)]
+    return [f"{MARK}{report.node} {number} {len(parts)} {part}" for number, part in enumerate(parts)]
+
+
+def read_reports(lines: Iterable[str]) -> list[Report]:
+    """The reports in what nodes have printed, whose lines may be in any order; one that is not whole is none."""
+    found: dict[str, dict[int, str]] = {}
+    counts: dict[str, int] = {}
+    for line in lines:
+        if MARK in line:
+            node, number, count, part = line.split(MARK, 1)[1].split(" ", 3)
+            found.setdefault(node, {})[int(number)] = part
+            counts[node] = int(count)
+    whole = (parts for node, parts in found.items() if len(parts) == counts[node])
+    return [Report.from_json(json.loads("".join(parts[number] for number in sorted(parts)))) for parts in whole]
