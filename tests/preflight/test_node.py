@@ -52,13 +52,24 @@ def test_missing_gpus(tmp_path):
     )
 
 
-def test_a_script_without_a_model(tmp_path):
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("print('no model here')\n", "has no function build_model(config)"),
+        # Which would otherwise end the node's report.
+        ("import sys\nsys.exit()\n", "ends the program instead of giving a model"),
+    ],
+)
+def test_a_script_without_a_model(script, reason, tmp_path, capsys):
     recipe = tmp_path / "gpt.json"
     recipe.write_text(PYDOC.read_text())
-    (tmp_path / "train.py").write_text("print('no model here')\n")
+    (tmp_path / "train.py").write_text(script)
     (tmp_path / "token").write_text("42")
     report = check_node(job(tmp_path), recipe, DDP, ())
-    assert "build_model(config) of train.py cannot be used: KeyError" in report.no_checkpoint_size
+    assert "build_model(config) of train.py cannot be used: UserError" in report.no_checkpoint_size
+    assert reason in report.no_checkpoint_size
+    # What nodes print is read as reports.
+    assert "no model here" not in capsys.readouterr().out
 
 
 def test_code_and_recipe_are_compared(tmp_path):

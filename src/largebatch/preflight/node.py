@@ -8,7 +8,6 @@ import hashlib
 import importlib.metadata
 import platform
 import re
-import runpy
 import shutil
 import socket
 import statistics
@@ -174,10 +173,10 @@ def _checkpoint_bytes(recipe: Path, config: RecipeConfig) -> int:
     from largebatch.backend.state import fresh_state
     from largebatch.optim import build_optimizer
     from largebatch.plan import resolve
+    from largebatch.rehearsal.recipe_model import recipe_model
 
-    build_model = runpy.run_path(str(recipe.with_name("train.py")))["build_model"]
+    model = recipe_model(config, recipe.with_name("train.py")).to(DTYPES[config.precision])
     with torch.device("meta"):
-        model = build_model(config).to(DTYPES[config.precision])
         optimizer = build_optimizer(model, resolve(config, world_size=1))
         fresh_state(optimizer, (parameter for parameter in model.parameters() if parameter.requires_grad))
     states = (value for state in optimizer.state.values() for value in state.values())
