@@ -86,10 +86,11 @@ def test_samples_of_marks_follow_the_batch_in_force(tmp_path):
     """After a change of the recipe, the plan has another batch size than the first steps had."""
     history = [started(0), started(100, 2, checkpoint="step_00000100"), started(205, 3)]
     plan = write_run(tmp_path / "run", history=history, outcome="running")
-    lines = [metric_line(plan, step) for step in STEPS]
-    for line in lines:
-        line["samples"] = 32 * min(line["step"], 100) + 64 * max(line["step"] - 100, 0)
-    write_lines(tmp_path / "run/metrics.jsonl", lines)
+    for name, line_of in (("metrics", metric_line), ("evaluations", evaluation_line)):
+        lines = [line_of(plan, step) for step in STEPS]
+        for line in lines:
+            line["samples"] = 32 * min(line["step"], 100) + 64 * max(line["step"] - 100, 0)
+        write_lines(tmp_path / f"run/{name}.jsonl", lines)
     text, _ = report(tmp_path / "run", out=tmp_path / "report.html")
     marks = Plot(text, "Learning rate", "samples").marks()
     assert marks["restarted", 0, 100] == pytest.approx(3200, abs=20)
