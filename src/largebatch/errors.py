@@ -7,6 +7,8 @@ keeps its traceback.
 
 from collections.abc import Sequence
 
+from largebatch.counted import counted
+
 
 class UserError(ValueError):
     """Something the user gave cannot be used. Exit code 2: refused before training started."""
@@ -28,7 +30,7 @@ class ConfigError(UserError):
     def __init__(self, problems: Sequence[str], source: str | None = None):
         self.problems = list(problems)
         self.source = source
-        count = "1 problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
+        count = counted(len(self.problems), "problem")
         title = f"{count} in {source}:" if source else f"{count}:"
         super().__init__("\n".join([title, *(f"  - {problem}" for problem in self.problems)]))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from largebatch.batch.elsewhere import FRAMEWORKS, BatchElsewhere, BatchHere, batch_here
 from largebatch.batch.elsewhere_configs import read_config
+from largebatch.counted import counted
 from largebatch.errors import UserError
 from largebatch.scaling import ScalingRule, scaling_factor
 
@@ -109,7 +110,7 @@ def _in_words(
         (
             "here",
             f"batch.global_batch_size {here.global_batch_size}, batch.micro_batch_size {here.micro_batch_size}; on "
-            f"{_count(here.world_size, 'process', 'processes')} accumulation is {here.accumulation}",
+            f"{counted(here.world_size, 'process', 'processes')} accumulation is {here.accumulation}",
         ),
         ("learning rate", _learning_rate(there, here, learning_rate, rule, factor)),
         ("", _in_a_recipe(there, learning_rate, rule)),
@@ -129,11 +130,13 @@ def _in_words(
 
 def _product(there: BatchElsewhere) -> str:
     if FRAMEWORKS[there.framework].one_process:
-        factors = f"{there.per_process} of one process, whatever its {_count(there.devices, 'device')},"
+        factors = f"{there.per_process} of one process, whatever its {counted(there.devices, 'device')},"
     elif there.gradients == "separate":
         factors = f"{there.per_process} of one worker"
     else:
-        factors = f"{there.per_process} per process x {_count(there.nodes, 'node')} x {_count(there.devices, 'device')}"
+        factors = (
+            f"{there.per_process} per process x {counted(there.nodes, 'node')} x {counted(there.devices, 'device')}"
+        )
     return f"{factors} x accumulation {there.accumulation} = {there.global_batch_size}"
 
 
@@ -143,7 +146,7 @@ def _loads(there: BatchElsewhere) -> str:
         shares = " + ".join(map(str, there.per_device))
         return f"the only one {loads}, and hands them to its devices: {shares}"
     if there.split_batches:
-        return f"{loads}: {there.batch_size} of the loader / {_count(there.processes, 'process', 'processes')}"
+        return f"{loads}: {there.batch_size} of the loader / {counted(there.processes, 'process', 'processes')}"
     return f"{loads}, of its own loader"
 
 
@@ -157,7 +160,7 @@ def _gradients(there: BatchElsewhere) -> str:
         )
     if there.processes == 1:
         return "of the one process, as they are"
-    processes = _count(there.processes, "process", "processes")
+    processes = counted(there.processes, "process", "processes")
     if there.gradients == "sum":
         return f"are summed over {processes}, and divided by nothing"
     return f"are summed over {processes}, and divided by {there.processes}: averaged"
@@ -201,7 +204,3 @@ def _in_a_recipe(there: BatchElsewhere, learning_rate: float | None, rule: Scali
         f"a recipe multiplies by itself: {base}learning_rate.reference_batch_size {there.global_batch_size}, "
         f'learning_rate.scaling "{rule}"'
     )
-
-
-def _count(number: int, one: str, many: str | None = None) -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from largebatch.counted import counted
 from largebatch.lint import lint_files, lint_repository
 
 
@@ -18,6 +19,5 @@ def print_findings(files: Sequence[Path]) -> bool:
     report = lint_files(files) if files else lint_repository()
     for finding in report.findings:
         print(finding)
-    count = "1 file" if report.files == 1 else f"{report.files} files"
-    print(f"{count}, {len(report.findings) or 'nothing'} found")
+    print(f"{counted(report.files, 'file')}, {len(report.findings) or 'nothing'} found")
     return not report.findings

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from largebatch.batch import Length
+from largebatch.counted import counted
 from largebatch.plan.contract import RunPlan
 
 MOST_LINES = 6
@@ -31,8 +32,7 @@ def explain(plan: RunPlan, title: str, sections: Collection[str] | None = None) 
 
 def heading(plan: RunPlan, title: str) -> str:
     """The first line: what is trained on how many processes."""
-    processes = "1 process" if plan.world_size == 1 else f"{plan.world_size:,} processes"
-    return f"{title}: {plan.task} on {processes}"
+    return f"{title}: {plan.task} on {counted(plan.world_size, 'process', 'processes')}"
 
 
 def bodies(plan: RunPlan) -> list[tuple[str, list[str]]]:
@@ -52,7 +52,7 @@ def _batch(plan: RunPlan) -> list[str]:
         per_process = plan.micro_batch_size * plan.gradient_accumulation_steps
         return [
             _division(plan, plan.global_batch_size),
-            f"each process loads {per_process:,} samples per step, {plan.micro_batch_size:,} at a time",
+            f"each process loads {counted(per_process, 'sample')} per step, {plan.micro_batch_size:,} at a time",
         ]
     lines = [
         f"from step {phase.first_step:,}: {_division(plan, phase.global_batch_size)}, "
@@ -67,8 +67,8 @@ def _batch(plan: RunPlan) -> list[str]:
 def _division(plan: RunPlan, global_batch_size: int) -> str:
     accumulation = global_batch_size // (plan.micro_batch_size * plan.world_size)
     return (
-        f"{global_batch_size:,} samples per optimizer step = {plan.micro_batch_size:,} per micro-batch "
-        f"x {accumulation:,} accumulated x {plan.world_size:,} processes"
+        f"{counted(global_batch_size, 'sample')} per optimizer step = {plan.micro_batch_size:,} per micro-batch "
+        f"x {accumulation:,} accumulated x {counted(plan.world_size, 'process', 'processes')}"
     )
 
 
@@ -118,14 +118,17 @@ def _steps(plan: RunPlan) -> list[str]:
             rest = f" (the last {left:,} are a smaller global batch, at the same learning rate)"
         elif left:
             rest = f" (the last {left:,} of each epoch's shuffle are dropped)"
-        lines.append(f"one epoch is {steps:,} steps: {used:,} of {plan.num_train_samples:,} training samples{rest}")
+        lines.append(
+            f"one epoch is {counted(steps, 'step')}: {used:,} of {plan.num_train_samples:,} training samples{rest}"
+        )
     else:
         rest = "a smaller global batch, at the same learning rate" if timeline.keep_last else "dropped"
         lines.append(f"samples at the end of an epoch that do not fill a global batch are {rest}")
     samples = timeline.at(plan.total_steps).samples_before
     tokens = f", {samples * plan.tokens_per_sample:,} tokens" if plan.tokens_per_sample else ""
-    epochs = float(timeline.progress(plan.total_steps, "epochs"))
-    lines.append(f"the run is {plan.total_steps:,} steps = {epochs:.4g} epochs = {samples:,} samples{tokens}")
+    run = counted(plan.total_steps, "step")
+    epochs = counted(float(timeline.progress(plan.total_steps, "epochs")), "epoch", form=".4g")
+    lines.append(f"the run is {run} = {epochs} = {counted(samples, 'sample')}{tokens}")
     if plan.stop_after_steps < plan.total_steps:
         lines.append(f"it stops early, after step {plan.stop_after_steps:,}; the learning rate keeps to the whole run")
     when = f"every {plan.evaluate_every} and at the end" if plan.evaluate_every else "at the end"
@@ -140,7 +143,7 @@ def _steps(plan: RunPlan) -> list[str]:
 
 def _learning_rate(plan: RunPlan) -> list[str]:
     schedule = plan.schedule
-    rule = "no scaling" if plan.scaling == "none" else f"the {plan.scaling} rule"
+    rule = {"linear": "the linear rule", "sqrt": "the square-root rule", "none": "no scaling"}[plan.scaling]
     size = plan.scaled_batch_size or plan.global_batch_size
     this = "this is" if plan.scaled_batch_size is None else "this begins with"
     lines = [
@@ -150,6 +153,7 @@ def _learning_rate(plan: RunPlan) -> list[str]:
     if schedule.warmup:
         steps = _steps_to(plan, schedule.warmup)
         epochs = float(plan.timeline.progress(steps, "epochs"))
+        how_long = f"{counted(steps, 'step')} ({counted(epochs, 'epoch', form='.3g')})"
         one_peak = len(plan.timeline.phases) == 1 or plan.scaled_batch_size is not None
         goal = f"{plan.peak_lr:.6g}" if one_peak else "the peak of the batch size in force"
         if len(plan.timeline.phases) == 1 and not plan.timeline.keep_last:
@@ -157,13 +161,9 @@ def _learning_rate(plan: RunPlan) -> list[str]:
         else:
             each = ", more with each sample"
         if schedule.warmup_shape == "constant":
-            lines.append(
-                f"warmup at {schedule.warmup_start_lr:.6g} for {steps:,} steps ({epochs:.3g} epochs), then {goal}"
-            )
+            lines.append(f"warmup at {schedule.warmup_start_lr:.6g} for {how_long}, then {goal}")
         else:
-            lines.append(
-                f"warmup from {schedule.warmup_start_lr:.6g} to {goal} in {steps:,} steps ({epochs:.3g} epochs){each}"
-            )
+            lines.append(f"warmup from {schedule.warmup_start_lr:.6g} to {goal} in {how_long}{each}")
     elif plan.warmup_left_out:
         lines.append(
             f"no warmup: it would start at base_lr {plan.base_lr:.6g}, which is not below the peak "
