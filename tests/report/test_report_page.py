@@ -73,6 +73,36 @@ def test_the_plan_is_in_the_words_of_explain(comparison):
     assert "betas (0.9, " in said
 
 
+def test_a_plan_of_several_runs_is_shown_once(tmp_path):
+    for name, size in (("a", 64), ("b", 64), ("c", 128)):
+        write_run(tmp_path / name, (f"--batch.global_batch_size={size}",), steps=range(1, 3))
+    folders = [str(tmp_path / name) for name in "abc"]
+    assert main(["report", *folders, "--out", str(tmp_path / "report.html")]) == 0
+    text, page = read(tmp_path / "report.html")
+    assert page.text.count("one epoch is") == 2
+    plans = text[text.index(">Plan<") : text.index(">History<")]
+    assert re.findall("<h3>(.*?)</h3>", plans) == ["a, b", "c"]
+
+
+def test_what_a_start_was_of(tmp_path):
+    """The recipe's file and the versions of the last start; a version that has changed is in the history."""
+    versions = {"largebatch": "0.1.0", "torch": "2.12.0", "numpy": "2.4.6"}
+    history = [
+        started(0, recipe="recipes/x/first.json", versions=versions),
+        started(50, 2, recipe="recipes/x/second.json", versions=versions | {"torch": "2.13.0"}),
+    ]
+    write_run(tmp_path / "run", history=history)
+    write_run(tmp_path / "old", history=[started(0)])
+    out = tmp_path / "report.html"
+    assert main(["report", str(tmp_path / "run"), str(tmp_path / "old"), "--out", str(out)]) == 0
+    _, page = read(out)
+    assert page.row("recipe") == ["recipes/x/second.json", "–"]
+    assert page.row("versions, of the last start") == ["largebatch 0.1.0, torch 2.13.0", "–"]
+    changes = [event["text"] for event in page.events if event["data-kind"] == "changed"]
+    assert len(changes) == 1
+    assert "changed: torch 2.13.0, before 2.12.0" in changes[0]
+
+
 def test_names_are_text(comparison):
     _, _, text, page = comparison
     assert "script" not in page.tags

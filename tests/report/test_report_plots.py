@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from largebatch.cli import main
+from largebatch.report.plots import WIDTH
 from reading_reports import Plot, read
 from run_folders import HISTORY, evaluation_line, metric_line, started, write_lines, write_run
 
@@ -95,6 +96,24 @@ def test_samples_of_marks_follow_the_batch_in_force(tmp_path):
     marks = Plot(text, "Learning rate", "samples").marks()
     assert marks["restarted", 0, 100] == pytest.approx(3200, abs=20)
     assert marks["restarted", 0, 205] == pytest.approx(3200 + 105 * 64, abs=20)
+
+
+def test_what_happened_behind_the_last_value_is_within_the_picture(tmp_path):
+    write_run(tmp_path / "run", steps=range(10, 101, 10), history=[started(0), started(180, 2)], outcome="running")
+    text, _ = report(tmp_path / "run", out=tmp_path / "report.html")
+    plot = Plot(text, "Learning rate", "step")
+    (mark,) = plot.parts["restarted-0-180"].iter("use")
+    assert 0 < float(mark.get("x")) < WIDTH
+    assert plot.marks()["restarted", 0, 180] == pytest.approx(180, abs=1)
+
+
+def test_values_that_cannot_be_drawn_are_counted(tmp_path):
+    plan = write_run(tmp_path / "run")
+    lines = [metric_line(plan, step, **({"loss": float("nan")} if step in (50, 60) else {})) for step in STEPS]
+    write_lines(tmp_path / "run/metrics.jsonl", lines)
+    text, page = report(tmp_path / "run", out=tmp_path / "report.html")
+    assert len(Plot(text, "Training loss", "step").curve("run-0")) == len(STEPS) - 2
+    assert page.text.count("not finite, and left out: 2 values") == 1
 
 
 def test_a_long_run_is_a_small_file_and_keeps_its_spike(tmp_path):

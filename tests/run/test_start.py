@@ -5,8 +5,10 @@ import os
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 from jobs import JobFailed, run_job, train
@@ -73,6 +75,8 @@ def test_an_allowed_change_is_made_and_written_down(run):
         "learning_rate.base_lr: 0.002 in the checkpoint, 0.001 now",
         "optimizer.clip_norm: 1.0 in the checkpoint, 0.5 now",
     ]
+    assert Path(started[-1]["recipe"]).name == "gpt_pydoc.json"
+    assert started[-1]["versions"]["torch"] == torch.__version__
 
 
 def test_the_remedy_names_all_fields(run):

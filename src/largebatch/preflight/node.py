@@ -5,9 +5,6 @@ so that it arrives though the folder is not shared or no node reaches another.
 """
 
 import hashlib
-import importlib.metadata
-import platform
-import re
 import shutil
 import socket
 import statistics
@@ -21,6 +18,7 @@ from pathlib import Path
 import largebatch
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import UserError
+from largebatch.installed import installed_versions
 from largebatch.plan import resolve
 from largebatch.preflight.report import Report
 from largebatch.storage.files import replace_file
@@ -116,14 +114,7 @@ def _check(report: Report, job: Job, recipe: Path, accelerate_config: Path, over
 
 
 def _versions(files: Iterable[Path]) -> dict[str, str]:
-    required = [text for text in importlib.metadata.requires("largebatch") or () if "extra ==" not in text]
-    names = ["largebatch", *(re.split(r"[^\w-]", text)[0] for text in required)]
-    versions = {"python": platform.python_version()}
-    for name in dict.fromkeys(names):
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    versions = installed_versions()
     package = Path(largebatch.__file__).parent
     versions["the code of largebatch (checksum)"] = _checksum(sorted(package.rglob("*.py")))
     for file in files:
@@ -172,7 +163,6 @@ def _checkpoint_bytes(recipe: Path, config: RecipeConfig) -> int:
     from largebatch.backend.check import DTYPES
     from largebatch.backend.state import fresh_state
     from largebatch.optim import build_optimizer
-    from largebatch.plan import resolve
     from largebatch.rehearsal.recipe_model import recipe_model
 
     model = recipe_model(config, recipe.with_name("train.py")).to(DTYPES[config.precision])

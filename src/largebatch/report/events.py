@@ -38,10 +38,15 @@ class Event:
 
 def events_of(run: ReportedRun) -> list[Event]:
     """A run's history, in the order in which it happened."""
-    return [event for line in run.history for event in _events(line)]
+    events: list[Event] = []
+    versions: dict[str, Any] = {}
+    for line in run.history:
+        events += _events(line, versions)
+        versions = line.get("versions", versions)
+    return events
 
 
-def _events(line: dict[str, Any]) -> Iterator[Event]:
+def _events(line: dict[str, Any], versions_before: dict[str, Any]) -> Iterator[Event]:
     name, step, time = str(line.get("event")), int(line["step"]), float(line.get("time", 0))
     if name == "started":
         again = line.get("attempt", 1) > 1
@@ -58,6 +63,9 @@ def _events(line: dict[str, Any]) -> Iterator[Event]:
             path, _, why = str(reason).partition(": ")
             of = step_of(Path(path).name)
             yield Event("checkpoint_not_used", step if of is None else of, time, f"{Path(path).name} not used: {why}")
+        for name, version in line.get("versions", {}).items():
+            if versions_before.get(name, version) != version:
+                yield Event("changed", step, time, f"changed: {name} {version}, before {versions_before[name]}")
         for change in line.get("changes", []):
             yield Event("changed", step, time, f"changed: {change}")
     elif name == "skipped":

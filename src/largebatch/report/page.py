@@ -33,7 +33,7 @@ def page(runs: Sequence[ReportedRun], panels: Sequence[Panel], now: float) -> st
         _section("Results", _table("Results", runs, result_rows(runs)) + _notes(runs)),
         _section("Plots", _plots(runs, panels)),
         _section("Differences of the recipes", _differences(runs)) if len(runs) > 1 else "",
-        _section("Plan", "".join(_plan(run, len(runs) > 1) for run in runs)),
+        _section("Plan", _plans(runs)),
         _section("History", "".join(_history(run, len(runs) > 1) for run in runs)),
     ]
     style = files("largebatch.report").joinpath("page.css").read_text(encoding="utf-8")
@@ -172,15 +172,23 @@ def _differences(runs: Sequence[ReportedRun]) -> str:
     return _table("Differences of the recipes", runs, rows)
 
 
-def _plan(run: ReportedRun, several: bool) -> str:
+def _plans(runs: Sequence[ReportedRun]) -> str:
+    """Each plan once, with the names of the runs that have it."""
+    names: dict[str, list[str]] = {}
+    for run in runs:
+        names.setdefault(_plan(run), []).append(run.name)
+    if len(runs) == 1:
+        return "".join(names)
+    return "".join(f"<h3>{escape(', '.join(whose))}</h3>\n{plan}" for plan, whose in names.items())
+
+
+def _plan(run: ReportedRun) -> str:
     if run.words is None:
-        body = "<p>plan.json is of another version of largebatch, whose plans this one has no words for.</p>\n"
-    else:
-        body = "".join(
-            f"<div><dt>{name}</dt><dd>{'<br>'.join(map(escape, lines))}</dd></div>\n" for name, lines in run.words
-        )
-        body = f"<dl>\n{body}</dl>\n"
-    return f"<h3>{escape(run.name)}</h3>\n{body}" if several else body
+        return "<p>plan.json is of another version of largebatch, whose plans this one has no words for.</p>\n"
+    body = "".join(
+        f"<div><dt>{name}</dt><dd>{'<br>'.join(map(escape, lines))}</dd></div>\n" for name, lines in run.words
+    )
+    return f"<dl>\n{body}</dl>\n"
 
 
 def _history(run: ReportedRun, several: bool) -> str:

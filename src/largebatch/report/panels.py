@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from largebatch.counted import counted
 from largebatch.report.results import evaluated, lower_is_better
 from largebatch.report.runs import Line, ReportedRun, is_number
 
@@ -42,12 +43,14 @@ class Series:
         drawn: The logged values; where there are too many, the lowest and the highest of each bin, and the ends.
         means: Where there are too many: their means in each bin.
         num_logged: How many there are.
+        num_not_finite: How many more were logged that cannot be drawn.
     """
 
     run: int
     drawn: Points
     means: Points | None
     num_logged: int
+    num_not_finite: int
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,9 @@ class Panel:
         if any(series.means for series in self.series):
             logged = max(series.num_logged for series in self.series)
             remarks.append(f"{logged:,} values: means of {BINS} equal parts of a run, and faintly each part's extremes")
+        not_finite = sum(series.num_not_finite for series in self.series)
+        if not_finite:
+            remarks.append(f"not finite, and left out: {counted(not_finite, 'value')}")
         return remarks
 
 
@@ -124,16 +130,18 @@ def _evaluation_panel(runs: Sequence[ReportedRun], name: str) -> Panel:
 
 
 def _series(number: int, lines: Sequence[Line], name: str, factor: float = 1.0) -> Series | None:
-    lines = [line for line in lines if is_number(line, name) and is_number(line, "samples")]
+    logged = [line for line in lines if name in line and is_number(line, "samples")]
+    lines = [line for line in logged if is_number(line, name)]
     if not lines:
         return None
+    not_finite = len(logged) - len(lines)
     columns = np.array([[line["step"], line["samples"], factor * line[name]] for line in lines], dtype=float).T
     if len(lines) <= 2 * BINS:
-        return Series(number, Points(*columns), None, len(lines))
+        return Series(number, Points(*columns), None, len(lines), not_finite)
     bins = _bins(columns[0])
     kept = extremes(columns[2], bins)
     means = np.array([columns[:, start:stop].mean(axis=1) for start, stop in bins]).T
-    return Series(number, Points(*columns[:, kept]), Points(*means), len(lines))
+    return Series(number, Points(*columns[:, kept]), Points(*means), len(lines), not_finite)
 
 
 def _bins(steps: Array) -> list[tuple[int, int]]:

@@ -110,6 +110,8 @@ def _figure(
     if grid:
         lowest = figure.add_subplot(grid[1], sharex=curves)
         _add_marks(curves, lowest, runs, kinds, axis)
+    # Last: it ends the automatic limits, and what happened may lie behind the last value.
+    lowest.set_xlim(left=0)
     lowest.set_xlabel(AXES[axis])
     return figure, (width, height)
 
@@ -148,7 +150,6 @@ def _set_axes(axes: Axes, panel: Panel) -> None:
     axes.autoscale_view()
     if panel.from_zero:
         axes.set_ylim(0, 1.08 * max(float(series.drawn.values.max()) for series in panel.series) or 1.0)
-    axes.set_xlim(left=0)
     axes.grid(linewidth=0.8)
     axes.set_axisbelow(True)
     axes.set_ylabel(panel.label)

@@ -10,6 +10,8 @@ from largebatch.report.runs import ReportedRun, is_number
 NONE = "–"
 LOWER_IS_BETTER = ("loss", "perplexity", "error")
 PLACE = ("step", "samples", "epoch")
+SHOWN_VERSIONS = ("largebatch", "torch", "accelerate", "deepspeed", "transformers")
+"""The others are in history.jsonl."""
 
 Row = tuple[str, list[str]]
 
@@ -18,6 +20,7 @@ def result_rows(runs: Sequence[ReportedRun]) -> list[Row]:
     """A row a quantity: its name, and its value in each run."""
     rows: list[Row] = [
         ("outcome", [_outcome(run) for run in runs]),
+        ("recipe", [_of_last_start(run, "recipe") for run in runs]),
         ("task", [str(run.plan.get("task", NONE)) for run in runs]),
         ("processes x strategy", [_processes(run) for run in runs]),
         ("global batch size, largest", [_count(run.plan.get("global_batch_size")) for run in runs]),
@@ -37,9 +40,10 @@ def result_rows(runs: Sequence[ReportedRun]) -> list[Row]:
         ("samples per second, mean", [_mean_rate(run, "samples_per_second") for run in runs]),
         ("tokens per second, mean", [_mean_rate(run, "tokens_per_second") for run in runs]),
         ("model FLOPs utilisation, mean", [_utilisation(run) for run in runs]),
-        ("starts", [_count(sum(line.get("event") == "started" for line in run.history)) for run in runs]),
+        ("starts", [_count(len(run.starts)) for run in runs]),
         ("steps that were not finite", [_count(_kinds(run, "skipped")) for run in runs]),
         ("checkpoints not written", [_count(_kinds(run, "checkpoint_failed")) for run in runs]),
+        ("versions, of the last start", [_versions(run) for run in runs]),
     ]
     return [(name, values) for name, values in rows if any(value != NONE for value in values)]
 
@@ -77,9 +81,17 @@ def _outcome(run: ReportedRun) -> str:
 
 def _processes(run: ReportedRun) -> str:
     """Of the last start."""
-    started = [line for line in run.history if line.get("event") == "started"]
-    about = run.summary or (started[-1] if started else {})
+    about = run.summary or (run.starts[-1] if run.starts else {})
     return f"{about.get('world_size', run.plan.get('world_size', '?'))} x {about.get('strategy', '?')}"
+
+
+def _of_last_start(run: ReportedRun, name: str) -> str:
+    return str(run.starts[-1].get(name, NONE)) if run.starts else NONE
+
+
+def _versions(run: ReportedRun) -> str:
+    versions = run.starts[-1].get("versions", {}) if run.starts else {}
+    return ", ".join(f"{name} {versions[name]}" for name in SHOWN_VERSIONS if name in versions) or NONE
 
 
 def _last(run: ReportedRun, name: str) -> str:

@@ -42,6 +42,8 @@ USED: dict[str, dict[str, str]] = {
         "attempt": "number",
         "first_skipped_step": "number",
         "checkpoint": "text",
+        "recipe": "text",
+        "versions": "object",
         "checkpoints_not_used": "list",
         "changes": "list",
     },
@@ -82,6 +84,11 @@ class ReportedRun:
     history: list[Line]
     summary: Line
     status: Line
+
+    @property
+    def starts(self) -> list[Line]:
+        """The lines of its starts."""
+        return [line for line in self.history if line.get("event") == "started"]
 
     @property
     def step(self) -> int:

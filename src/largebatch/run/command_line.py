@@ -31,11 +31,13 @@ class RunOptions:
         resume: "auto" goes on behind the newest checkpoint of this same run in its folder, if there is one; "none"
             begins anew; anything else is the folder of a checkpoint to go on from.
         allow_change: Fields of the config that may differ from the checkpoint's, though they change the training.
+        recipe: The file that the config was read from, to be noted in the history.
     """
 
     run_dir: Path
     resume: str = "auto"
     allow_change: tuple[str, ...] = ()
+    recipe: Path | None = None
 
 
 def parse_command_line(task: type[Config], arguments: Sequence[str] | None = None) -> tuple[Config, RunOptions]:
@@ -75,7 +77,8 @@ def parse_command_line(task: type[Config], arguments: Sequence[str] | None = Non
     options, overrides = parser.parse_known_args(arguments)
     config = load_config(options.config, overrides, task)
     fields = tuple(field.strip() for words in options.allow_change for field in words.split(",") if field.strip())
-    return config, RunOptions(options.run_dir or Path("runs") / options.config.stem, options.resume, fields)
+    run_dir = options.run_dir or Path("runs") / options.config.stem
+    return config, RunOptions(run_dir, options.resume, fields, options.config)
 
 
 @contextmanager

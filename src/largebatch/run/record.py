@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from largebatch.errors import TrainingFailed
+from largebatch.installed import installed_versions
 from largebatch.run.attempt import Attempt
 from largebatch.run.folder import RunFolder
 from largebatch.run.journal import Journal
@@ -83,6 +84,7 @@ class Record:
             checkpoint=str(start.checkpoint) if start.checkpoint else None,
             checkpoints_not_used=start.skipped,
             changes=start.changes,
+            versions=installed_versions(),
             **about,
         )
         self.outcome("running", f"from step {start.step:,}", resume=True)

@@ -83,6 +83,7 @@ class Run(Generic[Config]):
         launch = read_launch(precision=config.precision)
         self.plan = resolve(config, launch.world_size)
         self.folder = RunFolder(options.run_dir)
+        self._recipe = None if options.recipe is None else str(options.recipe)
         self.folder.check_usable()
         check_trackers(config.logging.trackers)
 
@@ -539,7 +540,7 @@ class Run(Generic[Config]):
         moves no results."""
         start, launch = self._start, self.backend.launch
         attempt: Attempt | None = None
-        about = {"strategy": launch.strategy, "world_size": launch.world_size}
+        about = {"recipe": self._recipe, "strategy": launch.strategy, "world_size": launch.world_size}
         with self.backend.agreement():
             if self.backend.is_main_process:
                 attempt, moved = self.folder.begin(self.config, self.plan, start.in_place, about)
