@@ -123,7 +123,7 @@ def check_submission(words: list[str]) -> None:
 
 
 def check_verification(words: list[str], monkeypatch) -> None:
-    monkeypatch.setattr("largebatch.cli.verify.verify", lambda config, *_: config.exists())
+    monkeypatch.setattr("largebatch.cli.verify.verify", lambda config, *_, **__: config.exists())
     assert main(words) == 0
 
 

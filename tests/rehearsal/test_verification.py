@@ -315,12 +315,17 @@ def test_the_learning_rate_must_be_equal():
 
 
 def test_rounding_is_granted_to_what_it_was_measured_of():
-    """Ten times the loss's own to the loss, the weights' own to weights, and none to the first step."""
-    limits = limits_with(Differences(1e-5, 1e-4, 0.0, 1e-3, 0.0, 1e-7), tolerance=1e-6)
+    """Ten times the loss's own to the loss, the weights' own to weights; to the first step only where models sum."""
+    rounding = Differences(1e-5, 1e-4, 0.0, 1e-3, 0.0, 1e-6)
+    limits = limits_with(rounding, tolerance=1e-6, sums_within_the_model=False)
     assert Differences(9e-5, 9e-4, 0.0, 9e-3, 9e-7, 9e-7).within(limits)
     for name, value in (("loss", 2e-4), ("grad_norm", 2e-3), ("parameters", 2e-2), ("evaluation", 2e-6), ("lr", 1e-9)):
         assert not dataclasses.replace(Differences(0.0, 0.0, 0.0, 0.0, 0.0, 0.0), **{name: value}).within(limits), name
-    assert not Differences(0.0, 0.0, 0.0, 0.0, 0.0, first_step=2e-6).within(limits)
+    first = Differences(0.0, 0.0, 0.0, 0.0, 0.0, first_step=2e-6)
+    assert not first.within(limits)
+    limits = limits_with(rounding, tolerance=1e-6, sums_within_the_model=True)
+    assert first.within(limits)
+    assert not dataclasses.replace(first, first_step=2e-5).within(limits)
 
 
 def test_a_failure_in_one_line():
@@ -371,6 +376,17 @@ def test_the_command_for_a_copy_of_a_recipe_with_a_bug(tmp_path):
     assert "0 of 4 combinations agree" in result.stdout
     assert result.stdout.count("differs") == 4
     assert json.loads((tmp_path / "runs/tiny.verify.json").read_text())["agree"] is False
+
+
+def test_the_command_with_stand_ins_for_data_of_a_hub(tmp_path):
+    words = ["--stand-in", "--strategies=ddp", "--world-sizes=2", "--steps=2", f"--output={tmp_path / 'report.json'}"]
+    result = verify(str(PYDOC.with_name("gpt2_124m.json")), *words, "--batch.global_batch_size=16")
+    assert result.returncode == 0, result.stderr
+    # What is given on the command line counts more.
+    assert "stand-ins for the recipe's own: data pydoc, batch 16\n" in result.stdout
+    assert "2 of 2 combinations agree" in result.stdout
+    result = verify(str(DIGITS), *words, "--steps=1")
+    assert "no stand-ins: the recipe's data are small and always there\n" in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from string import Template
 from largebatch import __version__
 from largebatch.bundle.job import BundledJob
 from largebatch.bundle.shipped import shipped_folder
+from largebatch.rehearsal.stand_in import stand_in_overrides
 
 WIDTH = 120
 CHECKS = "# Tests and checks"
@@ -34,7 +35,7 @@ def texts(job: BundledJob, vendor: bool) -> dict[str, str]:
         "launch": job.launch(),
         "submit": job.submit(),
         "verify": job.verify(),
-        "overrides": "".join(f"    {_literal(word)},\n" for word in job.small_overrides),
+        "overrides": "".join(f"    {_literal(word)},\n" for word in stand_in_overrides(job.config)),
     }
     test = _template("test_recipe.py.txt").substitute(values)
     written = {

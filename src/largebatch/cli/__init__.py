@@ -46,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 options.script,
                 options.accelerate_configs,
                 options.output,
+                stand_in=options.stand_in,
             )
             return 0 if agree else 1
         elif options.command == "preflight":

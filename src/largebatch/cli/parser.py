@@ -71,6 +71,11 @@ def build_parser() -> argparse.ArgumentParser:
         type=_positive_ints,
         help="default: the recipe's own and, without BatchNorm and dropout, half of it",
     )
+    verify.add_argument(
+        "--stand-in",
+        action="store_true",
+        help="instead of data from a hub train on small ones that are always there, in batches of 32 samples",
+    )
     verify.add_argument("--steps", type=_positive_int, default=20, help="optimizer steps to train; default: 20")
     verify.add_argument("--script", type=Path, help="default: the train.py beside the recipe")
     verify.add_argument(

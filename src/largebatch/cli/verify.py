@@ -13,6 +13,7 @@ from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import ConfigError, UserError
 from largebatch.plan import RunPlan, resolve
 from largebatch.rehearsal.launch import find_accelerate_configs
+from largebatch.rehearsal.stand_in import stand_in_overrides
 from largebatch.rehearsal.verification import GRAD_NORM_FACTOR, Combination, Row, Verification
 
 COLUMNS = (
@@ -40,8 +41,22 @@ def verify(
     script: Path | None,
     accelerate_configs: Path | None,
     output: Path | None,
+    *,
+    stand_in: bool,
 ) -> bool:
     """Train every combination, print the table, write the JSON.
+
+    Args:
+        recipe: Its JSON file.
+        overrides: Of its fields.
+        strategies: Names of Accelerate configs; None is all.
+        world_sizes: Numbers of processes.
+        micro_batch_sizes: Samples of a forward pass; None is the recipe's own, and half of it where that is the same.
+        steps: Optimizer steps to train.
+        script: The train.py that runs it; None is the one beside it.
+        accelerate_configs: Folder of the strategies' YAML files; None is the recipe's project's.
+        output: The JSON to write; None is runs/RECIPE.verify.json.
+        stand_in: Whether small data that are always there, and a small batch, stand in for those from a hub.
 
     Returns:
         Whether all combinations that the global batch divides over agree with the reference.
@@ -50,11 +65,11 @@ def verify(
         UserError: Files are missing, or the global batch divides over none of the combinations of a world size.
     """
     config: RecipeConfig = load_config(recipe, overrides)
-    if config.verify:
-        # What the user says counts more than what the recipe says for everybody.
-        small = [f"--model.{name}={json.dumps(value)}" for name, value in config.verify.model.items()]
-        overrides = [*small, *overrides]
-        config = load_config(recipe, overrides)
+    small = config.verify.model if config.verify else {}
+    stand_ins = stand_in_overrides(config) if stand_in else []
+    # What the user says counts more than what the recipe says for everybody.
+    overrides = [*(f"--model.{name}={json.dumps(value)}" for name, value in small.items()), *stand_ins, *overrides]
+    config = load_config(recipe, overrides)
     script = script or recipe.parent / "train.py"
     if not script.is_file():
         raise UserError(f"there is no {script}; write --script PATH, the train.py that runs {recipe.name}")
@@ -75,6 +90,11 @@ def verify(
 
     verification = Verification(config, recipe, overrides, script, configs, steps)
     _print_title(config, recipe, micro_batch_sizes, steps, on_gpus, verification.tolerance)
+    if stand_ins:
+        print(f"stand-ins for the recipe's own: data {config.data.source}, batch {config.batch.global_batch_size}")
+    elif stand_in:
+        print("no stand-ins: the recipe's data are small and always there")
+    print("\n" + LINE.format(*COLUMNS), flush=True)
     rows: list[Row] = []
     for row in verification.rows(combinations):
         # The strategies of one number of processes have the same problem.
@@ -157,7 +177,6 @@ def _print_title(
         print("not compared with another micro_batch_size: a loss that is a mean over it would not be noticed")
     if config.verify:
         print(f"the model is made small by the recipe's verify section: {json.dumps(config.verify.model)}")
-    print("\n" + LINE.format(*COLUMNS), flush=True)
 
 
 def _not_reached(plan: RunPlan, steps: int) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Overrides with which a recipe trains some steps on a laptop's CPU, without anything from a hub."""
+"""What stands in for a large recipe's data, batch and model: some steps on a laptop's CPU, nothing from a hub."""
 
 import json
 
@@ -18,8 +18,8 @@ DATA = {
 """Data that every installation has, of the kind that a task trains on."""
 
 
-def small_overrides(config: RecipeConfig) -> list[str]:
-    """What to override of a recipe, none where it is small already.
+def stand_in_overrides(config: RecipeConfig) -> list[str]:
+    """What to override of a recipe; nothing where its data are always there.
 
     Data from a hub gives way to data that is always there, the model to the one of the recipe's `verify` section, and
     the batch to 32 samples. The run is made long enough for any warmup, and is to be stopped.

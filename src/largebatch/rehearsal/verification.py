@@ -95,13 +95,15 @@ def usual_limits(tolerance: float) -> Differences:
 CLEAR = Differences(loss=1e-3, grad_norm=1e-2, lr=0.0, parameters=1e-2, evaluation=1e-3, first_step=1e-3)
 
 
-def limits_with(rounding: Differences, tolerance: float) -> Differences:
-    """The limits of a recipe that enlarges rounding, column by column; nothing has enlarged that of the first step."""
+def limits_with(rounding: Differences, tolerance: float, *, sums_within_the_model: bool) -> Differences:
+    """The limits of a recipe that enlarges rounding, column by column.
+
+    Nothing has enlarged that of the first step, unless the model itself sums over processes, as synchronised BatchNorm
+    does: then activations are rounded otherwise, and the layers behind them enlarge it.
+    """
     usual = usual_limits(tolerance)
-    measured = {
-        name: max(getattr(usual, name), ROUNDING_FACTOR * getattr(rounding, name))
-        for name in ("loss", "grad_norm", "parameters", "evaluation")
-    }
+    enlarged = ["loss", "grad_norm", "parameters", "evaluation", *(["first_step"] if sums_within_the_model else [])]
+    measured = {name: max(getattr(usual, name), ROUNDING_FACTOR * getattr(rounding, name)) for name in enlarged}
     return dataclasses.replace(usual, **measured)
 
 
@@ -212,7 +214,8 @@ class Verification:
             return Row(combination, "agrees", seconds, differences)
         # What is more than rounding usually makes may still be rounding, which some recipes enlarge with every step.
         rounding = self._rounding(reference)
-        if not differences.within(limits_with(rounding, self.tolerance)):
+        synchronised = self._config.model.synchronises_batch_norm
+        if not differences.within(limits_with(rounding, self.tolerance, sums_within_the_model=synchronised)):
             return Row(combination, "differs", seconds, differences)
         makes = ", ".join(
             f"{name.replace('_', ' ')} {value:.1e}" for name, value in dataclasses.asdict(rounding).items() if value
@@ -220,7 +223,8 @@ class Verification:
         problem = f"rounding alone makes as much of it: {makes}"
         if differences.within(CLEAR):
             return Row(combination, "agrees", seconds, differences, problem)
-        problem += "; too much to tell: use fewer --steps, or --precision fp64"
+        finer = "fp32" if self._config.precision == "bf16" else "fp64"
+        problem += f"; too much to tell: use fewer --steps, or --precision {finer}"
         return Row(combination, "unclear", seconds, differences, problem)
 
     def _rounding(self, reference: Combination) -> Differences:
