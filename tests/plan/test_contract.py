@@ -51,6 +51,17 @@ def test_no_duration_is_zero_steps(duration):
     assert plan.evaluates_after(1)
 
 
+@pytest.mark.parametrize(
+    ("every", "written"), [('{"steps": 10}', [10, 20, 25, 30, 40, 50, 60]), ("null", [25, 50, 60])]
+)
+def test_checkpoints_that_are_kept_for_ever_are_written(every, written):
+    words = ["--checkpoint.every", every, "--checkpoint.keep_every.steps=25", "--train.stop_after_steps=60"]
+    plan = resolve(load_config(DIGITS, words), world_size=1)
+    assert [step for step in range(1, 61) if plan.checkpoints_after(step)] == written
+    assert [step for step in written if plan.keeps_checkpoint_of(step)] == [25, 50]
+    assert "at the end, and when the run is asked to stop; every 25 steps one is kept for ever" in explain(plan, "x")
+
+
 def test_square_root_rule_and_warmup_from_zero():
     plan = resolve(load_config(PYDOC, ["--batch.global_batch_size=128"]), world_size=2)
     assert plan.peak_lr == pytest.approx(0.002 * 2)

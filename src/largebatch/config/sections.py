@@ -286,7 +286,8 @@ class Checkpoint(Section):
     keep_last: PositiveInt | None = 2
     """How many of the newest complete checkpoints are kept; null is all."""
     keep_every: Duration | None = None
-    """Distance between checkpoints that are kept for ever, besides those; null is none."""
+    """Distance between checkpoints that are kept for ever, besides those, and written where `every` has none; null is
+    none."""
     asynchronous: bool = True
     """Whether training goes on while a copy of the state is written; it needs room for that copy on the host."""
 

@@ -74,7 +74,7 @@ class RunPlan:
     """Samples of each evaluation: the first of the evaluation set, or all."""
     log_every_steps: int
     checkpoint_every: Length | None
-    """Distance between checkpoints; None is only at the end and on request."""
+    """Distance between checkpoints; None is only at the end, on request, and those that are kept for ever."""
     keep_checkpoint_every: Length | None
     """Distance between checkpoints that are kept for ever; None is none."""
     on_non_finite: Literal["stop", "skip", "roll_back"]
@@ -120,9 +120,9 @@ class RunPlan:
     def checkpoints_after(self, completed_steps: int) -> bool:
         """Whether a checkpoint is due when so many steps are completed."""
         at_end = completed_steps == self.stop_after_steps
-        return at_end or (
-            self.checkpoint_every is not None and self.timeline.completes(completed_steps, self.checkpoint_every)
-        )
+        due = self.checkpoint_every is not None and self.timeline.completes(completed_steps, self.checkpoint_every)
+        # Those that are kept need not be among the others: every 25 steps, besides every 10.
+        return at_end or due or self.keeps_checkpoint_of(completed_steps)
 
     def keeps_checkpoint_of(self, completed_steps: int) -> bool:
         """Whether the checkpoint after so many steps is kept for ever."""

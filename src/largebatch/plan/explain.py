@@ -137,7 +137,8 @@ def _steps(plan: RunPlan) -> list[str]:
         which = f"the first {plan.evaluated_samples:,} of {plan.num_eval_samples:,}"
     lines.append(f"evaluated {when} on {which} samples, each counted once")
     every = f"every {plan.checkpoint_every}, " if plan.checkpoint_every else ""
-    lines.append(f"checkpoint {every}at the end, and when the run is asked to stop")
+    kept = f"; every {plan.keep_checkpoint_every} one is kept for ever" if plan.keep_checkpoint_every else ""
+    lines.append(f"checkpoint {every}at the end, and when the run is asked to stop{kept}")
     return lines
 
 
