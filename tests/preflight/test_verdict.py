@@ -128,3 +128,7 @@ def test_reports_arrive_whole_in_lines_that_srun_keeps_whole():
     assert sorted(read_reports(["something else", *mixed]), key=lambda report: report.node) == [first, second]
     # Half a report is none: the verdict says that the node did not answer.
     assert read_reports([*lines[0], *lines[1][:-1]]) == [first]
+    # Nor is one whose node died while it was printed, wherever its last line is cut.
+    last = lines[1][-1]
+    for length in (*range(50), len(last) - 1):
+        assert read_reports([*lines[0], *lines[1][:-1], last[:length]]) == [first]

@@ -2,15 +2,19 @@
 
 import json
 import os
+import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from largebatch.counted import counted
 from largebatch.errors import LaunchError
 from largebatch.preflight.node import Job, check_node
 from largebatch.preflight.report import Report
 from largebatch.preflight.verdict import judge
 
 MARK = "largebatch-preflight "
+LINE = re.compile(rf"{MARK}(\S+) (\d+) (\d+) (.+)")
 # Of a report, in a line: srun mixes those of several nodes that have more than 1,024 bytes.
 LINE_BYTES = 800
 GOOD, REFUSED, BAD_NODES = 0, 2, 3
@@ -51,7 +55,7 @@ def print_verdict(reports_file: Path, nodes: Sequence[str], bad_nodes_file: Path
     """
     text = reports_file.read_text(encoding="utf-8", errors="replace")
     verdict = judge(read_reports(text.splitlines()), nodes)
-    print(f"Pre-flight on {len(nodes)} nodes: {', '.join(nodes)}")
+    print(f"Pre-flight on {counted(len(nodes), 'node')}: {', '.join(nodes)}")
     for note in verdict.notes:
         print(f"  {note}")
     for node, reasons in verdict.bad_nodes.items():
@@ -77,9 +81,14 @@ def read_reports(lines: Iterable[str]) -> list[Report]:
     found: dict[str, dict[int, str]] = {}
     counts: dict[str, int] = {}
     for line in lines:
-        if MARK in line:
-            node, number, count, part = line.split(MARK, 1)[1].split(" ", 3)
+        if match := LINE.search(line):
+            node, number, count, part = match.groups()
             found.setdefault(node, {})[int(number)] = part
             counts[node] = int(count)
-    whole = (parts for node, parts in found.items() if len(parts) == counts[node])
-    return [Report.from_json(json.loads("".join(parts[number] for number in sorted(parts)))) for parts in whole]
+    reports = []
+    for node, parts in found.items():
+        # A node that died may have printed a part of its last line.
+        with suppress(json.JSONDecodeError):
+            if len(parts) == counts[node]:
+                reports.append(Report.from_json(json.loads("".join(parts[number] for number in sorted(parts)))))
+    return reports
