@@ -49,7 +49,8 @@ def _about(entry: Entry, problem: str | None) -> tuple[str, str, str, str]:
 
 def _bytes(size: float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
+        # What is less would be rounded to 1e+03.
+        if size < 999.5:
             return f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:.3g} TB"
