@@ -237,7 +237,8 @@ def _too_few_neighbours(raw: JsonObject, num_train_samples: int) -> Iterator[str
 
 def _digits_samples(raw: JsonObject) -> int | None:
     """The digits' number of samples has a default, which pieces of raw JSON do not know."""
-    return 1437 if _piece(raw, "data.source", str) == "digits" else None
+    is_digits = _piece(raw, "data.source", str) == "digits"
+    return DigitsData.model_fields["num_train_samples"].default if is_digits else None
 
 
 def _piece(raw: JsonObject, path: str, kind: Any) -> Any:
