@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from jobs import JobFailed, run_job, train
 from largebatch.storage.json_lines import read_json_lines
-from paths import PYDOC
+from paths import DIGITS, PYDOC
 from resuming import CHAIN_BATCH, TINY_GPT, Interruption, run_interrupted
 
 
@@ -59,6 +59,23 @@ def test_what_changes_the_training_is_refused_with_the_difference(run, change, l
     assert "--resume.allow_change" in report
     assert "Traceback" not in report
     assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
+
+
+def test_synchronised_batch_norm_needs_the_same_samples_together(tmp_path):
+    """However they are divided: 16 of one process are 8 of each of two."""
+    words = ("--model.sync_batch_norm=true", "--logging.trackers=[]", "--train.stop_after_steps=4")
+
+    def start(micro_batch_size, interruption=None, **place):
+        options = (*words, f"--batch.micro_batch_size={micro_batch_size}")
+        return run_interrupted(tmp_path / "run", options, interruption, recipe=DIGITS, **place)
+
+    one, two = {"strategy": "single", "world_size": 1}, {"strategy": "ddp", "world_size": 2}
+    assert "exit code 75" in start(16, Interruption("signal", 0, 1), **one)
+    line = 'model.sync_batch_norm: "over 16 samples" in the checkpoint, "over {} samples" now'
+    assert line.format(32) in start(16, **two)
+    assert line.format(8) in start(8, **one)
+    assert start(8, **two) is None
+    assert read_json_lines(tmp_path / "run/metrics.jsonl")[-1]["step"] == 4
 
 
 def test_an_allowed_change_is_made_and_written_down(run):

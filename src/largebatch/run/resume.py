@@ -134,7 +134,7 @@ def _start_at(
         _refuse_to_go_back(manifest, plan)
     resolved = path.resolve()
     in_place = resolved.is_relative_to(folder.path) or resolved.parent == folder.checkpoints_dir.resolve()
-    return Start(in_place, path.resolve(), manifest, [], allowed)
+    return Start(in_place, resolved, manifest, [], allowed)
 
 
 def _refuse_to_go_back(manifest: Manifest, plan: RunPlan) -> None:
@@ -189,7 +189,10 @@ def differences(recorded: Mapping[str, Any], config: RecipeConfig) -> dict[str, 
     """The fields that train something else: their values in a recorded config, and now."""
     theirs, mine = flatten(recorded), flatten(as_json(config))
     free = set(FREE)
-    if not (config.model.uses_batch_norm or config.model.uses_dropout):
+    model = config.model
+    # Of synchronised BatchNorm it is the product with the processes that counts; see `_split`.
+    per_micro_batch = model.uses_batch_norm and not model.synchronises_batch_norm
+    if not (per_micro_batch or model.uses_dropout):
         free.add("batch.micro_batch_size")
     fields = sorted(name for name in theirs.keys() | mine.keys() if theirs.get(name) != mine.get(name))
     return {
@@ -204,8 +207,9 @@ def _split(
 ) -> tuple[list[str], list[str]]:
     """The differences to a checkpoint that are not allowed, and those that are, one line each."""
     found = differences(manifest.config, config)
-    if plan.sync_batch_norm:
-        before, now = (number * config.batch.micro_batch_size for number in (manifest.world_size, plan.world_size))
+    if plan.sync_batch_norm and "model.sync_batch_norm" not in found:
+        before = manifest.config["batch"]["micro_batch_size"] * manifest.world_size
+        now = plan.micro_batch_size * plan.world_size
         if before != now:
             found["model.sync_batch_norm"] = (f"over {before} samples", f"over {now} samples")
     lines = {
