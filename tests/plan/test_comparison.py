@@ -1,5 +1,6 @@
 """Recipes on several numbers of processes side by side, against numbers worked out by hand."""
 
+import json
 from dataclasses import replace
 from math import ceil
 
@@ -122,3 +123,12 @@ def test_marks_are_given_to_the_painter():
     first, second = f"{'16.0 does not':>16}", f"{'13.0 does not':>16}"
     assert line == f"{'  ddp':<28}<bad>{first}</><bad>{second}</>"
     assert f"<good>{'zero1':>16}</>" in painted
+
+
+def test_a_batch_that_grows_is_counted_at_its_largest():
+    sizes = [{"from": {"steps": 0}, "size": 32}, {"from": {"steps": 10}, "size": 64}]
+    grows = load_config(PYDOC, ["--batch.micro_batch_size=1", f"--batch.global_batch_size={json.dumps(sizes)}"])
+    text = " ".join(table(comparison([4], config=grows)).split())
+    assert "accumulation 16" in text
+    assert "what is sent are those of the largest, 64 samples" in text
+    assert "of the largest" not in table(comparison([4]))

@@ -37,7 +37,8 @@ def table(comparison: Comparison, paint: Paint = lambda text, _: text) -> str:
     for about, world_sizes in _remarks(comparison.columns).items():
         lines += _wrapped(f"{_processes(*world_sizes)}: {about}")
     lines += _beside(comparison)
-    lines += [line for note in (*NOTES, *_about_activations(comparison)) for line in _wrapped(note, paint)]
+    notes = (*NOTES, *_about_sizes(comparison), *_about_activations(comparison))
+    lines += [line for note in notes for line in _wrapped(note, paint)]
     for name, reason in comparison.left_out.items():
         lines += _wrapped(f"{name} is not counted: {reason}")
     return "\n".join(lines) + "\n"
@@ -104,6 +105,16 @@ def _beside(comparison: Comparison) -> list[str]:
         parts = [f"{_size(size, unit)} {reason}" for reason, size in option.states.beside.items()]
         lines += textwrap.wrap(f"  {option.strategy:<7}{', '.join(parts) or 'nothing'}", 110, subsequent_indent=" " * 9)
     return lines
+
+
+def _about_sizes(comparison: Comparison) -> list[str]:
+    sizes = {size for _, size in comparison.config.batch.sizes}
+    if len(sizes) == 1:
+        return []
+    return [
+        "The batch size changes: accumulation, what is beside the model states, and what is sent are those of the "
+        f"largest, {max(sizes):,} samples."
+    ]
 
 
 def _about_activations(comparison: Comparison) -> list[str]:
