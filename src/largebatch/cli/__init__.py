@@ -37,23 +37,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(parser: argparse.ArgumentParser, options: argparse.Namespace, overrides: list[str]) -> int:
     """Call what the command line asks for."""
-    if options.command == "plan":
-        from largebatch.cli.plan import print_comparison, print_plan
+    if options.command == "plan" and options.world_size is not None:
+        if options.gpu_memory or options.script or options.accelerate_configs:
+            parser.error("--gpu-memory, --script and --accelerate-configs go with --world-sizes")
+        from largebatch.cli.plan import print_plan
 
-        if options.world_size is not None:
-            if options.gpu_memory or options.script or options.accelerate_configs:
-                parser.error("--gpu-memory, --script and --accelerate-configs go with --world-sizes")
-            print_plan(options.config, overrides, options.world_size, as_json=options.json)
-        else:
-            print_comparison(
-                options.config,
-                overrides,
-                options.world_sizes,
-                options.gpu_memory,
-                options.script,
-                options.accelerate_configs,
-                as_json=options.json,
-            )
+        print_plan(options.config, overrides, options.world_size, as_json=options.json)
+    elif options.command == "plan":
+        from largebatch.cli.comparison import print_comparison
+
+        print_comparison(
+            options.config,
+            overrides,
+            options.world_sizes,
+            options.gpu_memory,
+            options.script,
+            options.accelerate_configs,
+            as_json=options.json,
+        )
     elif options.command == "verify":
         from largebatch.cli.verify import verify as verify_recipe
 
