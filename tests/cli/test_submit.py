@@ -194,6 +194,7 @@ def test_a_strategy_that_the_script_would_not_take(capsys):
     ("words", "message"),
     [
         (["gpt"], f"gpt: no such recipe; known: {', '.join(sorted(path.stem for path in RECIPES))}"),
+        (["gpt_pydocs"], "gpt_pydocs: no such recipe, did you mean gpt_pydoc?; known: "),
         (["none.json"], "none.json: no such file"),
         (["mine.json"], "there is no slurm/mine.sbatch to submit mine.json with"),
         (["elsewhere/gpt_pydoc.json"], f"{SMOKE} runs {RECIPE}, not elsewhere/gpt_pydoc.json"),

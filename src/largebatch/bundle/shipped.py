@@ -1,10 +1,10 @@
 """Where the recipes are that this installation has, with their scripts and configs."""
 
-import difflib
 from pathlib import Path
 
 import largebatch
 from largebatch.errors import UserError
+from largebatch.spelling import did_you_mean
 
 PACKAGE = Path(largebatch.__file__).parent
 
@@ -35,7 +35,7 @@ def find_recipe(name: str) -> Path:
     recipes = {path.stem: path for path in shipped_folder().glob("recipes/*/*.json")}
     if stem in recipes and task in ("", recipes[stem].parent.name):
         return recipes[stem]
-    raise UserError(f"--recipe {name}: no such recipe{_nearest(stem, sorted(recipes))}")
+    raise UserError(f"--recipe {name}: no such recipe{_choices(stem, sorted(recipes))}")
 
 
 def find_accelerate_config(strategy: str) -> Path:
@@ -47,9 +47,8 @@ def find_accelerate_config(strategy: str) -> Path:
     configs = {path.stem: path for path in shipped_folder().glob("recipes/accelerate_configs/*.yaml")}
     if strategy in configs:
         return configs[strategy]
-    raise UserError(f"--strategy {strategy}: no such strategy{_nearest(strategy, sorted(configs))}")
+    raise UserError(f"--strategy {strategy}: no such strategy{_choices(strategy, sorted(configs))}")
 
 
-def _nearest(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"{f', did you mean {close[0]}?' if close else ''}; write one of {', '.join(known)}"
+def _choices(name: str, known: list[str]) -> str:
+    return f"{did_you_mean(name, known)}; write one of {', '.join(known)}"

@@ -16,6 +16,7 @@ from largebatch.lint.log_path import log_path
 from largebatch.lint.project import RECIPES
 from largebatch.lint.sbatch import read_options
 from largebatch.plan import explain, resolve
+from largebatch.spelling import did_you_mean
 
 OVERRIDES = {name for config in RECIPE_CONFIGS.values() for name in config.model_fields}
 RUN_OPTIONS = {"resume"}
@@ -149,8 +150,11 @@ def _find_recipe(recipe: str) -> Path:
     known = sorted(RECIPES.glob("*/*.json"), key=lambda path: path.stem)
     found = [path for path in known if path.stem == recipe]
     if not found:
-        names = ", ".join(path.stem for path in known) or f"none in {Path.cwd()}"
-        raise UserError(f"{recipe}: no such recipe; known: {names}")
+        names = [path.stem for path in known]
+        raise UserError(
+            f"{recipe}: no such recipe{did_you_mean(recipe, names)}; known: "
+            + (", ".join(names) or f"none in {Path.cwd()}")
+        )
     if len(found) > 1:
         raise UserError(f"{recipe}: there is more than one; write {' or '.join(map(str, found))}")
     return found[0]

@@ -1,6 +1,5 @@
 """Reading a recipe: JSON plus overrides, validated as a whole, every problem reported at once."""
 
-import difflib
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from pydantic_core import ErrorDetails
 from largebatch.config.consistency import JsonObject, inconsistencies
 from largebatch.config.tasks import AnyRecipeConfig, RecipeConfig
 from largebatch.errors import ConfigError
+from largebatch.spelling import did_you_mean
 
 Config = TypeVar("Config", bound=RecipeConfig)
 
@@ -62,7 +62,7 @@ def _config_class(raw: JsonObject, source: str | None, task: type[Config] | None
     known = " or ".join(f'"{name}"' for name in RECIPE_CONFIGS)
     if not isinstance(given, str) or given not in RECIPE_CONFIGS:
         what = "missing" if "task" not in raw else f"{json.dumps(given)} is not a task"
-        raise ConfigError([f"task: {what}; write {known}{_did_you_mean(str(given), RECIPE_CONFIGS)}"], source)
+        raise ConfigError([f"task: {what}; write {known}{did_you_mean(str(given), RECIPE_CONFIGS)}"], source)
     config_class = RECIPE_CONFIGS[given]
     if task is not None and config_class is not task:
         raise ConfigError([f"task: {given} recipes are run by recipes/{given}/train.py, not by this script"], source)
@@ -142,7 +142,7 @@ def _explain(details: ErrorDetails, config_class: type[RecipeConfig]) -> str:
     given = _show(details["input"])
     if kind == "extra_forbidden":
         name = where.rpartition(".")[2]
-        return f"{where}: unknown key{_did_you_mean(name, siblings)}; known here: {', '.join(siblings)}"
+        return f"{where}: unknown key{did_you_mean(name, siblings)}; known here: {', '.join(siblings)}"
     if kind == "missing":
         return f"{where}: missing{_sentence(where, config_class)}"
     if kind == "value_error":
@@ -237,11 +237,6 @@ def _sentence(where: str, config_class: type[RecipeConfig]) -> str:
         node = _resolve(node, schema.get("$defs", {})).get("properties", {}).get(part.partition("[")[0], {})
     text = node.get("description", "").partition("\n")[0]
     return f"; {text[:1].lower()}{text[1:].rstrip('.')}" if text else ""
-
-
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f", did you mean {close[0]}?" if close else ""
 
 
 def _show(value: Any) -> str:
