@@ -6,7 +6,7 @@ import pytest
 
 from largebatch.config import CausalLMConfig, ImageClassificationConfig, load_config
 from largebatch.errors import ConfigError
-from paths import DIGITS, PYDOC, RECIPES, VIT_DIGITS
+from paths import DIGITS, IMAGENET, PYDOC, RECIPES, VIT_DIGITS
 
 
 def problems_of(*overrides: str, recipe=PYDOC, task=None) -> list[str]:
@@ -231,6 +231,21 @@ def test_rolling_back_needs_checkpoints():
     with pytest.raises(ConfigError, match=r'checkpoint\.every: "roll_back" of faults\.on_non_finite needs checkpoints'):
         load_config(DIGITS, ["--faults.on_non_finite=roll_back"])
     load_config(DIGITS, ["--faults.on_non_finite=roll_back", '--checkpoint.every={"steps": 5}'])
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("--data.mean=[123.7, 116.3, 103.5]", "data.mean[0]: given 123.7; must be at most 1"),
+        ("--data.std=[0.2, 58.4, 0.2]", "data.std[1]: given 58.4; must be at most 1"),
+        ("--data.std=[0.2, 0.2, 0]", "data.std[2]: given 0; must be above 0"),
+    ],
+)
+def test_images_are_normalised_on_a_scale_from_0_to_1(override, problem):
+    """In many scripts it is one from 0 to 255, with which the model would see next to nothing."""
+    with pytest.raises(ConfigError) as raised:
+        load_config(IMAGENET, [override])
+    assert problem in str(raised.value)
 
 
 @pytest.mark.parametrize("field", ["checkpoint.every", "checkpoint.keep_every"])

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from largebatch.config.data import HubImages
 from largebatch.config.models import Model
-from largebatch.config.sections import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Section
+from largebatch.config.sections import Fraction, NonNegativeFloat, PositiveFloat, PositiveFraction, PositiveInt, Section
 
 CHANNELS_PER_GROUP = 16
 
@@ -14,7 +14,7 @@ CHANNELS_PER_GROUP = 16
 class Views(Section):
     """The random views of an image (Chen et al. 2020, appendix A): two are drawn of each in every epoch."""
 
-    min_area: Annotated[float, Field(gt=0, le=1)] = 0.08
+    min_area: PositiveFraction = 0.08
     """A view is a random crop of this fraction of the area to all of it, of aspect ratio 3/4 to 4/3."""
     flip: bool
     """Whether half of the views are flipped."""

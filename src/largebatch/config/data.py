@@ -4,9 +4,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from largebatch.config.sections import NonNegativeInt, PositiveInt, Section
-
-Rgb = tuple[float, float, float]
+from largebatch.config.sections import Fraction, NonNegativeInt, PositiveFraction, PositiveInt, Section
 
 
 class DataFiles(Section):
@@ -89,10 +87,10 @@ class HubImages(HubOrLocal):
     (Szegedy et al. 2015, as in Goyal et al. 2017, 5.1); "padded_crop", for small images: a random crop of the image
     padded by an eighth of its side in black (4 of 32 pixels), and a random flip (He et al. 2016, 4.2); "none": the
     evaluation's centre crop."""
-    mean: Rgb
+    mean: tuple[Fraction, Fraction, Fraction]
     """Mean of each colour over the training set, on a 0 to 1 scale."""
-    std: Rgb
-    """Standard deviation of each colour."""
+    std: tuple[PositiveFraction, PositiveFraction, PositiveFraction]
+    """Standard deviation of each colour, on the same scale."""
     num_channels: Literal[3] = 3
 
 

@@ -1,12 +1,12 @@
 """What a recipe's JSON may say of masked language modelling: text some tokens of which are hidden, and BERT."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from largebatch.config.data import HubText, PydocData, TextData
 from largebatch.config.models import LargeModel, TransformerWithDropout
-from largebatch.config.sections import PositiveFloat, PositiveInt
+from largebatch.config.sections import PositiveFloat, PositiveFraction, PositiveInt
 
 
 def num_masked(block_size: int, mask_fraction: float) -> int:
@@ -18,7 +18,7 @@ class MaskedText(TextData):
     """Text whose samples are blocks, some tokens of which are hidden from the model and predicted."""
 
     samples: Literal["blocks"] = "blocks"
-    mask_fraction: Annotated[float, Field(gt=0, le=1)] = 0.15
+    mask_fraction: PositiveFraction = 0.15
     """Fraction of a block's tokens that are predicted, rounded to a whole number: the same of every block. Durations in
     tokens, like the loss and `tokens_per_second`, count these alone."""
 

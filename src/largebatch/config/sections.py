@@ -16,6 +16,7 @@ NonNegativeInt = Annotated[int, Field(ge=0, le=LARGEST_INT)]
 PositiveFloat = Annotated[float, Field(gt=0, le=LARGEST_FLOAT)]
 NonNegativeFloat = Annotated[float, Field(ge=0, le=LARGEST_FLOAT)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+PositiveFraction = Annotated[float, Field(gt=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 
 
