@@ -29,7 +29,8 @@ from largebatch.batch import Length, Timeline
 from largebatch.config import load_config
 from largebatch.data.pairs import Pairs, PairSamples, starts_of_packs
 from largebatch.data.source import Batch
-from largebatch.data.text import ArrowTokens, TokenBlocks, load_tokenizer, tokenise
+from largebatch.data.text import ArrowTokens, TokenBlocks, tokenise
+from largebatch.data.tokenizer import load_tokenizer
 from largebatch.data.train_tokenizer import train_tokenizer
 from largebatch.order import TrainingOrder
 from paired import interleave

@@ -13,14 +13,8 @@ from numpy.typing import NDArray
 from largebatch.config.data import PydocData
 from largebatch.config.tasks import MaskedLMConfig
 from largebatch.data.source import Batch, SampleSource
-from largebatch.data.text import (
-    IGNORE_INDEX,
-    check_vocabulary,
-    count_targets,
-    hub_samples,
-    load_tokenizer,
-    pydoc_samples,
-)
+from largebatch.data.text import IGNORE_INDEX, count_targets, hub_samples, pydoc_samples
+from largebatch.data.tokenizer import check_vocabulary, load_tokenizer
 from largebatch.errors import DataError
 from largebatch.order import Indices, derive_seed
 

@@ -19,7 +19,7 @@ from largebatch.config.tasks import SftConfig
 from largebatch.data.hub import column, open_splits
 from largebatch.data.pairs import Pairs, PairSamples
 from largebatch.data.source import SampleSource
-from largebatch.data.text import PretrainedTokenizer, Tokenizer, load_tokenizer
+from largebatch.data.tokenizer import PretrainedTokenizer, Tokenizer, load_tokenizer
 from largebatch.errors import DataError
 from largebatch.order import Permutation
 from largebatch.pretrained import configuration

@@ -7,7 +7,7 @@ model reads the first block_size and predicts the last block_size, so each token
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import datasets
 import numpy as np
@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from largebatch.config.data import HubText, PydocData, TextData
 from largebatch.config.tasks import CausalLMConfig
-from largebatch.data.hub import column, local_folder, open_splits
+from largebatch.data.hub import column, open_splits
 from largebatch.data.source import Batch, SampleSource
+from largebatch.data.tokenizer import ByteTokenizer, Tokenizer, check_vocabulary, load_tokenizer
 from largebatch.errors import DataError
 from largebatch.order import Indices
 
@@ -41,7 +42,7 @@ def text_sources(config: CausalLMConfig) -> tuple[SampleSource, SampleSource]:
     return hub_samples(data, tokenizer)
 
 
-def hub_samples(data: HubText, tokenizer: "Tokenizer") -> tuple[SampleSource, SampleSource]:
+def hub_samples(data: HubText, tokenizer: Tokenizer) -> tuple[SampleSource, SampleSource]:
     """The documents that `datasets` finds, as samples of this tokenizer's tokens."""
     train, evaluation = (tokenise(split, data, tokenizer) for split in open_splits(data))
     if data.samples == "documents":
@@ -61,86 +62,6 @@ def _both(
 
 
 # --- tokenising ---------------------------------------------------------------------------------------------------
-
-
-class Tokenizer(Protocol):
-    """Text to tokens; `encode` ends each document with an end-of-text token."""
-
-    vocab_size: int
-    end_of_text: int
-    special_tokens: Sequence[int]
-    """Tokens that stand for no text."""
-    mask_token: int | None
-    """What hides others in masked language modelling; of bytes, one beyond them."""
-
-    def encode(self, documents: list[str | None]) -> list[list[int]]: ...
-
-
-class ByteTokenizer:
-    """UTF-8 bytes; a zero byte ends each document."""
-
-    vocab_size = 256
-    end_of_text = 0
-    special_tokens: Sequence[int] = (0,)
-    mask_token: int | None = 256
-
-    def encode(self, documents: list[str | None]) -> list[list[int]]:
-        return [[*(document or "").encode(), self.end_of_text] for document in documents]
-
-
-class PretrainedTokenizer:
-    """A tokenizer of `transformers`, with its own end-of-text token."""
-
-    def __init__(self, path: str):
-        from transformers import AutoTokenizer
-
-        folder = local_folder(path, "data.tokenizer", "a tokenizer")
-        try:
-            self.tokenizer = AutoTokenizer.from_pretrained(str(folder or path))
-        # It raises a great variety of exceptions for what cannot be reached, found or understood.
-        except Exception as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise DataError(
-                f"data.tokenizer: {path!r} could not be loaded: {reason} ({type(error).__name__}); write a hub id, a "
-                "local folder, or bytes"
-            ) from error
-        # What `transformers` makes of a folder with a model and no tokenizer.
-        if not self.tokenizer("a", add_special_tokens=False)["input_ids"]:
-            raise DataError(
-                f"data.tokenizer: {path!r} has no tokenizer: text becomes no tokens; write the folder or hub id of the "
-                "one that the model was trained with"
-            )
-        # An encoder's tokenizer has a separator instead.
-        candidates = (self.tokenizer.eos_token_id, self.tokenizer.sep_token_id)
-        ends: list[int] = [token for token in candidates if token is not None]
-        if not ends:
-            raise DataError(f"data.tokenizer: {path!r} has no end-of-text token to put between documents; use another")
-        self.end_of_text = ends[0]
-        self.vocab_size = len(self.tokenizer)
-        self.special_tokens: Sequence[int] = self.tokenizer.all_special_ids
-        self.mask_token: int | None = self.tokenizer.mask_token_id
-
-    def encode(self, documents: list[str | None]) -> list[list[int]]:
-        texts = [document or "" for document in documents]
-        tokens = self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-        return [[*document, self.end_of_text] for document in tokens]
-
-
-def load_tokenizer(name: str) -> Tokenizer:
-    """The tokenizer that the config names: "bytes", a hub id or a local folder."""
-    return ByteTokenizer() if name == "bytes" else PretrainedTokenizer(name)
-
-
-def check_vocabulary(rows: int, num_tokens: int, whose: str) -> None:
-    """Refuse a model whose embedding has too few rows.
-
-    Raises:
-        DataError: It has.
-    """
-    if num_tokens > rows:
-        raise DataError(
-            f"model.vocab_size: {rows} is smaller than the {num_tokens} tokens of {whose}; write at least {num_tokens}"
-        )
 
 
 def tokenise(dataset: datasets.Dataset, config: HubText, tokenizer: Tokenizer) -> datasets.Dataset:

@@ -1,0 +1,87 @@
+"""Text to tokens: its bytes, or a tokenizer of `transformers`."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from largebatch.data.hub import local_folder
+from largebatch.errors import DataError
+
+
+class Tokenizer(Protocol):
+    """Text to tokens; `encode` ends each document with an end-of-text token."""
+
+    vocab_size: int
+    end_of_text: int
+    special_tokens: Sequence[int]
+    """Tokens that stand for no text."""
+    mask_token: int | None
+    """What hides others in masked language modelling; of bytes, one beyond them."""
+
+    def encode(self, documents: list[str | None]) -> list[list[int]]: ...
+
+
+class ByteTokenizer:
+    """UTF-8 bytes; a zero byte ends each document."""
+
+    vocab_size = 256
+    end_of_text = 0
+    special_tokens: Sequence[int] = (0,)
+    mask_token: int | None = 256
+
+    def encode(self, documents: list[str | None]) -> list[list[int]]:
+        return [[*(document or "").encode(), self.end_of_text] for document in documents]
+
+
+class PretrainedTokenizer:
+    """A tokenizer of `transformers`, with its own end-of-text token."""
+
+    def __init__(self, path: str):
+        from transformers import AutoTokenizer
+
+        folder = local_folder(path, "data.tokenizer", "a tokenizer")
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(str(folder or path))
+        # It raises a great variety of exceptions for what cannot be reached, found or understood.
+        except Exception as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise DataError(
+                f"data.tokenizer: {path!r} could not be loaded: {reason} ({type(error).__name__}); write a hub id, a "
+                "local folder, or bytes"
+            ) from error
+        # What `transformers` makes of a folder with a model and no tokenizer.
+        if not self.tokenizer("a", add_special_tokens=False)["input_ids"]:
+            raise DataError(
+                f"data.tokenizer: {path!r} has no tokenizer: text becomes no tokens; write the folder or hub id of the "
+                "one that the model was trained with"
+            )
+        # An encoder's tokenizer has a separator instead.
+        candidates = (self.tokenizer.eos_token_id, self.tokenizer.sep_token_id)
+        ends: list[int] = [token for token in candidates if token is not None]
+        if not ends:
+            raise DataError(f"data.tokenizer: {path!r} has no end-of-text token to put between documents; use another")
+        self.end_of_text = ends[0]
+        self.vocab_size = len(self.tokenizer)
+        self.special_tokens: Sequence[int] = self.tokenizer.all_special_ids
+        self.mask_token: int | None = self.tokenizer.mask_token_id
+
+    def encode(self, documents: list[str | None]) -> list[list[int]]:
+        texts = [document or "" for document in documents]
+        tokens = self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        return [[*document, self.end_of_text] for document in tokens]
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    """The tokenizer that the config names: "bytes", a hub id or a local folder."""
+    return ByteTokenizer() if name == "bytes" else PretrainedTokenizer(name)
+
+
+def check_vocabulary(rows: int, num_tokens: int, whose: str) -> None:
+    """Refuse a model whose embedding has too few rows.
+
+    Raises:
+        DataError: It has.
+    """
+    if num_tokens > rows:
+        raise DataError(
+            f"model.vocab_size: {rows} is smaller than the {num_tokens} tokens of {whose}; write at least {num_tokens}"
+        )
