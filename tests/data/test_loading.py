@@ -1,6 +1,7 @@
 """Loading: whole micro-batches by their indices, in order, in this process and in loader processes."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -68,12 +69,13 @@ def test_loading_leaves_the_random_state_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_size_must_be_the_recipes():
-    check_size(Squares(100), 100, "data.num_train_samples")
-    with pytest.raises(
-        DataError, match=r"data\.num_train_samples: the recipe says 99, but the data has 100 samples; write 100, "
-    ):
-        check_size(Squares(100), 99, "data.num_train_samples")
+@pytest.mark.parametrize("which", ["train", "eval"])
+def test_size_must_be_the_recipes(which):
+    check_size(Squares(100), 100, which)
+    message = f"data.num_{which}_samples: the recipe says 99, but the data has 100 samples; write 100, "
+    with pytest.raises(DataError, match=re.escape(message)) as raised:
+        check_size(Squares(100), 99, which)
+    assert str(raised.value).endswith(f'data.{which}_split "SPLIT[:99]"')
 
 
 def test_a_signal_while_a_loader_process_starts_is_left_to_the_training(monkeypatch):

@@ -5,7 +5,7 @@ import signal
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -105,14 +105,14 @@ def _end_when_the_training_says_so() -> None:
     os._exit(0)
 
 
-def check_size(source: SampleSource, expected: int, field: str) -> None:
-    """Compare the data set with the size that the recipe, and so the plan, says.
+def check_size(source: SampleSource, expected: int, which: Literal["train", "eval"]) -> None:
+    """Compare one of the data sets with the size that the recipe, and so the plan, says.
 
     Raises:
         DataError: They differ.
     """
     if len(source) != expected:
         raise DataError(
-            f"{field}: the recipe says {expected}, but the data has {len(source)} samples; write {len(source)}, "
-            f'correct the data\'s path, or take a part of it, such as data.train_split "train[:{expected}]"'
+            f"data.num_{which}_samples: the recipe says {expected}, but the data has {len(source)} samples; write "
+            f'{len(source)}, correct the data\'s path, or take a part of it: data.{which}_split "SPLIT[:{expected}]"'
         )

@@ -139,8 +139,8 @@ class Run(Generic[Config]):
 
         def open_checked() -> tuple[SampleSource, SampleSource]:
             train_set, eval_set = open_sources(self.config)
-            check_size(train_set, self.plan.num_train_samples, "data.num_train_samples")
-            check_size(eval_set, self.plan.num_eval_samples, "data.num_eval_samples")
+            check_size(train_set, self.plan.num_train_samples, "train")
+            check_size(eval_set, self.plan.num_eval_samples, "eval")
             return train_set, eval_set
 
         sources = self._one_a_machine_first(open_checked)
