@@ -118,15 +118,23 @@ def test_data_that_cannot_be_opened(parquet, overrides, words):
     assert words in str(caught.value)
 
 
-def test_labels_out_of_range_and_broken_images(parquet, tmp_path):
+def test_labels_out_of_range(parquet):
     train, _ = image_sources(hub_config(parquet, "--data.num_classes=2"))
     with pytest.raises(DataError, match="num_classes: 2, but the data has the label 2"):
         train.fetch(np.array([2]), 0)
+
+
+def test_broken_images(tmp_path):
+    noise = png(np.random.default_rng(0).integers(256, size=(200, 200, 3), dtype=np.uint8))
+    # Behind the first part of its pixels, where Pillow raises a SyntaxError.
+    second_part = noise.rindex(b"IDAT")
+    broken = [b"not an image", noise[:second_part], noise[:second_part] + bytes(4) + noise[second_part + 4 :]]
     file = tmp_path / "broken.parquet"
-    write_parquet(file, [b"not an image"], [0])
+    write_parquet(file, broken, [0] * len(broken))
     train, _ = image_sources(hub_config(file))
-    with pytest.raises(DataError, match="the image of sample 0 cannot be decoded"):
-        train.fetch(np.array([0]), 0)
+    for index in range(len(broken)):
+        with pytest.raises(DataError, match=f"the image of sample {index} cannot be decoded"):
+            train.fetch(np.array([index]), 0)
 
 
 def test_a_local_folder_of_images(tmp_path):

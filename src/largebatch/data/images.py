@@ -169,7 +169,8 @@ class HubImageSource:
         try:
             image = Image.open(io.BytesIO(data) if isinstance(data, bytes) else str(encoded["path"]))
             return self.crop(image, index, epoch)
-        except (OSError, ValueError, Image.DecompressionBombError) as error:
+        # Of a PNG that is broken in its midst Pillow says that its syntax is.
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise DataError(f"the image of sample {index} cannot be decoded: {error}; replace or remove it") from error
 
     def crop(self, image: Image.Image, index: int, epoch: int | None) -> Crop:
