@@ -14,7 +14,7 @@ from largebatch.errors import ConfigError, UserError
 from largebatch.plan import RunPlan, resolve
 from largebatch.rehearsal.launch import find_accelerate_configs
 from largebatch.rehearsal.stand_in import stand_in_overrides
-from largebatch.rehearsal.verification import GRAD_NORM_FACTOR, Combination, Row, Verification
+from largebatch.rehearsal.verification import GRAD_NORM_FACTOR, Combination, Row, Verification, plan_of
 
 COLUMNS = (
     "strategy",
@@ -153,9 +153,8 @@ def _micro_batch_is_part_of_the_loss(config: RecipeConfig) -> bool:
 def _require_one_that_divides(config: RecipeConfig, world_size: int, micro_batch_sizes: Sequence[int]) -> None:
     problems = []
     for micro_batch_size in micro_batch_sizes:
-        batch = config.batch.model_copy(update={"micro_batch_size": micro_batch_size})
         try:
-            resolve(config.model_copy(update={"batch": batch}), world_size)
+            plan_of(config, world_size, micro_batch_size)
             return
         except ConfigError as error:
             problems += [f"--world-sizes {world_size}: {problem}" for problem in error.problems]

@@ -19,7 +19,7 @@ import numpy as np
 
 from largebatch.config import RecipeConfig
 from largebatch.errors import ConfigError
-from largebatch.plan import resolve
+from largebatch.plan import RunPlan, resolve
 from largebatch.rehearsal.jobs import JobFailed, run_job
 from largebatch.rehearsal.launch import launch_environment
 from largebatch.rehearsal.training import Trained, read_run, train
@@ -61,6 +61,16 @@ class Combination:
     strategy: str
     world_size: int
     micro_batch_size: int
+
+
+def plan_of(config: RecipeConfig, world_size: int, micro_batch_size: int) -> RunPlan:
+    """The plan of a recipe with another micro-batch size.
+
+    Raises:
+        ConfigError: As `resolve`.
+    """
+    batch = config.batch.model_copy(update={"micro_batch_size": micro_batch_size})
+    return resolve(config.model_copy(update={"batch": batch}), world_size)
 
 
 @dataclass(frozen=True)
@@ -239,8 +249,7 @@ class Verification:
 
     def _indivisible(self, combination: Combination) -> str | None:
         try:
-            batch = self._config.batch.model_copy(update={"micro_batch_size": combination.micro_batch_size})
-            resolve(self._config.model_copy(update={"batch": batch}), combination.world_size)
+            plan_of(self._config, combination.world_size, combination.micro_batch_size)
         except ConfigError as error:
             return error.problems[0]
         return None
