@@ -12,8 +12,10 @@ import torch
 from safetensors.numpy import load_file
 
 from jobs import JobFailed, run_job, train
+from largebatch.config import as_json, load_config
+from largebatch.run.resume import differences
 from largebatch.storage.json_lines import read_json_lines
-from paths import DIGITS, PYDOC
+from paths import DIGITS, PYDOC, SIMCLR
 from resuming import CHAIN_BATCH, TINY_GPT, Interruption, run_interrupted
 
 
@@ -157,6 +159,13 @@ def test_a_finished_run_is_left_as_it_is(run):
     # Of another recipe, it is moved aside.
     assert resume(run_dir, words, "--seed=7", "--train.stop_after_steps=2") is None
     assert (run_dir.with_name("run.1") / "model/model.safetensors").exists()
+
+
+def test_how_features_are_judged_may_change():
+    """The neighbours of contrastive recipes are an evaluation, and their loss is not."""
+    before = as_json(load_config(SIMCLR))
+    changed = load_config(SIMCLR, ["--neighbours.count=7", "--loss.temperature=0.3"])
+    assert list(differences(before, changed)) == ["loss.temperature"]
 
 
 def test_an_earlier_stop_is_refused(run):

@@ -26,6 +26,7 @@ FREE = (
     "faults",
     "compute",
     "logging",
+    "neighbours",
     "verify",
 )
 MOST_DIFFERENCES = 20
