@@ -6,7 +6,7 @@ from largebatch.backend.base import Backend
 from largebatch.backend.state import EngineState
 from largebatch.checkpoint.assemble import common_buffer
 from largebatch.errors import UserError
-from largebatch.storage.layout import CheckpointError, Manifest, overlaps, rank_file
+from largebatch.storage.layout import BUFFER, CheckpointError, Manifest, overlaps, rank_file
 from largebatch.storage.tensors import TensorFiles
 
 
@@ -60,7 +60,7 @@ def _load_buffers(backend: Backend, files: TensorFiles, state: EngineState, mani
         holders = manifest.buffers[name]
         if manifest.world_size == backend.world_size:
             mine = rank_file(backend.rank)
-            value = files.read(mine if mine in holders else holders[0], f"buffer/{name}")
+            value = files.read(mine if mine in holders else holders[0], f"{BUFFER}/{name}")
         else:
             value = common_buffer(files, name, manifest)
         if value.shape != buffer.shape:
