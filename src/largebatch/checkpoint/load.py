@@ -11,7 +11,7 @@ from largebatch.storage.tensors import TensorFiles
 
 
 def load(backend: Backend, folder: Path, manifest: Manifest) -> None:
-    """Set the state of this process to that of a checkpoint.
+    """Set the state of this process to that of a checkpoint; every process must call it.
 
     At most one piece is in memory besides the state itself.
 
@@ -20,19 +20,19 @@ def load(backend: Backend, folder: Path, manifest: Manifest) -> None:
     """
 
     def fill(state: EngineState) -> None:
-        _check_same_model(state, manifest)
-        for piece in state.pieces:
-            for part, place in overlaps(manifest.vectors[piece.vector], piece.start, piece.stop):
-                values = files.read_range(part.file, piece.vector, place, place + part.stop - part.start)
-                piece.write(part.start, values)
-        _load_buffers(backend, files, state, manifest)
+        try:
+            _check_same_model(state, manifest)
+            with TensorFiles(folder) as files:
+                for piece in state.pieces:
+                    for part, place in overlaps(manifest.vectors[piece.vector], piece.start, piece.stop):
+                        values = files.read_range(part.file, piece.vector, place, place + part.stop - part.start)
+                        piece.write(part.start, values)
+                _load_buffers(backend, files, state, manifest)
+        except CheckpointError as error:
+            raise UserError(f"the checkpoint {folder} cannot be loaded: {error}") from error
 
     scalars = {name: parameter.scalars for name, parameter in manifest.parameters.items()}
-    try:
-        with TensorFiles(folder) as files:
-            backend.restore(fill, scalars, has_states=bool(manifest.kinds))
-    except CheckpointError as error:
-        raise UserError(f"the checkpoint {folder} cannot be loaded: {error}") from error
+    backend.restore(fill, scalars, has_states=bool(manifest.kinds))
 
 
 def _check_same_model(state: EngineState, manifest: Manifest) -> None:
