@@ -44,7 +44,7 @@ class DataError(UserError):
 
 
 class BackendMismatch(UserError):
-    """After `prepare`, the engine would do something else than the plan."""
+    """The model, its optimizer or the engine would do something else than the plan, or has what no checkpoint holds."""
 
 
 class TrainingFailed(UserError):

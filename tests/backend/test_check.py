@@ -52,6 +52,16 @@ def mutate(change: str) -> None:
         prepare_after(lambda optimizer: optimizer.param_groups[1].update(weight_decay=0.1))
     elif change == "lost parameter":
         prepare_after(lambda optimizer: optimizer.param_groups[0]["params"].pop())
+    elif change == "single number":
+        from transformers import GPT2LMHeadModel
+
+        initialise_model = GPT2LMHeadModel.__init__
+
+        def with_number(self, *arguments, **options):
+            initialise_model(self, *arguments, **options)
+            self.temperature = torch.nn.Parameter(torch.tensor(1.0))
+
+        GPT2LMHeadModel.__init__ = with_number
     elif change == "half-precision weights":
         Backend.prepare = lambda self, model, optimizer: prepare(self, model.bfloat16(), optimizer)
 
@@ -94,6 +104,18 @@ def test_weight_decay_after_wrapping(strategy, tmp_path):
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero3"])
 def test_parameter_lost_in_wrapping(strategy, tmp_path):
     assert "parameters per group" in failure("lost parameter", strategy, tmp_path / "run")
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "zero1", "zero3"])
+def test_a_parameter_that_the_strategy_cannot_cut_up(strategy, tmp_path):
+    report = failure("single number", strategy, tmp_path)
+    assert f"temperature is a single number, of shape (), which {strategy} cannot cut up" in report
+    assert "Traceback" not in report
+
+
+def test_ddp_holds_single_numbers_whole(tmp_path):
+    """The next check is the one that refuses it: nothing uses it here."""
+    assert "got no gradient, such as temperature" in failure("single number", "ddp", tmp_path)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])

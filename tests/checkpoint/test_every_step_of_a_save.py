@@ -221,6 +221,30 @@ def test_a_step_that_the_file_system_refuses_ends_neither_the_run_nor_the_older_
         assert len(run.warnings) == 1
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_file_system_that_does_not_answer_for_a_while_does_not_end_the_run(asynchronous, tmp_path, monkeypatch):
+    """Not even what is in a folder can be seen, as on a network file system whose server is gone."""
+    run = begun_run(tmp_path / "run", asynchronous)
+
+    def unanswered(original):
+        def call(path, *args, **kwargs):
+            if str(path).startswith(str(run.checkpoints)):
+                raise OSError(errno.ESTALE, "Stale file handle", str(path))
+            return original(path, *args, **kwargs)
+
+        return call
+
+    with monkeypatch.context() as outage:
+        for name in [*CALLS, "stat", "listdir", "scandir"]:
+            outage.setattr(os, name, unanswered(getattr(os, name)))
+        run.save(NEW)
+    assert len(run.warnings) == 1
+    assert "Stale file handle" in run.warnings[0]
+    assert run.writer.last_step == OLD
+    run.save(NEW + 1)
+    assert usable(run.checkpoints) == [NEW + 1]
+
+
 def test_a_checkpoint_that_got_its_name_but_no_marker_is_taken_away(calls, tmp_path):
     """Nobody would delete it, and where the disk is full nothing could be written any more."""
     left = {}

@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 
 from largebatch.config import load_config
 from largebatch.data.images import image_sources, model_input, normalise
-from largebatch.errors import DataError
+from largebatch.errors import DataError, UserError
 from paths import DIGITS, IMAGENET
 from pictures import gradient_image, jpeg, png, write_parquet
 
@@ -113,7 +113,7 @@ def test_augmentation_depends_on_seed_epoch_and_sample_alone(augmentation, tmp_p
     ],
 )
 def test_data_that_cannot_be_opened(parquet, overrides, words):
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(UserError) as caught:
         image_sources(hub_config(parquet, *overrides))
     assert words in str(caught.value)
 

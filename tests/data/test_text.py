@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from largebatch.config import load_config
 from largebatch.config.data import DataFiles
 from largebatch.data.text import ArrayTokens, ArrowTokens, TokenBlocks, text_sources
-from largebatch.errors import DataError
+from largebatch.errors import DataError, UserError
 from paths import PYDOC
 
 DOCUMENTS = ["alpha beta", "", "gamma", "beta " * 40, "Ünï"]
@@ -148,7 +148,7 @@ def test_vocabulary_must_hold_the_tokenizer(tmp_path, word_tokenizer):
     ],
 )
 def test_data_that_cannot_be_used(tmp_path, data, words):
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(UserError) as caught:
         text_sources(hub_config(tmp_path, **data))
     assert words in str(caught.value)
 

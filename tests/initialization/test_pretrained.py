@@ -140,6 +140,10 @@ PLANTED = {
         lambda folder: change_config(folder, model_type="mistral"),
         "of type mistral, this is one of llama",
     ),
+    "heads that do not divide": (
+        lambda folder: change_config(folder, num_attention_heads=3),
+        r"model: its config\.json is not one of a model: .*hidden size",
+    ),
     "cut short": (cut_short, r"model: model\.safetensors cannot be read"),
     "both of tied": (
         lambda folder: change_config(folder, tie_word_embeddings=True),

@@ -224,10 +224,11 @@ class Backend(ABC):
     def restore(
         self, fill: Callable[[EngineState], None], scalars: Mapping[str, Mapping[str, float]], has_states: bool
     ) -> None:
-        """Set the whole state of this process.
+        """Set the whole state of this process; every process must call it.
 
         Args:
-            fill: Writes every piece and buffer of the state that it is given.
+            fill: Writes every piece and buffer of the state that it is given. A user error that it raises on one
+                process is raised on all.
             scalars: Each parameter's single numbers, by its name.
             has_states: Whether the optimizer has taken a step and so has states.
 
@@ -240,7 +241,9 @@ class Backend(ABC):
             fresh_state(optimizer, [slot.tensor for slot in slots])
         else:
             optimizer.state.clear()
-        fill(self.engine_state())
+        # The engine may talk to the other processes next.
+        with self.agreement():
+            fill(self.engine_state())
         for slot in slots if has_states else []:
             numbers = [dict(scalars[name]) for name in slot.names]
             if any(other != numbers[0] for other in numbers):

@@ -54,9 +54,13 @@ def check_before(model: nn.Module, optimizer: Optimizer, backend: Backend) -> No
     Raises:
         BackendMismatch: The optimizer is of another kind than the plan says, has other hyperparameters, or does not
             have each trainable parameter once with its weight decay; the model has BatchNorm layers where the plan has
-            none, or the reverse; or processes start from different weights.
+            none, or the reverse; the strategy cannot cut up a parameter; or processes start from different weights.
     """
-    problems = [*_optimizer_problems(model, optimizer, backend.plan), *_batch_norm_problems(model, backend.plan)]
+    problems = [
+        *_optimizer_problems(model, optimizer, backend.plan),
+        *_batch_norm_problems(model, backend.plan),
+        *_single_number_problems(model, backend.launch),
+    ]
     fingerprints = backend.gather_objects(_fingerprint(model))
     differing = [str(rank) for rank, fingerprint in enumerate(fingerprints) if fingerprint != fingerprints[0]]
     if differing:
@@ -130,6 +134,15 @@ def _batch_norm_problems(model: nn.Module, plan: RunPlan) -> Iterator[str]:
                 "BatchNorm; build that, or set model.sync_batch_norm to false"
             )
             return
+
+
+def _single_number_problems(model: nn.Module, launch: Launch) -> Iterator[str]:
+    """FSDP2 and DeepSpeed fail at parameters that have no dimension to cut them up by."""
+    if launch.strategy in ("single", "ddp"):
+        return
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 0:
+            yield f"{name} is a single number, of shape (), which {launch.strategy} cannot cut up; give it shape (1,)"
 
 
 def _fingerprint(model: nn.Module) -> int:

@@ -86,7 +86,7 @@ def quiet(rank: int) -> None:
 def _start_native(
     launch: Launch, plan: RunPlan, on_gpu: bool, group: InitProcessGroupKwargs, tracking: dict[str, object]
 ) -> Backend:
-    # Autocast is applied in `NativeBackend.prepare`, alike for all.
+    # Autocast is applied in `NativeBackend._wrap`, alike for all.
     arguments: dict[str, object] = {"mixed_precision": "no", "kwargs_handlers": [group], **tracking}
     if launch.strategy == "fsdp":
         if not on_gpu:

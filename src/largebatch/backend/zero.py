@@ -153,11 +153,8 @@ class ZeroBackend(Backend):
             for flat, group in zip(zero.fp32_partitioned_groups_flat, zero.fp16_groups, strict=True):
                 places, offset = [], 0
                 for parameter in group:
-                    size = parameter.ds_tensor.ds_numel
-                    start = min(self.rank * size, parameter.ds_numel)
-                    length = min(size, parameter.ds_numel - start)
-                    places.append(_Place(names[parameter], start, offset, length))
-                    offset += size
+                    places.append(self._place_of_shard(parameter, names[parameter], offset))
+                    offset += parameter.ds_tensor.ds_numel
                 partitions.append(_Partition(flat, places))
             return partitions
         # A parameter group's parameters lie behind one another in one buffer, which is padded and cut into equal parts.
@@ -176,6 +173,12 @@ class ZeroBackend(Backend):
             partitions.append(_Partition(flat, places))
         return partitions
 
+    def _place_of_shard(self, parameter: Any, name: str, offset: int) -> _Place:
+        """What this process has of a parameter that ZeRO-3 has cut up, at `offset` of a buffer; without the padding."""
+        size = parameter.ds_tensor.ds_numel
+        start = min(self.rank * size, parameter.ds_numel)
+        return _Place(name, start, offset, min(size, parameter.ds_numel - start))
+
     def _optimizer_slots(self) -> list[OptimizerSlot]:
         return [
             OptimizerSlot(
@@ -188,8 +191,8 @@ class ZeroBackend(Backend):
         pieces: list[Piece] = []
         scalars: dict[str, dict[str, float]] = {}
         for partition in self._partitions():
-            names = ", ".join(place.name for place in partition.places[:1])
-            states, numbers = split_state(self._torch_optimizer.state.get(partition.flat, {}), partition.flat, names)
+            owner = partition.places[0].name if partition.places else "no parameter"
+            states, numbers = split_state(self._torch_optimizer.state.get(partition.flat, {}), partition.flat, owner)
             if self._shards_weights:
                 states[WEIGHT] = partition.flat
             for kind, state in states.items():
@@ -215,11 +218,9 @@ class ZeroBackend(Backend):
         parameters: Iterator[tuple[str, Any]] = self.unwrapped_model.named_parameters()
         for name, parameter in parameters:
             if not parameter.requires_grad:
-                size = parameter.ds_tensor.ds_numel
-                start = min(self.rank * size, parameter.ds_numel)
-                length = min(size, parameter.ds_numel - start)
-                if length:
-                    pieces.append(_Place(name, start, 0, length).piece_of(WEIGHT, parameter.ds_tensor.data))
+                place = self._place_of_shard(parameter, name, 0)
+                if place.length:
+                    pieces.append(place.piece_of(WEIGHT, parameter.ds_tensor.data))
         return pieces
 
     def restore(

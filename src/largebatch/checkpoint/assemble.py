@@ -2,7 +2,7 @@
 
 import torch
 
-from largebatch.storage.layout import WEIGHT, CheckpointError, Manifest
+from largebatch.storage.layout import BUFFER, WEIGHT, CheckpointError, Manifest
 from largebatch.storage.tensors import TensorFiles
 
 
@@ -20,7 +20,7 @@ def common_buffer(files: TensorFiles, name: str, manifest: Manifest) -> torch.Te
         CheckpointError: They had, and it is no running statistic of BatchNorm, of which the mean is meant.
     """
     holders = manifest.buffers[name]
-    first = files.read(holders[0], f"buffer/{name}")
+    first = files.read(holders[0], f"{BUFFER}/{name}")
     if len(holders) == 1:
         return first
     if name not in manifest.running_statistics:
@@ -28,5 +28,5 @@ def common_buffer(files: TensorFiles, name: str, manifest: Manifest) -> torch.Te
             f"its buffer {name} differs between the {manifest.world_size} processes that wrote it; resume on as many"
         )
     values = [first.double() * (manifest.world_size - len(holders) + 1)]
-    values += [files.read(file, f"buffer/{name}").double() for file in holders[1:]]
+    values += [files.read(file, f"{BUFFER}/{name}").double() for file in holders[1:]]
     return (torch.stack(values).sum(dim=0) / manifest.world_size).to(first.dtype)

@@ -9,7 +9,7 @@ from largebatch.checkpoint.assemble import common_buffer, whole_weight
 from largebatch.errors import UserError
 from largebatch.storage.catalog import damage, entries, entry_at
 from largebatch.storage.files import remove_folder, rename_folder, sync_folder, write_json_file
-from largebatch.storage.layout import MODEL_CONFIG, CheckpointError, Manifest, read_json, read_manifest
+from largebatch.storage.layout import BUFFER, MODEL_CONFIG, WEIGHT, CheckpointError, Manifest, read_json, read_manifest
 from largebatch.storage.tensors import TensorFiles, save_tensors
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
@@ -112,11 +112,12 @@ def _write_weights(
     """Write all weights and buffers; returns the dtypes of the weights."""
     shapes: Shapes = {}
     for name, parameter in manifest.parameters.items():
-        parts = manifest.vectors[f"weight/{name}"]
-        stored = files.dtype(parts[0].file, f"weight/{name}") if parts else torch.float32
+        vector = f"{WEIGHT}/{name}"
+        parts = manifest.vectors[vector]
+        stored = files.dtype(parts[0].file, vector) if parts else torch.float32
         shapes[name] = (dtype or stored, parameter.shape)
     for name, holders in manifest.buffers.items():
-        stored, shape = files.dtype(holders[0], f"buffer/{name}"), files.shape(holders[0], f"buffer/{name}")
+        stored, shape = files.dtype(holders[0], f"{BUFFER}/{name}"), files.shape(holders[0], f"{BUFFER}/{name}")
         shapes[name] = (dtype if dtype and stored.is_floating_point else stored, shape)
 
     def tensors(names: Mapping[str, object]) -> Iterator[torch.Tensor]:

@@ -6,12 +6,12 @@ from largebatch.backend.base import Backend
 from largebatch.backend.state import EngineState
 from largebatch.checkpoint.assemble import common_buffer
 from largebatch.errors import UserError
-from largebatch.storage.layout import CheckpointError, Manifest, overlaps, rank_file
+from largebatch.storage.layout import BUFFER, CheckpointError, Manifest, overlaps, rank_file
 from largebatch.storage.tensors import TensorFiles
 
 
 def load(backend: Backend, folder: Path, manifest: Manifest) -> None:
-    """Set the state of this process to that of a checkpoint.
+    """Set the state of this process to that of a checkpoint; every process must call it.
 
     At most one piece is in memory besides the state itself.
 
@@ -20,19 +20,19 @@ def load(backend: Backend, folder: Path, manifest: Manifest) -> None:
     """
 
     def fill(state: EngineState) -> None:
-        _check_same_model(state, manifest)
-        for piece in state.pieces:
-            for part, place in overlaps(manifest.vectors[piece.vector], piece.start, piece.stop):
-                values = files.read_range(part.file, piece.vector, place, place + part.stop - part.start)
-                piece.write(part.start, values)
-        _load_buffers(backend, files, state, manifest)
+        try:
+            _check_same_model(state, manifest)
+            with TensorFiles(folder) as files:
+                for piece in state.pieces:
+                    for part, place in overlaps(manifest.vectors[piece.vector], piece.start, piece.stop):
+                        values = files.read_range(part.file, piece.vector, place, place + part.stop - part.start)
+                        piece.write(part.start, values)
+                _load_buffers(backend, files, state, manifest)
+        except CheckpointError as error:
+            raise UserError(f"the checkpoint {folder} cannot be loaded: {error}") from error
 
     scalars = {name: parameter.scalars for name, parameter in manifest.parameters.items()}
-    try:
-        with TensorFiles(folder) as files:
-            backend.restore(fill, scalars, has_states=bool(manifest.kinds))
-    except CheckpointError as error:
-        raise UserError(f"the checkpoint {folder} cannot be loaded: {error}") from error
+    backend.restore(fill, scalars, has_states=bool(manifest.kinds))
 
 
 def _check_same_model(state: EngineState, manifest: Manifest) -> None:
@@ -60,7 +60,7 @@ def _load_buffers(backend: Backend, files: TensorFiles, state: EngineState, mani
         holders = manifest.buffers[name]
         if manifest.world_size == backend.world_size:
             mine = rank_file(backend.rank)
-            value = files.read(mine if mine in holders else holders[0], f"buffer/{name}")
+            value = files.read(mine if mine in holders else holders[0], f"{BUFFER}/{name}")
         else:
             value = common_buffer(files, name, manifest)
         if value.shape != buffer.shape:

@@ -24,9 +24,11 @@ from largebatch.storage.files import (
     write_json_file,
 )
 from largebatch.storage.layout import (
+    BUFFER,
     MANIFEST,
     MARKER,
     MODEL_CONFIG,
+    WEIGHT,
     Manifest,
     ParameterInfo,
     Range,
@@ -243,7 +245,7 @@ class CheckpointWriter:
         shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
             piece.vector: (piece.tensor.dtype, (piece.owned[1] - piece.owned[0],)) for piece in pieces
         }
-        shapes |= {f"buffer/{name}": (buffer.dtype, tuple(buffer.shape)) for name, buffer in buffers.items()}
+        shapes |= {f"{BUFFER}/{name}": (buffer.dtype, tuple(buffer.shape)) for name, buffer in buffers.items()}
         if self._asynchronous:
             # They change in forward passes.
             buffers = {name: buffer.detach().clone() for name, buffer in buffers.items()}
@@ -380,7 +382,7 @@ class CheckpointWriter:
                 buffers.setdefault(name, []).append(rank_file(rank))
         for name, info in snapshot.parameters.items():
             if info.size == 0:
-                vectors.setdefault(f"weight/{name}", [])
+                vectors.setdefault(f"{WEIGHT}/{name}", [])
         return Manifest(
             step=snapshot.step,
             attempt=self._fence.number,

@@ -8,6 +8,7 @@ import datasets
 
 from largebatch.config.data import HubOrLocal
 from largebatch.errors import DataError
+from largebatch.local_folder import local_folder
 
 MOST_OF_A_REASON = 300  # characters; some go on with whole schemas
 
@@ -50,28 +51,6 @@ def _innermost(error: BaseException) -> BaseException:
     while error.__cause__ is not None:
         error = error.__cause__
     return error
-
-
-def local_folder(where: str, field: str, what: str) -> Path | None:
-    """The folder on this machine that `where` names, or None for an id on the hub.
-
-    Args:
-        where: As it stands in the config.
-        field: Its place there, for the error.
-        what: What it is the id of, such as "a model", for the error.
-
-    Raises:
-        DataError: It looks like a folder, and there is none.
-    """
-    path = Path(where).expanduser()
-    if path.is_dir():
-        return path
-    if where.startswith((".", "/", "~")) or path.exists():
-        raise DataError(
-            f"{field}: there is no folder {where!r} (looked from {Path.cwd()}); write a local folder, or the id of "
-            f"{what} on the hub"
-        )
-    return None
 
 
 def column(dataset: datasets.Dataset, name: str, field: str) -> str:

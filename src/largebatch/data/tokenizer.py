@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from largebatch.data.hub import local_folder
 from largebatch.errors import DataError
+from largebatch.local_folder import local_folder
 
 
 class Tokenizer(Protocol):

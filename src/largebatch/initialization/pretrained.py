@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig
 
-from largebatch.data.hub import local_folder
 from largebatch.errors import UserError
+from largebatch.local_folder import local_folder
 from largebatch.storage.layout import CheckpointError, read_json
 from largebatch.storage.tensors import TensorFiles
 
@@ -125,7 +125,11 @@ class PretrainedWeights:
 
 
 def _config_problems(folder: Path, model: nn.Module) -> Iterator[str]:
-    """What the configuration beside the weights says otherwise, and shapes may not show: heads, rotary frequencies."""
+    """What the configuration beside the weights says otherwise, and shapes may not show: heads, rotary frequencies.
+
+    Raises:
+        CheckpointError: It cannot be read.
+    """
     config = getattr(model, "config", None)
     if not isinstance(config, PretrainedConfig) or not (folder / CONFIG).exists():
         return
@@ -134,7 +138,12 @@ def _config_problems(folder: Path, model: nn.Module) -> Iterator[str]:
     if kind != config.model_type:
         yield f"its {CONFIG} is of a model of type {kind}, this is one of {config.model_type}"
         return
-    theirs: dict[str, Any] = type(config).from_dict(raw).to_dict()
+    try:
+        theirs: dict[str, Any] = type(config).from_dict(raw).to_dict()
+    # Values that `transformers` does not understand are met by exceptions of many kinds.
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"its {CONFIG} is not one of a model: {reason} ({type(error).__name__})") from error
     for name, mine in config.to_dict().items():
         if name not in FREE and not name.startswith("_") and theirs.get(name) != mine:
             yield f"its {CONFIG} has {name} {theirs.get(name)}, this model {mine}"

@@ -63,8 +63,9 @@ def check_packing(model: PreTrainedModel) -> None:
 
 
 def _tokens(model: PreTrainedModel, first: int, length: int) -> torch.Tensor:
+    """From another `first` other tokens in every place, whatever the vocabulary."""
     vocabulary: int = model.config.get_text_config().vocab_size
-    return torch.arange(first, first + 2 * length, 2) * 31 % vocabulary
+    return (first + 31 * torch.arange(length)) % vocabulary
 
 
 def _logits(model: PreTrainedModel, tokens: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:

@@ -9,8 +9,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.pytorch_utils import Conv1D
 
 from largebatch.config.sft import AutoCausalLM, Lora
-from largebatch.data.hub import local_folder
 from largebatch.errors import UserError
+from largebatch.local_folder import local_folder
 
 # What `from_pretrained` itself takes, of every architecture.
 NOT_OF_THE_ARCHITECTURE = ("model_type", "attn_implementation")

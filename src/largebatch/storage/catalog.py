@@ -139,9 +139,10 @@ def discard(entry: Entry, attempt: str) -> None:
 
 def discard_incomplete(folder: Path, step: int, attempt: str) -> None:
     """Delete the checkpoint of a step if it has no marker; what cannot be deleted stays, and is known as incomplete."""
-    for entry in entries(folder):
-        if entry.step == step and not (entry.path / MARKER).exists():
-            with suppress(OSError):
+    # Also where the file system does not even say what is there.
+    with suppress(OSError):
+        for entry in entries(folder):
+            if entry.step == step and not (entry.path / MARKER).exists():
                 discard(entry, attempt)
 
 

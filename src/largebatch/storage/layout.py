@@ -13,6 +13,7 @@ Every parameter, and every optimizer state of a parameter's shape, is one *vecto
 under "<kind>/<parameter's fully qualified name>", the kind being "weight", or the optimizer's own word ("exp_avg",
 "momentum_buffer"). Whatever the strategy, each process holds contiguous ranges of such vectors, so any number of
 processes of any strategy can read what any other has written: the ranges it needs, intersected with those in the files.
+Buffers are whole, in their own shape, under "buffer/<name>".
 
 There is no pickle, no random generator's state and no loader's state: everything else follows from the step.
 This module needs no torch, so that checkpoints can be listed on a login node.
@@ -34,6 +35,7 @@ MANIFEST = "manifest.json"
 MODEL_CONFIG = "model_config.json"
 MARKER = "complete.json"
 WEIGHT = "weight"
+BUFFER = "buffer"
 
 FOLDER_NAME = re.compile(r"step_([0-9]{8,})")
 TEMPORARY_NAME = re.compile(r"\.step_[0-9]{8,}\.attempt_[0-9]{4,}_[0-9a-f]{8}\.(tmp|old)")

@@ -169,11 +169,14 @@ class TensorFiles:
         opened = self._files[file] = FileIO(path)
         length = int.from_bytes(opened.read(8), "little")
         header = json.loads(opened.read(length))
+        header.pop("__metadata__", None)
         dtypes = {text: dtype for dtype, text in DTYPE_NAMES.items()}
+        for name, about in header.items():
+            if about["dtype"] not in dtypes:
+                raise CheckpointError(f"{file} has {name} in {about['dtype']}, and can be read in {', '.join(dtypes)}")
         self._stored[file] = {
             name: _Stored(dtypes[about["dtype"]], tuple(about["shape"]), 8 + length + about["data_offsets"][0])
             for name, about in header.items()
-            if name != "__metadata__"
         }
 
 

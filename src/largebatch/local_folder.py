@@ -1,0 +1,27 @@
+"""Data sets, models and tokenizers: in a folder of this machine, or by their id on the hub."""
+
+from pathlib import Path
+
+from largebatch.errors import UserError
+
+
+def local_folder(where: str, field: str, what: str) -> Path | None:
+    """The folder on this machine that `where` names, or None for an id on the hub.
+
+    Args:
+        where: As it stands in the config.
+        field: Its place there, for the error.
+        what: What it is the id of, such as "a model", for the error.
+
+    Raises:
+        UserError: It looks like a folder, and there is none.
+    """
+    path = Path(where).expanduser()
+    if path.is_dir():
+        return path
+    if where.startswith((".", "/", "~")) or path.exists():
+        raise UserError(
+            f"{field}: there is no folder {where!r} (looked from {Path.cwd()}); write a local folder, or the id of "
+            f"{what} on the hub"
+        )
+    return None

@@ -1,0 +1,44 @@
+"""A process that alone cannot read a checkpoint tells the others, which would wait for it in the engine."""
+
+import os
+
+import pytest
+
+from jobs import JobFailed, run_job, train
+from paths import PYDOC
+
+SMALL = ("--model.num_layers=1", "--model.hidden_size=16", "--model.num_heads=2", "--data.block_size=16")
+
+
+def train_one_step(run_dir):
+    train(PYDOC, *SMALL, "--train.stop_after_steps=1", run_dir=run_dir)
+
+
+def go_on_without_reading(run_dir, checkpoint):
+    from largebatch.storage.layout import CheckpointError
+    from largebatch.storage.tensors import TensorFiles
+
+    def refuse(_, file, *__):
+        raise CheckpointError(f"{file} cannot be read: Stale file handle")
+
+    if os.environ["RANK"] == "1":
+        TensorFiles.read_range = refuse
+    train(PYDOC, *SMALL, "--train.stop_after_steps=2", "--resume", str(checkpoint), run_dir=run_dir)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
+def test_every_process_ends_with_its_reason(strategy, tmp_path):
+    run_job(train_one_step, tmp_path / "first", strategy=strategy)
+    with pytest.raises(JobFailed) as failure:
+        run_job(
+            go_on_without_reading,
+            tmp_path / "second",
+            tmp_path / "first/checkpoints/step_00000001",
+            strategy=strategy,
+            timeout=60,
+        )
+    report = str(failure.value)
+    assert "on rank 1: the checkpoint" in report
+    assert "cannot be read: Stale file handle" in report
+    assert "exit code 2" in report
+    assert "Traceback" not in report

@@ -1,0 +1,58 @@
+"""The rooms of the package are those of docs/architecture.md, and import each other in its order."""
+
+import ast
+import re
+import subprocess
+import sys
+
+import pytest
+
+from paths import ROOT
+
+PACKAGE = ROOT / "src/largebatch"
+ROOMS = re.findall(
+    r"^\| `(\w+)/?` \|", (ROOT / "docs/architecture.md").read_text().partition("## From launch")[0], re.M
+)
+TORCH_FREE = [*ROOMS[: ROOMS.index("order") + 1], "lint", "report"]
+
+
+def files_of(room):
+    folder = PACKAGE / room
+    return sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
+
+
+def rooms_imported_by(file):
+    for node in ast.walk(ast.parse(file.read_text())):
+        names = []
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file} has a relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        for name in names:
+            if name.startswith("largebatch.") and not name.endswith("__version__"):
+                yield name.split(".")[1]
+
+
+def test_every_room_is_in_the_table():
+    found = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or any(path.glob("*.py"))}
+    assert sorted(ROOMS) == sorted(found - {"__init__", "__main__"})
+
+
+def test_imports_go_from_lower_rows_to_upper_ones():
+    wrong = set()
+    for row, room in enumerate(ROOMS):
+        for file in files_of(room):
+            name = str(file.relative_to(PACKAGE))
+            wrong |= {(name, other) for other in rooms_imported_by(file) if ROOMS.index(other) > row}
+    assert not wrong
+
+
+@pytest.mark.parametrize("room", TORCH_FREE)
+def test_rooms_that_import_no_torch(room):
+    modules = [
+        ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+        for file in files_of(room)
+    ]
+    program = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
