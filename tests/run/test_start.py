@@ -101,11 +101,21 @@ def test_a_field_that_is_none(run):
     )
 
 
-def test_what_does_not_change_the_training_may_change(run):
+def test_what_does_not_change_the_training_may_change(run, tmp_path):
     run_dir, words = run
-    options = ("--logging.every=3", "--evaluation.max_samples=8", "--checkpoint.keep_last=1")
+    options = (
+        "--logging.every=3",
+        "--evaluation.max_samples=8",
+        "--checkpoint.keep_last=1",
+        "--faults.hang_seconds=900",
+        "--compute.activation_checkpointing=true",
+        "--data.num_workers=1",
+        '--verify={"model": {}}',
+    )
     assert resume(run_dir, words, *options) is None
     assert json.loads((run_dir / "status.json").read_text())["step"] == 12
+    assert resume(tmp_path / "whole", words) is None
+    assert_same_weights(run_dir / "model", tmp_path / "whole/model")
 
 
 def train_where_one_sees_the_folder_late(run_dir, words):
