@@ -167,10 +167,7 @@ def run_interrupted(
 
 def assert_bit_for_bit(run_dir: Path, reference: Path, weights: str = "model.safetensors") -> None:
     """Weights, log, evaluations and the content of every micro-batch, also of steps that were made twice."""
-    mine, theirs = (load_file(path / "model" / weights) for path in (run_dir, reference))
-    assert mine.keys() == theirs.keys()
-    for name in theirs:
-        assert mine[name].tobytes() == theirs[name].tobytes(), name
+    assert_same_weights(run_dir / "model", reference / "model", weights)
     logs = [read_json_lines(path / "metrics.jsonl") for path in (run_dir, reference)]
     assert len(logs[1]) > 10
     mine, theirs = ([{name: line.get(name) for name in EXACT} for line in log] for log in logs)
@@ -181,6 +178,14 @@ def assert_bit_for_bit(run_dir: Path, reference: Path, weights: str = "model.saf
     assert found.keys() == expected.keys()
     for place, contents in found.items():
         assert contents == expected[place], place
+
+
+def assert_same_weights(folder: Path, reference: Path, file: str = "model.safetensors") -> None:
+    """Two folders of weights, such as `model/` of two runs, hold the same bits under the same names."""
+    mine, theirs = (load_file(path / file) for path in (folder, reference))
+    assert mine.keys() == theirs.keys()
+    for name in theirs:
+        assert mine[name].tobytes() == theirs[name].tobytes(), name
 
 
 def samples_of(run_dir: Path) -> dict[tuple[int, int], set[tuple[str, ...]]]:

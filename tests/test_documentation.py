@@ -17,6 +17,8 @@ import pytest
 
 from jobs import run_job, train
 from largebatch.cli import main
+from largebatch.config import load_config
+from largebatch.rehearsal.stand_in import stand_in_overrides
 from paths import BERT, PYDOC, ROOT
 from resuming import TINY_GPT
 from run_folders import write_run
@@ -123,7 +125,15 @@ def check_submission(words: list[str]) -> None:
 
 
 def check_verification(words: list[str], monkeypatch) -> None:
-    monkeypatch.setattr("largebatch.cli.verify.verify", lambda config, *_, **__: config.exists())
+    """The recipe, with what stands in for its data, has a plan on each number of processes."""
+
+    def plan_instead(recipe, overrides, _, world_sizes, *__, stand_in):
+        stand_ins = stand_in_overrides(load_config(recipe, overrides)) if stand_in else []
+        for world_size in world_sizes:
+            assert_planned(str(recipe), [*stand_ins, *overrides], world_size)
+        return True
+
+    monkeypatch.setattr("largebatch.cli.verify.verify", plan_instead)
     assert main(words) == 0
 
 

@@ -59,9 +59,9 @@ def test_the_loop_that_is_shown_trains(tmp_path):
 
 def test_every_recipe_and_strategy_has_its_row():
     for recipe in RECIPES:
-        assert f"[`{recipe.parent.name}/{recipe.stem}`]" in README
-        assert f"`{recipe.name}`" in (recipe.parent / "README.md").read_text()
+        assert f"\n| [`{recipe.parent.name}/{recipe.stem}`](" in README
+        assert f"\n| `{recipe.name}` |" in (recipe.parent / "README.md").read_text()
     configs = {path.stem for path in ROOT.glob("recipes/accelerate_configs/*.yaml")}
     assert configs == set(STRATEGIES)
     for strategy in STRATEGIES:
-        assert f"| `{strategy}` | `{strategy}.yaml` |" in README
+        assert f"\n| `{strategy}` | `{strategy}.yaml` |" in README

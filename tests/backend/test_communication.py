@@ -9,7 +9,7 @@ SMALL = ("--model.num_layers=1", "--model.hidden_size=16", "--model.num_heads=2"
 
 
 def reductions_of_a_step(run_dir, *words: str) -> list[int]:
-    """Elements that this process reduces with others in each micro-batch of the second step."""
+    """How often this process reduces with others in each micro-batch of the second step."""
     import torch
     from torch import distributed
     from torch.nn.functional import cross_entropy

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import data_path
+from largebatch.data.text import IGNORE_INDEX
 from record import read_record
 
 
@@ -28,11 +29,26 @@ def test_the_order_is_asked_for_in_the_middle_of_an_epoch():
     assert 0 <= epoch.min() < epoch.max() < 10**4
 
 
-def test_packing_counts_every_target(monkeypatch):
+def test_packing_counts_every_pair_and_target(monkeypatch):
+    """Where every measurement takes a second, samples are numbers of pairs and of targets."""
+    targets, fetch = [], data_path.PairSamples.fetch
+
+    def fetch_and_count(self, indices, epoch):
+        batch = fetch(self, indices, epoch)
+        targets.append(int((batch["labels"] != IGNORE_INDEX).sum()))
+        return batch
+
+    def one_second(work):
+        work()
+        return 1.0
+
     monkeypatch.setattr(data_path, "NUM_PAIRS", 300)
+    monkeypatch.setattr(data_path.PairSamples, "fetch", fetch_and_count)
+    monkeypatch.setattr(data_path, "seconds", one_second)
     assigning, fetching = data_path.measure_packing(rounds=2)
-    assert len(assigning.samples) == len(fetching.samples) == 2
-    assert min(assigning.samples + fetching.samples) > 0
+    assert assigning.samples == [300, 300]
+    # What is fetched to be counted, and then once in each round.
+    assert fetching.samples == [sum(targets) / 3] * 2
 
 
 def test_the_program(tmp_path, monkeypatch):

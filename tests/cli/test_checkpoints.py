@@ -6,13 +6,12 @@ import sys
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from jobs import run_job
 from largebatch.cli import main
 from largebatch.cli.checkpoints import _bytes
 from paths import DIGITS, PYDOC
-from resuming import TINY_GPT, run_interrupted
+from resuming import TINY_GPT, assert_same_weights, run_interrupted
 
 TINY_DIGITS = ("--logging.trackers=[]", "--data.image_size=16", "--evaluation.max_samples=32")
 LAST = "--train.stop_after_steps=5"
@@ -82,9 +81,7 @@ def test_export_is_the_final_weights(recipe, strategy, world_size, tmp_path):
     place = {"strategy": strategy, "world_size": world_size, "recipe": recipe}
     assert run_interrupted(run_dir, (*words, LAST), **place) is None
     assert main(["export", str(run_dir), str(tmp_path / "out")]) == 0
-    mine, theirs = (load_file(path / "model.safetensors") for path in (tmp_path / "out", run_dir / "model"))
-    assert mine.keys() == theirs.keys()
-    assert all(mine[name].tobytes() == theirs[name].tobytes() for name in theirs)
+    assert_same_weights(tmp_path / "out", run_dir / "model")
     mine, theirs = (json.loads((path / "config.json").read_text()) for path in (tmp_path / "out", run_dir / "model"))
     assert mine == theirs
 

@@ -67,8 +67,10 @@ class Dealt:
 
     def __init__(self, *draws):
         self.draws = list(draws)
+        self.ranges = []
 
     def uniform(self, low, high):
+        self.ranges.append((low, high))
         value = self.draws.pop(0)
         assert low <= value <= high
         return value
@@ -116,6 +118,7 @@ def test_an_inception_crop_by_hand():
     dealt = Dealt(0.25, np.log(4 / 3), 30, 20, 0.9)
     crop, mirrored = inception_crop(image, 20, dealt)
     assert dealt.draws == []
+    assert dealt.ranges == [(0.08, 1.0), (np.log(3 / 4), np.log(4 / 3))]
     cropped_then_resized = image.crop((30, 20, 110, 80)).resize((20, 20), Image.Resampling.BILINEAR)
     expected = np.asarray(cropped_then_resized).transpose(2, 0, 1)
     assert np.array_equal(crop[:, 1:-1, 1:-1], expected[:, 1:-1, 1:-1])

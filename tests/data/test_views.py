@@ -1,21 +1,21 @@
 """Two random views of each image."""
 
-import io
 import json
 
-import datasets
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageEnhance, ImageFilter
 
 from largebatch.config import load_config
 from largebatch.config.contrastive import Views
 from largebatch.data.images import digits
 from largebatch.data.views import distort_colors, random_view, turn_hue, view_sources
 from paths import SIMCLR
+from pictures import gradient_image, jpeg, write_parquet
 
 CROPS_ALONE = Views(min_area=0.5, flip=False, color_strength=0.0, blur=0.0)
+NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8))
 
 
 def pixels(source, indices, epoch=3):
@@ -28,15 +28,9 @@ def sources(request, tmp_path):
     if request.param == "digits":
         return lambda *words: view_sources(load_config(SIMCLR, words))
     rng = np.random.default_rng(0)
-    buffers = []
-    for _ in range(4):
-        buffers.append(io.BytesIO())
-        picture = Image.fromarray(rng.integers(0, 255, (12, 15, 3), dtype=np.uint8)).resize((600, 500))
-        picture.save(buffers[-1], "JPEG")
-    rows = [{"image": {"bytes": buffer.getvalue(), "path": None}, "label": n % 2} for n, buffer in enumerate(buffers)]
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    noise = [Image.fromarray(rng.integers(0, 255, (12, 15, 3), dtype=np.uint8)) for _ in range(4)]
     file = str(tmp_path / "data.parquet")
-    datasets.Dataset.from_list(rows, features=features).to_parquet(file)
+    write_parquet(file, [jpeg(np.asarray(each.resize((600, 500)))) for each in noise], [0, 1, 0, 1])
     data = {"source": "datasets", "path": "parquet", "data_files": {"train": file, "eval": file}, "num_classes": 2}
     data |= {"num_train_samples": 4, "num_eval_samples": 4, "image_size": 16, "mean": [0.5] * 3, "std": [0.3] * 3}
     words = (f"--data={json.dumps(data)}", '--batch={"global_batch_size": 4, "micro_batch_size": 4}')
@@ -72,9 +66,7 @@ def test_digits_are_seen_as_they_are_by_the_evaluation():
 
 
 def test_crops_flips_and_blurs_are_as_many_as_configured():
-    """Red grows to the right, green downwards."""
-    x = np.broadcast_to(np.linspace(0, 255, 120), (120, 120))
-    image = Image.fromarray(np.stack([x, x.T, np.zeros_like(x)], axis=-1).round().astype(np.uint8))
+    image = gradient_image(120, 120)
     areas, flips = [], 0
     views = CROPS_ALONE.model_copy(update={"flip": True})
     for seed in range(300):
@@ -85,9 +77,8 @@ def test_crops_flips_and_blurs_are_as_many_as_configured():
     assert 0.45 < min(areas) < 0.56
     assert 0.9 < max(areas) < 1.06
     assert 120 < flips < 180
-    noise = Image.fromarray(np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8))
     whole = CROPS_ALONE.model_copy(update={"min_area": 1.0, "blur": 0.5})
-    views = [random_view(noise, 32, whole, np.random.default_rng(seed)).astype(int) for seed in range(80)]
+    views = [random_view(NOISE, 32, whole, np.random.default_rng(seed)).astype(int) for seed in range(80)]
     roughness = [np.abs(np.diff(view)).mean() for view in views]
     smooth = sum(each < 0.8 * max(roughness) for each in roughness)
     assert 24 <= smooth <= 50
@@ -98,6 +89,40 @@ def test_hues_turn_by_parts_of_a_whole_turn():
     thirds = [np.asarray(turn_hue(red, turn))[0, 0] for turn in (0.0, 1 / 3, -1 / 3, 1.0)]
     assert [int(color.argmax()) for color in thirds] == [0, 1, 2, 0]
     assert np.abs(thirds[1].astype(int) - [0, 200, 0]).max() <= 6
+
+
+class AtOneEnd:
+    """Draws the lowest or the highest number of each range, permutes nothing, and has these chances."""
+
+    def __init__(self, end, *chances):
+        self.end = end
+        self.chances = list(chances)
+
+    def uniform(self, *ends):
+        return ends[self.end]
+
+    def permutation(self, count):
+        return range(count)
+
+    def random(self):
+        return self.chances.pop(0)
+
+
+@pytest.mark.parametrize(("end", "factor", "turn"), [(0, 0.6, -0.1), (1, 1.4, 0.1)])
+def test_colors_change_by_as_much_as_in_the_paper(end, factor, turn):
+    """At strength 0.5 by 0.8 x 0.5 of brightness, contrast and saturation, and hues by 0.2 x 0.5 of a turn."""
+    expected = NOISE
+    for enhance in (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color):
+        expected = enhance(expected).enhance(factor)
+    expected = turn_hue(expected, turn)
+    assert np.array_equal(distort_colors(NOISE, 0.5, AtOneEnd(end, 0.0, 0.9)), expected)
+
+
+@pytest.mark.parametrize(("end", "radius"), [(0, 0.1), (1, 2.0)])
+def test_blurs_are_as_wide_as_in_the_paper(end, radius):
+    whole = CROPS_ALONE.model_copy(update={"min_area": 1.0, "blur": 0.5})
+    found = random_view(NOISE, 32, whole, AtOneEnd(end, 0.4))
+    assert np.array_equal(found.transpose(1, 2, 0), NOISE.filter(ImageFilter.GaussianBlur(radius)))
 
 
 def test_colors_are_left_alone_grey_or_changed_as_often_as_in_the_paper():

@@ -1,5 +1,7 @@
 """Activation checkpointing changes not a bit of the training, on every strategy, and does spare memory."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -96,24 +98,29 @@ def bytes_kept(model: nn.Module, **inputs: torch.Tensor) -> int:
     return sum(storages.values())
 
 
-@pytest.mark.parametrize(
-    ("recipe", "overrides"),
-    [
-        (PYDOC, ("--model.num_layers=6", "--model.hidden_size=64", "--data.block_size=64")),
-        (BERT, ("--model.num_layers=6", "--model.hidden_size=64")),
-        (DIGITS, ("--model.depths=[3, 3, 3]",)),
-    ],
-)
-def test_blocks_keep_their_inputs_only(recipe, overrides):
-    config = load_config(recipe, overrides)
+def kept_of_a_transformer(recipe: Path, num_layers: int, recompute: bool) -> int:
+    config = load_config(recipe, (f"--model.num_layers={num_layers}", "--model.hidden_size=64", "--data.block_size=64"))
     model = load_recipe_module(recipe).build_model(config)
-    if recipe == DIGITS:
-        inputs = {"pixel_values": torch.zeros(4, 1, 16, 16)}
-    else:
-        inputs = {"input_ids": torch.zeros(4, config.data.block_size, dtype=torch.int64)}
-    plain = bytes_kept(model, **inputs)
+    if recompute:
+        checkpoint_activations(model)
+    return bytes_kept(model, input_ids=torch.zeros(4, 64, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("recipe", [PYDOC, BERT])
+def test_blocks_keep_their_inputs_only(recipe):
+    """What a block keeps is what one more of them makes."""
+    plain = kept_of_a_transformer(recipe, 6, recompute=False)
+    block = kept_of_a_transformer(recipe, 7, recompute=False) - plain
+    inputs = 4 * 64 * 64 * torch.float32.itemsize
+    assert kept_of_a_transformer(recipe, 6, recompute=True) == plain - 6 * block + 6 * inputs
+
+
+def test_residual_blocks_keep_less():
+    config = load_config(DIGITS, ("--model.depths=[3, 3, 3]",))
+    model = load_recipe_module(DIGITS).build_model(config)
+    plain = bytes_kept(model, pixel_values=torch.zeros(4, 1, 16, 16))
     checkpoint_activations(model)
-    assert bytes_kept(model, **inputs) < plain / 2
+    assert bytes_kept(model, pixel_values=torch.zeros(4, 1, 16, 16)) < plain / 2
 
 
 def test_models_without_such_blocks_are_refused(tmp_path):

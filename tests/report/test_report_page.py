@@ -161,6 +161,18 @@ def test_a_run_that_is_writing(tmp_path, capsys):
     assert {path.name for path in run.iterdir()} - before.keys() == {"report", "report.html"}
 
 
+def test_mean_rates_are_weighted_by_their_time(tmp_path):
+    """A second at 100 samples a second and nine at 10 are 19 on average."""
+    lines = [
+        {"step": step, "samples": 64 * step, "loss": 2.0, "samples_per_second": rate, "seconds": seconds}
+        for step, rate, seconds in ((1, 100.0, 1.0), (2, 10.0, 10.0))
+    ]
+    write_run(tmp_path / "run", outcome="stopped", metrics=lines)
+    assert main(["report", str(tmp_path / "run")]) == 0
+    _, page = read(tmp_path / "run/report.html")
+    assert page.row("samples per second, mean") == ["19"]
+
+
 def test_a_run_that_has_just_begun(tmp_path):
     write_run(tmp_path / "run", outcome="running")
     for name in ("metrics.jsonl", "evaluations.jsonl", "history.jsonl", "status.json"):

@@ -4,13 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from safetensors.numpy import load_file
 from test_not_finite import poison
 
 from jobs import JobFailed, run_job, train
 from largebatch.storage.json_lines import read_json_lines
 from paths import DIGITS, PYDOC
-from resuming import TINY_GPT
+from resuming import TINY_GPT, assert_same_weights
 
 WORDS = ("--train.stop_after_steps=14", '--checkpoint.every={"steps": 4}', '--evaluation.every={"steps": 7}')
 TINY_DIGITS = ("--logging.every=1", "--logging.trackers=[]", "--data.image_size=16")
@@ -64,9 +63,7 @@ def test_as_if_the_steps_had_never_been(policy, recipe, strategy, where, tmp_pat
     left_out = {6} if policy == "skip" else {5, 6}
     run_job(train_poisoned, tmp_path / "poisoned", recipe, words, {6}, rank, where, **place)
     run_job(train_without, tmp_path / "without", recipe, words, left_out, **place)
-    mine, theirs = (load_file(tmp_path / name / "model/model.safetensors") for name in ("poisoned", "without"))
-    for name in theirs:
-        assert mine[name].tobytes() == theirs[name].tobytes(), name
+    assert_same_weights(tmp_path / "poisoned/model", tmp_path / "without/model")
     logs = [read_json_lines(tmp_path / name / "metrics.jsonl") for name in ("poisoned", "without")]
     assert [line["loss"] for line in logs[0] if line["step"] > 6] == [
         line["loss"] for line in logs[1] if line["step"] > 6
@@ -132,8 +129,7 @@ def test_a_damaged_checkpoint_is_not_rolled_back_to(tmp_path):
     words = (*TINY_GPT, *WORDS, "--faults.on_non_finite=roll_back")
     run_job(train_poisoned_and_damaged, tmp_path / "poisoned", words)
     run_job(train_without, tmp_path / "without", PYDOC, words, {5, 6, 7, 8, 9, 10})
-    mine, theirs = (load_file(tmp_path / name / "model/model.safetensors") for name in ("poisoned", "without"))
-    assert all(mine[name].tobytes() == theirs[name].tobytes() for name in theirs)
+    assert_same_weights(tmp_path / "poisoned/model", tmp_path / "without/model")
 
 
 def test_a_checkpoint_never_holds_what_is_not_finite(tmp_path):

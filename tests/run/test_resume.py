@@ -11,7 +11,15 @@ from safetensors.numpy import load_file
 from jobs import OTHER_ZERO_LAYOUTS, run_job, train, write_zero_config
 from largebatch.storage.json_lines import read_json_lines
 from paths import DIGITS, PYDOC
-from resuming import CHAIN_BATCH, TINY_GPT, Interruption, assert_bit_for_bit, run_interrupted, samples_of
+from resuming import (
+    CHAIN_BATCH,
+    TINY_GPT,
+    Interruption,
+    assert_bit_for_bit,
+    assert_same_weights,
+    run_interrupted,
+    samples_of,
+)
 
 STEPS = ("--train.stop_after_steps=16",)
 DIGITS_WORDS = (
@@ -106,9 +114,7 @@ def test_settings_of_deepspeed_that_lay_out_its_state_otherwise(stage, settings,
     assert run_interrupted(tmp_path / "whole", (*words, "--train.stop_after_steps=7"), **place) is None
     for last in (3, 7):
         assert run_interrupted(tmp_path / "run", (*words, f"--train.stop_after_steps={last}"), **place) is None
-    mine, theirs = (load_file(tmp_path / name / "model/model.safetensors") for name in ("run", "whole"))
-    for name in theirs:
-        assert mine[name].tobytes() == theirs[name].tobytes(), name
+    assert_same_weights(tmp_path / "run/model", tmp_path / "whole/model")
 
 
 def train_with_slow_copies(run_dir, words):
@@ -136,8 +142,7 @@ def test_updates_wait_for_the_copy(strategy, tmp_path):
     run_job(train_with_slow_copies, tmp_path / "run", words, strategy=strategy)
     again = (*words, "--resume", str(tmp_path / "run/checkpoints/step_00000003"))
     assert run_interrupted(tmp_path / "again", again, strategy=strategy) is None
-    mine, theirs = (load_file(tmp_path / name / "model/model.safetensors") for name in ("again", "run"))
-    assert all(mine[name].tobytes() == theirs[name].tobytes() for name in theirs)
+    assert_same_weights(tmp_path / "again/model", tmp_path / "run/model")
 
 
 # --- other strategies and numbers of processes --------------------------------------------------------------------

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.numpy import load_file
 
 from jobs import JobFailed, run_job, train
 from largebatch.config import as_json, load_config
 from largebatch.run.resume import differences
 from largebatch.storage.json_lines import read_json_lines
 from paths import DIGITS, PYDOC, SIMCLR
-from resuming import CHAIN_BATCH, TINY_GPT, Interruption, run_interrupted
+from resuming import CHAIN_BATCH, TINY_GPT, Interruption, assert_same_weights, run_interrupted
 
 
 @pytest.fixture(scope="module")
@@ -121,11 +120,21 @@ def test_a_field_that_is_none(run):
     )
 
 
-def test_what_does_not_change_the_training_may_change(run):
+def test_what_does_not_change_the_training_may_change(run, tmp_path):
     run_dir, words = run
-    options = ("--logging.every=3", "--evaluation.max_samples=8", "--checkpoint.keep_last=1")
+    options = (
+        "--logging.every=3",
+        "--evaluation.max_samples=8",
+        "--checkpoint.keep_last=1",
+        "--faults.hang_seconds=900",
+        "--compute.activation_checkpointing=true",
+        "--data.num_workers=1",
+        '--verify={"model": {}}',
+    )
     assert resume(run_dir, words, *options) is None
     assert json.loads((run_dir / "status.json").read_text())["step"] == 12
+    assert resume(tmp_path / "whole", words) is None
+    assert_same_weights(run_dir / "model", tmp_path / "whole/model")
 
 
 def train_where_one_sees_the_folder_late(run_dir, words):
@@ -230,15 +239,14 @@ def test_a_longer_stop_goes_on(run, tmp_path):
     assert resume(run_dir, words, "--train.stop_after_steps=6") is None
     assert resume(run_dir, words) is None
     assert resume(tmp_path / "whole", words) is None
-    mine, theirs = (load_file(path / "model/model.safetensors") for path in (run_dir, tmp_path / "whole"))
-    assert all(mine[name].tobytes() == theirs[name].tobytes() for name in theirs)
+    assert_same_weights(run_dir / "model", tmp_path / "whole/model")
 
 
 def test_a_path_begins_another_run_or_goes_back(run, tmp_path):
     run_dir, words = run
     checkpoint = run_dir / "checkpoints/step_00000004"
     assert resume(run_dir, words) is None
-    expected = load_file(run_dir / "model/model.safetensors")
+    shutil.copytree(run_dir / "model", tmp_path / "expected")
     other = tmp_path / "other"
     assert resume(other, words, "--resume", str(checkpoint)) is None
     assert [line["step"] for line in read_json_lines(other / "metrics.jsonl")] == list(range(5, 13))
@@ -247,8 +255,7 @@ def test_a_path_begins_another_run_or_goes_back(run, tmp_path):
     assert [line["step"] for line in read_json_lines(run_dir / "metrics.jsonl")] == list(range(1, 13))
     assert list(run_dir.glob("checkpoints/set_aside_by_attempt_0003_*/step_00000012/complete.json"))
     for path in (other, run_dir):
-        mine = load_file(path / "model/model.safetensors")
-        assert all(mine[name].tobytes() == expected[name].tobytes() for name in expected)
+        assert_same_weights(path / "model", tmp_path / "expected")
 
 
 @pytest.mark.parametrize("path", ["nowhere", "$(touch hacked)", "../../../../etc", "recipes"])
@@ -269,8 +276,7 @@ def test_a_damaged_checkpoint_is_skipped_and_named(run, tmp_path):
     file.write_bytes(content)
     assert resume(run_dir, words) is None
     assert resume(tmp_path / "whole", words) is None
-    mine, theirs = (load_file(path / "model/model.safetensors") for path in (run_dir, tmp_path / "whole"))
-    assert all(mine[name].tobytes() == theirs[name].tobytes() for name in theirs)
+    assert_same_weights(run_dir / "model", tmp_path / "whole/model")
     started = [line for line in read_json_lines(run_dir / "history.jsonl") if line["event"] == "started"]
     assert started[-1]["step"] == 4
     assert "its checksum differs" in started[-1]["checkpoints_not_used"][0]

@@ -14,11 +14,16 @@ from paths import ROOT
 # In the manner of Slurm's commands, as far as launch.sh uses them.
 COMMANDS = {
     "srun": 'while [[ $1 == --* ]]; do shift; done; export SLURM_NODEID=0 SLURMD_NODENAME=n1; exec "$@"',
-    "scontrol": 'if [[ $2 == hostnames ]]; then echo n1; else echo "scontrol $*"; exit "$SCONTROL_CODE"; fi',
+    "scontrol": """case $2 in
+      hostnames) printf '%s\\n' $HOSTS ;;
+      job) echo "   ReqNodeList=(null) ExcNodeList=$EXCLUDED_BEFORE" ;;
+      *) echo "scontrol $*"; exit "$SCONTROL_CODE" ;;
+    esac""",
     "squeue": '[[ $SQUEUE_CODE == 0 ]] && if [[ $* == *%e* ]]; then echo "$END"; else echo "$STATE"; fi',
     # The second and third try would be far away.
     "sleep": "",
-    "largebatch": 'exit "$PREFLIGHT_CODE"',
+    "sbatch": 'echo "sbatch $*"',
+    "largebatch": 'if [[ $1 == preflight-verdict ]]; then echo "$BAD_NODES" >"${@: -1}"; fi; exit "$PREFLIGHT_CODE"',
 }
 NODE = """
 [[ $# == 0 ]] || exit 9
@@ -47,6 +52,7 @@ def start(tmp_path):
     (tmp_path / "node").write_text(NODE)
     job = {"SLURM_JOB_ID": "5", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_PARTITION": "main"}
     played = {"STATE": "RUNNING", "END": "N/A", "STATUS": "", "REFUSAL": "", "SQUEUE_CODE": "0", "SCONTROL_CODE": "0"}
+    played |= {"HOSTS": "n1", "BAD_NODES": "", "EXCLUDED_BEFORE": "(null)"}
     codes = {"PREFLIGHT_CODE": "0", "TRAIN_CODE": "1"}
     paths = {
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
@@ -141,6 +147,31 @@ def test_starts_without_progress_are_counted_over_lost_batch_hosts_too(start, tm
     returned, log, _ = start(SLURM_RESTART_COUNT="5", LARGEBATCH_MAX_RESTARTS="2")
     assert returned == 0
     assert "requeued, to go on behind step 40" in log
+
+
+def test_a_request_to_stop_from_before_the_start_is_taken_away(start, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/stop").touch()
+    assert start(TRAIN_CODE="0")[0] == 0
+    assert not (tmp_path / "run/stop").exists()
+
+
+def test_bad_nodes_are_excluded_by_a_small_job(start):
+    """Beside those that were excluded before; not if none would be left, nor if starts come no further."""
+    bad = {"PREFLIGHT_CODE": "3", "LARGEBATCH_EXCLUDE_BAD_NODES": "1", "HOSTS": "n1 n2", "SLURM_JOB_NUM_NODES": "2"}
+    bad |= {"BAD_NODES": "n2"}
+    returned, log, _ = start(**bad, LARGEBATCH_MAX_RESTARTS="0")
+    assert (returned, "sbatch" in log) == (1, False), log
+    assert "bad nodes: n2; 1 starts came no further than step 0: given up" in log
+    returned, log, _ = start(**bad | {"BAD_NODES": "n1,n2"})
+    assert (returned, "sbatch" in log) == (3, False), log
+    for before, excluded in (("(null)", "n2"), ("n8,n9", "n2,n8,n9")):
+        returned, log, _ = start(**bad, EXCLUDED_BEFORE=before, LARGEBATCH_MAX_RESTARTS="9")
+        assert returned == 0, log
+        assert "sbatch --job-name=without_n2 --partition=main " in log
+        assert f" --exclude={excluded} " in log
+        assert "bad nodes: n2; requeued, to go on behind step 0" in log
+        assert "scontrol requeuehold 5" in log
 
 
 def test_what_is_trained_in(start):
