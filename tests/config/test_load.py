@@ -248,6 +248,36 @@ def test_images_are_normalised_on_a_scale_from_0_to_1(override, problem):
     assert problem in str(raised.value)
 
 
+FILES = '--data.data_files={"train": "a.jsonl", "eval": "b.jsonl"}'
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        # gpt2_124m evaluates on a part of the hub's only split, and would on a part of a.jsonl.
+        (
+            [FILES],
+            """data_files.eval would not be read: train_split is 'train[5000:]', eval_split 'train[:5000]'; write """
+            'eval_split "validation", or the same files for both',
+        ),
+        (
+            [FILES, "--data.eval_split=test"],
+            """eval_split is 'test', and data_files are "train" and "validation"; write """
+            '"validation"',
+        ),
+        ([FILES, "--data.eval_split=validation"], None),
+        ([FILES, "--data.train_split=train+validation[10:]"], None),
+        (['--data.data_files={"train": "a.jsonl", "eval": "a.jsonl"}'], None),
+    ],
+)
+def test_files_that_no_split_reads(overrides, problem):
+    recipe = PYDOC.with_name("gpt2_124m.json")
+    if problem is None:
+        assert load_config(recipe, overrides).data.data_files.train == "a.jsonl"
+    else:
+        assert problem in problem_of(*overrides, recipe=recipe)
+
+
 @pytest.mark.parametrize("field", ["checkpoint.every", "checkpoint.keep_every"])
 def test_checkpoints_in_a_unit_that_the_data_does_not_have(field):
     with pytest.raises(ConfigError, match=field.replace(".", r"\.") + ": is given in tokens"):

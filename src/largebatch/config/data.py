@@ -1,6 +1,6 @@
 """What a recipe's JSON may say of its data: one typed section a kind of data set."""
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import model_validator
 
@@ -52,6 +52,28 @@ class HubOrLocal(Data):
     eval_split: str = "validation"
     """Split to evaluate on, likewise."""
 
+    @model_validator(mode="after")
+    def _files_are_read(self) -> Self:
+        """A recipe's splits of a data set on the hub stay where only `data_files` are overridden."""
+        if self.data_files is None:
+            return self
+        files = {"train": self.data_files.train, "validation": self.data_files.eval}
+        read = set()
+        for field, usual in (("train_split", "train"), ("eval_split", "validation")):
+            split = getattr(self, field)
+            # As in "train[:1%]+validation".
+            names = {part.partition("[")[0].strip() for part in split.split("+")}
+            if not names <= files.keys():
+                raise ValueError(f'{field} is {split!r}, and data_files are "train" and "validation"; write "{usual}"')
+            read |= {files[name] for name in names}
+        for (name, file), field in zip(files.items(), ("train", "eval"), strict=True):
+            if file not in read:
+                raise ValueError(
+                    f"data_files.{field} would not be read: train_split is {self.train_split!r}, eval_split "
+                    f'{self.eval_split!r}; write {field}_split "{name}", or the same files for both'
+                )
+        return self
+
 
 class DigitsData(Data):
     """The 1,797 handwritten digits of 8 x 8 pixels that ship with scikit-learn; every fifth one is for evaluation."""
@@ -65,7 +87,7 @@ class DigitsData(Data):
     num_channels: Literal[1] = 1
 
     @model_validator(mode="after")
-    def _whole_enlargement(self) -> "DigitsData":
+    def _whole_enlargement(self) -> Self:
         if self.image_size % 8:
             raise ValueError(f"image_size {self.image_size} is not a multiple of 8; write 8, 16, 24 or 32")
         return self
