@@ -1,8 +1,6 @@
 """Shells complete the command, by scripts that they themselves run."""
 
-import signal
 import subprocess
-import sys
 
 import pytest
 
@@ -33,26 +31,3 @@ def test_bash_completes_commands_options_values_and_files(tmp_path, capsys, monk
 def test_other_shells_get_a_script(shell, capsys):
     assert main(["completion", shell]) == 0
     assert "effective-batch" in capsys.readouterr().out
-
-
-def test_every_command_has_help_with_an_example_or_its_caller_and_exit_codes(capsys):
-    from largebatch.cli.parser import build_parser
-
-    (subcommands,) = build_parser()._subparsers._group_actions
-    assert len(subcommands.choices) > 12
-    for name in subcommands.choices:
-        with pytest.raises(SystemExit) as left:
-            main([name, "--help"])
-        assert left.value.code == 0
-        text = " ".join(capsys.readouterr().out.split())
-        assert "Exit codes: 0 done, 1 a check failed, 2 the input cannot be used." in text
-        assert f"largebatch {name}" in text.partition("xample")[2] or "slurm/launch.sh runs it" in text, name
-
-
-def test_a_reader_that_has_seen_enough():
-    """Such as `head`: no traceback, and what a shell says of a command that SIGPIPE ended."""
-    command = [sys.executable, "-m", "largebatch", "completion", "bash"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        process.stdout.close()
-        assert process.stderr.read() == ""
-    assert process.returncode == 128 + signal.SIGPIPE

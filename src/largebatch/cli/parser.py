@@ -2,11 +2,13 @@
 
 import argparse
 import math
+import textwrap
 from pathlib import Path
 
 from largebatch import __version__
 from largebatch.batch.elsewhere import FRAMEWORKS
 
+WIDTH = 100
 EXIT_CODES = "Exit codes: 0 done, 1 a check failed, 2 the input cannot be used."
 
 
@@ -26,8 +28,11 @@ def build_parser() -> argparse.ArgumentParser:
         help="explain the plan of a recipe for a number of processes",
         description="Print what a recipe would do on a number of processes; needs no GPU, no data and no torch. Or, on "
         "several, what each strategy holds and sends, and which to take.",
-        epilog="Example: largebatch plan recipes/image_classification/resnet50_imagenet_8k.json --world-size 256. "
-        "Fields are overridden as in a run: --batch.global_batch_size 512.",
+        epilog="""examples:
+  largebatch plan recipes/image_classification/resnet50_imagenet_8k.json --world-size 256
+  largebatch plan recipes/causal_lm/llama_8b.json --world-sizes 8,64,512 --gpu-memory 80
+
+Fields are overridden as in a run: --batch.global_batch_size 512.""",
         allow_abbrev=False,
     )
     plan.add_argument("config", type=Path, help="the recipe's JSON file")
@@ -57,8 +62,11 @@ def build_parser() -> argparse.ArgumentParser:
         description="Train the first steps of a recipe under every combination of strategy, number of processes and "
         "micro-batch size, on GPUs where there are enough and on CPU processes elsewhere, and compare loss, gradient "
         "norm, learning rate, weights and evaluation with one process. Exit code 0 only if all agree.",
-        epilog="Example: largebatch verify recipes/causal_lm/gpt_pydoc.json --world-sizes 2,4 --micro-batch-sizes 4,8. "
-        "Fields are overridden as in a run: --batch.global_batch_size 64.",
+        epilog="""examples:
+  largebatch verify recipes/causal_lm/gpt_pydoc.json --world-sizes 2,4 --micro-batch-sizes 4,8
+  largebatch verify recipes/causal_lm/llama_8b.json --stand-in --world-sizes 2 --steps 5
+
+Fields are overridden as in a run: --batch.global_batch_size 64.""",
         allow_abbrev=False,
     )
     verify.add_argument("config", type=Path, help="the recipe's JSON file")
@@ -90,7 +98,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="list the checkpoints of a run",
         description="List the checkpoints of a run, the newest first: step, by what they were written, size, age, and "
         "whether they can be used. Needs no torch. Exit code 1 if the newest cannot be resumed from.",
-        epilog="Example: largebatch checkpoints runs/resnet_digits --verify",
+        epilog="""examples:
+  largebatch checkpoints runs/resnet_digits --verify""",
         allow_abbrev=False,
     )
     checkpoints.add_argument("run_dir", type=Path, help="the run's folder")
@@ -102,8 +111,9 @@ def build_parser() -> argparse.ArgumentParser:
         description="Write a report from what is in run folders, of runs that are finished or not: results, plots "
         "against steps and samples, the plan in words, and what happened; of several runs side by side. One HTML file "
         "that loads nothing, and PNGs in a folder beside it. Needs matplotlib, and no torch.",
-        epilog="Example: largebatch report runs/resnet_digits, or largebatch report runs/batch_64 runs/batch_512 --out "
-        "comparison.html",
+        epilog="""examples:
+  largebatch report runs/resnet_digits
+  largebatch report runs/batch_64 runs/batch_512 --out comparison.html""",
         allow_abbrev=False,
     )
     report.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR", help="a run's folder")
@@ -119,7 +129,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="write a checkpoint's weights for transformers' from_pretrained",
         description="Write the weights of a checkpoint, from any strategy and number of processes, as safetensors with "
         "the model's config, for from_pretrained. One parameter is in memory at a time.",
-        epilog="Example: largebatch export runs/gpt_pydoc/checkpoints/step_00000200 gpt_pydoc --dtype bfloat16",
+        epilog="""examples:
+  largebatch export runs/gpt_pydoc gpt_pydoc
+  largebatch export runs/gpt_pydoc/checkpoints/step_00000200 gpt_pydoc --dtype bfloat16""",
         allow_abbrev=False,
     )
     export.add_argument("checkpoint", type=Path, help="a checkpoint's folder, or a run's for its newest intact one")
@@ -131,8 +143,10 @@ def build_parser() -> argparse.ArgumentParser:
         help="train a tokenizer on a recipe's documents",
         description="Train a byte-pair encoding on all documents of a recipe's training split, and save it as "
         "data.tokenizer takes it. The recipe may name the folder already.",
-        epilog="Example: largebatch train-tokenizer my_recipe.json --vocab-size 16384 --out my_tokenizer. Fields are "
-        "overridden as in a run: --data.path json.",
+        epilog="""examples:
+  largebatch train-tokenizer my_recipe.json --vocab-size 16384 --out my_tokenizer
+
+Fields are overridden as in a run: --data.path json.""",
         allow_abbrev=False,
     )
     tokenizer.add_argument("config", type=Path, help="the recipe's JSON file")
@@ -174,7 +188,9 @@ def build_parser() -> argparse.ArgumentParser:
         description="Check recipes, sbatch scripts, Accelerate and DeepSpeed configs against each other, without a "
         "GPU, a cluster or torch. Each finding has its file and line, why it is wrong, what to write instead, and its "
         "rule's name. Exit code 1 if there are any.",
-        epilog="Example: largebatch lint, or largebatch lint slurm/gpt2_124m.sbatch",
+        epilog="""examples:
+  largebatch lint
+  largebatch lint slurm/gpt2_124m.sbatch""",
         allow_abbrev=False,
     )
     lint.add_argument(
@@ -191,9 +207,11 @@ def build_parser() -> argparse.ArgumentParser:
         description="Submit slurm/RECIPE.sbatch with sbatch: shows the batch on that many nodes, checks recipe, script "
         "and configs with the values given here, shows the sbatch line, runs it, and prints job, log and how to follow "
         "it. Exit code 1 if a check speaks against it; then nothing is submitted.",
-        epilog="Example: largebatch submit gpt2_124m --nodes 4 --gpus-per-node 8 --strategy zero3 --partition=gpu "
-        "--optimizer.weight_decay 0. Fields of the recipe are overridden as in a run, --resume is the run's; all other "
-        "options are sbatch's.",
+        epilog="""examples:
+  largebatch submit gpt2_124m --nodes 4 --gpus-per-node 8 --dry-run
+  largebatch submit gpt2_124m --nodes 4 --gpus-per-node 8 --strategy zero3 --partition=gpu --optimizer.weight_decay 0
+
+Fields of the recipe are overridden as in a run, --resume is the run's; all other options are sbatch's.""",
         allow_abbrev=False,
     )
     submit.add_argument("recipe", metavar="RECIPE", help="the recipe's JSON file, or its name")
@@ -213,7 +231,6 @@ def build_parser() -> argparse.ArgumentParser:
   largebatch new my_job --recipe gpt2_124m
   largebatch new my_job --recipe llama_8b --strategy fsdp
   largebatch new my_job --recipe resnet_digits --vendor""",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     new.add_argument("folder", type=Path, metavar="DIR", help="the folder to make; it may be there if it is empty")
@@ -238,7 +255,6 @@ def build_parser() -> argparse.ArgumentParser:
   a file that says the batch:
     largebatch effective-batch ds_config.json --nodes 2 --devices 8
     largebatch effective-batch training_args.json --devices 8""",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     _take_options_of_a_batch_elsewhere(effective)
@@ -247,7 +263,9 @@ def build_parser() -> argparse.ArgumentParser:
         "schema",
         help="print the JSON Schema of recipes",
         description="Print the JSON Schema that recipes name in their $schema, for editors.",
-        epilog="Example: largebatch schema > recipes/recipe.schema.json",
+        epilog="""examples:
+  largebatch schema > recipes/recipe.schema.json
+  largebatch schema --markdown > docs/configuration.md""",
         allow_abbrev=False,
     )
     schema.add_argument("--markdown", action="store_true", help="print the configuration reference instead, to read")
@@ -255,14 +273,18 @@ def build_parser() -> argparse.ArgumentParser:
         "completion",
         help="print a script with which a shell completes this command",
         description="Print a script with which a shell completes subcommands, options, their values and files.",
-        epilog='Example: eval "$(largebatch completion bash)", in a shell or its startup file.',
+        epilog="""examples, in a shell or its startup file:
+  eval "$(largebatch completion bash)"
+""",
         allow_abbrev=False,
     )
     completion.add_argument("shell", choices=["bash", "zsh", "tcsh"], help="the shell")
 
     for command in commands.choices.values():
-        gap = "\n\n" if command.formatter_class is argparse.RawDescriptionHelpFormatter else " "
-        command.epilog = f"{command.epilog}{gap}{EXIT_CODES}"
+        # Examples stay as they are written, so that they can be copied.
+        command.formatter_class = argparse.RawDescriptionHelpFormatter
+        command.description = textwrap.fill(command.description or "", WIDTH)
+        command.epilog = f"{(command.epilog or '').rstrip()}\n\n{EXIT_CODES}"
     return parser
 
 

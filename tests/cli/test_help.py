@@ -1,0 +1,46 @@
+"""What `--help` says is true of the parser, and may be read through a pipe."""
+
+import re
+import shlex
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from largebatch.cli import main
+from largebatch.cli.parser import build_parser
+
+
+def test_every_command_has_help_with_an_example_or_its_caller_and_exit_codes(capsys):
+    (subcommands,) = build_parser()._subparsers._group_actions
+    assert len(subcommands.choices) > 12
+    for name in subcommands.choices:
+        with pytest.raises(SystemExit) as left:
+            main([name, "--help"])
+        assert left.value.code == 0
+        text = " ".join(capsys.readouterr().out.split())
+        assert "Exit codes: 0 done, 1 a check failed, 2 the input cannot be used." in text
+        assert f"largebatch {name}" in text.partition("examples")[2] or "slurm/launch.sh runs it" in text, name
+
+
+def test_examples_of_help_are_taken_by_the_parser():
+    parser = build_parser()
+    (subcommands,) = parser._subparsers._group_actions
+    found = 0
+    for name, command in subcommands.choices.items():
+        for example in re.findall(r"largebatch ((?:.*\\\n)*.*?)(?: > .*|\)\"|)$", command.epilog, re.MULTILINE):
+            options, overrides = parser.parse_known_args(shlex.split(example))
+            assert options.command == name
+            assert name in ("submit", "train-tokenizer") or not overrides, example
+            found += 1
+    assert found >= 18
+
+
+def test_a_reader_that_has_seen_enough():
+    """Such as `head`: no traceback, and what a shell says of a command that SIGPIPE ended."""
+    command = [sys.executable, "-m", "largebatch", "completion", "bash"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 128 + signal.SIGPIPE
