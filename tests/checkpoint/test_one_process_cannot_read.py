@@ -14,31 +14,27 @@ def train_one_step(run_dir):
     train(PYDOC, *SMALL, "--train.stop_after_steps=1", run_dir=run_dir)
 
 
-def go_on_without_reading(run_dir, checkpoint):
+def go_on_without_reading(what, run_dir):
+    from largebatch.run import resume
     from largebatch.storage.layout import CheckpointError
     from largebatch.storage.tensors import TensorFiles
 
-    def refuse(_, file, *__):
-        raise CheckpointError(f"{file} cannot be read: Stale file handle")
+    def refuse(*_):
+        raise CheckpointError(f"{what} cannot be read: Stale file handle")
 
     if os.environ["RANK"] == "1":
-        TensorFiles.read_range = refuse
-    train(PYDOC, *SMALL, "--train.stop_after_steps=2", "--resume", str(checkpoint), run_dir=run_dir)
+        owner, name = {"manifest.json": (resume, "read_manifest"), "weights": (TensorFiles, "read_range")}[what]
+        setattr(owner, name, refuse)
+    train(PYDOC, *SMALL, "--train.stop_after_steps=2", run_dir=run_dir)
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
-def test_every_process_ends_with_its_reason(strategy, tmp_path):
-    run_job(train_one_step, tmp_path / "first", strategy=strategy)
+@pytest.mark.parametrize(("what", "strategy"), [("manifest.json", "ddp"), ("weights", "fsdp"), ("weights", "zero3")])
+def test_every_process_ends_with_its_reason(what, strategy, tmp_path):
+    run_job(train_one_step, tmp_path / "run", strategy=strategy)
     with pytest.raises(JobFailed) as failure:
-        run_job(
-            go_on_without_reading,
-            tmp_path / "second",
-            tmp_path / "first/checkpoints/step_00000001",
-            strategy=strategy,
-            timeout=60,
-        )
+        run_job(go_on_without_reading, what, tmp_path / "run", strategy=strategy, timeout=60)
     report = str(failure.value)
-    assert "on rank 1: the checkpoint" in report
-    assert "cannot be read: Stale file handle" in report
+    assert "on rank 1: " in report
+    assert f"{what} cannot be read: Stale file handle" in report
     assert "exit code 2" in report
     assert "Traceback" not in report

@@ -5,10 +5,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from largebatch.storage.json_lines import read_json_lines
 from slurm_cluster import Cluster
+
+
+class Process(NamedTuple):
+    """What /proc says of one."""
+
+    command: str
+    environment: dict[str, str]
 
 
 @dataclass
@@ -68,31 +75,32 @@ class Job:
             time.sleep(0.3)
         return state
 
-    def processes(self) -> dict[int, dict[str, str]]:
-        """Its living processes, on all hosts, with their environment."""
+    def processes(self) -> dict[int, Process]:
+        """Its living processes, on all hosts, by their ids."""
         found = {}
         for folder in Path("/proc").glob("[0-9]*"):
             try:
                 lines = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                 is_zombie = (folder / "stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+            # It has ended meanwhile.
             except OSError:
                 continue
             environment = dict(line.split("=", 1) for line in lines if "=" in line)
             if environment.get("SLURM_JOB_ID") == self.id and not is_zombie:
-                found[int(folder.name)] = environment
+                found[int(folder.name)] = Process(command, environment)
         return found
 
     def rank(self, rank: int) -> int:
         """The process of a rank."""
         return next(
             pid
-            for pid, environment in self.processes().items()
-            if environment.get("RANK") == str(rank) and b"train.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            for pid, process in self.processes().items()
+            if process.environment.get("RANK") == str(rank) and "train.py" in process.command
         )
 
     def assert_no_survivors(self, seconds: float = 15) -> None:
         deadline = time.monotonic() + seconds
         while left := self.processes():
-            commands = [Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ") for pid in left]
-            assert time.monotonic() < deadline, commands
+            assert time.monotonic() < deadline, [process.command for process in left.values()]
             time.sleep(0.2)

@@ -98,7 +98,8 @@ def find_start(
         same = not differences(_recorded_config(folder), config)
         unfinished = _recorded_outcome(folder, backend) != "finished"
         return Start(in_place=unfinished and all(backend.gather_objects(same)), skipped=skipped)
-    manifest = read_manifest(usable.path)
+    with backend.agreement():
+        manifest = _manifest_of(usable.path)
     refused, allowed = _split(manifest, config, plan, allow_change)
     finished = _recorded_outcome(folder, backend) == "finished"
     if refused and finished and not allow_change:
@@ -126,16 +127,21 @@ def _start_at(
     with backend.agreement():
         if usable is None:
             raise UserError(f"--resume: {skipped[0]}; `largebatch checkpoints` lists those of a run folder")
-        try:
-            manifest = read_manifest(path)
-        except CheckpointError as error:
-            raise UserError(f"--resume: {path}: {error}") from None
+        manifest = _manifest_of(path)
         refused, allowed = _split(manifest, config, plan, allow_change)
         _refuse(refused, f"{path} is of another recipe", allow_change, in_folder=False)
         _refuse_to_go_back(manifest, plan)
     resolved = path.resolve()
     in_place = resolved.is_relative_to(folder.path) or resolved.parent == folder.checkpoints_dir.resolve()
     return Start(in_place, resolved, manifest, [], allowed)
+
+
+def _manifest_of(path: Path) -> Manifest:
+    """As this process sees it: of a file system that nodes share, another may have read it."""
+    try:
+        return read_manifest(path)
+    except CheckpointError as error:
+        raise UserError(f"--resume: {path}: {error}") from None
 
 
 def _refuse_to_go_back(manifest: Manifest, plan: RunPlan) -> None:
