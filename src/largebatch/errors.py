@@ -5,9 +5,18 @@ message alone, without a traceback, and leave with the class's `exit_code`; any 
 keeps its traceback.
 """
 
+import textwrap
 from collections.abc import Sequence
 
 from largebatch.counted import counted
+
+MOST_OF_A_REASON = 300
+"""Characters of another library's message; some go on with whole schemas."""
+
+
+def reason_of(error: BaseException) -> str:
+    """What another library's exception says, in one line, and its type."""
+    return f"{textwrap.shorten(str(error), MOST_OF_A_REASON, placeholder=' …')} ({type(error).__name__})"
 
 
 class UserError(ValueError):

@@ -4,6 +4,8 @@ import math
 from typing import Literal
 
 ScalingRule = Literal["linear", "sqrt", "none"]
+RULE_NAMES: dict[ScalingRule, str] = {"linear": "the linear rule", "sqrt": "the square-root rule", "none": "no scaling"}
+"""For a person."""
 
 
 def scaling_factor(rule: ScalingRule, global_batch_size: int, reference_batch_size: int) -> float:

@@ -3,6 +3,7 @@
 import gc
 import json
 import random
+import time
 from dataclasses import asdict
 from functools import cache
 from itertools import accumulate
@@ -91,6 +92,8 @@ def bytes_of_steps(run_dir, recipe, words):
             pixels = "pixel_values" in batch
             inputs = {"pixel_values": batch["pixel_values"].float()} if pixels else {"input_ids": batch["input_ids"]}
             step.backward(model(**inputs).logits.square().sum())
+        # For a moment after the end of a reduction, the thread that made it still holds what was reduced.
+        time.sleep(0.1)
         not_ours = others | {tensor.untyped_storage().data_ptr() for tensor in (*batch.values(), *inputs.values())}
         ours = (size for address, size in live_storages().items() if address not in not_ours)
         held[micro_batches] = sum(ours) + whole

@@ -8,7 +8,7 @@ from string import Template
 from largebatch import __version__
 from largebatch.bundle.job import BundledJob
 from largebatch.bundle.shipped import shipped_folder
-from largebatch.rehearsal.stand_in import stand_in_overrides
+from largebatch.rehearsal.stand_in import small_model_overrides, stand_in_overrides
 
 WIDTH = 120
 CHECKS = "# Tests and checks"
@@ -22,6 +22,7 @@ class _Text(Template):
 
 def texts(job: BundledJob, vendor: bool) -> dict[str, str]:
     """The texts by their path from the top of the bundle."""
+    small = [*small_model_overrides(job.config), *stand_in_overrides(job.config)]
     values = {
         "name": job.name,
         "version": __version__,
@@ -35,7 +36,7 @@ def texts(job: BundledJob, vendor: bool) -> dict[str, str]:
         "launch": job.launch(),
         "submit": job.submit(),
         "verify": job.verify(),
-        "overrides": "".join(f"    {_literal(word)},\n" for word in stand_in_overrides(job.config)),
+        "overrides": "".join(f"    {_literal(word)},\n" for word in small),
     }
     test = _template("test_recipe.py.txt").substitute(values)
     written = {

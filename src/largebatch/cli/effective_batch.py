@@ -10,7 +10,7 @@ from largebatch.batch.elsewhere import FRAMEWORKS, BatchElsewhere, BatchHere, ba
 from largebatch.batch.elsewhere_configs import read_config
 from largebatch.counted import counted
 from largebatch.errors import UserError
-from largebatch.scaling import ScalingRule, scaling_factor
+from largebatch.scaling import RULE_NAMES, ScalingRule, scaling_factor
 
 
 def print_effective_batch(options: argparse.Namespace) -> None:
@@ -192,9 +192,9 @@ def _learning_rate(
     if rule == "none":
         return f"{start}, because no rule scales it"
     batches = f"{here.global_batch_size} / {there.global_batch_size}"
-    ratio, name = {"linear": (batches, "linear"), "sqrt": (f"sqrt({batches})", "square-root")}[rule]
+    ratio = {"linear": batches, "sqrt": f"sqrt({batches})"}[rule]
     result = f"x {factor:.6g}" if learning_rate is None else f"{learning_rate * factor:.6g}"
-    return f"{start} x {ratio} = {result}, by the {name} rule"
+    return f"{start} x {ratio} = {result}, by {RULE_NAMES[rule]}"
 
 
 def _in_a_recipe(there: BatchElsewhere, learning_rate: float | None, rule: ScalingRule) -> str:

@@ -13,7 +13,7 @@ from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import ConfigError, UserError
 from largebatch.plan import RunPlan, resolve
 from largebatch.rehearsal.launch import find_accelerate_configs
-from largebatch.rehearsal.stand_in import stand_in_overrides
+from largebatch.rehearsal.stand_in import small_model_overrides, stand_in_overrides
 from largebatch.rehearsal.verification import GRAD_NORM_FACTOR, Combination, Row, Verification, plan_of
 
 COLUMNS = (
@@ -65,10 +65,9 @@ def verify(
         UserError: Files are missing, or the global batch divides over none of the combinations of a world size.
     """
     config: RecipeConfig = load_config(recipe, overrides)
-    small = config.verify.model if config.verify else {}
     stand_ins = stand_in_overrides(config) if stand_in else []
     # What the user says counts more than what the recipe says for everybody.
-    overrides = [*(f"--model.{name}={json.dumps(value)}" for name, value in small.items()), *stand_ins, *overrides]
+    overrides = [*small_model_overrides(config), *stand_ins, *overrides]
     config = load_config(recipe, overrides)
     script = script or recipe.parent / "train.py"
     if not script.is_file():

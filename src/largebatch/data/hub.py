@@ -7,10 +7,8 @@ from typing import Any
 import datasets
 
 from largebatch.config.data import HubOrLocal
-from largebatch.errors import DataError
+from largebatch.errors import DataError, reason_of
 from largebatch.local_folder import local_folder
-
-MOST_OF_A_REASON = 300  # characters; some go on with whole schemas
 
 
 def open_splits(config: HubOrLocal) -> tuple[datasets.Dataset, datasets.Dataset]:
@@ -36,12 +34,10 @@ def open_splits(config: HubOrLocal) -> tuple[datasets.Dataset, datasets.Dataset]
         train, evaluation = (datasets.load_dataset(split=split, **arguments) for split in splits)
     # `datasets` raises a great variety of exceptions for data that cannot be reached, parsed or found.
     except Exception as error:
-        reason = _innermost(error)
-        short = " ".join(str(reason).split())[:MOST_OF_A_REASON]
         raise DataError(
-            f"data.path: {config.path!r} could not be loaded with splits {splits[0]!r} and {splits[1]!r}: {short} "
-            f"({type(reason).__name__}); for data on this machine, write its local folder, or data_files whose rows "
-            "all have the same columns and types"
+            f"data.path: {config.path!r} could not be loaded with splits {splits[0]!r} and {splits[1]!r}: "
+            f"{reason_of(_innermost(error))}; for data on this machine, write its local folder, or data_files whose "
+            "rows all have the same columns and types"
         ) from error
     return train, evaluation
 

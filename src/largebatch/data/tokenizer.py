@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from largebatch.errors import DataError
+from largebatch.errors import DataError, reason_of
 from largebatch.local_folder import local_folder
 
 
@@ -43,10 +43,9 @@ class PretrainedTokenizer:
             self.tokenizer = AutoTokenizer.from_pretrained(str(folder or path))
         # It raises a great variety of exceptions for what cannot be reached, found or understood.
         except Exception as error:
-            reason = str(error).strip().partition("\n")[0]
             raise DataError(
-                f"data.tokenizer: {path!r} could not be loaded: {reason} ({type(error).__name__}); write a hub id, a "
-                "local folder, or bytes"
+                f"data.tokenizer: {path!r} could not be loaded: {reason_of(error)}; write a hub id, a local folder, or "
+                "bytes"
             ) from error
         # What `transformers` makes of a folder with a model and no tokenizer.
         if not self.tokenizer("a", add_special_tokens=False)["input_ids"]:

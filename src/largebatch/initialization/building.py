@@ -51,7 +51,7 @@ def build_shapes(build: Callable[[], M]) -> M:
     try:
         with torch.device("meta"):
             return build()
-    except (NotImplementedError, RuntimeError):
+    except RuntimeError:
         with _parameters_without_memory():
             return build()
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig
 
-from largebatch.errors import UserError
+from largebatch.errors import UserError, reason_of
 from largebatch.local_folder import local_folder
 from largebatch.storage.layout import CheckpointError, read_json
 from largebatch.storage.tensors import TensorFiles
@@ -46,10 +46,9 @@ def find_folder(where: str) -> Path:
         return Path(snapshot_download(where, allow_patterns=["model*.safetensors", INDEX, CONFIG]))
     # It raises a great variety of exceptions for what cannot be reached, found or read.
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
         raise UserError(
-            f"model.initial_weights: {where!r} could not be downloaded: {reason} ({type(error).__name__}); write a "
-            "local folder, or the id of a model on the hub"
+            f"model.initial_weights: {where!r} could not be downloaded: {reason_of(error)}; write a local folder, or "
+            "the id of a model on the hub"
         ) from error
 
 
@@ -142,8 +141,7 @@ def _config_problems(folder: Path, model: nn.Module) -> Iterator[str]:
         theirs: dict[str, Any] = type(config).from_dict(raw).to_dict()
     # Values that `transformers` does not understand are met by exceptions of many kinds.
     except Exception as error:
-        reason = " ".join(str(error).split())
-        raise CheckpointError(f"its {CONFIG} is not one of a model: {reason} ({type(error).__name__})") from error
+        raise CheckpointError(f"its {CONFIG} is not one of a model: {reason_of(error)}") from error
     for name, mine in config.to_dict().items():
         if name not in FREE and not name.startswith("_") and theirs.get(name) != mine:
             yield f"its {CONFIG} has {name} {theirs.get(name)}, this model {mine}"

@@ -6,6 +6,7 @@ from typing import Any
 from largebatch.batch import Length
 from largebatch.counted import counted
 from largebatch.plan.contract import RunPlan
+from largebatch.scaling import RULE_NAMES
 
 MOST_LINES = 6
 MOMENT_RULES = {
@@ -144,11 +145,10 @@ def _steps(plan: RunPlan) -> list[str]:
 
 def _learning_rate(plan: RunPlan) -> list[str]:
     schedule = plan.schedule
-    rule = {"linear": "the linear rule", "sqrt": "the square-root rule", "none": "no scaling"}[plan.scaling]
     size = plan.scaled_batch_size or plan.global_batch_size
     this = "this is" if plan.scaled_batch_size is None else "this begins with"
     lines = [
-        f"peak {plan.peak_lr:.6g} = {plan.base_lr:.6g} x {_formula(plan, size)}, by {rule}: "
+        f"peak {plan.peak_lr:.6g} = {plan.base_lr:.6g} x {_formula(plan, size)}, by {RULE_NAMES[plan.scaling]}: "
         f"{plan.base_lr:.6g} was tuned at batch {plan.reference_batch_size:,}, {this} {size:,}"
     ]
     if schedule.warmup:

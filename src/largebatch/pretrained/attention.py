@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from transformers import PreTrainedModel
 
-from largebatch.errors import UserError
+from largebatch.errors import UserError, reason_of
 
 LENGTHS = (7, 5, 1, 9)
 # Relative to the largest logit. Other tokens, elsewhere, must change nothing but, in mixtures of experts, the rounding;
@@ -97,9 +97,8 @@ def _asked(model: PreTrainedModel) -> Iterator[None]:
         raise
     # Sizes that do not fit are met by torch, in exceptions of many kinds.
     except Exception as error:
-        reason = " ".join(str(error).split())
         raise UserError(
-            f"model: {type(model).__name__} can be built but not run: {reason} ({type(error).__name__}); correct "
-            "model.config, or the configuration in the folder of model.path"
+            f"model: {type(model).__name__} can be built but not run: {reason_of(error)}; correct model.config, or the "
+            "configuration in the folder of model.path"
         ) from error
     model.train(was_training)

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.pytorch_utils import Conv1D
 
 from largebatch.config.sft import AutoCausalLM, Lora
-from largebatch.errors import UserError
+from largebatch.errors import UserError, reason_of
 from largebatch.local_folder import local_folder
 
 # What `from_pretrained` itself takes, of every architecture.
@@ -130,11 +130,9 @@ def _some_linear_layers(model: PreTrainedModel) -> str:
 
 
 def _unusable(model: AutoCausalLM, error: Exception) -> UserError:
-    # The reason often stands in the second line.
-    reason = " ".join(line.strip() for line in str(error).strip().splitlines()[:3])
     if model.path is None:
-        return UserError(f"model.config: transformers cannot build it: {reason} ({type(error).__name__}); correct it")
+        return UserError(f"model.config: transformers cannot build it: {reason_of(error)}; correct it")
     return UserError(
-        f"model.path: {model.path!r} could not be loaded: {reason} ({type(error).__name__}); write the local folder or "
-        "the hub id of a causal language model"
+        f"model.path: {model.path!r} could not be loaded: {reason_of(error)}; write the local folder or the hub id of "
+        "a causal language model"
     )

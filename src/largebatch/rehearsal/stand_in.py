@@ -18,11 +18,17 @@ DATA = {
 """Data that every installation has, of the kind that a task trains on."""
 
 
-def stand_in_overrides(config: RecipeConfig) -> list[str]:
-    """What to override of a recipe; nothing where its data are always there.
+def small_model_overrides(config: RecipeConfig) -> list[str]:
+    """What makes the model the one of the recipe's `verify` section; nothing where it has none."""
+    small = config.verify.model if config.verify else {}
+    return [f"--model.{name}={json.dumps(value)}" for name, value in small.items()]
 
-    Data from a hub gives way to data that is always there, the model to the one of the recipe's `verify` section, and
-    the batch to 32 samples. The run is made long enough for any warmup, and is to be stopped.
+
+def stand_in_overrides(config: RecipeConfig) -> list[str]:
+    """What to override of a recipe besides its model; nothing where its data are always there.
+
+    Data from a hub gives way to data that is always there, and the batch to 32 samples. The run is made long enough for
+    any warmup, and is to be stopped.
     """
     if not isinstance(config.data, HubOrLocal):
         return []
@@ -33,6 +39,4 @@ def stand_in_overrides(config: RecipeConfig) -> list[str]:
     }
     if config.task == "contrastive":
         changes["neighbours.bank_samples"] = 64
-    if config.verify:
-        changes |= {f"model.{name}": value for name, value in config.verify.model.items()}
     return [f"--{name}={json.dumps(value)}" for name, value in changes.items()]
