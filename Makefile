@@ -4,6 +4,7 @@
 CONFIG ?= recipes/image_classification/resnet_digits.json
 STRATEGY ?= ddp
 ARGS ?=
+TEST_WORKERS ?= 4
 BENCH ?= loop_tax two_process start data_path memory checkpoints gpu_throughput
 PYTHON ?= python3
 BIN := .venv/bin
@@ -11,13 +12,14 @@ ACCELERATE_CONFIG = recipes/accelerate_configs/$(STRATEGY).yaml
 STRATEGIES = $(basename $(notdir $(wildcard recipes/accelerate_configs/*.yaml)))
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install train test lint bench clean
+.PHONY: help install train test check lint bench clean
 
 help:
 	@echo "make train   train CONFIG ($(CONFIG))"
 	@echo "             under STRATEGY ($(STRATEGY); one of: $(STRATEGIES))"
 	@echo "             on NUM_PROCESSES processes (all GPUs; without a GPU, 2 on the CPU), with ARGS as overrides"
-	@echo "make test    run linters and the whole test suite"
+	@echo "make check   run linters and the tests that start no job, in under 3 minutes"
+	@echo "make test    run linters and the whole test suite, in some 15 minutes on 2 cores"
 	@echo "make bench   measure with the programs BENCH ($(BENCH)) of bench/, and make docs/performance.md"
 
 install: .venv/installed
@@ -43,10 +45,15 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/largebatch lint
+	@if command -v shellcheck >/dev/null; then set -x; shellcheck slurm/*.sh slurm/*.sbatch $(wildcard .ci/run); \
+	else echo "shellcheck is not installed: shell scripts were not checked" >&2; fi
 
-# Two workers: what waits, on the tests' Slurm cluster above all, does so beside what works. See tests/conftest.py.
+check: lint
+	$(BIN)/pytest --numprocesses 2 -m "not slow"
+
+# Twice as many workers as cores: jobs, and those of the tests' Slurm cluster above all, wait more than they work.
 test: lint
-	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 bench: install
 	$(BIN)/pip install --quiet --requirement bench/requirements.txt --constraint requirements.txt

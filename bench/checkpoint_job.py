@@ -6,7 +6,6 @@ Checkpoints are ours, by the real backend, and those of `torch.distributed.check
 import argparse
 import contextlib
 import ctypes
-import json
 import os
 import shutil
 import statistics
@@ -27,11 +26,12 @@ from largebatch.backend.base import Backend
 from largebatch.backend.launch import read_launch
 from largebatch.backend.start import start
 from largebatch.checkpoint.load import load
-from largebatch.checkpoint.save import CheckpointWriter, Retention
+from largebatch.checkpoint.save import CheckpointWriter
 from largebatch.config import as_json, load_config
+from largebatch.config.sections import Checkpoint
 from largebatch.plan import resolve
-from largebatch.run.attempt import claim
-from largebatch.storage.catalog import damage, entries
+from largebatch.storage.attempts import claim
+from largebatch.storage.catalog import entries, verify_checksums
 from largebatch.storage.layout import read_manifest
 from record import OURS, ROOT
 
@@ -95,8 +95,8 @@ class Job:
         self.optimizer = self.backend.optimizer.optimizer  # type: ignore[attr-defined]  # Accelerate's wrapper
         self.folder = folder
         self.tokens = torch.randint(VOCABULARY, (settings.tokens // 32, 32))
-        self._config, self._plan = as_json(config), json.loads(plan.to_json())
-        self._fence = self.backend.gather_objects(
+        self._config = as_json(config)
+        self._attempt = self.backend.gather_objects(
             claim(folder / "attempts", {}) if self.backend.is_main_process else None
         )[0]
         self._number = 0
@@ -115,16 +115,13 @@ class Job:
     def writer(self, name: str, asynchronous: bool) -> CheckpointWriter:
         """A writer into a folder of its own."""
         folder = self.folder / name
-        retention = Retention(None, lambda _: True)
         return CheckpointWriter(
             self.backend,
             folder,
-            self._fence,
-            retention,
+            self._attempt,
+            Checkpoint(keep_last=None, asynchronous=asynchronous),
             self._config,
-            self._plan,
             None,
-            asynchronous,
             _fail,
             lambda _, reason: _fail(reason),
         )
@@ -180,7 +177,7 @@ class Job:
         """As a run that resumes: find the newest, read its checksums with all processes, load."""
         found = entries(self.folder / "ours") if self.backend.is_main_process else []
         newest = self.backend.gather_objects(found)[0][0]
-        problem = newest.problem or damage(newest.path, self.backend.rank, self.backend.world_size)
+        problem = newest.problem or verify_checksums(newest.path, self.backend.rank, self.backend.world_size)
         assert self.backend.gather_objects(problem) == [None] * self.backend.world_size, problem
         load(self.backend, newest.path, read_manifest(newest.path))
 

@@ -31,8 +31,8 @@ from largebatch.data.pairs import Pairs, PairSamples, starts_of_packs
 from largebatch.data.source import Batch
 from largebatch.data.text import ArrowTokens, TokenBlocks, tokenise
 from largebatch.data.tokenizer import load_tokenizer
-from largebatch.data.train_tokenizer import train_tokenizer
 from largebatch.order import TrainingOrder
+from largebatch.tools.train_tokenizer import train_tokenizer
 from paired import interleave
 from peers.gpt.job import build_model, mean_loss
 from record import OURS, ROOT, Comparison, Figure, Record, add_output_options, take_facts, write_record

@@ -140,17 +140,17 @@ def units_of_step(config: Any) -> int:
 def ours(connections: Sequence[Connection], folder: str, name: str, toy: bool, steps: int, warmup: int) -> None:
     """The recipe's train.py as it is shipped, with generated samples and a clock behind each update."""
     from largebatch.data import images, text
-    from largebatch.rehearsal.training import train
-    from largebatch.run.step import Step
+    from largebatch.run import Run, Step
+    from largebatch.tools.verify.training import train
 
     clock = _clock(connections, steps, warmup)
-    update = Step.update
+    update = Run.update
 
-    def timed_update(step: Step) -> None:
-        update(step)
+    def timed_update(run: Run[Any], step: Step) -> None:
+        update(run, step)
         clock.step()
 
-    Step.update = timed_update
+    Run.update = timed_update
     text.text_sources = images.image_sources = generated_sources
     job = JOBS[name]
     _, words = config_of(job, toy)
@@ -222,7 +222,7 @@ def _clock(connections: Sequence[Connection], steps: int, warmup: int) -> TurnCl
 
 def compare(name: str, strategies: Sequence[str], options: argparse.Namespace) -> list[Comparison]:
     """The pairs of one job: the Trainer and ours under each strategy, each beside the same bare loop."""
-    from largebatch.rehearsal.launch import launch_environment
+    from largebatch.tools.verify.launch import launch_environment
 
     shared = (name, options.toy, options.steps, options.warmup)
 

@@ -97,7 +97,7 @@ def ours(clock: Clock) -> None:
         for step in run.steps(train_set):
             for batch in step.micro_batches():
                 step.backward(cross_entropy(model(batch["pixel_values"]), batch["labels"], reduction="sum"))
-            step.update()
+            run.update(step)
             clock.step()
         print(json.dumps(clock.microseconds()), flush=True)
         # What follows the loop is none of it.

@@ -165,7 +165,7 @@ def ours(report: Report, *words: str, from_logits: bool = False) -> None:
         for step in run.steps(train_set):
             for batch in step.micro_batches():
                 step.backward(loss_of(batch))
-            step.update()
+            run.update(step)
             if step.index + 1 == STEPS:
                 report()
 

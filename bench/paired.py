@@ -136,9 +136,9 @@ def start_job(function: Callable[..., Any], *arguments: Any, **options: Any) -> 
     Args:
         function: Found by its name in its module; takes the connection of its own rank.
         arguments: What can be pickled.
-        options: Of `largebatch.rehearsal.jobs.run_job`.
+        options: Of `largebatch.tools.verify.jobs.run_job`.
     """
-    from largebatch.rehearsal.jobs import run_job
+    from largebatch.tools.verify.jobs import run_job
 
     def start(connections: Sequence[Connection]) -> Any:
         return run_job(function, connections, *arguments, **options)

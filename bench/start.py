@@ -39,7 +39,7 @@ def launch_command(name: str, folder: Path) -> tuple[list[str | Path], Path]:
     launch += ["--num_processes", "2"]
     if name == OURS:
         run_dir = folder / "run"
-        words = ["--config", RECIPE, "--run_dir", run_dir, "--train.stop_after_steps=1", "--data.num_eval_samples=8"]
+        words = ["--config", RECIPE, "--run-dir", run_dir, "--train.stop_after_steps=1", "--data.num_eval_samples=8"]
         return [*launch, RECIPE.parent / "train.py", *words], run_dir / "metrics.jsonl"
     return [*launch, ROOT / "bench/peers/start/bare.py", folder / "loss"], folder / "loss"
 

@@ -64,7 +64,7 @@ def ours(connections: Sequence[Connection], folder: str, steps: int) -> None:
     for step in run.steps(train_set):
         for batch in step.micro_batches():
             step.backward(model(input_ids=batch["input_ids"], targets=batch["labels"]).sum())
-        step.update()
+        run.update(step)
         clock.step()
 
 
@@ -92,7 +92,7 @@ def _clock(connections: Sequence[Connection], steps: int) -> TurnClock:
 
 def compare(strategy: str, rounds: int, steps: int) -> Comparison:
     """The pairs of one strategy."""
-    from largebatch.rehearsal.launch import launch_environment
+    from largebatch.tools.verify.launch import launch_environment
 
     def job(function, *arguments):
         environment = launch_environment(ROOT / f"recipes/accelerate_configs/{strategy}.yaml", WORLD_SIZE)

@@ -12,6 +12,7 @@
 #
 # Exit codes: 0 finished; 1 failed; 2 refused; 3 the pre-flight found a bad node; 75 stopped on request.
 
+# shellcheck shell=bash
 set -euo pipefail
 
 say() { printf '[%(%F %T)T] %s\n' -1 "$*"; }
@@ -22,7 +23,7 @@ leave() { say "$2"; exit "$1"; }
 [[ -n ${SLURM_JOB_ID:-} ]] || leave 2 "error: this is not a Slurm job; submit it: sbatch slurm/<recipe>.sbatch"
 for word in "$@"; do
   case $word in
-    --run_dir* | --run-dir*) leave 2 "error: ${word%%=*}: this script must know it too; write RUN_DIR=… sbatch …" ;;
+    --run_dir | --run_dir=* | --run-dir | --run-dir=*) leave 2 "error: ${word%%=*}: this script must know it too; write RUN_DIR=… sbatch …" ;;
     --config | --config=*) leave 2 "error: --config: the script's recipe is $RECIPE; submit the other recipe's script" ;;
   esac
 done
@@ -48,6 +49,7 @@ mkdir -p "$preflight"
 printf -v LARGEBATCH_BEGAN '%(%s)T' -1
 export LARGEBATCH_BEGAN
 asked_to_stop=
+# shellcheck disable=SC2317 # the traps below call it
 ask_to_stop() {
   asked_to_stop=$1
   say "asked to stop by $1; passed on to the run"
@@ -100,6 +102,7 @@ esac
 # on_nodes COUNT COMMAND…: one task a node, in the user's environment, while this script goes on hearing signals.
 # Single quotes: what stands in them is expanded on the node.
 on_nodes() {
+  # shellcheck disable=SC2016
   srun --nodes="$1" --ntasks="$1" "${srun_options[@]}" "${step_options[@]}" "${in_container[@]}" bash -c '
     set -e
     # Signals are for the command, which decides when it ends.
@@ -163,6 +166,7 @@ requeue_without() {
   give_up_without_progress "bad nodes: $1"
   excluded=$(scontrol show job "$SLURM_JOB_ID" | sed -nE 's/^ *.*ExcNodeList=([^ ]+).*/\1/p' | grep -v '^(null)$' || true)
   excluded=$1${excluded:+,$excluded}
+  # shellcheck disable=SC2016 # the small job expands them
   JOB=$SLURM_JOB_ID EXCLUDED=$excluded sbatch --job-name="without_$1" --partition="$SLURM_JOB_PARTITION" \
     --exclude="$excluded" --nodes=1 --ntasks=1 --time=10 --output="$logs/exclude.log" --wrap '
       until scontrol update JobId="$JOB" ExcNodeList="$EXCLUDED"; do sleep 1; done
@@ -213,13 +217,14 @@ done
 
 launch=(--config_file "$accelerate_config" --num_machines "$nodes" --num_processes $((nodes * processes_per_node)))
 if ((nodes > 1)); then launch+=(--main_process_ip "$first_node" --main_process_port "$port" --rdzv_backend c10d); fi
+# shellcheck disable=SC2016 # expanded on the node
 on_nodes "$nodes" bash -c '
   set -o pipefail
   trap : TERM INT USR1
   logs=$1
   accelerate launch --machine_rank "$SLURM_NODEID" "${@:2}" 2>&1 |
     (trap "" TERM INT USR1; exec tee -a "$logs/$SLURMD_NODENAME.log")' bash "$logs" \
-  "${launch[@]}" "$(dirname "$RECIPE")/train.py" --config "$RECIPE" --run_dir "$run_dir" "${words[@]}" || code=$?
+  "${launch[@]}" "$(dirname "$RECIPE")/train.py" --config "$RECIPE" --run-dir "$run_dir" "${words[@]}" || code=$?
 
 ((code != 0)) || leave 0 "finished"
 [[ ! -f $LARGEBATCH_REFUSAL ]] || leave 2 "refused: $(<"$LARGEBATCH_REFUSAL")"

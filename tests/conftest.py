@@ -2,10 +2,9 @@
 
 import os
 import shutil
+from collections import Counter
 
 import pytest
-
-from paths import ROOT
 
 # Several processes share the cores of one machine; one thread each also makes sums come out in one order.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -13,14 +12,20 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # No test may wait for a hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import jobs
+from paths import ROOT
+
 
 def pytest_collection_modifyitems(items):
-    """The longest first, for two workers that take a file at a time.
+    """The longest files first, for workers that take one at a time: the cluster's, then those with most slow tests."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: ("cluster" not in item.path.parts, -slow[item.path]))
 
-    That is jobs of the cluster, which wait more than they work, and then the files beside this one, most of which train
-    whole recipes.
-    """
-    items.sort(key=lambda item: ("cluster" not in item.path.parts, item.path.parent != ROOT / "tests"))
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """A job is slow: a test that is not marked so may not start one, or `make check` would no longer be quick."""
+    jobs.allowed = item.get_closest_marker("slow") is not None
 
 
 @pytest.fixture

@@ -5,9 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from largebatch.rehearsal import jobs, launch, training
-from largebatch.rehearsal.jobs import JobFailed
+from largebatch.tools.verify import jobs, launch, training
+from largebatch.tools.verify.jobs import JobFailed
 from paths import ROOT
+
+# Whether the test that runs is marked as slow; set by conftest.py.
+allowed = True
 
 __all__ = ["OTHER_ZERO_LAYOUTS", "JobFailed", "launch_environment", "run_job", "train", "write_zero_config"]
 
@@ -25,11 +28,12 @@ def run_job(
     *arguments: Any,
     strategy: str = "ddp",
     world_size: int = 2,
-    timeout: float = 180,
+    timeout: float = 600,
     environment: dict[str, str] | None = None,
     accelerate_configs: Path | None = None,
 ) -> list[Any]:
     """Call `function(*arguments)` in every process of a job, in the repository's root; the results by rank."""
+    assert allowed, "this test starts a job: mark it with pytest.mark.slow"
     settings = launch_environment(strategy, world_size, accelerate_configs) if strategy != "single" else {}
     return jobs.run_job(
         function,

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+from largebatch.plan import strategies
+
 ROOT = Path(__file__).parent.parent
 RECIPES = sorted(path for path in ROOT.glob("recipes/*/*.json"))
-STRATEGIES = ("ddp", "fsdp", "zero1", "zero2", "zero3")
+STRATEGIES = tuple(strategies.STRATEGIES)
 DIGITS = ROOT / "recipes/image_classification/resnet_digits.json"
 CIFAR = ROOT / "recipes/image_classification/resnet_cifar10.json"
 IMAGENET = ROOT / "recipes/image_classification/resnet50_imagenet_8k.json"

@@ -63,7 +63,7 @@ def train_interrupted(run_dir: Path, recipe: Path, words: tuple[str, ...], inter
     """Train in a job's process; what each micro-batch held is noted beside the run folder."""
     from largebatch.run import Run, Step
 
-    micro_batches, update, hashes = Step.micro_batches, Run._update, []
+    micro_batches, update, hashes = Step.micro_batches, Run.update, []
     rank = int(os.environ.get("RANK", 0))
 
     def noted(step):
@@ -74,17 +74,17 @@ def train_interrupted(run_dir: Path, recipe: Path, words: tuple[str, ...], inter
             hashes.append(digest.hexdigest())
             yield batch
 
-    def update_and_note(run, index, *arguments):
-        if interruption is not None and interruption.rank == rank and index + 1 == interruption.moment:
+    def update_and_note(run, step):
+        if interruption is not None and interruption.rank == rank and step.index + 1 == interruption.moment:
             _interrupt(interruption.kind, run_dir)
-        update(run, index, *arguments)
+        update(run, step)
         with samples_file(run_dir, rank).open("a") as file:
-            file.write(json.dumps({"step": index + 1, "hashes": hashes}) + "\n")
+            file.write(json.dumps({"step": step.index + 1, "hashes": hashes}) + "\n")
         hashes.clear()
-        if interruption is not None and interruption.rank == rank and index == run._first_step:
+        if interruption is not None and interruption.rank == rank and step.index == run.training.start.step:
             _arm(interruption, run_dir)
 
-    Step.micro_batches, Run._update = noted, update_and_note
+    Step.micro_batches, Run.update = noted, update_and_note
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     pid_file(run_dir, rank).write_text(str(os.getpid()))
     train(recipe, *words, run_dir=run_dir)

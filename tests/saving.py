@@ -11,9 +11,10 @@ import xxhash
 from safetensors.torch import load_file
 
 from largebatch.backend.state import EngineState, Piece
-from largebatch.checkpoint.save import CheckpointWriter, Retention
-from largebatch.run.attempt import Attempt, claim
-from largebatch.storage.catalog import damage, entries, remove_leftovers, set_aside
+from largebatch.checkpoint.save import CheckpointWriter
+from largebatch.config.sections import Checkpoint
+from largebatch.storage.attempts import Attempt, claim
+from largebatch.storage.catalog import entries, remove_leftovers, set_aside, verify_checksums
 from largebatch.storage.layout import ParameterInfo
 
 MODEL_CONFIG = '{"model_type": "gpt2"}'
@@ -50,6 +51,7 @@ class FakeBackend:
     device = torch.device("cpu")
     running_statistics = frozenset({"norm.running_mean"})
     launch = SimpleNamespace(strategy="ddp")
+    plan = SimpleNamespace(keeps_checkpoint_of=lambda _: False, to_json=lambda: '{"num_steps": 100}')
 
     def __init__(self, rank: int = 0, world_size: int = 1, width: int = 5):
         self.rank = rank
@@ -109,11 +111,9 @@ class FakeRun:
             self.backend,
             self.checkpoints,
             self.attempt,
-            Retention(keep_last, lambda _: False),
+            Checkpoint(keep_last=keep_last, asynchronous=asynchronous),
             {"seed": 0},
-            {"num_steps": 100},
             MODEL_CONFIG,
-            asynchronous,
             self.warnings.append,
             lambda step, _: self.not_written.append(step),
         )
@@ -157,7 +157,7 @@ def usable(folder: Path) -> list[int]:
     """Steps of the checkpoints that are complete and intact, the newest first; each holds the state of its step."""
     found = [entry for entry in entries(folder) if entry.problem is None]
     for entry in found:
-        assert damage(entry.path) is None
+        assert verify_checksums(entry.path) is None
         assert_holds(entry.path, entry.step)
     return [entry.step for entry in found]
 

@@ -11,6 +11,8 @@ from paths import CIFAR
 from pictures import png, write_parquet
 from test_strategies import assert_same, recorded
 
+pytestmark = pytest.mark.slow
+
 STEPS = 4
 SMALL = ("--model.embedding_size=4", "--model.hidden_sizes=[4, 8]", "--model.depths=[1, 1]")
 SHORT = ("--batch.global_batch_size=32", "--batch.micro_batch_size=8", '--train.duration={"epochs": 2}')

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from jobs import run_job, train
-from largebatch.cli import main
 from largebatch.config import load_config
-from largebatch.rehearsal.stand_in import stand_in_overrides
+from largebatch.tools.command_line import main
+from largebatch.tools.verify.stand_in import stand_in_overrides
 from paths import BERT, PYDOC, ROOT
 from resuming import TINY_GPT
 from run_folders import write_run
@@ -127,13 +127,13 @@ def check_submission(words: list[str]) -> None:
 def check_verification(words: list[str], monkeypatch) -> None:
     """The recipe, with what stands in for its data, has a plan on each number of processes."""
 
-    def plan_instead(recipe, overrides, _, world_sizes, *__, stand_in):
-        stand_ins = stand_in_overrides(load_config(recipe, overrides)) if stand_in else []
-        for world_size in world_sizes:
-            assert_planned(str(recipe), [*stand_ins, *overrides], world_size)
+    def plan_instead(options):
+        stand_ins = stand_in_overrides(load_config(options.config, options.overrides)) if options.stand_in else []
+        for world_size in options.world_sizes:
+            assert_planned(str(options.config), [*stand_ins, *options.overrides], world_size)
         return True
 
-    monkeypatch.setattr("largebatch.cli.verify.verify", plan_instead)
+    monkeypatch.setattr("largebatch.tools.verify.table.verify", plan_instead)
     assert main(words) == 0
 
 
@@ -148,6 +148,7 @@ def train_tiny(run_dir):
     train(PYDOC, *TINY_GPT, "--train.stop_after_steps=2", run_dir=run_dir)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_work(document, repository, monkeypatch):
     shown = commands(document)

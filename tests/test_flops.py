@@ -117,6 +117,7 @@ def test_data_sheets(gpu, precision, peak):
     assert all(numbers for _, numbers in DATA_SHEETS)
 
 
+@pytest.mark.slow
 def test_a_run_reports_it(tmp_path):
     """In each line, and of the whole run, from the throughput beside it."""
     words = ("--train.stop_after_steps=3", "--logging.every=1", "--logging.trackers=[]", "--logging.peak_tflops=0.5")

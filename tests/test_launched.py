@@ -1,4 +1,8 @@
-"""The shipped recipes, launched for real with `accelerate launch` and the shipped Accelerate configs."""
+"""The shipped recipes, launched for real with `accelerate launch` and the shipped Accelerate configs.
+
+A real launch costs some 20 s of CPU time, nearly all of it imports: the environment of every strategy is compared with
+that of forked jobs, and three strategies train.
+"""
 
 import json
 import os
@@ -11,52 +15,84 @@ import pytest
 from safetensors.numpy import load_file
 
 from evaluate_saved import evaluate_saved
-from jobs import run_job
+from jobs import launch_environment, run_job, train
 from paths import DIGITS, PYDOC, ROOT, STRATEGIES
 
+pytestmark = pytest.mark.slow
+
 STEPS = 20
+LAUNCHED = {"ddp": DIGITS, "fsdp": PYDOC, "zero2": PYDOC}
 
 
 def launch_command(recipe: Path, run_dir: Path, *overrides: str, strategy: str) -> list[str | Path]:
     accelerate = Path(sys.executable).with_name("accelerate")
     command = [accelerate, "launch", "--config_file", f"recipes/accelerate_configs/{strategy}.yaml"]
-    return [*command, recipe.parent / "train.py", "--config", recipe, "--run_dir", run_dir, *overrides]
+    return [*command, recipe.parent / "train.py", "--config", recipe, "--run-dir", run_dir, *overrides]
 
 
 def launch(recipe: Path, run_dir: Path, *overrides: str, strategy: str = "ddp") -> subprocess.CompletedProcess[str]:
     command = launch_command(recipe, run_dir, *overrides, strategy=strategy)
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
 
 
-@pytest.fixture(scope="module", params=[DIGITS, PYDOC], ids=["sgd", "adamw"])
-def runs(request, tmp_path_factory) -> dict[str, tuple[subprocess.CompletedProcess[str], Path]]:
-    """Each strategy's output and run folder, for one recipe."""
-    folder = tmp_path_factory.mktemp(request.param.stem)
-    words = [f"--train.stop_after_steps={STEPS}", "--logging.every=1"]
-    if request.param == PYDOC:
-        words += ["--data.num_eval_samples=40"]
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_forked_jobs_have_the_environment_of_real_ones(strategy, tmp_path):
+    """So what is proved with forked jobs holds for launched ones."""
+    script = tmp_path / "environment.py"
+    script.write_text(
+        "import json, os, pathlib\n"
+        f"file = pathlib.Path({str(tmp_path)!r}, os.environ['RANK'])\n"
+        "file.write_text(json.dumps(dict(os.environ)))\n"
+    )
+    accelerate = Path(sys.executable).with_name("accelerate")
+    config = f"recipes/accelerate_configs/{strategy}.yaml"
+    command = [accelerate, "launch", "--config_file", config, "--num_processes=3", script]
+    subprocess.run(command, cwd=ROOT, capture_output=True, timeout=600, check=True)
+    forked = launch_environment(strategy, 3)
+    prefixes = ("ACCELERATE_", "FSDP_", "DEEPSPEED_", "PARALLELISM_")
+    for rank in range(3):
+        launched = json.loads((tmp_path / str(rank)).read_text())
+        assert {name: launched.get(name) for name in forked} == forked
+        assert {name for name in launched if name.startswith(prefixes)} <= forked.keys() | os.environ.keys()
+        assert (launched["RANK"], launched["LOCAL_RANK"]) == (str(rank), str(rank))
+        assert {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"} <= launched.keys()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[str, tuple[subprocess.CompletedProcess[str], Path]]:
+    """The output and run folder of each launched strategy."""
+    folder = tmp_path_factory.mktemp("launched")
     launched = {}
-    for strategy in STRATEGIES:
-        result = launch(request.param, folder / strategy, *words, strategy=strategy)
+    for strategy, recipe in LAUNCHED.items():
+        result = launch(recipe, folder / strategy, *words_of(recipe), strategy=strategy)
         assert result.returncode == 0, f"{strategy}:\n{result.stdout}\n{result.stderr}"
         launched[strategy] = (result, folder / strategy)
     return launched
+
+
+def words_of(recipe: Path) -> list[str]:
+    words = [f"--train.stop_after_steps={STEPS}", "--logging.every=1"]
+    return [*words, "--data.num_eval_samples=40"] if recipe == PYDOC else words
 
 
 def metrics_of(run_dir: Path) -> list[dict]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_same_trajectory_on_every_strategy(runs):
-    _, ddp = runs["ddp"]
-    expected = metrics_of(ddp)
-    assert [line["step"] for line in expected] == list(range(1, STEPS + 1))
-    for strategy in STRATEGIES[1:]:
-        _, run_dir = runs[strategy]
+def train_alone(recipe: Path, run_dir: Path) -> None:
+    train(recipe, *words_of(recipe), run_dir=run_dir)
+
+
+def test_same_trajectory_as_a_process_alone(runs, tmp_path):
+    for strategy, (_, run_dir) in runs.items():
+        recipe, alone = LAUNCHED[strategy], tmp_path / strategy
+        run_job(train_alone, recipe, alone, strategy="single", world_size=1)
+        expected = metrics_of(alone)
+        assert [line["step"] for line in expected] == list(range(1, STEPS + 1))
         for mine, theirs in zip(metrics_of(run_dir), expected, strict=True):
             for name in ("loss", "lr", "grad_norm"):
                 assert mine[name] == pytest.approx(theirs[name], rel=1e-5), (strategy, mine["step"], name)
-        weights, others = load_file(run_dir / "model/model.safetensors"), load_file(ddp / "model/model.safetensors")
+        weights, others = (load_file(path / "model/model.safetensors") for path in (run_dir, alone))
         assert weights.keys() == others.keys()
         for name in weights:
             difference = np.linalg.norm(weights[name] - others[name]) / max(np.linalg.norm(others[name]), 1e-8)
@@ -136,8 +172,8 @@ def test_deepspeed_config_with_a_scheduler_through_the_launcher(tmp_path):
     (tmp_path / "zero2.yaml").write_text(yaml.replace("ds_configs/zero2.json", str(tmp_path / "ds.json")))
     accelerate = Path(sys.executable).with_name("accelerate")
     command = [accelerate, "launch", "--config_file", tmp_path / "zero2.yaml", DIGITS.parent / "train.py"]
-    command += ["--config", DIGITS, "--run_dir", tmp_path / "run"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    command += ["--config", DIGITS, "--run-dir", tmp_path / "run"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert result.returncode != 0
     assert result.stderr.count("cannot be used:\n  - scheduler: remove it; the recipe's learning_rate section") == 1
     assert 'File "recipes' not in result.stderr

@@ -12,6 +12,8 @@ from transformers import BertForMaskedLM
 from jobs import JobFailed, run_job, train
 from paths import BERT
 
+pytestmark = pytest.mark.slow
+
 TINY = (
     "--model.hidden_size=24",
     "--model.num_layers=2",

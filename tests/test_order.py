@@ -97,10 +97,10 @@ def test_a_ragged_batch_is_shared_out_exactly(world_size, micro_batch_size):
     order = TrainingOrder(timeline, micro_batch_size, world_size, seed=5)
     micro_steps = -(-22 // (micro_batch_size * world_size))
     work = [order.micro_batch(2, number, rank) for number in range(micro_steps) for rank in range(world_size)]
-    counted = [int(index) for micro_batch in work if micro_batch.counts for index in micro_batch.indices]
+    counted = [int(index) for micro_batch in work if micro_batch.contributes for index in micro_batch.indices]
     assert counted == epoch_order(100, 5, 0)(np.arange(78, 100)).tolist()
     # A process without samples goes through one of another, so that all make the same number of passes.
-    assert all(micro_batch.indices.tolist() == counted[:1] for micro_batch in work if not micro_batch.counts)
+    assert all(micro_batch.indices.tolist() == counted[:1] for micro_batch in work if not micro_batch.contributes)
 
 
 def test_many_micro_batches_at_once_are_those_of_one_at_a_time():
@@ -113,7 +113,7 @@ def test_many_micro_batches_at_once_are_those_of_one_at_a_time():
         assert len(together) == len(places) > 2 * 64
         for place, found in zip(places, together, strict=True):
             alone = order.micro_batch(*place, rank)
-            assert (found.epoch, found.seed, found.counts) == (alone.epoch, alone.seed, alone.counts)
+            assert (found.epoch, found.seed, found.contributes) == (alone.epoch, alone.seed, alone.contributes)
             np.testing.assert_array_equal(found.indices, alone.indices)
-    assert not all(found.counts for found in together)
+    assert not all(found.contributes for found in together)
     assert {found.epoch for found in together} > {0, 1, 2}

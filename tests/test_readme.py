@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from jobs import run_job
-from largebatch.cli.verify import COLUMNS, LINE
-from largebatch.rehearsal.training import read_run
+from largebatch.tools.verify.table import COLUMNS, LINE
+from largebatch.tools.verify.training import read_run
 from paths import RECIPES, ROOT, STRATEGIES
 
 README = (ROOT / "README.md").read_text()
@@ -41,7 +41,7 @@ def run_the_loop_that_is_shown(run_dir):
     """With what the recipe's script has, but for its loop."""
     recipe = ROOT / "recipes/causal_lm/gpt_pydoc.json"
     tiny = ("--model.num_layers=1", "--model.hidden_size=16", "--data.block_size=16", "--train.stop_after_steps=3")
-    sys.argv = ["train.py", "--config", str(recipe), "--run_dir", str(run_dir), "--logging.trackers=[]", *tiny]
+    sys.argv = ["train.py", "--config", str(recipe), "--run-dir", str(run_dir), "--logging.trackers=[]", *tiny]
     names = runpy.run_path(str(recipe.with_name("train.py")))
 
     def evaluate_batch(batch):
@@ -51,6 +51,7 @@ def run_the_loop_that_is_shown(run_dir):
     exec(code, names | {"evaluate_batch": evaluate_batch})
 
 
+@pytest.mark.slow
 def test_the_loop_that_is_shown_trains(tmp_path):
     run_job(run_the_loop_that_is_shown, tmp_path / "run")
     assert read_run(tmp_path / "run").evaluations[-1]["tokens"] == 16

@@ -10,10 +10,11 @@ import pytest
 from paths import ROOT
 
 PACKAGE = ROOT / "src/largebatch"
-ROOMS = re.findall(
-    r"^\| `(\w+)/?` \|", (ROOT / "docs/architecture.md").read_text().partition("## From launch")[0], re.M
-)
-TORCH_FREE = [*ROOMS[: ROOMS.index("order") + 1], "lint", "report"]
+ROWS = (ROOT / "docs/architecture.md").read_text().partition("## From launch")[0]
+ROOMS = re.findall(r"^\| `(\w+)/?` \|", ROWS, re.M)
+TOOLS = re.findall(r"^\| `tools/(\w+)/?` \|", ROWS, re.M)
+TORCH_FREE = [*ROOMS[: ROOMS.index("order") + 1], "tools/lint", "tools/report", "tools/command_line"]
+TORCH_FREE += ["tools/effective_batch", "tools/submit", "tools/checkpoints"]
 
 
 def files_of(room):
@@ -39,6 +40,11 @@ def test_every_room_is_in_the_table():
     assert sorted(ROOMS) == sorted(found - {"__init__", "__main__"})
 
 
+def test_every_tool_is_in_the_other_table():
+    found = {path.stem for path in (PACKAGE / "tools").iterdir() if path.suffix == ".py" or any(path.glob("*.py"))}
+    assert sorted(TOOLS) == sorted(found - {"__init__", "command_line", "options"})
+
+
 def test_imports_go_from_lower_rows_to_upper_ones():
     wrong = set()
     for row, room in enumerate(ROOMS):
@@ -56,3 +62,9 @@ def test_rooms_that_import_no_torch(room):
     ]
     program = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_test_files_have_names_of_their_own():
+    """Pytest imports them by these."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert len(names) == len(set(names))

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from jobs import run_job
-from paths import ADDITION, STRATEGIES
+from paths import ADDITION
 from resuming import Interruption, assert_bit_for_bit, run_interrupted
 from test_strategies import assert_same, recorded
+
+pytestmark = pytest.mark.slow
 
 STEPS = 12
 TINY = (
@@ -107,8 +109,10 @@ def words_of(name: str) -> tuple[str, ...]:
     return (*RECIPES[name], f"--train.stop_after_steps={STEPS}")
 
 
-@pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    [("pairs", "fsdp"), ("pairs", "zero1"), ("packs", "ddp"), ("packs", "zero3"), ("lora", "fsdp"), ("lora", "zero2")],
+)
 def test_two_processes(name, strategy, tmp_path):
     result = run_job(recorded, ADDITION, tmp_path / "run", *words_of(name), strategy=strategy)[0]
     assert_same(result, plain(name), STEPS)
@@ -210,9 +214,9 @@ def logits_after_training(run_dir: Path, *words: str):
         return model(input_ids=torch.arange(40, 60)[None]).logits.numpy()
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero3"])
+@pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
 def test_adapters_are_saved_and_exported_as_peft_has_them(strategy, base, tmp_path):
-    from largebatch.cli import main
+    from largebatch.tools.command_line import main
 
     run_dir = tmp_path / "run"
     expected = run_job(logits_after_training, run_dir, *adapter_words(base), strategy=strategy)[0]
@@ -226,7 +230,7 @@ def test_adapters_are_saved_and_exported_as_peft_has_them(strategy, base, tmp_pa
         assert np.abs(after - before).max() > 1e-3 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize(("strategy", "world_size"), [("ddp", 2), ("fsdp", 2), ("zero1", 2), ("zero3", 3)])
+@pytest.mark.parametrize(("strategy", "world_size"), [("fsdp", 2), ("zero1", 2), ("zero3", 3)])
 def test_adapters_resume_bit_for_bit(strategy, world_size, base, tmp_path):
     """With dropout, whose seeds must go on where they were."""
     place = {"strategy": strategy, "world_size": world_size, "recipe": ADDITION}

@@ -11,7 +11,7 @@ from jobs import run_job, train
 from paths import BERT, DIGITS, LLAMA, PYDOC, STRATEGIES, VIT_DIGITS
 from reference import reference_bert, reference_digits, reference_pydoc, reference_vit_digits
 
-STEPS = 20
+STEPS = 12
 SMALL_GPT = ("--model.num_layers=2", "--model.hidden_size=32", "--model.num_heads=2", "--data.block_size=32")
 SMALL_VIT = ("--model.hidden_size=32", '--learning_rate.warmup.duration={"steps": 10}')
 MIXUP = '--loss={"mixup_alpha": 0.4, "label_smoothing": 0.1}'
@@ -23,7 +23,7 @@ DOCUMENTS = (*SMALL_GPT, "--data.samples=documents", "--data.num_eval_samples=40
 # Of 106 documents ten are left at the end of an epoch: in micro-batches of 8 for three processes 8, 2 and none.
 KEEP = ("--data.num_train_samples=106", "--batch.last=keep", '--train.duration={"steps": 200}')
 SIZES = (
-    '[{"from": {"steps": 0}, "size": 16}, {"from": {"samples": 96}, "size": 32}, {"from": {"steps": 14}, "size": 96}]'
+    '[{"from": {"steps": 0}, "size": 16}, {"from": {"samples": 96}, "size": 32}, {"from": {"steps": 10}, "size": 96}]'
 )
 LARS = '--optimizer={"name": "lars", "nesterov": true, "weight_decay": 0.001, "trust_coefficient": 0.01}'
 LAMB = '--optimizer={"name": "lamb", "betas": [0.9, 0.99], "weight_decay": 0.1, "clip_norm": 1.0}'
@@ -38,7 +38,7 @@ RECIPES = {
     "growing batch": (
         PYDOC,
         (*SMALL_GPT, f"--batch.global_batch_size={SIZES}"),
-        (reference_pydoc, {0: 16, 6: 32, 14: 96}),
+        (reference_pydoc, {0: 16, 6: 32, 10: 96}),
     ),
     "vit": (VIT_DIGITS, SMALL_VIT, (reference_vit_digits,)),
     "mixup": (VIT_DIGITS, (*SMALL_VIT, MIXUP), (reference_vit_digits,)),
@@ -53,14 +53,14 @@ def recorded(recipe: Path, run_dir: Path, *overrides: str) -> dict:
     from largebatch.run import Run
 
     weights = []
-    update = Run._update
+    update = Run.update
 
     def update_and_record(run, *arguments):
         update(run, *arguments)
         state = run.backend.full_state_dict()
         weights.append({name: tensor.numpy(force=True).copy() for name, tensor in state.items()})
 
-    Run._update = update_and_record
+    Run.update = update_and_record
     words = (f"--train.stop_after_steps={STEPS}", "--logging.every=1", "--logging.trackers=[]", *overrides)
     train(recipe, *words, run_dir=run_dir)
     return {
@@ -90,53 +90,67 @@ def assert_same(result: dict, expected: dict, steps: int = STEPS, tolerance: flo
             assert difference <= tolerance, (name, difference)
 
 
-@pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_two_processes(name, strategy, tmp_path):
-    recipe, overrides, _ = RECIPES[name]
-    result = run_job(recorded, recipe, tmp_path / "run", *overrides, strategy=strategy)[0]
-    assert_same(result, reference(name))
+# Recipe, strategy, number of processes and, unless it is the recipe's own, micro-batch size: each recipe meets
+# what could treat it differently. The full product is `bench/agreement.py`.
+SAMPLE = [
+    ("sgd", "ddp", 2, None),
+    ("sgd", "fsdp", 2, None),
+    ("sgd", "zero1", 2, None),
+    ("adamw", "single", 1, 4),
+    ("adamw", "ddp", 4, 8),
+    ("adamw", "fsdp", 4, 4),
+    ("adamw", "zero2", 1, 8),
+    ("adamw", "zero3", 4, 4),
+    ("lars", "ddp", 2, None),
+    ("lars", "fsdp", 4, 16),
+    ("lars", "zero2", 2, None),
+    ("lars", "zero3", 2, None),
+    ("lamb", "fsdp", 2, None),
+    ("lamb", "zero1", 4, 8),
+    ("lamb", "zero3", 4, 4),
+    ("unequal samples", "single", 1, 2),
+    ("unequal samples", "ddp", 4, 4),
+    ("unequal samples", "zero2", 2, None),
+    ("ragged batches", "single", 1, 3),
+    ("ragged batches", "ddp", 3, 8),
+    ("ragged batches", "fsdp", 4, 4),
+    ("ragged batches", "zero1", 3, 8),
+    ("ragged batches", "zero2", 2, 12),
+    ("ragged batches", "zero3", 3, 8),
+    ("growing batch", "single", 1, 16),
+    ("growing batch", "fsdp", 4, 4),
+    ("growing batch", "zero1", 2, None),
+    ("growing batch", "zero3", 2, None),
+    ("vit", "ddp", 4, 8),
+    ("vit", "zero2", 2, None),
+    ("mixup", "ddp", 4, 2),
+    ("mixup", "fsdp", 2, None),
+    ("large model", "single", 1, 8),
+    ("large model", "fsdp", 4, 4),
+    ("large model", "zero3", 2, None),
+    ("masked", "single", 1, 4),
+    ("masked", "ddp", 2, None),
+    ("masked", "zero1", 2, None),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "strategy", "world_size", "micro_batch_size"),
-    [
-        ("adamw", "single", 1, 32),
-        ("adamw", "single", 1, 4),
-        ("adamw", "ddp", 4, 8),
-        ("adamw", "fsdp", 4, 4),
-        ("adamw", "zero1", 4, 4),
-        ("adamw", "zero2", 1, 8),
-        ("adamw", "zero3", 4, 4),
-        ("lars", "single", 1, 16),
-        ("lars", "fsdp", 4, 16),
-        ("lamb", "ddp", 4, 4),
-        ("lamb", "fsdp", 4, 8),
-        ("lamb", "zero1", 4, 8),
-        ("lamb", "zero3", 4, 4),
-        ("unequal samples", "single", 1, 2),
-        ("unequal samples", "ddp", 4, 4),
-        ("ragged batches", "single", 1, 3),
-        ("ragged batches", "ddp", 3, 8),
-        ("ragged batches", "fsdp", 4, 4),
-        ("ragged batches", "zero1", 3, 8),
-        ("ragged batches", "zero2", 2, 12),
-        ("ragged batches", "zero3", 3, 8),
-        ("growing batch", "single", 1, 16),
-        ("growing batch", "fsdp", 4, 4),
-        ("vit", "single", 1, 64),
-        ("vit", "ddp", 4, 8),
-        ("mixup", "ddp", 4, 2),
-        ("large model", "single", 1, 8),
-        ("large model", "fsdp", 4, 4),
-        ("masked", "single", 1, 4),
-    ],
-)
-def test_other_factorisations(name, strategy, world_size, micro_batch_size, tmp_path):
+def with_micro_batch_size(overrides: tuple[str, ...], micro_batch_size: int | None) -> tuple[str, ...]:
+    return overrides if micro_batch_size is None else (*overrides, f"--batch.micro_batch_size={micro_batch_size}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "strategy", "world_size", "micro_batch_size"), SAMPLE)
+def test_same_as_a_plain_loop(name, strategy, world_size, micro_batch_size, tmp_path):
     recipe, overrides, _ = RECIPES[name]
-    words = (*overrides, f"--batch.micro_batch_size={micro_batch_size}")
+    words = (*with_micro_batch_size(overrides, micro_batch_size), "--evaluation.max_samples=8")
     result = run_job(recorded, recipe, tmp_path / "run", *words, strategy=strategy, world_size=world_size)[0]
     assert_same(result, reference(name))
+
+
+def test_every_strategy_meets_several_recipes():
+    assert {name for name, *_ in SAMPLE} == RECIPES.keys()
+    for strategy in STRATEGIES:
+        assert len({name for name, other, *_ in SAMPLE if other == strategy}) >= 5
 
 
 def test_the_scenarios_are_what_they_are_called():
@@ -151,12 +165,13 @@ def test_the_scenarios_are_what_they_are_called():
     order = TrainingOrder(plan.timeline, plan.micro_batch_size, 3, plan.seed)
     ragged = [order.micro_batch(2, 0, rank) for rank in range(3)]
     assert [len(work.indices) for work in ragged] == [8, 2, 1]
-    assert [work.counts for work in ragged] == [True, True, False]
+    assert [work.contributes for work in ragged] == [True, True, False]
     weights = [train_set.weight(train_set.fetch(order.micro_batch(0, 0, rank).indices, 0)) for rank in range(3)]
     assert len(set(weights)) == 3
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero3"])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
 def test_evaluation_counts_each_sample_once(strategy, tmp_path):
     """360 digits in micro-batches of 16 leave a last one of 8, and an odd number of them; BatchNorm's running
     statistics must be the same, however many micro-batches each process had."""
@@ -167,7 +182,8 @@ def test_evaluation_counts_each_sample_once(strategy, tmp_path):
     assert shared[0]["accuracy"] == pytest.approx(alone[0]["accuracy"], abs=1e-12)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero2", "zero3"])
 def test_bf16_keeps_weights_and_their_reduction_in_fp32(strategy, tmp_path):
     """Matrix products round to 8 bits, so losses agree to some 1e-3 only; the start checks weights and reduction."""
     words = (*SMALL_GPT, "--precision=bf16")
@@ -182,10 +198,11 @@ def test_bf16_keeps_weights_and_their_reduction_in_fp32(strategy, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_dropout_is_the_same_wherever_a_micro_batch_is_computed(tmp_path):
     words = (*SMALL_GPT, "--model.dropout=0.2", "--batch.micro_batch_size=4")
     alone = run_job(recorded, PYDOC, tmp_path / "alone", *words, strategy="single", world_size=1)[0]
-    for strategy, world_size in (("ddp", 2), ("zero2", 2), ("fsdp", 4)):
+    for strategy, world_size in (("zero2", 2), ("fsdp", 4)):
         run_dir = tmp_path / strategy
         shared = run_job(recorded, PYDOC, run_dir, *words, strategy=strategy, world_size=world_size)[0]
         assert_same(shared, alone)

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from experiments import ROOT, Experiment
-from largebatch.rehearsal.jobs import JobFailed, run_job
-from largebatch.rehearsal.training import train
 from largebatch.storage.json_lines import read_json_lines
+from largebatch.tools.verify.jobs import JobFailed, run_job
+from largebatch.tools.verify.training import train
 
 PATIENCE = 24 * 3600  # seconds that one run may take
 # In the message of a run whose loss, gradient or evaluation is not finite.

@@ -78,7 +78,7 @@ def main() -> None:
     run = Run(config, options)
     train_set, eval_set = run.load(view_sources)
 
-    model = build_model(config)
+    model = run.build(build_model)
     optimizer = build_optimizer(model, run.plan)
     model, optimizer = run.prepare(model, optimizer)
 
@@ -113,7 +113,7 @@ def main() -> None:
         for batch in step.micro_batches():
             # Each micro-batch once more, with gradients: what the loss says of its features goes on to the weights.
             step.backward_features(features_of(batch))
-        step.update()
+        run.update(step)
         if run.should_evaluate:
             evaluate()
     run.finish()

@@ -79,7 +79,7 @@ def main() -> None:
     run = Run(config, options)
     train_set, eval_set = run.load(image_sources)
 
-    model = build_model(config)
+    model = run.build(build_model)
     optimizer = build_optimizer(model, run.plan)
     model, optimizer = run.prepare(model, optimizer)
 
@@ -97,7 +97,7 @@ def main() -> None:
         for batch in step.micro_batches():
             # A sum: the library divides by the whole global batch.
             step.backward(mixed_cross_entropy(logits_of(batch), batch, config.loss.label_smoothing).sum())
-        step.update()
+        run.update(step)
         if run.should_evaluate:
             run.evaluate(eval_set, evaluate_batch)
     run.finish()

@@ -66,7 +66,7 @@ def main() -> None:
         for batch in step.micro_batches():
             # A sum: the library divides by the predicted tokens of the whole global batch.
             step.backward(model(input_ids=batch["input_ids"], targets=batch["labels"]).sum())
-        step.update()
+        run.update(step)
         if run.should_evaluate:
             run.evaluate(eval_set, evaluate_batch)
     run.finish()

@@ -62,7 +62,7 @@ def main() -> None:
         for batch in step.micro_batches():
             # A sum: the library divides by the target tokens of the whole global batch.
             step.backward(token_losses(batch).sum())
-        step.update()
+        run.update(step)
         if run.should_evaluate:
             run.evaluate(eval_set, evaluate_batch)
     run.finish()

@@ -2,7 +2,7 @@
 
 import sys
 
-from largebatch.cli import main
+from largebatch.tools.command_line import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -38,19 +38,15 @@ DATA_SHEETS: list[tuple[tuple[str, ...], dict[str, float]]] = [
 
 @dataclass(frozen=True)
 class Utilisation:
-    """What a throughput is of the devices' peak.
-
-    Args:
-        sample_flops: Operations of a training sample, forward and backward; None is unknown.
-        peak_tflops: Peak of each process's device, in 10^12 operations a second; None is unknown.
-        world_size: Processes.
-        convention: How both come about, for a person.
-    """
+    """Throughput as a fraction of the devices' peak."""
 
     sample_flops: int | None
+    """Operations of a training sample, forward and backward; None if unknown."""
     peak_tflops: float | None
+    """Peak of each process's device, in 10^12 operations per second; None if unknown."""
     world_size: int
     convention: str
+    """How both were obtained, for a person."""
 
     def at(self, samples_per_second: float) -> float | None:
         """The MFU, 1 being the peak, of so many samples a second over all processes; None is unknown."""
@@ -59,18 +55,8 @@ class Utilisation:
         return round(samples_per_second * self.sample_flops / (self.world_size * self.peak_tflops * 1e12), 5)
 
 
-UNKNOWN = Utilisation(None, None, 1, "unknown")
-
-
 def utilisation_of(config: RecipeConfig, model: nn.Module, device: torch.device, world_size: int) -> Utilisation:
-    """The MFU of training a model.
-
-    Args:
-        config: The recipe.
-        model: Its model, whole.
-        device: Where this process trains it.
-        world_size: Processes.
-    """
+    """The MFU of training a whole model on devices like this process's."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
     section, num_tokens = config.model, tokens_of_a_sample(config)
     if not isinstance(section, Transformer) or num_tokens is None:
@@ -93,20 +79,15 @@ def utilisation_of(config: RecipeConfig, model: nn.Module, device: torch.device,
 
 
 def token_flops(trained: int, frozen: int, num_layers: int, hidden_size: int, num_tokens: int) -> int:
-    """Operations of a token among `num_tokens`, forward and backward.
+    """Operations of a token that attends to `num_tokens`, forward and backward.
 
-    Args:
-        trained: Parameters that it is multiplied by and that are trained.
-        frozen: Those that are not.
-        num_layers: Transformer blocks.
-        hidden_size: Width of the residual stream.
-        num_tokens: Tokens that attend to each other.
+    It is multiplied by `trained` parameters, and by `frozen` ones that are not trained.
     """
     return 6 * trained + 4 * frozen + 12 * num_layers * hidden_size * num_tokens
 
 
 def tokens_of_a_sample(config: RecipeConfig) -> int | None:
-    """Tokens that the model works through for each training sample; None where there are none, or unequal numbers."""
+    """Tokens that the model processes for each training sample; None if there are none, or unequal numbers."""
     data = config.data
     if isinstance(config.model, Vit):
         # Patches, and the class token.
@@ -130,7 +111,7 @@ def multiplied_parameters(model: nn.Module) -> tuple[int, int]:
 
 
 def data_sheet(gpu: str, precision: str) -> float | None:
-    """The peak of a GPU in TFLOP/s, where its name is known."""
+    """The peak of a GPU in TFLOP/s, if its name is known."""
     for words, peaks in DATA_SHEETS:
         if all(word in gpu for word in words):
             return peaks.get(precision)

@@ -9,7 +9,7 @@ import torch
 
 from largebatch.backend.base import Backend
 from largebatch.errors import TrainingFailed
-from largebatch.flops import UNKNOWN
+from largebatch.flops import Utilisation
 from largebatch.plan import RunPlan
 
 
@@ -67,12 +67,13 @@ class Stopwatch:
 class StepMetrics:
     """Collects the losses of steps on the device, and turns them into numbers when a step is logged."""
 
-    def __init__(self, backend: Backend, plan: RunPlan):
+    def __init__(self, backend: Backend, utilisation: Utilisation):
         self._backend = backend
-        self._plan = plan
+        self._plan = backend.plan
         self._loss_sums: dict[int, torch.Tensor] = {}
         self._norms: dict[int, torch.Tensor] = {}
         self._earlier_seconds = 0.0
+        self._earlier_samples = 0
         self._weight = 0
         self._logged_samples = 0
         self._logged_weight = 0
@@ -80,12 +81,12 @@ class StepMetrics:
         self.total_weight = 0
         """Samples or target tokens, whichever the loss is a mean over, of all steps so far."""
         self.stopwatch = Stopwatch()
-        self.utilisation = UNKNOWN
+        self.utilisation = utilisation
         """What turns samples per second into `mfu`."""
 
     def resume(self, step: int, seconds: float) -> None:
         """Go on after `step` steps, which took so many seconds in earlier attempts."""
-        self._logged_samples = self._plan.batch_at(step).samples_before
+        self._logged_samples = self._earlier_samples = self._plan.batch_at(step).samples_before
         self._earlier_seconds = seconds
 
     @property
@@ -98,13 +99,13 @@ class StepMetrics:
         return step % self._plan.log_every_steps == 0 or step in (1, self._plan.stop_after_steps)
 
     def add(self, step: int, loss_sum: torch.Tensor, weight: int, grad_norm: torch.Tensor | None) -> None:
-        """Take the numbers of step `step`, counted from 1.
+        """Take the numbers of the next step, number `step` counted from 1, without waiting for the device.
 
         Args:
-            step: The step after the last one.
-            loss_sum: This process's sum of losses, a scalar on the device; it is not waited for.
+            step: The step.
+            loss_sum: This process's sum of losses, a scalar on the device.
             weight: What the sum over all processes is divided by.
-            grad_norm: The gradient's norm, if it was computed; it is not waited for either.
+            grad_norm: The gradient's norm, if it was computed.
         """
         self._loss_sums[step] = loss_sum
         if grad_norm is not None:
@@ -113,17 +114,12 @@ class StepMetrics:
         self.total_weight += weight
 
     def leave_out(self, step: int) -> None:
-        """The step was not taken: its loss is none of the run's."""
+        """Forget a step that was not taken: its loss is excluded from metrics."""
         del self._loss_sums[step]
         self._norms.pop(step, None)
 
     def log(self, step: int) -> LoggedStep:
-        """The numbers of step `step`, the last one added, over all processes.
-
-        Raises:
-            TrainingFailed: A loss or a measured norm of a gradient since the last logged step is not finite; every
-                process raises it.
-        """
+        """The numbers of step `step`, the last one added, over all processes; fails as `check`."""
         plan = self._plan
         norm = self._norms.get(step)
         loss = math.fsum(self._gather_losses(step)) / self._weight
@@ -148,8 +144,27 @@ class StepMetrics:
             seconds=round(self.seconds, 3),
         )
 
+    def summary(self, step: int, about: dict[str, Any]) -> dict[str, Any]:
+        """The content of summary.json after `step` steps, with `about` as it is; rates are of this attempt."""
+        seconds = max(self.stopwatch.seconds, 1e-9)
+        samples = self._plan.batch_at(step).samples_before
+        rate = (samples - self._earlier_samples) / seconds
+        in_tokens = self._plan.loss_unit == "tokens"
+        return {
+            "steps": step,
+            "planned_steps": self._plan.total_steps,
+            "samples": samples,
+            "train_seconds": round(self.seconds, 3),
+            "samples_per_second": round(rate, 3),
+            "world_size": self._plan.world_size,
+            **about,
+            **({"tokens_per_second": round(self.total_weight / seconds, 3)} if in_tokens else {}),
+            "mfu": self.utilisation.at(rate),
+            "mfu_convention": self.utilisation.convention,
+        }
+
     def check(self, step: int) -> None:
-        """Raise TrainingFailed if a loss or norm of the steps up to `step` that were not logged yet is not finite."""
+        """Raise TrainingFailed on all processes if a loss or norm not logged yet, up to `step`, is not finite."""
         if self._loss_sums:
             self._gather_losses(step)
 
@@ -187,10 +202,9 @@ def place_of(plan: RunPlan, step: int) -> dict[str, Any]:
 
 
 def _not_finite(what: str) -> TrainingFailed:
-    error = TrainingFailed(
+    return TrainingFailed(
         f"{what}; training stopped and no weights were written. Try a longer learning_rate.warmup, a lower "
         "learning_rate.base_lr, or optimizer.clip_norm, and look at the data of that step; faults.on_non_finite can "
-        "leave such steps out"
+        "leave such steps out",
+        everywhere=True,
     )
-    error.everywhere = True
-    return error

@@ -34,17 +34,15 @@ def derive_seed(seed: int, *purpose: int | str) -> int:
 class Permutation:
     """A pseudo-random permutation of range(size), evaluated position by position.
 
-    A generalised Feistel cipher on the rectangle a x b, the smallest with a*b >= size and a about sqrt(size); results
+    A generalized Feistel cipher on the rectangle a x b, the smallest with a*b >= size and a about sqrt(size); results
     outside the range are enciphered again until they are inside (Black & Rogaway 2002, "Ciphers with Arbitrary Finite
     Domains", sections 3 and 4). A cipher is a bijection, so every index appears exactly once.
-
-    Args:
-        size: Number of elements, at least 1.
-        key: Any integer; another key is another permutation.
     """
 
     size: int
+    """Number of elements, at least 1."""
     key: int
+    """Any integer; another key is another permutation."""
 
     def __call__(self, positions: Indices) -> Indices:
         """The elements at `positions`, an int64 array of any shape with values in range(size)."""
@@ -92,21 +90,18 @@ def epoch_order(num_samples: int, seed: int, epoch: int) -> Permutation:
 
 
 class MicroBatch(NamedTuple):
-    """Which samples one process works on in one forward pass.
-
-    Args:
-        epoch: Epoch, counted from 0; with `indices` it decides the augmentation.
-        indices: Sample indices, int64 of shape (samples,): micro_batch_size of them, or in a ragged batch fewer.
-        seed: Seed of the randomness inside the model, such as dropout; it is a function of the step and of the place
-            of the micro-batch in the global batch, so it does not matter which process works on it.
-        counts: Whether the samples are this process's to train on. Where a ragged batch has no more for it, it goes
-            through the first sample of the global batch for the sake of the others, and its gradient does not count.
-    """
+    """Which samples one process works on in one forward pass."""
 
     epoch: int
+    """Counted from 0; with `indices` it decides the augmentation."""
     indices: Indices
+    """Sample indices, int64 of shape (samples,): micro_batch_size of them, or fewer in a ragged batch."""
     seed: int
-    counts: bool = True
+    """Of the randomness inside the model, such as dropout: a function of the step and of the micro-batch's slot in the
+    global batch, so it does not matter which process works on it."""
+    contributes: bool = True
+    """Whether the samples are this process's to train on. If a ragged batch has no more for it, it goes through the
+    first sample of the global batch for the sake of the others, and its gradient is left out."""
 
 
 @dataclass(frozen=True)
@@ -138,9 +133,9 @@ class TrainingOrder:
                 order = epoch_order(self.timeline.num_train_samples, self.seed, epoch)
                 indices = order(np.concatenate([np.arange(place.first, place.end) for place in same_epoch]))
                 begin = 0
-                for _, step, slot, first, end, counts in same_epoch:
+                for _, step, slot, first, end, contributes in same_epoch:
                     chosen, begin = indices[begin : begin + end - first], begin + end - first
-                    yield MicroBatch(epoch, chosen, derive_seed(self.seed, "model", step, slot), counts)
+                    yield MicroBatch(epoch, chosen, derive_seed(self.seed, "model", step, slot), contributes)
 
     def _places(self, micro_steps: Iterable[tuple[int, int]], rank: int) -> Iterator["_Place"]:
         for step, group in groupby(micro_steps, key=itemgetter(0)):
@@ -148,10 +143,10 @@ class TrainingOrder:
             for _, micro_step in group:
                 slot = micro_step * self.world_size + rank
                 first, end = slot * self.micro_batch_size, min((slot + 1) * self.micro_batch_size, batch.size)
-                counts = first < end
-                if not counts:
+                contributes = first < end
+                if not contributes:
                     first, end = 0, 1
-                yield _Place(batch.epoch, step, slot, batch.start + first, batch.start + end, counts)
+                yield _Place(batch.epoch, step, slot, batch.start + first, batch.start + end, contributes)
 
 
 class _Place(NamedTuple):
@@ -162,4 +157,4 @@ class _Place(NamedTuple):
     slot: int
     first: int
     end: int
-    counts: bool
+    contributes: bool

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from jobs import JobFailed, run_job, train
-from paths import PYDOC, STRATEGIES
+from paths import PYDOC
+
+pytestmark = pytest.mark.slow
 
 SMALL = ("--model.num_layers=1", "--model.hidden_size=16", "--model.num_heads=2", "--data.block_size=16")
 
@@ -16,12 +18,12 @@ def mutate(change: str) -> None:
     import torch
     from deepspeed.runtime.engine import DeepSpeedEngine
 
-    from largebatch.backend import start
+    from largebatch.backend import zero
     from largebatch.backend.base import Backend
 
     def change_config(**values):
-        original = start.fill_from_plan
-        start.fill_from_plan = lambda config, plan: original(config, plan) | values
+        original = zero.fill_from_plan
+        zero.fill_from_plan = lambda config, plan: original(config, plan) | values
 
     prepare = Backend.prepare
 
@@ -94,19 +96,19 @@ def test_deepspeed(change, words, tmp_path):
     assert "step 1/" not in report
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero2"])
 def test_weight_decay_after_wrapping(strategy, tmp_path):
     report = failure("weight decay", strategy, tmp_path / "run")
     assert "hyperparameters per group" in report
     assert "exit code 2" in report
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero3"])
+@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
 def test_parameter_lost_in_wrapping(strategy, tmp_path):
     assert "parameters per group" in failure("lost parameter", strategy, tmp_path / "run")
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "zero1", "zero3"])
+@pytest.mark.parametrize("strategy", ["fsdp", "zero1"])
 def test_a_parameter_that_the_strategy_cannot_cut_up(strategy, tmp_path):
     report = failure("single number", strategy, tmp_path)
     assert f"temperature is a single number, of shape (), which {strategy} cannot cut up" in report

@@ -35,12 +35,13 @@ def reductions_of_a_step(run_dir, *words: str) -> list[int]:
                 distributed.barrier()
             events = [event for event in profile.events() if event.name.startswith("gloo:") and "reduce" in event.name]
             counts.append(len(events))
-        step.update()
+        run.update(step)
         if step.index == 1:
             return counts[len(counts) // 2 :]
     return counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero1"])
 def test_gradients_are_reduced_with_the_last_micro_batch_only(strategy, tmp_path):
     words = ("--batch.global_batch_size=32", "--batch.micro_batch_size=4")
@@ -49,6 +50,7 @@ def test_gradients_are_reduced_with_the_last_micro_batch_only(strategy, tmp_path
         assert counts[3] > 0, counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["zero2", "zero3"])
 def test_partitioned_gradients_are_reduced_with_every_micro_batch(strategy, tmp_path):
     """No process may keep whole gradients, so there is no way around it."""

@@ -14,7 +14,7 @@ from largebatch.config import load_config
 from largebatch.errors import ConfigError, UserError
 from largebatch.plan import resolve
 from largebatch.storage.layout import folder_name, read_manifest
-from paths import ADDITION, DIGITS, PYDOC, SIMCLR, STRATEGIES, VIT_DIGITS
+from paths import ADDITION, DIGITS, PYDOC, SIMCLR, VIT_DIGITS
 from reference import load_recipe_module
 from resuming import TINY_GPT
 
@@ -62,7 +62,8 @@ def eager(tmp_path_factory):
     return run_dir, result
 
 
-@pytest.mark.parametrize("strategy", ["single", *STRATEGIES])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero3"])
 def test_the_same_training(strategy, eager, tmp_path):
     """Blocks share their code, whatever flags change from micro-batch to micro-batch: of training and of evaluation
     there is a graph of the first length, and one of any."""
@@ -72,14 +73,13 @@ def test_the_same_training(strategy, eager, tmp_path):
         tmp_path / "run",
         COMPILED,
         strategy=strategy,
-        world_size=1 if strategy == "single" else 2,
-        timeout=600,
     )[0]
     assert_same(result, expected)
     assert 0 < result["graphs"] <= 4
     assert stored(tmp_path / "run") == stored(run_dir)
 
 
+@pytest.mark.slow
 def test_with_activation_checkpointing(eager, tmp_path):
     words = (COMPILED, "--compute.activation_checkpointing=true")
     result = run_job(train_here, tmp_path / "run", *words, strategy="fsdp", world_size=2, timeout=600)[0]
@@ -87,6 +87,7 @@ def test_with_activation_checkpointing(eager, tmp_path):
     assert result["graphs"] > 0
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_compiled(eager, tmp_path):
     _, expected = eager
     run_job(train_here, tmp_path / "run", "--train.stop_after_steps=4")
@@ -126,6 +127,7 @@ def test_without_a_compiler(monkeypatch):
         compile_in_place(nn.Linear(1, 1), CPU)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "recipe", "region"), [("fsdp", DIGITS, "ResNetStage"), ("zero3", SIMCLR, "Encoder")]
 )
@@ -136,6 +138,7 @@ def test_what_is_cut_up_inside(strategy, recipe, region, tmp_path):
         run_job(train_two_steps, tmp_path / "run", recipe, strategy=strategy)
 
 
+@pytest.mark.slow
 def test_frozen_weights_and_zero3(tmp_path):
     """A compiled backward pass needs them whole, and they have been let go again."""
     lora = '--model.lora={"rank": 2, "alpha": 4, "target_modules": ["q_proj"]}'
@@ -168,6 +171,7 @@ def test_batch_norm_and_activation_checkpointing():
     assert resolve(load_config(VIT_DIGITS, [COMPILED, checkpointing]), 4).compile
 
 
+@pytest.mark.slow
 def test_blocks_that_are_computed_again_are_compiled(tmp_path):
     """In one graph of training, which all blocks share, and one of evaluation, for samples of one length."""
     words = ("--data.samples=blocks", "--batch.last=drop")

@@ -4,8 +4,10 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from jobs import launch_environment
-from largebatch.rehearsal.jobs import meeting_place
+from largebatch.tools.verify.jobs import meeting_place
 from paths import DIGITS, ROOT
 
 PROGRAM = """
@@ -30,6 +32,7 @@ print(launch.strategy, *sorted({"deepspeed", "transformers", "datasets"} & sys.m
 """
 
 
+@pytest.mark.slow
 def test_no_library_of_models_to_start_ddp_and_step(tmp_path):
     """Of FSDP2, Accelerate imports DeepSpeed itself where it is installed."""
     with meeting_place() as place:
@@ -44,4 +47,4 @@ def test_no_library_of_models_to_start_ddp_and_step(tmp_path):
             )
             for rank in ("0", "1")
         ]
-        assert [process.communicate(timeout=300)[0].split() for process in processes] == [["ddp"], ["ddp"]]
+        assert [process.communicate(timeout=600)[0].split() for process in processes] == [["ddp"], ["ddp"]]

@@ -5,6 +5,8 @@ import pytest
 from jobs import run_job
 from paths import BERT, CIFAR, DIGITS, LLAMA, PYDOC, SIMCLR, VIT_DIGITS
 
+pytestmark = pytest.mark.slow
+
 UNTIED = ("--model.tie_embeddings=false",)
 MODELS = [
     (PYDOC, ()),
@@ -25,8 +27,8 @@ def units_of_a_job(run_dir, recipe, words):
     from largebatch.backend.model_shape import shape_of
     from largebatch.config import load_config
     from largebatch.optim import build_optimizer
-    from largebatch.rehearsal.recipe_model import recipe_model
     from largebatch.run import Run, RunOptions
+    from largebatch.tools.plan.recipe_model import recipe_model
     from reference import load_recipe_module
 
     run = Run(load_config(recipe, words), RunOptions(run_dir))

@@ -11,7 +11,7 @@ from torch import nn
 
 from jobs import JobFailed, run_job
 from largebatch.backend.sync_batch_norm import CpuSyncBatchNorm, is_synchronised, synchronise
-from paths import DIGITS, PYDOC, STRATEGIES
+from paths import DIGITS, PYDOC
 from reference import load_recipe_module, reference_digits
 from test_strategies import assert_same, recorded
 
@@ -71,14 +71,13 @@ def one_part(kind: str, device: str) -> dict[str, np.ndarray]:
     return forward_and_backward(layer, parts[rank].to(device), weights[rank].to(device))
 
 
-@pytest.mark.parametrize(
-    ("device", "world_size"), [("cpu", 2), ("cpu", 3), *([("cuda", 2)] if torch.cuda.is_available() else [])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("device", "world_size"), [("cpu", 3), *([("cuda", 2)] if torch.cuda.is_available() else [])])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_layer_is_batch_norm_of_all_inputs_together(kind, device, world_size):
     layer, parts, weights = layer_and_parts(kind, world_size)
     expected = forward_and_backward(layer, torch.cat(parts), torch.cat(weights))
-    results = run_job(one_part, kind, device, world_size=world_size, timeout=60)
+    results = run_job(one_part, kind, device, world_size=world_size)
     for name, values in expected.items():
         mine = [result[name] for result in results]
         if name.startswith("gradient of"):
@@ -104,6 +103,7 @@ def inputs_around(offset: float) -> torch.Tensor:
     return torch.randn(4096, 4, generator=torch.Generator().manual_seed(0)) + offset
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "offset", "tolerance"),
     # In fp32, E[x^2] - E[x]^2 would be off by some 10 % at this mean. In bf16, statistics in bf16 by some 1 %.
@@ -160,9 +160,10 @@ def alone(micro_batch_size: int) -> dict:
         return run_job(recorded, DIGITS, Path(folder, "run"), *words, strategy="single", world_size=1)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "world_size", "micro_batch_size"),
-    [*((strategy, 2, 4) for strategy in STRATEGIES), ("ddp", 4, 2), ("single", 1, 8)],
+    [("ddp", 4, 2), ("fsdp", 2, 4), ("zero2", 2, 4), ("zero3", 2, 4), ("single", 1, 8)],
 )
 def test_same_as_one_process_with_the_product_as_micro_batch(strategy, world_size, micro_batch_size, tmp_path):
     words = (SYNC, SHORT, f"--batch.micro_batch_size={micro_batch_size}")
@@ -175,6 +176,7 @@ def test_same_as_one_process_with_the_product_as_micro_batch(strategy, world_siz
     assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_without_it_the_micro_batch_of_a_process_counts(tmp_path):
     words = (SHORT, "--batch.micro_batch_size=4")
     result = run_job(recorded, DIGITS, tmp_path / "run", *words, strategy="ddp")[0]
@@ -184,6 +186,7 @@ def test_without_it_the_micro_batch_of_a_process_counts(tmp_path):
     assert result["metrics"][1]["grad_norm"] != pytest.approx(plainly(8)["metrics"][1]["grad_norm"], rel=1e-2)
 
 
+@pytest.mark.slow
 def test_one_micro_batch_a_step_moves_running_statistics_as_torch_does(tmp_path):
     """Two processes with four samples each: torch's own loop over steps of eight."""
     words = ("--batch.global_batch_size=8", "--batch.micro_batch_size=4")
@@ -208,6 +211,7 @@ def torchs_statistics(words: tuple[str, ...]) -> dict[str, np.ndarray]:
     return {name: buffer.numpy() for name, buffer in model.named_buffers()}
 
 
+@pytest.mark.slow
 def test_bf16(tmp_path):
     words = (SYNC, SHORT, "--batch.micro_batch_size=4", "--precision=bf16")
     result = run_job(recorded, DIGITS, tmp_path / "run", *words)[0]
@@ -248,6 +252,7 @@ def run_with(change: str, words: tuple[str, ...], run_dir) -> None:
     train(PYDOC if change == "batch norm" else DIGITS, "--train.stop_after_steps=1", *words, run_dir=run_dir)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "words", "message"),
     [
@@ -278,5 +283,6 @@ def test_models_that_are_not_what_the_plan_says(change, words, message, tmp_path
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_own_layers_are_trained_where_nothing_is_synchronised(tmp_path):
     run_job(run_with, "another class", (), tmp_path / "run")

@@ -6,9 +6,9 @@ import pytest
 from deepspeed.runtime.config import DeepSpeedConfig
 from transformers import TrainingArguments
 
-from largebatch.batch.elsewhere import BatchElsewhere
-from largebatch.batch.elsewhere_configs import read_config
 from largebatch.errors import UserError
+from largebatch.tools.effective_batch.other_configs import read_config
+from largebatch.tools.effective_batch.other_frameworks import OtherBatch
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_deepspeed_completes_the_same(write, complete, content, processes):
     assert said.framework == "deepspeed"
     assert said.batch_size == truth.train_micro_batch_size_per_gpu
     assert said.accumulation == truth.gradient_accumulation_steps
-    there = BatchElsewhere("deepspeed", said.batch_size, processes, accumulation=said.accumulation)
+    there = OtherBatch("deepspeed", said.batch_size, processes, accumulation=said.accumulation)
     assert there.global_batch_size == truth.train_batch_size
 
 

@@ -7,7 +7,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from jobs import run_job
-from largebatch.batch.elsewhere import BatchElsewhere
+from largebatch.tools.effective_batch.other_frameworks import OtherBatch
 
 SAMPLES = torch.randn(24, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
@@ -44,11 +44,12 @@ def first_step_under_ddp(batch_size, accumulation, loss):
     return torch.cat(batches).tolist(), model.module.weight.grad.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world_size", "batch_size", "accumulation", "loss"), [(2, 4, 1, "mean"), (4, 3, 2, "mean"), (3, 4, 1, "sum")]
 )
 def test_ddp(world_size, batch_size, accumulation, loss):
-    there = BatchElsewhere("ddp", batch_size, world_size, accumulation=accumulation, loss=loss)
+    there = OtherBatch("ddp", batch_size, world_size, accumulation=accumulation, loss=loss)
     results = run_job(first_step_under_ddp, batch_size, accumulation, loss, world_size=world_size)
 
     samples = torch.tensor([sample for loaded, _ in results for sample in loaded], dtype=torch.float64)
@@ -59,6 +60,7 @@ def test_ddp(world_size, batch_size, accumulation, loss):
         torch.testing.assert_close(torch.tensor(gradient, dtype=torch.float64), expected)
 
 
+@pytest.mark.slow
 def test_a_sum_under_ddp_is_world_size_times_smaller():
     results = run_job(first_step_under_ddp, 4, 1, "sum", world_size=3)
     samples = torch.tensor([sample for loaded, _ in results for sample in loaded], dtype=torch.float64)
@@ -70,7 +72,7 @@ def test_a_sum_under_ddp_is_world_size_times_smaller():
 @pytest.mark.parametrize(("batch_size", "processes"), [(64, 8), (12, 4)])
 def test_split_batches_of_accelerate(batch_size, processes):
     """Accelerate's own sampler of each process, which is what `split_batches` sets."""
-    there = BatchElsewhere("ddp", batch_size, processes, split_batches=True)
+    there = OtherBatch("ddp", batch_size, processes, split_batches=True)
     sampler = BatchSampler(range(2 * batch_size), batch_size, drop_last=False)
     first = [
         next(iter(BatchSamplerShard(sampler, num_processes=processes, process_index=index, split_batches=True)))
@@ -114,7 +116,7 @@ class DataParallelOnCPU(DataParallel):
 @pytest.mark.parametrize(("batch_size", "devices"), [(7, 8), (24, 8), (10, 4), (17, 5), (9, 6)])
 @pytest.mark.parametrize("loss", ["mean", "sum"])
 def test_data_parallel_cuts_one_batch(batch_size, devices, loss):
-    there = BatchElsewhere("dp", batch_size, devices, loss=loss)
+    there = OtherBatch("dp", batch_size, devices, loss=loss)
     model = DataParallelOnCPU(build_model(), devices)
     (samples,) = (batch for batch, _ in zip(DataLoader(SAMPLES, batch_size=batch_size), range(1), strict=False))
     getattr(losses_of(model, samples), loss)().backward()

@@ -51,6 +51,7 @@ def test_packing_counts_every_pair_and_target(monkeypatch):
     assert fetching.samples == [sum(targets) / 3] * 2
 
 
+@pytest.mark.slow
 def test_the_program(tmp_path, monkeypatch):
     monkeypatch.setattr(data_path, "COPIES", 1)
     monkeypatch.setattr(data_path, "NUM_PAIRS", 3000)

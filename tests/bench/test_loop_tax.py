@@ -36,6 +36,7 @@ def test_a_peer_trains_every_batch_of_every_epoch(name, monkeypatch):
     assert clock.steps == 2 * (1437 // 64)
 
 
+@pytest.mark.slow
 def test_ours_trains_as_many_steps():
     # It exits with an error where it does not.
     assert in_own_process(Path(loop_tax.__file__), "ours") > 0

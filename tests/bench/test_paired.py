@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from largebatch.rehearsal.jobs import JobFailed
+from largebatch.tools.verify.jobs import JobFailed
 from paired import TurnClock, contender, in_own_process, interleave, start_job, take_turns
 
 
@@ -52,7 +52,7 @@ def fails(connections, rank_that_fails: int) -> None:  # noqa: ARG001 - as of ev
 
 
 def test_a_contender_that_fails_is_not_waited_for(tmp_path):
-    start = start_job(fails, 0, world_size=1, environment={}, folder=tmp_path, timeout=60)
+    start = start_job(fails, 0, world_size=1, environment={}, folder=tmp_path, timeout=600)
     with pytest.raises(JobFailed, match="as rank 0 wished"), contender(start, 1):
         pass
 

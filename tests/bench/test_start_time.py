@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -15,7 +16,7 @@ from pathlib import Path
 Path(sys.argv[1]).touch()
 time.sleep(0.3)
 Path(sys.argv[1]).write_text("1.0")
-time.sleep(1.5)
+time.sleep(5)
 sys.exit(sys.argv[2] or 0)
 """
 
@@ -31,8 +32,10 @@ def test_the_first_step_is_when_it_has_written_something(tmp_path, monkeypatch, 
         with pytest.raises(SystemExit, match="bare failed:\nno such model"):
             start.seconds_to_first_step("bare")
     else:
+        began = time.perf_counter()
+        seconds = start.seconds_to_first_step("bare")
         # Neither when the file was made nor when the process ended.
-        assert 0.3 < start.seconds_to_first_step("bare") < 1.8
+        assert 0.3 < seconds < time.perf_counter() - began - 2
 
 
 def packages_after(code: str) -> set[str]:
@@ -45,6 +48,7 @@ def packages_after(code: str) -> set[str]:
     return ast.literal_eval(result.stdout.strip().splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_the_bare_script_imports_what_a_recipe_does():
     bare = ast.parse((ROOT / "bench/peers/start/bare.py").read_text())
     imports = "\n".join(ast.unparse(node) for node in bare.body if isinstance(node, ast.Import | ast.ImportFrom))

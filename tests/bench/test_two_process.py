@@ -42,7 +42,8 @@ def test_the_engine_is_set_as_ours_but_for_accumulation(stage):
     assert engine_config(stage, two_process.WORLD_SIZE) == mine | accumulated
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero3"])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
 def test_a_pair_of_turns(strategy):
     comparison = two_process.compare(strategy, rounds=1, steps=1)
     assert comparison.case == strategy

@@ -14,6 +14,8 @@ import yaml
 from largebatch import __version__
 from paths import RECIPES, ROOT
 
+pytestmark = pytest.mark.slow
+
 SOURCES = (
     "src",
     "recipes",
@@ -51,7 +53,7 @@ def run(*command, cwd: Path, code: int = 0, **environment: str) -> str:
     """What a command prints, in an environment that does not lead to the checkout."""
     outside = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "STRATEGY", "RUN_DIR")}
     result = subprocess.run(
-        command, cwd=cwd, env=outside | environment, capture_output=True, text=True, timeout=300, check=False
+        command, cwd=cwd, env=outside | environment, capture_output=True, text=True, timeout=600, check=False
     )
     assert result.returncode == code, result.stdout + result.stderr
     return result.stdout + result.stderr
@@ -138,22 +140,13 @@ def test_the_test_of_a_bundle(bundle, installed):
     """Trains by `accelerate launch`, and finds a mistake in train.py and one in the recipe."""
     assert "2 passed" in run(installed / "pytest", "-q", cwd=bundle)
     train = bundle / "recipes/image_classification/train.py"
-    correct = train.read_text()
-    train.write_text(correct.replace("step.backward(", "step.backwards("))
+    train.write_text(train.read_text().replace("step.backward(", "step.backwards("))
     printed = run(installed / "pytest", "-q", cwd=bundle, code=1)
     assert "1 failed, 1 passed" in printed
     assert "'Step' object has no attribute 'backwards'" in printed
-    train.write_text(correct)
     recipe = bundle / "recipes/image_classification/resnet_digits.json"
     recipe.write_text(recipe.read_text().replace('"global_batch_size": 64', '"global_batch_size": 65'))
-    assert "2 failed" in run(installed / "pytest", "-q", cwd=bundle, code=1)
-
-
-def test_verify_in_a_bundle(bundle, installed):
-    words = ["--strategies=ddp,zero2", "--world-sizes=2", "--steps=2"]
-    recipe = "recipes/image_classification/resnet_digits.json"
-    assert "2 of 2 combinations agree" in run(installed / "largebatch", "verify", recipe, *words, cwd=bundle)
-    assert (bundle / "runs/resnet_digits.verify.json").is_file()
+    assert "1 failed, 1 deselected" in run(installed / "pytest", "-q", "-k", "not trains", cwd=bundle, code=1)
 
 
 def test_verify_as_the_readme_says_without_the_recipes_data(installed, tmp_path):
@@ -163,6 +156,7 @@ def test_verify_as_the_readme_says_without_the_recipes_data(installed, tmp_path)
     path = f"{installed}:{os.environ['PATH']}"
     printed = run("bash", "-c", f"{command} --strategies ddp", cwd=tmp_path / "job", PATH=path)
     assert "2 of 2 combinations agree" in printed
+    assert (tmp_path / "job/runs/gpt2_124m.verify.json").is_file()
 
 
 def test_the_job_of_a_bundle(bundle, installed, tmp_path):

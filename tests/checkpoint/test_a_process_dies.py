@@ -7,8 +7,10 @@ import time
 import pytest
 
 from jobs import JobFailed, run_job
-from largebatch.run.attempt import claim
+from largebatch.storage.attempts import claim
 from saving import FakeBackend, FakeRun, assert_training_goes_on, temporary_folders, usable
+
+pytestmark = pytest.mark.slow
 
 OLD, NEW = 4, 8
 

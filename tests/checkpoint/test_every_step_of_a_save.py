@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from largebatch.errors import TrainingFailed
-from largebatch.run.attempt import claim
+from largebatch.storage.attempts import claim
 from saving import FakeRun, assert_holds, assert_training_goes_on, temporary_folders, usable
 
 CALLS = ["open", "write", "fsync", "rename", "replace", "unlink", "mkdir", "rmdir", "link", "symlink", "truncate"]
@@ -160,6 +160,7 @@ def test_what_a_step_relies_on_is_on_the_disk_before_it(calls):
     assert renamed[-1] == "/step_00000004"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_death_at_any_step(asynchronous, calls, tmp_path):
     """After one call is before the next: nothing else changes the folder, as another test shows."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from largebatch.errors import TrainingFailed
-from largebatch.run.attempt import Attempt
+from largebatch.storage.attempts import Attempt
 from saving import FakeBackend, FakeRun, assert_holds, usable
 
 

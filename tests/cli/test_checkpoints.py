@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from jobs import run_job
-from largebatch.cli import main
-from largebatch.cli.checkpoints import _bytes
+from largebatch.tools.checkpoints import _bytes
+from largebatch.tools.command_line import main
 from paths import DIGITS, PYDOC
 from resuming import TINY_GPT, assert_same_weights, run_interrupted
 
@@ -25,9 +25,10 @@ def run_dir(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_lists_them_without_torch(run_dir):
     program = (
-        "import sys; from largebatch.cli import main; "
+        "import sys; from largebatch.tools.command_line import main; "
         f"code = main(['checkpoints', {str(run_dir)!r}, '--verify']); "
         "sys.exit('torch' in sys.modules or code)"
     )
@@ -42,6 +43,7 @@ def test_lists_them_without_torch(run_dir):
     assert all("3 x fsdp, #1" in line and line.endswith("complete") for line in lines[1:])
 
 
+@pytest.mark.slow
 def test_names_what_is_broken(run_dir, capsys):
     file = run_dir / "checkpoints/step_00000005/rank_00001.safetensors"
     content = file.read_bytes()
@@ -72,6 +74,7 @@ def logits(folder, dtype):
     return model.eval()(torch.arange(16).view(1, 16)).logits.float().detach().numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "strategy", "world_size"),
     [(PYDOC, "single", 1), (PYDOC, "ddp", 3), (PYDOC, "zero1", 2), (PYDOC, "zero3", 3), (DIGITS, "fsdp", 2)],
@@ -86,6 +89,7 @@ def test_export_is_the_final_weights(recipe, strategy, world_size, tmp_path):
     assert mine == theirs
 
 
+@pytest.mark.slow
 def test_export_in_another_dtype_and_in_several_files(run_dir, tmp_path):
     from largebatch.checkpoint.export import export
 
@@ -100,6 +104,7 @@ def test_export_in_another_dtype_and_in_several_files(run_dir, tmp_path):
     np.testing.assert_allclose(half, whole, atol=0.01)
 
 
+@pytest.mark.slow
 def test_export_writes_over_nothing(run_dir, tmp_path, capsys):
     (tmp_path / "out").mkdir()
     assert main(["export", str(run_dir), str(tmp_path / "out")]) == 2

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from largebatch.cli import main
+from largebatch.tools.command_line import main
 
 
 def completed(script: str, words: list[str]) -> list[str]:

@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from largebatch.cli import main
+from largebatch.tools.command_line import main
 from paths import ROOT
 
 

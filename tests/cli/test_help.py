@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from largebatch.cli import main
-from largebatch.cli.parser import build_parser
+from largebatch.tools.command_line import build_parser, main
 
 
 def test_every_command_has_help_with_an_example_or_its_caller_and_exit_codes(capsys):
@@ -35,6 +34,16 @@ def test_examples_of_help_are_taken_by_the_parser():
             assert name in ("submit", "train-tokenizer") or not overrides, example
             found += 1
     assert found >= 18
+
+
+def test_help_without_what_commands_need():
+    program = (
+        "import sys; from largebatch.tools.command_line import build_parser; "
+        "print(build_parser().format_help()); "
+        "sys.exit({'torch', 'pydantic', 'numpy', 'yaml', 'shtab', 'transformers'} & sys.modules.keys() or 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
 
 
 def test_a_reader_that_has_seen_enough():

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from largebatch.cli import main
+from largebatch.tools.command_line import main
 from paths import RECIPES, ROOT
 from planting import plant
 
@@ -15,7 +15,13 @@ SMOKE = "slurm/gpt_pydoc.sbatch"
 def test_nothing_found_in_the_repository_itself(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     assert main(["lint"]) == 0
-    files = [*RECIPES, *ROOT.glob("slurm/*"), *ROOT.glob("recipes/*/*.yaml"), *ROOT.glob("ds_configs/*")]
+    files = [
+        *RECIPES,
+        *ROOT.glob("slurm/*.sbatch"),
+        ROOT / "slurm/launch.sh",
+        *ROOT.glob("recipes/*/*.yaml"),
+        *ROOT.glob("ds_configs/*"),
+    ]
     assert capsys.readouterr().out == f"{len(files)} files, nothing found\n"
 
 
@@ -26,7 +32,7 @@ def test_findings_one_a_line(capsys):
     first, second, count = capsys.readouterr().out.splitlines()
     assert first.startswith(f"{SMOKE}:1: --requeue is missing: ")
     assert first.endswith("; write --requeue [requeue]")
-    assert second.startswith(f"{SMOKE}:16: --ntasks-per-node is 4: ")
+    assert second.startswith(f"{SMOKE}:15: --ntasks-per-node is 4: ")
     assert count == "4 files, 2 found"
 
 
@@ -67,7 +73,7 @@ def test_outside_of_a_repository(tmp_path, monkeypatch, capsys):
 )
 def test_without_torch(words):
     program = (
-        "import sys; from largebatch.cli import main; "
+        "import sys; from largebatch.tools.command_line import main; "
         f"code = main({words}); "
         "sys.exit(code or {'torch', 'accelerate', 'deepspeed', 'transformers'} & sys.modules.keys() or 0)"
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from largebatch import __version__
-from largebatch.cli import main
+from largebatch.tools.command_line import main
 from paths import RECIPES, ROOT, STRATEGIES
 
 
@@ -50,7 +50,7 @@ def test_requirements_are_the_tested_ones(tmp_path):
     assert new(tmp_path / "job") == 0
     needed = {line for line in tree(tmp_path / "job")["requirements.txt"].decode().splitlines() if "==" in line}
     tested = {line for line in (ROOT / "requirements.txt").read_text().splitlines() if "==" in line}
-    checks = {"pytest-xdist", "jsonschema", "mypy", "pytorch-optimizer", "ruff"}
+    checks = {"pytest-xdist", "jsonschema", "jsonschema-markdown", "mypy", "pytorch-optimizer", "ruff"}
     assert {line for line in tested if line.partition("==")[0] not in checks} == needed - {f"largebatch=={__version__}"}
     assert f"largebatch=={__version__}" in needed
 
@@ -189,7 +189,7 @@ def test_what_comes_into_the_folder_meanwhile_stays(tmp_path, monkeypatch, capsy
 
 def test_without_torch(tmp_path):
     program = (
-        "import sys; from largebatch.cli import main; "
+        "import sys; from largebatch.tools.command_line import main; "
         "code = main(['new', sys.argv[1], '--recipe=llama_8b', '--vendor']); "
         "sys.exit(code or {'torch', 'accelerate', 'deepspeed', 'transformers'} & sys.modules.keys() or 0)"
     )

@@ -3,12 +3,11 @@
 import json
 import os
 import pty
-import subprocess
-import sys
 
 import pytest
 
-from largebatch.cli import main
+from largebatch.tools.command_line import main
+from largebatch.tools.plan.table import painter
 from paths import DIGITS, PYDOC, ROOT
 
 # A recipe of somebody's own, with a model of plain torch that looks at numbers while it is built.
@@ -181,33 +180,18 @@ def test_a_strategy_whose_states_are_not_known_is_left_out(compare, tmp_path, se
     assert "  ddp" in output
 
 
-def output_on_a_terminal(**environment):
-    """Of the command, which finds a terminal."""
-    main_end, terminal = pty.openpty()
-    words = ["-m", "largebatch", "plan", str(PYDOC), "--world-sizes", "2", "--gpu-memory", "80"]
-    variables = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "TERM")} | environment
-    process = subprocess.Popen(
-        [sys.executable, *words], cwd=ROOT, stdout=terminal, stderr=subprocess.DEVNULL, env=variables
-    )
-    os.close(terminal)
-    output = b""
-    try:
-        while part := os.read(main_end, 4096):
-            output += part
-    # What Linux answers when the other end is closed.
-    except OSError:
-        pass
-    os.close(main_end)
-    assert process.wait() == 0
-    return output.decode()
-
-
 @pytest.mark.parametrize(
-    ("environment", "is_coloured"),
-    [({"TERM": "xterm"}, True), ({"TERM": "xterm", "NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)],
+    ("environment", "is_colored"),
+    [({"TERM": "xterm"}, True), ({"TERM": "xterm", "NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False), ({}, False)],
 )
-def test_colour_is_for_terminals_that_have_it(environment, is_coloured):
-    assert ("\033[32m" in output_on_a_terminal(**environment)) is is_coloured
+def test_color_is_for_terminals_that_have_it(environment, is_colored, monkeypatch):
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    main_end, terminal = pty.openpty()
+    with os.fdopen(main_end), os.fdopen(terminal, "w") as stream:
+        assert painter(stream)("fits", "good") == ("\033[32mfits\033[0m" if is_colored else "fits")
 
 
 def test_elsewhere_text_is_plain(compare):

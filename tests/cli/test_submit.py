@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from largebatch.cli import main
+from largebatch.tools.command_line import main
 from paths import RECIPES
 from planting import plant
 
@@ -65,8 +65,8 @@ def test_submits_and_says_how_to_follow(recipe, capsys):
         f"sbatch --parsable --nodes=2 {SMOKE}\n"
         "\n"
         "job 123\n"
-        "log    slurm-gpt_pydoc-123.log\n"
-        "follow tail -F slurm-gpt_pydoc-123.log\n"
+        "log    slurm-gpt_pydoc.sbatch-123.log\n"
+        "follow tail -F slurm-gpt_pydoc.sbatch-123.log\n"
     )
     assert {path: path.read_bytes() for path in Path().glob("slurm/*")} == before
 
@@ -76,7 +76,7 @@ def test_which_words_go_where():
     words = (
         "--seed 1 --partition gpu --optimizer.weight_decay=0 -t 40 --resume none --requeue --resume.allow_change seed"
     )
-    given = shlex.split(f"{words} --strategy zero3 --run_dir /tmp/my/run --gpus-per-node h100:4 --nodes 1")
+    given = shlex.split(f"{words} --strategy zero3 --run-dir /tmp/my/run --gpus-per-node h100:4 --nodes 1")
     assert submit("gpt_pydoc", *given) == 0
     before, _, behind = " ".join(called()["words"]).partition(f" {SMOKE} ")
     assert before == "--parsable --nodes=1 --gpus-per-node=h100:4 --partition gpu -t 40 --requeue"
@@ -141,7 +141,7 @@ def test_dry_run(capsys):
         f"gpt_pydoc under ddp, nodes x processes per node = {nodes} x 1: causal_lm on {nodes} processes"
         for nodes in (2, 3, 4)
     ]
-    assert "log    slurm-gpt_pydoc-%j.log (Slurm fills in %j)" in printed
+    assert "log    slurm-gpt_pydoc.sbatch-%j.log (Slurm fills in %j)" in printed
 
 
 @pytest.mark.usefixtures("sbatch")
@@ -162,7 +162,6 @@ def test_dry_run(capsys):
         (["--nodes=2", "--signal=USR1@300"], "signal"),
         (["--nodes=2", "--no-requeue"], "requeue"),
         (["--nodes=2", "--ntasks=4"], "tasks-per-node"),
-        (["--nodes=2", "-N2"], "duplicate-option"),
         (["--nodes=2", "--output=logs/x.log"], "log-folder"),
     ],
 )
@@ -200,6 +199,7 @@ def test_a_strategy_that_the_script_would_not_take(capsys):
         (["elsewhere/gpt_pydoc.json"], f"{SMOKE} runs {RECIPE}, not elsewhere/gpt_pydoc.json"),
         (["gpt_pydoc", "word"], "word: not an option"),
         (["gpt_pydoc", "--optimzer.eps=1"], "--optimzer.eps: neither a field of the recipe nor an option of sbatch"),
+        (["gpt_pydoc", "--run_dir", "x"], "--run_dir: options are spelled with dashes; write --run-dir"),
         (["gpt_pydoc", "--seed"], "--seed: has no value; write --seed VALUE"),
         (["gpt_pydoc", "--resume"], "--resume: has no value; write --resume VALUE"),
     ],
@@ -224,7 +224,7 @@ def test_sbatch_of_a_federation(sbatch, capsys):
     sbatch("print('123;north'); print('sbatch: warning: slow', file=sys.stderr)")
     assert submit("gpt_pydoc", "--nodes=2") == 0
     printed = capsys.readouterr()
-    assert "job 123 on cluster north\nlog    slurm-gpt_pydoc-123.log\n" in printed.out
+    assert "job 123 on cluster north\nlog    slurm-gpt_pydoc.sbatch-123.log\n" in printed.out
     assert printed.err == "sbatch: warning: slow\n"
 
 

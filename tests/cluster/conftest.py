@@ -1,6 +1,6 @@
-"""Jobs on a real Slurm cluster of three hosts on this machine."""
+"""Jobs on a real Slurm cluster of three hosts on this machine; each test has a cluster of its own."""
 
-import subprocess
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,47 +8,79 @@ from pathlib import Path
 import pytest
 
 from paths import ROOT
-from slurm_cluster import Cluster, start, stop, why_not
+from resuming import run_interrupted
+from slurm_cluster import Cluster, why_not
 from slurm_job import Job
 
 NUM_HOSTS = 3
 
 
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
     reason = why_not()
     if reason:
         pytest.skip(f"no Slurm cluster can be started here: {reason}")
-    # What a killed test session has left.
-    stop()
-    yield start(NUM_HOSTS)
-    stop()
+    cluster = Cluster(NUM_HOSTS, tmp_path / "cluster.log")
+    yield cluster
+    cluster.close()
+
+
+Play = Callable[..., Path]
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Play:
+    """Writes a file for LARGEBATCH_ENV: the environment of the tests, with bash scripts in place of some programs."""
+    environments = itertools.count(1)
+
+    def write(**programs: str) -> Path:
+        folder = tmp_path / f"environment_{next(environments)}"
+        folder.mkdir()
+        for name, text in programs.items():
+            (folder / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+            (folder / name).chmod(0o755)
+        file = folder / "activate"
+        file.write_text(f"source {sys.prefix}/bin/activate\nPATH={folder}:$PATH\n")
+        return file
+
+    return write
 
 
 Submit = Callable[..., Job]
 
 
 @pytest.fixture
-def submit(cluster: Cluster, tmp_path: Path) -> Iterator[Submit]:
-    """Submits a shipped batch script, as from a login node."""
-    jobs = []
+def submit(cluster: Cluster, play: Play, tmp_path: Path) -> Submit:
+    """Submits a shipped batch script from the login node; by default, `programs` makes the job skip the pre-flight."""
 
     def submit_script(
-        script: str, *words: str, options: tuple[str, ...] = (), name: str = "run", **settings: str
+        *words: str,
+        options: tuple[str, ...],
+        name: str = "run",
+        programs: dict[str, str] | None = None,
+        **settings: str,
     ) -> Job:
-        environment = {
-            "LARGEBATCH_ENV": str(Path(sys.prefix) / "bin" / "activate"),
-            "RUN_DIR": str(tmp_path / name),
-            **settings,
-        }
+        programs = {"largebatch": "exit 0"} if programs is None else programs
+        settings = {"LARGEBATCH_ENV": str(play(**programs)), "RUN_DIR": str(tmp_path / name), **settings}
         log = tmp_path / f"{name}.log"
-        command = ("sbatch", "--parsable", f"--output={log}", *options, f"slurm/{script}.sbatch", *words)
-        number = cluster.command(*command, environment=environment, cwd=ROOT).strip()
-        job = Job(cluster, number, Path(environment["RUN_DIR"]), log)
-        jobs.append(job)
-        return job
+        command = ("sbatch", "--parsable", f"--output={log}", *options, "slurm/gpt_pydoc.sbatch", *words)
+        number = cluster.command(*command, environment=settings, cwd=ROOT).strip()
+        return Job(cluster, number, Path(settings["RUN_DIR"]), log)
 
-    yield submit_script
-    for job in jobs:
-        subprocess.run(["scancel", job.id], env=cluster.environment, check=False)
-    cluster.wait_until_idle()
+    return submit_script
+
+
+Uninterrupted = Callable[[tuple[str, ...], int], Path]
+
+
+@pytest.fixture
+def uninterrupted(tmp_path: Path) -> Uninterrupted:
+    """Trains the run that a job is compared with: one host, no Slurm, nothing happens to it."""
+
+    def run(words: tuple[str, ...], world_size: int) -> Path:
+        run_dir = tmp_path / "uninterrupted/run"
+        strategy = "single" if world_size == 1 else "ddp"
+        assert run_interrupted(run_dir, words, strategy=strategy, world_size=world_size) is None
+        return run_dir
+
+    return run

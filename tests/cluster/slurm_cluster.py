@@ -1,48 +1,51 @@
-"""A Slurm cluster on one Linux machine: real hosts as far as Slurm, torch and NCCL's kind can tell.
+"""A real Slurm cluster on one Linux machine, for tests and for trying things.
 
-    sudo python tests/cluster/slurm_cluster.py start 2     # hosts h1 and h2; prints how to use it
-    sudo python tests/cluster/slurm_cluster.py stop
+    sudo python tests/cluster/slurm_cluster.py                          # a shell on its login node
+    sudo python tests/cluster/slurm_cluster.py --hosts 2 sinfo --long   # one command there
 
-Each host is a set of namespaces (network, processes, mounts, host name) on a bridge of its own that leads nowhere else,
-with a real slurmd; slurmctld and munged run beside them. Folders are the machine's own, so shared by all hosts. It
-needs Debian's packages slurm-wlm and munge, iproute2, and root.
+The cluster is gone when the command ends. Each host is a set of namespaces (network, processes, mounts, host name) with
+a real slurmd, on a bridge that leads nowhere else; slurmctld and munged run on the login node. All of it lives inside
+one outer set of namespaces, so clusters do not see each other and need no names of their own, and nothing outlives its
+owner. Folders are the machine's own and shared by all hosts, except /run, which belongs to the cluster.
 
-Partitions: `main`, and `urgent`, whose jobs take the hosts of `main`'s by requeueing them.
+Needs root, and Debian's packages slurm-wlm, munge and iproute2. Partitions: `main`, and `urgent`, whose jobs take the
+hosts of `main`'s by requeueing them.
 """
 
 import argparse
 import os
 import shutil
-import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
-FOLDER = Path("/tmp/largebatch_cluster")
-BRIDGE = "lbcluster"
-CONTROLLER_ADDRESS = "10.77.0.254"
+SBIN = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "unshare", "nsenter", "ip")
-SECONDS_OF_GRACE = 40
 
-CONFIG = """\
+# The outer set of namespaces, with $1 hosts. /proc stays the owner's: process ids that are read there mean the same to
+# the owner. A requeued job starts again after cred_expire; a host that does not answer is given up after SlurmdTimeout.
+LOGIN_NODE = r"""
+set -euo pipefail
+exec 3>&1 1>&2
+mount -t tmpfs -o mode=755 none /run
+mkdir /run/state
+hostname login
+printf '127.0.0.1 localhost\n10.77.0.254 login\n' >/run/hosts
+for ((i = 1; i <= $1; i++)); do echo "10.77.0.$i h$i" >>/run/hosts; done
+mount --bind /run/hosts /etc/hosts
+cat >/run/slurm.conf <<END
 ClusterName=rehearsal
-SlurmctldHost={controller}({controller_address})
+SlurmctldHost=login(10.77.0.254)
 SlurmUser=root
 SlurmdUser=root
-SlurmctldPort=6817
-SlurmdPort=6818
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket,cred_expire=5
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool.%n
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.%n.pid
-SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.%n.log
+AuthInfo=socket=/run/munge.socket,cred_expire=8
+StateSaveLocation=/run/state
+SlurmdSpoolDir=/run/spool.%n
+SlurmctldPidFile=/run/slurmctld.pid
+SlurmdPidFile=/run/slurmd.%n.pid
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -53,29 +56,53 @@ SlurmdParameters=config_overrides
 SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=1
 ReturnToService=2
 JobRequeue=1
-JobCompType=jobcomp/filetxt
-JobCompLoc={folder}/jobs.txt
-SlurmdTimeout=8
-KillWait=10
+SlurmdTimeout=12
+MessageTimeout=30
+KillWait=5
+BatchStartTimeout=120
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-NodeName=DEFAULT CPUs=4 State=UNKNOWN
-{nodes}
-PartitionName=main Default=YES Nodes=ALL PriorityTier=1 GraceTime={grace} MaxTime=60
+NodeName=h[1-$1] NodeAddr=10.77.0.[1-$1] CPUs=4 State=UNKNOWN
+PartitionName=main Default=YES Nodes=ALL PriorityTier=1 GraceTime=300 MaxTime=60
 PartitionName=urgent Nodes=ALL PriorityTier=10 PreemptMode=OFF MaxTime=60
+END
+
+ip link set lo up
+ip link add bridge type bridge
+ip addr add 10.77.0.254/24 dev bridge
+ip link set bridge up
+(umask 077; head -c 128 /dev/urandom >/run/munge.key)
+munged --foreground --key-file=/run/munge.key --socket=/run/munge.socket --pid-file=/run/munge.pid \
+  --log-file=/run/munge.log --seed-file=/run/munge.seed </dev/null &
+slurmctld -D </dev/null &
+for ((i = 1; i <= $1; i++)); do
+  ip netns add "h$i"
+  ip link add "h$i" type veth peer name eth0 netns "h$i"
+  ip link set "h$i" master bridge up
+  ip -n "h$i" link set lo up
+  ip -n "h$i" addr add "10.77.0.$i/24" dev eth0
+  ip -n "h$i" link set eth0 up
+  nsenter --net="/run/netns/h$i" unshare --uts --mount --pid --fork --kill-child bash -c "$HOST" "h$i" </dev/null &
+done
+until [[ $(sinfo --noheader --partition=main --format=%D:%T) == "$1:idle" ]]; do
+  ((SECONDS < 120))
+  sleep 0.1
+done
+echo ready >&3
+# Only the owner holds the other end of this pipe. When the owner is gone, the first process of the namespaces ends
+# here, and the kernel kills all others.
+read -r || true
 """
 
-# The first process of a host: it takes in orphans, and all processes of the host end with it.
-HOST = """\
-set -e
-hostname {name}
-mount --bind {folder}/hosts /etc/hosts
-until ip link show eth0 >/dev/null 2>&1; do sleep 0.05; done
-ip link set lo up
-ip addr add {address}/24 dev eth0
-ip link set eth0 up
-slurmd -D -N {name} -f {folder}/slurm.conf &
-while :; do sleep 1000 & wait $!; done
+# The first process of a host, $0: it reaps orphans, and all processes of the host end with it.
+HOST = r"""
+read -r first _ </proc/self/stat
+echo "$first" >"/run/$0.pid"
+mount -t proc proc /proc
+hostname "$0"
+slurmd -D -N "$0" &
+sleep infinity &
+wait $!
 """
 
 
@@ -85,197 +112,106 @@ class ClusterError(RuntimeError):
 
 def why_not() -> str | None:
     """What is missing for a cluster on this machine; None is nothing."""
-    missing = [program for program in PROGRAMS if _find(program) is None]
+    missing = [program for program in PROGRAMS if shutil.which(program, path=SBIN) is None]
     if missing:
         return f"{', '.join(missing)} not found; apt-get install slurm-wlm munge iproute2"
     return None if os.geteuid() == 0 else "namespaces and a bridge need root"
 
 
 class Cluster:
-    """A running cluster.
+    """A running cluster, until `close` or the end of this process, however it comes.
 
     Args:
-        names: Its hosts.
+        num_hosts: Its hosts are h1, h2, …
+        log: What its daemons say is appended to this file.
+
+    Raises:
+        ClusterError: It cannot be started.
     """
 
-    def __init__(self, names: Sequence[str]):
-        self.names = tuple(names)
-        self.environment = os.environ | {"SLURM_CONF": str(FOLDER / "slurm.conf")}
+    def __init__(self, num_hosts: int, log: Path):
+        if reason := why_not():
+            raise ClusterError(reason)
+        self.environment = os.environ | {"SLURM_CONF": "/run/slurm.conf", "PATH": SBIN}
+        namespaces = ("--net", "--uts", "--mount", "--pid", "--fork", "--kill-child")
+        with log.open("ab") as file:
+            self._process = subprocess.Popen(
+                ["unshare", *namespaces, "bash", "-c", LOGIN_NODE, "login", str(num_hosts)],
+                env=self.environment | {"HOST": HOST},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                start_new_session=True,
+            )
+        assert self._process.stdout is not None
+        if not self._process.stdout.readline():
+            self.close()
+            raise ClusterError(f"the cluster did not start:\n{log.read_text(errors='replace')}")
 
-    def command(self, *words: str, environment: Mapping[str, str] | None = None, cwd: Path | None = None) -> str:
-        """Run one of Slurm's commands, as on a login node, and return its output.
+    def close(self) -> None:
+        """End the cluster with all of its processes."""
+        self._process.communicate()
+
+    def on_login_node(self, *words: str, cwd: Path) -> list[str]:
+        """The command that runs a command on the login node; give it `environment`."""
+        target = ("--target", str(self._process.pid))
+        return ["nsenter", *target, "--net", "--uts", "--mount", f"--wdns={cwd}", "--", *words]
+
+    def command(self, *words: str, environment: Mapping[str, str] | None = None, cwd: Path = Path("/")) -> str:
+        """Run a command on the login node and return its output.
 
         Raises:
             subprocess.CalledProcessError: It failed.
         """
-        result = subprocess.run(
-            words, env=self.environment | dict(environment or {}), cwd=cwd, capture_output=True, text=True, check=False
-        )
-        if result.returncode:
-            raise subprocess.CalledProcessError(result.returncode, words, result.stdout, result.stderr + result.stdout)
-        return result.stdout
+        return self._output(self.on_login_node(*words, cwd=cwd), environment or {})
 
     def on_host(self, name: str, *words: str) -> str:
-        """Run a command in a host's namespaces."""
-        first = (FOLDER / f"{name}.pid").read_text()
-        return self.command("nsenter", "--target", first, "--net", "--uts", "--mount", "--pid", "--", *words)
+        """Run a command on a host and return its output.
+
+        Raises:
+            subprocess.CalledProcessError: It failed.
+        """
+        first = Path(f"/proc/{self._process.pid}/root/run/{name}.pid").read_text().strip()
+        namespaces = ("--net", "--uts", "--mount", "--pid")
+        return self._output(["nsenter", "--target", first, *namespaces, "--", *words], {})
 
     def cut_off(self, name: str) -> None:
         """Cut a host's network; it stays alive."""
-        _run("ip", "link", "set", f"lb_{name}", "down")
+        self.command("ip", "link", "set", name, "down")
 
     def join_again(self, name: str) -> None:
-        """Mend a host's network."""
-        _run("ip", "link", "set", f"lb_{name}", "up")
+        """Restore a host's network."""
+        self.command("ip", "link", "set", name, "up")
 
     def kill_slurmd(self, name: str) -> None:
         """End a host's daemon by SIGKILL; the processes of its jobs stay."""
-        self.on_host(name, "pkill", "-KILL", "-x", "slurmd")
+        self.on_host(name, "bash", "-c", f"kill -KILL $(</run/slurmd.{name}.pid)")
 
-    def start_slurmd(self, name: str) -> None:
-        """Start a host's daemon again."""
-        self.on_host(name, "slurmd", "-N", name, "-f", str(FOLDER / "slurm.conf"))
-
-    def wait_until_idle(self, seconds: float = 60) -> None:
-        """Until all hosts are free."""
-        deadline = time.monotonic() + seconds
-        while (
-            states := self.command("sinfo", "--noheader", "--Node", "--partition=main", "--format=%T")
-        ) != "idle\n" * len(self.names):
-            if time.monotonic() > deadline:
-                raise ClusterError(f"hosts are not idle after {seconds:.0f} s but {states.split()}; see {FOLDER}/*.log")
-            time.sleep(0.3)
-
-
-def start(num_hosts: int) -> Cluster:
-    """Start a cluster of hosts h1, h2, …
-
-    Raises:
-        ClusterError: Something is missing, or there is one already.
-    """
-    if reason := why_not():
-        raise ClusterError(reason)
-    if FOLDER.exists():
-        raise ClusterError(f"{FOLDER} is there: a cluster is running; stop it first")
-    addresses = {f"h{number}": f"10.77.0.{number}" for number in range(1, num_hosts + 1)}
-    FOLDER.mkdir(mode=0o755)
-    for name in ("state", *(f"spool.{name}" for name in addresses)):
-        (FOLDER / name).mkdir()
-    controller = socket.gethostname().split(".")[0]
-    hosts = {"localhost": "127.0.0.1", **addresses, controller: CONTROLLER_ADDRESS}
-    (FOLDER / "hosts").write_text("".join(f"{address} {name}\n" for name, address in hosts.items()))
-    nodes = "\n".join(f"NodeName={name} NodeAddr={address}" for name, address in addresses.items())
-    (FOLDER / "slurm.conf").write_text(
-        CONFIG.format(
-            controller=controller,
-            controller_address=CONTROLLER_ADDRESS,
-            folder=FOLDER,
-            nodes=nodes,
-            grace=SECONDS_OF_GRACE,
-        )
-    )
-    _start_munge()
-    _run("ip", "link", "add", BRIDGE, "type", "bridge")
-    _run("ip", "addr", "add", f"{CONTROLLER_ADDRESS}/24", "dev", BRIDGE)
-    _run("ip", "link", "set", BRIDGE, "up")
-    cluster = Cluster(tuple(addresses))
-    _daemon("slurmctld", "-D", "-f", str(FOLDER / "slurm.conf"), environment=cluster.environment)
-    for name, address in addresses.items():
-        _start_host(cluster, name, address)
-    cluster.wait_until_idle()
-    return cluster
-
-
-def running() -> Cluster:
-    """The cluster that was started before.
-
-    Raises:
-        ClusterError: There is none.
-    """
-    names = sorted(path.stem for path in FOLDER.glob("h*.pid"))
-    if not names:
-        raise ClusterError("no cluster is running")
-    return Cluster(names)
-
-
-def stop() -> None:
-    """End the cluster with all of its processes, and take its network and folder away."""
-    for path in FOLDER.glob("pids/*"):
-        with suppress(ProcessLookupError):
-            os.kill(int(path.name), signal.SIGKILL)
-    with suppress(subprocess.CalledProcessError):
-        _run("ip", "link", "del", BRIDGE)
-    for _ in range(50):
-        if not any(_alive(int(path.name)) for path in FOLDER.glob("pids/*")):
-            break
-        time.sleep(0.1)
-    shutil.rmtree(FOLDER, ignore_errors=True)
-
-
-def _start_munge() -> None:
-    key = FOLDER / "munge.key"
-    key.write_bytes(os.urandom(128))
-    key.chmod(0o600)
-    names = {"socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
-    options = [f"--{option}={FOLDER}/munge.{name}" for option, name in names.items()]
-    _daemon("munged", "--foreground", "--force", f"--key-file={key}", *options)
-
-
-def _start_host(cluster: Cluster, name: str, address: str) -> None:
-    script = HOST.format(name=name, address=address, folder=FOLDER)
-    namespaces = ("--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
-    outside = _daemon("unshare", *namespaces, "bash", "-c", script, environment=cluster.environment)
-    children = Path(f"/proc/{outside}/task/{outside}/children")
-    while not (first := children.read_text().strip()):
-        time.sleep(0.02)
-    (FOLDER / f"{name}.pid").write_text(first)
-    _run("ip", "link", "add", f"lb_{name}", "type", "veth", "peer", "name", "eth0", "netns", first)
-    _run("ip", "link", "set", f"lb_{name}", "master", BRIDGE, "up")
-
-
-def _daemon(*words: str, environment: Mapping[str, str] | None = None) -> int:
-    """Start a process that outlives this one; its number is kept for `stop`."""
-    log = (FOLDER / "daemons.log").open("ab")
-    program = _find(words[0])
-    assert program is not None
-    process = subprocess.Popen(
-        [program, *words[1:]], env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-    )
-    (FOLDER / "pids").mkdir(exist_ok=True)
-    (FOLDER / "pids" / str(process.pid)).touch()
-    return process.pid
-
-
-def _run(*words: str) -> None:
-    subprocess.run(words, check=True, capture_output=True, text=True)
-
-
-def _find(program: str) -> str | None:
-    return shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
-
-
-def _alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
+    def _output(self, command: list[str], environment: Mapping[str, str]) -> str:
+        result = subprocess.run(command, env=self.environment | dict(environment), capture_output=True, text=True)
+        if result.returncode:
+            raise subprocess.CalledProcessError(
+                result.returncode, command, result.stdout, result.stderr + result.stdout
+            )
+        return result.stdout
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("start").add_argument("hosts", type=int)
-    commands.add_parser("stop")
+    parser.add_argument("--hosts", type=int, default=3, help="number of hosts (default: 3)")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="command to run on the login node (default: a shell)")
     options = parser.parse_args()
-    try:
-        if options.command == "start":
-            start(options.hosts)
-            print(f"export SLURM_CONF={FOLDER}/slurm.conf   # then sinfo, sbatch slurm/resnet_digits.sbatch, squeue …")
-        else:
-            stop()
-    except ClusterError as error:
-        sys.exit(f"error: {error}")
+    with tempfile.NamedTemporaryFile(prefix="slurm_cluster.") as log:
+        try:
+            cluster = Cluster(options.hosts, Path(log.name))
+        except ClusterError as error:
+            sys.exit(f"error: {error}")
+        words = options.command or [os.environ.get("SHELL", "bash")]
+        if not options.command:
+            print(f"The daemons' log is {log.name}; exit takes the cluster away.")
+        result = subprocess.run(cluster.on_login_node(*words, cwd=Path.cwd()), env=cluster.environment)
+        cluster.close()
+    sys.exit(result.returncode)
 
 
 if __name__ == "__main__":

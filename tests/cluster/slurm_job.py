@@ -1,14 +1,21 @@
 """A submitted job, as a test looks at it."""
 
+import itertools
 import json
+import os
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from largebatch.storage.json_lines import read_json_lines
 from slurm_cluster import Cluster
+
+# Seconds to wait for anything. Machines differ, and a limit costs nothing where all is well.
+PATIENCE = 600.0
 
 
 class Process(NamedTuple):
@@ -60,19 +67,30 @@ class Job:
         file = self.run_dir / "status.json"
         return json.loads(file.read_text()) if file.exists() else {}
 
-    def wait_until(self, condition: Callable[["Job"], bool], seconds: float = 120) -> None:
+    def wait_until(self, condition: Callable[["Job"], bool], seconds: float = PATIENCE) -> None:
+        """Wait for something that comes while the job lives."""
         deadline = time.monotonic() + seconds
-        while not condition(self):
+        for polls in itertools.count():
+            # Before the look at the condition, which may be met by the job's last act.
+            state = self.state if polls % 10 == 0 else ""
+            if condition(self):
+                return
             assert time.monotonic() < deadline, f"not in {seconds:.0f} s; {self.state}\n{self.log}"
-            assert self.state not in ("FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"), self.log
+            assert state not in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"), f"{state}\n{self.log}"
             time.sleep(0.2)
 
-    def wait_for_end(self, seconds: float = 600) -> str:
-        """The state that it ends in."""
+    def wait_for_training(self, start: int) -> None:
+        """Wait until the start of this number, from 1, has gone further than those before it."""
+        self.wait_until(lambda job: job.starts == start)
+        before = self.last_step
+        self.wait_until(lambda job: job.last_step > before)
+
+    def wait_for_end(self, seconds: float = PATIENCE) -> str:
+        """Wait for the state that the job ends in."""
         deadline = time.monotonic() + seconds
         while (state := self.state) in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"):
             assert time.monotonic() < deadline, f"still {state} after {seconds:.0f} s\n{self.log}"
-            time.sleep(0.3)
+            time.sleep(0.5)
         return state
 
     def processes(self) -> dict[int, Process]:
@@ -87,7 +105,9 @@ class Job:
             except OSError:
                 continue
             environment = dict(line.split("=", 1) for line in lines if "=" in line)
-            if environment.get("SLURM_JOB_ID") == self.id and not is_zombie:
+            # Another cluster may have a job of this number.
+            is_mine = (environment.get("RUN_DIR"), environment.get("SLURM_JOB_ID")) == (str(self.run_dir), self.id)
+            if is_mine and not is_zombie:
                 found[int(folder.name)] = Process(command, environment)
         return found
 
@@ -99,8 +119,19 @@ class Job:
             if process.environment.get("RANK") == str(rank) and "train.py" in process.command
         )
 
-    def assert_no_survivors(self, seconds: float = 15) -> None:
+    @contextmanager
+    def paused(self, rank: int) -> Iterator[int]:
+        """Make no more steps meanwhile, for the other ranks wait for this one; gives its process."""
+        pid = self.rank(rank)
+        os.kill(pid, signal.SIGSTOP)
+        yield pid
+        # It may have been killed.
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+    def assert_no_survivors(self, command: str = "", seconds: float = PATIENCE) -> None:
+        """Wait until the job has no process with this in its command."""
         deadline = time.monotonic() + seconds
-        while left := self.processes():
-            assert time.monotonic() < deadline, [process.command for process in left.values()]
-            time.sleep(0.2)
+        while left := [process.command for process in self.processes().values() if command in process.command]:
+            assert time.monotonic() < deadline, left
+            time.sleep(0.5)

@@ -67,7 +67,10 @@ def test_all_problems_of_both_kinds_in_one_error(tmp_path):
         ("--learning_rate.base_lr=fast", 'given "fast"; write a number'),
         ("--learning_rate.scaling=cubic", '"cubic" is not allowed; write "linear", "sqrt" or "none"'),
         ("--learning_rate.decay.name=poly", 'learning_rate.decay.name: "poly" is unknown'),
-        ("--optimizer.name=adam", 'optimizer.name: "adam" is unknown; write one of "sgd", "adamw", "lars", "lamb"'),
+        (
+            "--optimizer.name=adam",
+            '"adam" is unknown, did you mean adamw?; write one of "adamw", "lamb", "lars", "sgd"',
+        ),
         ("--optimizer.betas=[0.9,1.0]", "optimizer.betas[1]: given 1.0; must be below 1"),
         ("--optimizer.clip_norm=0", "optimizer.clip_norm: given 0; must be above 0"),
         ("--model.num_heads=3", "hidden_size 128 is not a multiple of num_heads 3"),
@@ -190,7 +193,12 @@ def test_overrides_reach_any_depth_in_both_forms():
 
 @pytest.mark.parametrize(
     ("overrides", "words"),
-    [(["--seed"], "--seed: has no value"), (["seed", "3"], "seed: not an option"), (["--"], "not an option")],
+    [
+        (["--seed"], "--seed: has no value"),
+        (["seed", "3"], "seed: not an option"),
+        (["--run_dir", "x"], "write --run-dir"),
+        (["--"], "not an option"),
+    ],
 )
 def test_malformed_overrides(overrides, words):
     assert words in "\n".join(problems_of(*overrides))

@@ -101,6 +101,6 @@ def test_a_process_ends_though_it_is_still_loading():
         print(next(loading).weight)
     """
     result = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=600
     )
     assert (result.returncode, result.stdout) == (0, "10\n"), result.stderr

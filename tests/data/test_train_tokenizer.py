@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from largebatch.cli import main
 from largebatch.config import load_config
 from largebatch.data.masking import masked_sources
 from largebatch.data.text import text_sources
+from largebatch.tools.command_line import main
 from paths import ADDITION, BERT, PYDOC
 
 TEXTS = ["the cat sat on the mat", "", "the other cat", "Ünï the 猫"] * 30

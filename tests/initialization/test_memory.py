@@ -9,6 +9,8 @@ from initialization.starting import Prepared
 from jobs import run_job, train
 from paths import LLAMA
 
+pytestmark = pytest.mark.slow
+
 MIB = 2**20
 # Four blocks of 64 MiB; the largest parameters have 16 MiB.
 MODEL = (

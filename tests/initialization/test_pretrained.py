@@ -15,7 +15,7 @@ from largebatch.config import load_config
 from largebatch.errors import UserError
 from largebatch.initialization.building import build_without_weights
 from largebatch.initialization.pretrained import PretrainedWeights, find_folder
-from paths import LLAMA, STRATEGIES
+from paths import LLAMA
 from reference import load_recipe_module
 
 
@@ -55,13 +55,15 @@ def assert_reads(found, folder):
     np.testing.assert_allclose(found["logits"], logits, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("strategy", "world_size"), [("single", 1), *((strategy, 2) for strategy in STRATEGIES)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "world_size"), [("single", 1), ("ddp", 2), ("fsdp", 2), ("zero2", 2)])
 def test_one_file(strategy, world_size, tmp_path):
     folder = saved(tmp_path / "model")
     results = run_job(prepared, tmp_path / "run", *words_for(folder), strategy=strategy, world_size=world_size)
     assert_reads(results[0], folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
 @pytest.mark.parametrize("tie", [False, True])
 def test_several_files_and_their_index_in_bfloat16(strategy, tie, tmp_path):
@@ -71,6 +73,7 @@ def test_several_files_and_their_index_in_bfloat16(strategy, tie, tmp_path):
     assert_reads(results[0], folder)
 
 
+@pytest.mark.slow
 def test_what_an_earlier_run_has_left(tmp_path):
     """Its own format round trip: another run goes on from a run's model folder."""
     folder = saved(tmp_path / "model")
@@ -193,6 +196,7 @@ def test_wrong_indices_are_refused(plant, message, tmp_path):
         read(folder)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_refused_says_so_once_and_leaves_nothing(tmp_path):
     folder = saved(tmp_path / "model")
     PLANTED["missing"][0](folder)

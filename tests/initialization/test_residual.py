@@ -98,6 +98,7 @@ def initial_weights(run_dir: Path) -> dict[str, np.ndarray]:
     return {name: tensor.numpy(force=True) for name, tensor in model.state_dict().items()}
 
 
+@pytest.mark.slow
 def test_the_start_does_not_depend_on_strategy_and_processes(tmp_path):
     (alone,) = run_job(initial_weights, tmp_path / "alone", strategy="single", world_size=1)
     assert (alone["resnet.encoder.stages.0.layers.0.layer.1.normalization.weight"] == 0).all()

@@ -2,8 +2,7 @@
 
 import pytest
 
-from largebatch.lint.log_path import log_path
-from largebatch.lint.sbatch import read_options, read_script
+from largebatch.tools.lint.sbatch import log_path, read_options, read_script
 
 
 @pytest.mark.parametrize(
@@ -73,6 +72,7 @@ def test_the_command_line_wins(script):
         ("X=${X:-a}", "a", True),
         ('X="${X:-a}"', "a", True),
         ("X=a\nX=b", "b", False),
+        ("X=a # of many", "a", False),
     ],
 )
 def test_variables(script, text, value, is_default):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from largebatch.lint.slurm_values import gpus, gpus_of_gres, node_counts, seconds
+from largebatch.tools.lint.slurm_values import gpus, gpus_of_gres, node_counts, seconds
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from jobs import JobFailed, run_job, train
 from largebatch.config import load_config
 from largebatch.memory.activation_checkpointing import checkpoint_activations
-from paths import BERT, DIGITS, LLAMA, PYDOC, SIMCLR, STRATEGIES, VIT_DIGITS
+from paths import BERT, DIGITS, LLAMA, PYDOC, SIMCLR, VIT_DIGITS
 from reference import load_recipe_module
 from resuming import EXACT as EXACT_OF_A_STEP
 from test_strategies import recorded
@@ -34,12 +34,17 @@ RECIPES = {
     "two passes": (SIMCLR, (f'--model={RESNET}"bottleneck"}}',)),
 }
 CASES = [
-    *((name, strategy) for name in ("dropout", "batch norm") for strategy in STRATEGIES),
-    *((name, strategy) for name in ("bf16", "large model", "two passes") for strategy in ("ddp", "fsdp", "zero3")),
+    ("dropout", "ddp"),
+    ("dropout", "fsdp"),
+    ("dropout", "zero2"),
+    ("bf16", "fsdp"),
+    ("large model", "zero3"),
     ("masked", "fsdp"),
     ("vit", "zero3"),
-    ("synchronised", "ddp"),
+    ("batch norm", "zero1"),
+    ("batch norm", "zero3"),
     ("synchronised", "zero2"),
+    ("two passes", "fsdp"),
 ]
 
 
@@ -55,6 +60,7 @@ def assert_bit_identical(one: dict, other: dict) -> None:
             np.testing.assert_array_equal(mine[name], tensor, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "strategy"), CASES)
 def test_not_a_bit_changes(name, strategy, tmp_path):
     recipe, overrides = RECIPES[name]
@@ -65,6 +71,7 @@ def test_not_a_bit_changes(name, strategy, tmp_path):
     assert_bit_identical(checkpointed, plain)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_it(tmp_path):
     """It may be switched when a run is resumed."""
     recipe, overrides = RECIPES["dropout"]
@@ -123,6 +130,7 @@ def test_residual_blocks_keep_less():
     assert bytes_kept(model, pixel_values=torch.zeros(4, 1, 16, 16)) < plain / 2
 
 
+@pytest.mark.slow
 def test_models_without_such_blocks_are_refused(tmp_path):
     with pytest.raises(JobFailed, match=r"Encoder has no blocks that can be computed again.*write false"):
         run_job(train_in, SIMCLR, tmp_path / "run", CHECKPOINTING, strategy="ddp")

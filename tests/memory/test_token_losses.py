@@ -16,7 +16,7 @@ from largebatch.errors import UserError
 from largebatch.memory import linear_token_losses, token_losses
 from largebatch.memory.token_losses import LinearWithTargets, return_token_losses
 from largebatch.pretrained import load_causal_lm
-from paths import ADDITION, BERT, LLAMA, PYDOC, STRATEGIES
+from paths import ADDITION, BERT, LLAMA, PYDOC
 from reference import load_recipe_module
 from test_strategies import recorded
 
@@ -33,8 +33,15 @@ RECIPES = {
     "sft": (ADDITION, ("--data.packing=true", "--data.num_train_samples=900", f"--model.lora={LORA}")),
 }
 CASES = [
-    *((name, strategy) for name in ("gpt2", "untied") for strategy in STRATEGIES),
-    *((name, strategy) for name in ("llama", "bert", "sft") for strategy in ("fsdp", "zero3")),
+    ("gpt2", "ddp"),
+    ("gpt2", "zero2"),
+    ("gpt2", "zero3"),
+    ("untied", "fsdp"),
+    ("untied", "zero1"),
+    ("llama", "zero3"),
+    ("bert", "fsdp"),
+    ("sft", "fsdp"),
+    ("sft", "zero3"),
 ]
 
 
@@ -49,6 +56,7 @@ def train_with_logits(recipe, run_dir, *words):
     return recorded(recipe, run_dir, *words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "strategy"), CASES)
 def test_the_same_training(name, strategy, tmp_path):
     recipe, overrides = RECIPES[name]
@@ -141,6 +149,7 @@ def test_any_model_of_transformers(kind):
     assert list(model.state_dict()) == names
 
 
+@pytest.mark.slow
 def test_a_model_that_is_compiled_whole(monkeypatch):
     """As one is whose blocks are of several kinds."""
     from functools import partial

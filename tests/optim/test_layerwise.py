@@ -111,6 +111,7 @@ def alone(tmp_path_factory):
     return run_job(recorded, PYDOC, run_dir, *WORDS, strategy="single", world_size=1)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stage", "settings"), OTHER_ZERO_LAYOUTS)
 def test_layers_are_found_in_other_layouts_of_deepspeed(stage, settings, alone, tmp_path):
     write_zero_config(tmp_path, stage, settings)

@@ -2,16 +2,16 @@
 
 import json
 from dataclasses import replace
-from math import ceil
+from math import ceil, prod
 
 import pytest
 
 from largebatch.config import load_config
-from largebatch.plan.comparison import GIB, compare
-from largebatch.plan.comparison_table import table
 from largebatch.plan.model_shape import ModelShape, ParameterShape, Strategy, ZeroSettings
 from largebatch.plan.model_states import model_states
 from largebatch.plan.traffic import traffic_of_a_step
+from largebatch.tools.plan.comparison import GIB, compare
+from largebatch.tools.plan.table import table
 from paths import PYDOC
 
 # A block of 2^28 weights, one of as many, and the rest: 3 GiB of fp32 weights.
@@ -38,7 +38,7 @@ def comparison(world_sizes, activations=GIB, gpu_memory=None, config=RECIPE):
 def test_model_states_of_adamw_on_four_processes(strategy):
     """In bytes of Ψ / 4: weights 4, gradients 4, moments 8, and DeepSpeed's masters. Gradients of ZeRO-1 and -2 are
     of whole parameters, and each process steps parts of one or two of three: 2/3, where the ZeRO paper has 1/4."""
-    states = model_states(MODEL, strategy, 4, 2, 1)
+    states = model_states(MODEL, strategy, 4, lambda shape: 2 * prod(shape), 1)
     psi = 3 * GIB
     by_hand = {
         "ddp": 4 * psi,

@@ -6,9 +6,9 @@ import os
 import pytest
 
 from jobs import run_job
-from largebatch.cli import main
 from largebatch.config import load_config
-from largebatch.preflight.node import Job, _checkpoint_bytes, check_node
+from largebatch.tools.command_line import main
+from largebatch.tools.preflight.node import Job, _checkpoint_bytes, check_node
 from paths import PYDOC, RECIPES, ROOT
 
 DDP = ROOT / "recipes/accelerate_configs/ddp.yaml"
@@ -81,12 +81,13 @@ def test_code_and_recipe_are_compared(tmp_path):
 
 
 def size_of_a_checkpoint(run_dir):
-    from largebatch.rehearsal.training import train
+    from largebatch.tools.verify.training import train
 
     words = ("--train.stop_after_steps=1", "--logging.trackers=[]", "--evaluation.every=null")
     train(PYDOC.with_name("train.py"), PYDOC, *words, run_dir=run_dir)
 
 
+@pytest.mark.slow
 def test_size_of_a_checkpoint(tmp_path):
     """Against one that a run has written, whose files also have headers."""
     run_job(size_of_a_checkpoint, tmp_path / "run", strategy="ddp", world_size=1)

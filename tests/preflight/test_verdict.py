@@ -2,10 +2,9 @@
 
 import pytest
 
-from largebatch.cli import main
-from largebatch.cli.preflight import read_reports, report_lines
-from largebatch.preflight.report import Report
-from largebatch.preflight.verdict import judge
+from largebatch.tools.command_line import main
+from largebatch.tools.preflight.report import Report, read_reports, report_lines
+from largebatch.tools.preflight.verdict import judge
 
 NODES = ["n1", "n2", "n3", "n4"]
 

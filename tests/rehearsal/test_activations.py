@@ -7,8 +7,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from largebatch.config import load_config
 from largebatch.memory.activation_checkpointing import checkpoint_activations
 from largebatch.memory.token_losses import return_token_losses
-from largebatch.rehearsal.activations import activation_bytes
-from largebatch.rehearsal.recipe_model import recipe_model
+from largebatch.tools.plan.activations import activation_bytes
+from largebatch.tools.plan.recipe_model import recipe_model
 from paths import BERT, DIGITS, LLAMA, PYDOC, SIMCLR, VIT_DIGITS
 from reference import load_recipe_module
 

@@ -20,7 +20,7 @@ def fail_on_rank_1() -> str:
     if os.environ["RANK"] == "1":
         print("about to fail")
         raise ValueError("no")
-    time.sleep(60)
+    time.sleep(3600)
     return "too late"
 
 
@@ -30,31 +30,36 @@ def leave(code: int) -> None:
 
 def write_pid_and_wait(folder: Path) -> None:
     (folder / str(os.getpid())).touch()
-    time.sleep(60)
+    time.sleep(3600)
 
 
+@pytest.mark.slow
 def test_results_by_rank():
     assert run_job(rank_and_folder, world_size=3) == [(str(rank), str(ROOT)) for rank in range(3)]
 
 
+@pytest.mark.slow
 def test_the_failure_of_one_ends_all():
     started = time.monotonic()
     with pytest.raises(JobFailed, match="ValueError: no\n\nabout to fail"):
         run_job(fail_on_rank_1)
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 300
 
 
+@pytest.mark.slow
 def test_leaving_is_a_failure_with_its_exit_code():
     with pytest.raises(JobFailed, match="--- rank 0: exit code 3"):
         run_job(leave, 3, world_size=1)
 
 
+@pytest.mark.slow
 def test_a_job_that_does_not_end_is_ended(tmp_path):
-    with pytest.raises(JobFailed, match="no result within 3 s"):
-        run_job(write_pid_and_wait, tmp_path, timeout=3)
+    with pytest.raises(JobFailed, match="no result within 10 s"):
+        run_job(write_pid_and_wait, tmp_path, timeout=10)
     assert all_gone(tmp_path, 2)
 
 
+@pytest.mark.slow
 def test_processes_end_with_the_one_that_started_them(tmp_path):
     program = f"""
 import sys
@@ -68,7 +73,7 @@ if __name__ == "__main__":
     script = tmp_path / "owner.py"
     script.write_text(program)
     owner = subprocess.Popen([sys.executable, script], cwd=ROOT)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while len(pids(tmp_path)) < 2 and time.monotonic() < deadline:
         time.sleep(0.1)
     owner.kill()

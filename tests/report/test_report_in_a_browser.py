@@ -10,8 +10,8 @@ from importlib.resources import files
 
 import pytest
 
-from largebatch.cli import main
-from largebatch.report.styles import VARIABLES
+from largebatch.tools.command_line import main
+from largebatch.tools.report.styles import VARIABLES
 from run_folders import HISTORY, write_run
 
 CHROMIUM = shutil.which("chromium")
@@ -63,7 +63,7 @@ def measured(report, scheme, folder):
     wrapper.write_text(f"<body>{frames}<script>onload = () => {{{PROGRAM}}};</script>", encoding="utf-8")
     words = [CHROMIUM, *SWITCHES, f"--user-data-dir={folder / 'profile'}"]
     words += [f"--blink-settings=preferredColorScheme={scheme}", "--dump-dom", wrapper.as_uri()]
-    result = subprocess.run(words, capture_output=True, text=True, timeout=100, check=True)
+    result = subprocess.run(words, capture_output=True, text=True, timeout=600, check=True)
     (encoded,) = re.findall(r"<pre>([^<]+)</pre>", result.stdout)
     return json.loads(base64.b64decode(encoded))
 
@@ -82,6 +82,7 @@ def contrast(one, other):
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+@pytest.mark.slow
 def test_on_a_desktop_and_a_phone_in_the_light_and_in_the_dark(report, tmp_path):
     backgrounds = set()
     for scheme in (LIGHT, DARK):
@@ -107,7 +108,7 @@ def test_on_a_desktop_and_a_phone_in_the_light_and_in_the_dark(report, tmp_path)
 
 def test_contrasts_of_all_colours():
     """Those of the style sheet, in the light and in the dark."""
-    style = files("largebatch.report").joinpath("page.css").read_text(encoding="utf-8")
+    style = files("largebatch.tools.report").joinpath("page.css").read_text(encoding="utf-8")
     parts = re.findall(r":root \{(.*?)\}", style, re.DOTALL)
     schemes = [dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", part)) for part in parts]
     assert len(schemes) == 2

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from largebatch.cli import main
 from largebatch.plan import explain
+from largebatch.tools.command_line import main
 from paths import PYDOC
 from reading_reports import read
 from run_folders import HISTORY, evaluation_line, metric_line, started, write_lines, write_run
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -327,7 +329,7 @@ def test_names_that_are_no_text_and_links_in_a_circle(tmp_path, capfd):
 def test_neither_torch_nor_a_display(tmp_path):
     write_run(tmp_path / "run", steps=range(1, 3))
     program = (
-        "import sys; from largebatch.cli import main; "
+        "import sys; from largebatch.tools.command_line import main; "
         f"code = main(['report', {str(tmp_path / 'run')!r}]); "
         "sys.exit(code or {'torch', 'accelerate', 'matplotlib.pyplot', 'tkinter'} & sys.modules.keys() or 0)"
     )

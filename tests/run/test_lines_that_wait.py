@@ -2,11 +2,10 @@
 
 import pytest
 
-from largebatch.run.attempt import claim
 from largebatch.run.folder import RunFolder
-from largebatch.run.record import Record
+from largebatch.run.record import Record, _of_this_process, report_failure
 from largebatch.run.resume import Start
-from largebatch.run.status import _of_this_process, report_failure
+from largebatch.storage.attempts import claim
 from largebatch.storage.json_lines import read_json_lines
 
 
@@ -33,8 +32,8 @@ def test_lines_of_a_run_that_fails(is_first, folder):
     assert steps(folder) == [1]
     if not is_first:
         other = record_of(folder, attempt, is_main_process=False)
-        other._failed("another process", resume=True)
-    main._failed("the main process", resume=True)
+        other.fail("another process", resume=True)
+    main.fail("the main process", resume=True)
     assert steps(folder) == [1, 2, 3]
     (event,) = read_json_lines(folder.history_file)
     assert event["message"] == ("the main process" if is_first else "another process")

@@ -22,18 +22,18 @@ def train_here(run_dir: Path, *words: str) -> None:
     train(PYDOC, *TINY_GPT, *STEPS, *words, run_dir=run_dir)
 
 
-def train_until(run_dir: Path, step: int, *words: str) -> None:
+def train_until(run_dir: Path, last: int, *words: str) -> None:
     """Train, and be asked to stop in the midst of a step."""
     from largebatch.run import Run
 
-    update = Run._update
+    update = Run.update
 
-    def update_and_stop(run, index, *arguments):
-        if index + 1 == step:
+    def update_and_stop(run, step):
+        if step.index + 1 == last:
             os.kill(os.getpid(), signal.SIGUSR1)
-        update(run, index, *arguments)
+        update(run, step)
 
-    Run._update = update_and_stop
+    Run.update = update_and_stop
     train_here(run_dir, *words)
 
 
@@ -59,6 +59,7 @@ def traced(tmp_path_factory):
     return run_dir
 
 
+@pytest.mark.slow
 def test_every_process_traces_the_steps(traced):
     (attempt,) = (traced / "profile").iterdir()
     assert sorted(file.name for file in attempt.iterdir()) == ["rank_00000.json.gz", "rank_00001.json.gz"]
@@ -66,6 +67,7 @@ def test_every_process_traces_the_steps(traced):
         assert traced_steps(file) == [3, 4, 5]
 
 
+@pytest.mark.slow
 def test_a_step_holds_its_passes_and_its_update(traced):
     events = trace(next((traced / "profile").rglob("rank_00001.json.gz")))
     (step,) = [event for event in events if event["name"] == "step 4" and event.get("cat") == "user_annotation"]
@@ -75,12 +77,14 @@ def test_a_step_holds_its_passes_and_its_update(traced):
     assert any(name.startswith("Optimizer.step#AdamW") for name in inside)
 
 
+@pytest.mark.slow
 def test_training_does_not_depend_on_it(traced, tmp_path):
     run_job(train_here, tmp_path / "run")
     assert not (tmp_path / "run/profile").exists()
     assert logged(tmp_path / "run") == logged(traced)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_and_goes_on(tmp_path):
     """Each start traces its own steps of the window, and writes over nothing."""
     run_dir, profile = tmp_path / "run", '--logging.profile={"first_step": 2, "last_step": 8}'
@@ -93,6 +97,7 @@ def test_a_run_that_is_stopped_and_goes_on(tmp_path):
     assert steps[0] + steps[1] == [2, 3, 4, 5, 6, 7, 8]
 
 
+@pytest.mark.slow
 def test_a_disk_that_takes_no_trace(tmp_path):
     run_dir = tmp_path / "run"
     run_dir.mkdir()

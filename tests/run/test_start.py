@@ -39,6 +39,7 @@ def run(half_done, tmp_path):
     return tmp_path / "run", half_done[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "line"),
     [
@@ -62,6 +63,7 @@ def test_what_changes_the_training_is_refused_with_the_difference(run, change, l
     assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_synchronised_batch_norm_needs_the_same_samples_together(tmp_path):
     """However they are divided: 16 of one process are 8 of each of two."""
     words = ("--model.sync_batch_norm=true", "--logging.trackers=[]", "--train.stop_after_steps=4")
@@ -79,6 +81,7 @@ def test_synchronised_batch_norm_needs_the_same_samples_together(tmp_path):
     assert read_json_lines(tmp_path / "run/metrics.jsonl")[-1]["step"] == 4
 
 
+@pytest.mark.slow
 def test_an_allowed_change_is_made_and_written_down(run):
     run_dir, words = run
     options = ("--optimizer.clip_norm=0.5", "--learning_rate.base_lr=0.001")
@@ -97,22 +100,25 @@ def test_an_allowed_change_is_made_and_written_down(run):
     assert started[-1]["versions"]["torch"] == torch.__version__
 
 
+@pytest.mark.slow
 def test_the_remedy_names_all_fields(run):
     run_dir, words = run
     options = ("--seed=7", "--learning_rate.base_lr=0.001", "--resume.allow_change", "seed")
-    assert "--resume.allow_change seed,learning_rate.base_lr goes on with the change" in resume(
+    assert "--resume.allow_change seed,learning_rate.base_lr resumes with the change" in resume(
         run_dir, words, *options
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", [".", "checkpoints"])
 def test_the_folder_of_a_run_is_no_checkpoint_but_has_some(run, folder):
     run_dir, words = run
     report = resume(run_dir, words, "--resume", str(run_dir / folder))
-    assert "is no checkpoint, but has some; write one, such as " in report
+    assert "is not a checkpoint; it contains some: write one, such as " in report
     assert "step_00000004" in report
 
 
+@pytest.mark.slow
 def test_a_field_that_is_none(run):
     run_dir, words = run
     assert "--resume.allow_change: the recipe has no field bath" in resume(
@@ -120,6 +126,7 @@ def test_a_field_that_is_none(run):
     )
 
 
+@pytest.mark.slow
 def test_what_does_not_change_the_training_may_change(run, tmp_path):
     run_dir, words = run
     options = (
@@ -146,12 +153,14 @@ def train_where_one_sees_the_folder_late(run_dir, words):
     train(PYDOC, *words, run_dir=run_dir)
 
 
+@pytest.mark.slow
 def test_the_main_process_decides_what_is_in_the_folder(run):
     run_dir, words = run
-    run_job(train_where_one_sees_the_folder_late, run_dir, words, timeout=60)
+    run_job(train_where_one_sees_the_folder_late, run_dir, words)
     assert [line["step"] for line in read_json_lines(run_dir / "metrics.jsonl")] == list(range(1, 13))
 
 
+@pytest.mark.slow
 def test_none_begins_anew_and_moves_the_earlier_run_aside(run):
     run_dir, words = run
     assert resume(run_dir, words, "--resume", "none", "--seed=7", "--train.stop_after_steps=2") is None
@@ -159,6 +168,7 @@ def test_none_begins_anew_and_moves_the_earlier_run_aside(run):
     assert len(read_json_lines(run_dir.with_name("run.1") / "metrics.jsonl")) == 4
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_left_as_it_is(run):
     run_dir, words = run
     assert resume(run_dir, words) is None
@@ -177,20 +187,23 @@ def test_how_features_are_judged_may_change():
     assert list(differences(before, changed)) == ["loss.temperature"]
 
 
+@pytest.mark.slow
 def test_an_earlier_stop_is_refused(run):
     run_dir, words = run
     report = resume(run_dir, words, "--train.stop_after_steps=3")
     assert "the checkpoint is of step 4, and the run would end after step 3 (of 12)" in report
 
 
+@pytest.mark.slow
 def test_another_batch_size_says_what_becomes_of_the_samples(run):
     run_dir, words = run
     change = ("--batch.global_batch_size=24", "--resume.allow_change", "batch.global_batch_size")
     assert resume(run_dir, words, *change) is None
     started = [line for line in read_json_lines(run_dir / "history.jsonl") if line["event"] == "started"]
-    assert "step 4 came after 192 samples and comes after 96 now: 96 samples come again" in started[-1]["changes"]
+    assert "step 4 came after 192 samples and comes after 96 now: 96 samples are repeated" in started[-1]["changes"]
 
 
+@pytest.mark.slow
 def test_damage_to_all_checkpoints_is_refused(run):
     run_dir, words = run
     (file,) = run_dir.glob("checkpoints/step_00000004/rank_*.safetensors")
@@ -202,6 +215,7 @@ def test_damage_to_all_checkpoints_is_refused(run):
     assert (run_dir / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_was_set_aside_can_be_gone_back_to(run):
     run_dir, words = run
     assert resume(run_dir, words, "--train.stop_after_steps=8") is None
@@ -228,12 +242,14 @@ def leave_the_loop(run_dir, words):
     train(PYDOC, *words, run_dir=run_dir)
 
 
+@pytest.mark.slow
 def test_a_loop_that_is_left_early_has_a_checkpoint_of_its_end(half_done, tmp_path):
     run_job(leave_the_loop, tmp_path / "run", half_done[1], strategy="ddp")
     status = json.loads((tmp_path / "run/status.json").read_text())
     assert (status["outcome"], status["step"], status["checkpoint_step"]) == ("finished", 6, 6)
 
 
+@pytest.mark.slow
 def test_a_longer_stop_goes_on(run, tmp_path):
     run_dir, words = run
     assert resume(run_dir, words, "--train.stop_after_steps=6") is None
@@ -242,6 +258,7 @@ def test_a_longer_stop_goes_on(run, tmp_path):
     assert_same_weights(run_dir / "model", tmp_path / "whole/model")
 
 
+@pytest.mark.slow
 def test_a_path_begins_another_run_or_goes_back(run, tmp_path):
     run_dir, words = run
     checkpoint = run_dir / "checkpoints/step_00000004"
@@ -258,6 +275,7 @@ def test_a_path_begins_another_run_or_goes_back(run, tmp_path):
         assert_same_weights(path / "model", tmp_path / "expected")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["nowhere", "$(touch hacked)", "../../../../etc", "recipes"])
 def test_paths_that_are_no_checkpoint(run, path):
     run_dir, words = run
@@ -267,6 +285,7 @@ def test_paths_that_are_no_checkpoint(run, path):
     assert "Traceback" not in report
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_skipped_and_named(run, tmp_path):
     run_dir, words = run
     assert resume(run_dir, words, "--train.stop_after_steps=8") is None
@@ -282,6 +301,7 @@ def test_a_damaged_checkpoint_is_skipped_and_named(run, tmp_path):
     assert "its checksum differs" in started[-1]["checkpoints_not_used"][0]
 
 
+@pytest.mark.slow
 def test_a_model_of_another_shape_is_named(run):
     run_dir, words = run
     change = ("--model.num_heads=4", "--model.hidden_size=32")
@@ -309,6 +329,7 @@ def start_late(run_dir, words):
     train(PYDOC, *words, run_dir=run_dir)
 
 
+@pytest.mark.slow
 def test_of_two_starts_in_a_new_folder_one_is_refused(half_done, tmp_path):
     run_dir, words = tmp_path / "run", half_done[1]
     with ThreadPoolExecutor() as pool:
@@ -326,20 +347,21 @@ def train_while_another_starts(run_dir, words):
     """Begin a second run in the same folder from within the first one's third step."""
     from largebatch.run import Run
 
-    update = Run._update
+    update = Run.update
     reports = []
 
-    def second(run, index, *arguments):
-        update(run, index, *arguments)
-        if index == 2:
-            Run._update = update
+    def second(run, step):
+        update(run, step)
+        if step.index == 2:
+            Run.update = update
             reports.append(run_interrupted(run_dir, words, strategy="single", world_size=1))
 
-    Run._update = second
+    Run.update = second
     train(PYDOC, *words, run_dir=run_dir)
     return reports
 
 
+@pytest.mark.slow
 def test_a_second_run_in_the_folder_is_refused(half_done, tmp_path):
     (reports,) = run_job(train_while_another_starts, tmp_path / "run", half_done[1], strategy="single", world_size=1)
     assert "another run is writing to" in reports[0]
@@ -351,19 +373,20 @@ def test_a_second_run_in_the_folder_is_refused(half_done, tmp_path):
 def train_and_be_overtaken(run_dir, words):
     """After step 3, this attempt's job is taken to be dead and another attempt begins."""
     from largebatch.run import Run
-    from largebatch.run.attempt import claim
+    from largebatch.storage.attempts import claim
 
-    update = Run._update
+    update = Run.update
 
-    def overtaken(run, index, *arguments):
-        if index == 2 and run.backend.is_main_process:
+    def overtaken(run, step):
+        if step.index == 2 and run.backend.is_main_process:
             claim(run.folder.attempts_dir, {})
-        update(run, index, *arguments)
+        update(run, step)
 
-    Run._update = overtaken
+    Run.update = overtaken
     train(PYDOC, *words, run_dir=run_dir)
 
 
+@pytest.mark.slow
 def test_an_attempt_that_was_overtaken_publishes_nothing(half_done, tmp_path):
     words = (*half_done[1], '--checkpoint.every={"steps": 1}')
     with pytest.raises(JobFailed, match="has taken over") as caught:

@@ -5,6 +5,8 @@ import pytest
 from jobs import run_job
 from paths import PYDOC, STRATEGIES
 
+pytestmark = pytest.mark.slow
+
 SMALL = ("--model.num_layers=1", "--model.hidden_size=16", "--model.num_heads=2", "--data.block_size=16")
 
 
@@ -39,7 +41,8 @@ def loop_with(mistake: str, run_dir) -> str:
     if mistake == "another weight decay":
         optimizer.param_groups[0]["weight_decay"] = 0.2
     try:
-        model, optimizer = run.prepare(model, optimizer)
+        if mistake != "not prepared":
+            model, optimizer = run.prepare(model, optimizer)
         for step in run.steps(train_set):
             for batch in step.micro_batches():
                 losses = cross_entropy(
@@ -55,7 +58,9 @@ def loop_with(mistake: str, run_dir) -> str:
                 if mistake == "left early":
                     break
             if mistake != "no update":
-                step.update()
+                run.update(step)
+            if mistake == "two updates":
+                run.update(step)
             if step.index == 1:
                 return "no error"
     except Exception as error:
@@ -73,8 +78,10 @@ def loop_with(mistake: str, run_dir) -> str:
         ),
         ("no backward", "step.backward was called 0 times for a micro-batch"),
         ("two backwards", "step.backward was called 2 times for a micro-batch"),
-        ("left early", "step.update was called after 1 of 4 micro-batches"),
-        ("no update", "the loop went on to the next step without step.update()"),
+        ("left early", "run.update was called after 1 of 4 micro-batches"),
+        ("no update", "the loop went on to the next step without run.update(step)"),
+        ("two updates", "run.update was called twice for one step"),
+        ("not prepared", "call run.prepare(model, optimizer) first"),
         ("another optimizer", "the optimizer is SGD, the plan says AdamW"),
         ("other betas", "the optimizer's betas is (0.5, 0.5), the plan says (0.9, 0.99)"),
         ("no weight decay", "weight_decay of transformer.wte.weight is 0.0, the plan says 0.1 ("),
@@ -123,7 +130,7 @@ def modes_of(run_dir) -> list[tuple[bool, bool]]:
     for step in run.steps(train_set):
         for batch in step.micro_batches():
             step.backward(model(input_ids=batch["input_ids"]).logits.float().sum() * 1e-3)
-        step.update()
+        run.update(step)
         modes.append((model.training, frozen.training))
         run.evaluate(eval_set, lambda batch: {"size": batch["labels"][:, 0].float()})
         if step.index == 1:

@@ -57,6 +57,7 @@ def test_without_slurm_there_is_no_limit():
     assert named(StopRequests(None, 300, {}, clock=lambda: 1e10)) == ""
 
 
+@pytest.mark.slow
 def test_a_run_stops_before_its_time_is_over(tmp_path):
     words = (*TINY_GPT, '--train.duration={"steps": 100000}', "--faults.time_limit_margin_seconds=100")
     end = {"SLURM_JOB_END_TIME": str(int(time.time()) + 104)}

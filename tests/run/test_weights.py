@@ -8,6 +8,8 @@ from jobs import JobFailed, run_job
 from paths import PYDOC
 from test_strategies import assert_same, recorded
 
+pytestmark = pytest.mark.slow
+
 SMALL = ("--model.num_layers=1", "--model.hidden_size=16", "--model.num_heads=2", "--learning_rate.warmup=null")
 BATCH = '--batch={"global_batch_size": 8, "micro_batch_size": 2}'
 
@@ -42,5 +44,5 @@ def test_a_step_without_any_target_is_refused(tmp_path):
     words = words_for([""] * 64, tmp_path)
     with pytest.raises(JobFailed) as failure:
         run_job(recorded, PYDOC, tmp_path / "run", *words)
-    assert "error: no sample of step 1 has a target, so there is nothing to take the mean over" in str(failure.value)
+    assert "error: no sample of step 1 has a target, so there is nothing to average the loss over" in str(failure.value)
     assert "exit code 1" in str(failure.value)

@@ -68,6 +68,7 @@ def test_projection():
     assert by_place["zero3", 8]["fits"]
 
 
+@pytest.mark.slow
 def test_program(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["scale.py", str(tmp_path / "out"), "--mfu", "0.5"])
     scale.main()

@@ -72,6 +72,7 @@ def test_an_interrupted_program_goes_on(tmp_path, monkeypatch):
     assert list(make_runs(DIGITS, points, file, (), jobs=2)) == []
 
 
+@pytest.mark.slow
 def test_a_real_run_and_one_that_diverges(tmp_path):
     words = ("--train.stop_after_steps=2", "--data.num_workers=0")
     small = replace(DIGITS, overrides=(*DIGITS.overrides, '--evaluation.every={"steps": 1}'), last=2)

@@ -63,7 +63,7 @@ def start(tmp_path):
     def run(*words, **changes):
         environment = {"HOME": "/", **job, **played, **codes, **paths, **changes}
         command = ["bash", "slurm/gpt_pydoc.sbatch", *words]
-        result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+        result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
         file = tmp_path / "run/environment"
         lines = file.read_text().splitlines() if file.exists() else []
         trained_in = dict(line.split("=", 1) for line in lines if "=" in line)
@@ -209,7 +209,7 @@ def test_what_others_put_beside_checkpoints(start, tmp_path):
     assert not (ROOT / "evaluated").exists()
 
 
-@pytest.mark.parametrize("word", ["--run_dir=x", "--run_dir", "--run-dir", "--config=x", "--config"])
+@pytest.mark.parametrize("word", ["--run-dir=x", "--run-dir", "--run_dir", "--config=x", "--config"])
 def test_words_that_the_script_must_know_too(start, word):
     returned, log, _ = start(word)
     assert returned == 2

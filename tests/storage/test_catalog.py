@@ -6,7 +6,6 @@ import shutil
 import pytest
 
 from largebatch.storage.catalog import (
-    damage,
     discard,
     entries,
     entry_at,
@@ -14,6 +13,7 @@ from largebatch.storage.catalog import (
     read_marker,
     remove_leftovers,
     set_aside,
+    verify_checksums,
 )
 from largebatch.storage.layout import CheckpointError
 from saving import ATTEMPT, make_checkpoint, mark
@@ -108,12 +108,12 @@ def test_linked_folders_are_not_used_and_what_they_link_to_stays(tmp_path):
     (folder / "step_00000007").symlink_to(target)
     (folder / LEFTOVERS[0]).symlink_to(target)
     (entry,) = entries(folder)
-    assert entry.problem == damage(entry.path) == "it is a link, not a folder"
+    assert entry.problem == verify_checksums(entry.path) == "it is a link, not a folder"
     assert entry_at(entry.path).problem == "it is a link, not a folder"
     remove_leftovers(folder)
     prune(folder, 0, lambda _: False, ATTEMPT)
     discard(entry, ATTEMPT)
-    assert entry_at(target).problem is damage(target) is None
+    assert entry_at(target).problem is verify_checksums(target) is None
 
 
 @pytest.mark.parametrize(
@@ -147,18 +147,18 @@ def test_markers_that_name_other_files_are_refused(name, tmp_path):
     marker = json.loads((path / "complete.json").read_text())
     marker["files"][name] = {"size": 0, "checksum": "99aa06d3014798d86001c324468d497f"}
     (path / "complete.json").write_text(json.dumps(marker))
-    with pytest.raises(CheckpointError, match="which is none of a checkpoint's"):
+    with pytest.raises(CheckpointError, match="which is not one of a checkpoint's"):
         read_marker(path)
-    assert "which is none of a checkpoint's" in entry_at(path).problem
-    assert "which is none of a checkpoint's" in damage(path)
+    assert "which is not one of a checkpoint's" in entry_at(path).problem
+    assert "which is not one of a checkpoint's" in verify_checksums(path)
 
 
 def test_changed_content_is_damage(tmp_path):
     path = make_checkpoint(tmp_path / "step_00000007")
-    assert damage(path) is None
+    assert verify_checksums(path) is None
     (path / "rank_00000.safetensors").write_bytes(b"tensorS")
     assert entry_at(path).problem is None
-    assert damage(path) == "rank_00000.safetensors is not what was written: its checksum differs"
+    assert verify_checksums(path) == "rank_00000.safetensors is not what was written: its checksum differs"
 
 
 @pytest.mark.parametrize("num_shares", [1, 2, 3, 7])
@@ -168,7 +168,7 @@ def test_each_file_is_read_by_one_of_the_processes(num_shares, tmp_path):
     for name in names:
         path = make_checkpoint(tmp_path / name / "step_00000007", dict.fromkeys(names, b"content"))
         (path / name).write_bytes(b"changed")
-        shares = [damage(path, share, num_shares) for share in range(num_shares)]
+        shares = [verify_checksums(path, share, num_shares) for share in range(num_shares)]
         (found[name],) = [share for share, problem in enumerate(shares) if problem is not None]
         assert name in shares[found[name]]
     assert len(set(found.values())) == min(num_shares, len(names))
@@ -227,7 +227,7 @@ def test_later_checkpoints_are_set_aside_whole(folder):
     aside = folder / f"set_aside_by_attempt_{ATTEMPT}"
     assert steps_in(aside) == [5, 6, 7]
     assert [entry.problem is None for entry in entries(aside)] == [True, True, False]
-    assert damage(aside / "step_00000006") is None
+    assert verify_checksums(aside / "step_00000006") is None
 
 
 def test_later_checkpoints_that_were_never_complete_are_not_kept(folder):
@@ -249,4 +249,4 @@ def test_a_marker_that_fits_the_files_is_needed_and_enough(folder):
 def test_a_checkpoint_with_the_name_of_another_is_not_used(tmp_path):
     make_checkpoint(tmp_path / "step_00000005").rename(tmp_path / "step_00000009")
     (entry,) = entries(tmp_path)
-    assert entry.problem == "it is of step 5, and its name says another"
+    assert entry.problem == "it is of step 5, but its name says otherwise"

@@ -9,7 +9,7 @@ import pytest
 
 from largebatch.checkpoint.load import load
 from largebatch.errors import UserError
-from largebatch.storage.catalog import damage, entries, read_marker
+from largebatch.storage.catalog import entries, read_marker, verify_checksums
 from largebatch.storage.layout import CheckpointError, read_manifest
 from saving import Bomb, FakeBackend, FakeRun, assert_holds, assert_same, mark, state_of
 
@@ -32,7 +32,7 @@ def checkpoint(written, tmp_path):
 def problem_of(checkpoint: Path) -> str | None:
     (entry,) = entries(checkpoint.parent)
     assert entry.path == checkpoint
-    return entry.problem or damage(checkpoint)
+    return entry.problem or verify_checksums(checkpoint)
 
 
 def test_what_was_written_is_intact_and_complete(checkpoint):

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from disks import fill, small_disk
-from largebatch.run.attempt import claim
-from largebatch.run.journal import Journal
-from largebatch.storage.catalog import damage, entries
+from largebatch.run.record import Journal
+from largebatch.storage.attempts import claim
+from largebatch.storage.catalog import entries, verify_checksums
 from saving import FakeBackend, FakeRun, assert_holds, temporary_folders
 
 # Weights in fp32 and a state in bf16: 900 KB.
@@ -36,14 +36,14 @@ def test_a_checkpoint_that_does_not_fit(asynchronous, left, disk):
     assert run.writer.last_step == 4
     assert [entry.path for entry in entries(run.checkpoints)] == [first]
     assert temporary_folders(run.checkpoints) == []
-    assert damage(first) is None
+    assert verify_checksums(first) is None
     assert_holds(first, 4, WIDTH)
     others.unlink()
     second = run.save(12)
     assert len(run.warnings) == 1
     assert run.writer.last_step == 12
     assert [entry.path for entry in entries(run.checkpoints)] == [second]
-    assert damage(second) is None
+    assert verify_checksums(second) is None
     assert_holds(second, 12, WIDTH)
 
 

@@ -57,7 +57,7 @@ def test_every_dtype_is_read_by_safetensors_and_by_us(dtype, shape, tmp_path):
     path = saved(tmp_path, {"odd": torch.tensor([True]), "tensor": tensor})
     assert_same(safetensors.torch.load_file(path)["tensor"], tensor)
     assert_same(TensorFiles(tmp_path).read(FILE, "tensor"), tensor)
-    assert TensorFiles(tmp_path).dtype(FILE, "tensor") == dtype
+    assert TensorFiles(tmp_path).find(FILE, "tensor").dtype == dtype
 
 
 def test_bfloat16_is_stored_by_its_bits(tmp_path):

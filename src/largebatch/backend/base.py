@@ -4,10 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs
 from torch import nn
 from torch.optim import Optimizer
 
@@ -18,14 +20,16 @@ from largebatch.backend.state import (
     EngineState,
     OptimizerSlot,
     fresh_state,
-    give_memory,
+    materialize,
     parameters_without_memory,
     set_scalars,
 )
 from largebatch.backend.sync_batch_norm import is_synchronised, synchronise
 from largebatch.errors import BackendMismatch, UserError
+from largebatch.optim.build import optimizer_over
 from largebatch.optim.layerwise import LayerwiseOptimizer
 from largebatch.plan import RunPlan
+from largebatch.plan.strategies import names_of
 
 # How long processes wait for one that prepares data; one that died is noticed at once, one that hangs by the watchdog.
 PATIENCE = timedelta(days=2)
@@ -45,6 +49,22 @@ class Update(NamedTuple):
 
     grad_norm: torch.Tensor | None
     applied: bool
+
+
+class Request(NamedTuple):
+    """What Accelerate is started for.
+
+    Args:
+        launch: What the launcher asked for.
+        plan: The resolved plan.
+        on_gpu: Whether each process has a GPU.
+        group: How processes wait for each other.
+    """
+
+    launch: Launch
+    plan: RunPlan
+    on_gpu: bool
+    group: InitProcessGroupKwargs
 
 
 class Backend(ABC):
@@ -74,6 +94,11 @@ class Backend(ABC):
         """The parts of it that go through torch.compile."""
         self.optimizer: Optimizer
 
+    @staticmethod
+    @abstractmethod
+    def accelerate_arguments(request: Request) -> dict[str, Any]:
+        """The arguments of `Accelerator` that are the strategy's; without a GPU, processes must talk over gloo."""
+
     @property
     def is_main_process(self) -> bool:
         """Whether this process prints and writes."""
@@ -99,7 +124,7 @@ class Backend(ABC):
         if self.plan.sync_batch_norm and self.world_size > 1:
             synchronise(model, self.device)
         self._statistics = RunningStatistics(model)
-        self._give_memory(model)
+        self._materialize(model)
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         return self.model, self.optimizer
 
@@ -122,10 +147,10 @@ class Backend(ABC):
         torch.distributed.all_reduce(total)
         return total.to(vector.device)
 
-    def _give_memory(self, model: nn.Module) -> None:
+    def _materialize(self, model: nn.Module) -> None:
         """Before the engine takes the model: memory for parameters that were built without, to be set by `restore`."""
         for parameter in parameters_without_memory(model):
-            give_memory(parameter, self.device)
+            materialize(parameter, self.device)
 
     def seed(self, seed: int) -> None:
         """Seed what is random in the model, as `torch.manual_seed` does; that would, for every kind of device that is
@@ -238,18 +263,19 @@ class Backend(ABC):
         optimizer = self._torch_optimizer
         slots = self._optimizer_slots()
         if has_states:
-            fresh_state(optimizer, [slot.tensor for slot in slots])
+            fresh_state(optimizer, [slot.tensor for slot in slots], partial(optimizer_over, plan=self.plan))
         else:
             optimizer.state.clear()
         # The engine may talk to the other processes next.
-        with self.agreement():
+        with self.raise_on_all_ranks():
             fill(self.engine_state())
         for slot in slots if has_states else []:
             numbers = [dict(scalars[name]) for name in slot.names]
             if any(other != numbers[0] for other in numbers):
                 raise BackendMismatch(
                     f"the optimizer's numbers of {slot.names[0]} and others differ in the checkpoint, and "
-                    f"{self.launch.strategy} has one for all of them; resume with ddp or fsdp"
+                    f"{self.launch.strategy} has one for all of them; resume with "
+                    + names_of(lambda entry: entry.steps != "flat pieces of several parameters")
                 )
             if numbers:
                 set_scalars(optimizer.state[slot.tensor], numbers[0])
@@ -306,7 +332,7 @@ class Backend(ABC):
         return gathered
 
     @contextmanager
-    def agreement(self) -> Iterator[None]:
+    def raise_on_all_ranks(self) -> Iterator[None]:
         """Raise on every process the user error that any of them meets in the block; every process must enter it.
 
         A process that left alone would leave the others waiting for it, and failing with its absence.

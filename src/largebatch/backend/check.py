@@ -1,7 +1,6 @@
 """The comparison of what a prepared engine would do with what the plan says; any difference refuses the run."""
 
 import itertools
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -12,9 +11,12 @@ from torch.optim import Optimizer
 
 from largebatch.backend.base import Backend, Observed, group_options
 from largebatch.backend.launch import Launch
+from largebatch.backend.state import split_state
 from largebatch.errors import BackendMismatch
-from largebatch.optim import OPTIMIZERS, planned_groups
+from largebatch.optim import planned_groups
+from largebatch.optim.build import optimizer_over
 from largebatch.plan import RunPlan
+from largebatch.storage.tensors import fingerprint
 
 # Of weights, gradients and losses, by precision.
 DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
@@ -34,7 +36,7 @@ def expect(plan: RunPlan, launch: Launch, optimizer: Optimizer) -> Observed:
         "hyperparameters per group": group_options(optimizer),
         "master weights": {str(DTYPES[plan.precision])},
     }
-    if launch.strategy.startswith("zero"):
+    if launch.deepspeed_config is not None:
         expected |= {
             "micro-batch size in DeepSpeed": plan.micro_batch_size,
             "micro-batch size x world size in DeepSpeed": plan.micro_batch_size * plan.world_size,
@@ -61,7 +63,9 @@ def check_before(model: nn.Module, optimizer: Optimizer, backend: Backend) -> No
         *_batch_norm_problems(model, backend.plan),
         *_single_number_problems(model, backend.launch),
     ]
-    fingerprints = backend.gather_objects(_fingerprint(model))
+    # Weights that are yet to be set are checked when they are.
+    tensors = (tensor for tensor in itertools.chain(model.parameters(), model.buffers()) if not tensor.is_meta)
+    fingerprints = backend.gather_objects(fingerprint(*tensors))
     differing = [str(rank) for rank, fingerprint in enumerate(fingerprints) if fingerprint != fingerprints[0]]
     if differing:
         problems.append(
@@ -75,16 +79,28 @@ def check_before(model: nn.Module, optimizer: Optimizer, backend: Backend) -> No
 
 def _optimizer_problems(model: nn.Module, optimizer: Optimizer, plan: RunPlan) -> Iterator[str]:
     remedy = "build it with largebatch.optim.build_optimizer(model, run.plan)"
-    kind = OPTIMIZERS[plan.optimizer]
+    groups = planned_groups(model, plan)
+    shapes = [min(group["params"], key=torch.numel).shape for group in groups]
+    small = [nn.Parameter(torch.zeros(shape)) for shape in shapes]
+    like = optimizer_over([group | {"params": [each]} for group, each in zip(groups, small, strict=True)], plan)
+    kind = type(like)
     if type(optimizer) is not kind:
         yield f"the optimizer is {type(optimizer).__name__}, the plan says {kind.__name__}; {remedy}"
         return
     for group in optimizer.param_groups:
-        for name, value in plan.optimizer_options.items():
-            if group[name] != value:
+        for name, value in group_options(like)[0].items():
+            if name not in groups[0] and group[name] != value:
                 yield f"the optimizer's {name} is {group[name]}, the plan says {value}; {remedy}"
+    for parameter in small:
+        parameter.grad = torch.zeros_like(parameter)
+    like.step()
+    for parameter in small:
+        try:
+            split_state(like.state[parameter], parameter, f"a parameter of shape {tuple(parameter.shape)}", plan)
+        except BackendMismatch as error:
+            yield str(error)
+            return
     names = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    groups = planned_groups(model, plan)
     planned, given = _settings(groups), _settings(optimizer.param_groups)
     if sum(len(group["params"]) for group in optimizer.param_groups) != len(planned) or given.keys() != planned.keys():
         missing = [name for parameter, name in names.items() if parameter not in given]
@@ -138,21 +154,11 @@ def _batch_norm_problems(model: nn.Module, plan: RunPlan) -> Iterator[str]:
 
 def _single_number_problems(model: nn.Module, launch: Launch) -> Iterator[str]:
     """FSDP2 and DeepSpeed fail at parameters that have no dimension to cut them up by."""
-    if launch.strategy in ("single", "ddp"):
+    if launch.entry.steps == "whole parameters":
         return
     for name, parameter in model.named_parameters():
         if parameter.dim() == 0:
             yield f"{name} is a single number, of shape (), which {launch.strategy} cannot cut up; give it shape (1,)"
-
-
-def _fingerprint(model: nn.Module) -> int:
-    """A checksum of all weights and buffers; weights that are yet to be set are checked when they are."""
-    checksum = 0
-    for tensor in itertools.chain(model.parameters(), model.buffers()):
-        if tensor.is_meta:
-            continue
-        checksum = zlib.crc32(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data, checksum)
-    return checksum
 
 
 def check_backend(backend: Backend, expected: Observed) -> None:

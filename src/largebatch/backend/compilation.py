@@ -6,12 +6,12 @@ what FSDP2 and ZeRO-3 gather the weights of. A region's `forward` is replaced, n
 and what strategies hang on modules (gathering weights, reducing gradients) goes on around the compiled code.
 """
 
-from collections.abc import Iterator
-
 import torch
 from torch import nn
 
+from largebatch.blocks import outermost
 from largebatch.errors import UserError
+from largebatch.plan.strategies import names_of
 
 # Of one function: the blocks of a network that are not alike, in training and evaluation, in batches of several sizes.
 # Beyond it torch goes on without compiling, and says so in a warning.
@@ -38,7 +38,7 @@ def compile_in_place(model: nn.Module, device: torch.device) -> list[nn.Module]:
     torch._dynamo.config.recompile_limit = MOST_VERSIONS
     # Random numbers of its own would make dropout depend on whether a model is compiled.
     torch._inductor.config.fallback_random = True
-    regions = list(_repeated_blocks(model)) or [model]
+    regions = [block for blocks in outermost(model, _is_list_of_blocks) for block in blocks.children()] or [model]
     for region in regions:
         region.forward = torch.compile(region.forward)
     return regions
@@ -48,17 +48,12 @@ def refuse_to_compile(region: nn.Module, strategy: str) -> UserError:
     """Of a region whose weights the strategy gathers in parts, by code of its own that torch.compile would cut."""
     return UserError(
         f"compute.compile: {strategy} gathers the weights of {type(region).__name__} part by part, and it is compiled "
-        "as a whole; write false, or launch with ddp, zero1 or zero2"
+        f"as a whole; write false, or launch with {names_of(lambda entry: not entry.shards.endswith('weights'))}"
     )
 
 
-def _repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The elements of lists of modules of one class; of lists within lists, those of the outer one."""
-    for child in module.children():
-        if isinstance(child, nn.ModuleList) and len({type(block) for block in child}) == 1:
-            yield from child
-        else:
-            yield from _repeated_blocks(child)
+def _is_list_of_blocks(module: nn.Module) -> bool:
+    return isinstance(module, nn.ModuleList) and len({type(block) for block in module}) == 1
 
 
 def _check_compiler(device: torch.device) -> None:

@@ -6,16 +6,15 @@ import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from largebatch.backend.accelerate_config import FSDP_VERSION, NOT_FSDP2, PRECISION, REFUSED
 from largebatch.backend.deepspeed_config import read_deepspeed_config
 from largebatch.errors import LaunchError
+from largebatch.plan.strategies import SINGLE, STRATEGIES, StrategyEntry, engine_of, find_strategy, is_true
 
 # From <linux/prctl.h>.
 PR_SET_PDEATHSIG = 1
-
-Strategy = Literal["single", "ddp", "fsdp", "zero1", "zero2", "zero3"]
 
 
 @dataclass(frozen=True)
@@ -23,53 +22,56 @@ class Launch:
     """One process of a job, as its launcher describes it.
 
     Args:
-        strategy: How the processes share the work.
+        strategy: How the processes share the work: a name in the table of `plan.strategies`.
         rank: This process, 0 to world_size - 1.
         world_size: Processes of the job.
         local_world_size: Processes on this machine.
         deepspeed_config: The checked DeepSpeed JSON, for the ZeRO strategies.
     """
 
-    strategy: Strategy
+    strategy: str
     rank: int
     world_size: int
     local_world_size: int
     deepspeed_config: Mapping[str, Any] | None = None
 
+    @property
+    def entry(self) -> StrategyEntry:
+        """What there is to know of the strategy."""
+        return find_strategy(self.strategy)
 
-def read_launch(environment: Mapping[str, str] = os.environ, precision: str = "fp32") -> Launch:
+
+def read_launch(
+    environment: Mapping[str, str] = os.environ, precision: str = "fp32", optimizer: str | None = None
+) -> Launch:
     """How this process was launched: by `accelerate launch`, torchrun, or alone.
 
     Args:
         environment: The process's environment variables.
         precision: The recipe's precision, which an Accelerate config must not contradict.
+        optimizer: The name of the recipe's optimizer, which the strategy must suit; None is any.
 
     Raises:
-        LaunchError: The launch would silently train something else than the recipe says.
+        LaunchError: The launch would silently train something else than the recipe says, or cannot train it.
     """
     _refuse_use_cpu(environment)
     _refuse_tasks_that_do_not_know_of_each_other(environment)
     _refuse_settings(environment, precision)
     rank, world_size = int(environment.get("RANK", 0)), int(environment.get("WORLD_SIZE", 1))
     local_world_size = int(environment.get("LOCAL_WORLD_SIZE", 1))
-    if _is_true(environment, "ACCELERATE_USE_DEEPSPEED"):
-        if precision == "fp64":
-            raise LaunchError(
-                "DeepSpeed ZeRO keeps its master weights in fp32, the recipe says precision fp64; launch with "
-                "recipes/accelerate_configs/ddp.yaml or fsdp.yaml, or set precision fp32"
-            )
-        deepspeed_config = read_deepspeed_config(environment)
-        strategy: Strategy = {1: "zero1", 2: "zero2", 3: "zero3"}[deepspeed_config["zero_optimization"]["stage"]]  # type: ignore[assignment]
-        return Launch(strategy, rank, world_size, local_world_size, deepspeed_config)
-    if _is_true(environment, "ACCELERATE_USE_FSDP"):
-        version = environment.get("FSDP_VERSION", "1")
-        if version != FSDP_VERSION:
-            raise LaunchError(
-                f"the Accelerate config asks for FSDP version {version}; write fsdp_version: {FSDP_VERSION} "
-                f"({NOT_FSDP2})"
-            )
-        return Launch("fsdp", rank, world_size, local_world_size)
-    return Launch("ddp" if "WORLD_SIZE" in environment else "single", rank, world_size, local_world_size)
+    engine = engine_of(environment)
+    version = environment.get("FSDP_VERSION", "1")
+    if engine == "FSDP" and version != FSDP_VERSION:
+        raise LaunchError(
+            f"the Accelerate config asks for FSDP version {version}; write fsdp_version: {FSDP_VERSION} ({NOT_FSDP2})"
+        )
+    deepspeed_config = read_deepspeed_config(environment) if engine == "DeepSpeed" else None
+    stage = deepspeed_config["zero_optimization"]["stage"] if deepspeed_config else None
+    entry = next(entry for entry in (SINGLE, *STRATEGIES.values()) if entry.launched(environment, stage))
+    refusal = entry.refusal(precision, optimizer)
+    if refusal:
+        raise LaunchError("; ".join(refusal))
+    return Launch(entry.name, rank, world_size, local_world_size, deepspeed_config)
 
 
 def end_with_the_launcher(environment: Mapping[str, str] = os.environ) -> None:
@@ -110,7 +112,7 @@ def _refuse_use_cpu(environment: Mapping[str, str]) -> None:
     With FSDP or DeepSpeed each process takes itself for the only one. With MULTI_CPU, Accelerate starts one process
     whatever `num_processes` says; it leaves the rendezvous address as the only trace that there should be more.
     """
-    if _is_true(environment, "ACCELERATE_USE_CPU"):
+    if is_true(environment, "ACCELERATE_USE_CPU"):
         raise LaunchError(
             "the Accelerate config has use_cpu: true (or distributed_type: MULTI_CPU), with which the processes would "
             "each train alone; remove it and use one of recipes/accelerate_configs: without a GPU they run on the CPU "
@@ -121,7 +123,3 @@ def _refuse_use_cpu(environment: Mapping[str, str]) -> None:
             "the Accelerate config asks for several processes, but Accelerate started one (its distributed_type is "
             "neither MULTI_GPU, FSDP nor DEEPSPEED); use one of recipes/accelerate_configs"
         )
-
-
-def _is_true(environment: Mapping[str, str], name: str) -> bool:
-    return environment.get(name, "false").lower() in ("true", "1", "yes")

@@ -1,11 +1,15 @@
 """Strategies whose parameters and optimizer are torch's own: one process, DDP and FSDP2."""
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import get_args
+from typing import Any, get_args
 
 import torch
+from accelerate import FullyShardedDataParallelPlugin
+from accelerate.state import DistributedType, PartialState
+from accelerate.utils import DistributedDataParallelKwargs
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -13,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
-from largebatch.backend.base import Backend, Observed, Update, group_options, trainable_parameters
+from largebatch.backend.base import Backend, Observed, Request, Update, group_options, trainable_parameters
 from largebatch.backend.compilation import refuse_to_compile
 from largebatch.backend.state import (
     EngineState,
@@ -98,15 +102,16 @@ class NativeBackend(Backend):
         ]
 
     def engine_state(self) -> EngineState:
-        vectors, scalars = weight_vectors(self.unwrapped_model), {}
+        vectors, parameters = weight_vectors(self.unwrapped_model), {}
         for name, parameter in self.unwrapped_model.named_parameters():
-            states, scalars[name] = split_state(self._torch_optimizer.state.get(parameter, {}), parameter, name)
-            vectors |= {f"{kind}/{name}": state for kind, state in states.items()}
+            state = self._torch_optimizer.state.get(parameter, {})
+            states, scalars = split_state(state, parameter, name, self.plan)
+            vectors |= {f"{kind}/{name}": tensor for kind, tensor in states.items()}
+            shape = tuple(parameter.shape)
+            others = {kind: tuple(tensor.shape) for kind, tensor in states.items() if tensor.shape != parameter.shape}
+            parameters[name] = ParameterInfo(shape, scalars, others)
         return EngineState(
-            parameters={
-                name: ParameterInfo(tuple(parameter.shape), scalars[name])
-                for name, parameter in self.unwrapped_model.named_parameters()
-            },
+            parameters=parameters,
             pieces=pieces_of(vectors, self.rank, self.world_size),
             buffers=persistent_buffers(self.unwrapped_model),
         )
@@ -126,6 +131,12 @@ class ReplicatedBackend(NativeBackend):
 
     _cuts_layers = False
 
+    @staticmethod
+    def accelerate_arguments(request: Request) -> dict[str, Any]:
+        # Buffers are averaged before they are used; broadcasting rank 0's would lose the other processes' statistics.
+        ddp = DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
+        return {"cpu": not request.on_gpu, "kwargs_handlers": [request.group, ddp]}
+
     def _gather_state(self) -> dict[str, torch.Tensor]:
         return self.unwrapped_model.state_dict()
 
@@ -137,7 +148,7 @@ class SingleBackend(ReplicatedBackend):
         pass
 
     def observe(self) -> Observed:
-        return super().observe() | {"strategy": "single"}
+        return super().observe() | {"strategy": self.launch.strategy}
 
 
 class DdpBackend(ReplicatedBackend):
@@ -176,7 +187,7 @@ class DdpBackend(ReplicatedBackend):
 
     def observe(self) -> Observed:
         wrapped = isinstance(self.model, DistributedDataParallel) or self.world_size == 1
-        return super().observe() | {"strategy": "ddp" if wrapped else "no gradient reduction"}
+        return super().observe() | {"strategy": self.launch.strategy if wrapped else "no gradient reduction"}
 
 
 class FsdpBackend(NativeBackend):
@@ -184,6 +195,12 @@ class FsdpBackend(NativeBackend):
 
     Meanwhile each process keeps its whole gradients: what FSDP2 documents for accumulation without communication.
     """
+
+    @staticmethod
+    def accelerate_arguments(request: Request) -> dict[str, Any]:
+        if not request.on_gpu:
+            _rehearse_fsdp_on_cpu()
+        return {"fsdp_plugin": FullyShardedDataParallelPlugin(fsdp_version=2), "kwargs_handlers": [request.group]}
 
     def _wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         names = {parameter: name for name, parameter in model.named_parameters()}
@@ -196,16 +213,16 @@ class FsdpBackend(NativeBackend):
                 "fsdp_transformer_layer_cls_to_wrap out of the Accelerate config, or name modules that share none"
             )
         if parameters_without_memory(model):
-            self._give_memory_to_shards(groups)
+            self._materialize_shards(groups)
         for region in self._compiled:
             if any(isinstance(part, FSDPModule) for part in region.modules() if part is not region):
-                raise refuse_to_compile(region, "fsdp")
+                raise refuse_to_compile(region, self.launch.strategy)
         return prepared
 
-    def _give_memory(self, model: nn.Module) -> None:
+    def _materialize(self, model: nn.Module) -> None:
         """Not before the engine has cut them up."""
 
-    def _give_memory_to_shards(self, groups: list[list[str]]) -> None:
+    def _materialize_shards(self, groups: list[list[str]]) -> None:
         """Make memory for this process's rows of parameters that were built without.
 
         Accelerate tells an optimizer's parameters apart by the address of their memory, so it has mistaken them.
@@ -234,7 +251,18 @@ class FsdpBackend(NativeBackend):
         return super().engine_state()
 
     def observe(self) -> Observed:
-        return super().observe() | {"strategy": "fsdp" if isinstance(self.model, FSDPModule) else "no sharding"}
+        is_sharded = isinstance(self.model, FSDPModule)
+        return super().observe() | {"strategy": self.launch.strategy if is_sharded else "no sharding"}
+
+
+def _rehearse_fsdp_on_cpu() -> None:
+    """Accelerate turns FSDP on for accelerator devices only: tell it that the CPU is one, over gloo."""
+    os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+
+    def prepare_backend(*_: object, **__: object) -> tuple[str, DistributedType]:
+        return "gloo", DistributedType.MULTI_GPU
+
+    PartialState._prepare_backend = prepare_backend
 
 
 @contextmanager

@@ -5,7 +5,7 @@ all of them whole; FSDP2 gives it rows, ZeRO parts of flat buffers: always a con
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +15,10 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.optim import Optimizer
 
+from largebatch.config.optimizers import find_optimizer
 from largebatch.errors import BackendMismatch
 from largebatch.optim.layerwise import LayerPart
+from largebatch.plan import RunPlan
 from largebatch.storage.layout import WEIGHT, ParameterInfo
 from largebatch.storage.tensors import DTYPE_NAMES
 
@@ -101,7 +103,7 @@ def parameters_without_memory(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.is_meta]
 
 
-def give_memory(parameter: nn.Parameter, device: torch.device) -> None:
+def materialize(parameter: nn.Parameter, device: torch.device) -> None:
     """Make memory for a whole parameter, with whatever it holds; it stays the same object for model and optimizer."""
     memory = torch.empty_like(parameter, device=device)
     whole = nn.Parameter(memory, requires_grad=parameter.requires_grad)
@@ -182,36 +184,47 @@ def weight_vectors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def split_state(
-    state: Mapping[str, Any], like: torch.Tensor, owner: str
+    state: Mapping[str, Any], like: torch.Tensor, owner: str, plan: RunPlan
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-    """The optimizer's states of one tensor: those of its shape, and single numbers; None is no state.
+    """The optimizer's states of one tensor: those that are tensors, and single numbers; None is no state.
 
     Raises:
-        BackendMismatch: One is neither.
+        BackendMismatch: One is not what the plan's optimizer declares.
     """
+    declared = find_optimizer(plan.optimizer).states(plan.optimizer_options, tuple(like.shape))
+    if state and (unkept := declared.keys() - state.keys()):
+        raise BackendMismatch(
+            f"the optimizer keeps no state {min(unkept)!r} of {owner}, which its entry declares; correct `states` in "
+            f"the entry of {plan.optimizer!r}"
+        )
     vectors: dict[str, torch.Tensor] = {}
     scalars: dict[str, float] = {}
     for kind, value in state.items():
         if value is None:
             continue
-        if isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape == like.shape:
-            vectors[kind] = value
-        elif isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.dim() == 0):
-            scalars[kind] = float(value)
-        else:
-            shape = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+        shape = tuple(value.shape) if isinstance(value, torch.Tensor) else ()
+        if declared.get(kind) != shape or not isinstance(value, torch.Tensor | int | float):
+            given = f"of shape {shape}" if isinstance(value, torch.Tensor) else type(value).__name__
             raise BackendMismatch(
-                f"the optimizer's state {kind!r} of {owner} is {shape}, neither of the parameter's shape nor a number, "
-                "so it cannot be stored for every strategy; take another optimizer"
+                f"the optimizer's state {kind!r} of {owner} is {given}, where its entry declares "
+                f"{declared.get(kind, 'none')}; correct `states` in the entry of {plan.optimizer!r}"
             )
+        if isinstance(value, torch.Tensor) and shape:
+            vectors[kind] = value
+        else:
+            scalars[kind] = float(value)
     return vectors, scalars
 
 
-def fresh_state(optimizer: Optimizer, tensors: Iterable[torch.Tensor]) -> None:
+def fresh_state(
+    optimizer: Optimizer,
+    tensors: Iterable[torch.Tensor],
+    construct: Callable[[list[dict[str, Any]]], Optimizer],
+) -> None:
     """Give the tensors that have none the state that the optimizer's first step makes, to be written over.
 
-    Optimizers make their state in their first step; another one of the same class and options makes it here, with a
-    gradient and a learning rate of zero.
+    Optimizers make their state in their first step; another one, which `construct` makes of parameter groups, makes it
+    here, with a gradient and a learning rate of zero.
     """
     for tensor in tensors:
         if optimizer.state.get(tensor):
@@ -219,11 +232,8 @@ def fresh_state(optimizer: Optimizer, tensors: Iterable[torch.Tensor]) -> None:
         group = next((g for g in optimizer.param_groups if any(p is tensor for p in g["params"])), None)
         options = dict(group if group is not None else optimizer.param_groups[0])
         options |= {"params": [tensor], "lr": 0.0}
-        if tensor.is_meta and "fused" in options:
-            # Its kernels are for devices that compute.
-            options["fused"] = False
         gradient, tensor.grad = tensor.grad, torch.zeros_like(tensor)
-        scratch = type(optimizer)([options], lr=0.0)  # type: ignore[call-arg]
+        scratch = construct([options])
         scratch.step()
         tensor.grad = gradient
         optimizer.state[tensor] = scratch.state[tensor]

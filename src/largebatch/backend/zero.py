@@ -5,20 +5,25 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import deepspeed
 import torch
+from accelerate import Accelerator, DeepSpeedPlugin
 from deepspeed.runtime.zero import Init
 from deepspeed.utils import set_z3_leaf_module
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from largebatch.backend.base import Backend, Observed, Update, group_options
+from largebatch.backend.base import Backend, Observed, Request, Update, group_options
 from largebatch.backend.compilation import refuse_to_compile
+from largebatch.backend.deepspeed_config import fill_from_plan
+from largebatch.backend.launch import Launch
 from largebatch.backend.state import (
     EngineState,
     OptimizerSlot,
     Piece,
-    give_memory,
+    materialize,
     parameters_without_memory,
     persistent_buffers,
     pieces_of,
@@ -27,6 +32,8 @@ from largebatch.backend.state import (
 )
 from largebatch.errors import UserError
 from largebatch.optim.layerwise import LayerPart
+from largebatch.plan import RunPlan
+from largebatch.plan.strategies import names_of
 from largebatch.storage.layout import WEIGHT, ParameterInfo
 
 
@@ -65,17 +72,44 @@ class ZeroBackend(Backend):
 
     engine: Any
 
+    @staticmethod
+    def accelerate_arguments(request: Request) -> dict[str, Any]:
+        launch, plan, on_gpu, group = request
+        if not on_gpu:
+            # DeepSpeed would compile a shared-memory collective (some 40 s), and a run killed meanwhile would leave a
+            # lock on which every later run waits for ever.
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+            group.backend = "gloo"
+        assert launch.deepspeed_config is not None
+        plugin = DeepSpeedPlugin(
+            hf_ds_config=fill_from_plan(launch.deepspeed_config, plan),
+            gradient_accumulation_steps=1,
+            gradient_clipping=plan.clip_norm or 0.0,
+            zero3_init_flag=False,
+        )
+        return {"deepspeed_plugin": plugin, "kwargs_handlers": [group]}
+
+    def __init__(self, accelerator: Accelerator, launch: Launch, plan: RunPlan):
+        # Accelerate has told `transformers` of ZeRO-3, whose Auto classes would cut up weights as they make them,
+        # before anything can look at them. Models are built whole on every strategy, and cut up by `prepare`.
+        unset_hf_deepspeed_config()
+        super().__init__(accelerator, launch, plan)
+        assert launch.deepspeed_config is not None
+        self._stage: int = launch.deepspeed_config["zero_optimization"]["stage"]
+        """The stage that was launched."""
+
     def _wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        if self.launch.strategy == "zero3":
+        if self._stage == 3:
             for region in self._compiled:
                 if region is model:
-                    raise refuse_to_compile(region, "zero3")
+                    raise refuse_to_compile(region, self.launch.strategy)
                 frozen = [name for name, parameter in region.named_parameters() if not parameter.requires_grad]
                 # What is only added, such as frozen key biases, no backward pass needs.
                 if not all(name.endswith("bias") for name in frozen):
                     raise UserError(
-                        f"compute.compile: zero3 does not gather the frozen weights of {type(region).__name__} again "
-                        "for its compiled backward pass; write false, or launch with ddp, fsdp, zero1 or zero2"
+                        f"compute.compile: {self.launch.strategy} does not gather the frozen weights of "
+                        f"{type(region).__name__} again for its compiled backward pass; write false, or launch with "
+                        + names_of(lambda entry: entry.name != self.launch.strategy)
                     )
                 # Its weights are gathered together, before its compiled code runs, and not by each layer within it.
                 set_z3_leaf_module(region, True)
@@ -83,11 +117,11 @@ class ZeroBackend(Backend):
         self._watch_gradients()
         return self.engine, wrapped
 
-    def _give_memory(self, model: nn.Module) -> None:
+    def _materialize(self, model: nn.Module) -> None:
         """ZeRO-3 has each parameter cut up before the next one is made; the other stages keep whole weights."""
         parameters = parameters_without_memory(model)
-        if self.launch.strategy != "zero3" or not parameters:
-            super()._give_memory(model)
+        if self._stage != 3 or not parameters:
+            super()._materialize(model)
             return
         # The engine leaves a model that is cut up already where it is.
         for buffer in model.buffers():
@@ -95,7 +129,7 @@ class ZeroBackend(Backend):
         config = self.accelerator.state.deepspeed_plugin.deepspeed_config
         first: Any = None
         for parameter in parameters:
-            give_memory(parameter, self.device)
+            materialize(parameter, self.device)
             if first is None:
                 Init(module=nn.ParameterList([parameter]), config_dict_or_path=config)
                 first = parameter
@@ -192,7 +226,8 @@ class ZeroBackend(Backend):
         scalars: dict[str, dict[str, float]] = {}
         for partition in self._partitions():
             owner = partition.places[0].name if partition.places else "no parameter"
-            states, numbers = split_state(self._torch_optimizer.state.get(partition.flat, {}), partition.flat, owner)
+            state = self._torch_optimizer.state.get(partition.flat, {})
+            states, numbers = split_state(state, partition.flat, owner, self.plan)
             if self._shards_weights:
                 states[WEIGHT] = partition.flat
             for kind, state in states.items():
@@ -256,7 +291,7 @@ class ZeroBackend(Backend):
             sizes = [sum(parameter.numel() for parameter in group) for group in zero.bit16_groups]
             masters = zero.single_partition_of_fp32_groups
         return self.observe_launch() | {
-            "strategy": f"zero{stage}",
+            "strategy": self.launch.strategy if stage == self._stage else f"ZeRO of stage {stage}",
             "gradient accumulation inside the engine": engine.gradient_accumulation_steps(),
             "micro-batch size in DeepSpeed": engine.train_micro_batch_size_per_gpu(),
             "micro-batch size x world size in DeepSpeed": engine.train_batch_size(),

@@ -14,10 +14,10 @@ def whole_weight(files: TensorFiles, name: str, manifest: Manifest) -> torch.Ten
 
 
 def common_buffer(files: TensorFiles, name: str, manifest: Manifest) -> torch.Tensor:
-    """One value of a buffer of which processes may have had each their own.
+    """One value of a buffer that may have differed between processes: the mean of BatchNorm's running statistics.
 
     Raises:
-        CheckpointError: They had, and it is no running statistic of BatchNorm, of which the mean is meant.
+        CheckpointError: Another buffer differed.
     """
     holders = manifest.buffers[name]
     first = files.read(holders[0], f"{BUFFER}/{name}")

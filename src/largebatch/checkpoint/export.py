@@ -7,7 +7,7 @@ import torch
 
 from largebatch.checkpoint.assemble import common_buffer, whole_weight
 from largebatch.errors import UserError
-from largebatch.storage.catalog import damage, entries, entry_at
+from largebatch.storage.catalog import entries, entry_at, verify_checksums
 from largebatch.storage.files import remove_folder, rename_folder, sync_folder, write_json_file
 from largebatch.storage.layout import BUFFER, MODEL_CONFIG, WEIGHT, CheckpointError, Manifest, read_json, read_manifest
 from largebatch.storage.tensors import TensorFiles, save_tensors
@@ -20,23 +20,16 @@ Shapes = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
 def export(checkpoint: Path, out: Path, dtype: str | None = None, largest_file: int = LARGEST_FILE_BYTES) -> Manifest:
-    """Write the weights and buffers of a checkpoint, and the model's configuration where it has one.
+    """Write the weights and buffers of a checkpoint, and the model's configuration if it has one.
 
-    Of a model with adapters, these and their configuration alone, as `peft` has them.
-
-    At most one parameter is in memory. The folder appears when it is complete.
+    From a model with adapters, only these and their configuration are written, as `peft` reads them. At most one
+    parameter is in memory. The folder appears when it is complete.
 
     Args:
-        checkpoint: A checkpoint's folder, or a run's, of which the newest intact one is taken.
+        checkpoint: A checkpoint's folder, or a run's, whose newest intact checkpoint is used.
         out: The folder to make.
-        dtype: Of floating-point numbers, one of `DTYPES`; None is the one they were trained in.
+        dtype: The dtype of floating-point numbers, one of `DTYPES`; None keeps the one they were trained in.
         largest_file: Bytes of weights in one file.
-
-    Returns:
-        What was exported.
-
-    Raises:
-        UserError: There is no intact checkpoint, or `out` exists.
     """
     if out.exists():
         raise UserError(f"{out} exists; write a folder that does not")
@@ -48,7 +41,7 @@ def export(checkpoint: Path, out: Path, dtype: str | None = None, largest_file: 
 def export_intact(
     folder: Path, out: Path, dtype: str | None = None, largest_file: int = LARGEST_FILE_BYTES
 ) -> Manifest:
-    """As `export`, of a checkpoint's folder whose checksums need not be looked at."""
+    """As `export`, from a checkpoint's folder whose checksums need not be verified."""
     temporary = out.with_name(f".{out.name}.tmp")
     try:
         manifest = read_manifest(folder)
@@ -86,7 +79,7 @@ def _intact(checkpoint: Path) -> Path:
         raise UserError(f"there is no folder {checkpoint}; write the folder of a checkpoint or of a run")
     problems = []
     for entry in candidates:
-        problem = entry.problem or damage(entry.path)
+        problem = entry.problem or verify_checksums(entry.path)
         if problem is None:
             return entry.path
         problems.append(f"{entry.path}: {problem}")
@@ -114,11 +107,11 @@ def _write_weights(
     for name, parameter in manifest.parameters.items():
         vector = f"{WEIGHT}/{name}"
         parts = manifest.vectors[vector]
-        stored = files.dtype(parts[0].file, vector) if parts else torch.float32
+        stored = files.find(parts[0].file, vector).dtype if parts else torch.float32
         shapes[name] = (dtype or stored, parameter.shape)
     for name, holders in manifest.buffers.items():
-        stored, shape = files.dtype(holders[0], f"{BUFFER}/{name}"), files.shape(holders[0], f"{BUFFER}/{name}")
-        shapes[name] = (dtype if dtype and stored.is_floating_point else stored, shape)
+        buffer = files.find(holders[0], f"{BUFFER}/{name}")
+        shapes[name] = (dtype if dtype and buffer.dtype.is_floating_point else buffer.dtype, buffer.shape)
 
     def tensors(names: Mapping[str, object]) -> Iterator[torch.Tensor]:
         for name in names:

@@ -13,10 +13,8 @@ from largebatch.storage.tensors import TensorFiles
 def load(backend: Backend, folder: Path, manifest: Manifest) -> None:
     """Set the state of this process to that of a checkpoint; every process must call it.
 
-    At most one piece is in memory besides the state itself.
-
-    Raises:
-        UserError: The checkpoint is of another model or optimizer, or its files are not what the manifest says.
+    At most one piece is in memory besides the state itself. UserError if the checkpoint is of another model or
+    optimizer, or its files are not what the manifest says.
     """
 
     def fill(state: EngineState) -> None:
@@ -32,7 +30,7 @@ def load(backend: Backend, folder: Path, manifest: Manifest) -> None:
             raise UserError(f"the checkpoint {folder} cannot be loaded: {error}") from error
 
     scalars = {name: parameter.scalars for name, parameter in manifest.parameters.items()}
-    backend.restore(fill, scalars, has_states=bool(manifest.kinds))
+    backend.restore(fill, scalars, has_states=bool(manifest.kinds) or any(scalars.values()))
 
 
 def _check_same_model(state: EngineState, manifest: Manifest) -> None:

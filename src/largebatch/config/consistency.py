@@ -15,7 +15,7 @@ from largebatch.batch import Timeline
 from largebatch.config.contrastive import Neighbours
 from largebatch.config.data import DigitsData
 from largebatch.config.masked_lm import MaskedText, num_masked
-from largebatch.config.optimizers import AdamW
+from largebatch.config.optimizers import WithScaledBetas, registered_optimizers
 from largebatch.config.sections import (
     Batch,
     Decay,
@@ -89,9 +89,11 @@ def _rules_outside_their_range(raw: JsonObject, sizes: Sequence[int]) -> Iterato
             'learning_rate.decay: "batch_growth" leaves the decay to a batch that grows, and this one does not; write '
             'a list of sizes as batch.global_batch_size, or another decay, such as {"name": "cosine"}'
         )
-    optimizer = _piece(raw, "optimizer", AdamW)
+    name = _piece(raw, "optimizer.name", str)
+    section = next((entry.section for entry in registered_optimizers() if entry.name == name), None)
+    optimizer = _piece(raw, "optimizer", section) if section is not None else None
     reference = _piece(raw, "learning_rate.reference_batch_size", PositiveInt)
-    if optimizer is None or optimizer.moments == "fixed":
+    if not isinstance(optimizer, WithScaledBetas) or optimizer.moments == "fixed":
         return
     path, rule = "optimizer.moments", f'"{optimizer.moments}"'
     if grows:

@@ -1,6 +1,7 @@
 """Reading a recipe: JSON plus overrides, validated as a whole, every problem reported at once."""
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -10,8 +11,7 @@ from pydantic_core import ErrorDetails
 
 from largebatch.config.consistency import JsonObject, inconsistencies
 from largebatch.config.tasks import AnyRecipeConfig, RecipeConfig
-from largebatch.errors import ConfigError
-from largebatch.spelling import did_you_mean
+from largebatch.errors import ConfigError, did_you_mean
 
 Config = TypeVar("Config", bound=RecipeConfig)
 
@@ -44,7 +44,7 @@ def validate(raw: JsonObject, source: str | None = None, task: type[Config] | No
     Raises:
         ConfigError: All problems, one line each.
     """
-    config_class = _config_class(raw, source, task)
+    config_class = _config_class(raw, source, task).current()
     try:
         # Strict validation takes tuples only from JSON, where they are lists.
         config = config_class.model_validate_json(json.dumps(raw))
@@ -113,6 +113,9 @@ def _apply_overrides(raw: JsonObject, overrides: Sequence[str]) -> None:
                 problems.append(f"{name}: has no value; write {name} VALUE")
                 continue
             text = value
+        if name == "--run_dir":
+            problems.append("--run_dir: options are spelled with dashes; write --run-dir")
+            continue
         *sections, field = name[2:].split(".")
         target = raw
         for section in sections:
@@ -153,7 +156,8 @@ def _explain(details: ErrorDetails, config_class: type[RecipeConfig]) -> str:
     if kind == "union_tag_invalid":
         key = str(context["discriminator"]).strip("'")
         expected = str(context["expected_tags"]).replace("'", '"')
-        return f'{where}.{key}: "{context["tag"]}" is unknown; write one of {expected}'
+        meant = did_you_mean(context["tag"], re.findall(r'"(.*?)"', expected))
+        return f'{where}.{key}: "{context["tag"]}" is unknown{meant}; write one of {expected}'
     if kind == "literal_error":
         expected = str(context["expected"]).replace("'", '"')
         return f"{where}: {given} is not allowed; write {expected}"

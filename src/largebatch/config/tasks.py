@@ -1,6 +1,6 @@
 """One config class a task: the shared sections plus that task's `data` and `model`."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field
 
@@ -8,7 +8,7 @@ from largebatch.config.contrastive import ConvNet, Neighbours, NtXent, Projectio
 from largebatch.config.data import Data, DigitsData, HubImages, HubText, PydocData
 from largebatch.config.masked_lm import Bert, MaskedHubText, MaskedPydoc
 from largebatch.config.models import Gpt2, Llama, Model, ResNet, Vit
-from largebatch.config.optimizers import Optimizer
+from largebatch.config.optimizers import AnyOptimizer, OptimizerSection, registered_optimizers
 from largebatch.config.sections import (
     Batch,
     BelowOne,
@@ -45,7 +45,7 @@ class RecipeConfig(Section):
     model: Model
     batch: Batch
     learning_rate: LearningRate
-    optimizer: Optimizer
+    optimizer: Annotated[OptimizerSection, AnyOptimizer()]
     train: Train
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
@@ -54,6 +54,17 @@ class RecipeConfig(Section):
     logging: Logging = Logging()
     verify: Verify | None = None
     """How `largebatch verify` makes the model small enough to rehearse; null leaves it as it is."""
+
+    _built_with: ClassVar[list[type[OptimizerSection]]] = []
+
+    @classmethod
+    def current(cls) -> type[Self]:
+        """This class, which takes every optimizer that is registered by now."""
+        sections = [entry.section for entry in registered_optimizers()]
+        if cls._built_with != sections:
+            cls.model_rebuild(force=True)
+            cls._built_with = sections
+        return cls
 
     @property
     def couples_the_batch(self) -> bool:

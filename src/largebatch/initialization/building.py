@@ -1,8 +1,8 @@
-"""Building a model without its weights, and taking down which weights it would have begun with.
+"""Building a model without its weights, and recording which weights it would have begun with.
 
-Parameters are put on the meta device as modules register them, so that there is never more than one that has memory.
-Buffers are computed as ever: no file has those that are not persistent, such as rotary frequencies. What the model's
-own initialisation does to its parameters is noted as it goes through torch; the last operation on each decides.
+Parameters are put on the meta device as modules register them, so that never more than one of them has memory. Buffers
+are computed as usual: no file has those that are not persistent, such as rotary frequencies. What the model's own
+initialization does to its parameters is recorded as it goes through torch; the last operation on each decides.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,21 +20,21 @@ from largebatch.initialization.drawn import Constant, Distribution, Normal, Unif
 M = TypeVar("M", bound=nn.Module)
 
 # Operations in place, and what a parameter is afterwards.
-NOTED: dict[str, Callable[..., Distribution]] = {
-    "normal_": lambda mean=0.0, std=1.0: Normal(float(mean), float(std)),
-    "uniform_": lambda low=0.0, high=1.0: Uniform(float(low), float(high)),
-    "fill_": lambda value: Constant(float(value)),
-    "zero_": lambda: Constant(0.0),
+NOTED: dict[str, type[Distribution]] = {
+    "normal_": Normal,
+    "uniform_": Uniform,
+    "fill_": Constant,
+    "zero_": Constant,
 }
 
 NOTHING = (None, "nothing")
 
 
 def build_without_weights(build: Callable[[], M]) -> tuple[M, dict[str, Distribution]]:
-    """The model that `build` makes, with parameters on the meta device, and what each of them is to begin with.
+    """The model that `build` makes, with parameters on the meta device, and what each of them is drawn from.
 
     Raises:
-        BackendMismatch: A parameter is not initialised, or in a way that cannot be repeated from its name.
+        BackendMismatch: A parameter is not initialized, or in a way that cannot be repeated from its name.
     """
     notes = _Notes()
     with _parameters_without_memory(), notes:
@@ -79,22 +79,25 @@ class _Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func._schema.name == "aten::constant_pad_nd" and args[0].is_meta and not any(args[1]):
             # `transformers` puts an output layer's bias, padded by nothing, in its own place.
             self._keep(result)
-            self._notes[_storage(result)] = self._notes.get(_storage(args[0]), NOTHING)
+            self._notes[storage_of(result)] = self._notes.get(storage_of(args[0]), NOTHING)
         return result
 
     def _note(self, operation: str, tensor: torch.Tensor, values: Sequence[Any], options: Mapping[str, Any]) -> None:
         is_whole = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
         self._keep(tensor)
-        distribution = NOTED[operation](*values, **options) if is_whole and operation in NOTED else None
-        self._notes[_storage(tensor)] = (distribution, operation if is_whole else f"{operation} of a part")
+        distribution = None
+        if is_whole and operation in NOTED:
+            numbers = {name: float(value) for name, value in options.items()}
+            distribution = NOTED[operation](*map(float, values), **numbers)
+        self._notes[storage_of(tensor)] = (distribution, operation if is_whole else f"{operation} of a part")
 
     def _keep(self, tensor: torch.Tensor) -> None:
-        if _storage(tensor) not in self._notes:
+        if storage_of(tensor) not in self._notes:
             self._kept.append(tensor.untyped_storage())
 
     def distribution(self, name: str, parameter: torch.Tensor) -> Distribution:
         """What a parameter of the model that was built is to begin with."""
-        distribution, operation = self._notes.get(_storage(parameter), NOTHING)
+        distribution, operation = self._notes.get(storage_of(parameter), NOTHING)
         if distribution is None:
             raise BackendMismatch(
                 f"the model's parameter {name} would begin with values that do not follow from its name: the last "
@@ -104,8 +107,8 @@ class _Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return distribution
 
 
-def _storage(tensor: torch.Tensor) -> int:
-    """The same for a tensor and its views."""
+def storage_of(tensor: torch.Tensor) -> int:
+    """An identity that a tensor shares with its views."""
     return int(tensor.untyped_storage()._cdata)
 
 
@@ -113,13 +116,13 @@ def _storage(tensor: torch.Tensor) -> int:
 def _parameters_without_memory() -> Iterator[None]:
     """Have modules register parameters on the meta device; one that several share stays one."""
     register = nn.Module.register_parameter
-    twins = WeakTensorKeyDictionary()
+    replaced = WeakTensorKeyDictionary()
 
     def register_without_memory(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
         if param is not None and not param.is_meta:
-            if param not in twins:
-                twins[param] = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
-            param = twins[param]
+            if param not in replaced:
+                replaced[param] = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
+            param = replaced[param]
         register(self, name, param)
 
     nn.Module.register_parameter = register_without_memory  # type: ignore[method-assign]

@@ -1,6 +1,5 @@
-"""Starting weights from `safetensors` files, as `save_pretrained` writes them: a process reads the ranges it holds."""
+"""Initial weights from `safetensors` files, as `save_pretrained` writes them: a process reads the ranges it holds."""
 
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,11 +31,7 @@ MOST_NAMES = 5
 
 
 def find_folder(where: str) -> Path:
-    """A local folder of weights, or what the hub has under this id, downloaded.
-
-    Raises:
-        UserError: There is none.
-    """
+    """A local folder of weights, or the download of what the hub has under this id; UserError if there is none."""
     folder = local_folder(where, "model.initial_weights", "a model")
     if folder is not None:
         return folder
@@ -53,18 +48,14 @@ def find_folder(where: str) -> Path:
 
 
 class PretrainedWeights:
-    """The weights in a folder, for a model that was built without.
-
-    Args:
-        folder: The folder, with one file of weights, or several and their index.
-        model: The model, with its parameters on the meta device.
+    """The weights in a folder, one file or several and their index, for a model with parameters on the meta device.
 
     Raises:
         UserError: The weights are of another model.
     """
 
     def __init__(self, folder: Path, model: nn.Module):
-        self.checksums: dict[str, int] = {}
+        self.checksums: dict[str, str] = {}
         self._places: dict[str, tuple[str, str]] = {}
         self._folder = folder
         self._files = TensorFiles(folder)
@@ -112,10 +103,10 @@ class PretrainedWeights:
                 yield f"it has both {found[0]} and {found[1]}, which are one parameter in this model"
             file, shape = stored[found[0]], tuple(parameter.shape)
             self._places[aliases[0]] = (file, found[0])
-            if self._files.shape(file, found[0]) != shape:
-                yield f"{found[0]} is of shape {self._files.shape(file, found[0])}, the model's is of shape {shape}"
-            about = (file, (self._folder / file).stat().st_size, self._files.place(file, found[0]))
-            self.checksums[aliases[0]] = zlib.crc32(repr(about).encode())
+            stored_tensor = self._files.find(file, found[0])
+            if stored_tensor.shape != shape:
+                yield f"{found[0]} is of shape {stored_tensor.shape}, the model's is of shape {shape}"
+            self.checksums[aliases[0]] = f"{file}, {(self._folder / file).stat().st_size} bytes, {stored_tensor}"
         known = {name for aliases in names.values() for name in aliases} | {name for name, _ in model.named_buffers()}
         for what, lacking in (("it has no", missing), ("the model has no", [n for n in stored if n not in known])):
             if lacking:
@@ -124,11 +115,7 @@ class PretrainedWeights:
 
 
 def _config_problems(folder: Path, model: nn.Module) -> Iterator[str]:
-    """What the configuration beside the weights says otherwise, and shapes may not show: heads, rotary frequencies.
-
-    Raises:
-        CheckpointError: It cannot be read.
-    """
+    """What the configuration beside the weights says otherwise, and shapes may not show: heads, rotary frequencies."""
     config = getattr(model, "config", None)
     if not isinstance(config, PretrainedConfig) or not (folder / CONFIG).exists():
         return

@@ -1,4 +1,4 @@
-"""Giving a prepared model its starting weights, the ranges that each process holds, one parameter at a time."""
+"""Setting the initial weights of a prepared model, the ranges that each process holds, one parameter at a time."""
 
 from typing import Protocol
 
@@ -11,10 +11,10 @@ from largebatch.storage.layout import WEIGHT
 
 
 class StartingWeights(Protocol):
-    """Where the starting weights of a model come from."""
+    """Where the initial weights of a model come from."""
 
-    checksums: dict[str, int]
-    """Of what the values of each parameter that was read depend on, or of all of them: equal on every process."""
+    checksums: dict[str, str]
+    """By parameter: a checksum of its values, or of what they depend on, which must be equal on every process."""
 
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Elements `start` to `stop` of a parameter, in row-major order, on the CPU."""
@@ -22,11 +22,7 @@ class StartingWeights(Protocol):
 
 
 def set_weights(backend: Backend, weights: StartingWeights) -> None:
-    """Set all parameters; every process must call it.
-
-    Raises:
-        BackendMismatch: Processes would start from different weights.
-    """
+    """Set all parameters; every process must call it. BackendMismatch if they would start from different weights."""
 
     def fill(state: EngineState) -> None:
         for piece in state.pieces:
@@ -34,7 +30,7 @@ def set_weights(backend: Backend, weights: StartingWeights) -> None:
 
     with torch.no_grad():
         backend.restore(fill, {}, has_states=False)
-    first_seen: dict[str, tuple[int, int]] = {}
+    first_seen: dict[str, tuple[int, str]] = {}
     for rank, checksums in enumerate(backend.gather_objects(weights.checksums)):
         for name, checksum in checksums.items():
             other, expected = first_seen.setdefault(name, (rank, checksum))

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from largebatch.blocks import outermost
 from largebatch.errors import UserError
 
 
@@ -39,24 +40,13 @@ def checkpoint_activations(model: nn.Module) -> None:
 
 def blocks_to_recompute(model: nn.Module) -> list[nn.Module]:
     """The blocks that are known to compute the same again; of those within one another, the outermost."""
-    return list(_outermost_blocks(model, _kinds_of_blocks()))
-
-
-def _kinds_of_blocks() -> tuple[type[nn.Module], ...]:
-    """Transformer blocks, and the residual blocks of ResNet, which `transformers` does not count among them."""
-    # Whoever does not checkpoint need not wait for them.
+    # Imported only where it is used: it takes seconds.
     from transformers.modeling_layers import GradientCheckpointingLayer
     from transformers.models.resnet.modeling_resnet import ResNetBasicLayer, ResNetBottleNeckLayer
 
-    return GradientCheckpointingLayer, ResNetBasicLayer, ResNetBottleNeckLayer
-
-
-def _outermost_blocks(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> Iterator[nn.Module]:
-    for child in module.children():
-        if isinstance(child, kinds):
-            yield child
-        else:
-            yield from _outermost_blocks(child, kinds)
+    # `transformers` does not count the residual blocks of ResNet among those that it marks.
+    kinds = (GradientCheckpointingLayer, ResNetBasicLayer, ResNetBottleNeckLayer)
+    return list(outermost(model, lambda module: isinstance(module, kinds)))
 
 
 def _recomputed(block: nn.Module) -> Callable[..., Any]:

@@ -1,22 +1,15 @@
 """The optimizer that a plan describes."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
+from largebatch.config.optimizers import find_optimizer
+from largebatch.named import load_named
 from largebatch.optim.groups import parameter_groups
-from largebatch.optim.lamb import Lamb
-from largebatch.optim.lars import Lars
-from largebatch.optim.layerwise import LayerwiseOptimizer
 from largebatch.plan import RunPlan
-
-OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD,
-    "adamw": torch.optim.AdamW,
-    "lars": Lars,
-    "lamb": Lamb,
-}
 
 
 def build_optimizer(model: nn.Module, plan: RunPlan) -> torch.optim.Optimizer:
@@ -24,14 +17,17 @@ def build_optimizer(model: nn.Module, plan: RunPlan) -> torch.optim.Optimizer:
 
     Its learning rate is 0 until a step's own is set: the plan's schedule is the only source of learning rates.
     """
-    options: dict[str, Any] = dict(plan.optimizer_options)
-    # One kernel for all of a tensor; torch has none of SGD for sharded ones.
-    if plan.optimizer == "adamw":
-        options["fused"] = True
-    return OPTIMIZERS[plan.optimizer](planned_groups(model, plan), lr=0.0, **options)  # type: ignore[call-arg]
+    return optimizer_over(planned_groups(model, plan), plan)
+
+
+def optimizer_over(groups: Iterable[dict[str, Any]], plan: RunPlan) -> torch.optim.Optimizer:
+    """The plan's optimizer over any parameter groups, at a learning rate of 0."""
+    entry = find_optimizer(plan.optimizer)
+    construct = load_named(entry.constructor)
+    optimizer: torch.optim.Optimizer = construct(groups, lr=0.0, **plan.optimizer_options, **entry.constants)
+    return optimizer
 
 
 def planned_groups(model: nn.Module, plan: RunPlan) -> list[dict[str, Any]]:
     """The parameter groups that the plan's optimizer must have."""
-    layerwise = issubclass(OPTIMIZERS[plan.optimizer], LayerwiseOptimizer)
-    return parameter_groups(model, plan.weight_decay, plan.no_decay, layerwise)
+    return parameter_groups(model, plan.weight_decay, plan.no_decay, plan.layerwise)

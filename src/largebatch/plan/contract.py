@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from largebatch.batch import GlobalBatch, Length, Timeline, gradient_accumulation_steps
-from largebatch.config.optimizers import AdamW
+from largebatch.config.optimizers import WithScaledBetas, find_optimizer
 from largebatch.config.sections import BatchGrowth, LearningRate, StepDecay, WarmupStableDecay
 from largebatch.config.tasks import RecipeConfig
 from largebatch.errors import ConfigError
@@ -57,7 +57,11 @@ class RunPlan:
     """Whether it is `micro_batch_size` x `world_size` that is."""
     coupled_loss: bool
     """Whether the loss of a sample depends on all others of its global batch."""
-    optimizer: Literal["sgd", "adamw", "lars", "lamb"]
+    optimizer: str
+    optimizer_explanation: str
+    """A line about it, which may be empty."""
+    layerwise: bool
+    """Whether it scales each layer's step by norms of the layer."""
     optimizer_options: dict[str, Any]
     """Momentum, betas and the like, under torch's names, as this batch size needs them."""
     tuned_options: dict[str, Any]
@@ -79,8 +83,12 @@ class RunPlan:
     """Distance between checkpoints that are kept for ever; None is none."""
     on_non_finite: Literal["stop", "skip", "roll_back"]
     """What is done when a loss or gradient is not finite."""
+    max_bad_steps: int
+    """Steps of the whole run that may not be finite before it stops."""
     compile: bool
     """Whether the model goes through `torch.compile`."""
+    activation_checkpointing: bool
+    """Whether the activations of blocks are computed again in the backward pass."""
 
     # --- of a step, counted from 0 --------------------------------------------------------------------------------
 
@@ -205,10 +213,11 @@ def resolve(config: RecipeConfig, world_size: int) -> RunPlan:
     total_steps = timeline.steps_in(config.train.duration.length)
     scaled_batch_size = batch.sizes[0][1] if isinstance(rate.decay, BatchGrowth) else None
     schedule = _schedule(rate, timeline, total_steps, scaled_batch_size)
-    tuned_options = config.optimizer.model_dump(exclude={"name", "moments", "weight_decay", "no_decay", "clip_norm"})
+    entry = find_optimizer(config.optimizer.name)
+    tuned_options = config.optimizer.options
     optimizer_options = tuned_options
     moments: MomentRule = "fixed"
-    if isinstance(config.optimizer, AdamW):
+    if isinstance(config.optimizer, WithScaledBetas):
         moments = config.optimizer.moments
         betas, eps = scaled_moments(
             moments, batch.sizes[0][1] / rate.reference_batch_size, config.optimizer.betas, config.optimizer.eps
@@ -238,6 +247,8 @@ def resolve(config: RecipeConfig, world_size: int) -> RunPlan:
         sync_batch_norm=config.model.synchronises_batch_norm,
         coupled_loss=config.couples_the_batch,
         optimizer=config.optimizer.name,
+        optimizer_explanation=entry.explanation,
+        layerwise=entry.needs == "norms of layers",
         optimizer_options=optimizer_options,
         tuned_options=tuned_options,
         moments=moments,
@@ -250,7 +261,9 @@ def resolve(config: RecipeConfig, world_size: int) -> RunPlan:
         checkpoint_every=config.checkpoint.every.length if config.checkpoint.every else None,
         keep_checkpoint_every=config.checkpoint.keep_every.length if config.checkpoint.keep_every else None,
         on_non_finite=config.faults.on_non_finite,
+        max_bad_steps=config.faults.max_bad_steps,
         compile=config.compute.compile,
+        activation_checkpointing=config.compute.activation_checkpointing,
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from largebatch.batch import Length
-from largebatch.counted import counted
+from largebatch.errors import counted
 from largebatch.plan.contract import RunPlan
 from largebatch.scaling import RULE_NAMES
 
@@ -216,8 +216,8 @@ def _optimizer(plan: RunPlan) -> list[str]:
         "bf16 autocast; weights, gradients and their reduction in fp32" if plan.precision == "bf16" else plan.precision
     )
     lines = [f"{plan.optimizer} with {_options(plan.optimizer_options)}; {decay}"]
-    if plan.optimizer in ("lars", "lamb"):
-        lines.append(f"each layer's step is scaled by norms of the whole layer, {_exempt(plan)}")
+    if plan.optimizer_explanation:
+        lines.append(plan.optimizer_explanation + (f", {_exempt(plan)}" if plan.layerwise else ""))
     if plan.optimizer_options != plan.tuned_options:
         lines.append(
             f"{_options(plan.tuned_options)} were tuned at batch {plan.reference_batch_size:,}; "

@@ -31,7 +31,12 @@ class ParameterShape:
 
     def padded_rows(self, processes: int) -> int:
         """Elements with as many rows as the next multiple of the processes."""
-        return padded(self.shape[0], processes) * prod(self.shape[1:]) if self.shape else processes
+        return processes * prod(self.largest_shard(processes))
+
+    def largest_shard(self, processes: int) -> tuple[int, ...]:
+        """The shape of the first process's rows: it has one for every multiple of the processes that is begun."""
+        rows, *rest = self.shape or (1,)
+        return (padded(rows, processes) // processes, *rest)
 
 
 @dataclass(frozen=True)
@@ -95,8 +100,8 @@ class Strategy:
     """How the processes share a model.
 
     Args:
-        name: ddp, fsdp, zero1, zero2 or zero3.
-        zero: DeepSpeed's settings, for the last three.
+        name: In the table of `plan.strategies`.
+        zero: DeepSpeed's settings, for its strategies.
         reshards: Whether FSDP2 gathers its units anew for the backward pass.
     """
 

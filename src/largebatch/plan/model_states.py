@@ -9,12 +9,17 @@ Weights stay in fp32, also under bf16 autocast, so an element is 4 bytes everywh
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
+from math import prod
+from typing import NamedTuple
 
+from largebatch.config.optimizers import find_optimizer
+from largebatch.named import load_named
 from largebatch.plan.contract import RunPlan
 from largebatch.plan.model_shape import ModelShape, ParameterShape, Strategy, ZeroSettings, padded
+from largebatch.plan.strategies import find_strategy
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,7 @@ class ModelStates:
         weights: What passes compute with, trained or not, between passes.
         masters: DeepSpeed's copies of this process's part, which the optimizer steps.
         gradients: When all of a step's are reduced.
-        optimizer: Momentum, or Adam's two moments.
+        optimizer: The optimizer's states, such as momentum.
         buffers: Running statistics and the like.
         beside: What is held for a while within a step besides, about, by reason.
     """
@@ -48,15 +53,22 @@ class ModelStates:
         return self.held + sum(self.beside.values())
 
 
-def optimizer_states(plan: RunPlan) -> int:
-    """Numbers that the plan's optimizer keeps for each weight."""
-    if plan.optimizer in ("adamw", "lamb"):
-        return 2
-    return 1 if plan.optimizer_options["momentum"] else 0
+NumbersKept = Callable[[tuple[int, ...]], int]
+"""From the shape of a tensor that an optimizer steps to how many numbers it keeps for it, single ones left out."""
+
+
+def optimizer_states(plan: RunPlan) -> NumbersKept:
+    """What the plan's optimizer keeps."""
+    states = find_optimizer(plan.optimizer).states
+
+    def kept(shape: tuple[int, ...]) -> int:
+        return sum(prod(state) for state in states(plan.optimizer_options, shape).values() if state)
+
+    return kept
 
 
 def model_states(
-    model: ModelShape, strategy: Strategy, world_size: int, states_per_weight: int, micro_batches: int
+    model: ModelShape, strategy: Strategy, world_size: int, numbers_kept: NumbersKept, micro_batches: int
 ) -> ModelStates:
     """What the fullest process holds.
 
@@ -64,41 +76,47 @@ def model_states(
         model: The model.
         strategy: How it is shared.
         world_size: Processes.
-        states_per_weight: `optimizer_states`.
+        numbers_kept: `optimizer_states`.
         micro_batches: Of each process in an optimizer step.
     """
-    accumulates = micro_batches > 1
-    if strategy.zero is None:
-        count = _fsdp if strategy.name == "fsdp" else _ddp
-        weights, gradients, beside = count(model, strategy, world_size, accumulates)
-        masters, optimized = 0, gradients
-    else:
-        count_zero = _zero3 if strategy.zero.stage == 3 else _zero12
-        weights, masters, gradients, beside = count_zero(model, strategy.zero, world_size, accumulates)
-        optimized = masters
+    count: Formula = load_named(find_strategy(strategy.name).memory)
+    held = count(model, strategy, world_size, micro_batches > 1)
     size = model.element_bytes
     return ModelStates(
-        weights=weights * size,
-        masters=masters * size,
-        gradients=gradients * size,
-        optimizer=optimized * states_per_weight * size,
+        weights=held.weights * size,
+        masters=held.masters * size,
+        gradients=held.gradients * size,
+        optimizer=sum(map(numbers_kept, held.stepped)) * size,
         buffers=model.buffer_bytes,
-        beside={reason: elements * size for reason, elements in beside.items() if elements},
+        beside={reason: elements * size for reason, elements in held.beside.items() if elements},
     )
 
 
-def _ddp(model: ModelShape, _: Strategy, world_size: int, accumulates: bool) -> tuple[int, int, dict[str, int]]:
+class Elements(NamedTuple):
+    """Elements on the process that holds most, as in `ModelStates`, and the shapes of what its optimizer steps."""
+
+    weights: int
+    masters: int
+    gradients: int
+    stepped: list[tuple[int, ...]]
+    beside: dict[str, int]
+
+
+Formula = Callable[[ModelShape, Strategy, int, bool], Elements]
+"""From a model, a strategy, the number of processes, and whether a step has several micro-batches."""
+
+
+def replicated(model: ModelShape, _: Strategy, world_size: int, accumulates: bool) -> Elements:
+    """Everything on every process."""
     trained = _elements(model.trained)
     # Gradients are views of the buckets only once they are reduced; one process has none.
     own = trained if accumulates and world_size > 1 else 0
-    return model.elements, trained, {"gradients of micro-batches": own}
+    stepped = [parameter.shape for parameter in model.trained]
+    return Elements(model.elements, 0, trained, stepped, {"gradients of micro-batches": own})
 
 
-def _fsdp(model: ModelShape, strategy: Strategy, world_size: int, accumulates: bool) -> tuple[int, int, dict[str, int]]:
-    def rows(parameters: tuple[ParameterShape, ...]) -> int:
-        # The first process has a row of each parameter for every multiple of the processes that is begun.
-        return sum(parameter.padded_rows(world_size) // world_size for parameter in parameters)
-
+def fsdp(model: ModelShape, strategy: Strategy, world_size: int, accumulates: bool) -> Elements:
+    """Rows of each parameter."""
     units: dict[int, int] = {}
     for parameter in model.parameters:
         units[parameter.unit] = units.get(parameter.unit, 0) + parameter.padded_rows(world_size)
@@ -116,12 +134,14 @@ def _fsdp(model: ModelShape, strategy: Strategy, world_size: int, accumulates: b
         # One that is computed, and one that is reduced.
         "blocks' gradients": 2 * max(reduced.values()),
     }
-    return rows(model.parameters), rows(model.trained), beside
+    stepped = [parameter.largest_shard(world_size) for parameter in model.trained]
+    weights = sum(prod(parameter.largest_shard(world_size)) for parameter in model.parameters)
+    return Elements(weights, 0, sum(map(prod, stepped)), stepped, beside)
 
 
-def _zero12(
-    model: ModelShape, zero: ZeroSettings, world_size: int, accumulates: bool
-) -> tuple[int, int, int, dict[str, int]]:
+def zero12(model: ModelShape, strategy: Strategy, world_size: int, accumulates: bool) -> Elements:
+    """Whole weights, and a part of each group's flat buffer of masters."""
+    zero = _settings_of(strategy)
     groups = [padded(_elements(group), 2 * world_size) for group in model.groups]
     trained = _elements(model.trained)
     gradients = _gradients_of_partitions(model, world_size)
@@ -135,7 +155,8 @@ def _zero12(
         "update's copy of gradients": max(groups) // world_size,
     }
     frozen = model.elements - trained
-    return sum(groups) + frozen, sum(groups) // world_size, gradients, beside
+    masters = [group // world_size for group in groups]
+    return Elements(sum(groups) + frozen, sum(masters), gradients, [(part,) for part in masters], beside)
 
 
 def _gradients_of_partitions(model: ModelShape, world_size: int) -> int:
@@ -159,7 +180,10 @@ def _gradients_of_partitions(model: ModelShape, world_size: int) -> int:
     return max(accumulate(change for _, change in sorted(changes.items())))
 
 
-def _zero3(model: ModelShape, zero: ZeroSettings, world_size: int, _: bool) -> tuple[int, int, int, dict[str, int]]:
+def zero3(model: ModelShape, strategy: Strategy, world_size: int, _: bool) -> Elements:
+    """A part of each parameter."""
+    zero = _settings_of(strategy)
+
     def part(parameter: ParameterShape) -> int:
         return padded(parameter.elements, world_size) // world_size
 
@@ -182,7 +206,13 @@ def _zero3(model: ModelShape, zero: ZeroSettings, world_size: int, _: bool) -> t
     }
     # One process has nothing to gather.
     gathered = sum(small) if world_size > 1 else 0
-    return sum(part(parameter) for parameter in model.parameters) + gathered, trained, trained, beside
+    weights = sum(part(parameter) for parameter in model.parameters) + gathered
+    return Elements(weights, trained, trained, [(trained,)], beside)
+
+
+def _settings_of(strategy: Strategy) -> ZeroSettings:
+    assert strategy.zero is not None
+    return strategy.zero
 
 
 def _elements(parameters: tuple[ParameterShape, ...] | list[ParameterShape]) -> int:

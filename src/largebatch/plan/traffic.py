@@ -26,9 +26,12 @@ Not counted are single numbers (a vote on a stop, a norm for each parameter or g
 exchanges: features of a contrastive loss, statistics of BatchNorm over all processes.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from largebatch.plan.model_shape import ModelShape, Strategy, ZeroSettings, padded
+from largebatch.named import load_named
+from largebatch.plan.model_shape import ModelShape, Strategy, padded
+from largebatch.plan.strategies import find_strategy
 
 
 @dataclass(frozen=True)
@@ -62,20 +65,23 @@ def traffic_of_a_step(
     """
     if world_size == 1:
         return Traffic(0, 0)
-    if strategy.zero is not None and strategy.zero.stage == 3:
-        least, most = _zero3(model, strategy.zero, world_size, micro_batches, recomputes)
-    else:
-        least = most = {"ddp": _ddp, "fsdp": _fsdp}.get(strategy.name, _zero12)(
-            model, strategy, world_size, micro_batches
-        )
+    count: Formula = load_named(find_strategy(strategy.name).traffic)
+    least, most = count(model, strategy, world_size, micro_batches, recomputes)
     return Traffic(least * model.element_bytes, most * model.element_bytes)
 
 
-def _ddp(model: ModelShape, _: Strategy, __: int, ___: int) -> int:
-    return 2 * sum(parameter.elements for parameter in model.trained)
+Formula = Callable[[ModelShape, Strategy, int, int, bool], tuple[int, int]]
+"""From the arguments of `traffic_of_a_step` to elements, least and most."""
 
 
-def _fsdp(model: ModelShape, strategy: Strategy, world_size: int, micro_batches: int) -> int:
+def replicated(model: ModelShape, _: Strategy, __: int, ___: int, ____: bool) -> tuple[int, int]:
+    """Gradients are all-reduced."""
+    volume = 2 * sum(parameter.elements for parameter in model.trained)
+    return volume, volume
+
+
+def fsdp(model: ModelShape, strategy: Strategy, world_size: int, micro_batches: int, _: bool) -> tuple[int, int]:
+    """Rows are gathered by units, gradients reduced and scattered."""
     # Each parameter's rows are filled up to a multiple of the processes.
     whole = sum(parameter.padded_rows(world_size) for parameter in model.parameters)
     again = sum(
@@ -83,21 +89,28 @@ def _fsdp(model: ModelShape, strategy: Strategy, world_size: int, micro_batches:
         for parameter in model.parameters
         if strategy.reshards and parameter.unit not in model.gathered_units
     )
-    return micro_batches * (whole + again) + sum(parameter.padded_rows(world_size) for parameter in model.trained)
+    reduced = sum(parameter.padded_rows(world_size) for parameter in model.trained)
+    volume = micro_batches * (whole + again) + reduced
+    return volume, volume
 
 
-def _zero12(model: ModelShape, strategy: Strategy, world_size: int, micro_batches: int) -> int:
+def zero12(model: ModelShape, strategy: Strategy, world_size: int, micro_batches: int, _: bool) -> tuple[int, int]:
+    """Gradients are reduced, and weights gathered after the update."""
     assert strategy.zero is not None
     psi = sum(parameter.elements for parameter in model.trained)
     # A group is one flat buffer, whose parts begin at multiples of 2 elements: at 4 bytes for fp16.
     gathered = sum(padded(sum(parameter.elements for parameter in group), 2 * world_size) for group in model.groups)
     reductions = micro_batches if strategy.zero.stage == 2 else 1
-    return (2 if strategy.zero.use_multi_rank_bucket_allreduce else 1) * reductions * psi + gathered
+    volume = (2 if strategy.zero.use_multi_rank_bucket_allreduce else 1) * reductions * psi + gathered
+    return volume, volume
 
 
-def _zero3(
-    model: ModelShape, zero: ZeroSettings, world_size: int, micro_batches: int, recomputes: bool
+def zero3(
+    model: ModelShape, strategy: Strategy, world_size: int, micro_batches: int, recomputes: bool
 ) -> tuple[int, int]:
+    """Weights are gathered for each pass, gradients reduced and scattered."""
+    zero = strategy.zero
+    assert zero is not None
     # Each parameter is filled up to a multiple of the processes.
     reduced = micro_batches * sum(padded(parameter.elements, world_size) for parameter in model.trained)
     least = most = 0

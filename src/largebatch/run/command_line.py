@@ -1,4 +1,4 @@
-"""A recipe's command line, and how it leaves when the user's input cannot be used."""
+"""A recipe's command line, and how it exits when the user's input cannot be used."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ import torch
 
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import RunStopped, UserError
-from largebatch.run.status import report_failure
+from largebatch.run.record import report_failure
 
 SECONDS_FOR_THE_REPORT = 10
 
@@ -24,31 +24,25 @@ Config = TypeVar("Config", bound=RecipeConfig)
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What a run is told besides its recipe.
-
-    Args:
-        run_dir: Folder of the run; its name is the run's name.
-        resume: "auto" goes on behind the newest checkpoint of this same run in its folder, if there is one; "none"
-            begins anew; anything else is the folder of a checkpoint to go on from.
-        allow_change: Fields of the config that may differ from the checkpoint's, though they change the training.
-        recipe: The file that the config was read from, to be noted in the history.
-    """
+    """What a run is told besides its recipe."""
 
     run_dir: Path
+    """Folder of the run; its name is the run's name."""
     resume: str = "auto"
+    """"auto" resumes from the newest checkpoint of this same run in its folder, if there is one; "none" starts over;
+    anything else is the folder of a checkpoint to resume from."""
     allow_change: tuple[str, ...] = ()
+    """Fields of the config that may differ from the checkpoint's, though they change the training."""
     recipe: Path | None = None
+    """The file that the config was read from, recorded in the history."""
 
 
 def parse_command_line(task: type[Config], arguments: Sequence[str] | None = None) -> tuple[Config, RunOptions]:
-    """The recipe's validated config, and the options of the run.
+    """The recipe's validated config, and the options of the run; ConfigError has all problems at once.
 
-    `--config FILE` is required; `--run_dir DIR` is runs/<name of FILE> by default; `--resume` is auto, none or the path
+    `--config FILE` is required; `--run-dir DIR` is runs/<name of FILE> by default; `--resume` is auto, none or the path
     of a checkpoint; `--resume.allow_change FIELD,…` names what may differ from it. Every other option overrides a field
     of the config: `--batch.global_batch_size 512`.
-
-    Raises:
-        ConfigError: Problems of the config and the overrides, all at once.
     """
     parser = argparse.ArgumentParser(
         description="Run a recipe; start it with accelerate launch.",
@@ -57,14 +51,12 @@ def parse_command_line(task: type[Config], arguments: Sequence[str] | None = Non
         allow_abbrev=False,
     )
     parser.add_argument("--config", type=Path, required=True, help="the recipe's JSON file")
-    parser.add_argument(
-        "--run_dir", "--run-dir", type=Path, help="folder of the run; default: runs/<name of the config>"
-    )
+    parser.add_argument("--run-dir", type=Path, help="folder of the run; default: runs/<name of the config>")
     parser.add_argument(
         "--resume",
         default="auto",
-        help='"auto" (default): go on behind the newest checkpoint of this run in its folder, or begin; "none": begin '
-        "anew; or the folder of a checkpoint",
+        help='"auto" (default): resume from the newest checkpoint of this run in its folder, or start; "none": start '
+        "over; or the folder of a checkpoint",
     )
     parser.add_argument(
         "--resume.allow_change",
@@ -83,10 +75,10 @@ def parse_command_line(task: type[Config], arguments: Sequence[str] | None = Non
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Leave with a message and the error's exit code, without a traceback, when the user can mend what went wrong.
+    """Exit with a message and the error's exit code, without a traceback, when the user can fix what went wrong.
 
-    Errors that every process meets are printed once: an error before the processes have joined by the first process of
-    each machine, one that they have agreed on by the first of the job. An error of one process alone is printed by it.
+    Errors that every process meets are printed once: before the processes have joined, by the first process of each
+    machine, and later by the first of the job. An error of one process alone is printed by it.
     """
     try:
         yield
@@ -97,7 +89,7 @@ def user_errors() -> Iterator[None]:
         prints = (rank == 0 if error.everywhere else True) if joined else first_here
         if prints:
             if not isinstance(error, RunStopped):
-                # The same start would come to the same.
+                # The same start would fail again.
                 report_failure(str(error), resume=False)
                 if error.exit_code == UserError.exit_code:
                     _tell_the_batch_script(str(error))
@@ -105,7 +97,7 @@ def user_errors() -> Iterator[None]:
             print(f"{where}{error.title}: {error}", file=sys.stderr, flush=True)
             _tell_the_launcher(f"{error.title}: {error}")
         else:
-            # The launcher ends the job at the first process that leaves; the one that reports should be it.
+            # The launcher ends the job when the first process exits, which should be the one that reports.
             time.sleep(SECONDS_FOR_THE_REPORT)
         sys.exit(error.exit_code)
     except Exception as error:

@@ -1,7 +1,7 @@
 """Exact evaluation: every sample counted once, on any number of processes."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -14,71 +14,69 @@ from largebatch.data.source import Batch, SampleSource
 
 Value = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 PerSample = Callable[[Batch], dict[str, Value]]
+RowsPerSample = Callable[[Batch], dict[str, torch.Tensor]]
+
+
+def batches_of(
+    backend: Backend, source: SampleSource, num_samples: int, num_workers: int, heartbeat: Callable[[], None]
+) -> Iterator[tuple[int, int, Batch]]:
+    """This process's ranges of the first `num_samples` samples, and their batches.
+
+    Every process makes the same number of forward passes, because sharded strategies communicate in each; one that has
+    no samples left has an empty range and the batch of the first sample.
+    """
+    shares = list(_shares(num_samples, backend.plan.micro_batch_size, backend.rank, backend.world_size))
+    requests: list[Request] = [(np.arange(start, max(stop, start + 1)), None) for start, stop in shares]
+    for (start, stop), (batch, _) in zip(shares, load(source, requests, num_workers, backend.device), strict=True):
+        heartbeat()
+        yield start, stop, batch
 
 
 def mean_over_samples(
-    backend: Backend,
-    source: SampleSource,
-    num_samples: int,
-    per_sample: PerSample,
-    batch_size: int,
-    num_workers: int,
+    backend: Backend, batches: Iterable[tuple[int, int, Batch]], per_sample: PerSample
 ) -> dict[str, float]:
-    """The mean of each value over samples: the sum of what it adds up to over the sum of what it weighs.
-
-    Every process makes the same number of forward passes, because sharded strategies communicate in each; one that has
-    no samples left goes through the first sample again and leaves it out.
+    """The mean of each value over the samples of all processes: the sum of the values over the sum of their weights.
 
     Args:
         backend: The prepared backend.
-        source: The evaluation set.
-        num_samples: How many of it, from the first on.
+        batches: As `batches_of`.
         per_sample: From a batch to values by name, each of shape (batch,), or a pair of sums and weights of shape
             (batch,) each, such as a sample's losses and its number of target tokens.
-        batch_size: Samples per forward pass.
-        num_workers: Loader processes.
     """
     totals: dict[str, torch.Tensor] = {}
-    for start, stop, batch in _batches(backend, source, num_samples, batch_size, num_workers):
+    for start, stop, batch in batches:
         for name, value in per_sample(batch).items():
             sums, weights = value if isinstance(value, tuple) else (value, torch.ones_like(value))
             for values in (sums, weights):
                 if values.shape != (max(stop - start, 1),):
                     raise ValueError(
-                        f"the evaluation's {name!r} has shape {tuple(values.shape)}; return one value a sample"
+                        f"the evaluation's {name!r} has shape {tuple(values.shape)}; return one value per sample"
                     )
             total = torch.stack([values[: stop - start].double().sum() for values in (sums, weights)])
             totals[name] = totals[name] + total if name in totals else total
     names = sorted(totals)
-    everyones = backend.all_gather(torch.cat([totals[name] for name in names])).sum(dim=0).view(-1, 2).tolist()
-    means = (total / weight if weight else math.nan for total, weight in everyones)
+    gathered = backend.all_gather(torch.cat([totals[name] for name in names])).sum(dim=0).view(-1, 2).tolist()
+    means = (total / weight if weight else math.nan for total, weight in gathered)
     return dict(zip(names, means, strict=True))
 
 
 def rows_of_samples(
-    backend: Backend,
-    source: SampleSource,
-    num_samples: int,
-    per_sample: Callable[[Batch], dict[str, torch.Tensor]],
-    batch_size: int,
-    num_workers: int,
+    backend: Backend, batches: Iterable[tuple[int, int, Batch]], per_sample: RowsPerSample, num_samples: int
 ) -> dict[str, torch.Tensor]:
-    """A row for each sample, in their order, the same on every process; computed by all processes together.
+    """From a function that returns tensors of shape (batch, ...): one row per sample, in their order, on all processes.
 
     Args:
         backend: The prepared backend.
-        source: A data set.
-        num_samples: How many of it, from the first on.
-        per_sample: From a batch to tensors by name, each of shape (batch, ...).
-        batch_size: Samples per forward pass.
-        num_workers: Loader processes.
+        batches: As `batches_of`.
+        per_sample: From a batch to tensors by name.
+        num_samples: The samples of `batches`, over all processes.
     """
     mine: dict[str, list[torch.Tensor]] = {}
-    for start, stop, batch in _batches(backend, source, num_samples, batch_size, num_workers):
+    for start, stop, batch in batches:
         for name, values in per_sample(batch).items():
             if values.shape[:1] != (max(stop - start, 1),):
-                raise ValueError(f"{name!r} has shape {tuple(values.shape)}; return one row a sample")
-            padded = values.new_zeros(batch_size, *values.shape[1:])
+                raise ValueError(f"{name!r} has shape {tuple(values.shape)}; return one row per sample")
+            padded = values.new_zeros(backend.plan.micro_batch_size, *values.shape[1:])
             padded[: stop - start] = values[: stop - start]
             mine.setdefault(name, []).append(padded)
     # Batch n x world_size + r is the n-th of process r; only the last ones are not full.
@@ -88,18 +86,8 @@ def rows_of_samples(
     }
 
 
-def _batches(
-    backend: Backend, source: SampleSource, num_samples: int, batch_size: int, num_workers: int
-) -> Iterator[tuple[int, int, Batch]]:
-    """This process's ranges of samples and their batches; where a range is empty, the batch is the first sample's."""
-    shares = list(_shares(num_samples, batch_size, backend.rank, backend.world_size))
-    requests: list[Request] = [(np.arange(start, max(stop, start + 1)), None) for start, stop in shares]
-    for (start, stop), (batch, _) in zip(shares, load(source, requests, num_workers, backend.device), strict=True):
-        yield start, stop, batch
-
-
 def _shares(num_samples: int, batch_size: int, rank: int, world_size: int) -> Iterator[tuple[int, int]]:
-    """This process's ranges of samples; an empty one at 0 where others still have some."""
+    """This process's ranges of samples; an empty one at 0 if others still have some."""
     num_batches = -(-num_samples // batch_size)
     for first in range(0, num_batches, world_size):
         start = (first + rank) * batch_size

@@ -16,35 +16,26 @@ from largebatch.plan import RunPlan
 
 
 class MicroStep(NamedTuple):
-    """One forward and backward pass of this process.
-
-    Args:
-        batch: The micro-batch, on the device.
-        weight: What it counts in the loss: samples, or target tokens.
-        seed: Seed of the randomness inside the model.
-        counts: False where the pass is made only because the other processes make one; see `order.MicroBatch`.
-    """
+    """One forward and backward pass of this process."""
 
     batch: Batch
+    """The micro-batch, on the device."""
     weight: int
+    """Its weight in the loss: samples, or target tokens."""
     seed: int
-    counts: bool
+    """Seed of the randomness inside the model."""
+    contributes: bool
+    """False if the pass is made only because the other processes make one; see `order.MicroBatch`."""
 
 
 class StepFeed(NamedTuple):
-    """The work of one optimizer step.
-
-    Args:
-        batch: The global batch.
-        micro_steps: This process's passes, in order.
-        num_micro_steps: How many they are.
-        total_weight: Waits for and returns the weight of the global batch, over all processes and micro-batches.
-    """
+    """The work of one optimizer step: the global batch, and this process's passes in order."""
 
     batch: GlobalBatch
     micro_steps: Iterator[MicroStep]
     num_micro_steps: int
     total_weight: Callable[[], int]
+    """Waits for and returns the weight of the global batch, over all processes and micro-batches."""
 
 
 def training_feed(
@@ -52,7 +43,7 @@ def training_feed(
 ) -> Iterator[StepFeed]:
     """The work of this process in each step from `first_step` on.
 
-    Where samples have unequal weights, a step's micro-batches are loaded during the step before, and their weights
+    If samples have unequal weights, a step's micro-batches are loaded during the step before, and their weights
     summed over the processes meanwhile, so that no step waits for the sum. Otherwise nothing is communicated.
     """
     loaded = _micro_steps(plan, backend, train_set, num_workers, first_step)
@@ -67,7 +58,7 @@ def training_feed(
     def fetch(step: int) -> StepFeed:
         batch = plan.batch_at(step)
         micro_steps = list(islice(loaded, plan.micro_steps_of(batch)))
-        mine = sum(micro_step.weight for micro_step in micro_steps if micro_step.counts)
+        mine = sum(micro_step.weight for micro_step in micro_steps if micro_step.contributes)
         return StepFeed(batch, iter(micro_steps), len(micro_steps), backend.sum_over_processes(mine))
 
     upcoming = fetch(first_step) if steps else None
@@ -94,13 +85,13 @@ def _micro_steps(
         # Loader processes take requests ahead of the batches, in the same order.
         micro_batch = asked.popleft()
         _check_weight(plan, weight, len(micro_batch.indices))
-        yield MicroStep(batch, weight, micro_batch.seed, micro_batch.counts)
+        yield MicroStep(batch, weight, micro_batch.seed, micro_batch.contributes)
 
 
 def _check_weight(plan: RunPlan, weight: int, num_samples: int) -> None:
     each = plan.loss_weight_per_sample
     if each is not None and weight != num_samples * each:
         raise DataError(
-            f"{num_samples} samples count {weight} {plan.loss_unit} in the loss, the plan says {each} each; where "
-            'samples have unequal numbers of targets, write data.samples "documents"'
+            f"{num_samples} samples have {weight} {plan.loss_unit} in the loss, the plan says {each} each; if samples "
+            'have unequal numbers of targets, write data.samples "documents"'
         )

@@ -1,27 +1,28 @@
-"""The run folder: what a run writes, where.
+"""The run folder: what is where in it, and who may write to it.
 
 config.json        the resolved config
 plan.json          the resolved plan
 status.json        the outcome: running, finished, stopped or failed
-metrics.jsonl      a line per logged step
-evaluations.jsonl  a line per evaluation
-history.jsonl      a line per start, change of recipe, skipped step, checkpoint that failed, and end
+metrics.jsonl      one line per logged step
+evaluations.jsonl  one line per evaluation
+history.jsonl      one line per start, change of recipe, skipped step, failed checkpoint, and end
 summary.json       the final numbers
 tensorboard/       the same numbers for TensorBoard
 checkpoints/       see `storage.layout`
 model/             the final weights, for `from_pretrained`
-attempts/          a file per start of the run, see `attempt`
-profile/           what processes did in the steps of `logging.profile`: a Chrome trace each
-stacks/            what processes were doing when the run hung
-slurm/             a folder per SLURM job, written by slurm/launch.sh
-report.html        written by `largebatch report`, with PNGs in report/; a run takes no notice of them
-stop               whoever makes this file asks the run to stop; the run takes it away
+attempts/          one file per start of the run, see `storage.attempts`
+profile/           Chrome traces of the steps in `logging.profile`, one per process
+stacks/            what the processes were doing when the run hung
+slurm/             one folder per SLURM job, written by slurm/launch.sh
+report.html        written by `largebatch report`, with PNGs in report/; runs ignore it
+stop               whoever creates this file asks the run to stop; the run deletes it
 lock               held by the run while it lasts
 """
 
 import fcntl
 import itertools
 import os
+import time
 import weakref
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,7 @@ from typing import IO, Any
 from largebatch.config import RecipeConfig, as_json
 from largebatch.errors import UserError
 from largebatch.plan import RunPlan
-from largebatch.run.attempt import Attempt, claim, is_restart_of, latest_attempt
+from largebatch.storage.attempts import Attempt, claim, is_restart_of, latest_attempt
 from largebatch.storage.files import replace_file, replace_json_file
 
 
@@ -42,37 +43,35 @@ class RunFolder:
     """
 
     def __init__(self, path: Path):
-        # A link stays one: what it points to is the folder.
+        # A symbolic link stays; its target is the folder.
         path = self.path = path.resolve()
         self.config_file = path / "config.json"
         self.plan_file = path / "plan.json"
         self.status_file = path / "status.json"
+        self.metrics_file = path / "metrics.jsonl"
+        self.evaluations_file = path / "evaluations.jsonl"
         self.history_file = path / "history.jsonl"
+        self.summary_file = path / "summary.json"
         self.checkpoints_dir = path / "checkpoints"
         self.attempts_dir = path / "attempts"
+        self.model_dir = path / "model"
+        self.tensorboard_dir = path / "tensorboard"
         self.profile_dir = path / "profile"
         self.stacks_dir = path / "stacks"
         self.stop_file = path / "stop"
         self._lock: IO[bytes] | None = None
-        self.metrics_file = path / "metrics.jsonl"
-        self.evaluations_file = path / "evaluations.jsonl"
-        self.summary_file = path / "summary.json"
-        self.model_dir = path / "model"
-        self.tensorboard_dir = path / "tensorboard"
+        # slurm/launch.sh may have been asked to stop, and have passed it on, while Python was starting.
+        self._opened = float(os.environ.get("LARGEBATCH_BEGAN", time.time()))
 
     def check_usable(self) -> None:
-        """Refuse a path that is not a run's and not free, before anything is written.
-
-        Raises:
-            UserError: It is a file or below one, or a folder with something else in it.
-        """
+        """Raise UserError, before anything is written, if the path is a file or holds files that are not a run's."""
         for place in (self.path, *self.path.parents):
             if place.exists() and not place.is_dir():
-                raise UserError(f"--run_dir: {place} is a file; write a folder")
+                raise UserError(f"--run-dir: {place} is a file; write a folder")
         # A start that is just beginning, or was killed at once, has no plan yet.
-        if self.path.is_dir() and not self.is_a_run and not all(_is_a_beginning(path) for path in self.path.iterdir()):
+        if self.path.is_dir() and not self.is_a_run and not all(_precedes_a_run(path) for path in self.path.iterdir()):
             raise UserError(
-                f"--run_dir: {self.path} holds files that are not a run's; write another folder, or an empty one"
+                f"--run-dir: {self.path} holds files that are not a run's; write another folder, or an empty one"
             )
 
     @property
@@ -81,28 +80,19 @@ class RunFolder:
         return any(file.exists() for file in (self.plan_file, self.config_file, self.status_file))
 
     def hold(self) -> None:
-        """Keep other runs out of an earlier run's folder, from now on.
-
-        Raises:
-            UserError: Another run is writing to it.
-        """
-        if not self.is_a_run:
-            return
-        try:
-            self._lock = self._take_lock()
-        except OSError as error:
-            raise _cannot_be_written(self.path, error) from error
+        """Keep other runs out of an earlier run's folder from now on; UserError if another run is writing to it."""
+        if self.is_a_run:
+            try:
+                self._lock = self._take_lock()
+            except OSError as error:
+                raise cannot_be_written(self.path, error) from error
 
     def begin(
         self, config: RecipeConfig, plan: RunPlan, in_place: bool, about: dict[str, Any]
     ) -> tuple[Attempt, Path | None]:
-        """Begin an attempt in the folder: with config and plan in it, and nothing of another run.
+        """Begin an attempt in the folder, which then holds config and plan, and nothing of another run.
 
-        Args:
-            config: The resolved recipe.
-            plan: Its plan.
-            in_place: Whether to go on with the run that is there. If not, it is moved aside, never written over.
-            about: What to record of the attempt.
+        Unless the attempt continues `in_place`, an earlier run is moved aside, never written over.
 
         Returns:
             The attempt, and where the earlier run went, if it was moved.
@@ -123,20 +113,25 @@ class RunFolder:
                 self.path.mkdir(parents=True, exist_ok=True)
                 self._lock = self._take_lock()
                 if self.is_a_run:
-                    # Since `hold` has looked.
-                    raise UserError(f"--run_dir: another run has just begun in {self.path}; write another folder")
-            # The plan first: it is what tells a run's folder from others.
+                    # It was not there when `hold` looked.
+                    raise UserError(f"--run-dir: another run has just begun in {self.path}; write another folder")
+            # The plan first: it is what marks the folder as a run's.
             replace_file(self.plan_file, [memoryview(plan.to_json().encode())])
             replace_json_file(self.config_file, as_json(config))
             attempt = claim(self.attempts_dir, about)
         except OSError as error:
-            raise _cannot_be_written(self.path, error) from error
+            raise cannot_be_written(self.path, error) from error
         return attempt, moved
 
-    def _keep_job_folder(self, moved: Path) -> None:
-        """The SLURM job that this process runs in has been writing its logs into the folder that is moved aside.
+    def forget_old_request(self) -> None:
+        """Delete a stop file that is older than this process: it was meant for another attempt."""
+        if self.stop_file.exists() and self.stop_file.stat().st_mtime < self._opened:
+            self.stop_file.unlink()
 
-        It may also have asked this run to stop; whether the request is older than the run is seen later.
+    def _keep_job_folder(self, moved: Path) -> None:
+        """Move this process's SLURM job back: it has been writing its logs into the folder that was moved aside.
+
+        It may also have asked this run to stop; `forget_old_request` decides later whether the request is older.
         """
         job = Path("slurm", os.environ.get("SLURM_JOB_ID", "none"))
         if (moved / job).is_dir():
@@ -146,16 +141,13 @@ class RunFolder:
                 (moved / self.stop_file.name).rename(self.stop_file)
 
     def _take_lock(self) -> IO[bytes]:
-        """Hold the folder for as long as the returned file is open; a process that dies lets go of it.
+        """Hold the folder for as long as the returned file is open; UserError if a running job holds it.
 
-        A network file system may not notice for a while that a machine is gone. SLURM does, and requeues its job: that
-        is let in, and the new attempt keeps the old one from publishing.
-
-        Raises:
-            UserError: A running job holds it.
+        The lock of a process that dies is released, but a network file system may not notice for a while that a machine
+        is gone. SLURM does, and requeues its job, which is let in: the new attempt keeps the old one from publishing.
         """
         lock = (self.path / "lock").open("ab")
-        # Loader processes would hold it on when this one is killed.
+        # Loader processes would keep holding it when this one is killed.
         os.register_at_fork(after_in_child=partial(_close, weakref.ref(lock)))
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -165,11 +157,16 @@ class RunFolder:
                 return lock
             lock.close()
             raise UserError(
-                f"--run_dir: another run is writing to {self.path}"
+                f"--run-dir: another run is writing to {self.path}"
                 + (f" ({_who(holder)})" if holder else "")
-                + "; wait for its end, or write another folder"
+                + "; wait until it ends, or write another folder"
             ) from None
         return lock
+
+
+def cannot_be_written(path: Path, error: OSError) -> UserError:
+    """The error of a run folder that the file system does not accept."""
+    return UserError(f"--run-dir: {path} cannot be written: {error}; write another folder")
 
 
 def _who(holder: dict[str, Any]) -> str:
@@ -177,7 +174,7 @@ def _who(holder: dict[str, Any]) -> str:
     return f"{job}process {holder['pid']} on {holder['host']}"
 
 
-def _is_a_beginning(path: Path) -> bool:
+def _precedes_a_run(path: Path) -> bool:
     return path.name in ("lock", "slurm", "stop") or path.name.startswith(".plan.json.")
 
 
@@ -185,7 +182,3 @@ def _close(reference: "weakref.ref[IO[bytes]]") -> None:
     file = reference()
     if file is not None:
         file.close()
-
-
-def _cannot_be_written(path: Path, error: OSError) -> UserError:
-    return UserError(f"--run_dir: {path} cannot be written: {error}; write another folder")

@@ -1,27 +1,24 @@
-"""What a person sees while a run trains: one bar on a terminal, one line per logged step elsewhere."""
+"""What a person sees of a run: one bar on a terminal, one line per logged step elsewhere, and its final numbers."""
 
+import math
 import sys
+from typing import Any
 
 from tqdm import tqdm
 
 from largebatch.metrics import LoggedStep
 from largebatch.plan import RunPlan
+from largebatch.run.folder import RunFolder
 
 
 class Progress:
-    """The progress of a run, on the main process; on the others it shows nothing.
+    """The progress of a run that begins after `first_step` steps, shown by the main process only."""
 
-    Args:
-        plan: The plan, for the number of steps.
-        shown: Whether this process shows it.
-        first_step: Steps that earlier attempts have made.
-        earlier_seconds: The time they took.
-    """
-
-    def __init__(self, plan: RunPlan, shown: bool, first_step: int = 0, earlier_seconds: float = 0.0):
+    def __init__(self, plan: RunPlan, shown: bool, first_step: int = 0):
         self._shown = shown
         self._first_step = first_step
-        self._earlier_seconds = earlier_seconds
+        self.earlier_seconds = 0.0
+        """The time they took."""
         self._total = plan.stop_after_steps
         self._bar = tqdm(
             total=self._total,
@@ -47,9 +44,7 @@ class Progress:
         self._bar.set_postfix_str(numbers, refresh=False)
         if self._shown and self._bar.disable:
             left = (
-                (self._total - logged.step)
-                * (logged.seconds - self._earlier_seconds)
-                / (logged.step - self._first_step)
+                (self._total - logged.step) * (logged.seconds - self.earlier_seconds) / (logged.step - self._first_step)
             )
             print(f"step {logged.step}/{self._total}: {numbers}, {tqdm.format_interval(left)} left", flush=True)
 
@@ -62,3 +57,26 @@ class Progress:
     def close(self) -> None:
         """Leave the bar as it is."""
         self._bar.close()
+
+
+def in_words(summary: dict[str, Any], folder: RunFolder) -> str:
+    """The summary as text, and where to find what the run has written."""
+    throughput = f"{summary['samples_per_second']:,.0f} samples/s"
+    if "tokens_per_second" in summary:
+        throughput += f", {summary['tokens_per_second']:,.0f} tokens/s"
+    if summary["mfu"] is not None:
+        throughput += f", mfu {summary['mfu']:.1%}"
+    loss = math.nan if summary["train_loss"] is None else summary["train_loss"]
+    return (
+        f"\nfinished {summary['steps']:,} steps in {summary['train_seconds']:.1f} s ({throughput}) on "
+        f"{summary['world_size']} x {summary['strategy']}\n"
+        f"  training loss {loss:.4f}; evaluation: {numbers(summary['evaluation'])}\n"
+        f"  metrics      {folder.metrics_file}, {folder.evaluations_file}\n"
+        f"  tensorboard  tensorboard --logdir {folder.tensorboard_dir}\n"
+        f"  weights      {folder.model_dir}"
+    )
+
+
+def numbers(values: dict[str, float]) -> str:
+    """Named numbers for a person."""
+    return ", ".join(f"{name} {value:.4f}" for name, value in values.items())

@@ -1,34 +1,119 @@
-"""What an attempt writes into the run's folder, besides checkpoints: journals and the outcome."""
+"""What an attempt writes into the run's folder besides checkpoints: files of JSON lines, and the outcome.
 
+The outcome is in status.json, because the launcher answers 1 whatever its workers said:
+
+    {"outcome": "running" | "finished" | "stopped" | "failed", "message": …, "resume": true | false,
+     "step": …, "checkpoint_step": …, "attempt": …, "slurm_job_id": …, "slurm_restart_count": …, "time": …}
+
+"running" of a job that is over means that it was killed; it can be resumed like a stopped one.
+"""
+
+import json
 import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from largebatch.errors import TrainingFailed
 from largebatch.installed import installed_versions
-from largebatch.run.attempt import Attempt
 from largebatch.run.folder import RunFolder
-from largebatch.run.journal import Journal
 from largebatch.run.resume import Start
-from largebatch.run.status import Status, register
-from largebatch.storage.catalog import remove_leftovers, set_aside
+from largebatch.storage.attempts import Attempt, slurm_start
+from largebatch.storage.catalog import entries, remove_leftovers, set_aside
+from largebatch.storage.files import replace_file, replace_json_file
+from largebatch.storage.json_lines import parse_line
+from largebatch.storage.layout import read_object
 
+MOST_PENDING_LINES = 100_000
 SECONDS_UNTIL_WRITTEN = 1.0  # of a line of metrics.jsonl, at most, and the time to the next one
+
+_of_this_process: list["Record"] = []
+
+
+def report_failure(message: str, resume: bool) -> None:
+    """Record that the attempt of this process failed, if it had begun.
+
+    Another start may `resume` it after a crash or hang, but not if the failure would recur.
+    """
+    for record in _of_this_process:
+        record.fail(message, resume)
+
+
+@dataclass
+class Journal:
+    """One file of JSON lines, which survives a full disk, a crash, and an attempt that is not over."""
+
+    path: Path
+    attempt: Attempt
+    """The attempt that writes; it is checked before each writing."""
+    warn: Callable[[str], None]
+    """Tells a person that lines could not be written."""
+    most_seconds: float = 0.0
+    """How long lines may wait for the next one, to be written together."""
+    _flushed: float = field(default=-math.inf, init=False)
+    _pending: list[str] = field(default_factory=list, init=False)
+    _has_warned: bool = field(default=False, init=False)
+
+    def append(self, value: dict[str, Any]) -> None:
+        """Add a line; what the file system does not accept is written with later lines. TrainingFailed as `flush`."""
+        self._pending.append(json.dumps(value) + "\n")
+        if time.monotonic() - self._flushed >= self.most_seconds:
+            self.flush()
+
+    def flush(self) -> None:
+        """Try to write the lines that wait; TrainingFailed if a later attempt has begun."""
+        if not self._pending:
+            return
+        self._flushed = time.monotonic()
+        size = None
+        try:
+            self.attempt.check()
+            size = self.path.stat().st_size if self.path.exists() else 0
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write("".join(self._pending))
+        except OSError as error:
+            if size is not None and self.path.exists():
+                # Part of a line may have been written.
+                with suppress(OSError), self.path.open("r+b") as file:
+                    file.truncate(size)
+            if not self._has_warned:
+                self.warn(f"WARNING: {self.path} cannot be written: {error}; its lines are kept in memory until it can")
+            self._has_warned = True
+            del self._pending[:-MOST_PENDING_LINES]
+            return
+        self._pending.clear()
+        self._has_warned = False
+
+    def keep_until(self, step: float) -> dict[str, Any] | None:
+        """Remove lines of steps after `step`, which training will repeat, and a last line that was cut short.
+
+        Other lines that cannot be read stay as they are. Returns the last readable line that stays.
+        """
+        if not self.path.exists():
+            return None
+        kept: list[bytes] = []
+        last: dict[str, Any] | None = None
+        lines = self.path.read_bytes().split(b"\n")
+        for number, text in enumerate(lines, 1):
+            line = parse_line(text)
+            if line is None and number == len(lines):
+                continue
+            if line is None:
+                self.warn(f"WARNING: line {number} of {self.path} cannot be read; it is left as it is")
+            elif line.get("step", 0) > step:
+                continue
+            else:
+                last = line
+            kept.append(text + b"\n")
+        replace_file(self.path, [memoryview(b"".join(kept))])
+        return last
 
 
 class Record:
-    """The record of one attempt. Every process has one; the main process writes, the others in emergencies.
-
-    Args:
-        folder: The run's folder, in which the attempt has begun.
-        attempt: The attempt.
-        start: Where it goes on.
-        is_main_process: Whether this process writes.
-        say: Tells a person something.
-    """
+    """The record of one attempt. Every process has one; the main process writes, the others only failures."""
 
     def __init__(
         self, folder: RunFolder, attempt: Attempt, start: Start, is_main_process: bool, say: Callable[[str], None]
@@ -38,30 +123,24 @@ class Record:
         self._say = say
         self._start = start
         self._metrics = Journal(folder.metrics_file, attempt, say, SECONDS_UNTIL_WRITTEN)
-        self._evaluations, self._history = (
-            Journal(file, attempt, say) for file in (folder.evaluations_file, folder.history_file)
-        )
+        self._evaluations = Journal(folder.evaluations_file, attempt, say)
+        self._history = Journal(folder.history_file, attempt, say)
         self.attempt = attempt
-        self.status = Status(folder.status_file, folder.checkpoints_dir, attempt)
-        self.status.step = start.step
-        register(self._failed)
+        self.step = start.step
+        """Optimizer steps completed."""
+        self.profile_folder = folder.profile_dir / f"attempt_{attempt.name}"
+        self.stack_folder = folder.stacks_dir / f"attempt_{attempt.name}"
+        _of_this_process[:] = [self]
 
-    def take_up(self, began: float, about: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Bring the folder into the state that it had at the checkpoint, and begin the attempt's history.
-
-        Args:
-            began: When this process began, in seconds since 1970; an older stop file was meant for another attempt.
-            about: What the history tells of the attempt.
+    def restore(self, about: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Restore the folder to its state at the checkpoint, and begin the attempt's history with `about`.
 
         Returns:
-            The last logged step and the last evaluation that are left of earlier attempts, or empty; on other
-            processes than the main one too.
+            On the main process, the last logged step and the last evaluation of earlier attempts, if there are any.
         """
         if not self._is_main_process:
             return {}, {}
-        start, folder = self._start, self._folder
-        logged: dict[str, Any] | None = None
-        evaluation: dict[str, Any] | None = None
+        start, folder, logged, evaluation = self._start, self._folder, None, None
         # A crash may have cut its last line short.
         self._history.keep_until(math.inf)
         if start.in_place:
@@ -69,8 +148,7 @@ class Record:
             evaluation = self._evaluations.keep_until(start.step)
             remove_leftovers(folder.checkpoints_dir)
             set_aside(folder.checkpoints_dir, start.step, self.attempt.name)
-        if folder.stop_file.exists() and folder.stop_file.stat().st_mtime < began:
-            folder.stop_file.unlink()
+        folder.forget_old_request()
         for reason in start.skipped:
             self._say(f"WARNING: a checkpoint is not used: {reason}")
         for change in start.changes:
@@ -87,50 +165,75 @@ class Record:
             versions=installed_versions(),
             **about,
         )
-        self.outcome("running", f"from step {start.step:,}", resume=True)
+        self.running()
         return logged or {}, evaluation or {}
 
     def logged(self, line: dict[str, Any]) -> None:
-        """A line of metrics.jsonl."""
+        """Add a line to metrics.jsonl."""
         if self._is_main_process:
             self._metrics.append(line)
 
     def evaluated(self, line: dict[str, Any]) -> None:
-        """A line of evaluations.jsonl."""
+        """Add a line to evaluations.jsonl."""
         if self._is_main_process:
             self._evaluations.append(line)
 
     def event(self, name: str, step: int, **about: Any) -> None:
-        """A line of history.jsonl."""
+        """Add a line to history.jsonl."""
         if self._is_main_process:
             self._history.append({"event": name, "step": step, **about, "time": time.time()})
 
-    def _failed(self, message: str, resume: bool) -> None:
-        """By any process, since the main one may be the one that hangs."""
-        is_the_cause = self.status.write("failed", message, resume)
-        if self._is_main_process:
-            # Also where another process was the first to fail; a later attempt has its own lines.
-            with suppress(TrainingFailed):
-                self._metrics.flush()
-        if is_the_cause:
-            self._history.append({"event": "failed", "step": self.status.step, "message": message, "time": time.time()})
-
-    def outcome(self, *outcome: Any, **about: Any) -> None:
-        """As `Status.write`, by the main process."""
-        if self._is_main_process:
-            self.status.write(*outcome, **about)
-
     def flush(self) -> None:
-        """Write lines that still wait, or that the file system has not taken."""
+        """Write lines that still wait, or that the file system did not accept."""
         for journal in (self._metrics, self._evaluations, self._history):
             journal.flush()
 
-    @property
-    def profile_folder(self) -> Path:
-        """Where processes write their traces."""
-        return self._folder.profile_dir / f"attempt_{self.attempt.name}"
+    # --- the outcome ----------------------------------------------------------------------------------------------
 
-    @property
-    def stack_folder(self) -> Path:
-        """Where processes that hang write their stacks."""
-        return self._folder.stacks_dir / f"attempt_{self.attempt.name}"
+    def running(self) -> None:
+        """Publish that the attempt trains, and its newest checkpoint."""
+        if self._is_main_process:
+            self._publish("running", f"from step {self._start.step:,}", resume=True)
+
+    def end(self, outcome: Literal["finished", "stopped"], message: str, /, **about: Any) -> None:
+        """Publish how the attempt ended, and add it to history.jsonl."""
+        self.event(outcome, self.step, **about)
+        if self._is_main_process:
+            self._publish(outcome, message, resume=outcome == "stopped")
+
+    def fail(self, message: str, resume: bool) -> None:
+        """As `report_failure`; by any process, because the main one may be the one that hangs."""
+        is_the_cause = self._publish("failed", message, resume)
+        if self._is_main_process:
+            # Even if another process failed first; the lines of a later attempt are its own.
+            with suppress(TrainingFailed):
+                self._metrics.flush()
+        if is_the_cause:
+            self._history.append({"event": "failed", "step": self.step, "message": message, "time": time.time()})
+
+    def _publish(self, outcome: str, message: str, resume: bool) -> bool:
+        """Write status.json and return whether that was done; a file system that does not accept it is tolerated.
+
+        Of several failures in one job the first to be written is the cause, and stays.
+        """
+        try:
+            if not self.attempt.is_current():
+                return False
+            earlier = read_object(self._folder.status_file) if outcome == "failed" else {}
+            if earlier.get("outcome") == "failed" and earlier.get("attempt") == self.attempt.number:
+                return False
+            complete = (entry.step for entry in entries(self._folder.checkpoints_dir) if entry.problem is None)
+            value = {
+                "outcome": outcome,
+                "message": message,
+                "resume": resume,
+                "step": self.step,
+                "checkpoint_step": next(complete, 0),
+                "attempt": self.attempt.number,
+                **slurm_start(),
+                "time": time.time(),
+            }
+            replace_json_file(self._folder.status_file, value)
+        except OSError:
+            return False
+        return True

@@ -1,4 +1,4 @@
-"""Where a run begins: anew, or behind a checkpoint; and whether that is still the same run."""
+"""Where a run begins: at step 0 or after a checkpoint; and whether that is still the same run."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,9 +12,8 @@ from largebatch.config import RecipeConfig, as_json, flatten
 from largebatch.errors import UserError
 from largebatch.plan import RunPlan
 from largebatch.run.folder import RunFolder
-from largebatch.run.status import read_status
-from largebatch.storage.catalog import Entry, damage, entries, entry_at
-from largebatch.storage.layout import MARKER, CheckpointError, Manifest, read_json, read_manifest
+from largebatch.storage.catalog import Entry, entries, entry_at, verify_checksums
+from largebatch.storage.layout import MARKER, CheckpointError, Manifest, read_manifest, read_object
 
 # Fields of the config that change speed, memory, what is measured or what is kept, and never the training.
 FREE = (
@@ -34,48 +33,35 @@ MOST_DIFFERENCES = 20
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run begins.
-
-    Args:
-        in_place: Whether it goes on in the run's folder, rather than in a new one.
-        checkpoint: The folder of the checkpoint to load; None is at step 0.
-        manifest: Of that checkpoint.
-        skipped: Newer checkpoints that cannot be used, with the reason.
-        changes: Allowed differences to the checkpoint's recipe, one line each.
-        is_over: Whether there is nothing left to train.
-    """
+    """Where a run begins."""
 
     in_place: bool = False
+    """Whether it continues in the run's folder, rather than in a new one."""
     checkpoint: Path | None = None
+    """The folder of the checkpoint to load; None means step 0."""
     manifest: Manifest | None = None
     skipped: list[str] = field(default_factory=list)
+    """Newer checkpoints that cannot be used, with the reason."""
     changes: list[str] = field(default_factory=list)
+    """Allowed differences from the checkpoint's recipe, one line each."""
     is_over: bool = False
+    """Whether there is nothing left to train."""
 
     @property
     def step(self) -> int:
-        """Optimizer steps that are behind it."""
+        """Optimizer steps completed before it."""
         return self.manifest.step if self.manifest else 0
 
 
 def find_start(
     resume: str, allow_change: Sequence[str], folder: RunFolder, config: RecipeConfig, plan: RunPlan, backend: Backend
 ) -> Start:
-    """Decide where the run begins; every process must call it and gets the same answer.
+    """Decide where the run begins, as `RunOptions` say; every process must call it and gets the same answer.
 
-    Args:
-        resume: "auto": behind the newest usable checkpoint of this same run in its folder, or anew; "none": anew; or
-            the path of a checkpoint.
-        allow_change: Fields of the config that may differ from the checkpoint's.
-        folder: The run's folder.
-        config: The recipe.
-        plan: Its plan.
-        backend: The started backend; its processes share the reading of checksums.
-
-    Raises:
-        UserError: The checkpoint that was asked for cannot be used; or it is of a recipe that trains something else.
+    The processes share the work of verifying checksums. UserError if the requested checkpoint cannot be used, or if it
+    is of a recipe that trains something else.
     """
-    with backend.agreement():
+    with backend.raise_on_all_ranks():
         _check_fields_exist(allow_change, config)
     if resume == "none":
         return Start()
@@ -84,31 +70,30 @@ def find_start(
     # As the main process sees it: others may see a shared folder later, or while another run begins in it.
     if not backend.gather_objects(folder.is_a_run)[0]:
         return Start()
+    finished = backend.gather_objects(read_object(folder.status_file).get("outcome"))[0] == "finished"
     candidates = checkpoints_of(folder.checkpoints_dir, backend)
     usable, skipped = newest_usable(candidates, backend)
     if usable is None:
-        with backend.agreement():
+        with backend.raise_on_all_ranks():
             if any((entry.path / MARKER).exists() for entry in candidates):
                 reasons = "\n".join(f"  - {reason}" for reason in skipped[:MOST_DIFFERENCES])
                 raise UserError(
                     f"{folder.path} has checkpoints, and none of them can be used:\n{reasons}\n"
-                    "mend them and start again; --resume none begins anew and moves the earlier run aside"
+                    "repair them and start again; --resume none starts over and moves the earlier run aside"
                 )
-        # The same recipe begins anew in the same folder, which keeps its history; what is finished is moved aside.
-        same = not differences(_recorded_config(folder), config)
-        unfinished = _recorded_outcome(folder, backend) != "finished"
-        return Start(in_place=unfinished and all(backend.gather_objects(same)), skipped=skipped)
-    with backend.agreement():
+        # The same recipe starts over in the same folder, which keeps its history; a finished run is moved aside.
+        same = not differences(read_object(folder.config_file), config)
+        return Start(in_place=not finished and all(backend.gather_objects(same)), skipped=skipped)
+    with backend.raise_on_all_ranks():
         manifest = _manifest_of(usable.path)
     refused, allowed = _split(manifest, config, plan, allow_change)
-    finished = _recorded_outcome(folder, backend) == "finished"
     if refused and finished and not allow_change:
         return Start()
-    with backend.agreement():
+    with backend.raise_on_all_ranks():
         which = "a" if finished else "an unfinished"
         _refuse(refused, f"{folder.path} holds {which} run of another recipe", allow_change, in_folder=True)
     is_over = finished and manifest.step >= plan.stop_after_steps
-    with backend.agreement():
+    with backend.raise_on_all_ranks():
         if not is_over:
             _refuse_to_go_back(manifest, plan)
     return Start(True, usable.path, manifest, skipped, allowed, is_over)
@@ -117,14 +102,16 @@ def find_start(
 def _start_at(
     path: Path, allow_change: Sequence[str], folder: RunFolder, config: RecipeConfig, plan: RunPlan, backend: Backend
 ) -> Start:
-    with backend.agreement():
+    with backend.raise_on_all_ranks():
         if not path.is_dir():
             raise UserError(f'--resume: there is no checkpoint {path}; write "auto", "none", or the folder of one')
         inside = entries(path / "checkpoints") or entries(path)
         if inside:
-            raise UserError(f"--resume: {path} is no checkpoint, but has some; write one, such as {inside[0].path}")
+            raise UserError(
+                f"--resume: {path} is not a checkpoint; it contains some: write one, such as {inside[0].path}"
+            )
     usable, skipped = newest_usable([entry_at(path)], backend)
-    with backend.agreement():
+    with backend.raise_on_all_ranks():
         if usable is None:
             raise UserError(f"--resume: {skipped[0]}; `largebatch checkpoints` lists those of a run folder")
         manifest = _manifest_of(path)
@@ -137,7 +124,7 @@ def _start_at(
 
 
 def _manifest_of(path: Path) -> Manifest:
-    """As this process sees it: of a file system that nodes share, another may have read it."""
+    """As this process sees it: on a shared file system, another may have succeeded."""
     try:
         return read_manifest(path)
     except CheckpointError as error:
@@ -148,7 +135,7 @@ def _refuse_to_go_back(manifest: Manifest, plan: RunPlan) -> None:
     if manifest.step > plan.stop_after_steps:
         raise UserError(
             f"the checkpoint is of step {manifest.step}, and the run would end after step {plan.stop_after_steps} "
-            f"(of {plan.total_steps}); resume from an earlier one (--resume PATH), or with the longer run that it is of"
+            f"(of {plan.total_steps}); resume from an earlier one (--resume PATH), or with the checkpoint's longer run"
         )
 
 
@@ -163,7 +150,7 @@ def newest_usable(candidates: Iterable[Entry], backend: Backend) -> tuple[Entry 
     for entry in candidates:
         problem = entry.problem
         if problem is None:
-            problem = damage(entry.path, backend.rank, backend.world_size)
+            problem = verify_checksums(entry.path, backend.rank, backend.world_size)
         if problem is None and backend.is_main_process:
             try:
                 read_manifest(entry.path)
@@ -176,19 +163,6 @@ def newest_usable(candidates: Iterable[Entry], backend: Backend) -> tuple[Entry 
     return None, skipped
 
 
-def _recorded_config(folder: RunFolder) -> Mapping[str, Any]:
-    try:
-        config = read_json(folder.config_file)
-    except CheckpointError:
-        return {}
-    return config if isinstance(config, dict) else {}
-
-
-def _recorded_outcome(folder: RunFolder, backend: Backend) -> str | None:
-    outcome: str | None = backend.gather_objects(read_status(folder.status_file).get("outcome"))[0]
-    return outcome
-
-
 # --- the same run ---------------------------------------------------------------------------------------------------
 
 
@@ -197,49 +171,46 @@ def differences(recorded: Mapping[str, Any], config: RecipeConfig) -> dict[str, 
     theirs, mine = flatten(recorded), flatten(as_json(config))
     free = set(FREE)
     model = config.model
-    # Of synchronised BatchNorm it is the product with the processes that counts; see `_split`.
+    # Synchronized BatchNorm depends on the product with the number of processes; see `_split`.
     per_micro_batch = model.uses_batch_norm and not model.synchronises_batch_norm
     if not (per_micro_batch or model.uses_dropout):
         free.add("batch.micro_batch_size")
-    fields = sorted(name for name in theirs.keys() | mine.keys() if theirs.get(name) != mine.get(name))
     return {
         name: (theirs.get(name), mine.get(name))
-        for name in fields
-        if not any(name == other or name.startswith(f"{other}.") for other in free)
+        for name in sorted(theirs.keys() | mine.keys())
+        if theirs.get(name) != mine.get(name) and not _is_within(name, free)
     }
 
 
 def _split(
     manifest: Manifest, config: RecipeConfig, plan: RunPlan, allow_change: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """The differences to a checkpoint that are not allowed, and those that are, one line each."""
+    """The differences from a checkpoint that are not allowed, and those that are, one line each."""
     found = differences(manifest.config, config)
     if plan.sync_batch_norm and "model.sync_batch_norm" not in found:
-        before = manifest.config["batch"]["micro_batch_size"] * manifest.world_size
-        now = plan.micro_batch_size * plan.world_size
-        if before != now:
-            found["model.sync_batch_norm"] = (f"over {before} samples", f"over {now} samples")
+        theirs = manifest.config["batch"]["micro_batch_size"] * manifest.world_size
+        mine = plan.micro_batch_size * plan.world_size
+        if theirs != mine:
+            found["model.sync_batch_norm"] = (f"over {theirs} samples", f"over {mine} samples")
     lines = {
         name: f"{name}: {json.dumps(old)} in the checkpoint, {json.dumps(new)} now"
         for name, (old, new) in found.items()
     }
-    allowed = [line for name, line in lines.items() if _is_allowed(name, allow_change)]
-    before, now = _samples_before(manifest), plan.batch_at(manifest.step).samples_before
-    if allowed and before != now:
-        what = f"{now - before:,} samples are skipped" if now > before else f"{before - now:,} samples come again"
-        allowed.append(f"step {manifest.step:,} came after {before:,} samples and comes after {now:,} now: {what}")
-    return [line for name, line in lines.items() if not _is_allowed(name, allow_change)], allowed
-
-
-def _samples_before(manifest: Manifest) -> int:
-    """Samples that the checkpoint's plan had trained on at its step."""
+    allowed = [line for name, line in lines.items() if _is_within(name, allow_change)]
+    # Samples that the checkpoint's plan had trained on at its step, and those of the plan now.
     timeline = dict(manifest.plan["timeline"])
     phases = tuple(Phase(**phase) for phase in timeline.pop("phases"))
-    return Timeline(**timeline, phases=phases).at(manifest.step).samples_before
+    before = Timeline(**timeline, phases=phases).at(manifest.step).samples_before
+    now = plan.batch_at(manifest.step).samples_before
+    if allowed and before != now:
+        what = f"{now - before:,} samples are skipped" if now > before else f"{before - now:,} samples are repeated"
+        allowed.append(f"step {manifest.step:,} came after {before:,} samples and comes after {now:,} now: {what}")
+    return [line for name, line in lines.items() if not _is_within(name, allow_change)], allowed
 
 
-def _is_allowed(name: str, allow_change: Sequence[str]) -> bool:
-    return any(name == other or name.startswith(f"{other}.") for other in allow_change)
+def _is_within(name: str, fields: Iterable[str]) -> bool:
+    """Whether a field is one of these, or within one."""
+    return any(name == other or name.startswith(f"{other}.") for other in fields)
 
 
 def _refuse(lines: Sequence[str], what: str, allow_change: Sequence[str], in_folder: bool) -> None:
@@ -249,22 +220,22 @@ def _refuse(lines: Sequence[str], what: str, allow_change: Sequence[str], in_fol
     if len(lines) > MOST_DIFFERENCES:
         shown.append(f"  - … and {len(lines) - MOST_DIFFERENCES} more")
     fields = ",".join([*allow_change, *(line.partition(":")[0] for line in lines)])
-    anew = (
-        "--resume none begins anew and moves the earlier run aside, --run_dir takes another folder, and"
+    others = (
+        "--resume none starts over and moves the earlier run aside, --run-dir takes another folder, and"
         if in_folder
         else "go back to the checkpoint's values;"
     )
     text = "\n".join(shown)
     raise UserError(
-        f"{what}, and going on would train something else:\n{text}\n"
-        f"{anew} --resume.allow_change {fields} goes on with the change"
+        f"{what}, and resuming would train something else:\n{text}\n"
+        f"{others} --resume.allow_change {fields} resumes with the change"
     )
 
 
 def _check_fields_exist(allow_change: Sequence[str], config: RecipeConfig) -> None:
     known = flatten(as_json(config))
     for name in allow_change:
-        if not any(field == name or field.startswith(f"{name}.") for field in known):
+        if not any(_is_within(field, [name]) for field in known):
             raise UserError(
                 f"--resume.allow_change: the recipe has no field {name}; write one such as optimizer.clip_norm"
             )

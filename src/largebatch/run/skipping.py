@@ -1,62 +1,35 @@
 """Steps whose update is left out, because their loss or gradient was not finite."""
 
 import math
-from pathlib import Path
 
 from largebatch.backend.base import Backend
 from largebatch.checkpoint.load import load
 from largebatch.checkpoint.save import CheckpointWriter
-from largebatch.errors import TrainingFailed
+from largebatch.errors import TrainingFailed, ordinal
 from largebatch.run.record import Record
-from largebatch.run.resume import checkpoints_of, newest_usable
+from largebatch.run.resume import Start, checkpoints_of, newest_usable
 from largebatch.storage.catalog import entry_at
 from largebatch.storage.layout import read_manifest
 
 
 class SkippedSteps:
-    """Leaves steps out, and counts them. Every process makes the same calls: they have all seen the same gradient.
+    """Leaves steps out, and counts them. Every process makes the same calls: they have all seen the same gradient."""
 
-    Args:
-        backend: The prepared backend.
-        record: Where it is written down.
-        writer: Of checkpoints, to roll back to the newest.
-        folder: Of the run's checkpoints.
-        fallback: The checkpoint that the run goes on from, which may be another run's.
-        most: How many steps may turn out not finite in the whole run.
-        count: How many did in earlier attempts.
-    """
-
-    def __init__(
-        self,
-        backend: Backend,
-        record: Record,
-        writer: CheckpointWriter,
-        folder: Path,
-        fallback: Path | None,
-        most: int,
-        count: int,
-    ):
-        self._backend = backend
-        self._record = record
-        self._writer = writer
-        self._folder = folder
-        self._fallback = fallback
-        self._most = most
-        self.count = count
-        """Steps that were not finite so far."""
+    def __init__(self, backend: Backend, record: Record, writer: CheckpointWriter, start: Start):
+        self._backend, self._record, self._writer, self._start = backend, record, writer, start
+        self._most = backend.plan.max_bad_steps
+        self.count = start.manifest.bad_steps if start.manifest else 0
+        """Steps of the whole run that were not finite."""
 
     def leave_out(self, step: int, loss_sum: float) -> str:
-        """Go on without the update of step `step`, or of all steps since the last checkpoint if the plan says so.
+        """Continue without the update of step `step`, or of all steps since the last checkpoint if the plan says so.
 
         Args:
             step: The step, counted from 1, whose update was not made.
             loss_sum: This process's sum of losses.
 
         Returns:
-            What was done, for a person.
-
-        Raises:
-            TrainingFailed: There is no checkpoint to roll back to, or too many steps have been left out.
+            What was done, for a person; TrainingFailed if nothing can be.
         """
         losses = self._backend.gather_objects(loss_sum)
         bad_ranks = [rank for rank, loss in enumerate(losses) if not math.isfinite(loss)]
@@ -66,10 +39,11 @@ class SkippedSteps:
         what += f" at step {step}"
         self.count += 1
         if self.count > self._most:
-            raise _failed(
-                f"{what}, and it is the {self.count}. such step, more than faults.max_bad_steps {self._most}. Look at "
-                "the data of these steps (history.jsonl), or try a longer learning_rate.warmup or a lower "
-                "learning_rate.base_lr"
+            raise TrainingFailed(
+                f"{what}, and it is the {ordinal(self.count)} such step, more than faults.max_bad_steps {self._most}. "
+                "Look at the data of these steps (history.jsonl), or try a longer learning_rate.warmup or a lower "
+                "learning_rate.base_lr",
+                everywhere=True,
             )
         first = step
         if self._backend.plan.on_non_finite == "roll_back":
@@ -83,22 +57,17 @@ class SkippedSteps:
     def _roll_back(self, what: str) -> int:
         """Load the newest intact checkpoint and return its step."""
         self._writer.wait()
-        usable, skipped = newest_usable(checkpoints_of(self._folder, self._backend), self._backend)
-        if usable is None and self._fallback is not None:
-            usable, more = newest_usable([entry_at(self._fallback)], self._backend)
+        usable, skipped = newest_usable(checkpoints_of(self._writer.folder, self._backend), self._backend)
+        if usable is None and self._start.checkpoint is not None:
+            usable, more = newest_usable([entry_at(self._start.checkpoint)], self._backend)
             skipped += more
         if usable is None:
-            raise _failed(
+            raise TrainingFailed(
                 f"{what}, and there is no checkpoint to roll back to {f'({skipped[0]})' if skipped else 'yet'}; try a "
-                "longer learning_rate.warmup, a lower learning_rate.base_lr, or a shorter checkpoint.every"
+                "longer learning_rate.warmup, a lower learning_rate.base_lr, or a shorter checkpoint.every",
+                everywhere=True,
             )
-        with self._backend.agreement():
+        with self._backend.raise_on_all_ranks():
             manifest = read_manifest(usable.path)
             load(self._backend, usable.path, manifest)
         return manifest.step
-
-
-def _failed(message: str) -> TrainingFailed:
-    error = TrainingFailed(message)
-    error.everywhere = True
-    return error

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 SIGNALS = (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM)
-# What processes agree on is the number of a reason in this list: the largest that any of them has; 0 is none.
+# Processes agree on the number of a reason in this list: the largest that any of them has; 0 means none.
 REASONS = ("", "the stop file", "the end of the job's time limit", *(name.name for name in SIGNALS))
 SECONDS_BETWEEN_LOOKS = 1.0
 
@@ -22,9 +22,9 @@ class StopRequests:
     """Whether this process was asked to stop.
 
     Args:
-        stop_file: The run's stop file; None where another process looks after it.
+        stop_file: The run's stop file; None if another process watches it.
         margin_seconds: How long before the end of the SLURM job's time limit to stop.
-        environment: With SLURM_JOB_END_TIME, in seconds since 1970, where there is a limit.
+        environment: Has SLURM_JOB_END_TIME, in seconds since 1970, if there is a limit.
         clock: Seconds since 1970.
     """
 
@@ -44,7 +44,7 @@ class StopRequests:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Note signals instead of ending by them."""
+        """Note signals instead of being ended by them."""
         before = {number: signal.signal(number, self._note) for number in SIGNALS}
         try:
             yield

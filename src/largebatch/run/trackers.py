@@ -16,25 +16,16 @@ SECONDS_UNTIL_SHOWN = 1.0
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Refuse a tracker whose package is missing; Accelerate leaves it out.
-
-    Raises:
-        UserError: One is missing.
-    """
+    """Raise UserError for a tracker whose package is missing; Accelerate would silently leave it out."""
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise UserError(f"logging.trackers: {name} is not installed; pip install {name}, or leave it out")
 
 
 class Trackers:
-    """The trackers that the recipe names.
+    """The trackers that the recipe names, with which the accelerator was started.
 
-    Args:
-        accelerator: Has been started with their names.
-        config: What they show of the recipe.
-        run_name: What they call the run.
-        first_step: What an interrupted attempt has shown of later steps is hidden.
-        say: Shows a warning.
+    What an interrupted attempt has shown of steps after `first_step` is hidden.
     """
 
     def __init__(
@@ -44,7 +35,7 @@ class Trackers:
         self._say = say
         self._pending: list[tuple[dict[str, float], int, float]] = []
         self._flushed = -math.inf
-        # They take no lists and nulls.
+        # Trackers accept no lists and nulls.
         fields = {
             name: value if isinstance(value, str | int | float) else json.dumps(value)
             for name, value in flatten(as_json(config)).items()
@@ -53,8 +44,7 @@ class Trackers:
         accelerator.init_trackers(run_name, config=fields, init_kwargs=options)
 
     def add(self, group: str, values: dict[str, float], step: int) -> None:
-        """Show values by name, within a second or with the next ones; a tracker that cannot be written is given up with
-        a warning."""
+        """Show values by name, within a second or with the next ones."""
         if not self._accelerator.trackers or not self._accelerator.is_main_process:
             return
         self._pending.append(({f"{group}/{name}": value for name, value in values.items()}, step, time.time()))
@@ -62,7 +52,7 @@ class Trackers:
             self.flush()
 
     def flush(self) -> None:
-        """Show values that still wait."""
+        """Show values that still wait; trackers that cannot be written are given up with a warning."""
         pending, self._pending = self._pending, []
         self._flushed = time.monotonic()
         try:
@@ -78,7 +68,7 @@ class Trackers:
 
 
 def _add_to_tensorboard(writer: Any, pending: Sequence[tuple[dict[str, float], int, float]]) -> None:
-    """As Accelerate does, but with one record for all values of a step, and without waiting for the disk after each."""
+    """As Accelerate does, but with one record for all values of a step, and without waiting for the disk each time."""
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     for values, step, seconds in pending:

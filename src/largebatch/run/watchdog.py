@@ -13,27 +13,25 @@ EXIT_CODE = 70
 
 
 class Watchdog:
-    """Ends the process when `beat` has not been called for too long.
+    """Ends the process when `heartbeat` has not been called for too long.
 
-    A thread of Python looks; should even that not run, because a library holds the interpreter, a thread of C that it
-    puts off each time writes the stacks and ends the process.
+    A thread of Python looks; in case even that does not run, because a library holds the interpreter, a thread of C
+    that it postpones each time writes the stacks and ends the process.
 
     Args:
-        seconds: How long is too long; None is never.
+        seconds: How long is too long; None never ends it.
         stack_file: Where to write the stacks of all threads.
         on_hang: Called with a message before the process ends.
     """
 
     def __init__(self, seconds: float | None, stack_file: Path, on_hang: Callable[[str], None]):
-        self._seconds = seconds
-        self._stack_file = stack_file
-        self._on_hang = on_hang
-        self._beaten = time.monotonic()
+        self._seconds, self._stack_file, self._on_hang = seconds, stack_file, on_hang
+        self._last_heartbeat = time.monotonic()
         self._over = threading.Event()
 
-    def beat(self) -> None:
-        """There is progress."""
-        self._beaten = time.monotonic()
+    def heartbeat(self) -> None:
+        """Signal progress."""
+        self._last_heartbeat = time.monotonic()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -41,9 +39,8 @@ class Watchdog:
         if self._seconds is None:
             yield
             return
-        self._stack_file.parent.mkdir(parents=True, exist_ok=True)
-        with self._stack_file.open("w", encoding="utf-8") as stacks:
-            self.beat()
+        with self._open_stack_file() as stacks:
+            self.heartbeat()
             self._over.clear()
             thread = threading.Thread(target=self._watch, args=(self._seconds, stacks), name="watchdog", daemon=True)
             thread.start()
@@ -60,13 +57,20 @@ class Watchdog:
                 self._stack_file.parent.rmdir()
                 self._stack_file.parent.parent.rmdir()
 
+    def _open_stack_file(self) -> IO[str]:
+        while True:
+            # Another process of this job may stop watching, and remove the still empty folder, in between.
+            with suppress(FileNotFoundError):
+                self._stack_file.parent.mkdir(parents=True, exist_ok=True)
+                return self._stack_file.open("w", encoding="utf-8")
+
     def _watch(self, seconds: float, stacks: IO[str]) -> None:
         interval = min(seconds / 4, 10.0)
         while True:
             faulthandler.dump_traceback_later(seconds + 2 * interval, exit=True, file=stacks)
             if self._over.wait(interval):
                 return
-            silent = time.monotonic() - self._beaten
+            silent = time.monotonic() - self._last_heartbeat
             if silent >= seconds:
                 faulthandler.dump_traceback(file=stacks, all_threads=True)
                 stacks.flush()

@@ -21,12 +21,9 @@ class SavesPretrained(Protocol):
 
 
 def save_weights(model: nn.Module, state: dict[str, torch.Tensor], folder: Path) -> None:
-    """Write the whole weights into `folder`, which appears only when it is complete.
+    """Write the state, whole weights and buffers by name, into `folder`, which is replaced when all is written.
 
-    Args:
-        model: The model as the recipe built it; one of `transformers` is saved with its config.
-        state: All weights and buffers by name, whole.
-        folder: What an earlier attempt of the run has written there is replaced.
+    A model of `transformers` is saved with its config.
     """
     temporary = folder.with_name(f"{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)

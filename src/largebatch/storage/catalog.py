@@ -20,23 +20,19 @@ from largebatch.storage.layout import (
 
 @dataclass(frozen=True)
 class Entry:
-    """A checkpoint's folder.
-
-    Args:
-        path: The folder.
-        step: Optimizer steps completed, by its name.
-        problem: Why it cannot be used; None where all files are there with the sizes they must have.
-        size: Bytes of its files.
-    """
+    """A checkpoint's folder."""
 
     path: Path
     step: int
+    """Optimizer steps completed, by the folder's name."""
     problem: str | None
+    """Why it cannot be used; None if all files are there with the sizes they must have."""
     size: int
+    """Bytes of its files."""
 
 
 def entries(folder: Path) -> list[Entry]:
-    """The checkpoints in a run's folder of checkpoints, the newest first; those that are being written are left out."""
+    """The checkpoints in a run's folder of checkpoints, newest first, without those that are still being written."""
     if not folder.is_dir():
         return []
     steps = {path: step_of(path.name) for path in folder.iterdir()}
@@ -45,7 +41,7 @@ def entries(folder: Path) -> list[Entry]:
 
 
 def entry_at(path: Path) -> Entry:
-    """The checkpoint in a folder that may have another name than the one it was given."""
+    """The checkpoint in a folder, which may have been renamed."""
     step = step_of(path.name)
     return _entry(path, -1 if step is None else step)
 
@@ -64,11 +60,7 @@ def _entry(path: Path, step: int) -> Entry:
 
 
 def read_marker(path: Path) -> dict[str, FileRecord]:
-    """What every file of a checkpoint must be.
-
-    Raises:
-        CheckpointError: The checkpoint was not completed, or its marker is not one.
-    """
+    """What every file of a checkpoint must be; CheckpointError if it was not completed, or its marker is not valid."""
     if path.is_symlink():
         raise CheckpointError("it is a link, not a folder")
     if path.is_dir() and not (path / MARKER).exists():
@@ -77,23 +69,20 @@ def read_marker(path: Path) -> dict[str, FileRecord]:
     try:
         records = {name: FileRecord(record["size"], record["checksum"]) for name, record in raw["files"].items()}
     except (KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{MARKER} is not one of a checkpoint") from error
+        raise CheckpointError(f"{MARKER} is not that of a checkpoint") from error
     named = step_of(path.name)
     if named is not None and raw.get("step") != named:
-        raise CheckpointError(f"it is of step {raw.get('step')}, and its name says another")
+        raise CheckpointError(f"it is of step {raw.get('step')}, but its name says otherwise")
     check_file_names(records)
     if MANIFEST not in records:
         raise CheckpointError(f"{MARKER} does not name {MANIFEST}")
     return records
 
 
-def damage(path: Path, share: int = 0, num_shares: int = 1) -> str | None:
-    """What is wrong with the content of a complete checkpoint's files, by their checksums; None is nothing.
+def verify_checksums(path: Path, share: int = 0, num_shares: int = 1) -> str | None:
+    """What is wrong with the content of a complete checkpoint's files, by their checksums; None if they are intact.
 
-    Args:
-        path: The checkpoint.
-        share: Which part of the files to read, so that several processes can share the work.
-        num_shares: Of how many.
+    Several processes can share the work: of `num_shares` parts of the files, this one reads number `share`.
     """
     try:
         for name, record in sorted(read_marker(path).items())[share::num_shares]:
@@ -105,15 +94,15 @@ def damage(path: Path, share: int = 0, num_shares: int = 1) -> str | None:
 
 
 def prune(folder: Path, keep_last: int | None, is_kept_for_ever: Callable[[int], bool], attempt: str) -> Sequence[Path]:
-    """Delete complete checkpoints that are older than the `keep_last` newest complete ones.
+    """Delete complete checkpoints that are older than the `keep_last` newest complete ones; None keeps all.
 
-    Complete is what has a marker and all files in their sizes; their checksums are not read again. What is not complete
-    is not counted and not deleted. A checkpoint loses its name first, so that one whose deletion
-    is interrupted is never taken for a checkpoint.
+    A checkpoint is complete if it has a marker and all files in their sizes; checksums are not verified again. Others
+    are neither counted nor deleted. A checkpoint loses its name first, so that one whose deletion is interrupted is
+    never mistaken for a checkpoint.
 
     Args:
         folder: The run's folder of checkpoints.
-        keep_last: How many to keep; None is all.
+        keep_last: How many to keep.
         is_kept_for_ever: Whether the checkpoint after so many steps stays in any case.
         attempt: Name of the attempt that deletes.
 
@@ -131,15 +120,15 @@ def prune(folder: Path, keep_last: int | None, is_kept_for_ever: Callable[[int],
 
 def discard(entry: Entry, attempt: str) -> None:
     """Delete a checkpoint."""
-    doomed = entry.path.with_name(temporary_name(entry.step, attempt, "old"))
-    remove_folder(doomed)
-    rename_folder(entry.path, doomed)
-    remove_folder(doomed)
+    renamed = entry.path.with_name(temporary_name(entry.step, attempt, "old"))
+    remove_folder(renamed)
+    rename_folder(entry.path, renamed)
+    remove_folder(renamed)
 
 
 def discard_incomplete(folder: Path, step: int, attempt: str) -> None:
-    """Delete the checkpoint of a step if it has no marker; what cannot be deleted stays, and is known as incomplete."""
-    # Also where the file system does not even say what is there.
+    """Delete the checkpoint of a step if it has no marker; if it cannot be deleted, it stays, known as incomplete."""
+    # The file system may not even list what is there.
     with suppress(OSError):
         for entry in entries(folder):
             if entry.step == step and not (entry.path / MARKER).exists():
@@ -155,9 +144,9 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def set_aside(folder: Path, step: int, attempt: str) -> None:
-    """Take the checkpoints of steps after `step` out of the way: the run goes on from there.
+    """Take the checkpoints of steps after `step`, from which the run resumes, out of the way.
 
-    Those that were never completed are deleted, others are kept in a folder of their own.
+    Those that were never completed are deleted, others are moved to a folder of their own.
     """
     later = [entry for entry in entries(folder) if entry.step > step]
     for entry in later:

@@ -9,7 +9,7 @@
         complete.json            size and checksum of every file above; written last, so that it says: all is here
       .step_00000600.attempt_0002_5e1f0a3b.tmp/   one that is being written, or that a crash left behind
 
-Every parameter, and every optimizer state of a parameter's shape, is one *vector*: its elements in row-major order,
+Every parameter, and every optimizer state that is no single number, is one *vector*: its elements in row-major order,
 under "<kind>/<parameter's fully qualified name>", the kind being "weight", or the optimizer's own word ("exp_avg",
 "momentum_buffer"). Whatever the strategy, each process holds contiguous ranges of such vectors, so any number of
 processes of any strategy can read what any other has written: the ranges it needs, intersected with those in the files.
@@ -37,6 +37,9 @@ MARKER = "complete.json"
 WEIGHT = "weight"
 BUFFER = "buffer"
 
+# What is the same in a manifest and in its file.
+PLAIN = ("step", "attempt", "world_size", "strategy", "time", "bad_steps", "config", "plan")
+
 FOLDER_NAME = re.compile(r"step_([0-9]{8,})")
 TEMPORARY_NAME = re.compile(r"\.step_[0-9]{8,}\.attempt_[0-9]{4,}_[0-9a-f]{8}\.(tmp|old)")
 FILE_NAME = re.compile(rf"rank_[0-9]{{5,}}\.safetensors|{re.escape(MANIFEST)}|{re.escape(MODEL_CONFIG)}")
@@ -57,10 +60,12 @@ class Range:
 
 @dataclass(frozen=True)
 class ParameterInfo:
-    """A parameter: its shape, and the optimizer's states of it that are single numbers, such as Adam's "step"."""
+    """A parameter: its shape, the optimizer's states of it that are single numbers, such as Adam's "step", and the
+    shapes of those states that have another shape than the parameter."""
 
     shape: tuple[int, ...]
     scalars: Mapping[str, float] = field(default_factory=dict)
+    other_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -70,37 +75,28 @@ class ParameterInfo:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint says of itself.
-
-    Args:
-        step: Optimizer steps completed.
-        attempt: Which start of the run wrote it, from 1.
-        world_size: Processes of the job that wrote it.
-        strategy: Its strategy.
-        config: The resolved recipe, as JSON.
-        plan: The resolved plan, as JSON.
-        bad_steps: Steps so far whose update was left out because their loss or gradient was not finite.
-        parameters: By fully qualified name.
-        vectors: By "<kind>/<name>": the ranges that make it up, in order and without a gap.
-        buffers: Persistent buffers, by name: the files that hold them. The first one's is every process's own, except
-            of those whose own file is named too.
-        running_statistics: The buffers among them that are running means and variances of BatchNorm, of which each
-            process has its own, and the mean is meant.
-        time: When it was written, in seconds since 1970.
-    """
+    """What a checkpoint says about itself."""
 
     step: int
+    """Optimizer steps completed."""
     attempt: int
+    """Which start of the run wrote it, from 1."""
     world_size: int
     strategy: str
     config: Mapping[str, Any]
+    """The resolved recipe, as JSON."""
     plan: Mapping[str, Any]
     bad_steps: int
+    """Steps so far whose update was left out because their loss or gradient was not finite."""
     parameters: Mapping[str, ParameterInfo]
     vectors: Mapping[str, tuple[Range, ...]]
+    """By "<kind>/<name>": the ranges that make it up, in order and without a gap."""
     buffers: Mapping[str, tuple[str, ...]]
+    """The files that hold a buffer: the first one has the value of every process whose own file is not named."""
     running_statistics: tuple[str, ...]
+    """Buffers that are BatchNorm's running means and variances: each process has its own, and their mean is used."""
     time: float
+    """When it was written, in seconds since 1970."""
 
     @property
     def kinds(self) -> list[str]:
@@ -113,13 +109,11 @@ class Manifest:
         number = {name: index for index, name in enumerate(files)}
         return {
             "format": FORMAT,
-            **{name: getattr(self, name) for name in ("step", "attempt", "world_size", "strategy", "time")},
-            "bad_steps": self.bad_steps,
-            "config": self.config,
-            "plan": self.plan,
+            **{name: getattr(self, name) for name in PLAIN},
             "files": files,
             "parameters": {
                 name: {"shape": list(parameter.shape), "scalars": dict(parameter.scalars)}
+                | ({"other_shapes": dict(parameter.other_shapes)} if parameter.other_shapes else {})
                 for name, parameter in self.parameters.items()
             },
             "vectors": {
@@ -136,11 +130,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, raw: Any) -> "Manifest":
-        """The manifest that `to_json` made.
-
-        Raises:
-            CheckpointError: It is not one of this format, names files that are none, or has vectors with gaps.
-        """
+        """The manifest that `to_json` made; CheckpointError if it has another format, other files or gaps."""
         if not isinstance(raw, dict) or raw.get("format") != FORMAT:
             given = raw.get("format") if isinstance(raw, dict) else raw
             raise CheckpointError(f"its format is {given!r}, this version reads {FORMAT!r}")
@@ -156,12 +146,12 @@ class Manifest:
         if numbers and max(numbers) >= len(given.files):
             raise CheckpointError(f"its {MANIFEST} names file number {max(numbers)} of {len(given.files)}")
         manifest = cls(
-            **{name: getattr(given, name) for name in ("step", "attempt", "world_size", "strategy", "time")},
-            bad_steps=given.bad_steps,
-            config=given.config,
-            plan=given.plan,
+            **{name: getattr(given, name) for name in PLAIN},
             parameters={
-                name: ParameterInfo(tuple(info.shape), info.scalars) for name, info in given.parameters.items()
+                name: ParameterInfo(
+                    tuple(info.shape), info.scalars, {kind: tuple(shape) for kind, shape in info.other_shapes.items()}
+                )
+                for name, info in given.parameters.items()
             },
             vectors={
                 name: tuple(Range(given.files[number], start, stop) for number, start, stop in ranges)
@@ -174,21 +164,18 @@ class Manifest:
         return manifest
 
     def check_coverage(self) -> None:
-        """Each vector is there from its first element to its last, and no element twice.
-
-        Raises:
-            CheckpointError: One is not.
-        """
+        """Raise CheckpointError unless each vector is there from its first element to its last, with none twice."""
         for name, ranges in self.vectors.items():
             position = 0
             for part in ranges:
                 if part.start != position or part.stop < part.start:
                     raise CheckpointError(f"elements {position} to {part.start} of {name} are missing or there twice")
                 position = part.stop
-            parameter = self.parameters.get(name.partition("/")[2])
+            kind, _, owner = name.partition("/")
+            parameter = self.parameters.get(owner)
             if parameter is None:
                 raise CheckpointError(f"{name} is of no parameter")
-            size = parameter.size
+            size = math.prod(parameter.other_shapes.get(kind, parameter.shape))
             if position != size:
                 raise CheckpointError(f"{name} has {position} of {size} elements")
         missing = [name for name in self.parameters if f"{WEIGHT}/{name}" not in self.vectors]
@@ -201,6 +188,7 @@ class _ParameterJson(BaseModel):
 
     shape: list[NonNegativeInt]
     scalars: dict[str, float]
+    other_shapes: dict[str, list[NonNegativeInt]] = {}
 
 
 class _ManifestJson(BaseModel):
@@ -233,14 +221,10 @@ def overlaps(ranges: Iterable[Range], start: int, stop: int) -> Iterator[tuple[R
 
 
 def check_file_names(names: Iterable[Any]) -> None:
-    """A checkpoint names files of its own folder only.
-
-    Raises:
-        CheckpointError: A name is something else, such as a path.
-    """
+    """Raise CheckpointError if a name is not one of a checkpoint's files, but a path, for example."""
     for name in names:
         if not isinstance(name, str) or not FILE_NAME.fullmatch(name):
-            raise CheckpointError(f"it names a file {name!r}, which is none of a checkpoint's")
+            raise CheckpointError(f"it names a file {name!r}, which is not one of a checkpoint's")
 
 
 def folder_name(step: int) -> str:
@@ -249,13 +233,13 @@ def folder_name(step: int) -> str:
 
 
 def step_of(name: str) -> int | None:
-    """The step of a checkpoint's folder by its name; None where it is not the name of one."""
+    """The step of a checkpoint's folder by its name; None if it is not the name of one."""
     match = FOLDER_NAME.fullmatch(name)
     return int(match[1]) if match and folder_name(int(match[1])) == name else None
 
 
 def temporary_name(step: int, attempt: str, suffix: Literal["tmp", "old"]) -> str:
-    """Name of a checkpoint while `attempt` (see `run.attempt`) writes it ("tmp") or deletes it ("old")."""
+    """Name of a checkpoint while `attempt` (see `storage.attempts`) writes it ("tmp") or deletes it ("old")."""
     return f".{folder_name(step)}.attempt_{attempt}.{suffix}"
 
 
@@ -265,11 +249,7 @@ def rank_file(rank: int) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file.
-
-    Raises:
-        CheckpointError: It is missing or not JSON.
-    """
+    """The content of a JSON file; CheckpointError if it is missing or not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -278,10 +258,15 @@ def read_json(path: Path) -> Any:
         raise CheckpointError(f"{path.name} cannot be read: {error}") from error
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """The manifest of the checkpoint in `folder`.
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if it is missing or is not one."""
+    try:
+        value = read_json(path)
+    except CheckpointError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
-    Raises:
-        CheckpointError: As `Manifest.from_json` and `read_json`.
-    """
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of the checkpoint in `folder`; CheckpointError if it cannot be used."""
     return Manifest.from_json(read_json(folder / MANIFEST))

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Self
 
 import torch
+import xxhash
 from safetensors import SafetensorError, safe_open
 
 from largebatch.storage.files import CHUNK_BYTES, FileRecord, write_file
 from largebatch.storage.layout import CheckpointError
+
+Shapes = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
 # https://github.com/huggingface/safetensors#format
 DTYPE_NAMES = {
@@ -31,7 +34,7 @@ DTYPE_NAMES = {
 
 def save_tensors(
     path: Path,
-    shapes: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
+    shapes: Shapes,
     tensors: Iterable[torch.Tensor],
     metadata: Mapping[str, str] | None = None,
 ) -> FileRecord:
@@ -40,17 +43,13 @@ def save_tensors(
     Args:
         path: The file.
         shapes: Dtype and shape of each tensor by name, in the order of the file.
-        tensors: The tensors, in that order, on any device; each may be let go of when the next is asked for.
+        tensors: The tensors, in that order, on any device; each may be freed when the next is asked for.
         metadata: Text for the file's header.
     """
     return write_file(path, _parts(shapes, tensors, metadata or {}))
 
 
-def _parts(
-    shapes: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
-    tensors: Iterable[torch.Tensor],
-    metadata: Mapping[str, str],
-) -> Iterator[memoryview]:
+def _parts(shapes: Shapes, tensors: Iterable[torch.Tensor], metadata: Mapping[str, str]) -> Iterator[memoryview]:
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     position = 0
     for name, (dtype, shape) in shapes.items():
@@ -73,8 +72,8 @@ def _parts(
 
 
 @dataclass(frozen=True)
-class _Stored:
-    """Where a tensor is in its file."""
+class Stored:
+    """A tensor in a file: its dtype and shape, and the byte it begins at."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -85,16 +84,13 @@ class TensorFiles:
     """Reads ranges of the tensors in the files of a folder.
 
     `safetensors` checks the files, and would map them into memory; they are read instead, which is faster, and takes
-    no more memory than the range.
-
-    Args:
-        folder: The checkpoint's folder.
+    no more memory than the range. What cannot be read raises CheckpointError.
     """
 
     def __init__(self, folder: Path):
         self._folder = folder
         self._files: dict[str, FileIO] = {}
-        self._stored: dict[str, dict[str, _Stored]] = {}
+        self._stored: dict[str, dict[str, Stored]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -105,22 +101,18 @@ class TensorFiles:
         self._files.clear()
 
     def read(self, file: str, name: str) -> torch.Tensor:
-        """A whole tensor, in its shape.
-
-        Raises:
-            CheckpointError: The file is none of `safetensors`, or has no such tensor; likewise below.
-        """
-        stored = self._find(file, name)
+        """A whole tensor, in its shape."""
+        stored = self.find(file, name)
         return self._elements(file, stored, 0, torch.Size(stored.shape).numel()).view(stored.shape)
 
     def read_range(self, file: str, name: str, start: int, stop: int) -> torch.Tensor:
         """Elements `start` to `stop` of a tensor, in row-major order."""
-        stored = self._find(file, name)
+        stored = self.find(file, name)
         if stop > torch.Size(stored.shape).numel():
             raise CheckpointError(f"{file} has {name} in shape {stored.shape}, without elements {start} to {stop}")
         return self._elements(file, stored, start, stop)
 
-    def _elements(self, file: str, stored: _Stored, start: int, stop: int) -> torch.Tensor:
+    def _elements(self, file: str, stored: Stored, start: int, stop: int) -> torch.Tensor:
         values = torch.empty(stop - start, dtype=stored.dtype)
         left = values.view(torch.uint8).numpy().data
         with _checked(file):
@@ -133,29 +125,17 @@ class TensorFiles:
         return values
 
     def names(self, file: str) -> list[str]:
-        """Of all tensors in a file."""
+        """The names of all tensors in a file."""
         return list(self._tensors_of(file))
 
-    def place(self, file: str, name: str) -> tuple[str, tuple[int, ...], int]:
-        """Of a tensor in a file: its dtype, its shape, and the byte it begins at."""
-        stored = self._find(file, name)
-        return str(stored.dtype), stored.shape, stored.offset
-
-    def dtype(self, file: str, name: str) -> torch.dtype:
-        """Of a tensor in a file."""
-        return self._find(file, name).dtype
-
-    def shape(self, file: str, name: str) -> tuple[int, ...]:
-        """Of a tensor in a file."""
-        return self._find(file, name).shape
-
-    def _find(self, file: str, name: str) -> _Stored:
+    def find(self, file: str, name: str) -> Stored:
+        """A tensor in a file, without reading it."""
         tensors = self._tensors_of(file)
         if name not in tensors:
             raise CheckpointError(f"{file} cannot be read: it has no tensor {name}")
         return tensors[name]
 
-    def _tensors_of(self, file: str) -> dict[str, _Stored]:
+    def _tensors_of(self, file: str) -> dict[str, Stored]:
         if file not in self._stored:
             with _checked(file):
                 self._open(file)
@@ -175,9 +155,17 @@ class TensorFiles:
             if about["dtype"] not in dtypes:
                 raise CheckpointError(f"{file} has {name} in {about['dtype']}, and can be read in {', '.join(dtypes)}")
         self._stored[file] = {
-            name: _Stored(dtypes[about["dtype"]], tuple(about["shape"]), 8 + length + about["data_offsets"][0])
+            name: Stored(dtypes[about["dtype"]], tuple(about["shape"]), 8 + length + about["data_offsets"][0])
             for name, about in header.items()
         }
+
+
+def fingerprint(*tensors: torch.Tensor) -> str:
+    """A checksum of the tensors' content, the same wherever they are stored."""
+    digest = xxhash.xxh3_128()
+    for tensor in tensors:
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 @contextmanager

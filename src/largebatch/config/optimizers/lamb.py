@@ -1,0 +1,33 @@
+"""LAMB; `optim/lamb.py` computes it."""
+
+from typing import Literal
+
+from largebatch.config.optimizers.registry import (
+    ENLARGED_ROUNDING,
+    OptimizerEntry,
+    adam_moments,
+    register_optimizer,
+)
+from largebatch.config.optimizers.sections import WithBetas
+from largebatch.config.sections import PositiveFloat
+
+
+class Lamb(WithBetas):
+    """LAMB (You et al. 2019, arXiv 1904.00962): AdamW, the step u of each layer multiplied by |w| / |u|. Weight
+    decay is decoupled from the gradient."""
+
+    name: Literal["lamb"]
+    eps: PositiveFloat = 1e-6
+    """Added to the denominator."""
+
+
+register_optimizer(
+    OptimizerEntry(
+        Lamb,
+        "largebatch.optim.lamb:Lamb",
+        adam_moments,
+        tolerance=ENLARGED_ROUNDING,
+        needs="norms of layers",
+        explanation="each layer's step is scaled by norms of the whole layer",
+    )
+)

@@ -1,0 +1,28 @@
+"""LARS; `optim/lars.py` computes it."""
+
+from typing import Literal
+
+from largebatch.config.optimizers.registry import ROUNDING, OptimizerEntry, momentum_buffer, register_optimizer
+from largebatch.config.optimizers.sections import WithMomentum
+from largebatch.config.sections import PositiveFloat
+
+
+class Lars(WithMomentum):
+    """LARS (You et al. 2017, arXiv 1708.03888): SGD with momentum, the step of each layer multiplied by
+    trust_coefficient |w| / (|g| + weight_decay |w|). Weight decay is an L2 penalty added to the gradient."""
+
+    name: Literal["lars"]
+    trust_coefficient: PositiveFloat = 0.001
+    """The paper's eta."""
+
+
+register_optimizer(
+    OptimizerEntry(
+        Lars,
+        "largebatch.optim.lars:Lars",
+        momentum_buffer,
+        tolerance=ROUNDING,
+        needs="norms of layers",
+        explanation="each layer's step is scaled by norms of the whole layer",
+    )
+)

@@ -1,0 +1,151 @@
+"""The registry of optimizers: one entry declares all that config, plan, `verify` and checkpoints know of an optimizer.
+
+An entry imports no torch: what computes is named. A task's `config.py` may register entries of its own.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args
+
+from pydantic import Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema
+
+from largebatch.config.optimizers.sections import OptimizerSection
+from largebatch.errors import UserError, did_you_mean
+
+Options = Mapping[str, Any]
+Shape = tuple[int, ...]
+States = Callable[[Options, Shape], Mapping[str, Shape]]
+Needs = Literal["elements", "norms of layers", "whole matrices"]
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """The relative differences that rounding makes in a few steps, the largest of losses, weights and evaluations."""
+
+    fp64: float
+    fp32: float
+    bf16: float
+
+
+ROUNDING = Tolerance(fp64=1e-12, fp32=1e-6, bf16=1e-4)
+"""Of an optimizer whose step is proportional to the gradient."""
+ENLARGED_ROUNDING = Tolerance(fp64=1e-10, fp32=1e-5, bf16=1e-4)
+"""Of one that divides by the root of a second moment, as Adam does."""
+
+
+@dataclass(frozen=True)
+class OptimizerEntry:
+    """What there is to know of an optimizer.
+
+    Args:
+        section: Its section of a recipe's JSON, with a field `name: Literal["…"]`.
+        constructor: "module:name" of a class or function that is called with parameter groups, `lr=0.0` and the options
+            (the section's own fields), and returns a torch optimizer.
+        states: From the options and the shape of a tensor that it steps, which may be a part of a parameter or of
+            several, to the shapes of the states that it keeps for the tensor, by name; () is a single number. Only
+            one that needs whole matrices may keep states of other shapes than the tensor's.
+        tolerance: What rounding makes of a run, for `verify`.
+        needs: "elements": each element of a parameter is stepped by itself. "norms of layers": the optimizer is an
+            `optim.layerwise.LayerwiseOptimizer`. "whole matrices": it must see each parameter in its own shape; refused
+            on strategies that cut parameters up.
+        explanation: A line that the plan adds to the optimizer's name and options.
+        constants: Further options of the constructor, which change speed, not numbers.
+    """
+
+    section: type[OptimizerSection]
+    constructor: str
+    states: States
+    tolerance: Tolerance
+    needs: Needs = "elements"
+    explanation: str = ""
+    constants: Options = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What a recipe calls it."""
+        (name,) = get_args(self.section.model_fields["name"].annotation)
+        return str(name)
+
+
+def momentum_buffer(options: Options, shape: Shape) -> Mapping[str, Shape]:
+    """The states of SGD with or without momentum."""
+    return {"momentum_buffer": shape} if options["momentum"] else {}
+
+
+def adam_moments(_: Options, shape: Shape) -> Mapping[str, Shape]:
+    """The states of Adam."""
+    return {"step": (), "exp_avg": shape, "exp_avg_sq": shape}
+
+
+# --- the registry -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where an entry is registered."""
+
+    file: str
+    line: int
+
+    def is_copy_of(self, other: "_Place") -> bool:
+        """Whether it is the same place, or the same line of a file with the same text, such as a run's `source/`."""
+        texts = [Path(place.file).read_bytes() if Path(place.file).is_file() else None for place in (self, other)]
+        return self == other or (self.line == other.line and None not in texts and texts[0] == texts[1])
+
+
+_registered: dict[str, tuple[OptimizerEntry, _Place]] = {}
+
+
+def register_optimizer(entry: OptimizerEntry) -> None:
+    """Make an optimizer known to configs, plans, `verify` and checkpoints.
+
+    To register the same again is allowed, as when a module is imported a second time.
+
+    Raises:
+        UserError: Another optimizer has its name, or the entry's section has no name.
+    """
+    frame = sys._getframe(1)
+    place = _Place(frame.f_code.co_filename, frame.f_lineno)
+    if len(get_args(entry.section.model_fields["name"].annotation)) != 1:
+        raise UserError(
+            f"{place.file}:{place.line}: {entry.section.__name__} does not say its name; give it a field "
+            'name: Literal["…"]'
+        )
+    known, first = _registered.get(entry.name, (None, place))
+    if known == entry:
+        return
+    if not place.is_copy_of(first):
+        raise UserError(
+            f'two optimizers have the name "{entry.name}": {first.file}:{first.line} and {place.file}:{place.line}; '
+            "rename one of them"
+        )
+    _registered[entry.name] = entry, place
+
+
+def registered_optimizers() -> list[OptimizerEntry]:
+    """All entries, by name."""
+    return [entry for _, (entry, _) in sorted(_registered.items())]
+
+
+def find_optimizer(name: str) -> OptimizerEntry:
+    """The entry of a name.
+
+    Raises:
+        UserError: There is none, as where a plan was made with an optimizer that nothing has registered here.
+    """
+    if name not in _registered:
+        known = ", ".join(sorted(_registered))
+        raise UserError(f'no optimizer "{name}" is registered{did_you_mean(name, _registered)}; known: {known}')
+    return _registered[name][0]
+
+
+class AnyOptimizer:
+    """Annotates the `optimizer` field of configs: the section of any optimizer that is registered when the class of
+    the config is built, or built again; see `config.tasks.RecipeConfig.current`."""
+
+    def __get_pydantic_core_schema__(self, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        sections = tuple(entry.section for entry in registered_optimizers())
+        return handler.generate_schema(Annotated[Union[sections], Field(discriminator="name")])  # noqa: UP007

@@ -1,0 +1,145 @@
+"""The strategies: one table entry declares all that plan, launch, `verify` and lint know of a strategy.
+
+An entry imports no torch: its backend and formulas are named.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+from largebatch.config.optimizers import find_optimizer
+
+Environment = Mapping[str, str]
+Engine = Literal["one process", "DDP", "FSDP", "DeepSpeed"]
+Shards = Literal["nothing", "the optimizer", "the optimizer and weights"]
+SHARDS: tuple[Shards, ...] = get_args(Shards)
+
+
+class Refusal(NamedTuple):
+    """Why something cannot be trained, and what to do instead."""
+
+    why: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class StrategyEntry:
+    """What there is to know of a strategy.
+
+    Args:
+        name: Also of its Accelerate config, recipes/accelerate_configs/NAME.yaml.
+        launched: From the environment that `accelerate launch` makes, and the stage of the DeepSpeed JSON if there is
+            one, to whether the launch is of this strategy; the first in the table that says so is it.
+        backend: "module:class" of its `backend.base.Backend`.
+        memory: "module:function" from a model to what the fullest process holds; see `plan.model_states`.
+        traffic: "module:function" from a model to what a step sends; see `plan.traffic`.
+        shards: What each process holds a part of, and of the rest all. What shards more communicates more, and is
+            suggested where what shards less does not fit.
+        steps: What the tensors are that the optimizer steps on a process.
+        no_fp64: Why precision "fp64" would not be what it says; None where it is.
+    """
+
+    name: str
+    launched: Callable[[Environment, int | None], bool]
+    backend: str
+    memory: str
+    traffic: str
+    shards: Shards
+    steps: Literal["whole parameters", "rows of parameters", "flat pieces of several parameters"]
+    no_fp64: str | None = None
+
+    def refusal(self, precision: str, optimizer: str | None) -> Refusal | None:
+        """Why it cannot train a recipe with this precision and optimizer; None if it can."""
+        found = self._conflict(precision, optimizer)
+        if found is None:
+            return None
+        others = names_of(lambda other: other._conflict(precision, optimizer) is None)
+        return Refusal(found.why, f"launch with {others}, or {found.remedy}")
+
+    def _conflict(self, precision: str, optimizer: str | None) -> Refusal | None:
+        if precision == "fp64" and self.no_fp64:
+            return Refusal(f"{self.no_fp64}, the recipe says precision fp64", "set precision fp32")
+        if optimizer and find_optimizer(optimizer).needs == "whole matrices" and self.steps != "whole parameters":
+            why = f'optimizer "{optimizer}" needs whole matrices, and under {self.name} it would step {self.steps}'
+            return Refusal(why, "take another optimizer")
+        return None
+
+
+def names_of(are_meant: Callable[[StrategyEntry], bool]) -> str:
+    """The strategies that are meant, for messages: "ddp, zero1 or zero2"."""
+    *names, last = [name for name, entry in STRATEGIES.items() if are_meant(entry)]
+    return f"{', '.join(names)} or {last}" if names else last
+
+
+def is_true(environment: Environment, name: str) -> bool:
+    """Whether a variable says yes."""
+    return environment.get(name, "false").lower() in ("true", "1", "yes")
+
+
+def engine_of(environment: Environment) -> Engine:
+    """What a process was launched for."""
+    if is_true(environment, "ACCELERATE_USE_DEEPSPEED"):
+        return "DeepSpeed"
+    if is_true(environment, "ACCELERATE_USE_FSDP"):
+        return "FSDP"
+    return "DDP" if "WORLD_SIZE" in environment else "one process"
+
+
+SINGLE = StrategyEntry(
+    "single",
+    launched=lambda environment, _: engine_of(environment) == "one process",
+    backend="largebatch.backend.native:SingleBackend",
+    memory="largebatch.plan.model_states:replicated",
+    traffic="largebatch.plan.traffic:replicated",
+    shards="nothing",
+    steps="whole parameters",
+)
+"""One process, started without a launcher."""
+
+
+def _zero(stage: Literal[1, 2, 3]) -> StrategyEntry:
+    formula = "zero3" if stage == 3 else "zero12"
+    return StrategyEntry(
+        f"zero{stage}",
+        launched=lambda environment, given: engine_of(environment) == "DeepSpeed" and given == stage,
+        backend="largebatch.backend.zero:ZeroBackend",
+        memory=f"largebatch.plan.model_states:{formula}",
+        traffic=f"largebatch.plan.traffic:{formula}",
+        shards="the optimizer and weights" if stage == 3 else "the optimizer",
+        steps="flat pieces of several parameters",
+        no_fp64="DeepSpeed ZeRO keeps its master weights in fp32",
+    )
+
+
+STRATEGIES: Mapping[str, StrategyEntry] = {
+    entry.name: entry
+    for entry in (
+        StrategyEntry(
+            "ddp",
+            launched=lambda environment, _: engine_of(environment) == "DDP",
+            backend="largebatch.backend.native:DdpBackend",
+            memory="largebatch.plan.model_states:replicated",
+            traffic="largebatch.plan.traffic:replicated",
+            shards="nothing",
+            steps="whole parameters",
+        ),
+        StrategyEntry(
+            "fsdp",
+            launched=lambda environment, _: engine_of(environment) == "FSDP",
+            backend="largebatch.backend.native:FsdpBackend",
+            memory="largebatch.plan.model_states:fsdp",
+            traffic="largebatch.plan.traffic:fsdp",
+            shards="the optimizer and weights",
+            steps="rows of parameters",
+        ),
+        _zero(1),
+        _zero(2),
+        _zero(3),
+    )
+}
+"""By name, in the order in which they are shown."""
+
+
+def find_strategy(name: str) -> StrategyEntry:
+    """The entry of a strategy, or of one process alone."""
+    return SINGLE if name == SINGLE.name else STRATEGIES[name]

@@ -1,1 +1,0 @@
-"""Before a job trains: every node looks at itself and at the others, and one names those that are bad."""

@@ -1,0 +1,104 @@
+"""A loss that couples the whole global batch, exact for every division into micro-batches and processes.
+
+Contrastive losses compare each sample with all others, so they are not a sum over micro-batches. Two passes turn them
+into one (Gao et al. 2021, "GradCache", arXiv 2101.06983). The first computes the features of each micro-batch, without
+gradients, and gathers those of the whole global batch, in its order of samples. Every process computes the same loss
+from all of them, and its gradient by each feature, g. The second pass goes through the micro-batches once more, with
+the same randomness, and adds the gradient of (features * g).sum(), which is, by the chain rule, the loss's own; and
+that *is* a sum over micro-batches. No gradient travels between processes but the usual ones: each uses the rows of g
+that belong to its own features, and these hold all that the loss says about them.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from largebatch.backend.base import Backend
+
+# Relative differences between the features of both passes that rounding may cause, by precision.
+PASSES_AGREE = {"fp64": 1e-9, "fp32": 1e-2, "bf16": 5e-2}
+
+
+class FeatureCache:
+    """The features of one step's global batch, and the gradient of the loss by them.
+
+    Args:
+        backend: The prepared backend.
+        size: Samples of the global batch.
+        mine: This process's features: one tensor per micro-batch, one row per sample.
+    """
+
+    def __init__(self, backend: Backend, size: int, mine: Sequence[torch.Tensor]):
+        self._backend = backend
+        self._slot_size = backend.plan.micro_batch_size
+        self._mine = mine
+        self._gradient: torch.Tensor | None = None
+        self._largest_difference = torch.zeros((), device=backend.device)
+        # Slot m x world_size + r of the global batch is micro-batch m of process r; only the last rows can be missing.
+        # What a process computes only because the others do (see `order.MicroBatch`) is in slots beyond its end.
+        padded = mine[0].new_zeros(len(mine), self._slot_size, *mine[0].shape[1:])
+        for slot, features in zip(padded, mine, strict=True):
+            slot[: len(features)] = features
+        slots = backend.all_gather(padded).transpose(0, 1)
+        self.gathered = slots.flatten(0, 2)[:size].contiguous().requires_grad_()
+        """Features of the global batch, one row per sample, in the order of samples, to compute the loss from."""
+
+    def differentiate(self, loss_sum: torch.Tensor) -> torch.Tensor:
+        """Take the loss of the global batch, and keep its gradient.
+
+        Args:
+            loss_sum: A scalar, computed from `gathered` and from nothing else that is trained; the same on every
+                process.
+
+        Returns:
+            This process's share of it: one process has the whole, the others zero, so that the shares add up to it.
+        """
+        others = [leaf for leaf in _leaves(loss_sum) if leaf is not self.gathered]
+        if others:
+            raise ValueError(
+                f"the loss depends on a trained tensor of shape {tuple(others[0].shape)} besides the features, which "
+                "would get no gradient; use it in the model's forward pass, for example as a factor of the features"
+            )
+        if loss_sum.grad_fn is None:
+            raise ValueError("the loss does not depend on the features that step.gather has returned")
+        (gradient,) = torch.autograd.grad(loss_sum, self.gathered)
+        loss_sum = loss_sum.detach()
+        # A loss that is not finite must show even if its gradient is finite.
+        self._gradient = gradient * torch.where(torch.isfinite(loss_sum), 1.0, torch.nan)
+        return loss_sum if self._backend.rank == 0 else loss_sum * 0.0
+
+    def surrogate(self, micro_step: int, features: torch.Tensor) -> torch.Tensor:
+        """A scalar whose gradient is that of the loss through these features of a micro-batch's second pass."""
+        if self._gradient is None:
+            raise RuntimeError("step.backward_features was called before step.couple; give the loss first")
+        first = self._mine[micro_step]
+        if features.shape != first.shape:
+            raise ValueError(
+                f"the micro-batch's features have shape {tuple(features.shape)}, and had {tuple(first.shape)} in "
+                "step.gather; compute them with the same function"
+            )
+        difference = (features.detach() - first).norm() / first.norm()
+        self._largest_difference = torch.maximum(self._largest_difference, difference)
+        slot = micro_step * self._backend.world_size + self._backend.rank
+        # Beyond the end of the global batch there are no rows.
+        rows = self._gradient[slot * self._slot_size :][: len(features)]
+        return (features[: len(rows)] * rows).sum()
+
+    def passes_agree(self) -> bool:
+        """Whether both passes had the same features, up to rounding; waits for the device."""
+        return not float(self._largest_difference) > PASSES_AGREE[self._backend.plan.precision]
+
+
+def _leaves(loss: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors that gradients of `loss` would be accumulated in."""
+    nodes = [loss.grad_fn]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if node is None:
+            continue
+        if hasattr(node, "variable"):
+            yield node.variable
+        parents = {parent for parent, _ in node.next_functions} - seen
+        seen |= parents
+        nodes += parents

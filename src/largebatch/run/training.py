@@ -1,0 +1,268 @@
+"""An attempt at training: what exists from `Run.prepare` to the end of the run, and what happens in each step."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from typing import Any
+
+from largebatch.backend.base import Backend
+from largebatch.checkpoint.export import export_intact
+from largebatch.checkpoint.save import CheckpointWriter
+from largebatch.config import RecipeConfig, as_json
+from largebatch.config.models import LargeModel
+from largebatch.data.source import SampleSource
+from largebatch.errors import BackendMismatch, RunStopped, TrainingFailed
+from largebatch.metrics import StepMetrics, place_of
+from largebatch.run.feed import training_feed
+from largebatch.run.folder import RunFolder, cannot_be_written
+from largebatch.run.profile import traced
+from largebatch.run.progress import Progress, in_words
+from largebatch.run.record import Record, report_failure
+from largebatch.run.resume import Start
+from largebatch.run.skipping import SkippedSteps
+from largebatch.run.step import Step
+from largebatch.run.stop import REASONS, StopRequests
+from largebatch.run.trackers import Trackers
+from largebatch.run.watchdog import Watchdog
+from largebatch.run.weights import save_weights
+from largebatch.storage.attempts import Attempt
+from largebatch.storage.files import remove_folder, replace_json_file
+from largebatch.storage.layout import folder_name
+
+
+class Training:
+    """One attempt: it takes over the run folder, and makes the steps that are left.
+
+    Nothing in the folder is changed before, so that a start that fails moves no results. UserError if another run is
+    writing to it, or it cannot be written.
+    """
+
+    def __init__(
+        self,
+        config: RecipeConfig,
+        backend: Backend,
+        folder: RunFolder,
+        start: Start,
+        recipe: str | None,
+        model_config: str | None,
+        metrics: StepMetrics,
+    ):
+        self.config, self.backend, self.folder, self.start = config, backend, folder, start
+        self.plan = plan = backend.plan
+        self.progress = Progress(plan, backend.is_main_process, start.step)
+        self.say = say = self.progress.say
+        about = {"recipe": recipe, "strategy": backend.launch.strategy, "world_size": backend.world_size}
+        self.record = Record(folder, self._begin(about), start, backend.is_main_process, say)
+        with backend.raise_on_all_ranks():
+            try:
+                self.last_logged, evaluation = self.record.restore(about)
+            except OSError as error:
+                raise cannot_be_written(folder.path, error) from error
+        self.last_evaluation = {name: value for name, value in evaluation.items() if name not in place_of(plan, 0)}
+        self.metrics = metrics
+        metrics.resume(start.step, backend.gather_objects(self.last_logged.get("seconds", 0.0))[0])
+        self.progress.earlier_seconds = metrics.seconds
+        self.writer = CheckpointWriter(
+            backend,
+            folder.checkpoints_dir,
+            self.record.attempt,
+            config.checkpoint,
+            as_json(config),
+            model_config,
+            say,
+            lambda step, reason: self.record.event("checkpoint_failed", step, reason=reason),
+        )
+        self.skipped = SkippedSteps(backend, self.record, self.writer, start)
+        stop_file = folder.stop_file if backend.is_main_process else None
+        self.stop = StopRequests(stop_file, config.faults.time_limit_margin_seconds)
+        stack_file = self.record.stack_folder / f"rank_{backend.rank:05d}.txt"
+        self.watchdog = Watchdog(config.faults.hang_seconds, stack_file, partial(report_failure, resume=True))
+        self.trackers = Trackers(backend.accelerator, config, folder.path.name, start.step, say)
+        self.watch = ExitStack()
+        """Open while signals are noted and progress is watched."""
+        self.saves = False
+        """Whether a checkpoint follows the current step."""
+        self.stop_reason = 0
+        """Why the run stops after the current step (see `stop`); 0 if it does not."""
+        self.saved_step = start.step
+
+    def _begin(self, about: dict[str, Any]) -> Attempt:
+        attempt: Attempt | None = None
+        with self.backend.raise_on_all_ranks():
+            if self.backend.is_main_process:
+                attempt, moved = self.folder.begin(self.config, self.plan, self.start.in_place, about)
+                if moved is not None:
+                    self.say(f"the earlier run in {self.folder.path} was moved to {moved}")
+        attempt = self.backend.gather_objects(attempt)[0]
+        assert attempt is not None
+        return attempt
+
+    @property
+    def completed_steps(self) -> int:
+        """Optimizer steps completed, of earlier attempts too."""
+        return self.record.step
+
+    # --- a step ---------------------------------------------------------------------------------------------------
+
+    def steps(self, train_set: SampleSource) -> Iterator[Step]:
+        """As `Run.steps`."""
+        first = self.start.step
+        feed = training_feed(self.plan, self.backend, train_set, self.config.data.num_workers, first)
+        trace = self.record.profile_folder / f"rank_{self.backend.rank:05d}.json.gz"
+        self.metrics.stopwatch.start()
+        try:
+            self.watch.enter_context(self.stop.listening())
+            self.watch.enter_context(self.watchdog.watching())
+            with closing(traced(feed, first, self.config.logging.profile, trace)) as feeds:
+                for index, step_feed in enumerate(feeds, first):
+                    vote = self.backend.largest_of_processes(self.stop.requested())
+                    step = Step(index, self.backend, step_feed, vote, self.watchdog.heartbeat)
+                    yield step
+                    if not step.updated:
+                        raise RuntimeError("the loop went on to the next step without run.update(step)")
+                    if index == first:
+                        step.check_passes()
+                    self._after_step()
+        except BaseException:
+            self.watch.close()
+            raise
+        # Otherwise it stays open until `finish`, which may hang, too, and which signals must not cut short.
+        self.metrics.stopwatch.pause()
+
+    def update(self, step: Step) -> None:
+        """As `Run.update`."""
+        loss_sum = step.finish()
+        completed = step.index + 1
+        with self.saved_before_failing():
+            if step.index == self.start.step:
+                self._check_gradients()
+            self.stop_reason = step.stop_vote()
+            self.saves = self.stop_reason > 0 or self.plan.checkpoints_after(completed)
+            is_logged = self.metrics.is_logged(completed)
+            self.writer.wait_until_copied()
+            update = self.backend.update(self.plan.lr_of(step.batch), measure_norm=is_logged or self.saves)
+            self.record.step = completed
+            self.metrics.add(completed, loss_sum, step.weight, update.grad_norm)
+            if not update.applied:
+                if self.plan.on_non_finite == "stop":
+                    # Raises, and names step and rank.
+                    self.metrics.check(completed)
+                self.metrics.leave_out(completed)
+                self.say(self.skipped.leave_out(completed, float(loss_sum)))
+            elif is_logged:
+                self._log(completed)
+        self.progress.step()
+
+    def _log(self, completed: int) -> None:
+        logged = self.metrics.log(completed)
+        self.last_logged = line = {name: value for name, value in vars(logged).items() if value is not None}
+        self.record.logged(line)
+        self.trackers.add("train", {name: value for name, value in line.items() if name != "step"}, completed)
+        self.progress.logged(logged)
+
+    def _check_gradients(self) -> None:
+        """Strategies differ in what they do with a parameter that gets no gradient: skip it, decay it, or fail."""
+        with self.backend.raise_on_all_ranks():
+            names = self.backend.parameters_without_gradient()
+            if names:
+                raise BackendMismatch(
+                    f"{len(names)} trainable parameters got no gradient, such as {names[0]}; leave them out of the "
+                    "model, or freeze them (requires_grad = False) before the optimizer is built"
+                )
+
+    def _after_step(self) -> None:
+        """After a step and its evaluation: write a checkpoint if one is due, and stop if that was asked for."""
+        self.watchdog.heartbeat()
+        newest = self.writer.last_step
+        self.writer.poll()
+        if self.writer.last_step > newest:
+            self.record.running()
+        if not self.saves:
+            return
+        self.metrics.stopwatch.pause()
+        self._save()
+        if self.stop_reason and self.completed_steps < self.plan.stop_after_steps:
+            self._end_stopped()
+        self.metrics.stopwatch.start()
+
+    # --- checkpoints ----------------------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        # A run that resumes from the checkpoint has all lines up to it.
+        self.record.flush()
+        # What is not finite must not be written.
+        with self.saved_before_failing():
+            self.metrics.check(self.completed_steps)
+        self.writer.save(self.completed_steps, self.skipped.count)
+        self.saved_step = self.completed_steps
+
+    @contextmanager
+    def saved_before_failing(self) -> Iterator[None]:
+        """Have a failure that all processes meet together wait for the checkpoint that is being written."""
+        try:
+            yield
+        except TrainingFailed as error:
+            if error.everywhere:
+                self._wait_for_checkpoint()
+            raise
+
+    def _wait_for_checkpoint(self) -> None:
+        self.progress.close()
+        self.writer.wait()
+        self.record.flush()
+        self.trackers.flush()
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def _end_stopped(self) -> None:
+        """Wait for the checkpoint, say that the run can be resumed, and leave."""
+        self._wait_for_checkpoint()
+        saved, step = max(self.writer.last_step, self.start.step), self.completed_steps
+        newest = "with a checkpoint" if saved == step else f"with no checkpoint after step {saved}"
+        message = f"by {REASONS[self.stop_reason]}, after step {step:,} of {self.plan.total_steps:,}, {newest}"
+        self.record.end("stopped", message, message=message)
+        if self.backend.is_main_process:
+            self.folder.stop_file.unlink(missing_ok=True)
+        self.backend.wait_for_everyone()
+        self.backend.end()
+        raise RunStopped(f"{message}; the same command resumes from there", everywhere=True)
+
+    def finish(self) -> None:
+        """As `Run.finish`."""
+        if self.completed_steps > self.saved_step:
+            self._save()
+        self._wait_for_checkpoint()
+        self.backend.average_statistics(self.completed_steps)
+        self._save_model()
+        if self.backend.is_main_process:
+            about = {
+                "bad_steps": self.skipped.count,
+                "attempts": self.record.attempt.number,
+                "train_loss": self.last_logged.get("loss"),
+                "evaluation": self.last_evaluation,
+                "strategy": self.backend.launch.strategy,
+            }
+            summary = self.metrics.summary(self.completed_steps, about)
+            replace_json_file(self.folder.summary_file, summary)
+            print(in_words(summary, self.folder), flush=True)
+        self.record.end("finished", f"after step {self.completed_steps:,}")
+        self.backend.wait_for_everyone()
+        self.backend.end()
+        self.watch.close()
+
+    def _save_model(self) -> None:
+        """Write the final weights: those of a large model from its last checkpoint, one parameter at a time."""
+        step, checkpoint = self.completed_steps, None
+        if isinstance(self.config.model, LargeModel):
+            # It may not have been possible to write it.
+            written = self.folder.checkpoints_dir / folder_name(step) if self.writer.last_step == step else None
+            checkpoint = written or (self.start.checkpoint if self.start.step == step else None)
+        state = self.backend.full_state_dict() if checkpoint is None else {}
+        if not self.backend.is_main_process:
+            return
+        self.record.attempt.check()
+        if checkpoint is not None:
+            remove_folder(self.folder.model_dir)
+            export_intact(checkpoint, self.folder.model_dir)
+        else:
+            save_weights(self.backend.unwrapped_model, state, self.folder.model_dir)

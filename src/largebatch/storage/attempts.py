@@ -1,0 +1,116 @@
+"""Attempts: the starts of one run, of which only the latest may write to its folder.
+
+A machine that has lost its network can keep writing to the shared folder for a while after its job was requeued and
+started elsewhere. So each start takes the next number and, before it publishes anything, checks whether a later one
+has been taken.
+"""
+
+import errno
+import json
+import os
+import re
+import secrets
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from largebatch.errors import TrainingFailed
+from largebatch.storage.files import sync_folder, write_json_file
+
+FILE_NAME = re.compile(r"([0-9]{4,})\.json")
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of a run."""
+
+    folder: Path
+    """The run's folder of attempts."""
+    number: int
+    """Which start, from 1."""
+    token: str
+    """Tells it from the attempt with the same number of another run whose folder took this one's place."""
+
+    @property
+    def name(self) -> str:
+        """A name no other attempt has."""
+        return f"{self.number:04d}_{self.token}"
+
+    def is_current(self) -> bool:
+        """Whether no later attempt has begun, and the folder is still this run's; OSError if it cannot be read."""
+        latest = latest_attempt(self.folder)
+        return latest is not None and latest["attempt"] == self.number and latest["token"] == self.token
+
+    def check(self) -> None:
+        """Raise TrainingFailed if a later attempt has begun, and OSError if the file system does not say."""
+        if not self.is_current():
+            latest = latest_attempt(self.folder)
+            who = f"attempt {latest['attempt']} on {latest['host']}" if latest else "another run"
+            raise TrainingFailed(
+                f"{who} has taken over {self.folder.parent}; this one, attempt {self.number} on "
+                f"{socket.gethostname()}, ends here and has published nothing since"
+            )
+
+
+def claim(folder: Path, about: dict[str, Any]) -> Attempt:
+    """Begin the next attempt, recorded with `about`; it keeps all earlier ones from publishing."""
+    folder.mkdir(exist_ok=True)
+    token = secrets.token_hex(4)
+    temporary = folder / f".{token}.tmp"
+    number = max(_numbers(folder), default=0)
+    try:
+        while True:
+            number += 1
+            write_json_file(temporary, {"attempt": number, "token": token, **identity(), **about})
+            with suppress(FileExistsError):
+                # Complete when it appears under its name, and only if no other has it: `link` does not replace.
+                os.link(temporary, folder / f"{number:04d}.json")
+                sync_folder(folder)
+                return Attempt(folder, number, token)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def identity() -> dict[str, Any]:
+    """This process, for people and for `is_restart_of`."""
+    return {"host": socket.gethostname(), "pid": os.getpid(), "time": time.time(), **slurm_start()}
+
+
+def slurm_start() -> dict[str, Any]:
+    """The SLURM job, if there is one, and the number of times it was requeued."""
+    return {
+        "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
+        "slurm_restart_count": int(os.environ.get("SLURM_RESTART_COUNT", 0)),
+    }
+
+
+def is_restart_of(earlier: dict[str, Any]) -> bool:
+    """Whether this process belongs to the SLURM job of an earlier attempt, which SLURM ended and requeued."""
+    mine = identity()
+    return (
+        mine["slurm_job_id"] is not None
+        and mine["slurm_job_id"] == earlier.get("slurm_job_id")
+        and mine["slurm_restart_count"] > earlier.get("slurm_restart_count", 0)
+    )
+
+
+def latest_attempt(folder: Path) -> dict[str, Any] | None:
+    """The record of the latest attempt, if there is one; OSError if it cannot be read."""
+    number = max(_numbers(folder), default=0) if folder.is_dir() else 0
+    if number == 0:
+        return None
+    file = folder / f"{number:04d}.json"
+    try:
+        record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        record["attempt"], record["token"], record["host"]
+    except (ValueError, LookupError, TypeError) as error:
+        raise OSError(errno.EIO, f"not the record of an attempt: {error}", str(file)) from error
+    return record
+
+
+def _numbers(folder: Path) -> list[int]:
+    # Listing opens the folder, which makes network file systems refresh their cache.
+    return [int(match[1]) for path in folder.iterdir() if (match := FILE_NAME.fullmatch(path.name))]

@@ -1,0 +1,33 @@
+"""`largebatch export`: a checkpoint's weights for `from_pretrained`."""
+
+import argparse
+from pathlib import Path
+
+from largebatch.tools.options import Commands, add_command
+
+
+def add_parser(commands: Commands) -> None:
+    """Declare the command."""
+    parser = add_command(
+        commands,
+        "export",
+        run,
+        help="write a checkpoint's weights for transformers' from_pretrained",
+        description="Write the weights of a checkpoint, from any strategy and number of processes, as safetensors with "
+        "the model's config, for from_pretrained. One parameter is in memory at a time.",
+        epilog="""examples:
+  largebatch export runs/gpt_pydoc gpt_pydoc
+  largebatch export runs/gpt_pydoc/checkpoints/step_00000200 gpt_pydoc --dtype bfloat16""",
+    )
+    parser.add_argument("checkpoint", type=Path, help="a checkpoint's folder, or a run's for its newest intact one")
+    parser.add_argument("out", type=Path, help="the folder to make")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16", "float64"], help="default: as trained")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the weights and say where they are."""
+    from largebatch.checkpoint.export import export
+
+    manifest = export(options.checkpoint, options.out, options.dtype)
+    print(f"the weights after step {manifest.step:,} are in {options.out}")
+    return 0

@@ -1,0 +1,74 @@
+"""The texts that are written for a bundle: README, test, requirements and, with the package in it, its build."""
+
+import json
+import textwrap
+from importlib import resources
+from string import Template
+
+from largebatch import __version__
+from largebatch.plan.strategies import STRATEGIES
+from largebatch.tools.new.job import BundledJob, shipped_folder
+from largebatch.tools.verify.stand_in import small_model_overrides, stand_in_overrides
+
+WIDTH = 120
+CHECKS = "# Tests and checks"
+WHEEL = f"largebatch-{__version__}-py3-none-any.whl"
+
+
+class _Text(Template):
+    # Shells' prompts and variables are dollars.
+    delimiter = "@"
+
+
+def texts(job: BundledJob, vendor: bool) -> dict[str, str]:
+    """The texts by their path from the top of the bundle."""
+    small = [*small_model_overrides(job.config), *stand_in_overrides(job.config)]
+    values = {
+        "name": job.name,
+        "version": __version__,
+        "recipe": str(job.recipe),
+        "task": job.task,
+        "strategy": job.strategy,
+        "strategies": ", ".join(STRATEGIES),
+        "script": str(job.script),
+        "data": textwrap.fill(job.data, WIDTH),
+        "set_up": _template("set_up_vendored.md" if vendor else "set_up.md").substitute(wheel=WHEEL).rstrip(),
+        "processes": job.processes,
+        "launch": job.launch(),
+        "submit": job.submit(),
+        "verify": job.verify(),
+        "overrides": "".join(f"    {_literal(word)},\n" for word in small),
+    }
+    test = _template("test_recipe.py.txt").substitute(values)
+    written = {
+        "README.md": _template("README.md").substitute(values),
+        "requirements.txt": _requirements(vendor),
+        ".gitignore": _template("gitignore").template,
+        "tests/test_recipe.py": test + (_template("test_vendored.py.txt").template if vendor else ""),
+    }
+    if vendor:
+        written["pyproject.toml"] = _template("pyproject.toml").template
+    return written
+
+
+def _template(name: str) -> _Text:
+    return _Text(resources.files("largebatch.tools.new").joinpath("templates", name).read_text(encoding="utf-8"))
+
+
+def _literal(word: str) -> str:
+    """A string as formatters write it: in double quotes, unless there are some in it."""
+    return repr(word) if '"' in word else json.dumps(word)
+
+
+def _requirements(vendor: bool) -> str:
+    """The tested versions of what a run needs and of pytest, and largebatch itself."""
+    run, _, checks = (shipped_folder() / "requirements.txt").read_text(encoding="utf-8").partition(CHECKS)
+    lines = [f"# The set that largebatch {__version__} was tested with.", *_pins(run), "", CHECKS]
+    lines += [pin for pin in _pins(checks) if pin.startswith("pytest==")]
+    if not vendor:
+        lines += ["", "# From the wheel that README.md names.", f"largebatch=={__version__}"]
+    return "\n".join(lines) + "\n"
+
+
+def _pins(text: str) -> list[str]:
+    return [line for line in text.splitlines() if "==" in line and not line.startswith(("#", "largebatch=="))]

@@ -1,0 +1,126 @@
+"""What the commands share: how a command is declared, options that several have, and types of values."""
+
+import argparse
+import math
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+WIDTH = 100
+EXIT_CODES = "Exit codes: 0 done, 1 a check failed, 2 the input cannot be used."
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def add_command(
+    commands: Commands,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    *,
+    help: str,
+    description: str,
+    epilog: str,
+    takes_overrides: bool = False,
+) -> argparse.ArgumentParser:
+    """Declare a command and return its parser, for its own options.
+
+    Args:
+        commands: The commands of the whole parser.
+        name: What is written behind `largebatch`.
+        run: Called with the options, if they can be parsed, and returns the exit code. `options.refuse(message)` ends
+            the program as the parser does.
+        help: One line for `largebatch --help`.
+        description: What the command does; lines are broken here.
+        epilog: Examples, shown as they are, so that they can be copied.
+        takes_overrides: Whether it takes `--section.field VALUE`, as `options.overrides`; others refuse what they do
+            not know.
+    """
+    parser = commands.add_parser(
+        name,
+        help=help,
+        description=textwrap.fill(description, WIDTH),
+        epilog=f"{epilog}\n\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=run, refuse=parser.error, takes_overrides=takes_overrides)
+    return parser
+
+
+# --- options of several commands ----------------------------------------------------------------------------------
+
+
+def add_recipe(parser: argparse.ArgumentParser) -> None:
+    """Add the recipe, as `config`."""
+    parser.add_argument("config", type=Path, help="the recipe's JSON file")
+
+
+def add_project_files(parser: argparse.ArgumentParser) -> None:
+    """Add the files that belong to a recipe, as `script` and `accelerate_configs`; None is the recipe's own."""
+    parser.add_argument(
+        "--script", type=Path, help="the program that trains it; default: the train.py beside the recipe"
+    )
+    parser.add_argument(
+        "--accelerate-configs",
+        type=Path,
+        help="folder of the strategies' YAML files; default: accelerate_configs beside the recipe's folder",
+    )
+
+
+def add_options_of_a_run(parser: argparse.ArgumentParser) -> None:
+    """Accept the options of a run, so that its command line can be given as it is; they change nothing."""
+    for name in ("--run-dir", "--resume", "--resume.allow_change"):
+        parser.add_argument(name, help=argparse.SUPPRESS)
+
+
+# --- types of values ----------------------------------------------------------------------------------------------
+
+
+def words(text: str) -> list[str]:
+    """Return the words between commas; an empty list is refused."""
+    found = [word.strip() for word in text.split(",") if word.strip()]
+    if not found:
+        raise argparse.ArgumentTypeError("the list is empty; separate with commas")
+    return found
+
+
+def positive_int(text: str) -> int:
+    """Return a whole number of at least 1."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return value
+
+
+def positive_ints(text: str) -> list[int]:
+    """Return the positive whole numbers between commas."""
+    return [positive_int(word) for word in words(text)]
+
+
+def positive_float(text: str) -> float:
+    """Return a finite number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return value
+
+
+def memory(text: str) -> int:
+    """Return the bytes of a number of GiB, or of one with its unit."""
+    number = text.strip()
+    unit = 2**30
+    for name, size in (("GIB", 2**30), ("GB", 10**9), ("G", 2**30)):
+        if number.upper().endswith(name):
+            number, unit = number[: -len(name)].strip(), size
+            break
+    size_in_bytes = positive_float(number) * unit
+    if size_in_bytes == math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than there is; write it in GiB, such as 80")
+    return round(size_in_bytes)

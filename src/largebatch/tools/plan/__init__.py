@@ -1,0 +1,111 @@
+"""`largebatch plan`: what a recipe would do; or, on several numbers of processes, what each strategy needs."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from largebatch.errors import ConfigError
+from largebatch.tools.options import (
+    Commands,
+    add_command,
+    add_options_of_a_run,
+    add_project_files,
+    add_recipe,
+    memory,
+    positive_int,
+    positive_ints,
+)
+
+if TYPE_CHECKING:
+    from largebatch.config import RecipeConfig
+    from largebatch.plan import RunPlan
+
+
+def add_parser(commands: Commands) -> None:
+    """Declare the command."""
+    parser = add_command(
+        commands,
+        "plan",
+        run,
+        help="explain the plan of a recipe for a number of processes",
+        description="Print what a recipe would do on a number of processes; needs no GPU, no data and no torch. Or, on "
+        "several, what each strategy holds and sends, and which to take.",
+        epilog="""examples:
+  largebatch plan recipes/image_classification/resnet50_imagenet_8k.json --world-size 256
+  largebatch plan recipes/causal_lm/llama_8b.json --world-sizes 8,64,512 --gpu-memory 80
+
+Fields are overridden as in a run: --batch.global_batch_size 512.""",
+        takes_overrides=True,
+    )
+    add_recipe(parser)
+    processes = parser.add_mutually_exclusive_group(required=True)
+    processes.add_argument("--world-size", type=positive_int, help="data-parallel processes, one per GPU")
+    processes.add_argument(
+        "--world-sizes",
+        type=positive_ints,
+        help="several, such as 8,64,512: memory and traffic of every strategy side by side instead of the plan; builds "
+        "the model without memory, with torch, in some 10 seconds",
+    )
+    parser.add_argument(
+        "--gpu-memory", type=memory, metavar="GIB", help="what fits, and which strategy to take; with --world-sizes"
+    )
+    add_project_files(parser)
+    add_options_of_a_run(parser)
+    parser.add_argument("--json", action="store_true", help="print the resolved plan, or all numbers, as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the plan, or the comparison."""
+    from largebatch.config import load_config
+    from largebatch.plan import explain, resolve
+
+    if options.world_size is None:
+        return _compare(options)
+    if options.gpu_memory or options.script or options.accelerate_configs:
+        options.refuse("--gpu-memory, --script and --accelerate-configs go with --world-sizes")
+    plan = resolve(load_config(options.config, options.overrides), options.world_size)
+    sys.stdout.write(plan.to_json() if options.json else explain(plan, options.config.stem) + "\n")
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from largebatch.config import load_config
+
+    config: RecipeConfig = load_config(options.config, options.overrides)
+    plan = _first_plan(config, options.world_sizes)
+
+    # With torch and what the script imports, these take seconds.
+    from largebatch.backend.model_shape import shape_of
+    from largebatch.tools.plan.activations import activation_bytes
+    from largebatch.tools.plan.comparison import compare
+    from largebatch.tools.plan.recipe_model import recipe_model
+    from largebatch.tools.plan.strategies import find_strategies
+    from largebatch.tools.plan.table import painter, table
+
+    strategies, left_out = find_strategies(options.config, options.accelerate_configs, config)
+    model = recipe_model(config, options.script or options.config.with_name("train.py"))
+    shape = shape_of(model, plan)
+    activations = activation_bytes(model, config)
+    title = options.config.stem
+    comparison = compare(
+        title, config, shape, strategies, options.world_sizes, activations, options.gpu_memory, left_out
+    )
+    if options.json:
+        sys.stdout.write(json.dumps(comparison.as_data(), indent=2) + "\n")
+    else:
+        sys.stdout.write(table(comparison, painter(sys.stdout)))
+    return 0
+
+
+def _first_plan(config: "RecipeConfig", world_sizes: Sequence[int]) -> "RunPlan":
+    from largebatch.plan import resolve
+
+    problems = []
+    for world_size in world_sizes:
+        try:
+            return resolve(config, world_size)
+        except ConfigError as error:
+            problems += [f"--world-sizes {world_size}: {problem}" for problem in error.problems]
+    raise ConfigError(problems)

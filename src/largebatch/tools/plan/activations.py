@@ -1,0 +1,120 @@
+"""What autograd keeps of a micro-batch for the backward pass: an estimate, from a forward pass of shapes alone.
+
+The model goes through torch's own operations on fake tensors, which have shapes and no memory, under the recipe's
+precision and activation checkpointing, and language models up to each token's loss; what is saved for the backward
+pass is counted by its storages, without parameters. Under autocast the casted copies of weights are among it.
+
+So it is what torch's operations for the CPU would keep. Those of a GPU may keep other things; causal attention has a
+mask here that it mostly does without there; and gradients of activations, and work space, come on top.
+"""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import cast
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+
+from largebatch.config import RecipeConfig
+from largebatch.errors import UserError
+from largebatch.initialization.building import storage_of
+from largebatch.memory.activation_checkpointing import blocks_to_recompute, checkpoint_activations
+from largebatch.memory.token_losses import return_token_losses
+
+OF_TOKENS = ("causal_lm", "masked_lm", "sft")
+
+
+def activation_bytes(model: nn.Module, config: RecipeConfig) -> int | None:
+    """Bytes of a process's micro-batch; None where it is not known how the task's script calls its model.
+
+    With activation checkpointing they are what blocks keep, their inputs, and all of the largest block, as when it is
+    computed again.
+
+    Args:
+        model: The recipe's, on the meta device; it cannot be used afterwards.
+        config: Precision, micro-batch and activation checkpointing.
+    """
+    if config.task not in (*OF_TOKENS, "image_classification"):
+        return None
+    with FakeTensorMode(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+        _give_fake_memory(model)
+        model.train()
+        if config.task in OF_TOKENS:
+            return_token_losses(model)
+        forward = partial(_kept_by, model, _micro_batch(config), config.precision == "bf16")
+        try:
+            if not config.compute.activation_checkpointing:
+                return sum(forward().values())
+            blocks = blocks_to_recompute(model)
+            largest = max(forward(blocks)[block] for block in blocks)
+            checkpoint_activations(model)
+            return sum(forward().values()) + largest
+        except UserError:
+            raise
+        # A model may look at numbers, which shapes have not, and does so in ways of its own.
+        except Exception:
+            return None
+
+
+def _micro_batch(config: RecipeConfig) -> dict[str, torch.Tensor]:
+    size, data = config.batch.micro_batch_size, config.data
+    if config.task == "image_classification":
+        side = data.image_size  # type: ignore[attr-defined]
+        shape = (size, data.num_channels, side, side)  # type: ignore[attr-defined]
+        dtype = torch.float64 if config.precision == "fp64" else torch.float32
+        return {"pixel_values": torch.zeros(shape, dtype=dtype)}
+    tokens = torch.zeros(size, data.block_size, dtype=torch.int64)  # type: ignore[attr-defined]
+    return {"input_ids": tokens, "targets": tokens.clone()}
+
+
+def _give_fake_memory(model: nn.Module) -> None:
+    """In the model, put tensors of the mode in force in place of others; what modules share stays shared."""
+    twins: dict[torch.Tensor, torch.Tensor] = {}
+    for module in model.modules():
+        for tensors in cast(list[dict[str, torch.Tensor | None]], [module._parameters, module._buffers]):
+            for name, tensor in tensors.items():
+                if tensor is None:
+                    continue
+                if tensor not in twins:
+                    fake = torch.empty(tensor.shape, dtype=tensor.dtype)
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    twins[tensor] = nn.Parameter(fake, requires_grad=tensor.requires_grad) if is_parameter else fake
+                tensors[name] = twins[tensor]
+
+
+def _kept_by(
+    model: nn.Module, micro_batch: Mapping[str, torch.Tensor], in_bf16: bool, blocks: Sequence[nn.Module] = ()
+) -> dict[nn.Module | None, int]:
+    """Bytes that a forward pass keeps within each of the blocks, and, by None, elsewhere."""
+    others = {storage_of(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    # Storages themselves, so that no other one gets the address of one that is gone.
+    kept: dict[int, tuple[nn.Module | None, torch.UntypedStorage]] = {}
+    inside: list[nn.Module] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if storage_of(tensor) not in others:
+            place = inside[-1] if inside else None
+            kept.setdefault(storage_of(tensor), (place, tensor.untyped_storage()))
+        return tensor
+
+    with ExitStack() as hooks:
+        for block in blocks:
+            hooks.enter_context(block.register_forward_pre_hook(lambda block, _: inside.append(block)))
+            hooks.enter_context(block.register_forward_hook(lambda *_: inside.pop() and None))
+        hooks.enter_context(saved_tensors_hooks(keep, lambda tensor: tensor))
+        if in_bf16:
+            hooks.enter_context(torch.autocast("cpu", torch.bfloat16))
+        outputs = model(**micro_batch)
+        # With its losses, the output layer has computed its gradients (`linear_token_losses`).
+        for gradient in getattr(getattr(outputs, "grad_fn", None), "gradients", None) or ():
+            if gradient is not None:
+                keep(gradient)
+    sizes = dict.fromkeys([*blocks, None], 0)
+    for place, storage in kept.values():
+        sizes[place] += storage.nbytes()
+    return sizes

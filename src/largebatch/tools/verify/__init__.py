@@ -1,0 +1,58 @@
+"""`largebatch verify`: one machine as a cluster, to prove that a recipe trains the same however it is launched."""
+
+import argparse
+from pathlib import Path
+
+from largebatch.tools.options import (
+    Commands,
+    add_command,
+    add_project_files,
+    add_recipe,
+    positive_int,
+    positive_ints,
+    words,
+)
+
+
+def add_parser(commands: Commands) -> None:
+    """Declare the command."""
+    parser = add_command(
+        commands,
+        "verify",
+        run,
+        help="prove that a recipe trains the same on every strategy, number of processes and micro-batch size",
+        description="Train the first steps of a recipe under every combination of strategy, number of processes and "
+        "micro-batch size, on GPUs where there are enough and on CPU processes elsewhere, and compare loss, gradient "
+        "norm, learning rate, weights and evaluation with one process. Exit code 0 only if all agree.",
+        epilog="""examples:
+  largebatch verify recipes/causal_lm/gpt_pydoc.json --world-sizes 2,4 --micro-batch-sizes 4,8
+  largebatch verify recipes/causal_lm/llama_8b.json --stand-in --world-sizes 2 --steps 5
+
+Fields are overridden as in a run: --batch.global_batch_size 64.""",
+        takes_overrides=True,
+    )
+    add_recipe(parser)
+    parser.add_argument(
+        "--strategies", type=words, help="names of Accelerate configs; default: all that can train the recipe"
+    )
+    parser.add_argument("--world-sizes", type=positive_ints, default=[1, 2, 4], help="default: 1,2,4")
+    parser.add_argument(
+        "--micro-batch-sizes",
+        type=positive_ints,
+        help="default: the recipe's own and, without BatchNorm and dropout, half of it",
+    )
+    parser.add_argument(
+        "--stand-in",
+        action="store_true",
+        help="instead of data from a hub train on small ones that are always there, in batches of 32 samples",
+    )
+    parser.add_argument("--steps", type=positive_int, default=20, help="optimizer steps to train; default: 20")
+    add_project_files(parser)
+    parser.add_argument("--output", type=Path, help="the JSON to write; default: runs/RECIPE.verify.json")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Compare all combinations; 1 if not all agree."""
+    from largebatch.tools.verify.table import verify
+
+    return 0 if verify(options) else 1

@@ -1,0 +1,98 @@
+"""Jobs that are asked to stop, preempted, killed and cancelled, and go on."""
+
+import os
+import signal
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from largebatch.storage.json_lines import read_json_lines
+from tiny_jobs import (
+    ENDLESS,
+    ONE_PROCESS,
+    TWO_NODES,
+    assert_logged_once,
+    assert_same_weights,
+    assert_stops_with_the_weights_of,
+    steps,
+)
+
+pytestmark = pytest.mark.slow
+
+# A pre-flight at the job's first start alone.
+PREFLIGHT_ONCE = f'[[ ${{SLURM_RESTART_COUNT:-0}} != 0 ]] || exec {sys.prefix}/bin/largebatch "$@"'
+
+
+def test_canceled_it_is_gone_and_near_its_time_limit_it_is_requeued(submit, cluster, uninterrupted):
+    canceled = submit(*ENDLESS, options=TWO_NODES)
+    canceled.wait_until(lambda job: job.last_step >= 60)
+    cluster.command("scancel", canceled.id)
+    assert canceled.wait_for_end() == "CANCELLED"
+    assert canceled.starts == 1
+    canceled.assert_no_survivors()
+
+    # Of five minutes the last three are left alone; the first two are enough to get going on a slow machine.
+    margin = 180
+    options = (*TWO_NODES, "--time=5", "--signal=B:USR1@5")
+    job = submit(*ENDLESS, f"--faults.time_limit_margin_seconds={margin}", options=options)
+    job.wait_for_training(start=1)
+    limit = datetime.fromisoformat(job.show("EndTime")).timestamp()
+    with job.paused(rank=0):
+        time.sleep(max(0, limit - margin - time.time()))
+    job.wait_until(lambda job: "] stopped by the end of the job's time limit, after step" in job.log)
+    # The next start gets an hour.
+    cluster.command("scontrol", "update", f"JobId={job.id}", "TimeLimit=60")
+    events = {line["event"]: line["time"] for line in read_json_lines(job.run_dir / "history.jsonl")}
+    assert limit - margin <= events["stopped"] < limit
+    job.wait_for_training(start=2)
+    assert_stops_with_the_weights_of(uninterrupted, job)
+    job.assert_no_survivors()
+
+
+def test_a_dead_launcher_leaves_no_orphans_and_fewer_nodes_go_on(submit, cluster, uninterrupted):
+    words = steps(300)
+    job = submit(*words, options=(*ONE_PROCESS, "--nodes=1-2", "--exclude=h3"))
+    job.wait_until(lambda job: job.last_step >= 60)
+    assert "on 2 nodes x 1 processes" in job.log
+    with job.paused(rank=0):
+        cluster.command("scontrol", "update", "NodeName=h2", "State=DRAIN", "Reason=test")
+        launcher = int(Path(f"/proc/{job.rank(1)}/stat").read_text().rsplit(")", 1)[1].split()[1])
+        os.kill(launcher, signal.SIGKILL)
+    assert job.wait_for_end() == "COMPLETED", job.log
+    assert "on 1 nodes x 1 processes" in job.log
+    assert (job.status["outcome"], job.starts) == ("finished", 2)
+    assert_same_weights(job.run_dir, uninterrupted(words, 1), 1e-5)
+    assert_logged_once(job, 300)
+    job.assert_no_survivors()
+
+
+def test_signaled_killed_and_preempted_it_ends_bit_for_bit(submit, cluster, uninterrupted):
+    job = submit(*ENDLESS, options=TWO_NODES, programs={"largebatch": PREFLIGHT_ONCE})
+    job.wait_until(lambda job: (job.run_dir / f"slurm/{job.id}/start_0/preflight/h1.present").exists())
+    cluster.command("scancel", "--signal=TERM", job.id)
+    job.wait_until(lambda job: "asked to stop by a signal to the nodes during the pre-flight; requeued" in job.log)
+
+    job.wait_until(lambda job: job.last_step >= 60)
+    os.kill(job.rank(1), signal.SIGKILL)
+    job.wait_until(lambda job: job.log.count("; requeued") == 2)
+    assert "] failed: h2: Signal 9 (SIGKILL) received by PID " in job.log
+
+    # As `--signal=B:USR1@…` does.
+    job.wait_for_training(start=3)
+    cluster.command("scancel", "--batch", "--signal=USR1", job.id)
+    job.wait_until(lambda job: job.log.count("; requeued") == 3)
+    assert "] stopped by SIGUSR1 to the batch script, after step" in job.log
+
+    job.wait_for_training(start=4)
+    everything = ("--partition=urgent", "--nodes=3", "--cpus-per-task=4", "--output=/dev/null", "--wrap=sleep 2")
+    cluster.command("sbatch", *everything)
+    job.wait_until(lambda job: job.log.count("; requeued") == 4)
+    assert "] stopped by SIGTERM, after step" in job.log
+
+    job.wait_for_training(start=5)
+    assert_stops_with_the_weights_of(uninterrupted, job)
+    assert job.starts == 5
+    job.assert_no_survivors()

@@ -1,0 +1,50 @@
+"""Jobs whose hosts lose their network or their daemon."""
+
+import pytest
+
+from tiny_jobs import ENDLESS, TWO_NODES, assert_stops_with_the_weights_of
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_host_that_is_cut_off_or_dies_is_replaced(submit, cluster, uninterrupted):
+    """Of two hosts, the one without the batch script: the first loses its network, the next its daemon."""
+    # Longer than Slurm takes to give up a host.
+    job = submit(*ENDLESS, "--faults.hang_seconds=60", options=TWO_NODES)
+    job.wait_until(lambda job: job.last_step >= 60)
+    assert job.show("NodeList") == "h[1-2]"
+    left_alone = job.rank(1)
+    cluster.cut_off("h2")
+    job.wait_until(lambda job: job.starts == 2)
+    assert job.show("NodeList") == "h[1,3]"
+    job.wait_for_training(start=2)
+    with job.paused(rank=0):
+        # Ended by its own watchdog, since nobody else reaches it.
+        job.wait_until(lambda job: left_alone not in job.processes())
+    cluster.join_again("h2")
+
+    with job.paused(rank=0):
+        cluster.kill_slurmd("h3")
+        job.wait_until(lambda job: job.starts == 3)
+    assert job.show("NodeList") == "h[1-2]"
+    job.wait_for_training(start=3)
+    assert_stops_with_the_weights_of(uninterrupted, job)
+    job.assert_no_survivors()
+
+
+def test_a_host_that_is_cut_off_but_alive_publishes_nothing(submit, cluster, uninterrupted):
+    """It trains on alone while its job already runs elsewhere, on the same run folder."""
+    job = submit(*ENDLESS, options=("--cpus-per-task=2", "--nodes=1"))
+    job.wait_until(lambda job: job.last_step >= 60)
+    host = job.show("NodeList")
+    with job.paused(rank=0) as old:
+        cluster.cut_off(host)
+        job.wait_for_training(start=2)
+        assert old in job.processes()
+    job.wait_until(lambda job: old not in job.processes())
+    assert_stops_with_the_weights_of(uninterrupted, job)
+    (log,) = (job.run_dir / f"slurm/{job.id}/start_0").glob("*.log")
+    assert "attempt 2 on " in log.read_text()
+    assert "has taken over" in log.read_text()
+    # The batch script of the first start still asks Slurm for another one, in vain; nothing of the training is left.
+    job.assert_no_survivors("train.py")

@@ -1,0 +1,56 @@
+"""The training of the cluster's jobs, and how a job is compared with a run that nothing happened to."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from largebatch.checkpoint.export import export
+from largebatch.storage.json_lines import read_json_lines
+from resuming import TINY_GPT
+from slurm_job import Job
+
+# A model so small that a job is all launch, and AdamW with an epsilon that does not enlarge rounding.
+WORDS = (
+    *TINY_GPT,
+    "--model.dropout=0.0",
+    "--optimizer.eps=1e-3",
+    "--evaluation.every=null",
+    "--batch.micro_batch_size=12",
+    "--logging.every=20",
+    '--checkpoint.every={"steps": 50}',
+)
+# Until the test stops it: no job may finish before the test has done to it what it wants to.
+ENDLESS = (*WORDS, '--train.duration={"steps": 100000}')
+# One process a node.
+ONE_PROCESS = ("--cpus-per-task=1",)
+TWO_NODES = (*ONE_PROCESS, "--nodes=2")
+
+
+def steps(number: int) -> tuple[str, ...]:
+    return (*WORDS, f'--train.duration={{"steps": {number}}}')
+
+
+def assert_same_weights(mine: Path, theirs: Path, tolerance: float) -> None:
+    my_weights, their_weights = (load_file(run_dir / "model/model.safetensors") for run_dir in (mine, theirs))
+    assert my_weights.keys() == their_weights.keys()
+    for name, weight in their_weights.items():
+        difference = np.linalg.norm(my_weights[name] - weight) / max(np.linalg.norm(weight), 1e-8)
+        assert difference <= tolerance, (name, difference)
+
+
+def assert_logged_once(job: Job, last: int) -> None:
+    assert [line["step"] for line in read_json_lines(job.run_dir / "metrics.jsonl")] == [1, *range(20, last + 1, 20)]
+
+
+def assert_stops_with_the_weights_of(uninterrupted: Callable[[tuple[str, ...], int], Path], job: Job) -> None:
+    """Stop an endless job for good by its stop file, and compare it with a run of as many steps."""
+    (job.run_dir / "stop").touch()
+    assert job.wait_for_end() == "FAILED", job.log
+    assert job.exit_code == "75:0", job.log
+    assert "stopped by the stop file, after step" in job.log
+    step = job.status["step"]
+    export(job.run_dir, job.run_dir / "model", None)
+    assert_same_weights(job.run_dir, uninterrupted((*ENDLESS, f"--train.stop_after_steps={step}"), 2), 0)
+    assert_logged_once(job, step)

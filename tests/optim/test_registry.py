@@ -1,0 +1,290 @@
+"""An optimizer that is registered outside of the package is one like those within it."""
+
+import importlib
+import json
+import re
+import sys
+
+import jsonschema
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from jobs import JobFailed, run_job
+from largebatch.config import load_config
+from largebatch.config.optimizers import (
+    OptimizerEntry,
+    find_optimizer,
+    register_optimizer,
+    registered_optimizers,
+    registry,
+)
+from largebatch.errors import ConfigError, UserError
+from largebatch.named import load_named
+from largebatch.plan import RunPlan, explain, resolve
+from largebatch.plan.model_shape import Strategy, ZeroSettings
+from largebatch.plan.model_states import model_states, optimizer_states
+from largebatch.plan.strategies import SINGLE, STRATEGIES, find_strategy
+from largebatch.tools.command_line import main
+from largebatch.tools.schema import recipe_schema
+from largebatch.tools.verify.launch import find_accelerate_configs
+from largebatch.tools.verify.training import train
+from largebatch.tools.verify.verification import Combination, Verification
+from own_optimizers import write_own_task
+from paths import PYDOC, ROOT
+
+TINY = (
+    "--model.num_layers=1",
+    "--model.hidden_size=16",
+    "--model.num_heads=2",
+    "--data.block_size=16",
+    "--batch.global_batch_size=24",
+    "--batch.micro_batch_size=4",
+)
+SOFTSIGN = (*TINY, '--optimizer={"name": "softsign", "weight_decay": 0.1, "clip_norm": 1.0}')
+ROW_SCALED = (*TINY, '--optimizer={"name": "row_scaled", "weight_decay": 0.1}')
+CONFIGS = {name: ROOT / f"recipes/accelerate_configs/{name}.yaml" for name in STRATEGIES}
+
+
+@pytest.fixture(name="own")
+def own_task(tmp_path, monkeypatch):
+    """A folder whose optimizers are registered in this process for the length of a test."""
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+    folder = write_own_task(tmp_path / "own", PYDOC.parent / "train.py")
+    monkeypatch.syspath_prepend(folder)
+    importlib.import_module("own_config")
+    yield folder
+    for name in ("own_config", "own_torch"):
+        sys.modules.pop(name, None)
+
+
+# --- configs ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("own")
+def test_errors_of_its_section_are_told_with_all_others():
+    words = ('--optimizer={"name": "softsign", "betta": 0.5, "weight_decay": 0, "softness": -1}', "--seed=-1")
+    with pytest.raises(ConfigError) as caught:
+        load_config(PYDOC, words)
+    text = "\n".join(caught.value.problems)
+    for problem in (
+        "optimizer.betta: unknown key, did you mean beta?",
+        "optimizer.softness: given -1; must be above 0",
+        "seed: given -1",
+    ):
+        assert problem in text
+    with pytest.raises(ConfigError, match=r'"softsing" is unknown, did you mean softsign\?'):
+        load_config(PYDOC, ['--optimizer={"name": "softsing"}'])
+
+
+@pytest.mark.usefixtures("own")
+def test_the_schema_has_it_while_it_is_registered():
+    schema = json.loads(recipe_schema())
+    assert schema["$defs"]["Softsign"]["properties"]["softness"]["default"] == 1e-3
+    raw = json.loads(PYDOC.read_text()) | {"optimizer": {"name": "softsign", "weight_decay": 0.0}}
+    validator = jsonschema.Draft202012Validator(schema)
+    validator.validate(raw)
+    raw["optimizer"]["softnes"] = 1.0
+    assert not validator.is_valid(raw)
+    load_config(PYDOC, SOFTSIGN)
+    registry._registered.pop("softsign")
+    assert "Softsign" not in recipe_schema()
+    with pytest.raises(ConfigError, match=r'optimizer\.name: "softsign" is unknown; write one of'):
+        load_config(PYDOC, SOFTSIGN)
+
+
+@pytest.mark.usefixtures("own")
+def test_the_plan_explains_it():
+    plan = resolve(load_config(PYDOC, SOFTSIGN), world_size=2)
+    assert plan.optimizer_options == {"beta": 0.9, "softness": 1e-3}
+    text = explain(plan, "pydoc")
+    assert "softsign with beta 0.9, softness 0.001; weight decay 0.1" in text
+    assert "each element moves by at most the learning rate" in text
+    # A report of a run has its plan alone, and imports nothing of the task.
+    registry._registered.pop("softsign")
+    assert explain(RunPlan.from_json(plan.to_json()), "pydoc") == text
+
+
+# --- the registry -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("own")
+def test_a_name_is_registered_once_or_by_the_same_code(tmp_path):
+    entry = find_optimizer("softsign")
+    register_optimizer(entry)
+    # A module that is imported anew, and the copy of its folder that a run keeps.
+    importlib.reload(sys.modules["own_config"])
+    assert find_optimizer("softsign").section is not entry.section
+    copy = write_own_task(tmp_path / "copy", PYDOC) / "own_config.py"
+    exec(compile(copy.read_text(), str(copy), "exec"), {"__name__": "copy"})
+    copied = find_optimizer("softsign").section
+    other = OptimizerEntry(copied, "elsewhere:Softsign", entry.states, entry.tolerance)
+    with pytest.raises(UserError) as caught:
+        register_optimizer(other)
+    assert re.search(
+        r'"softsign": \S*copy/own_config\.py:\d+ and \S*test_registry\.py:\d+; rename one', str(caught.value)
+    )
+    assert find_optimizer("softsign").section is copied
+
+
+def test_unknown_names():
+    with pytest.raises(UserError, match=r'no optimizer "adamv" is registered, did you mean adamw\?; known: adamw, '):
+        find_optimizer("adamv")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("no_such_module:f", "names the module no_such_module, which cannot be imported"),
+        ("largebatch.optim.nothing:f", "names the module largebatch.optim.nothing"),
+        ("largebatch.named:nothing", "the module largebatch.named has no nothing"),
+    ],
+)
+def test_constructors_that_are_not_there(name, words):
+    with pytest.raises(UserError, match=words):
+        load_named(name)
+
+
+def test_what_entries_name_is_there():
+    for entry in registered_optimizers():
+        assert callable(load_named(entry.constructor))
+    for strategy in (SINGLE, *STRATEGIES.values()):
+        for name in (strategy.backend, strategy.memory, strategy.traffic):
+            assert callable(load_named(name))
+        assert find_strategy(strategy.name) is strategy
+
+
+# --- every strategy -----------------------------------------------------------------------------------------------
+
+
+def rows_of(own, words, *combinations):
+    verification = Verification(load_config(PYDOC, words), PYDOC, words, own / "train.py", CONFIGS, steps=6)
+    return list(verification.rows(combinations))
+
+
+@pytest.mark.slow
+def test_every_strategy_trains_the_same(own):
+    rows = rows_of(own, SOFTSIGN, *(Combination(strategy, 2, 4) for strategy in ("ddp", "fsdp", "zero1", "zero3")))
+    assert [row.verdict for row in rows] == ["reference", *["agrees"] * 4], rows
+
+
+@pytest.mark.slow
+def test_whole_matrices_are_had_where_parameters_are_whole(own):
+    rows = rows_of(own, ROW_SCALED, Combination("ddp", 2, 4), Combination("fsdp", 2, 4), Combination("zero2", 2, 4))
+    assert [row.verdict for row in rows] == ["reference", "agrees", "failed", "failed"], rows
+    assert rows[2].problem == (
+        'optimizer "row_scaled" needs whole matrices, and under fsdp it would step rows of parameters; '
+        "launch with ddp, or take another optimizer"
+    )
+    assert "under zero2 it would step flat pieces of several parameters" in rows[3].problem
+    # Only they are compared by default.
+    assert [*find_accelerate_configs(PYDOC, None, None, load_config(PYDOC, ROW_SCALED))] == ["ddp"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own")
+def test_the_plan_says_which_strategies_cannot_train_it(capsys):
+    assert main(["plan", str(PYDOC), "--world-sizes=2", *ROW_SCALED]) == 0
+    output = " ".join(capsys.readouterr().out.split())
+    assert 'fsdp is not counted: optimizer "row_scaled" needs whole matrices, and under fsdp it would step' in output
+    assert "model states" in output
+
+
+def numbers_of_states(folder, words, run_dir):
+    """The model's shape, and the bytes of the states that this process has after a step."""
+    sys.path.insert(0, str(folder))
+    importlib.import_module("own_config")
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    from largebatch.backend.model_shape import shape_of
+    from largebatch.optim import build_optimizer
+    from largebatch.run import Run, RunOptions
+    from reference import load_recipe_module
+
+    run = Run(load_config(PYDOC, words), RunOptions(run_dir))
+    script = load_recipe_module(PYDOC)
+    train_set, _ = run.load(script.text_sources)
+    model = run.build(script.build_model)
+    shape = shape_of(model, run.plan)
+    model, _ = run.prepare(model, build_optimizer(model, run.plan))
+    step = next(run.steps(train_set))
+    for batch in step.micro_batches():
+        step.backward(model(input_ids=batch["input_ids"]).logits.square().sum())
+    run.update(step)
+    states = [value for state in run.backend._torch_optimizer.state.values() for value in state.values()]
+    tensors = [value for value in states if isinstance(value, torch.Tensor) and value.dim()]
+    return shape, sum((each.to_local() if isinstance(each, DTensor) else each).nbytes for each in tensors)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "strategy"),
+    [
+        (SOFTSIGN, Strategy("fsdp")),
+        (SOFTSIGN, Strategy("zero2", ZeroSettings(2))),
+        (SOFTSIGN, Strategy("zero3", ZeroSettings(3))),
+        (ROW_SCALED, Strategy("ddp")),
+    ],
+)
+def test_its_states_are_in_the_plan_to_the_byte(words, strategy, own, tmp_path):
+    results = run_job(numbers_of_states, own, words, tmp_path / "run", strategy=strategy.name, world_size=3)
+    kept = optimizer_states(resolve(load_config(PYDOC, words), 3))
+    assert model_states(results[0][0], strategy, 3, kept, 2).optimizer == max(size for _, size in results)
+
+
+def train_own(folder, words, last, run_dir):
+    train(
+        folder / "train.py", PYDOC, *words, "--logging.trackers=[]", f"--train.stop_after_steps={last}", run_dir=run_dir
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "chain"),
+    [
+        (SOFTSIGN, [("ddp", 2), ("zero3", 3), ("fsdp", 2), ("zero1", 2)]),
+        (ROW_SCALED, [("ddp", 2), ("single", 1), ("ddp", 3)]),
+    ],
+)
+def test_a_run_is_resumed_under_other_strategies(words, chain, own, tmp_path):
+    run_job(train_own, own, words, 3 * len(chain), tmp_path / "whole")
+    for number, (strategy, world_size) in enumerate(chain, 1):
+        arguments = (own, words, 3 * number, tmp_path / "chain")
+        run_job(train_own, *arguments, strategy=strategy, world_size=world_size)
+    mine, whole = (load_file(tmp_path / name / "model/model.safetensors") for name in ("chain", "whole"))
+    for name, expected in whole.items():
+        assert np.linalg.norm(mine[name] - expected) <= 1e-5 * max(np.linalg.norm(expected), 1e-3), name
+
+
+def train_with_other_states(folder, words, run_dir, change):
+    sys.path.insert(0, str(folder))
+    importlib.import_module("own_config")
+    own_torch = importlib.import_module("own_torch")
+    step = own_torch.Softsign.step
+
+    def step_and_change(self, closure=None):
+        step(self, closure)
+        for parameter, state in self.state.items():
+            if change == "more":
+                state["more"] = parameter.detach().clone()
+            else:
+                del state[change]
+
+    own_torch.Softsign.step = step_and_change
+    train_own(folder, words, 3, run_dir)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("more", "the optimizer's state 'more' of a parameter of shape"),
+        ("average", "the optimizer keeps no state 'average' of a parameter of shape"),
+    ],
+)
+def test_states_other_than_declared_are_refused_before_training(change, words, own, tmp_path):
+    with pytest.raises(JobFailed) as caught:
+        run_job(train_with_other_states, own, SOFTSIGN, tmp_path / "run", change)
+    assert words in str(caught.value)
+    assert not (tmp_path / "run/metrics.jsonl").exists()

@@ -1,0 +1,123 @@
+"""Two optimizers as a task declares them outside of the package: what its `config.py` says, and what computes them."""
+
+CONFIG = '''
+"""Declares the task's optimizers; imports no torch."""
+
+from typing import Literal
+
+from largebatch.config.optimizers import ENLARGED_ROUNDING, OptimizerEntry, OptimizerSection, register_optimizer
+from largebatch.config.sections import BelowOne, PositiveFloat
+
+
+class Softsign(OptimizerSection):
+    """Momentum whose elements are pressed between -1 and 1."""
+
+    name: Literal["softsign"]
+    beta: BelowOne = 0.9
+    """Decay rate of the running average of the gradient."""
+    softness: PositiveFloat = 1e-3
+    """Size of an average that makes half a step."""
+
+
+class RowScaled(OptimizerSection):
+    """Momentum divided by the root mean square of each row's gradients."""
+
+    name: Literal["row_scaled"]
+    beta: BelowOne = 0.9
+    """Decay rate of both averages."""
+
+
+def states_of_softsign(options, shape):
+    return {"step": (), "average": shape} if options["beta"] else {"step": ()}
+
+
+def states_of_row_scaled(options, shape):
+    return {"average": shape, "squares_of_rows": shape[:1]}
+
+
+register_optimizer(
+    OptimizerEntry(
+        Softsign,
+        "own_torch:Softsign",
+        states_of_softsign,
+        ENLARGED_ROUNDING,
+        explanation="each element moves by at most the learning rate",
+    )
+)
+register_optimizer(
+    OptimizerEntry(RowScaled, "own_torch:row_scaled", states_of_row_scaled, ENLARGED_ROUNDING, needs="whole matrices")
+)
+'''
+
+TORCH = '''
+"""Computes the task's optimizers."""
+
+import torch
+from torch.distributed.tensor import DTensor
+
+
+def local(tensor):
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class Softsign(torch.optim.Optimizer):
+    def __init__(self, params, lr, beta, softness, weight_decay=0.0):
+        super().__init__(params, {"lr": lr, "beta": beta, "softness": softness, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state, beta = self.state[parameter], group["beta"]
+                state["step"] = state.get("step", 0) + 1
+                direction = local(parameter.grad).clone()
+                if beta:
+                    if "average" not in state:
+                        state["average"] = torch.zeros_like(parameter)
+                    average = local(state["average"]).lerp_(direction, 1 - beta)
+                    direction = average / (1 - beta ** state["step"])
+                weight = local(parameter)
+                weight.mul_(1 - group["lr"] * group["weight_decay"])
+                weight.sub_(group["lr"] * direction / (direction.abs() + group["softness"]))
+
+
+class RowScaled(torch.optim.Optimizer):
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state, beta = self.state[parameter], group["beta"]
+                if not state:
+                    state["average"] = torch.zeros_like(parameter)
+                    state["squares_of_rows"] = parameter.new_zeros(parameter.shape[0])
+                rows = parameter.grad.view(len(parameter), -1).square().mean(dim=1)
+                state["average"].lerp_(parameter.grad, 1 - beta)
+                scale = state["squares_of_rows"].lerp_(rows, 1 - beta).sqrt() + 1e-3
+                step = state["average"] / scale.view(-1, *[1] * (parameter.dim() - 1))
+                parameter.sub_(group["lr"] * (step + group["weight_decay"] * parameter))
+
+
+def row_scaled(groups, lr, beta):
+    """A function may name its options as it likes."""
+    return RowScaled(groups, {"lr": lr, "beta": beta, "weight_decay": 0.0})
+'''
+
+SCRIPT = """
+import runpy
+import own_config
+if __name__ == "__main__":
+    runpy.run_path({shipped!r}, run_name="__main__")
+"""
+
+
+def write_own_task(folder, shipped):
+    """The task's folder: declarations, computations, and a script that is the shipped one with the two known to it."""
+    folder.mkdir(exist_ok=True)
+    (folder / "own_config.py").write_text(CONFIG)
+    (folder / "own_torch.py").write_text(TORCH)
+    (folder / "train.py").write_text(SCRIPT.format(shipped=str(shipped)))
+    return folder
