@@ -9,7 +9,7 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
-SHIPPED = ("recipes/*.json", "recipes/*/*.*", "ds_configs/*.json", "slurm/*.*", "requirements.txt", "LICENSE")
+SHIPPED = ("recipes/*/*.*", "ds_configs/*.json", "slurm/*.*", "requirements.txt", "LICENSE")
 
 
 class BuildWithRecipes(build_py):

@@ -27,15 +27,17 @@ import torch
 
 from largebatch.batch import Length, Timeline
 from largebatch.config import load_config
-from largebatch.data.pairs import Pairs, PairSamples, starts_of_packs
 from largebatch.data.source import Batch
 from largebatch.data.text import ArrowTokens, TokenBlocks, tokenise
 from largebatch.data.tokenizer import load_tokenizer
 from largebatch.order import TrainingOrder
+from largebatch.task_folders import import_from
 from largebatch.tools.train_tokenizer import train_tokenizer
 from paired import interleave
 from peers.gpt.job import build_model, mean_loss
 from record import OURS, ROOT, Comparison, Figure, Record, add_output_options, take_facts, write_record
+
+of_sft = import_from(ROOT / "recipes/sft", "pairs")
 
 RECIPE = ROOT / "recipes/causal_lm/gpt2_124m.json"
 SIZES = (10**4, 10**5, 10**6, 10**7, 10**8, 10**9)
@@ -168,12 +170,12 @@ def measure_packing(rounds: int) -> list[Figure]:
     lengths = np.clip(random.lognormal(5.5, 0.8, NUM_PAIRS).astype(int), 8, PACK)
     tokens = [random.integers(0, VOCABULARY, length + 1) for length in lengths]
     rows = {"input_ids": tokens, "num_prompt": lengths // 4 + 1, "num_tokens": lengths + 1}
-    pairs = Pairs(datasets.Dataset.from_dict(rows), PACK, "training", leave_out=False)
-    num_packs = len(starts_of_packs(pairs.lengths, PACK)) - 1
-    samples = PairSamples(pairs, num_packs, "packs", PACK)
+    pairs = of_sft.Pairs(datasets.Dataset.from_dict(rows), PACK, "training", leave_out=False)
+    num_packs = len(of_sft.starts_of_packs(pairs.lengths, PACK)) - 1
+    samples = of_sft.PairSamples(pairs, num_packs, "packs", PACK)
     chosen = random.permutation(num_packs // 8 * 8)[:256].reshape(-1, 8)
     fetched = sum(samples.weight(samples.fetch(indices, 0)) for indices in chosen)
-    assigning = [seconds(lambda: starts_of_packs(pairs.lengths, PACK)) for _ in range(rounds)]
+    assigning = [seconds(lambda: of_sft.starts_of_packs(pairs.lengths, PACK)) for _ in range(rounds)]
     fetching = [seconds(lambda: [samples.fetch(indices, 0) for indices in chosen]) for _ in range(rounds)]
     return [
         Figure("assigning pairs to packs", "pairs/s", [NUM_PAIRS / each for each in assigning]),

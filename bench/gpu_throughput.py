@@ -10,7 +10,6 @@ recipe's own train.py as it is shipped, with other numbers from the command line
 
 import argparse
 import os
-import runpy
 import subprocess
 import sys
 import tempfile
@@ -139,8 +138,8 @@ def units_of_step(config: Any) -> int:
 
 def ours(connections: Sequence[Connection], folder: str, name: str, toy: bool, steps: int, warmup: int) -> None:
     """The recipe's train.py as it is shipped, with generated samples and a clock behind each update."""
-    from largebatch.data import images, text
     from largebatch.run import Run, Step
+    from largebatch.task_folders import import_from
     from largebatch.tools.verify.training import train
 
     clock = _clock(connections, steps, warmup)
@@ -151,10 +150,10 @@ def ours(connections: Sequence[Connection], folder: str, name: str, toy: bool, s
         clock.step()
 
     Run.update = timed_update
-    text.text_sources = images.image_sources = generated_sources
     job = JOBS[name]
+    import_from(job.path.parent, "data").sources = generated_sources
     _, words = config_of(job, toy)
-    train(job.path.parent / "train.py", job.path, *words, run_dir=Path(folder, "run"))
+    train(job.path, *words, run_dir=Path(folder, "run"))
 
 
 def generated_sources(config: Any) -> tuple[Any, Any]:
@@ -182,6 +181,7 @@ def peer(connections: Sequence[Connection], kind: str, name: str, toy: bool, ste
     """The bare loop, or the Trainer, on the recipe's model."""
     import torch
 
+    from largebatch.task_folders import import_from
     from peers.throughput import bare, trainer
     from peers.throughput.job import Images, Tokens
     from peers.throughput.job import Job as PeerJob
@@ -199,7 +199,7 @@ def peer(connections: Sequence[Connection], kind: str, name: str, toy: bool, ste
     {"bare": bare, "trainer": trainer}[kind].train(
         _clock(connections, steps, warmup),
         PeerJob(
-            model=runpy.run_path(str(job.path.parent / "train.py"))["build_model"](config),
+            model=import_from(job.path.parent, "model").build_model(config),
             samples=samples,
             micro_batch_size=config.batch.micro_batch_size,
             accumulation=config.batch.global_batch_size // config.batch.micro_batch_size,

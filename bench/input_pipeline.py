@@ -33,12 +33,14 @@ import torch
 from PIL import Image, features
 
 from largebatch.config import load_config
-from largebatch.data.images import HubImageSource, image_sources, model_input
+from largebatch.data.images import HubImageSource
 from largebatch.data.source import Batch
 from largebatch.order import derive_seed
+from largebatch.task_folders import import_from
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPE = ROOT / "recipes/image_classification/resnet50_imagenet_8k.json"
+data = import_from(RECIPE.parent, "data")
 # ImageNet's images have 469 x 387 pixels and 110 kB on average; a few are photographs as a camera makes them.
 SIZES = {"typical": (500, 375), "large": (1600, 1200)}
 QUALITY = 95
@@ -120,7 +122,7 @@ def measure(name: str, epoch: int | None, settings: argparse.Namespace, folder: 
         f"--batch.micro_batch_size={settings.batch}",
     ]
     config = load_config(RECIPE, words)
-    source = image_sources(config)[0 if epoch is not None else 1]
+    source = data.sources(config)[0 if epoch is not None else 1]
     assert isinstance(source, HubImageSource)
     batches = np.arange(len(encoded)).reshape(-1, settings.batch)
 
@@ -128,7 +130,7 @@ def measure(name: str, epoch: int | None, settings: argparse.Namespace, folder: 
         "ours": lambda indices: source.fetch(indices, epoch),
         "usual": lambda indices: usual_fetch(source, indices, epoch),
     }
-    seen = model_input(ways["ours"](batches[0]), config.data)
+    seen = data.model_input(ways["ours"](batches[0]), config.data)
     difference = (seen - ways["usual"](batches[0])["pixel_values"]).abs().mean().item()
     # Deviations of a colour; a crop of another place differs by about one.
     assert difference < 0.1, difference
@@ -137,7 +139,9 @@ def measure(name: str, epoch: int | None, settings: argparse.Namespace, folder: 
         order = sorted(ways, reverse=number % 2 == 1)
         rounds.append({way: cpu_seconds(lambda way=way: [ways[way](indices) for indices in batches]) for way in order})
     prepared = source.fetch(batches[0], epoch)
-    device = [cpu_seconds(lambda: model_input(prepared, config.data)) / settings.batch for _ in range(settings.pairs)]
+    device = [
+        cpu_seconds(lambda: data.model_input(prepared, config.data)) / settings.batch for _ in range(settings.pairs)
+    ]
     return {
         "pixels": SIZES[name],
         "kilobytes": round(statistics.mean(len(one) for one in encoded) / 1000, 1),

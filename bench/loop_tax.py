@@ -70,9 +70,10 @@ def ours(clock: Clock) -> None:
     from torch.nn.functional import cross_entropy
 
     from largebatch.config import load_config
-    from largebatch.data.images import TensorImages, image_sources
+    from largebatch.data.images import TensorImages
     from largebatch.optim import build_optimizer
     from largebatch.run import Run, RunOptions
+    from largebatch.task_folders import import_from
     from peers.digits.job import BATCH, EPOCHS, digits, perceptron
 
     words = (
@@ -91,7 +92,8 @@ def ours(clock: Clock) -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         run = Run(load_config(RECIPE, words), RunOptions(run_dir=Path(folder, "run"), resume="none", allow_change=()))
-        train_set, _ = run.load(lambda config: (TensorImages(*digits()), image_sources(config)[1]))
+        data = import_from(RECIPE.parent, "data")
+        train_set, _ = run.load(lambda config: (TensorImages(*digits()), data.sources(config)[1]))
         model = perceptron()
         model, _ = run.prepare(model, build_optimizer(model, run.plan))
         for step in run.steps(train_set):

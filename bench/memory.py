@@ -27,6 +27,7 @@ from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
+from largebatch.task_folders import import_from
 from paired import in_own_process, interleave
 from record import ROOT, Comparison, Record, add_output_options, take_facts, write_record
 
@@ -64,16 +65,9 @@ Report = Callable[[], None]
 
 def recipe(*words: str):
     """The config, and the module that the recipe's train.py is."""
-    import importlib.util
-
     from largebatch.config import load_config
 
-    spec = importlib.util.spec_from_file_location("train", RECIPE.parent / "train.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return load_config(RECIPE, (*WORDS, *words)), module
+    return load_config(RECIPE, (*WORDS, *words)), import_from(RECIPE.parent, "train")
 
 
 def raw(report: Report) -> None:
@@ -81,11 +75,9 @@ def raw(report: Report) -> None:
     import torch
     from torch.nn.functional import cross_entropy
 
-    from largebatch.data.text import text_sources
-
     config, module = recipe()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    train_set, _ = text_sources(config)
+    train_set, _ = module.sources(config)
     model = module.build_model(config).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for step in range(STEPS):
@@ -105,10 +97,8 @@ def trainer(report: Report, checkpointing: bool = False) -> None:
     from torch.utils.data import Dataset
     from transformers import Trainer, TrainingArguments
 
-    from largebatch.data.text import text_sources
-
     config, module = recipe()
-    train_set, _ = text_sources(config)
+    train_set, _ = module.sources(config)
 
     class Blocks(Dataset):
         def __len__(self) -> int:
@@ -142,18 +132,14 @@ def ours(report: Report, *words: str, from_logits: bool = False) -> None:
     import torch
     from torch.nn.functional import cross_entropy
 
-    from largebatch.data.text import text_sources
-    from largebatch.memory.token_losses import return_token_losses
     from largebatch.optim import build_optimizer
     from largebatch.run import Run, RunOptions
 
     config, module = recipe(*words, *(["--precision=bf16"] if torch.cuda.is_available() else []))
     with tempfile.TemporaryDirectory() as folder:
         run = Run(config, RunOptions(run_dir=Path(folder, "run"), resume="none", allow_change=()))
-        train_set, _ = run.load(text_sources)
+        train_set, _ = run.load(module.sources)
         model = run.build(module.build_model)
-        if not from_logits:
-            return_token_losses(model)
         model, _ = run.prepare(model, build_optimizer(model, run.plan))
 
         def loss_of(batch) -> torch.Tensor:

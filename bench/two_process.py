@@ -48,14 +48,14 @@ def by_hand(connections: Sequence[Connection], strategy: str, steps: int) -> Non
 def ours(connections: Sequence[Connection], folder: str, steps: int) -> None:
     """The same by this library; the launched Accelerate config says which strategy."""
     from largebatch.config import load_config
-    from largebatch.data.text import text_sources
     from largebatch.memory.token_losses import return_token_losses
     from largebatch.optim import build_optimizer
     from largebatch.run import Run, RunOptions
+    from largebatch.task_folders import import_from
     from peers.gpt.job import build_model
 
     run = Run(load_config(RECIPE, overrides(steps)), RunOptions(Path(folder, "run"), resume="none", allow_change=()))
-    train_set, _ = run.load(text_sources)
+    train_set, _ = run.load(import_from(RECIPE.parent, "data").sources)
     model = run.build(lambda _: build_model())
     return_token_losses(model)
     model, _ = run.prepare(model, build_optimizer(model, run.plan))

@@ -8,6 +8,9 @@ from typing import Any
 from largebatch.tools.verify import jobs, launch, training
 from largebatch.tools.verify.jobs import JobFailed
 from paths import ROOT
+from tasks import TASKS
+
+jobs.preload_tasks([ROOT / "recipes" / task for task in TASKS], "sklearn.datasets")
 
 # Whether the test that runs is marked as slow; set by conftest.py.
 allowed = True
@@ -63,4 +66,4 @@ def write_zero_config(folder: Path, stage: int, settings: dict[str, Any]) -> Non
 
 def train(recipe: Path, *overrides: str, run_dir: Path) -> None:
     """Run a shipped recipe in this process."""
-    training.train(recipe.parent / "train.py", recipe, *overrides, run_dir=run_dir)
+    training.train(recipe, *overrides, run_dir=run_dir)

@@ -1,12 +1,12 @@
 """Two optimizers as a task declares them outside of the package: what its `config.py` says, and what computes them."""
 
+import shutil
+
+from paths import PYDOC
+
 CONFIG = '''
-"""Declares the task's optimizers; imports no torch."""
-
-from typing import Literal
-
 from largebatch.config.optimizers import ENLARGED_ROUNDING, OptimizerEntry, OptimizerSection, register_optimizer
-from largebatch.config.sections import BelowOne, PositiveFloat
+from largebatch.config.sections import BelowOne
 
 
 class Softsign(OptimizerSection):
@@ -38,14 +38,20 @@ def states_of_row_scaled(options, shape):
 register_optimizer(
     OptimizerEntry(
         Softsign,
-        "own_torch:Softsign",
+        f"{__package__}.own_torch:Softsign",
         states_of_softsign,
         ENLARGED_ROUNDING,
         explanation="each element moves by at most the learning rate",
     )
 )
 register_optimizer(
-    OptimizerEntry(RowScaled, "own_torch:row_scaled", states_of_row_scaled, ENLARGED_ROUNDING, needs="whole matrices")
+    OptimizerEntry(
+        RowScaled,
+        f"{__package__}.own_torch:row_scaled",
+        states_of_row_scaled,
+        ENLARGED_ROUNDING,
+        needs="whole matrices",
+    )
 )
 '''
 
@@ -106,18 +112,13 @@ def row_scaled(groups, lr, beta):
     return RowScaled(groups, {"lr": lr, "beta": beta, "weight_decay": 0.0})
 '''
 
-SCRIPT = """
-import runpy
-import own_config
-if __name__ == "__main__":
-    runpy.run_path({shipped!r}, run_name="__main__")
-"""
 
-
-def write_own_task(folder, shipped):
-    """The task's folder: declarations, computations, and a script that is the shipped one with the two known to it."""
-    folder.mkdir(exist_ok=True)
-    (folder / "own_config.py").write_text(CONFIG)
+def write_own_task(folder):
+    """A copy of a shipped task's folder, with GPT's recipe, whose config.py registers the two; returns the recipe."""
+    folder.mkdir()
+    for file in (*PYDOC.parent.glob("*.py"), PYDOC):
+        shutil.copy(file, folder)
+    config = folder / "config.py"
+    config.write_text(config.read_text() + "\n\n" + CONFIG)
     (folder / "own_torch.py").write_text(TORCH)
-    (folder / "train.py").write_text(SCRIPT.format(shipped=str(shipped)))
-    return folder
+    return folder / PYDOC.name

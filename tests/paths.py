@@ -3,9 +3,10 @@
 from pathlib import Path
 
 from largebatch.plan import strategies
+from largebatch.task_folders import recipes_in
 
 ROOT = Path(__file__).parent.parent
-RECIPES = sorted(path for path in ROOT.glob("recipes/*/*.json"))
+RECIPES = recipes_in(ROOT / "recipes")
 STRATEGIES = tuple(strategies.STRATEGIES)
 DIGITS = ROOT / "recipes/image_classification/resnet_digits.json"
 CIFAR = ROOT / "recipes/image_classification/resnet_cifar10.json"

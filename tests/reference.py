@@ -3,7 +3,6 @@
 What every strategy is compared with: one loop over the whole global batch, torch's own optimizer, clipping and mean.
 """
 
-import importlib.util
 import math
 from pathlib import Path
 
@@ -14,14 +13,7 @@ from torch.nn.functional import cross_entropy, one_hot
 from largebatch.config import load_config
 from largebatch.order import derive_seed, epoch_order
 from plain_optimizers import PlainLamb, PlainLars
-
-
-def load_recipe_module(recipe: Path):
-    """The recipe's train.py as a module, for its `build_model`."""
-    spec = importlib.util.spec_from_file_location(f"{recipe.parent.name}_train", recipe.parent / "train.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from tasks import build_model
 
 
 def reference_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -> dict:
@@ -30,7 +22,7 @@ def reference_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -> di
 
     config = load_config(recipe, overrides)
     torch.manual_seed(config.seed)
-    model = load_recipe_module(recipe).build_model(config)
+    model = build_model(recipe)(config)
     train_set, _ = digits(config.data)
     options = config.optimizer
     momentum = {"momentum": options.momentum, "nesterov": options.nesterov}
@@ -68,7 +60,7 @@ def reference_pydoc(recipe: Path, overrides: tuple[str, ...], steps: int, size_a
 
     config = load_config(recipe, overrides)
     torch.manual_seed(config.seed)
-    model = load_recipe_module(recipe).build_model(config)
+    model = build_model(recipe)(config)
     if config.model.architecture == "llama":
         draw_by_name(model, config.seed, config.model.initializer_range)
     train_set, _ = pydoc_samples(config.data)
@@ -100,7 +92,7 @@ def reference_vit_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -
 
     config = load_config(recipe, overrides)
     torch.manual_seed(config.seed)
-    model = load_recipe_module(recipe).build_model(config)
+    model = build_model(recipe)(config)
     train_set, _ = digits(config.data)
     options = config.optimizer
     # Matrices and patch embedding; not biases, norms, class token and positions. Nothing depends on key biases.
@@ -142,10 +134,12 @@ def mixed_in_pairs(pixels, targets, indices, config):
 
 def reference_bert(recipe: Path, overrides: tuple[str, ...], steps: int) -> dict:
     """LAMB on masked blocks, the whole global batch in one pass, its loss torch's mean over all that is predicted."""
-    from largebatch.data.masking import masked_sources
+    import tasks
+
+    masked_sources = tasks.module("masked_lm", "data").sources
 
     config = load_config(recipe, overrides)
-    model = load_recipe_module(recipe).build_model(config)
+    model = build_model(recipe)(config)
     draw_by_name(model, config.seed, config.model.initializer_range)
     train_set, _ = masked_sources(config)
     options = config.optimizer

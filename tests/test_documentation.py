@@ -18,7 +18,7 @@ import pytest
 from jobs import run_job, train
 from largebatch.config import load_config
 from largebatch.tools.command_line import main
-from largebatch.tools.verify.stand_in import stand_in_overrides
+from largebatch.tools.verify.tiny import tiny_data_overrides
 from paths import BERT, PYDOC, ROOT
 from resuming import TINY_GPT
 from run_folders import write_run
@@ -125,12 +125,12 @@ def check_submission(words: list[str]) -> None:
 
 
 def check_verification(words: list[str], monkeypatch) -> None:
-    """The recipe, with what stands in for its data, has a plan on each number of processes."""
+    """The recipe, with what takes the place of its data, has a plan on each number of processes."""
 
     def plan_instead(options):
-        stand_ins = stand_in_overrides(load_config(options.config, options.overrides)) if options.stand_in else []
+        tiny = tiny_data_overrides(load_config(options.config, options.overrides)) if options.tiny_data else []
         for world_size in options.world_sizes:
-            assert_planned(str(options.config), [*stand_ins, *options.overrides], world_size)
+            assert_planned(str(options.config), [*tiny, *options.overrides], world_size)
         return True
 
     monkeypatch.setattr("largebatch.tools.verify.table.verify", plan_instead)

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+import tasks
 from jobs import run_job, train
 from largebatch.config import load_config
 from largebatch.flops import DATA_SHEETS, data_sheet, multiplied_parameters, token_flops, utilisation_of
 from paths import BERT, DIGITS, LLAMA, PYDOC, ROOT, VIT_DIGITS
-from reference import load_recipe_module
 
 CPU = torch.device("cpu")
 
@@ -22,7 +22,7 @@ def gpt2_124m():
     path = ROOT / "recipes/causal_lm/gpt2_124m.json"
     config = load_config(path, ["--model.vocab_size=50257", "--data.block_size=1024"])
     with torch.device("meta"):
-        return config, load_recipe_module(path).build_model(config)
+        return config, tasks.build_model(path)(config)
 
 
 def test_gpt2_124m():
@@ -43,7 +43,7 @@ def test_llama_3_8b():
     path = ROOT / "recipes/causal_lm/llama_8b.json"
     config = load_config(path, ["--model.vocab_size=128256", "--model.tie_embeddings=false"])
     with torch.device("meta"):
-        model = load_recipe_module(path).build_model(config)
+        model = tasks.build_model(path)(config)
     assert multiplied_parameters(model) == (8_030_261_248 - 128_256 * 4096, 0)
 
 
@@ -67,7 +67,7 @@ def test_what_is_not_trained_has_no_gradient():
 )
 def test_as_torch_counts(recipe, words, tolerance):
     config = load_config(recipe, words)
-    model = load_recipe_module(recipe).build_model(config)
+    model = tasks.build_model(recipe)(config)
     if recipe == VIT_DIGITS:
         inputs = {"pixel_values": torch.zeros(2, 1, config.data.image_size, config.data.image_size)}
     else:

@@ -82,8 +82,10 @@ def test_the_second_phase_starts_from_the_weights_of_the_first(strategy, first_p
 
 def test_the_saved_model_computes_what_was_evaluated(first_phase):
     """By `from_pretrained` and a loop of its own over the same masked samples."""
+    import tasks
     from largebatch.config import load_config
-    from largebatch.data.masking import masked_sources
+
+    masked_sources = tasks.module("masked_lm", "data").sources
 
     _, evaluation = masked_sources(load_config(BERT, (*TINY, FIRST)))
     model = BertForMaskedLM.from_pretrained(first_phase / "model").eval()

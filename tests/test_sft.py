@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import tasks
 from jobs import run_job
 from paths import ADDITION
 from resuming import Interruption, assert_bit_for_bit, run_interrupted
@@ -40,9 +41,9 @@ def train_plainly(overrides: tuple[str, ...], steps: int) -> dict:
     from torch.nn.functional import cross_entropy
 
     from largebatch.config import load_config
-    from largebatch.data.prompts import addition
+
+    addition = tasks.module("sft", "data").addition
     from largebatch.order import epoch_order
-    from reference import load_recipe_module
 
     config = load_config(ADDITION, overrides)
     pairs = [(row["prompt"].encode(), row["answer"].encode() + b"\0") for row in addition()[0]]
@@ -57,7 +58,7 @@ def train_plainly(overrides: tuple[str, ...], steps: int) -> dict:
             samples[-1].append((prompt, answer))
             room -= length
     torch.manual_seed(config.seed)
-    model = load_recipe_module(ADDITION).build_model(config).train()
+    model = tasks.build_model(ADDITION)(config).train()
     options, size, trained = config.optimizer, config.batch.global_batch_size, {}
     for name, parameter in model.named_parameters():
         if "lora_" in name or config.model.lora is None:
@@ -140,7 +141,7 @@ def evaluate_plainly(folder: Path) -> dict[str, float]:
     from torch.nn.functional import cross_entropy
     from transformers import AutoModelForCausalLM
 
-    from largebatch.data.prompts import addition
+    addition = tasks.module("sft", "data").addition
 
     model, losses, exact = AutoModelForCausalLM.from_pretrained(folder).eval(), [], []
     for row in addition()[1].select(range(40)):
@@ -167,7 +168,8 @@ def save_base(folder: Path) -> None:
     import torch
 
     from largebatch.config import load_config
-    from largebatch.pretrained import load_causal_lm
+
+    load_causal_lm = tasks.module("sft", "model").load_causal_lm
 
     torch.manual_seed(7)
     load_causal_lm(load_config(ADDITION, SINGLE).model).save_pretrained(folder)
@@ -205,7 +207,8 @@ def logits_after_training(run_dir: Path, *words: str):
     import torch
 
     from largebatch.config import load_config
-    from largebatch.pretrained import load_causal_lm
+
+    load_causal_lm = tasks.module("sft", "model").load_causal_lm
 
     state = recorded(ADDITION, run_dir, *words)["weights"][-1]
     model = load_causal_lm(load_config(ADDITION, words).model).eval()

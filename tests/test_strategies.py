@@ -155,8 +155,10 @@ def test_every_strategy_meets_several_recipes():
 
 def test_the_scenarios_are_what_they_are_called():
     """Documents weigh differently from process to process, and ragged batches leave a process without samples."""
+    import tasks
     from largebatch.config import load_config
-    from largebatch.data.text import text_sources
+
+    text_sources = tasks.module("causal_lm", "data").sources
     from largebatch.order import TrainingOrder
     from largebatch.plan import resolve
 

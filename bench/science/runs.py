@@ -149,4 +149,4 @@ def make_run(experiment: Experiment, point: Point, words: tuple[str, ...]) -> Re
 
 def train_recipe(recipe: Path, words: tuple[str, ...], run_dir: Path) -> None:
     """The recipe's own script, in this process."""
-    train(recipe.parent / "train.py", recipe, *words, run_dir=run_dir)
+    train(recipe, *words, run_dir=run_dir)

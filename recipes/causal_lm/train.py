@@ -11,72 +11,39 @@ llama_8b.json    Llama 8B on 168B tokens at batch 4M tokens, after Llama 3 (2407
         --config recipes/causal_lm/gpt_pydoc.json
 """
 
-import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from largebatch.task_folders import run_script
 
-from largebatch.config import CausalLMConfig
-from largebatch.config.models import Llama
+if __name__ == "__main__" and __spec__ is None:
+    # Started as a script: run again as a module of this folder's package, whose modules are imported below.
+    run_script(__file__)
+
+import torch
+
 from largebatch.data.source import Batch
-from largebatch.data.text import IGNORE_INDEX, text_sources
-from largebatch.memory.token_losses import return_token_losses
+from largebatch.data.text import IGNORE_INDEX
 from largebatch.optim import build_optimizer
 from largebatch.run import Run, Value, parse_command_line, user_errors
 
-
-def build_model(config: CausalLMConfig) -> GPT2LMHeadModel | LlamaForCausalLM:
-    """A GPT-2 or a Llama with random weights."""
-    if isinstance(config.model, Llama):
-        return LlamaForCausalLM(
-            LlamaConfig(
-                vocab_size=config.model.vocab_size,
-                max_position_embeddings=config.data.block_size,
-                hidden_size=config.model.hidden_size,
-                intermediate_size=config.model.intermediate_size,
-                num_hidden_layers=config.model.num_layers,
-                num_attention_heads=config.model.num_heads,
-                num_key_value_heads=config.model.num_kv_heads,
-                rope_parameters={"rope_type": "default", "rope_theta": config.model.rope_theta},
-                rms_norm_eps=config.model.norm_eps,
-                tie_word_embeddings=config.model.tie_embeddings,
-                initializer_range=config.model.initializer_range,
-                use_cache=False,
-                bos_token_id=None,
-                eos_token_id=None,
-            )
-        )
-    return GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=config.model.vocab_size,
-            n_positions=config.data.block_size,
-            n_embd=config.model.hidden_size,
-            n_layer=config.model.num_layers,
-            n_head=config.model.num_heads,
-            embd_pdrop=config.model.dropout,
-            attn_pdrop=config.model.dropout,
-            resid_pdrop=config.model.dropout,
-            initializer_range=config.model.initializer_range,
-            use_cache=False,
-            bos_token_id=None,
-            eos_token_id=None,
-        )
-    )
+from .config import Config
+from .data import sources
+from .model import build_model
 
 
 def main() -> None:
-    config, options = parse_command_line(CausalLMConfig)
+    config, options = parse_command_line(Config)
     run = Run(config, options)
-    train_set, eval_set = run.load(text_sources)
+    train_set, eval_set = run.load(sources)
 
     model = run.build(build_model)
-    # Cross-entropy in the output layer, chunk by chunk: logits would be the largest tensor of all.
-    return_token_losses(model)
     optimizer = build_optimizer(model, run.plan)
     model, optimizer = run.prepare(model, optimizer)
 
     def token_losses(batch: Batch) -> torch.Tensor:
         """Loss of each target token, zero where a label is `IGNORE_INDEX`; shape (batch, tokens)."""
         # Positions are given where documents of a block are kept apart.
-        return model(input_ids=batch["input_ids"], position_ids=batch.get("position_ids"), targets=batch["labels"])
+        positions = batch.get("position_ids")
+        losses: torch.Tensor = model(input_ids=batch["input_ids"], position_ids=positions, targets=batch["labels"])
+        return losses
 
     def evaluate_batch(batch: Batch) -> dict[str, Value]:
         targets = batch["labels"] != IGNORE_INDEX

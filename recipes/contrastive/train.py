@@ -7,59 +7,24 @@ simclr_resnet50_4k.json    ResNet-50 on ImageNet at batch 4,096 with LARS, as in
         --config recipes/contrastive/simclr_digits.json
 """
 
-from itertools import pairwise
+from largebatch.task_folders import run_script
+
+if __name__ == "__main__" and __spec__ is None:
+    # Started as a script: run again as a module of this folder's package, whose modules are imported below.
+    run_script(__file__)
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, normalize
-from transformers import ResNetConfig, ResNetModel
 
-from largebatch.config import ContrastiveConfig
-from largebatch.config.contrastive import CHANNELS_PER_GROUP, ConvNet, Projection
 from largebatch.data.images import normalise
 from largebatch.data.source import Batch
-from largebatch.data.views import NUM_VIEWS, view_sources
 from largebatch.optim import build_optimizer
 from largebatch.run import Run, Value, parse_command_line, user_errors
 
-
-class Encoder(nn.Module):
-    """A network, and the head whose outputs are contrasted; the representations to use later are those before it."""
-
-    def __init__(self, backbone: nn.Module, width: int, projection: Projection):
-        super().__init__()
-        self.backbone = backbone
-        activation = {"relu": nn.ReLU, "gelu": nn.GELU}[projection.activation]()
-        hidden, outputs = projection.hidden_size, projection.output_size
-        self.head = nn.Sequential(nn.Linear(width, hidden), activation, nn.Linear(hidden, outputs))
-
-    def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Representations, shape (images, width), and projections, shape (images, output_size)."""
-        outputs = self.backbone(pixel_values)
-        # Of a ResNet of `transformers`, a pooled map of one place.
-        representations = getattr(outputs, "pooler_output", outputs).flatten(1)
-        return representations, self.head(representations)
-
-
-def build_model(config: ContrastiveConfig) -> Encoder:
-    """An encoder with random weights."""
-    sizes = config.model.hidden_sizes
-    if isinstance(config.model, ConvNet):
-        layers: list[nn.Module] = []
-        for inputs, outputs in pairwise([config.data.num_channels, *sizes]):
-            convolution = nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False)
-            layers += [convolution, nn.GroupNorm(outputs // CHANNELS_PER_GROUP, outputs), nn.GELU()]
-        return Encoder(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1)), sizes[-1], config.projection)
-    backbone = ResNetModel(
-        ResNetConfig(
-            num_channels=config.data.num_channels,
-            embedding_size=config.model.embedding_size,
-            hidden_sizes=sizes,
-            depths=config.model.depths,
-            layer_type=config.model.layer_type,
-        )
-    )
-    return Encoder(backbone, sizes[-1], config.projection)
+from .config import Config
+from .data import NUM_VIEWS, sources
+from .model import build_model
 
 
 def nt_xent(features: torch.Tensor, temperature: float) -> torch.Tensor:
@@ -74,18 +39,19 @@ def nt_xent(features: torch.Tensor, temperature: float) -> torch.Tensor:
 
 
 def main() -> None:
-    config, options = parse_command_line(ContrastiveConfig)
+    config, options = parse_command_line(Config)
     run = Run(config, options)
-    train_set, eval_set = run.load(view_sources)
+    train_set, eval_set = run.load(sources)
 
-    model = run.build(build_model)
+    model: nn.Module = run.build(build_model)
     optimizer = build_optimizer(model, run.plan)
     model, optimizer = run.prepare(model, optimizer)
 
     def features_of(batch: Batch) -> torch.Tensor:
         """Projections of both views of each sample, of length 1; shape (batch, views, size)."""
-        _, projections = model(normalise(batch["pixel_values"].flatten(0, 1), config.data, run.dtype))
-        return normalize(projections.to(run.dtype), dim=-1).unflatten(0, (-1, NUM_VIEWS))
+        pixels = batch["pixel_values"]
+        _, projections = model(normalise(pixels.flatten(0, 1), config.data, run.dtype))
+        return normalize(projections.to(run.dtype), dim=-1).view(*pixels.shape[:2], -1)
 
     def represent(batch: Batch) -> dict[str, torch.Tensor]:
         """Representations of whole images, of length 1; shape (batch, width)."""

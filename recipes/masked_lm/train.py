@@ -8,48 +8,30 @@ bert_large_32k_512.json   its weights, blocks of 512 tokens at batch 32,768, the
         --config recipes/masked_lm/bert_pydoc.json
 """
 
-from torch.nn.functional import cross_entropy
-from transformers import BertConfig, BertForMaskedLM
+from largebatch.task_folders import run_script
 
-from largebatch.config import MaskedLMConfig
-from largebatch.data.masking import masked_sources
+if __name__ == "__main__" and __spec__ is None:
+    # Started as a script: run again as a module of this folder's package, whose modules are imported below.
+    run_script(__file__)
+
+from torch.nn.functional import cross_entropy
+
 from largebatch.data.source import Batch
 from largebatch.data.text import IGNORE_INDEX
-from largebatch.initialization.attention import freeze_key_biases
-from largebatch.memory.token_losses import return_token_losses
 from largebatch.optim import build_optimizer
 from largebatch.run import Run, Value, parse_command_line, user_errors
 
-
-def build_model(config: MaskedLMConfig) -> BertForMaskedLM:
-    """A BERT with random weights, without the prediction of the next sentence."""
-    model = BertForMaskedLM(
-        BertConfig(
-            vocab_size=config.model.vocab_size,
-            max_position_embeddings=config.model.max_positions,
-            hidden_size=config.model.hidden_size,
-            intermediate_size=4 * config.model.hidden_size,
-            num_hidden_layers=config.model.num_layers,
-            num_attention_heads=config.model.num_heads,
-            hidden_dropout_prob=config.model.dropout,
-            attention_probs_dropout_prob=config.model.dropout,
-            initializer_range=config.model.initializer_range,
-            # Blocks have no padding; an embedding of it would be kept at zero.
-            pad_token_id=None,
-        )
-    )
-    freeze_key_biases(model)
-    return model
+from .config import Config
+from .data import sources
+from .model import build_model
 
 
 def main() -> None:
-    config, options = parse_command_line(MaskedLMConfig)
+    config, options = parse_command_line(Config)
     run = Run(config, options)
-    train_set, eval_set = run.load(masked_sources)
+    train_set, eval_set = run.load(sources)
 
     model = run.build(build_model)
-    # Cross-entropy in the output layer, chunk by chunk: logits would be the largest tensor of all.
-    return_token_losses(model)
     optimizer = build_optimizer(model, run.plan)
     model, optimizer = run.prepare(model, optimizer)
 

@@ -7,43 +7,44 @@ sft_qwen_gsm8k.json    Qwen2.5 0.5B on the 7,473 questions of GSM8K: one GPU, or
         --config recipes/sft/sft_addition.json
 """
 
+from largebatch.task_folders import run_script
+
+if __name__ == "__main__" and __spec__ is None:
+    # Started as a script: run again as a module of this folder's package, whose modules are imported below.
+    run_script(__file__)
+
 import torch
 from torch.nn.functional import cross_entropy
-from transformers import PreTrainedModel
 
-from largebatch.config import SftConfig
-from largebatch.data.prompts import pair_sources
 from largebatch.data.source import Batch
 from largebatch.data.text import IGNORE_INDEX
-from largebatch.memory.token_losses import return_token_losses
 from largebatch.optim import build_optimizer
-from largebatch.pretrained import check_causal, check_packing, load_causal_lm
 from largebatch.run import Run, Value, parse_command_line, user_errors
 
-
-def build_model(config: SftConfig) -> PreTrainedModel:
-    """The pretrained model, with adapters where the recipe has them."""
-    return load_causal_lm(config.model)
+from .attention import check_causal, check_packing
+from .config import Config
+from .data import sources
+from .model import build_model
 
 
 def main() -> None:
-    config, options = parse_command_line(SftConfig)
+    config, options = parse_command_line(Config)
     run = Run(config, options)
-    train_set, eval_set = run.load(pair_sources)
+    train_set, eval_set = run.load(sources)
 
     model = run.build(build_model)
     check_causal(model)
     if config.data.packing:
         check_packing(model)
-    # Cross-entropy in the output layer, chunk by chunk: logits would be the largest tensor of all.
-    return_token_losses(model)
     optimizer = build_optimizer(model, run.plan)
     model, optimizer = run.prepare(model, optimizer)
 
     def token_losses(batch: Batch) -> torch.Tensor:
         """Loss of each target token, zero where a label is `IGNORE_INDEX`; shape (batch, tokens)."""
         # The positions of a pack keep its pairs apart.
-        return model(input_ids=batch["input_ids"], position_ids=batch.get("position_ids"), targets=batch["labels"])
+        positions = batch.get("position_ids")
+        losses: torch.Tensor = model(input_ids=batch["input_ids"], position_ids=positions, targets=batch["labels"])
+        return losses
 
     def evaluate_batch(batch: Batch) -> dict[str, Value]:
         # Logits here, which say what the likeliest tokens are.

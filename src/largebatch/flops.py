@@ -17,8 +17,7 @@ import torch
 from torch import nn
 
 from largebatch.config import RecipeConfig
-from largebatch.config.data import TextData
-from largebatch.config.models import Transformer, Vit
+from largebatch.config.models import Transformer
 
 # Data sheets, in TFLOP/s by precision and the words of a GPU's name, dense: bf16 by tensor cores, fp32 without them (no
 # TF32), fp64 with them where there are such. The first that fits counts.
@@ -58,7 +57,7 @@ class Utilisation:
 def utilisation_of(config: RecipeConfig, model: nn.Module, device: torch.device, world_size: int) -> Utilisation:
     """The MFU of training a whole model on devices like this process's."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
-    section, num_tokens = config.model, tokens_of_a_sample(config)
+    section, num_tokens = config.model, config.tokens_processed_per_sample
     if not isinstance(section, Transformer) or num_tokens is None:
         why = "samples of unequal lengths" if isinstance(section, Transformer) else "this model"
         return Utilisation(None, None, world_size, f"not reported: there is no formula for {why}")
@@ -84,17 +83,6 @@ def token_flops(trained: int, frozen: int, num_layers: int, hidden_size: int, nu
     It is multiplied by `trained` parameters, and by `frozen` ones that are not trained.
     """
     return 6 * trained + 4 * frozen + 12 * num_layers * hidden_size * num_tokens
-
-
-def tokens_of_a_sample(config: RecipeConfig) -> int | None:
-    """Tokens that the model processes for each training sample; None if there are none, or unequal numbers."""
-    data = config.data
-    if isinstance(config.model, Vit):
-        # Patches, and the class token.
-        return int((data.image_size // config.model.patch_size) ** 2 + 1)  # type: ignore[attr-defined]
-    if isinstance(data, TextData) and data.tokens_per_sample is not None:
-        return data.block_size
-    return None
 
 
 def multiplied_parameters(model: nn.Module) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 import pytest
 
+import tasks
 from jobs import run_job
 from paths import PYDOC
 
@@ -14,16 +15,17 @@ def reductions_of_a_step(run_dir, *words: str) -> list[int]:
     from torch import distributed
     from torch.nn.functional import cross_entropy
 
-    from largebatch.config import CausalLMConfig, load_config
-    from largebatch.data.text import text_sources
+    from largebatch.config import load_config
+
+    CausalLMConfig = tasks.module("causal_lm", "config").Config
+    text_sources = tasks.module("causal_lm", "data").sources
     from largebatch.optim import build_optimizer
     from largebatch.run import Run, RunOptions
-    from reference import load_recipe_module
 
     config = load_config(PYDOC, [*SMALL, *words], CausalLMConfig)
     run = Run(config, RunOptions(run_dir))
     train_set, _ = run.load(text_sources)
-    model = load_recipe_module(PYDOC).build_model(config)
+    model = tasks.build_model(PYDOC)(config)
     model, _ = run.prepare(model, build_optimizer(model, run.plan))
     counts = []
     for step in run.steps(train_set):
@@ -69,7 +71,8 @@ def test_equal_samples_need_no_communication_of_weights(words, sums):
     import torch
 
     from largebatch.config import load_config
-    from largebatch.data.text import text_sources
+
+    text_sources = tasks.module("causal_lm", "data").sources
     from largebatch.plan import resolve
     from largebatch.run.feed import training_feed
 

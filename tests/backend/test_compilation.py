@@ -8,6 +8,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
+import tasks
 from jobs import JobFailed, run_job, train
 from largebatch.backend.compilation import compile_in_place
 from largebatch.config import load_config
@@ -15,7 +16,6 @@ from largebatch.errors import ConfigError, UserError
 from largebatch.plan import resolve
 from largebatch.storage.layout import folder_name, read_manifest
 from paths import ADDITION, DIGITS, PYDOC, SIMCLR, VIT_DIGITS
-from reference import load_recipe_module
 from resuming import TINY_GPT
 
 CPU = torch.device("cpu")
@@ -100,8 +100,8 @@ def test_a_run_goes_on_compiled(eager, tmp_path):
 def test_what_is_compiled(monkeypatch):
     """Blocks; stages, which each have blocks of their own; and a model without such, whole. Names stay."""
     monkeypatch.setattr(torch, "compile", lambda function: lambda *inputs: function(*inputs))
-    vit = load_recipe_module(VIT_DIGITS).build_model(load_config(VIT_DIGITS))
-    resnet = load_recipe_module(DIGITS).build_model(load_config(DIGITS))
+    vit = tasks.build_model(VIT_DIGITS)(load_config(VIT_DIGITS))
+    resnet = tasks.build_model(DIGITS)(load_config(DIGITS))
     perceptron = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     unlike = nn.ModuleList([nn.Linear(2, 2), nn.ReLU()])
     for model, kind, count in (

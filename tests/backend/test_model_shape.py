@@ -24,19 +24,19 @@ def units_of_a_job(run_dir, recipe, words):
     """Names of each unit's parameters, and whether it is gathered again for the backward pass; counted, and real."""
     from torch.distributed.fsdp import FSDPModule
 
+    import tasks
     from largebatch.backend.model_shape import shape_of
     from largebatch.config import load_config
     from largebatch.optim import build_optimizer
     from largebatch.run import Run, RunOptions
     from largebatch.tools.plan.recipe_model import recipe_model
-    from reference import load_recipe_module
 
     run = Run(load_config(recipe, words), RunOptions(run_dir))
     shape = shape_of(recipe_model(run.config, recipe.parent / "train.py"), run.plan)
     counted = {}
     for parameter in shape.parameters:
         counted.setdefault(parameter.unit, []).append(parameter.name)
-    model = run.build(load_recipe_module(recipe).build_model)
+    model = run.build(tasks.build_model(recipe))
     model, _ = run.prepare(model, build_optimizer(model, run.plan))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     real = set()

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+import tasks
 from jobs import JobFailed, run_job
 from largebatch.backend.sync_batch_norm import CpuSyncBatchNorm, is_synchronised, synchronise
 from paths import DIGITS, PYDOC
-from reference import load_recipe_module, reference_digits
+from reference import reference_digits
 from test_strategies import assert_same, recorded
 
 SYNC = "--model.sync_batch_norm=true"
@@ -205,7 +206,7 @@ def torchs_statistics(words: tuple[str, ...]) -> dict[str, np.ndarray]:
 
     config = load_config(DIGITS, words)
     torch.manual_seed(config.seed)
-    model = load_recipe_module(DIGITS).build_model(config).train()
+    model = tasks.build_model(DIGITS)(config).train()
     indices = epoch_order(config.data.num_train_samples, config.seed, 0)(np.arange(8))
     model(pixel_values=normalise(digits(config.data)[0].fetch(indices, 0)["pixel_values"], config.data))
     return {name: buffer.numpy() for name, buffer in model.named_buffers()}

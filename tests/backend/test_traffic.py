@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 
+import tasks
 from collectives import Recorder, bytes_sent_in, replay
 from jobs import run_job, write_zero_config
 from largebatch.plan.model_shape import Strategy, ZeroSettings
@@ -57,15 +58,16 @@ def steps_of_a_run(run_dir, words):
     from torch.nn.functional import cross_entropy
 
     from largebatch.backend.model_shape import shape_of
-    from largebatch.config import CausalLMConfig, load_config
-    from largebatch.data.text import text_sources
+    from largebatch.config import load_config
+
+    CausalLMConfig = tasks.module("causal_lm", "config").Config
+    text_sources = tasks.module("causal_lm", "data").sources
     from largebatch.optim import build_optimizer
     from largebatch.run import Run, RunOptions
-    from reference import load_recipe_module
 
     run = Run(load_config(PYDOC, words, CausalLMConfig), RunOptions(run_dir))
     train_set, _ = run.load(text_sources)
-    model = load_recipe_module(PYDOC).build_model(run.config)
+    model = tasks.build_model(PYDOC)(run.config)
     shape = shape_of(model, run.plan)
     model, _ = run.prepare(model, build_optimizer(model, run.plan))
     steps, losses, sent = run.steps(train_set), [], {}

@@ -31,7 +31,7 @@ def test_the_order_is_asked_for_in_the_middle_of_an_epoch():
 
 def test_packing_counts_every_pair_and_target(monkeypatch):
     """Where every measurement takes a second, samples are numbers of pairs and of targets."""
-    targets, fetch = [], data_path.PairSamples.fetch
+    targets, fetch = [], data_path.of_sft.PairSamples.fetch
 
     def fetch_and_count(self, indices, epoch):
         batch = fetch(self, indices, epoch)
@@ -43,7 +43,7 @@ def test_packing_counts_every_pair_and_target(monkeypatch):
         return 1.0
 
     monkeypatch.setattr(data_path, "NUM_PAIRS", 300)
-    monkeypatch.setattr(data_path.PairSamples, "fetch", fetch_and_count)
+    monkeypatch.setattr(data_path.of_sft.PairSamples, "fetch", fetch_and_count)
     monkeypatch.setattr(data_path, "seconds", one_second)
     assigning, fetching = data_path.measure_packing(rounds=2)
     assert assigning.samples == [300, 300]

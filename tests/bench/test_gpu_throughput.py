@@ -1,7 +1,6 @@
 """bench/gpu_throughput.py: the jobs are those that are named, and the program works at a toy size."""
 
 import json
-import runpy
 
 import numpy as np
 import pytest
@@ -9,6 +8,7 @@ import torch
 
 import gpu_throughput
 from record import Figure, Record, read_record, take_facts
+from tasks import build_model
 
 # Parameters in millions, from the papers; of Llama 1.3B, 24 x (4 x 2048² + 3 x 2048 x 5632) and the embedding.
 SIZES = {"gpt2_124m": 124.4, "llama_1b": 1298.7, "resnet50": 25.6}
@@ -20,7 +20,7 @@ def test_the_models_have_the_sizes_in_their_names(name):
     job = gpu_throughput.JOBS[name]
     config, _ = gpu_throughput.config_of(job, toy=False)
     with torch.device("meta"):
-        model = runpy.run_path(str(job.path.parent / "train.py"))["build_model"](config)
+        model = build_model(job.path)(config)
     assert sum(parameter.numel() for parameter in model.parameters()) / 1e6 == pytest.approx(SIZES[name], rel=0.003)
     assert config.precision == "bf16"
     assert gpu_throughput.units_of_step(config) == STEPS[name]

@@ -8,10 +8,12 @@ import pytest
 import torch
 
 import loop_tax
+import tasks
 from largebatch.config import load_config
-from largebatch.data.images import image_sources
 from paired import in_own_process
 from peers.digits.job import BATCH, digits
+
+image_sources = tasks.module("image_classification", "data").sources
 
 
 class Count:

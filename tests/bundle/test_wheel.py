@@ -27,7 +27,7 @@ SOURCES = (
     "README.md",
     "LICENSE",
 )
-SHIPPED = ("recipes/*.json", "recipes/*/*.json", "recipes/*/*.yaml", "recipes/*/train.py", "slurm/*", "ds_configs/*")
+SHIPPED = ("recipes/*/*.json", "recipes/*/*.yaml", "recipes/*/*.py", "slurm/*", "ds_configs/*")
 
 # In the manner of Slurm's commands, as far as launch.sh uses them, on a cluster that is this machine.
 SLURM = {

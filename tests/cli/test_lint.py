@@ -19,7 +19,7 @@ def test_nothing_found_in_the_repository_itself(monkeypatch, capsys):
         *RECIPES,
         *ROOT.glob("slurm/*.sbatch"),
         ROOT / "slurm/launch.sh",
-        *ROOT.glob("recipes/*/*.yaml"),
+        *ROOT.glob("recipes/accelerate_configs/*.yaml"),
         *ROOT.glob("ds_configs/*"),
     ]
     assert capsys.readouterr().out == f"{len(files)} files, nothing found\n"

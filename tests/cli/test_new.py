@@ -24,10 +24,11 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 COPIED = {
-    "recipes/recipe.schema.json",
-    "recipes/causal_lm/README.md",
-    "recipes/causal_lm/gpt_pydoc.json",
-    "recipes/causal_lm/train.py",
+    *(f"recipes/causal_lm/{name}.py" for name in ("config", "data", "model", "train")),
+    *(
+        f"recipes/causal_lm/{name}"
+        for name in ("README.md", "configuration.md", "recipe.schema.json", "gpt_pydoc.json")
+    ),
     "slurm/gpt_pydoc.sbatch",
     "slurm/launch.sh",
     *(f"recipes/accelerate_configs/{strategy}.yaml" for strategy in STRATEGIES),
@@ -88,7 +89,7 @@ def test_what_is_printed_can_be_done_there(tmp_path, capsys):
     assert new(folder, recipe="resnet_digits") == 0
     title, _, *commands = capsys.readouterr().out.splitlines()
     recipe = "recipes/image_classification/resnet_digits.json"
-    assert title == f"{folder}: 19 files, {recipe} under ddp; README.md says what to change first"
+    assert title == f"{folder}: 26 files, {recipe} under ddp; README.md says what to change first"
     assert [shlex.split(command) for command in commands[:2]] == [["cd", str(folder)], ["largebatch", "lint"]]
     assert commands[2] == (
         "  accelerate launch --config_file recipes/accelerate_configs/ddp.yaml --num_processes 2 "

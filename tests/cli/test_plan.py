@@ -6,22 +6,32 @@ import pty
 
 import pytest
 
+import tasks
 from largebatch.tools.command_line import main
 from largebatch.tools.plan.table import painter
 from paths import DIGITS, PYDOC, ROOT
 
 # A recipe of somebody's own, with a model of plain torch that looks at numbers while it is built.
-OWN_SCRIPT = """
+OWN_MODEL = """
 import torch
 from torch import nn
 
-from widths import WIDTH
+from .widths import WIDTH
 
 
 def build_model(config):
     rates = [rate.item() for rate in torch.linspace(0, 0.1, 2)]
     return nn.Sequential(*[nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(rate)) for rate in rates])
 """
+
+
+TWO = ("--world-sizes", "2", "--accelerate-configs", str(ROOT / "recipes/accelerate_configs"))
+
+
+def recipe_with_model(folder, text):
+    recipe = tasks.copy("image_classification", folder) / DIGITS.name
+    recipe.with_name("model.py").write_text(text)
+    return recipe
 
 
 @pytest.fixture
@@ -53,18 +63,16 @@ def test_json_has_every_number(compare):
     assert two["strategies"]["ddp"]["sent_bytes_per_step"] == {"least": 4 * 78_394, "most": 4 * 78_394}
 
 
-def test_a_script_of_ones_own(compare, tmp_path):
-    recipe = tmp_path / "mine.json"
-    recipe.write_text(DIGITS.read_text())
-    (tmp_path / "train.py").write_text(OWN_SCRIPT)
-    (tmp_path / "widths.py").write_text("WIDTH = 10\n")
-    code, output, _ = compare(recipe, "--world-sizes", "2", "--json")
+def test_a_model_of_ones_own(compare, tmp_path):
+    recipe = recipe_with_model(tmp_path, OWN_MODEL)
+    recipe.with_name("widths.py").write_text("WIDTH = 10\n")
+    code, output, _ = compare(recipe, *TWO, "--json")
     assert code == 0
     assert json.loads(output)["parameters"] == 2 * (10 * 10 + 10)
     assert json.loads(output)["estimated_activation_bytes"] is None
 
 
-PLAIN_SCRIPT = """
+PLAIN_MODEL = """
 from __future__ import annotations
 
 import dataclasses
@@ -85,10 +93,8 @@ def build_model(config):
 """
 
 
-def test_what_a_script_prints_is_not_among_the_numbers(compare, tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(PLAIN_SCRIPT)
-    code, output, errors = compare(DIGITS, "--world-sizes", "2", "--json", "--script", str(script))
+def test_what_a_model_prints_is_not_among_the_numbers(compare, tmp_path):
+    code, output, errors = compare(recipe_with_model(tmp_path, PLAIN_MODEL), *TWO, "--json")
     assert (code, errors) == (0, "it is imported\nit is built\n")
     assert json.loads(output)["parameters"] == 110
 
@@ -107,19 +113,25 @@ def test_activations_of_images_in_fp64(compare):
     [
         ("raise SystemExit", "ends the program instead of giving a model"),
         ("import argparse; argparse.ArgumentParser().error('no')", "ends the program instead of giving a model"),
-        ("def build_model(config): return None", "returned NoneType, no torch.nn.Module"),
+        ("def build_model(config): return None", "returned NoneType, which is not a torch.nn.Module"),
         ("from torch import nn; build_model = lambda config: nn.ReLU()", "no parameter to train"),
         ("from torch import nn; build_model = lambda config: nn.Linear(2, 2).requires_grad_(False)", "no parameter to"),
+        ("build_modle = 1", "has no function build_model(config)"),
         ("from torch import nn; build_model = lambda config: nn.LazyLinear(2)", "the shape of weight is not known"),
     ],
 )
-def test_a_script_without_a_model_that_can_be_counted(compare, tmp_path, text, message):
-    script = tmp_path / "train.py"
-    script.write_text(text)
-    code, output, errors = compare(DIGITS, "--world-sizes", "2", "--script", str(script))
+def test_a_file_without_a_model_that_can_be_counted(compare, tmp_path, text, message):
+    recipe = recipe_with_model(tmp_path, text)
+    code, output, errors = compare(recipe, *TWO)
     assert (code, output) == (2, "")
-    assert f"{script}" in errors
+    assert str(recipe.with_name("model.py")) in errors
     assert message in errors
+
+
+def test_a_task_without_model_py(compare, tmp_path):
+    recipe = recipe_with_model(tmp_path, "")
+    recipe.with_name("model.py").unlink()
+    assert f"there is no {recipe.with_name('model.py')}, whose build_model(config) makes" in compare(recipe, *TWO)[2]
 
 
 def test_a_folder_without_strategies_is_refused(compare, tmp_path):
@@ -132,9 +144,6 @@ def test_a_folder_without_strategies_is_refused(compare, tmp_path):
     ("words", "message"),
     [
         (["--world-sizes", "3,5"], "--world-sizes 5: batch: global_batch_size 64 is not a multiple"),
-        (["--world-sizes", "2", "--script", "nowhere.py"], "there is no nowhere.py; write --script PATH"),
-        (["--world-sizes", "2", "--script", "tests/paths.py"], "has no function build_model(config)"),
-        (["--world-sizes", "2", "--script", "tests/conftest.pyi"], "there is no tests/conftest.pyi"),
         (["--world-sizes", "2", "--accelerate-configs", "nowhere"], "there is no nowhere; write --accelerate-configs"),
     ],
 )

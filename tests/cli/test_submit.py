@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -195,7 +196,8 @@ def test_a_strategy_that_the_script_would_not_take(capsys):
         (["gpt"], f"gpt: no such recipe; known: {', '.join(sorted(path.stem for path in RECIPES))}"),
         (["gpt_pydocs"], "gpt_pydocs: no such recipe, did you mean gpt_pydoc?; known: "),
         (["none.json"], "none.json: no such file"),
-        (["mine.json"], "there is no slurm/mine.sbatch to submit mine.json with"),
+        (["elsewhere/mine.json"], "there is no slurm/mine.sbatch to submit elsewhere/mine.json with"),
+        (["lone.json"], "1 problem in lone.json:\n  - there is no config.py, which says what a recipe may say"),
         (["elsewhere/gpt_pydoc.json"], f"{SMOKE} runs {RECIPE}, not elsewhere/gpt_pydoc.json"),
         (["gpt_pydoc", "word"], "word: not an option"),
         (["gpt_pydoc", "--optimzer.eps=1"], "--optimzer.eps: neither a field of the recipe nor an option of sbatch"),
@@ -205,9 +207,9 @@ def test_a_strategy_that_the_script_would_not_take(capsys):
     ],
 )
 def test_refused(words, message, capsys):
-    for path in (Path("mine.json"), Path("elsewhere/gpt_pydoc.json")):
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(Path(RECIPE).read_bytes())
+    shutil.copytree(Path(RECIPE).parent, "elsewhere")
+    shutil.copy(RECIPE, "elsewhere/mine.json")
+    Path("lone.json").write_bytes(Path(RECIPE).read_bytes())
     assert submit("--nodes=2", *words) == 2
     assert capsys.readouterr().err.startswith(f"error: {message}")
     assert not Path("called.json").exists()

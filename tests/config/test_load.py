@@ -4,9 +4,13 @@ import json
 
 import pytest
 
-from largebatch.config import CausalLMConfig, ImageClassificationConfig, load_config
+import tasks
+from largebatch.config import load_config
 from largebatch.errors import ConfigError
 from paths import DIGITS, IMAGENET, PYDOC, RECIPES, VIT_DIGITS
+
+CausalLMConfig = tasks.module("causal_lm", "config").Config
+ImageClassificationConfig = tasks.module("image_classification", "config").Config
 
 
 def problems_of(*overrides: str, recipe=PYDOC, task=None) -> list[str]:
@@ -33,7 +37,7 @@ def test_all_problems_of_both_kinds_in_one_error(tmp_path):
     raw["optimizer"]["weight_decay"] = -0.1
     raw["learning_rate"]["warmup"]["duration"] = {"epochs": 40}
     raw["precision"] = "fp16"
-    bad = tmp_path / "bad.json"
+    bad = tasks.copy("causal_lm", tmp_path) / "bad.json"
     bad.write_text(json.dumps(raw))
     text = "\n".join(problems_of(recipe=bad))
     for words in (
@@ -54,7 +58,8 @@ def test_all_problems_of_both_kinds_in_one_error(tmp_path):
         ("--batch.global_batch_size=0", "batch.global_batch_size: given 0; must be above 0"),
         ("--seed=99999999999999999999999", "must be at most 9223372036854775807"),
         ("--learning_rate.base_lr=1e308", "must be at most 1000000000000"),
-        ('--task=["x"]', "is not a task"),
+        ("--task=causal_lm", "task: a recipe's task is the folder that it lies in; remove it"),
+        ('--verify={"model": {"num_layers": 1}}', 'verify: its model is debug_model now; write "debug_model"'),
         ("--batch.global_batch_size=" + "9" * 5000, "batch.global_batch_size: given"),
         ("--data=null", "data: given null; write an object"),
         ("--optimizer=[]", "optimizer: given []; write an object"),
@@ -79,7 +84,6 @@ def test_all_problems_of_both_kinds_in_one_error(tmp_path):
         ("--model=5", "model: given 5; write an object"),
         ("--logging.trackers=tensorboard", 'logging.trackers: given "tensorboard"; write a list'),
         ("--data.source=hub", 'data.source: "hub" is unknown; write one of "pydoc", "datasets"'),
-        ("--task=vision", 'task: "vision" is not a task; write "image_classification" or "causal_lm"'),
         ("--data.num_train_sample=3", "did you mean num_train_samples?"),
     ],
 )
@@ -209,15 +213,15 @@ def test_malformed_overrides(overrides, words):
     [
         ("{", "not valid JSON"),
         ("[1]", "must be a JSON object"),
-        ('{"task": "causal_lm", "task": "causal_lm"}', "given twice"),
-        ("{}", "task: missing"),
+        ('{"seed": 1, "seed": 1}', "given twice"),
+        ("{}", "model: missing"),
         ('{"seed": ' + "9" * 5000 + "}", "cannot be read"),
         ("[" * 100_000, "cannot be read"),
         ("\x00\xff", "not valid JSON"),
     ],
 )
 def test_unusable_files(tmp_path, text, words):
-    file = tmp_path / "recipe.json"
+    file = tasks.copy("causal_lm", tmp_path) / "recipe.json"
     file.write_text(text)
     assert words in "\n".join(problems_of(recipe=file))
 
@@ -231,8 +235,66 @@ def test_missing_file_folder_and_binary(tmp_path):
 
 def test_a_recipe_of_another_task_is_refused():
     (problem,) = problems_of(recipe=DIGITS, task=CausalLMConfig)
-    assert "image_classification recipes are run by recipes/image_classification/train.py" in problem
-    assert load_config(DIGITS, task=ImageClassificationConfig).data.num_train_samples == 1437
+    assert problem == f"the train.py beside it runs it, in {DIGITS.parent}; this one is another task's"
+    assert load_config(DIGITS, (), ImageClassificationConfig).data.num_train_samples == 1437
+
+
+def test_a_recipe_without_its_task(tmp_path):
+    (tmp_path / "lone.json").write_text(DIGITS.read_text())
+    (problem,) = problems_of(recipe=tmp_path / "lone.json")
+    assert problem.startswith(f"there is no {tmp_path}/config.py, which says what a recipe may say; a recipe's JSON")
+
+
+HEAD = "from largebatch.config import RecipeConfig\n\nclass Config(RecipeConfig):\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import largebatch\nx = 1 +\n", ":2: SyntaxError: invalid syntax"),
+        ("\n\nwords = nothing\n", ":3: NameError: name 'nothing' is not defined"),
+        ("from .missing import x\n", ":1: ModuleNotFoundError: No module named "),
+        ("Config = 5\n", ": has no class Config(RecipeConfig); write one, as docs/tasks.md says"),
+        ("class Config:\n    pass\n", ": has no class Config(RecipeConfig)"),
+        (f"{HEAD}    x: y\n", ":4: NameError: name 'y' is not defined"),
+        (f"{HEAD}    data: 'Nothing'\n", ": PydanticUndefinedAnnotation: name 'Nothing' is not defined"),
+        (
+            f"{HEAD}    data: int\n",
+            ": TypeError: the type of data, int, is not a subclass of largebatch.config.data.Data",
+        ),
+    ],
+)
+def test_config_py_that_cannot_be_used(text, words, tmp_path):
+    (tmp_path / "config.py").write_text(text)
+    (tmp_path / "lone.json").write_text(DIGITS.read_text())
+    (problem,) = problems_of(recipe=tmp_path / "lone.json")
+    assert problem.startswith(f"{tmp_path}/config.py{words}")
+
+
+def test_an_error_inside_of_a_module_that_config_py_imports(tmp_path):
+    folder = tasks.copy("causal_lm", tmp_path)
+    (folder / "config.py").write_text("from .sections import x\n")
+    (folder / "sections.py").write_text("\nx = 1 / 0\n")
+    (problem,) = problems_of(recipe=folder / "gpt_pydoc.json")
+    assert problem == f"{folder}/sections.py:2: ZeroDivisionError: division by zero"
+
+
+def test_problems_are_told_whatever_a_check_makes_of_them(tmp_path):
+    folder = tasks.copy("causal_lm", tmp_path)
+    text = (
+        (folder / "config.py").read_text()
+        + """
+    @check
+    def _divides(self) -> Iterator[str]:
+        if 12 // self.model.num_layers < 7:
+            yield "model.num_layers: too many; write 1"
+"""
+    )
+    (folder / "config.py").write_text(text)
+    recipe = folder / "gpt_pydoc.json"
+    assert problem_of(recipe=recipe) == "model.num_layers: too many; write 1"
+    assert len(problems_of("--seed=x", recipe=recipe)) == 2
+    assert problem_of("--model.num_layers=0", recipe=recipe) == "model.num_layers: given 0; must be above 0"
 
 
 def test_rolling_back_needs_checkpoints():

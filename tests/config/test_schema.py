@@ -1,4 +1,4 @@
-"""The published JSON Schema is the one the code has, and recipes keep to it."""
+"""Each task's published JSON Schema and page are what its code says, and recipes keep to it."""
 
 import json
 import re
@@ -6,32 +6,55 @@ import re
 import jsonschema
 import pytest
 
-from largebatch.tools.schema import configuration_reference, recipe_schema
-from paths import RECIPES, ROOT
+from largebatch.task_folders import SCHEMA
+from largebatch.tools.command_line import main
+from largebatch.tools.schema import configuration_page, recipe_schema
+from paths import PYDOC, RECIPES, ROOT
+from tasks import TASKS, copy
 
-SCHEMA_FILE = ROOT / "recipes/recipe.schema.json"
+FOLDERS = [ROOT / "recipes" / task for task in TASKS]
+every_task = pytest.mark.parametrize("folder", FOLDERS, ids=TASKS)
 
 
-def test_schema_is_fresh():
-    assert SCHEMA_FILE.read_text() == recipe_schema(), "run: largebatch schema > recipes/recipe.schema.json"
+def test_what_is_published_is_fresh():
+    assert main(["schema", "--check", "--markdown", *map(str, FOLDERS)]) == 0, (
+        "run: largebatch schema --markdown recipes/*/"
+    )
+
+
+def test_what_is_stale_is_told(tmp_path, capsys):
+    folder = copy("causal_lm", tmp_path)
+    (folder / SCHEMA).write_text("{}")
+    (folder / "configuration.md").unlink()
+    assert main(["schema", "--check", "--markdown", str(folder)]) == 1
+    told = [
+        f"{folder / name} is not what config.py says; run largebatch schema {folder}"
+        for name in (SCHEMA, "configuration.md")
+    ]
+    assert capsys.readouterr().out.splitlines() == told
+    # Folders beside those of tasks are passed over where a shell names them all.
+    assert main(["schema", str(folder), str(tmp_path)]) == 0
+    assert main(["schema", "--check", str(folder)]) == 0
+    assert main(["schema", str(tmp_path)]) == 2
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_recipes_name_the_schema_and_keep_to_it(recipe):
     raw = json.loads(recipe.read_text())
-    assert (recipe.parent / raw["$schema"]).resolve() == SCHEMA_FILE
-    jsonschema.Draft202012Validator(json.loads(SCHEMA_FILE.read_text())).validate(raw)
+    assert raw["$schema"] == SCHEMA
+    jsonschema.Draft202012Validator(json.loads(recipe.with_name(SCHEMA).read_text())).validate(raw)
 
 
 def test_schema_refuses_what_the_loader_refuses():
-    raw = json.loads(RECIPES[0].read_text())
+    raw = json.loads(PYDOC.read_text())
     raw["batch"]["global_batch_sise"] = 1
-    assert not jsonschema.Draft202012Validator(json.loads(recipe_schema())).is_valid(raw)
+    assert not jsonschema.Draft202012Validator(json.loads(recipe_schema(PYDOC.parent))).is_valid(raw)
 
 
-def test_every_field_is_described():
+@every_task
+def test_every_field_is_described(folder):
     """A field without a sentence helps nobody in an editor."""
-    definitions = json.loads(recipe_schema())["$defs"]
+    definitions = json.loads(recipe_schema(folder))["$defs"]
     bare = [
         f"{name}.{field}"
         for name, definition in definitions.items()
@@ -44,13 +67,8 @@ def test_every_field_is_described():
     assert bare == []
 
 
-def test_the_reference_is_fresh():
-    written = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
-    assert written == configuration_reference(), "run: largebatch schema --markdown > docs/configuration.md"
-
-
-def test_rows_of_the_reference_by_hand():
-    rows = configuration_reference().splitlines()
+def test_rows_of_the_page_by_hand():
+    rows = configuration_page(PYDOC.parent).splitlines()
     for row in (
         "| every | `integer` |  | `0 < x` | `10` | Steps between two lines of metrics.jsonl; the first and the last "
         "step always have one. |",
@@ -62,11 +80,12 @@ def test_rows_of_the_reference_by_hand():
         assert row in rows
 
 
-def test_the_reference_has_every_section_once_and_all_its_fields():
-    text = configuration_reference()
+@every_task
+def test_the_page_has_every_section_once_and_all_its_fields(folder):
+    text = configuration_page(folder)
     headings = re.findall(r"^## (\S+)$", text, re.MULTILINE)
     assert set(re.findall(r"\]\(#(.*?)\)", text)) <= {heading.lower() for heading in headings}
-    for name, definition in json.loads(recipe_schema())["$defs"].items():
+    for name, definition in json.loads(recipe_schema(folder))["$defs"].items():
         assert headings.count(name) == 1
         table = text.split(f"\n## {name}\n")[1].split("\n## ")[0]
         assert sorted(re.findall(r"^\| (\S+) \| `", table, re.MULTILINE)) == sorted(definition["properties"])

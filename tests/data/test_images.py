@@ -7,11 +7,15 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
+import tasks
 from largebatch.config import load_config
-from largebatch.data.images import image_sources, model_input, normalise
+from largebatch.data.images import normalise
 from largebatch.errors import DataError, UserError
 from paths import DIGITS, IMAGENET
 from pictures import gradient_image, jpeg, png, write_parquet
+
+image_sources = tasks.module("image_classification", "data").sources
+model_input = tasks.module("image_classification", "data").model_input
 
 
 @pytest.fixture

@@ -7,11 +7,14 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+import tasks
 from largebatch.config import load_config
-from largebatch.data.masking import MaskedBlocks, masked_sources
 from largebatch.data.text import IGNORE_INDEX, ArrayTokens, TokenBlocks
 from largebatch.errors import ConfigError, DataError
 from paths import BERT
+
+MaskedBlocks = tasks.module("masked_lm", "data").MaskedBlocks
+masked_sources = tasks.module("masked_lm", "data").sources
 
 SPECIAL = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4}
 WORDS = SPECIAL | {f"w{number}": 5 + number for number in range(40)}

@@ -4,11 +4,15 @@ import numpy as np
 import pytest
 import torch
 
+import tasks
 from largebatch.config import load_config
-from largebatch.data.images import image_sources, model_input
-from largebatch.data.mixup import mixed_cross_entropy, partners
 from largebatch.errors import ConfigError
 from paths import DIGITS, VIT_DIGITS
+
+image_sources = tasks.module("image_classification", "data").sources
+model_input = tasks.module("image_classification", "data").model_input
+mixed_cross_entropy = tasks.module("image_classification", "mixup").mixed_cross_entropy
+partners = tasks.module("image_classification", "mixup").partners
 
 
 def sources(alpha: float = 0.4, seed: int = 0):

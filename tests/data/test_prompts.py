@@ -8,11 +8,14 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+import tasks
 from largebatch.config import load_config
-from largebatch.data.pairs import starts_of_packs
-from largebatch.data.prompts import addition, pair_sources
 from largebatch.errors import ConfigError, DataError
 from paths import ADDITION
+
+starts_of_packs = tasks.module("sft", "pairs").starts_of_packs
+addition = tasks.module("sft", "data").addition
+pair_sources = tasks.module("sft", "data").sources
 
 ROWS = [
     {"question": "alpha beta", "reply": "gamma"},

@@ -9,11 +9,14 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
+import tasks
 from largebatch.config import load_config
 from largebatch.config.data import DataFiles
-from largebatch.data.text import ArrayTokens, ArrowTokens, TokenBlocks, text_sources
+from largebatch.data.text import ArrayTokens, ArrowTokens, TokenBlocks
 from largebatch.errors import DataError, UserError
 from paths import PYDOC
+
+text_sources = tasks.module("causal_lm", "data").sources
 
 DOCUMENTS = ["alpha beta", "", "gamma", "beta " * 40, "Ünï"]
 

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+import tasks
 from largebatch.config import load_config
-from largebatch.data.masking import masked_sources
-from largebatch.data.text import text_sources
 from largebatch.tools.command_line import main
 from paths import ADDITION, BERT, PYDOC
+
+masked_sources = tasks.module("masked_lm", "data").sources
+text_sources = tasks.module("causal_lm", "data").sources
 
 TEXTS = ["the cat sat on the mat", "", "the other cat", "Ünï the 猫"] * 30
 
@@ -98,7 +100,9 @@ def test_what_it_refuses(more, vocab_size, message, words, tmp_path, monkeypatch
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize(("recipe", "what"), [(PYDOC, '"pydoc" of task "causal_lm"'), (ADDITION, '"addition" of task')])
+@pytest.mark.parametrize(
+    ("recipe", "what"), [(PYDOC, '"pydoc" of causal_lm has no documents'), (ADDITION, '"addition" of sft')]
+)
 def test_recipes_without_documents(recipe, what, tmp_path, capsys):
     assert train((), "--out", str(tmp_path / "new"), recipe=recipe) == 2
     assert f"error: data.source: {what}" in capsys.readouterr().err

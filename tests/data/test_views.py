@@ -7,12 +7,17 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageFilter
 
+import tasks
 from largebatch.config import load_config
-from largebatch.config.contrastive import Views
 from largebatch.data.images import digits
-from largebatch.data.views import distort_colors, random_view, turn_hue, view_sources
 from paths import SIMCLR
 from pictures import gradient_image, jpeg, write_parquet
+
+Views = tasks.module("contrastive", "config").Views
+distort_colors = tasks.module("contrastive", "data").distort_colors
+random_view = tasks.module("contrastive", "data").random_view
+turn_hue = tasks.module("contrastive", "data").turn_hue
+view_sources = tasks.module("contrastive", "data").sources
 
 CROPS_ALONE = Views(min_area=0.5, flip=False, color_strength=0.0, blur=0.0)
 NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8))

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import tasks
 from initialization.starting import TINY_LLAMA, prepared
 from jobs import JobFailed, run_job
 from largebatch.config import load_config
@@ -16,7 +17,6 @@ from largebatch.errors import UserError
 from largebatch.initialization.building import build_without_weights
 from largebatch.initialization.pretrained import PretrainedWeights, find_folder
 from paths import LLAMA
-from reference import load_recipe_module
 
 
 def saved(folder, tie=False, dtype=torch.float32, **options):
@@ -91,7 +91,7 @@ def test_what_an_earlier_run_has_left(tmp_path):
 def read(folder, *words):
     """Check the folder against the recipe's model, and read all of it."""
     config = load_config(LLAMA, (*TINY_LLAMA, *words))
-    model, _ = build_without_weights(lambda: load_recipe_module(LLAMA).build_model(config))
+    model, _ = build_without_weights(lambda: tasks.build_model(LLAMA)(config))
     weights = PretrainedWeights(find_folder(str(folder)), model)
     return {name: weights.read(name, 0, parameter.numel()) for name, parameter in model.named_parameters()}
 

@@ -8,10 +8,13 @@ import torch
 from torch import nn
 from transformers import ResNetConfig, ResNetForImageClassification
 
+import tasks
 from jobs import run_job
-from largebatch.initialization.residual import set_batch_norm_momentum, small_classifier, zero_last_norm_of_blocks
 from paths import DIGITS, STRATEGIES
-from reference import load_recipe_module
+
+set_batch_norm_momentum = tasks.module("image_classification", "initialization").set_batch_norm_momentum
+small_classifier = tasks.module("image_classification", "initialization").small_classifier
+zero_last_norm_of_blocks = tasks.module("image_classification", "initialization").zero_last_norm_of_blocks
 
 
 def resnet(layer_type: str = "bottleneck") -> ResNetForImageClassification:
@@ -94,7 +97,7 @@ def initial_weights(run_dir: Path) -> dict[str, np.ndarray]:
 
     config = load_config(DIGITS, ["--logging.trackers=[]"])
     Run(config, RunOptions(run_dir=run_dir))
-    model = load_recipe_module(DIGITS).build_model(config)
+    model = tasks.build_model(DIGITS)(config)
     return {name: tensor.numpy(force=True) for name, tensor in model.state_dict().items()}
 
 

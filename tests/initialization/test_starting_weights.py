@@ -8,11 +8,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+import tasks
 from evaluate_saved import evaluate_saved
 from initialization.starting import TINY_LLAMA, prepared
 from jobs import JobFailed, run_job, train
 from paths import LLAMA
-from reference import draw_by_name, load_recipe_module
+from reference import draw_by_name
 from resuming import Interruption, assert_bit_for_bit, assert_same_weights, run_interrupted
 
 
@@ -22,7 +23,7 @@ def expected(seed: int = 0, tie: bool = False) -> dict[str, np.ndarray]:
     from largebatch.config import load_config
 
     words = [*TINY_LLAMA, f"--model.tie_embeddings={str(tie).lower()}"]
-    model = load_recipe_module(LLAMA).build_model(load_config(LLAMA, words))
+    model = tasks.build_model(LLAMA)(load_config(LLAMA, words))
     draw_by_name(model, seed, std=0.02)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     weights |= {f"buffer/{name}": buffer for name, buffer in model.named_buffers()}

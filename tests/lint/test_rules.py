@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from largebatch.tools.lint.project import lint_files, lint_repository
+from paths import RECIPES
 from planting import line_of, plant
 
 pytestmark = pytest.mark.usefixtures("project")
@@ -29,7 +30,7 @@ def test_silent_on_the_repository():
     report = lint_repository()
     assert report.findings == []
     # Recipes and their batch scripts, what these source, Accelerate's and DeepSpeed's configs.
-    assert report.files == 2 * len(list(Path("recipes").glob("*/*.json"))) + 1 + 5 + 3
+    assert report.files == 2 * len(RECIPES) + 1 + 5 + 3
 
 
 # Each: file, what is there, what is planted, rule, and words of the line that is named (by default what was planted).
@@ -41,7 +42,7 @@ MISTAKES = [
     (RECIPE, '"seed": 0,', '"seed": 0, "seed": 1,', "recipe"),
     (RECIPE, '"micro_batch_size": 8', '"micro_batch_size": 5', "recipe"),
     (RECIPE, '{"steps": 40}', '{"steps": 4000}', "recipe"),
-    (RECIPE, '"../recipe.schema.json"', '"recipe.schema.json"', "schema-missing"),
+    (RECIPE, '"recipe.schema.json"', '"../recipe.schema.json"', "schema-missing"),
     # --- the batch, at the script's nodes and processes
     (SMOKE, "#SBATCH --nodes=2", "#SBATCH --nodes=3", "no-plan"),
     (SMOKE, "#SBATCH --nodes=2", "#SBATCH --nodes=2-4", "no-plan"),
@@ -204,7 +205,7 @@ def test_recipe_without_its_train_py():
     Path("recipes/causal_lm/train.py").unlink()
     assert found() == [
         (f"slurm/{name}.sbatch", line_of(f"slurm/{name}.sbatch", "RECIPE="), "train-missing")
-        for name in sorted(path.stem for path in Path("recipes/causal_lm").glob("*.json"))
+        for name in sorted(path.stem for path in RECIPES if path.parent.name == "causal_lm")
     ]
 
 
@@ -265,7 +266,7 @@ def test_one_node_where_none_are_asked_for():
 def test_lines_of_json_that_is_indented_with_tabs():
     plant(RECIPE, '"seed": 0,', '"seed": -1,')
     Path(RECIPE).write_text(Path(RECIPE).read_text().replace("  ", "\t"))
-    assert found() == [(RECIPE, 4, "recipe")]
+    assert found() == [(RECIPE, 3, "recipe")]
 
 
 def test_fp64_on_deepspeed():
@@ -336,7 +337,7 @@ def test_a_script_brings_what_it_names():
 
 def test_deepspeed_configs_are_told_from_recipes():
     Path("mine.json").write_text('{"zero_optimization": {"stage": 5}}')
-    Path("other.json").write_text('{"task": "causal_lm"}')
+    Path("other.json").write_text('{"seed": 0}')
     report = lint_files([Path("mine.json"), Path("other.json")])
     assert {(finding.file, finding.rule) for finding in report.findings} == {
         ("mine.json", "deepspeed-setting"),

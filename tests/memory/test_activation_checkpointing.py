@@ -8,11 +8,11 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
+import tasks
 from jobs import JobFailed, run_job, train
 from largebatch.config import load_config
 from largebatch.memory.activation_checkpointing import checkpoint_activations
 from paths import BERT, DIGITS, LLAMA, PYDOC, SIMCLR, VIT_DIGITS
-from reference import load_recipe_module
 from resuming import EXACT as EXACT_OF_A_STEP
 from test_strategies import recorded
 
@@ -107,7 +107,7 @@ def bytes_kept(model: nn.Module, **inputs: torch.Tensor) -> int:
 
 def kept_of_a_transformer(recipe: Path, num_layers: int, recompute: bool) -> int:
     config = load_config(recipe, (f"--model.num_layers={num_layers}", "--model.hidden_size=64", "--data.block_size=64"))
-    model = load_recipe_module(recipe).build_model(config)
+    model = tasks.build_model(recipe)(config)
     if recompute:
         checkpoint_activations(model)
     return bytes_kept(model, input_ids=torch.zeros(4, 64, dtype=torch.int64))
@@ -124,7 +124,7 @@ def test_blocks_keep_their_inputs_only(recipe):
 
 def test_residual_blocks_keep_less():
     config = load_config(DIGITS, ("--model.depths=[3, 3, 3]",))
-    model = load_recipe_module(DIGITS).build_model(config)
+    model = tasks.build_model(DIGITS)(config)
     plain = bytes_kept(model, pixel_values=torch.zeros(4, 1, 16, 16))
     checkpoint_activations(model)
     assert bytes_kept(model, pixel_values=torch.zeros(4, 1, 16, 16)) < plain / 2

@@ -7,18 +7,19 @@ from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import tasks
 from jobs import run_job
 from largebatch.backend.compilation import compile_in_place
 from largebatch.config import load_config
-from largebatch.config.sft import AutoCausalLM
 from largebatch.data.text import IGNORE_INDEX
 from largebatch.errors import UserError
 from largebatch.memory import linear_token_losses, token_losses
 from largebatch.memory.token_losses import LinearWithTargets, return_token_losses
-from largebatch.pretrained import load_causal_lm
 from paths import ADDITION, BERT, LLAMA, PYDOC
-from reference import load_recipe_module
 from test_strategies import recorded
+
+AutoCausalLM = tasks.module("sft", "config").AutoCausalLM
+load_causal_lm = tasks.module("sft", "model").load_causal_lm
 
 SMALL = ("--model.num_layers=2", "--model.hidden_size=32", "--model.num_heads=2", "--data.block_size=32")
 SMALL_LLAMA = (*SMALL, "--model.num_kv_heads=1", "--model.intermediate_size=47")
@@ -95,7 +96,7 @@ def test_there_is_no_tensor_of_the_logits_size(recipe, monkeypatch):
     config = load_config(recipe, ("--model.vocab_size=4096", "--data.block_size=32"))
     tokens = torch.arange(32 * 32).view(32, 32)
     logits = tokens.numel() * 4096
-    model = load_recipe_module(recipe).build_model(config)
+    model = tasks.build_model(recipe)(config)
     with LargestTensor() as plain:
         outputs = model(input_ids=tokens).logits
         cross_entropy(outputs.transpose(1, 2), tokens).backward()
@@ -198,7 +199,7 @@ def test_a_model_that_could_not_be_asked_is_asked_in_training():
 
 
 def test_targets_of_another_shape_are_refused():
-    model = load_recipe_module(PYDOC).build_model(load_config(PYDOC))
+    model = tasks.build_model(PYDOC)(load_config(PYDOC))
     return_token_losses(model)
     tokens = torch.zeros(2, 8, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"targets of shape \(16,\); give a target"):

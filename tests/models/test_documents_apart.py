@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+import tasks
 from largebatch.config import load_config
-from largebatch.data.text import text_sources
 from paths import LLAMA, PYDOC
-from reference import load_recipe_module
+
+text_sources = tasks.module("causal_lm", "data").sources
 
 SMALL = ("--model.num_layers=2", "--model.hidden_size=32", "--model.num_heads=2")
 MODELS = {"gpt2": (PYDOC, SMALL), "llama": (LLAMA, (*SMALL, "--model.num_kv_heads=1", "--model.intermediate_size=48"))}
@@ -43,7 +44,7 @@ def blocks_of(recipe, words, tmp_path, attention):
     short = (*short, "--learning_rate.warmup=null", '--learning_rate.decay={"name": "constant"}')
     config = load_config(recipe, (*words, "--data", json.dumps(data), *short))
     torch.manual_seed(0)
-    return load_recipe_module(recipe).build_model(config).train(), text_sources(config)[0].fetch(np.arange(4), 0)
+    return tasks.build_model(recipe)(config).train(), text_sources(config)[0].fetch(np.arange(4), 0)
 
 
 def losses_and_gradients(model, inputs, labels, positions):

@@ -5,16 +5,17 @@ import torch
 from torch import nn
 from transformers import ResNetConfig, ResNetForImageClassification
 
+import tasks
 from largebatch.config import load_config
-from largebatch.models.small_image_resnet import SmallImageResNet
 from paths import CIFAR
-from reference import load_recipe_module
+
+SmallImageResNet = tasks.module("image_classification", "small_image_resnet").SmallImageResNet
 
 SMALL = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", num_labels=3)
 
 
 def test_the_recipes_model_is_cifars_resnet_18():
-    model = load_recipe_module(CIFAR).build_model(load_config(CIFAR))
+    model = tasks.build_model(CIFAR)(load_config(CIFAR))
     # 3 x 3 x 3 x 64 and its norm; stages of 64, 128, 256, 512 with their norms and 1 x 1 shortcuts; 512 x 10 + 10.
     stem = 27 * 64 + 2 * 64
     stages = 4 * (9 * 64 * 64 + 2 * 64)

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import re
 import sys
 
 import jsonschema
@@ -13,11 +12,8 @@ from safetensors.numpy import load_file
 from jobs import JobFailed, run_job
 from largebatch.config import load_config
 from largebatch.config.optimizers import (
-    OptimizerEntry,
     find_optimizer,
-    register_optimizer,
     registered_optimizers,
-    registry,
 )
 from largebatch.errors import ConfigError, UserError
 from largebatch.named import load_named
@@ -25,6 +21,7 @@ from largebatch.plan import RunPlan, explain, resolve
 from largebatch.plan.model_shape import Strategy, ZeroSettings
 from largebatch.plan.model_states import model_states, optimizer_states
 from largebatch.plan.strategies import SINGLE, STRATEGIES, find_strategy
+from largebatch.task_folders import import_from
 from largebatch.tools.command_line import main
 from largebatch.tools.schema import recipe_schema
 from largebatch.tools.verify.launch import find_accelerate_configs
@@ -47,25 +44,18 @@ CONFIGS = {name: ROOT / f"recipes/accelerate_configs/{name}.yaml" for name in ST
 
 
 @pytest.fixture(name="own")
-def own_task(tmp_path, monkeypatch):
-    """A folder whose optimizers are registered in this process for the length of a test."""
-    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
-    folder = write_own_task(tmp_path / "own", PYDOC.parent / "train.py")
-    monkeypatch.syspath_prepend(folder)
-    importlib.import_module("own_config")
-    yield folder
-    for name in ("own_config", "own_torch"):
-        sys.modules.pop(name, None)
+def own_recipe(tmp_path):
+    """The recipe of a task outside of the repository, whose config.py registers two optimizers."""
+    return write_own_task(tmp_path / "own")
 
 
 # --- configs ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("own")
-def test_errors_of_its_section_are_told_with_all_others():
+def test_errors_of_its_section_are_told_with_all_others(own):
     words = ('--optimizer={"name": "softsign", "betta": 0.5, "weight_decay": 0, "softness": -1}', "--seed=-1")
     with pytest.raises(ConfigError) as caught:
-        load_config(PYDOC, words)
+        load_config(own, words)
     text = "\n".join(caught.value.problems)
     for problem in (
         "optimizer.betta: unknown key, did you mean beta?",
@@ -74,57 +64,68 @@ def test_errors_of_its_section_are_told_with_all_others():
     ):
         assert problem in text
     with pytest.raises(ConfigError, match=r'"softsing" is unknown, did you mean softsign\?'):
-        load_config(PYDOC, ['--optimizer={"name": "softsing"}'])
+        load_config(own, ['--optimizer={"name": "softsing"}'])
 
 
-@pytest.mark.usefixtures("own")
-def test_the_schema_has_it_while_it_is_registered():
-    schema = json.loads(recipe_schema())
+def test_the_schema_of_its_folder_has_it_and_no_other(own):
+    schema = json.loads(recipe_schema(own.parent))
     assert schema["$defs"]["Softsign"]["properties"]["softness"]["default"] == 1e-3
-    raw = json.loads(PYDOC.read_text()) | {"optimizer": {"name": "softsign", "weight_decay": 0.0}}
+    raw = json.loads(own.read_text()) | {"optimizer": {"name": "softsign", "weight_decay": 0.0}}
     validator = jsonschema.Draft202012Validator(schema)
     validator.validate(raw)
     raw["optimizer"]["softnes"] = 1.0
     assert not validator.is_valid(raw)
-    load_config(PYDOC, SOFTSIGN)
-    registry._registered.pop("softsign")
-    assert "Softsign" not in recipe_schema()
+    load_config(own, SOFTSIGN)
+    assert "Softsign" not in recipe_schema(PYDOC.parent)
     with pytest.raises(ConfigError, match=r'optimizer\.name: "softsign" is unknown; write one of'):
         load_config(PYDOC, SOFTSIGN)
+    load_config(own, SOFTSIGN)
 
 
-@pytest.mark.usefixtures("own")
-def test_the_plan_explains_it():
-    plan = resolve(load_config(PYDOC, SOFTSIGN), world_size=2)
+def test_the_plan_explains_it(own):
+    config = load_config(own, SOFTSIGN)
+    load_config(PYDOC)
+    plan = resolve(config, world_size=2)
     assert plan.optimizer_options == {"beta": 0.9, "softness": 1e-3}
     text = explain(plan, "pydoc")
     assert "softsign with beta 0.9, softness 0.001; weight decay 0.1" in text
     assert "each element moves by at most the learning rate" in text
     # A report of a run has its plan alone, and imports nothing of the task.
-    registry._registered.pop("softsign")
+    load_config(PYDOC)
     assert explain(RunPlan.from_json(plan.to_json()), "pydoc") == text
 
 
 # --- the registry -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("own")
-def test_a_name_is_registered_once_or_by_the_same_code(tmp_path):
+def test_a_changed_copy_of_a_task_has_its_own(own, tmp_path):
+    copy = write_own_task(tmp_path / "copy")
+    config = copy.with_name("config.py")
+    config.write_text(config.read_text().replace("beta: BelowOne = 0.9", "beta: BelowOne = 0.8"))
+    betas = {recipe: resolve(load_config(recipe, SOFTSIGN), 2).optimizer_options["beta"] for recipe in (own, copy, own)}
+    assert betas == {own: 0.9, copy: 0.8}
+
+
+def test_a_name_is_registered_once(own):
+    load_config(own, SOFTSIGN)
     entry = find_optimizer("softsign")
-    register_optimizer(entry)
-    # A module that is imported anew, and the copy of its folder that a run keeps.
-    importlib.reload(sys.modules["own_config"])
-    assert find_optimizer("softsign").section is not entry.section
-    copy = write_own_task(tmp_path / "copy", PYDOC) / "own_config.py"
-    exec(compile(copy.read_text(), str(copy), "exec"), {"__name__": "copy"})
-    copied = find_optimizer("softsign").section
-    other = OptimizerEntry(copied, "elsewhere:Softsign", entry.states, entry.tolerance)
-    with pytest.raises(UserError) as caught:
-        register_optimizer(other)
-    assert re.search(
-        r'"softsign": \S*copy/own_config\.py:\d+ and \S*test_registry\.py:\d+; rename one', str(caught.value)
+    config = sys.modules[entry.section.__module__]
+    # Whoever imports it a second time registers the same again.
+    importlib.reload(config)
+    assert find_optimizer("softsign").section is config.Softsign is not entry.section
+    program = (
+        "register_optimizer(OptimizerEntry(Softsign, 'elsewhere:Softsign', states_of_softsign, ENLARGED_ROUNDING))"
     )
-    assert find_optimizer("softsign").section is copied
+    with pytest.raises(UserError, match=r'"softsign": \S*own/config\.py:\d+ and second\.py:1; rename one of them'):
+        exec(compile(program, "second.py", "exec"), vars(config))
+    assert find_optimizer("softsign").section is config.Softsign
+
+
+def test_a_task_may_not_take_the_name_of_a_shipped_one(own):
+    config = own.with_name("config.py")
+    config.write_text(config.read_text().replace('Literal["softsign"]', 'Literal["adamw"]'))
+    with pytest.raises(ConfigError, match=r'own/config\.py:\d+: UserError: two optimizers have the name "adamw": '):
+        load_config(own)
 
 
 def test_unknown_names():
@@ -158,7 +159,7 @@ def test_what_entries_name_is_there():
 
 
 def rows_of(own, words, *combinations):
-    verification = Verification(load_config(PYDOC, words), PYDOC, words, own / "train.py", CONFIGS, steps=6)
+    verification = Verification(load_config(own, words), own, words, CONFIGS, steps=6)
     return list(verification.rows(combinations))
 
 
@@ -178,34 +179,30 @@ def test_whole_matrices_are_had_where_parameters_are_whole(own):
     )
     assert "under zero2 it would step flat pieces of several parameters" in rows[3].problem
     # Only they are compared by default.
-    assert [*find_accelerate_configs(PYDOC, None, None, load_config(PYDOC, ROW_SCALED))] == ["ddp"]
+    assert [*find_accelerate_configs(PYDOC, None, None, load_config(own, ROW_SCALED))] == ["ddp"]
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("own")
-def test_the_plan_says_which_strategies_cannot_train_it(capsys):
-    assert main(["plan", str(PYDOC), "--world-sizes=2", *ROW_SCALED]) == 0
+def test_the_plan_says_which_strategies_cannot_train_it(own, capsys):
+    words = ["--world-sizes=2", f"--accelerate-configs={ROOT / 'recipes/accelerate_configs'}", *ROW_SCALED]
+    assert main(["plan", str(own), *words]) == 0
     output = " ".join(capsys.readouterr().out.split())
     assert 'fsdp is not counted: optimizer "row_scaled" needs whole matrices, and under fsdp it would step' in output
     assert "model states" in output
 
 
-def numbers_of_states(folder, words, run_dir):
+def numbers_of_states(own, words, run_dir):
     """The model's shape, and the bytes of the states that this process has after a step."""
-    sys.path.insert(0, str(folder))
-    importlib.import_module("own_config")
     import torch
     from torch.distributed.tensor import DTensor
 
     from largebatch.backend.model_shape import shape_of
     from largebatch.optim import build_optimizer
     from largebatch.run import Run, RunOptions
-    from reference import load_recipe_module
 
-    run = Run(load_config(PYDOC, words), RunOptions(run_dir))
-    script = load_recipe_module(PYDOC)
-    train_set, _ = run.load(script.text_sources)
-    model = run.build(script.build_model)
+    run = Run(load_config(own, words), RunOptions(run_dir))
+    train_set, _ = run.load(import_from(own.parent, "data").sources)
+    model = run.build(import_from(own.parent, "model").build_model)
     shape = shape_of(model, run.plan)
     model, _ = run.prepare(model, build_optimizer(model, run.plan))
     step = next(run.steps(train_set))
@@ -229,14 +226,12 @@ def numbers_of_states(folder, words, run_dir):
 )
 def test_its_states_are_in_the_plan_to_the_byte(words, strategy, own, tmp_path):
     results = run_job(numbers_of_states, own, words, tmp_path / "run", strategy=strategy.name, world_size=3)
-    kept = optimizer_states(resolve(load_config(PYDOC, words), 3))
+    kept = optimizer_states(resolve(load_config(own, words), 3))
     assert model_states(results[0][0], strategy, 3, kept, 2).optimizer == max(size for _, size in results)
 
 
-def train_own(folder, words, last, run_dir):
-    train(
-        folder / "train.py", PYDOC, *words, "--logging.trackers=[]", f"--train.stop_after_steps={last}", run_dir=run_dir
-    )
+def train_own(own, words, last, run_dir):
+    train(own, *words, "--logging.trackers=[]", f"--train.stop_after_steps={last}", run_dir=run_dir)
 
 
 @pytest.mark.slow
@@ -257,10 +252,8 @@ def test_a_run_is_resumed_under_other_strategies(words, chain, own, tmp_path):
         assert np.linalg.norm(mine[name] - expected) <= 1e-5 * max(np.linalg.norm(expected), 1e-3), name
 
 
-def train_with_other_states(folder, words, run_dir, change):
-    sys.path.insert(0, str(folder))
-    importlib.import_module("own_config")
-    own_torch = importlib.import_module("own_torch")
+def train_with_other_states(own, words, run_dir, change):
+    own_torch = import_from(own.parent, "own_torch")
     step = own_torch.Softsign.step
 
     def step_and_change(self, closure=None):
@@ -272,7 +265,7 @@ def train_with_other_states(folder, words, run_dir, change):
                 del state[change]
 
     own_torch.Softsign.step = step_and_change
-    train_own(folder, words, 3, run_dir)
+    train_own(own, words, 3, run_dir)
 
 
 @pytest.mark.slow

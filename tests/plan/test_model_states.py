@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 
+import tasks
 from jobs import run_job, write_zero_config
 from largebatch.config import load_config
 from largebatch.plan import resolve
@@ -49,7 +50,6 @@ JOBS += [("resnet", "ddp", 3), ("resnet", "zero1", 3), ("resnet", "fsdp", 3), ("
 JOBS += [("bert", "fsdp", 3), ("bert", "zero2", 3), ("bert", "zero3", 3)]
 MICRO_BATCH_SIZE = 2
 MICRO_BATCHES = [1, 1, 2]  # of each step; the first one makes the optimizer's states
-SOURCES = ("text_sources", "masked_sources", "image_sources")
 
 
 def live_storages():
@@ -73,13 +73,11 @@ def bytes_of_steps(run_dir, recipe, words):
     from largebatch.backend.model_shape import shape_of
     from largebatch.optim import build_optimizer
     from largebatch.run import Run, RunOptions
-    from reference import load_recipe_module
 
     run = Run(load_config(recipe, words), RunOptions(run_dir))
-    script = load_recipe_module(recipe)
-    train_set, _ = run.load(next(getattr(script, name) for name in SOURCES if hasattr(script, name)))
+    train_set, _ = run.load(tasks.module(recipe.parent.name, "data").sources)
     others = set(live_storages())
-    model = run.build(script.build_model)
+    model = run.build(tasks.build_model(recipe))
     shape = shape_of(model, run.plan)
     model, _ = run.prepare(model, build_optimizer(model, run.plan))
     # Whole numbers are not among the storages that are counted, nor an optimizer's single ones.

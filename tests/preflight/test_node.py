@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+import tasks
 from jobs import run_job
 from largebatch.config import load_config
 from largebatch.tools.command_line import main
@@ -61,12 +62,11 @@ def test_missing_gpus(tmp_path):
     ],
 )
 def test_a_script_without_a_model(script, reason, tmp_path, capsys):
-    recipe = tmp_path / "gpt.json"
-    recipe.write_text(PYDOC.read_text())
-    (tmp_path / "train.py").write_text(script)
+    recipe = tasks.copy("causal_lm", tmp_path) / PYDOC.name
+    recipe.with_name("model.py").write_text(script)
     (tmp_path / "token").write_text("42")
     report = check_node(job(tmp_path), recipe, DDP, ())
-    assert "build_model(config) of train.py cannot be used: UserError" in report.no_checkpoint_size
+    assert "build_model(config) of model.py cannot be used: UserError" in report.no_checkpoint_size
     assert reason in report.no_checkpoint_size
     # What nodes print is read as reports.
     assert "no model here" not in capsys.readouterr().out
@@ -78,13 +78,15 @@ def test_code_and_recipe_are_compared(tmp_path):
     other.write_text("# other\n")
     mine, theirs = (check_node(job(tmp_path), PYDOC, file, ()).versions for file in (DDP, other))
     assert mine[f"{DDP} (checksum)"] != theirs[f"{other} (checksum)"]
+    for name in ("gpt_pydoc.json", "config.py", "data.py", "model.py", "train.py"):
+        assert f"{PYDOC.with_name(name)} (checksum)" in mine
 
 
 def size_of_a_checkpoint(run_dir):
     from largebatch.tools.verify.training import train
 
     words = ("--train.stop_after_steps=1", "--logging.trackers=[]", "--evaluation.every=null")
-    train(PYDOC.with_name("train.py"), PYDOC, *words, run_dir=run_dir)
+    train(PYDOC, *words, run_dir=run_dir)
 
 
 @pytest.mark.slow
@@ -102,7 +104,7 @@ def test_every_recipe_says_how_large_its_model_is(recipe):
     config = load_config(recipe)
     if getattr(config.model, "path", None):
         # On the hub; the small model of its rehearsals, which has the same code.
-        config = load_config(recipe, [f"--model={json.dumps({'architecture': 'auto', **config.verify.model})}"])
+        config = load_config(recipe, [f"--model={json.dumps({'architecture': 'auto', **config.debug_model})}"])
     assert _checkpoint_bytes(recipe, config) > 0
 
 

@@ -3,11 +3,14 @@
 import pytest
 import torch
 
+import tasks
 from largebatch.config import load_config
-from largebatch.config.sft import AutoCausalLM, Lora
 from largebatch.errors import ConfigError, UserError
-from largebatch.pretrained import load_causal_lm
 from paths import ADDITION
+
+AutoCausalLM = tasks.module("sft", "config").AutoCausalLM
+Lora = tasks.module("sft", "config").Lora
+load_causal_lm = tasks.module("sft", "model").load_causal_lm
 
 GPT2 = {"model_type": "gpt2", "vocab_size": 64, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 16}
 

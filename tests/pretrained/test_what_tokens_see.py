@@ -5,12 +5,16 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+import tasks
 from largebatch.config import load_config
-from largebatch.config.sft import AutoCausalLM
-from largebatch.data.prompts import pair_sources
 from largebatch.errors import UserError
-from largebatch.pretrained import check_causal, check_packing, load_causal_lm
 from paths import ADDITION
+
+AutoCausalLM = tasks.module("sft", "config").AutoCausalLM
+pair_sources = tasks.module("sft", "data").sources
+check_causal = tasks.module("sft", "attention").check_causal
+check_packing = tasks.module("sft", "attention").check_packing
+load_causal_lm = tasks.module("sft", "model").load_causal_lm
 
 SMALL = {
     "vocab_size": 256,

@@ -4,33 +4,33 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+import tasks
 from largebatch.config import load_config
 from largebatch.memory.activation_checkpointing import checkpoint_activations
-from largebatch.memory.token_losses import return_token_losses
 from largebatch.tools.plan.activations import activation_bytes
 from largebatch.tools.plan.recipe_model import recipe_model
 from paths import BERT, DIGITS, LLAMA, PYDOC, SIMCLR, VIT_DIGITS
-from reference import load_recipe_module
 
 RECOMPUTE = "--compute.activation_checkpointing=true"
 
 
 def counted(recipe, *words):
     config = load_config(recipe, words)
-    return activation_bytes(recipe_model(config, recipe.parent / "train.py"), config)
+    model, example_batch = recipe_model(config, recipe)
+    return activation_bytes(model, config, example_batch)
 
 
 def kept_by_a_forward_pass(recipe, *words):
     """With real numbers; the model's own, without parameters and buffers."""
     config = load_config(recipe, words)
-    model = load_recipe_module(recipe).build_model(config).train()
+    model = tasks.build_model(recipe)(config).train()
     if config.compute.activation_checkpointing:
         checkpoint_activations(model)
     size = config.batch.micro_batch_size
-    if recipe in (DIGITS, VIT_DIGITS):
+    if recipe in (DIGITS, VIT_DIGITS, SIMCLR):
+        size *= 2 if recipe == SIMCLR else 1
         inputs = {"pixel_values": torch.rand(size, 1, config.data.image_size, config.data.image_size)}
     else:
-        return_token_losses(model)
         tokens = torch.randint(256, (size, config.data.block_size))
         inputs = {"input_ids": tokens, "targets": tokens}
     own = {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())}
@@ -51,7 +51,8 @@ def kept_by_a_forward_pass(recipe, *words):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(
-    ("recipe", "tolerance"), [(DIGITS, 0.005), (VIT_DIGITS, 0), (BERT, 0.01), (PYDOC, 0.05), (LLAMA, 0.1)]
+    ("recipe", "tolerance"),
+    [(DIGITS, 0.005), (SIMCLR, 0.005), (VIT_DIGITS, 0), (BERT, 0.01), (PYDOC, 0.05), (LLAMA, 0.1)],
 )
 def test_shapes_keep_what_numbers_keep(recipe, tolerance, precision):
     """But for causal masks, which models leave out where they can look at numbers, and a kernel's scratch."""
@@ -80,5 +81,14 @@ def test_twice_the_micro_batch_is_twice_as_much():
     assert sizes[2] - sizes[1] == pytest.approx(2 * (sizes[1] - sizes[0]), rel=0.01)
 
 
-def test_a_task_that_calls_its_model_otherwise_is_not_estimated():
-    assert counted(SIMCLR) is None
+def test_a_task_without_an_example_batch_is_not_estimated():
+    config = load_config(DIGITS)
+    assert activation_bytes(recipe_model(config, DIGITS)[0], config, None) is None
+
+
+def test_a_model_that_looks_at_numbers_is_not_estimated():
+    def nothing_that_fits(config):
+        return {"pixel_values": torch.zeros(config.batch.micro_batch_size)}
+
+    config = load_config(DIGITS)
+    assert activation_bytes(recipe_model(config, DIGITS)[0], config, nothing_that_fits) is None

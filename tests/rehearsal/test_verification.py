@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import tasks
 from jobs import JobFailed
 from largebatch.config import load_config
 from largebatch.tools.command_line import main
@@ -44,8 +45,8 @@ DOCUMENTS = ("--data.samples=documents", "--data.num_train_samples=2000")
 RAGGED = ("--data.num_train_samples=34", "--batch.last=keep", '--train.duration={"steps": 100}')
 
 
-def rows_of(script: Path, overrides: tuple[str, ...], *combinations: Combination, steps: int = 6, recipe: Path = PYDOC):
-    comparison = Verification(load_config(recipe, overrides), recipe, overrides, script, CONFIGS, steps=steps)
+def rows_of(recipe: Path, overrides: tuple[str, ...], *combinations: Combination, steps: int = 6):
+    comparison = Verification(load_config(recipe, overrides), recipe, overrides, CONFIGS, steps=steps)
     return list(comparison.rows(combinations))
 
 
@@ -53,12 +54,11 @@ def verdicts_of(*arguments, **options) -> list[str]:
     return [row.verdict for row in rows_of(*arguments, **options)]
 
 
-def script_with(bug: str, tmp_path: Path) -> Path:
-    """A user's own train.py: the shipped one, with a bug in it."""
-    script = tmp_path / "train.py"
-    shipped = PYDOC.parent / "train.py"
-    script.write_text(f"import runpy\n{bug}\nrunpy.run_path({str(shipped)!r}, run_name='__main__')\n")
-    return script
+def recipe_with(bug: str, folder: Path) -> Path:
+    """The recipe of a user's own task: a copy of the shipped one, with a bug in its train.py."""
+    script = tasks.copy("causal_lm", folder) / "train.py"
+    script.write_text(f"{bug}\n{script.read_text()}")
+    return script.with_name(PYDOC.name)
 
 
 BUGS = {
@@ -144,7 +144,7 @@ evaluate._shares = shares
 @pytest.mark.parametrize("overrides", dict.fromkeys(overrides for _, overrides, _ in BUGS.values()), ids=" ".join)
 def test_without_a_planted_bug_all_agree(overrides):
     combinations = dict.fromkeys(combination for _, others, combination in BUGS.values() if others == overrides)
-    verdicts = verdicts_of(PYDOC.parent / "train.py", (*TINY, *SGD, *overrides), *combinations)
+    verdicts = verdicts_of(PYDOC, (*TINY, *SGD, *overrides), *combinations)
     assert verdicts == ["reference", *["agrees"] * len(combinations)]
 
 
@@ -152,7 +152,7 @@ def test_without_a_planted_bug_all_agree(overrides):
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name, tmp_path):
     bug, overrides, combination = BUGS[name]
-    assert verdicts_of(script_with(bug, tmp_path), (*TINY, *SGD, *overrides), combination) == ["reference", "differs"]
+    assert verdicts_of(recipe_with(bug, tmp_path), (*TINY, *SGD, *overrides), combination) == ["reference", "differs"]
 
 
 @pytest.mark.slow
@@ -161,7 +161,7 @@ def test_fp64_differs_by_its_own_rounding_only():
     words = (*TINY, *SGD, *DOCUMENTS, "--data.num_train_samples=130", "--batch.last=keep", "--precision=fp64")
     words += ("--optimizer.clip_norm=0.5", "--data.num_eval_samples=40", '--train.duration={"steps": 100}')
     combinations = [Combination("ddp", 3, 4), Combination("fsdp", 2, 4), Combination("ddp", 4, 2)]
-    reference, *rows = rows_of(PYDOC.parent / "train.py", words, *combinations, steps=50)
+    reference, *rows = rows_of(PYDOC, words, *combinations, steps=50)
     assert reference.verdict == "reference"
     for row in rows:
         assert row.verdict == "agrees", row
@@ -171,7 +171,7 @@ def test_fp64_differs_by_its_own_rounding_only():
 
 @pytest.mark.slow
 def test_fp64_on_zero_is_a_row_that_says_why():
-    _, row = rows_of(PYDOC.parent / "train.py", (*TINY, "--precision=fp64"), Combination("zero2", 2, 4), steps=2)
+    _, row = rows_of(PYDOC, (*TINY, "--precision=fp64"), Combination("zero2", 2, 4), steps=2)
     assert row.verdict == "failed"
     assert row.problem.startswith("DeepSpeed ZeRO keeps its master weights in fp32")
 
@@ -181,20 +181,20 @@ def test_bf16_recipes_can_be_told_from_wrong_ones(tmp_path):
     """Adam's weights differ by some 1e-3 by rounding alone; losses and gradients still tell a bug of half a percent."""
     words = (*TINY, "--precision=bf16")
     combination = Combination("ddp", 2, 2)
-    assert verdicts_of(PYDOC.parent / "train.py", words, combination, steps=8) == ["reference", "agrees"]
+    assert verdicts_of(PYDOC, words, combination, steps=8) == ["reference", "agrees"]
     bug = """
 from largebatch.run import Step
 def backward(self, loss_sum, original=Step.backward):
     original(self, loss_sum * (1.005 if self._backend.plan.world_size > 1 else 1.0))
 Step.backward = backward
 """
-    assert verdicts_of(script_with(bug, tmp_path), words, combination, steps=8) == ["reference", "differs"]
+    assert verdicts_of(recipe_with(bug, tmp_path), words, combination, steps=8) == ["reference", "differs"]
 
 
 @pytest.mark.slow
 def test_batch_norm_is_compared_at_its_own_micro_batch_size():
     combinations = [Combination("ddp", 2, 16), Combination("ddp", 2, 8)]
-    rows = rows_of(DIGITS.parent / "train.py", ("--precision=fp64",), *combinations, steps=3, recipe=DIGITS)
+    rows = rows_of(DIGITS, ("--precision=fp64",), *combinations, steps=3)
     assert [(row.combination.strategy, row.combination.micro_batch_size, row.verdict) for row in rows] == [
         ("single", 16, "reference"),
         ("ddp", 16, "agrees"),
@@ -206,13 +206,13 @@ def test_batch_norm_is_compared_at_its_own_micro_batch_size():
 @pytest.mark.slow
 def test_what_rounding_alone_makes_is_measured(monkeypatch):
     """A ResNet enlarges rounding beyond the usual tolerance; held against itself from weights moved by one rounding."""
-    arguments = (DIGITS.parent / "train.py", (), Combination("ddp", 2, 16))
-    _, row = rows_of(*arguments, steps=20, recipe=DIGITS)
+    arguments = (DIGITS, (), Combination("ddp", 2, 16))
+    _, row = rows_of(*arguments, steps=20)
     assert row.verdict == "agrees"
     assert row.differences.parameters > 1e-6
     assert row.problem.startswith("rounding alone makes as much of it: loss ")
     monkeypatch.setattr(verification, "CLEAR", usual_limits(1e-7))
-    _, row = rows_of(*arguments, steps=20, recipe=DIGITS)
+    _, row = rows_of(*arguments, steps=20)
     assert row.verdict == "unclear"
     assert row.problem.endswith("too much to tell: use fewer --steps, or --precision fp64")
 
@@ -225,18 +225,16 @@ def test_what_rounding_alone_makes_is_measured(monkeypatch):
         ("import sys; sys.exit(0)", "UserError: the script trained no step"),
         ("import sys; sys.exit('no')", "rank 0: exit code no"),
         (
-            "from largebatch.run import Run; Run.finish = lambda run: None; REST",
+            "from largebatch.run import Run; Run.finish = lambda run: None\nREST",
             "the script wrote no weights: end it with",
         ),
     ],
 )
 def test_scripts_that_do_not_train(ending, problem, tmp_path):
-    script = script_with(ending, tmp_path)
-    if "REST" in ending:
-        script.write_text(script.read_text().replace("; REST", ""))
-    else:
-        script.write_text(ending)
-    reference, row = rows_of(script, TINY, Combination("ddp", 2, 4), steps=2)
+    recipe = recipe_with(ending.removesuffix("REST"), tmp_path)
+    if "REST" not in ending:
+        recipe.with_name("train.py").write_text(ending)
+    reference, row = rows_of(recipe, TINY, Combination("ddp", 2, 4), steps=2)
     assert (reference.verdict, row.verdict) == ("failed", "failed")
     assert problem in reference.problem
 
@@ -244,16 +242,17 @@ def test_scripts_that_do_not_train(ending, problem, tmp_path):
 @pytest.mark.slow
 def test_a_script_may_evaluate_nothing_and_leave_by_exit(tmp_path):
     bug = "from largebatch.run import Run\nRun.should_evaluate = False"
-    script = script_with(bug, tmp_path)
+    recipe = recipe_with(bug, tmp_path)
+    script = recipe.with_name("train.py")
     script.write_text(script.read_text() + "raise SystemExit(0)\n")
-    assert verdicts_of(script, TINY, Combination("ddp", 2, 4), steps=2) == ["reference", "agrees"]
+    assert verdicts_of(recipe, TINY, Combination("ddp", 2, 4), steps=2) == ["reference", "agrees"]
 
 
 @pytest.mark.slow
 def test_the_process_that_failed_first_is_named(tmp_path):
     """The others fail because of it, with errors of their own."""
     bug = "import os\nif os.environ.get('RANK') == '1':\n    import time; time.sleep(2); raise ValueError('boom')"
-    _, row = rows_of(script_with(bug, tmp_path), TINY, Combination("ddp", 2, 4), steps=2)
+    _, row = rows_of(recipe_with(bug, tmp_path), TINY, Combination("ddp", 2, 4), steps=2)
     assert (row.verdict, row.problem) == ("failed", "rank 1: ValueError: boom")
 
 
@@ -262,25 +261,22 @@ def test_running_statistics_while_the_batch_shrinks_to_one_micro_batch():
     sizes = '--batch.global_batch_size=[{"from": {"steps": 0}, "size": 64}, {"from": {"steps": 3}, "size": 32}]'
     small = ("--data.image_size=8", "--model.hidden_sizes=[8]", "--model.depths=[1]", "--model.embedding_size=8")
     words = (sizes, *small, "--precision=fp64")
-    assert verdicts_of(DIGITS.parent / "train.py", words, Combination("ddp", 2, 16), recipe=DIGITS) == [
-        "reference",
-        "agrees",
-    ]
+    assert verdicts_of(DIGITS, words, Combination("ddp", 2, 16)) == ["reference", "agrees"]
 
 
 @pytest.mark.slow
 def test_a_failure_is_a_row_and_the_rest_goes_on(tmp_path):
-    script = script_with("import os\nassert os.environ.get('WORLD_SIZE') != '2', 'not two of us'", tmp_path)
+    recipe = recipe_with("import os\nassert os.environ.get('WORLD_SIZE') != '2', 'not two of us'", tmp_path)
     combinations = [Combination("ddp", 2, 4), Combination("ddp", 4, 4), Combination("ddp", 3, 4)]
-    rows = rows_of(script, (*TINY, "--batch.global_batch_size=48"), *combinations, steps=2)
+    rows = rows_of(recipe, (*TINY, "--batch.global_batch_size=48"), *combinations, steps=2)
     assert [row.verdict for row in rows] == ["reference", "failed", "agrees", "agrees"]
     assert rows[1].problem.endswith(": AssertionError: not two of us")
 
 
 @pytest.mark.slow
 def test_a_failed_reference_leaves_nothing_to_compare_with(tmp_path):
-    script = script_with("raise ValueError('broken')", tmp_path)
-    rows = rows_of(script, TINY, Combination("ddp", 2, 4), steps=2)
+    recipe = recipe_with("raise ValueError('broken')", tmp_path)
+    rows = rows_of(recipe, TINY, Combination("ddp", 2, 4), steps=2)
     assert [(row.verdict, row.problem) for row in rows] == [
         ("failed", "rank 0: ValueError: broken"),
         ("failed", "there is nothing to compare it with"),
@@ -382,17 +378,15 @@ def test_the_command(tmp_path):
 
 @pytest.mark.slow
 def test_the_command_for_a_copy_of_a_recipe_with_a_bug(tmp_path):
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    (folder / "tiny.json").write_text(PYDOC.read_text())
-    script_with(BUGS["the loss is divided by each process's own weight"][0], folder)
+    recipe = recipe_with(BUGS["the loss is divided by each process's own weight"][0], tmp_path)
+    recipe.rename(recipe.with_name("tiny.json"))
     words = [
         "--accelerate-configs",
         str(ROOT / "recipes/accelerate_configs"),
         "--strategies=ddp,zero1",
         "--world-sizes=2",
     ]
-    result = verify("mine/tiny.json", *words, "--steps=3", *TINY, *SGD, cwd=tmp_path)
+    result = verify("causal_lm/tiny.json", *words, "--steps=3", *TINY, *SGD, cwd=tmp_path)
     assert result.returncode == 1, result.stderr
     assert "differs" in result.stdout
     assert "0 of 4 combinations agree" in result.stdout
@@ -401,15 +395,15 @@ def test_the_command_for_a_copy_of_a_recipe_with_a_bug(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_with_stand_ins_for_data_of_a_hub(tmp_path):
-    words = ["--stand-in", "--strategies=ddp", "--world-sizes=2", "--steps=2", f"--output={tmp_path / 'report.json'}"]
+def test_the_command_with_tiny_data_instead_of_a_hubs(tmp_path):
+    words = ["--tiny-data", "--strategies=ddp", "--world-sizes=2", "--steps=2", f"--output={tmp_path / 'report.json'}"]
     result = verify(str(PYDOC.with_name("gpt2_124m.json")), *words, "--batch.global_batch_size=16")
     assert result.returncode == 0, result.stderr
     # What is given on the command line counts more.
-    assert "stand-ins for the recipe's own: data pydoc, batch 16\n" in result.stdout
+    assert "instead of the recipe's own: tiny data, batch 16\n" in result.stdout
     assert "2 of 2 combinations agree" in result.stdout
     result = verify(str(DIGITS), *words, "--steps=1")
-    assert "no stand-ins: the recipe's data are small and always there\n" in result.stdout
+    assert "no tiny data: the recipe's own are small and always there\n" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -422,10 +416,9 @@ def test_the_command_with_stand_ins_for_data_of_a_hub(tmp_path):
         (["--strategies=,"], "the list is empty"),
         (["--world-sizes=,"], "the list is empty"),
         (["--output=/proc/nowhere/x.json"], "--output: /proc/nowhere/x.json cannot be written"),
-        (['--verify={"model": {"hidden_sise": 8}}'], "model.hidden_sise: unknown key, did you mean hidden_size?"),
+        (['--debug_model={"hidden_sise": 8}'], "model.hidden_sise: unknown key, did you mean hidden_size?"),
         (["--world-sizes=0"], "'0' is not a positive whole number"),
         (["--strategies=ddp,zero4"], "zero4.yaml; known: ddp, fsdp, zero1, zero2, zero3"),
-        (["--script=nowhere.py"], "there is no nowhere.py; write --script PATH"),
         (["--accelerate-configs=nowhere"], "there is no nowhere; write --accelerate-configs FOLDER"),
         (["--batch.micro_batch_size=5"], "32 is not a multiple of batch.micro_batch_size 5; nearest: 30, 35"),
     ],

@@ -9,10 +9,11 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+import tasks
 from jobs import JobFailed, run_job, train
 from largebatch.storage.json_lines import read_json_lines
 from paths import SIMCLR
-from reference import global_batches, load_recipe_module
+from reference import global_batches
 from resuming import Interruption, assert_bit_for_bit, run_interrupted
 from test_strategies import STEPS, assert_same, recorded
 
@@ -67,14 +68,15 @@ def plain(words: tuple[str, ...], steps: int, slot_size: int | None = None) -> d
     """The same training in plain PyTorch, the whole global batch at once; with `slot_size`, with dropout."""
     from largebatch.config import load_config
     from largebatch.data.images import normalise
-    from largebatch.data.views import view_sources
+
+    view_sources = tasks.module("contrastive", "data").sources
     from largebatch.order import derive_seed, epoch_order
 
     config = load_config(SIMCLR, words)
     dtype = torch.float64 if config.precision == "fp64" else torch.float32
     torch.set_default_dtype(dtype)
     torch.manual_seed(config.seed)
-    model = load_recipe_module(SIMCLR).build_model(config).train()
+    model = tasks.build_model(SIMCLR)(config).train()
     if slot_size:
         model.head[1] = torch.nn.Sequential(model.head[1], torch.nn.Dropout(0.3))
     decayed = [parameter for parameter in model.parameters() if parameter.ndim > 1]
@@ -120,7 +122,7 @@ def reference(words: tuple[str, ...], steps: int, slot_size: int | None = None) 
 
 def test_nt_xent_is_equation_1_of_the_paper():
     features = torch.nn.functional.normalize(torch.randn(5, 2, 3, dtype=torch.float64), dim=-1)
-    losses = load_recipe_module(SIMCLR).nt_xent(features, 0.3)
+    losses = tasks.module("contrastive", "train").nt_xent(features, 0.3)
     views = [features[n, v].tolist() for n in range(5) for v in range(2)]
 
     def term(a, b):
@@ -222,7 +224,7 @@ def accuracy_of(file, words) -> float:
     from largebatch.data.images import digits, normalise
 
     config = load_config(SIMCLR, words)
-    model = load_recipe_module(SIMCLR).build_model(config).eval()
+    model = tasks.build_model(SIMCLR)(config).eval()
     model.load_state_dict({name: torch.from_numpy(values) for name, values in load_file(file).items()})
     features, labels = [], []
     for source, count in zip(digits(config.data), (50, 46), strict=True):
@@ -245,15 +247,17 @@ def accuracy_of(file, words) -> float:
 
 def loop_with(mistake: str, run_dir) -> str:
     """Train with a mistake in the loop, and return the error."""
-    from largebatch.config import ContrastiveConfig, load_config
-    from largebatch.data.views import view_sources
+    from largebatch.config import load_config
+
+    ContrastiveConfig = tasks.module("contrastive", "config").Config
+    view_sources = tasks.module("contrastive", "data").sources
     from largebatch.optim import build_optimizer
     from largebatch.run import Run, RunOptions
 
     config = load_config(SIMCLR, (*SMALL, "--logging.trackers=[]"), ContrastiveConfig)
     run = Run(config, RunOptions(run_dir))
     train_set, _ = run.load(view_sources)
-    model = load_recipe_module(SIMCLR).build_model(config)
+    model = tasks.build_model(SIMCLR)(config)
     model, _ = run.prepare(model, build_optimizer(model, run.plan))
     passes = [0]
 

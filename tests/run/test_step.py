@@ -2,6 +2,7 @@
 
 import pytest
 
+import tasks
 from jobs import run_job
 from paths import PYDOC, STRATEGIES
 
@@ -15,18 +16,19 @@ def loop_with(mistake: str, run_dir) -> str:
     import torch
     from torch.nn.functional import cross_entropy
 
-    from largebatch.config import CausalLMConfig, load_config
-    from largebatch.data.text import text_sources
+    from largebatch.config import load_config
+
+    CausalLMConfig = tasks.module("causal_lm", "config").Config
+    text_sources = tasks.module("causal_lm", "data").sources
     from largebatch.optim import build_optimizer
     from largebatch.run import Run, RunOptions
-    from reference import load_recipe_module
 
     config = load_config(PYDOC, SMALL, CausalLMConfig)
     run = Run(config, RunOptions(run_dir))
     train_set, _ = run.load(text_sources)
     if mistake == "other weights":
         torch.manual_seed(run.backend.rank)
-    model = load_recipe_module(PYDOC).build_model(config)
+    model = tasks.build_model(PYDOC)(config)
     if mistake == "unused parameter":
         model.extra = torch.nn.Linear(3, 3, bias=False)
     optimizer = build_optimizer(model, run.plan)
@@ -113,16 +115,17 @@ def test_processes_that_start_from_different_weights(strategy, tmp_path):
 
 def modes_of(run_dir) -> list[tuple[bool, bool]]:
     """Whether the model and one frozen part of it are in training mode, before and after an evaluation."""
-    from largebatch.config import CausalLMConfig, load_config
-    from largebatch.data.text import text_sources
+    from largebatch.config import load_config
+
+    CausalLMConfig = tasks.module("causal_lm", "config").Config
+    text_sources = tasks.module("causal_lm", "data").sources
     from largebatch.optim import build_optimizer
     from largebatch.run import Run, RunOptions
-    from reference import load_recipe_module
 
     config = load_config(PYDOC, [*SMALL, "--data.num_eval_samples=8"], CausalLMConfig)
     run = Run(config, RunOptions(run_dir))
     train_set, eval_set = run.load(text_sources)
-    model = load_recipe_module(PYDOC).build_model(config).eval()  # as `from_pretrained` returns it
+    model = tasks.build_model(PYDOC)(config).eval()  # as `from_pretrained` returns it
     model, _ = run.prepare(model, build_optimizer(model, run.plan))
     frozen = run.backend.unwrapped_model.transformer.drop
     frozen.eval()

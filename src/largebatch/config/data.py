@@ -27,9 +27,14 @@ class Data(Section):
     """Loader processes per training process, and tokenising ones per machine; 0 does both in the training process."""
 
     @property
-    def loss_unit(self) -> Literal["samples", "tokens"]:
-        """What the loss is a mean over."""
+    def loss_unit(self) -> str:
+        """What the loss is a mean over: "samples", "tokens", or another plural noun, such as "pixels"."""
         return "samples"
+
+    @property
+    def loss_weight_per_sample(self) -> int | None:
+        """What each sample counts in the loss, in that unit; None if samples count unequally, as their source says."""
+        return 1 if self.loss_unit == "samples" else self.tokens_per_sample
 
     @property
     def tokens_per_sample(self) -> int | None:
@@ -127,7 +132,7 @@ class TextData(Data):
     """Tokens per sample; for "documents", at most."""
 
     @property
-    def loss_unit(self) -> Literal["samples", "tokens"]:
+    def loss_unit(self) -> str:
         return "tokens"
 
     @property

@@ -2,71 +2,171 @@
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, cast, get_args
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from largebatch.config.consistency import JsonObject, inconsistencies
-from largebatch.config.tasks import AnyRecipeConfig, RecipeConfig
+from largebatch.config.data import Data
+from largebatch.config.models import Model
+from largebatch.config.recipe import RecipeConfig
+from largebatch.config.sections import Section
 from largebatch.errors import ConfigError, did_you_mean
+from largebatch.task_folders import import_from
 
 Config = TypeVar("Config", bound=RecipeConfig)
-
-RECIPE_CONFIGS: dict[str, type[RecipeConfig]] = {
-    get_args(config_class.model_fields["task"].annotation)[0]: config_class
-    for config_class in get_args(get_args(AnyRecipeConfig)[0])
-}
+JsonObject = dict[str, Any]
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = (), task: type[Config] | None = None) -> Config:
-    """Read and validate a recipe.
+def load_config(path: str | Path, overrides: Sequence[str] = (), config_class: type[Config] | None = None) -> Config:
+    """Read and validate a recipe, as the `Config` of the `config.py` in its folder.
 
     Args:
         path: The recipe's JSON file.
         overrides: Command-line words such as `["--batch.global_batch_size", "512", "--seed=1"]`. Values are JSON;
             what is not JSON is taken as a string.
-        task: The config class that the caller can run; None accepts every task.
+        config_class: The `Config` that the caller can run; None accepts every task's.
 
     Raises:
-        ConfigError: All problems of the file and the overrides, one line each.
+        ConfigError: All problems of the file and the overrides, one line each; or `config.py` cannot be used.
     """
     raw = _read_json(Path(path))
     _apply_overrides(raw, overrides)
-    return validate(raw, source=str(path), task=task)
+    found = config_class_of(Path(path).parent, path)
+    if config_class is not None and found is not config_class:
+        raise ConfigError(
+            [f"the train.py beside it runs it, in {Path(path).parent}; this one is another task's"], str(path)
+        )
+    return validate(raw, found, source=str(path))  # type: ignore[return-value]  # it is `config_class`
 
 
-def validate(raw: JsonObject, source: str | None = None, task: type[Config] | None = None) -> Config:
+def config_class_of(folder: Path, recipe: str | Path | None = None) -> type[RecipeConfig]:
+    """The class `Config` of a task folder's `config.py`.
+
+    Args:
+        folder: The task's.
+        recipe: The file in it that is read, for messages.
+
+    Raises:
+        ConfigError: There is no `config.py`, it cannot be imported, or it has no such class.
+    """
+    file = folder / "config.py"
+    if not file.is_file():
+        raise ConfigError(
+            [
+                f"there is no {file}, which says what a recipe may say; a recipe's JSON lies in the folder of its "
+                "task, beside config.py, data.py, model.py and train.py"
+            ],
+            str(recipe) if recipe else None,
+        )
+    try:
+        module = import_from(folder, "config")
+        found = getattr(module, "Config", None)
+        if isinstance(found, type) and issubclass(found, RecipeConfig):
+            _require_sections(found)
+            return found.with_optimizers()
+    # It is the user's program.
+    except Exception as error:
+        raise ConfigError([f"{_place_in(folder, error) or file}: {type(error).__name__}: {_text_of(error)}"]) from error
+    raise ConfigError([f"{file}: has no class Config(RecipeConfig); write one, as docs/tasks.md says"])
+
+
+def _require_sections(config_class: type[RecipeConfig]) -> None:
+    """What a task puts in place of `data` and `model` must say what plans need to know of any."""
+    for name, needed in (("data", Data), ("model", Model)):
+        annotation = config_class.model_fields[name].annotation
+        for each in (annotation, *get_args(annotation)):
+            if isinstance(each, type) and not issubclass(each, needed):
+                raise TypeError(
+                    f"the type of {name}, {each.__name__}, is not a subclass of {needed.__module__}.{needed.__name__}"
+                )
+
+
+def _place_in(folder: Path, error: Exception) -> str | None:
+    """File and line in a folder where an error comes from: the last that it went through."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{folder / Path(error.filename).name}:{error.lineno}"
+    inside = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename).parent == Path(folder).resolve()
+    ]
+    return f"{folder / Path(inside[-1].filename).name}:{inside[-1].lineno}" if inside else None
+
+
+def _text_of(error: Exception) -> str:
+    return error.msg if isinstance(error, SyntaxError) else str(error).partition("\n")[0]
+
+
+def validate(raw: JsonObject, config_class: type[Config], source: str | None = None) -> Config:
     """Validate the parsed JSON of a recipe; `source` names it in errors.
 
     Raises:
         ConfigError: All problems, one line each.
     """
-    config_class = _config_class(raw, source, task).current()
+    config_class = config_class.with_optimizers()
     try:
         # Strict validation takes tuples only from JSON, where they are lists.
         config = config_class.model_validate_json(json.dumps(raw))
         problems: list[str] = []
     except ValidationError as error:
         problems = [_explain(details, config_class) for details in error.errors(include_url=False)]
-    problems += inconsistencies(raw)
+        config = cast(Config, _valid_part(config_class, raw))
+    problems += _inconsistencies(config, is_whole=not problems)
     if problems:
         raise ConfigError(problems, source)
-    return config  # type: ignore[return-value]  # _config_class returns `task` or a subclass of RecipeConfig
+    return config
 
 
-def _config_class(raw: JsonObject, source: str | None, task: type[Config] | None) -> type[RecipeConfig]:
-    given = raw.get("task")
-    known = " or ".join(f'"{name}"' for name in RECIPE_CONFIGS)
-    if not isinstance(given, str) or given not in RECIPE_CONFIGS:
-        what = "missing" if "task" not in raw else f"{json.dumps(given)} is not a task"
-        raise ConfigError([f"task: {what}; write {known}{did_you_mean(str(given), RECIPE_CONFIGS)}"], source)
-    config_class = RECIPE_CONFIGS[given]
-    if task is not None and config_class is not task:
-        raise ConfigError([f"task: {given} recipes are run by recipes/{given}/train.py, not by this script"], source)
-    return config_class
+def _inconsistencies(config: RecipeConfig, is_whole: bool) -> Iterator[str]:
+    for check in type(config).checks():
+        try:
+            yield from check(config)
+        except Exception:
+            # It has read what is missing or wrong, which has been told.
+            if is_whole:
+                raise
+
+
+def _valid_part(section: type[Section], raw: JsonObject) -> Section:
+    """The section with those of its fields that are valid; to read another one is an AttributeError."""
+    valid: dict[str, Any] = {}
+    for name, field in section.model_fields.items():
+        key = field.alias or name
+        if key not in raw:
+            if not field.is_required():
+                valid[name] = field.get_default(call_default_factory=True)
+            continue
+        try:
+            valid[name] = _adapter(section, name).validate_json(json.dumps(raw[key]), strict=True)
+        except ValidationError as error:
+            inner = next((each for each in (field.annotation, *get_args(field.annotation)) if _is_section(each)), None)
+            # Some of its fields are wrong, and not only what they say together.
+            if inner and isinstance(raw[key], dict) and all(details["loc"] for details in error.errors()):
+                valid[name] = _valid_part(inner, raw[key])
+    part = section.model_construct(**valid)
+    for name in section.model_fields.keys() - valid.keys():
+        # A default in place of what is wrong.
+        part.__dict__.pop(name, None)
+    return part
+
+
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Section)
+
+
+@cache
+def _adapter(section: type[Section], name: str) -> TypeAdapter[Any]:
+    field = copy(section.model_fields[name])
+    # A name in the whole, which is not there.
+    field.alias = field.validation_alias = field.serialization_alias = None
+    annotated: Any = Annotated[field.annotation, field]
+    return TypeAdapter(annotated)
 
 
 # --- JSON and overrides -------------------------------------------------------------------------------------------
@@ -144,6 +244,8 @@ def _explain(details: ErrorDetails, config_class: type[RecipeConfig]) -> str:
     where, siblings = _locate(details["loc"], config_class)
     given = _show(details["input"])
     if kind == "extra_forbidden":
+        if where in FORMER:
+            return f"{where}: {FORMER[where]}"
         name = where.rpartition(".")[2]
         return f"{where}: unknown key{did_you_mean(name, siblings)}; known here: {', '.join(siblings)}"
     if kind == "missing":
@@ -188,6 +290,12 @@ def _requirement(kind: str, context: dict[str, Any], message: str) -> str:
         return bounds[kind].format(**context)
     return types.get(kind, message[:1].lower() + message[1:])
 
+
+FORMER = {
+    "task": "a recipe's task is the folder that it lies in; remove it",
+    "verify": 'its model is debug_model now; write "debug_model": { … }',
+}
+"""Fields of earlier versions, and what to write instead."""
 
 # What pydantic calls the alternatives of `sections.GlobalBatchSize`.
 JSON_TYPE_OF_TAG = {"number": "integer", "list": "array", "ramp": "object"}

@@ -1,10 +1,10 @@
-"""What a recipe's JSON may say of its model: one typed section an architecture."""
+"""What the model sections of recipes share: what the plan needs to know of any model, transformers, ResNets."""
 
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from largebatch.config.sections import BelowOne, PositiveFloat, PositiveInt, Section
+from largebatch.config.sections import BelowOne, PositiveInt, Section
 
 
 class Model(Section):
@@ -27,7 +27,7 @@ class Model(Section):
 
 
 class ResNet(Model):
-    """A residual network, as in `transformers` (`ResNetForImageClassification`)."""
+    """A residual network, as in `transformers`."""
 
     architecture: Literal["resnet"]
     embedding_size: PositiveInt
@@ -38,9 +38,6 @@ class ResNet(Model):
     """Residual blocks of each stage."""
     layer_type: Literal["basic", "bottleneck"]
     """Two 3 x 3 convolutions a block, or 1 x 1, 3 x 3, 1 x 1."""
-    stem: Literal["large_images", "small_images"] = "large_images"
-    """"large_images": a 7 x 7 convolution and max-pooling, each halving the image, as for ImageNet; "small_images": a
-    3 x 3 convolution that leaves its size, as for CIFAR's 32 pixels."""
     sync_batch_norm: bool = False
     """Whether BatchNorm normalises over the micro-batches of all processes together; `micro_batch_size` x processes is
     then part of the loss function."""
@@ -93,25 +90,6 @@ class TransformerWithDropout(Transformer):
         return self.dropout > 0
 
 
-class Gpt2(TransformerWithDropout):
-    """A GPT-2 style decoder, as in `transformers` (`GPT2LMHeadModel`)."""
-
-    architecture: Literal["gpt2"]
-    vocab_size: PositiveInt
-    """Rows of the embedding; at least the tokenizer's number of tokens (256 for bytes)."""
-    initializer_range: PositiveFloat = 0.02
-    """Standard deviation of the initial weights; residual projections get it divided by sqrt(2 x num_layers)."""
-
-
-class Vit(TransformerWithDropout):
-    """A Vision Transformer, as in `transformers` (`ViTForImageClassification`): a class token, learned positions, and
-    GELU layers four times as wide as the residual stream."""
-
-    architecture: Literal["vit"]
-    patch_size: PositiveInt
-    """Side in pixels of the squares that become tokens; divides `data.image_size`."""
-
-
 class LargeModel(Model):
     """A model that no process need hold whole: built without weights, which each process then sets where it has them.
 
@@ -120,36 +98,3 @@ class LargeModel(Model):
 
     initial_weights: str | None = None
     """Weights to begin with: a local folder or hub id of `safetensors` files for this very model; null draws them."""
-
-
-class Llama(Transformer, LargeModel):
-    """A Llama decoder, as in `transformers` (`LlamaForCausalLM`)."""
-
-    architecture: Literal["llama"]
-    vocab_size: PositiveInt
-    """Rows of the embedding; at least the tokenizer's number of tokens (256 for bytes)."""
-    intermediate_size: PositiveInt
-    """Width of the feed-forward layers."""
-    num_kv_heads: PositiveInt
-    """Heads of keys and values, each shared by as many attention heads; divides `num_heads`."""
-    rope_theta: PositiveFloat = 500000.0
-    """Base of the rotary frequencies."""
-    norm_eps: PositiveFloat = 1e-5
-    """Added to the mean square in RMSNorm."""
-    tie_embeddings: bool
-    """Whether the output layer has the embedding's weights."""
-    initializer_range: PositiveFloat = 0.02
-    """Standard deviation of the initial weights."""
-
-    @model_validator(mode="after")
-    def _heads_fit_rotary_positions(self) -> "Llama":
-        if self.hidden_size % (2 * self.num_heads):
-            raise ValueError(
-                f"hidden_size {self.hidden_size} is not a multiple of 2 x num_heads {self.num_heads}: rotary positions "
-                "turn pairs of a head's channels; change one of them"
-            )
-        if self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}; change one of them"
-            )
-        return self

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from largebatch.config.tasks import RecipeConfig
+from largebatch.config.recipe import RecipeConfig
 
 
 def as_json(config: RecipeConfig) -> dict[str, Any]:

@@ -9,53 +9,13 @@ import torch
 from PIL import Image
 
 from largebatch.config.data import DigitsData, HubImages
-from largebatch.config.tasks import ImageClassificationConfig
 from largebatch.data.crops import Crop, centre_crop, inception_crop, padded_crop
-from largebatch.data.hub import column, open_splits
-from largebatch.data.mixup import MixedPairs, mix
-from largebatch.data.source import Batch, SampleSource
+from largebatch.data.hub import column
+from largebatch.data.source import Batch
 from largebatch.errors import DataError
 from largebatch.order import Indices, derive_seed
 
 RANDOM_CROPS = {"inception_crop": inception_crop, "padded_crop": padded_crop}
-
-
-def image_sources(config: ImageClassificationConfig) -> tuple[SampleSource, SampleSource]:
-    """The training and evaluation images of a recipe.
-
-    Batches are {"pixel_values": uint8 (batch, channels, height, width), "labels": int64 (batch,)} and, where training
-    images are mirrored at random, "mirrored": bool (batch,). `model_input` does the rest on the device. With mixup,
-    see `MixedPairs` for what is added.
-
-    Raises:
-        DataError: The data cannot be loaded.
-    """
-    train, evaluation = _plain_sources(config)
-    if config.loss.mixup_alpha is not None:
-        train = MixedPairs(train, config.loss.mixup_alpha, config.seed)
-    return train, evaluation
-
-
-def _plain_sources(config: ImageClassificationConfig) -> tuple[SampleSource, SampleSource]:
-    if isinstance(config.data, DigitsData):
-        return digits(config.data)
-    train, evaluation = open_splits(config.data)
-    augment = config.data.train_augmentation != "none"
-    return (
-        HubImageSource(train, config.data, augmentation_seed=config.seed if augment else None),
-        HubImageSource(evaluation, config.data, augmentation_seed=None),
-    )
-
-
-def model_input(batch: Batch, data: DigitsData | HubImages, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """The pixels of a batch as the model sees them: mirrored where they are to be, normalised, and mixed.
-
-    For the whole micro-batch at once, where its tensors are: loaders prepare bytes, a quarter of what floats would be.
-    """
-    pixels = batch["pixel_values"]
-    if "mirrored" in batch:
-        pixels = torch.where(batch["mirrored"].view(-1, 1, 1, 1), pixels.flip(-1), pixels)
-    return mix(normalise(pixels, data, dtype), batch)
 
 
 def normalise(pixels: torch.Tensor, data: DigitsData | HubImages, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -15,31 +15,11 @@ import torch
 from numpy.typing import NDArray
 
 from largebatch.config.data import HubText, PydocData, TextData
-from largebatch.config.tasks import CausalLMConfig
 from largebatch.data.hub import column, open_splits
 from largebatch.data.source import Batch, SampleSource
-from largebatch.data.tokenizer import ByteTokenizer, Tokenizer, check_vocabulary, load_tokenizer
+from largebatch.data.tokenizer import ByteTokenizer, Tokenizer
 from largebatch.errors import DataError
 from largebatch.order import Indices
-
-
-def text_sources(config: CausalLMConfig) -> tuple[SampleSource, SampleSource]:
-    """The training and evaluation samples of a recipe.
-
-    Batches are {"input_ids": int64 (batch, tokens), "labels": int64 (batch, tokens)}, the labels being the inputs one
-    token later, and `IGNORE_INDEX` where there is nothing to predict. Blocks have block_size tokens; documents are
-    padded to the longest of their batch. Where the documents of a block are not to see each other, there are
-    "position_ids", too, of the same shape, which begin at 0 with each.
-
-    Raises:
-        DataError: The data or its tokenizer cannot be loaded, or a split has fewer samples than the recipe says.
-    """
-    data = config.data
-    if isinstance(data, PydocData):
-        return pydoc_samples(data)
-    tokenizer = load_tokenizer(data.tokenizer)
-    check_vocabulary(config.model.vocab_size, tokenizer.vocab_size, repr(data.tokenizer))
-    return hub_samples(data, tokenizer)
 
 
 def hub_samples(data: HubText, tokenizer: Tokenizer) -> tuple[SampleSource, SampleSource]:

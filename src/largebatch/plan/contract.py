@@ -11,9 +11,9 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from largebatch.batch import GlobalBatch, Length, Timeline, gradient_accumulation_steps
+from largebatch.config import RecipeConfig
 from largebatch.config.optimizers import WithScaledBetas, find_optimizer
 from largebatch.config.sections import BatchGrowth, LearningRate, StepDecay, WarmupStableDecay
-from largebatch.config.tasks import RecipeConfig
 from largebatch.errors import ConfigError
 from largebatch.scaling import MomentRule, ScalingRule, scaled_moments, scaling_factor
 from largebatch.schedule import Schedule
@@ -24,6 +24,7 @@ class RunPlan:
     """The resolved numbers of a run. Counts are per run or per optimizer step, as their names say."""
 
     task: str
+    """Name of the task's folder."""
     seed: int
     precision: str
     world_size: int
@@ -37,12 +38,12 @@ class RunPlan:
     total_steps: int
     stop_after_steps: int
     """Last step of this run: `total_steps`, or fewer where the recipe asks to stop early."""
-    loss_unit: Literal["samples", "tokens"]
-    """What the loss is a mean over."""
+    loss_unit: str
+    """What the loss is a mean over: samples, tokens, or something else."""
     tokens_per_sample: int | None
     """Target tokens of each sample; None where samples have none, or unequal numbers."""
     loss_weight_per_sample: int | None
-    """What each sample counts in the loss: 1, or its target tokens; None where these differ, and are counted."""
+    """What each sample counts in the loss, in that unit; None if samples count unequally, and are counted."""
     base_lr: float
     reference_batch_size: int
     scaling: ScalingRule
@@ -190,23 +191,12 @@ def resolve(config: RecipeConfig, world_size: int) -> RunPlan:
         world_size: Data-parallel processes of the job.
 
     Raises:
-        ConfigError: A global batch does not divide over this many processes, or is too small for its loss, or the
-            model cannot be trained on the ragged batches that the recipe keeps.
+        ConfigError: A global batch does not divide over this many processes, or the model cannot be compiled on them.
     """
+    type(config).with_optimizers()
     batch, rate, data = config.batch, config.learning_rate, config.data
     for _, size in batch.sizes:
         gradient_accumulation_steps(size, batch.micro_batch_size, world_size)
-    if batch.last == "keep" and config.model.uses_batch_norm:
-        raise ConfigError(
-            [
-                'batch.last: "keep" would normalise the last micro-batch of an epoch over fewer samples than others, '
-                'which for a model with BatchNorm is another loss; write "drop"'
-            ]
-        )
-    if config.couples_the_batch and min(size for _, size in batch.sizes) == 1:
-        raise ConfigError(
-            ["batch.global_batch_size: 1 sample has no others to be told from, and so no gradient; write at least 2"]
-        )
     if config.compute.compile and config.model.uses_batch_norm:
         _check_compiled_batch_norm(config, world_size)
     timeline = Timeline.build(data.num_train_samples, batch.sizes, batch.last == "keep", data.tokens_per_sample)
@@ -236,7 +226,7 @@ def resolve(config: RecipeConfig, world_size: int) -> RunPlan:
         stop_after_steps=min(config.train.stop_after_steps or total_steps, total_steps),
         loss_unit=data.loss_unit,
         tokens_per_sample=data.tokens_per_sample,
-        loss_weight_per_sample=1 if data.loss_unit == "samples" else data.tokens_per_sample,
+        loss_weight_per_sample=data.loss_weight_per_sample,
         base_lr=rate.base_lr,
         reference_batch_size=rate.reference_batch_size,
         scaling=rate.scaling,
@@ -268,13 +258,6 @@ def resolve(config: RecipeConfig, world_size: int) -> RunPlan:
 
 
 def _check_compiled_batch_norm(config: RecipeConfig, world_size: int) -> None:
-    if config.compute.activation_checkpointing:
-        raise ConfigError(
-            [
-                "compute.compile: torch.compile stops at blocks with BatchNorm that are computed again, and leaves "
-                "most of the model as it is; write false, or false as compute.activation_checkpointing"
-            ]
-        )
     if config.model.synchronises_batch_norm and world_size > 1:
         raise ConfigError(
             [

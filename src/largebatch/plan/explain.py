@@ -74,8 +74,9 @@ def _division(plan: RunPlan, global_batch_size: int) -> str:
 
 
 def _loss(plan: RunPlan) -> list[str]:
+    counts = "target tokens" if plan.loss_unit == "tokens" else plan.loss_unit
     if plan.loss_weight_per_sample is None:
-        unit = "all target tokens"
+        unit = f"all {counts}"
     elif len(plan.timeline.phases) > 1:
         unit = f"all {plan.loss_unit}"
     else:
@@ -87,7 +88,7 @@ def _loss(plan: RunPlan) -> list[str]:
         "summed over micro-batches and processes and divided once, whatever the strategy",
     ]
     if plan.loss_weight_per_sample is None:
-        lines.append("samples have unequal numbers of targets: they are counted over all processes before each step")
+        lines.append(f"samples have unequal numbers of {counts}: they are counted over all processes before each step")
     if plan.coupled_loss:
         lines += [
             "each sample's loss depends on the whole global batch, whose features are computed first and gathered:",

@@ -23,7 +23,7 @@ What differs from the ZeRO paper's 2 Ψ, 2 Ψ and 3 Ψ for A = 1 (Rajbhandari et
   Accelerate makes the tail, the final norm with the output layer.
 
 Not counted are single numbers (a vote on a stop, a norm for each parameter or group), and what the loss itself
-exchanges: features of a contrastive loss, statistics of BatchNorm over all processes.
+exchanges: features of a loss that couples samples, statistics of BatchNorm over all processes.
 """
 
 from collections.abc import Callable

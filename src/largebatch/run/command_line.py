@@ -37,7 +37,7 @@ class RunOptions:
     """The file that the config was read from, recorded in the history."""
 
 
-def parse_command_line(task: type[Config], arguments: Sequence[str] | None = None) -> tuple[Config, RunOptions]:
+def parse_command_line(config_class: type[Config], arguments: Sequence[str] | None = None) -> tuple[Config, RunOptions]:
     """The recipe's validated config, and the options of the run; ConfigError has all problems at once.
 
     `--config FILE` is required; `--run-dir DIR` is runs/<name of FILE> by default; `--resume` is auto, none or the path
@@ -67,7 +67,7 @@ def parse_command_line(task: type[Config], arguments: Sequence[str] | None = Non
         help="fields of the config that may differ from the checkpoint's",
     )
     options, overrides = parser.parse_known_args(arguments)
-    config = load_config(options.config, overrides, task)
+    config = load_config(options.config, overrides, config_class)
     fields = tuple(field.strip() for words in options.allow_change for field in words.split(",") if field.strip())
     run_dir = options.run_dir or Path("runs") / options.config.stem
     return config, RunOptions(run_dir, options.resume, fields, options.config)

@@ -1,6 +1,6 @@
 """A loss that couples the whole global batch, exact for every division into micro-batches and processes.
 
-Contrastive losses compare each sample with all others, so they are not a sum over micro-batches. Two passes turn them
+Such losses compare each sample with all others, so they are not a sum over micro-batches. Two passes turn them
 into one (Gao et al. 2021, "GradCache", arXiv 2101.06983). The first computes the features of each micro-batch, without
 gradients, and gathers those of the whole global batch, in its order of samples. Every process computes the same loss
 from all of them, and its gradient by each feature, g. The second pass goes through the micro-batches once more, with

@@ -56,11 +56,8 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, help="the recipe's JSON file")
 
 
-def add_project_files(parser: argparse.ArgumentParser) -> None:
-    """Add the files that belong to a recipe, as `script` and `accelerate_configs`; None is the recipe's own."""
-    parser.add_argument(
-        "--script", type=Path, help="the program that trains it; default: the train.py beside the recipe"
-    )
+def add_accelerate_configs(parser: argparse.ArgumentParser) -> None:
+    """Add the folder of Accelerate configs, as `accelerate_configs`; None is the one of the recipe's project."""
     parser.add_argument(
         "--accelerate-configs",
         type=Path,

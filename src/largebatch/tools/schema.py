@@ -1,21 +1,22 @@
-"""`largebatch schema`: the JSON Schema of all recipes, with which editors check them; or the same as a page to read."""
+"""`largebatch schema`: the JSON Schema of a task's recipes, with which editors check them; or a page to read."""
 
 import argparse
 import json
-import sys
+from pathlib import Path
 from typing import Any
 
 from largebatch.errors import UserError
+from largebatch.task_folders import SCHEMA
 from largebatch.tools.options import Commands, add_command
 
-INTRODUCTION = """<!-- Made by `largebatch schema --markdown` from src/largebatch/config: change that, not this. -->
+PAGE = "configuration.md"
+INTRODUCTION = """<!-- Made by `largebatch schema --markdown DIR` from config.py: change that, not this. -->
 
-All that a recipe's JSON may say, by task: {tasks}.
-Values are not converted (`"3"` is not a number), unknown fields are errors, and all problems are reported at once, each
-with what to write instead; so are contradictions.
+All that a recipe's JSON may say. Values are not converted (`"3"` is not a number), unknown fields are errors, and all
+problems are reported at once, each with what to write instead; so are contradictions.
 
 On the command line a field is overridden by its path, in `plan`, `verify`, `submit`, batch scripts and runs alike:
-`--batch.global_batch_size 512`, `--optimizer.clip_norm null`, `--train.duration '{{"epochs": 3}}'`. What is not JSON is
+`--batch.global_batch_size 512`, `--optimizer.clip_norm null`, `--train.duration '{"epochs": 3}'`. What is not JSON is
 a string."""
 
 
@@ -25,40 +26,53 @@ def add_parser(commands: Commands) -> None:
         commands,
         "schema",
         run,
-        help="print the JSON Schema of recipes",
-        description="Print the JSON Schema that recipes name in their $schema, for editors.",
+        help="write the JSON Schema of a task's recipes",
+        description=f"Write DIR/{SCHEMA}, which the recipes in a task's folder name in their $schema, for editors. The "
+        "optimizers that the folder's config.py registers are in it.",
         epilog="""examples:
-  largebatch schema > recipes/recipe.schema.json
-  largebatch schema --markdown > docs/configuration.md""",
+  largebatch schema recipes/my_task
+  largebatch schema --check recipes/*/""",
     )
+    parser.add_argument("folders", type=Path, nargs="+", metavar="DIR", help="folders of tasks, with their config.py")
     parser.add_argument(
-        "--markdown", action="store_true", help="print the configuration reference instead; needs jsonschema-markdown"
+        "--markdown", action="store_true", help=f"write DIR/{PAGE}, a page to read, too; needs jsonschema-markdown"
     )
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a file is not up to date")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the schema, or the page made from it."""
-    sys.stdout.write(configuration_reference() if options.markdown else recipe_schema())
+    """Write, or check."""
+    # Of recipes/*/, those that are tasks.
+    folders = [folder for folder in options.folders if len(options.folders) == 1 or (folder / "config.py").is_file()]
+    texts = {folder / SCHEMA: recipe_schema(folder) for folder in folders}
+    if options.markdown:
+        texts |= {folder / PAGE: configuration_page(folder) for folder in folders}
+    if options.check:
+        stale = [file for file, text in texts.items() if not file.is_file() or file.read_text(encoding="utf-8") != text]
+        for file in stale:
+            print(f"{file} is not what config.py says; run largebatch schema {file.parent}")
+        return 1 if stale else 0
+    for file, text in texts.items():
+        file.write_text(text, encoding="utf-8")
+        print(f"written to {file}")
     return 0
 
 
-def recipe_schema() -> str:
-    """Return the text of `recipes/recipe.schema.json`."""
-    from pydantic import TypeAdapter
+def recipe_schema(folder: Path) -> str:
+    """Return the text of a task folder's JSON Schema.
 
-    from largebatch.config import RECIPE_CONFIGS
-    from largebatch.config.tasks import AnyRecipeConfig
+    Raises:
+        ConfigError: Its `config.py` cannot be used.
+    """
+    from largebatch.config import config_class_of
 
-    # With the optimizers that are registered.
-    for config_class in RECIPE_CONFIGS.values():
-        config_class.current()
-    schema = TypeAdapter(AnyRecipeConfig).json_schema()
-    document = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A largebatch recipe", **schema}
+    schema = config_class_of(folder).with_optimizers().model_json_schema()
+    document = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "A recipe"}
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
-def configuration_reference() -> str:
-    """Return the text of `docs/configuration.md`.
+def configuration_page(folder: Path) -> str:
+    """Return the configuration of a task's recipes as a page in Markdown.
 
     Raises:
         UserError: jsonschema-markdown, which makes it, is not installed.
@@ -67,13 +81,9 @@ def configuration_reference() -> str:
         from jsonschema_markdown import generate
     except ModuleNotFoundError as error:
         raise UserError("--markdown needs jsonschema-markdown; pip install jsonschema-markdown") from error
-    schema = json.loads(recipe_schema())
-    names = (reference.rpartition("/")[2] for reference in schema["discriminator"]["mapping"].values())
-    tasks = ", ".join(f"[{name}](#{name.lower()})" for name in names)
-    page = _to_read(schema, schema["$defs"]) | {
-        "title": "Configuration",
-        "description": INTRODUCTION.format(tasks=tasks),
-    }
+    schema = json.loads(recipe_schema(folder))
+    page = _to_read(schema, schema["$defs"])
+    page |= {"title": f"Configuration of {folder.resolve().name}", "description": INTRODUCTION}
     text: str = generate(page, footer=False, hide_empty_columns=True)
     return text.replace(" x `", " x`").replace("\n### Type: `object(?)`\n", "").rstrip() + "\n"
 

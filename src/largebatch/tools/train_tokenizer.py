@@ -73,8 +73,8 @@ def train_tokenizer(config: "RecipeConfig", vocab_size: int, out: Path) -> int:
     data = config.data
     if not isinstance(data, HubText):
         raise DataError(
-            f'data.source: "{getattr(data, "source", None)}" of task "{config.task}" has no documents to train a '
-            'tokenizer on; give a causal_lm or masked_lm recipe whose data.source is "datasets"'
+            f'data.source: "{getattr(data, "source", None)}" of {config.task} has no documents to train a tokenizer '
+            'on; give a recipe of a language model whose data.source is "datasets"'
         )
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     if vocab_size < len(alphabet) + 2:

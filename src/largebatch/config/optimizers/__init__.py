@@ -12,6 +12,7 @@ from largebatch.config.optimizers.registry import (
     find_optimizer,
     register_optimizer,
     registered_optimizers,
+    show_optimizers_of,
 )
 from largebatch.config.optimizers.sections import (
     OptimizerSection,
@@ -35,6 +36,7 @@ __all__ = [
     "find_optimizer",
     "register_optimizer",
     "registered_optimizers",
+    "show_optimizers_of",
 ]
 
 # Each file of this folder registers its optimizer.

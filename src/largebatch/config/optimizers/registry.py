@@ -6,7 +6,6 @@ An entry imports no torch: what computes is named. A task's `config.py` may regi
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args
 
 from pydantic import Field, GetCoreSchemaHandler
@@ -14,6 +13,7 @@ from pydantic_core import CoreSchema
 
 from largebatch.config.optimizers.sections import OptimizerSection
 from largebatch.errors import UserError, did_you_mean
+from largebatch.task_folders import owner_of
 
 Options = Mapping[str, Any]
 Shape = tuple[int, ...]
@@ -82,25 +82,17 @@ def adam_moments(_: Options, shape: Shape) -> Mapping[str, Shape]:
 
 # --- the registry -------------------------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True)
-class _Place:
-    """Where an entry is registered."""
-
-    file: str
-    line: int
-
-    def is_copy_of(self, other: "_Place") -> bool:
-        """Whether it is the same place, or the same line of a file with the same text, such as a run's `source/`."""
-        texts = [Path(place.file).read_bytes() if Path(place.file).is_file() else None for place in (self, other)]
-        return self == other or (self.line == other.line and None not in texts and texts[0] == texts[1])
-
-
-_registered: dict[str, tuple[OptimizerEntry, _Place]] = {}
+_registered: dict[str | None, dict[str, OptimizerEntry]] = {None: {}}
+"""Entries by name: the package's own and those of other libraries, and those of each task's folder, by its package."""
+_places: dict[tuple[str | None, str], str] = {}
+"""Where each was registered, as "file:line"."""
+_shown: str | None = None
+"""The task's folder whose entries are seen besides those of all tasks."""
 
 
 def register_optimizer(entry: OptimizerEntry) -> None:
-    """Make an optimizer known to configs, plans, `verify` and checkpoints.
+    """Make an optimizer known to configs, plans, `verify` and checkpoints: of one task where its `config.py` calls
+    this, and else of all.
 
     To register the same again is allowed, as when a module is imported a second time.
 
@@ -108,26 +100,27 @@ def register_optimizer(entry: OptimizerEntry) -> None:
         UserError: Another optimizer has its name, or the entry's section has no name.
     """
     frame = sys._getframe(1)
-    place = _Place(frame.f_code.co_filename, frame.f_lineno)
+    owner, place = owner_of(str(frame.f_globals["__name__"])), f"{frame.f_code.co_filename}:{frame.f_lineno}"
     if len(get_args(entry.section.model_fields["name"].annotation)) != 1:
-        raise UserError(
-            f"{place.file}:{place.line}: {entry.section.__name__} does not say its name; give it a field "
-            'name: Literal["…"]'
-        )
-    known, first = _registered.get(entry.name, (None, place))
-    if known == entry:
-        return
-    if not place.is_copy_of(first):
-        raise UserError(
-            f'two optimizers have the name "{entry.name}": {first.file}:{first.line} and {place.file}:{place.line}; '
-            "rename one of them"
-        )
-    _registered[entry.name] = entry, place
+        raise UserError(f'{place}: {entry.section.__name__} does not say its name; give it a field name: Literal["…"]')
+    for of in {owner, None}:
+        other = _places.get((of, entry.name), place)
+        if other != place:
+            raise UserError(f'two optimizers have the name "{entry.name}": {other} and {place}; rename one of them')
+    _registered.setdefault(owner, {})[entry.name] = entry
+    _places[owner, entry.name] = place
+
+
+def show_optimizers_of(owner: str | None) -> None:
+    """See the optimizers of a task's folder, by its package, from now on, besides those of all tasks."""
+    global _shown
+    _shown = owner
 
 
 def registered_optimizers() -> list[OptimizerEntry]:
-    """All entries, by name."""
-    return [entry for _, (entry, _) in sorted(_registered.items())]
+    """All entries that are seen, by name."""
+    seen = _registered[None] | _registered.get(_shown, {})
+    return [entry for _, entry in sorted(seen.items())]
 
 
 def find_optimizer(name: str) -> OptimizerEntry:
@@ -136,15 +129,15 @@ def find_optimizer(name: str) -> OptimizerEntry:
     Raises:
         UserError: There is none, as where a plan was made with an optimizer that nothing has registered here.
     """
-    if name not in _registered:
-        known = ", ".join(sorted(_registered))
-        raise UserError(f'no optimizer "{name}" is registered{did_you_mean(name, _registered)}; known: {known}')
-    return _registered[name][0]
+    seen = {entry.name: entry for entry in registered_optimizers()}
+    if name not in seen:
+        raise UserError(f'no optimizer "{name}" is registered{did_you_mean(name, seen)}; known: {", ".join(seen)}')
+    return seen[name]
 
 
 class AnyOptimizer:
     """Annotates the `optimizer` field of configs: the section of any optimizer that is registered when the class of
-    the config is built, or built again; see `config.tasks.RecipeConfig.current`."""
+    the config is built, or built again; see `config.recipe.RecipeConfig.with_optimizers`."""
 
     def __get_pydantic_core_schema__(self, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         sections = tuple(entry.section for entry in registered_optimizers())

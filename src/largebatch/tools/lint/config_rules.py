@@ -40,7 +40,13 @@ def recipe_findings(path: Path, overrides: Sequence[str] = ()) -> Iterator[Findi
     schema = raw.get("$schema") if isinstance(raw, dict) else None
     if isinstance(schema, str) and "://" not in schema and not (path.parent / schema).is_file():
         why = f"$schema: there is no file {schema} beside it, and editors check nothing"
-        yield Finding(str(path), lines.of("$schema"), "schema-missing", why, 'write "../recipe.schema.json"')
+        yield Finding(
+            str(path),
+            lines.of("$schema"),
+            "schema-missing",
+            why,
+            'write "recipe.schema.json", and make it by largebatch schema',
+        )
 
 
 def deepspeed_findings(path: Path) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from largebatch.errors import UserError
+from largebatch.task_folders import recipes_in
 from largebatch.tools.lint.config_rules import (
     accelerate_findings,
     deepspeed_findings,
@@ -37,7 +38,7 @@ def lint_repository() -> Report:
     Raises:
         UserError: There are none, or one cannot be read.
     """
-    recipes = sorted(RECIPES.glob("*/*.json"))
+    recipes = recipes_in(RECIPES)
     files = [
         *recipes,
         *sorted(SCRIPTS.glob("*.sbatch")),

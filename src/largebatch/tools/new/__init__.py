@@ -24,7 +24,7 @@ def add_parser(commands: Commands) -> None:
   largebatch new my_job --recipe resnet_digits --vendor""",
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="the folder to make; it may be there if it is empty")
-    parser.add_argument("--recipe", required=True, metavar="NAME", help="such as gpt2_124m, or causal_lm/gpt2_124m")
+    parser.add_argument("--recipe", required=True, metavar="NAME", help="such as gpt2_124m, or TASK/gpt2_124m")
     parser.add_argument(
         "--strategy", help="the one that its script and README begin with; default: the recipe's script's"
     )

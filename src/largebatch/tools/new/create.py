@@ -7,10 +7,11 @@ import shutil
 from pathlib import Path
 
 from largebatch.errors import UserError
+from largebatch.task_folders import SCHEMA
 from largebatch.tools.new.job import PACKAGE, BundledJob, shipped_folder
 from largebatch.tools.new.texts import texts
 
-COPIED = ("recipes/recipe.schema.json", "recipes/accelerate_configs/*.yaml", "ds_configs/*.json", "slurm/launch.sh")
+COPIED = ("recipes/accelerate_configs/*.yaml", "ds_configs/*.json", "slurm/launch.sh")
 
 LICENSE = "LICENSE.largebatch"
 
@@ -70,7 +71,8 @@ def _move(staging: Path, target: Path, exists: bool) -> None:
 
 def _write(folder: Path, job: BundledJob, vendor: bool) -> None:
     shipped = shipped_folder()
-    own = [job.recipe, job.recipe.with_name("train.py"), job.recipe.with_name("README.md"), job.script]
+    task = (path.relative_to(shipped) for path in sorted((shipped / job.recipe.parent).iterdir()))
+    own = [job.recipe, job.script, *(path for path in task if path.suffix in (".py", ".md") or path.name == SCHEMA)]
     for path in [*own, *(path.relative_to(shipped) for pattern in COPIED for path in shipped.glob(pattern))]:
         _copy(shipped / path, folder / path)
     # Of the copied files, not of the repository that they begin. A bundle with the package in it has it by that name.

@@ -11,9 +11,10 @@ from largebatch.config import RecipeConfig, load_config
 from largebatch.config.data import HubOrLocal
 from largebatch.errors import ConfigError, UserError, did_you_mean
 from largebatch.plan import resolve
+from largebatch.task_folders import recipes_in
 from largebatch.tools.lint.job import Job
 from largebatch.tools.lint.sbatch import read_script
-from largebatch.tools.verify.stand_in import stand_in_overrides
+from largebatch.tools.verify.tiny import tiny_data_overrides
 
 PACKAGE = Path(largebatch.__file__).parent
 LARGE_JOB = (8, 8)
@@ -49,7 +50,7 @@ class BundledJob:
         """
         shipped = shipped_folder()
         task, _, name = recipe.removesuffix(".json").rpartition("/")
-        recipes = {path.stem: path for path in shipped.glob("recipes/*/*.json")}
+        recipes = {path.stem: path for path in recipes_in(shipped / "recipes")}
         if name not in recipes or task not in ("", recipes[name].parent.name):
             raise _no_such("recipe", recipe, name, recipes)
         script = shipped / "slurm" / f"{name}.sbatch"
@@ -109,10 +110,10 @@ class BundledJob:
 
     def verify(self) -> str:
         """The command that compares strategies on a laptop."""
-        stand_in = " --stand-in" if stand_in_overrides(self.config) else ""
+        tiny = " --tiny-data" if tiny_data_overrides(self.config) else ""
         # A small model enlarges the rounding of BatchNorm's sums over processes to what bf16 cannot tell from errors.
-        finer = " --precision fp32" if stand_in and self.config.model.synchronises_batch_norm else ""
-        return f"largebatch verify {self.recipe}{stand_in} --world-sizes 2 --steps 5{finer}"
+        finer = " --precision fp32" if tiny and self.config.model.synchronises_batch_norm else ""
+        return f"largebatch verify {self.recipe}{tiny} --world-sizes 2 --steps 5{finer}"
 
     @property
     def processes(self) -> int:

@@ -8,7 +8,7 @@ from string import Template
 from largebatch import __version__
 from largebatch.plan.strategies import STRATEGIES
 from largebatch.tools.new.job import BundledJob, shipped_folder
-from largebatch.tools.verify.stand_in import small_model_overrides, stand_in_overrides
+from largebatch.tools.verify.tiny import debug_model_overrides, tiny_data_overrides
 
 WIDTH = 120
 CHECKS = "# Tests and checks"
@@ -22,7 +22,7 @@ class _Text(Template):
 
 def texts(job: BundledJob, vendor: bool) -> dict[str, str]:
     """The texts by their path from the top of the bundle."""
-    small = [*small_model_overrides(job.config), *stand_in_overrides(job.config)]
+    small = [*debug_model_overrides(job.config), *tiny_data_overrides(job.config)]
     values = {
         "name": job.name,
         "version": __version__,

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from largebatch.errors import ConfigError
 from largebatch.tools.options import (
     Commands,
+    add_accelerate_configs,
     add_command,
     add_options_of_a_run,
-    add_project_files,
     add_recipe,
     memory,
     positive_int,
@@ -33,8 +33,8 @@ def add_parser(commands: Commands) -> None:
         description="Print what a recipe would do on a number of processes; needs no GPU, no data and no torch. Or, on "
         "several, what each strategy holds and sends, and which to take.",
         epilog="""examples:
-  largebatch plan recipes/image_classification/resnet50_imagenet_8k.json --world-size 256
-  largebatch plan recipes/causal_lm/llama_8b.json --world-sizes 8,64,512 --gpu-memory 80
+  largebatch plan RECIPE.json --world-size 256
+  largebatch plan RECIPE.json --world-sizes 8,64,512 --gpu-memory 80
 
 Fields are overridden as in a run: --batch.global_batch_size 512.""",
         takes_overrides=True,
@@ -51,7 +51,7 @@ Fields are overridden as in a run: --batch.global_batch_size 512.""",
     parser.add_argument(
         "--gpu-memory", type=memory, metavar="GIB", help="what fits, and which strategy to take; with --world-sizes"
     )
-    add_project_files(parser)
+    add_accelerate_configs(parser)
     add_options_of_a_run(parser)
     parser.add_argument("--json", action="store_true", help="print the resolved plan, or all numbers, as JSON")
 
@@ -63,8 +63,8 @@ def run(options: argparse.Namespace) -> int:
 
     if options.world_size is None:
         return _compare(options)
-    if options.gpu_memory or options.script or options.accelerate_configs:
-        options.refuse("--gpu-memory, --script and --accelerate-configs go with --world-sizes")
+    if options.gpu_memory or options.accelerate_configs:
+        options.refuse("--gpu-memory and --accelerate-configs go with --world-sizes")
     plan = resolve(load_config(options.config, options.overrides), options.world_size)
     sys.stdout.write(plan.to_json() if options.json else explain(plan, options.config.stem) + "\n")
     return 0
@@ -76,7 +76,7 @@ def _compare(options: argparse.Namespace) -> int:
     config: RecipeConfig = load_config(options.config, options.overrides)
     plan = _first_plan(config, options.world_sizes)
 
-    # With torch and what the script imports, these take seconds.
+    # With torch and what model.py imports, these take seconds.
     from largebatch.backend.model_shape import shape_of
     from largebatch.tools.plan.activations import activation_bytes
     from largebatch.tools.plan.comparison import compare
@@ -85,9 +85,9 @@ def _compare(options: argparse.Namespace) -> int:
     from largebatch.tools.plan.table import painter, table
 
     strategies, left_out = find_strategies(options.config, options.accelerate_configs, config)
-    model = recipe_model(config, options.script or options.config.with_name("train.py"))
+    model, example_batch = recipe_model(config, options.config)
     shape = shape_of(model, plan)
-    activations = activation_bytes(model, config)
+    activations = activation_bytes(model, config, example_batch)
     title = options.config.stem
     comparison = compare(
         title, config, shape, strategies, options.world_sizes, activations, options.gpu_memory, left_out

@@ -1,15 +1,15 @@
 """What autograd keeps of a micro-batch for the backward pass: an estimate, from a forward pass of shapes alone.
 
 The model goes through torch's own operations on fake tensors, which have shapes and no memory, under the recipe's
-precision and activation checkpointing, and language models up to each token's loss; what is saved for the backward
-pass is counted by its storages, without parameters. Under autocast the casted copies of weights are among it.
+precision and activation checkpointing; what is saved for the backward pass is counted by its storages, without
+parameters. Under autocast the casted copies of weights are among it.
 
 So it is what torch's operations for the CPU would keep. Those of a GPU may keep other things; causal attention has a
 mask here that it mostly does without there; and gradients of activations, and work space, come on top.
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import cast
@@ -23,13 +23,12 @@ from largebatch.config import RecipeConfig
 from largebatch.errors import UserError
 from largebatch.initialization.building import storage_of
 from largebatch.memory.activation_checkpointing import blocks_to_recompute, checkpoint_activations
-from largebatch.memory.token_losses import return_token_losses
 
-OF_TOKENS = ("causal_lm", "masked_lm", "sft")
+ExampleBatch = Callable[[RecipeConfig], Mapping[str, torch.Tensor]]
 
 
-def activation_bytes(model: nn.Module, config: RecipeConfig) -> int | None:
-    """Bytes of a process's micro-batch; None where it is not known how the task's script calls its model.
+def activation_bytes(model: nn.Module, config: RecipeConfig, example_batch: ExampleBatch | None) -> int | None:
+    """Bytes of a process's micro-batch; None where it is not known how the model is called.
 
     With activation checkpointing they are what blocks keep, their inputs, and all of the largest block, as when it is
     computed again.
@@ -37,17 +36,21 @@ def activation_bytes(model: nn.Module, config: RecipeConfig) -> int | None:
     Args:
         model: The recipe's, on the meta device; it cannot be used afterwards.
         config: Precision, micro-batch and activation checkpointing.
+        example_batch: The task's hook: the keyword arguments of the model for a micro-batch.
     """
-    if config.task not in (*OF_TOKENS, "image_classification"):
+    if example_batch is None:
         return None
+    dtype = torch.float64 if config.precision == "fp64" else torch.float32
     with FakeTensorMode(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
         _give_fake_memory(model)
         model.train()
-        if config.task in OF_TOKENS:
-            return_token_losses(model)
-        forward = partial(_kept_by, model, _micro_batch(config), config.precision == "bf16")
         try:
+            batch = {
+                name: value.to(dtype) if value.is_floating_point() else value
+                for name, value in example_batch(config).items()
+            }
+            forward = partial(_kept_by, model, batch, config.precision == "bf16")
             if not config.compute.activation_checkpointing:
                 return sum(forward().values())
             blocks = blocks_to_recompute(model)
@@ -59,17 +62,6 @@ def activation_bytes(model: nn.Module, config: RecipeConfig) -> int | None:
         # A model may look at numbers, which shapes have not, and does so in ways of its own.
         except Exception:
             return None
-
-
-def _micro_batch(config: RecipeConfig) -> dict[str, torch.Tensor]:
-    size, data = config.batch.micro_batch_size, config.data
-    if config.task == "image_classification":
-        side = data.image_size  # type: ignore[attr-defined]
-        shape = (size, data.num_channels, side, side)  # type: ignore[attr-defined]
-        dtype = torch.float64 if config.precision == "fp64" else torch.float32
-        return {"pixel_values": torch.zeros(shape, dtype=dtype)}
-    tokens = torch.zeros(size, data.block_size, dtype=torch.int64)  # type: ignore[attr-defined]
-    return {"input_ids": tokens, "targets": tokens.clone()}
 
 
 def _give_fake_memory(model: nn.Module) -> None:

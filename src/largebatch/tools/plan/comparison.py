@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from largebatch.config.tasks import RecipeConfig
+from largebatch.config import RecipeConfig
 from largebatch.errors import ConfigError
 from largebatch.plan.contract import RunPlan, resolve
 from largebatch.plan.model_shape import ModelShape, Strategy

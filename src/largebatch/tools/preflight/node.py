@@ -58,7 +58,7 @@ def check_node(job: Job, recipe: Path, accelerate_config: Path, overrides: Seque
 
 
 def _check(report: Report, job: Job, recipe: Path, accelerate_config: Path, overrides: Sequence[str]) -> None:
-    report.versions = _versions([recipe, recipe.with_name("train.py"), accelerate_config])
+    report.versions = _versions([recipe, *sorted(recipe.parent.glob("*.py")), accelerate_config])
     try:
         config: RecipeConfig = load_config(recipe, overrides)
         resolve(config, job.world_size)
@@ -83,7 +83,7 @@ def _check(report: Report, job: Job, recipe: Path, accelerate_config: Path, over
         except Exception as error:
             # Any script may stand there.
             report.no_checkpoint_size = (
-                f"build_model(config) of train.py cannot be used: {type(error).__name__}: {error}"
+                f"build_model(config) of model.py cannot be used: {type(error).__name__}: {error}"
             )
     if job.num_nodes > 1:
         report.unreachable = _unreachable(job)
@@ -150,7 +150,7 @@ def _checkpoint_bytes(recipe: Path, config: RecipeConfig) -> int:
     from largebatch.plan.model_states import optimizer_states
     from largebatch.tools.plan.recipe_model import recipe_model
 
-    model = recipe_model(config, recipe.with_name("train.py")).to(DTYPES[config.precision])
+    model = recipe_model(config, recipe)[0].to(DTYPES[config.precision])
     kept = optimizer_states(resolve(config, world_size=1))
     tensors = (*model.parameters(), *model.buffers())
     size: int = sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -8,24 +8,26 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from largebatch.config import RECIPE_CONFIGS
+from largebatch.config import config_class_of
 from largebatch.errors import UserError, did_you_mean
 from largebatch.plan import explain, resolve
+from largebatch.task_folders import recipes_in
 from largebatch.tools.lint.job import SCRIPTS, CommandLine, Job, read_job
 from largebatch.tools.lint.project import RECIPES, lint_files
 from largebatch.tools.lint.sbatch import log_path, read_options
 
-OVERRIDES = {name for config in RECIPE_CONFIGS.values() for name in config.model_fields}
 RUN_OPTIONS = {"resume"}
 
 
 def submit(options: argparse.Namespace) -> bool:
     """Submit a recipe's job, as `run` of the command does; return whether nothing was found that speaks against it."""
     run_options, words = _take(options.overrides, RUN_OPTIONS)
-    overrides, words = _take(words, OVERRIDES)
+    recipe = _find_recipe(options.recipe)
+    fields = config_class_of(recipe.parent, recipe).model_fields
+    overrides, words = _take(words, fields)
     per_node = [f"--gpus-per-node={options.gpus_per_node}"] if options.gpus_per_node else []
     sbatch_options = [f"--nodes={options.nodes}", *per_node, *words]
-    _require_options(sbatch_options)
+    _require_options(sbatch_options, fields)
     # sbatch hands on the environment: what is set there has an effect, so it is checked and shown.
     given = {
         "STRATEGY": options.strategy or os.environ.get("STRATEGY"),
@@ -33,7 +35,7 @@ def submit(options: argparse.Namespace) -> bool:
         "LARGEBATCH_ENV": os.environ.get("LARGEBATCH_ENV"),
     }
     environment = {name: str(value) for name, value in given.items() if value}
-    script = _find_script(_find_recipe(options.recipe))
+    script = _find_script(recipe)
     words = ["sbatch", "--parsable", *sbatch_options, str(script), *overrides, *run_options]
     folder = environment.get("RUN_DIR")
     command_line = CommandLine(
@@ -79,7 +81,7 @@ def _take(words: Sequence[str], names: Collection[str]) -> tuple[list[str], list
     return taken, others
 
 
-def _require_options(sbatch_options: Sequence[str]) -> None:
+def _require_options(sbatch_options: Sequence[str], fields: Collection[str]) -> None:
     """sbatch would take the first word that is no option for its script."""
     for name, value in read_options(sbatch_options):
         if not name:
@@ -87,7 +89,7 @@ def _require_options(sbatch_options: Sequence[str]) -> None:
         if name == "run_dir":
             raise UserError("--run_dir: options are spelled with dashes; write --run-dir")
         if "." in name:
-            known = ", ".join(sorted(OVERRIDES))
+            known = ", ".join(sorted(fields))
             raise UserError(f"--{name}: neither a field of the recipe nor an option of sbatch; sections are {known}")
 
 
@@ -97,7 +99,7 @@ def _find_recipe(recipe: str) -> Path:
         if not path.is_file():
             raise UserError(f"{recipe}: no such file; give the path of a recipe's JSON, or its name")
         return path
-    known = sorted(RECIPES.glob("*/*.json"), key=lambda path: path.stem)
+    known = sorted(recipes_in(RECIPES), key=lambda path: path.stem)
     found = [path for path in known if path.stem == recipe]
     if not found:
         names = [path.stem for path in known]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from largebatch.tools.options import (
     Commands,
+    add_accelerate_configs,
     add_command,
-    add_project_files,
     add_recipe,
     positive_int,
     positive_ints,
@@ -25,8 +25,8 @@ def add_parser(commands: Commands) -> None:
         "micro-batch size, on GPUs where there are enough and on CPU processes elsewhere, and compare loss, gradient "
         "norm, learning rate, weights and evaluation with one process. Exit code 0 only if all agree.",
         epilog="""examples:
-  largebatch verify recipes/causal_lm/gpt_pydoc.json --world-sizes 2,4 --micro-batch-sizes 4,8
-  largebatch verify recipes/causal_lm/llama_8b.json --stand-in --world-sizes 2 --steps 5
+  largebatch verify RECIPE.json --world-sizes 2,4 --micro-batch-sizes 4,8
+  largebatch verify RECIPE.json --tiny-data --world-sizes 2 --steps 5
 
 Fields are overridden as in a run: --batch.global_batch_size 64.""",
         takes_overrides=True,
@@ -42,12 +42,12 @@ Fields are overridden as in a run: --batch.global_batch_size 64.""",
         help="default: the recipe's own and, without BatchNorm and dropout, half of it",
     )
     parser.add_argument(
-        "--stand-in",
+        "--tiny-data",
         action="store_true",
-        help="instead of data from a hub train on small ones that are always there, in batches of 32 samples",
+        help="train on the small data that the task declares instead of large ones, in batches of 32 samples",
     )
     parser.add_argument("--steps", type=positive_int, default=20, help="optimizer steps to train; default: 20")
-    add_project_files(parser)
+    add_accelerate_configs(parser)
     parser.add_argument("--output", type=Path, help="the JSON to write; default: runs/RECIPE.verify.json")
 
 

@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -18,8 +18,13 @@ from typing import Any, NamedTuple
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from largebatch.task_folders import package_of
+
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["largebatch.tools.verify.preload"])
+
+PRELOAD = "LARGEBATCH_PRELOAD"
+"""The variable with names of further modules, joined by commas, for the server to import."""
 
 # For the other processes of a job to end by themselves once one has failed, in seconds.
 SECONDS_TO_FOLLOW = 1
@@ -44,6 +49,12 @@ class JobFailed(AssertionError):
     def __init__(self, reports: Sequence[tuple[int, str, str]]):
         self.reports = list(reports)
         super().__init__("\n".join(f"--- rank {rank}: {reason}\n{output}" for rank, reason, output in reports))
+
+
+def preload_tasks(folders: Iterable[Path], *modules: str) -> None:
+    """Have the modules of tasks, and others, imported once, by the server; to be called before the first job."""
+    of_tasks = (f"{package_of(folder)}.{module}" for folder in folders for module in ("data", "model"))
+    os.environ[PRELOAD] = ",".join([*of_tasks, *modules])
 
 
 @contextmanager

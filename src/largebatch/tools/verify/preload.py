@@ -3,9 +3,13 @@
 import gc
 import importlib
 import logging
+import os
 import threading
+from contextlib import suppress
 
 import tqdm
+
+from largebatch.tools.verify.jobs import PRELOAD
 
 # DeepSpeed tells what device it has found while it is imported.
 logging.getLogger("DeepSpeed").addFilter(lambda record: record.levelno >= logging.ERROR)
@@ -15,21 +19,20 @@ for name in (
     "datasets",
     "deepspeed.runtime.zero.muon.muon_optimizer",
     "deepspeed.runtime.zero.utils",
-    "sklearn.datasets",
     "torch._inductor.compile_fx",
     "torch.utils.tensorboard",
     "transformers.conversion_mapping",
-    "transformers.models.bert.modeling_bert",
-    "transformers.models.gpt2.modeling_gpt2",
-    "transformers.models.llama.modeling_llama",
-    "transformers.models.resnet.modeling_resnet",
-    "transformers.models.vit.modeling_vit",
     "largebatch.backend.zero",
     "largebatch.data.images",
     "largebatch.data.text",
     "largebatch.run",
 ):
     importlib.import_module(name)
+
+# What is wrong with a task is told by its jobs.
+for name in filter(None, os.environ.get(PRELOAD, "").split(",")):
+    with suppress(Exception, SystemExit):
+        importlib.import_module(name)
 
 # Compiles hundreds of regular expressions when a first model is saved.
 importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("gpt2")

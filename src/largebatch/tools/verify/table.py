@@ -13,8 +13,9 @@ from largebatch.batch import Length
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import ConfigError, UserError
 from largebatch.plan import RunPlan, resolve
+from largebatch.tools.verify.jobs import preload_tasks
 from largebatch.tools.verify.launch import find_accelerate_configs
-from largebatch.tools.verify.stand_in import small_model_overrides, stand_in_overrides
+from largebatch.tools.verify.tiny import debug_model_overrides, tiny_data_overrides
 from largebatch.tools.verify.verification import GRAD_NORM_FACTOR, Combination, Row, Verification, plan_of
 
 COLUMNS = (
@@ -40,13 +41,12 @@ def verify(options: argparse.Namespace) -> bool:
     recipe: Path = options.config
     world_sizes: list[int] = options.world_sizes
     config: RecipeConfig = load_config(recipe, options.overrides)
-    stand_ins = stand_in_overrides(config) if options.stand_in else []
+    tiny_data = tiny_data_overrides(config) if options.tiny_data else []
     # What the user says counts more than what the recipe says for everybody.
-    overrides = [*small_model_overrides(config), *stand_ins, *options.overrides]
+    overrides = [*debug_model_overrides(config), *tiny_data, *options.overrides]
     config = load_config(recipe, overrides)
-    script = options.script or recipe.with_name("train.py")
-    if not script.is_file():
-        raise UserError(f"there is no {script}; write --script PATH, the train.py that runs {recipe.name}")
+    if not recipe.with_name("train.py").is_file():
+        raise UserError(f"there is no {recipe.with_name('train.py')}, which would train {recipe.name}; write one")
     configs = find_accelerate_configs(recipe, options.accelerate_configs, options.strategies, config)
     micro_batch_sizes = options.micro_batch_sizes or _micro_batch_sizes(config)
     combinations = [
@@ -62,12 +62,13 @@ def verify(options: argparse.Namespace) -> bool:
     _require_writable(output)
     on_gpus = _choose_device(max(world_sizes))
 
-    verification = Verification(config, recipe, overrides, script, configs, steps)
+    preload_tasks([recipe.parent])
+    verification = Verification(config, recipe, overrides, configs, steps)
     _print_title(config, recipe, micro_batch_sizes, steps, on_gpus, verification.tolerance)
-    if stand_ins:
-        print(f"stand-ins for the recipe's own: data {config.data.source}, batch {config.batch.global_batch_size}")
-    elif options.stand_in:
-        print("no stand-ins: the recipe's data are small and always there")
+    if tiny_data:
+        print(f"instead of the recipe's own: tiny data, batch {config.batch.global_batch_size}")
+    elif options.tiny_data:
+        print("no tiny data: the recipe's own are small and always there")
     print("\n" + LINE.format(*COLUMNS), flush=True)
     rows: list[Row] = []
     for row in verification.rows(combinations):
@@ -148,8 +149,8 @@ def _print_title(
         print(f"not reached in these steps: {what}")
     if len(set(micro_batch_sizes)) == 1 or _micro_batch_is_part_of_the_loss(config):
         print("not compared with another micro_batch_size: a loss that is a mean over it would not be noticed")
-    if config.verify:
-        print(f"the model is made small by the recipe's verify section: {json.dumps(config.verify.model)}")
+    if config.debug_model:
+        print(f"the model is the recipe's debug_model: {json.dumps(config.debug_model)}")
 
 
 def _not_reached(plan: RunPlan, steps: int) -> Iterator[str]:

@@ -1,6 +1,5 @@
 """Running a recipe's train.py in this process, and reading what it wrote."""
 
-import runpy
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +10,14 @@ from numpy.typing import NDArray
 
 from largebatch.errors import UserError
 from largebatch.storage.json_lines import read_json_lines
+from largebatch.task_folders import run_as_main
 
 
-def train(script: Path, recipe: Path, *overrides: str, run_dir: Path) -> None:
-    """Run a recipe as if its script were started from the command line."""
+def train(recipe: Path, *overrides: str, run_dir: Path) -> None:
+    """Run a recipe as if the train.py beside it were started from the command line."""
+    script = recipe.with_name("train.py")
     sys.argv = [str(script), "--config", str(recipe), "--run-dir", str(run_dir), *overrides]
-    sys.path.insert(0, str(script.parent))
-    runpy.run_path(str(script), run_name="__main__")
+    run_as_main(script)
 
 
 @dataclass(frozen=True)

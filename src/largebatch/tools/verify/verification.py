@@ -115,7 +115,6 @@ class Verification:
         config: The validated recipe, overrides applied.
         recipe: Its JSON file.
         overrides: Command-line overrides of it.
-        script: The train.py that runs it.
         accelerate_configs: The Accelerate config of each strategy.
         steps: Steps to train.
     """
@@ -125,13 +124,11 @@ class Verification:
         config: RecipeConfig,
         recipe: Path,
         overrides: Sequence[str],
-        script: Path,
         accelerate_configs: Mapping[str, Path],
         steps: int,
     ):
         self._config = config
         self._recipe = recipe.resolve()
-        self._script = script.resolve()
         self._accelerate_configs = accelerate_configs
         samples = min(config.evaluation.max_samples or MOST_EVALUATED_SAMPLES, MOST_EVALUATED_SAMPLES)
         self._overrides = [
@@ -236,7 +233,6 @@ class Verification:
                 run_dir = Path(folder, "run")
                 run_job(
                     train_combination,
-                    self._script,
                     self._recipe,
                     (*self._overrides, f"--batch.micro_batch_size={combination.micro_batch_size}"),
                     run_dir,
@@ -270,13 +266,11 @@ class CombinationFailed(Exception):
     """A combination did not train to the end; in one line, why."""
 
 
-def train_combination(
-    script: Path, recipe: Path, overrides: Sequence[str], run_dir: Path, perturbation: int | None
-) -> None:
+def train_combination(recipe: Path, overrides: Sequence[str], run_dir: Path, perturbation: int | None) -> None:
     """Train in one process of a job, which ends with it."""
     if perturbation is not None:
         _move_starting_weights(perturbation)
-    train(script, recipe, *overrides, run_dir=run_dir)
+    train(recipe, *overrides, run_dir=run_dir)
 
 
 def _move_starting_weights(seed: int) -> None:

@@ -8,19 +8,19 @@ import numpy as np
 import torch
 from PIL import Image, ImageEnhance, ImageFilter
 
-from largebatch.config.contrastive import ViewedImages, Views
 from largebatch.config.data import DigitsData
-from largebatch.config.tasks import ContrastiveConfig
 from largebatch.data.crops import Crop, Pixels, crop_box, random_box
 from largebatch.data.hub import open_splits
 from largebatch.data.images import HubImageSource, TensorImages, digits
 from largebatch.data.source import Batch, SampleSource
 from largebatch.order import Indices, derive_seed
 
+from .config import Config, ViewedImages, Views
+
 NUM_VIEWS = 2
 
 
-def view_sources(config: ContrastiveConfig) -> tuple[SampleSource, SampleSource]:
+def sources(config: Config) -> tuple[SampleSource, SampleSource]:
     """The training images in two views, and the evaluation images.
 
     Batches for training are {"pixel_values": uint8 (batch, views, channels, height, width), "labels": int64 (batch,)};

@@ -1,10 +1,12 @@
-"""What a recipe's JSON may say of supervised fine-tuning: prompts with their answers, and pretrained models."""
+"""What a recipe of this folder may say: prompts with their answers, and any causal language model."""
 
+from collections.abc import Iterator
 from string import Formatter
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from largebatch.config import RecipeConfig, check
 from largebatch.config.data import Data, HubOrLocal
 from largebatch.config.models import Model
 from largebatch.config.sections import BelowOne, PositiveFloat, PositiveInt, Section
@@ -21,7 +23,7 @@ class PairData(Data):
     packs; evaluation samples are always single pairs."""
 
     @property
-    def loss_unit(self) -> Literal["samples", "tokens"]:
+    def loss_unit(self) -> str:
         return "tokens"
 
 
@@ -75,7 +77,7 @@ class HubPairs(HubOrLocal, PairData):
         return template
 
     @model_validator(mode="after")
-    def _bytes_have_no_chat_template(self) -> "HubPairs":
+    def _bytes_have_no_chat_template(self) -> Self:
         if self.format == "chat" and self.tokenizer == "bytes":
             raise ValueError(
                 'format "chat" needs a tokenizer with a chat template, and "bytes" has none; write "plain"'
@@ -118,9 +120,29 @@ class AutoCausalLM(Model):
         return self.lora is not None and self.lora.dropout > 0
 
     @model_validator(mode="after")
-    def _pretrained_or_random(self) -> "AutoCausalLM":
+    def _pretrained_or_random(self) -> Self:
         if (self.path is None) == (self.config is None):
             raise ValueError("write either path, for pretrained weights, or config, for random ones")
         if self.config is not None and not isinstance(self.config.get("model_type"), str):
             raise ValueError('config needs a model_type, such as "llama"')
         return self
+
+
+class Config(RecipeConfig):
+    """Supervised fine-tuning of a causal language model."""
+
+    data: Annotated[AdditionData | HubPairs, Field(discriminator="source")]
+    model: AutoCausalLM
+
+    def tiny_data(self) -> dict[str, Any] | None:
+        if not isinstance(self.data, HubOrLocal):
+            return None
+        return {"data": {"source": "addition", "block_size": 32, "num_train_samples": 256, "num_eval_samples": 16}}
+
+    @check
+    def _norms_in_fp64(self) -> Iterator[str]:
+        if self.precision == "fp64":
+            yield (
+                'precision: "fp64" would not be that: norms of many models of `transformers`, RMSNorm among them, '
+                'compute in fp32 whatever they are given; write "fp32"'
+            )

@@ -11,18 +11,19 @@ import torch
 from numpy.typing import NDArray
 
 from largebatch.config.data import PydocData
-from largebatch.config.tasks import MaskedLMConfig
 from largebatch.data.source import Batch, SampleSource
 from largebatch.data.text import IGNORE_INDEX, count_targets, hub_samples, pydoc_samples
 from largebatch.data.tokenizer import check_vocabulary, load_tokenizer
 from largebatch.errors import DataError
 from largebatch.order import Indices, derive_seed
 
+from .config import Config
+
 MASKED, REPLACED = 0.8, 0.1  # of the predicted tokens; the rest are left as they are
 
 
-def masked_sources(config: MaskedLMConfig) -> tuple[SampleSource, SampleSource]:
-    """The training and evaluation samples of a recipe.
+def sources(config: Config) -> tuple[SampleSource, SampleSource]:
+    """The training and evaluation samples.
 
     Batches are {"input_ids": int64 (batch, block_size), "labels": int64 (batch, block_size)}, the labels being the
     tokens in the places that are predicted, and `IGNORE_INDEX` elsewhere.

@@ -1,4 +1,4 @@
-"""Causal language models through `transformers`' Auto classes, with pretrained weights or random ones."""
+"""Any causal language model of `transformers`, pretrained or with random weights, and a batch to measure it with."""
 
 import importlib.util
 from collections.abc import Iterable
@@ -8,12 +8,28 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from largebatch.config.sft import AutoCausalLM, Lora
 from largebatch.errors import UserError, reason_of
 from largebatch.local_folder import local_folder
+from largebatch.memory.token_losses import return_token_losses
+
+from .config import AutoCausalLM, Config, Lora
 
 # What `from_pretrained` itself takes, of every architecture.
 NOT_OF_THE_ARCHITECTURE = ("model_type", "attn_implementation")
+
+
+def build_model(config: Config) -> PreTrainedModel:
+    """The pretrained model, with adapters where the recipe has them, which returns losses where it is given targets."""
+    model = load_causal_lm(config.model)
+    # Cross-entropy in the output layer, chunk by chunk: logits would be the largest tensor of all.
+    return_token_losses(model)
+    return model
+
+
+def example_batch(config: Config) -> dict[str, torch.Tensor]:
+    """A micro-batch as the model is called with it while it is trained."""
+    tokens = torch.zeros(config.batch.micro_batch_size, config.data.block_size, dtype=torch.int64)
+    return {"input_ids": tokens, "targets": tokens.clone()}
 
 
 def configuration(model: AutoCausalLM) -> PretrainedConfig:

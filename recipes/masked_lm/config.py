@@ -1,17 +1,14 @@
-"""What a recipe's JSON may say of masked language modelling: text some tokens of which are hidden, and BERT."""
+"""What a recipe of this folder may say: text of which some tokens are hidden, and a BERT."""
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from largebatch.config.data import HubText, PydocData, TextData
+from largebatch.config import RecipeConfig, check
+from largebatch.config.data import HubOrLocal, HubText, PydocData, TextData
 from largebatch.config.models import LargeModel, TransformerWithDropout
 from largebatch.config.sections import PositiveFloat, PositiveFraction, PositiveInt
-
-
-def num_masked(block_size: int, mask_fraction: float) -> int:
-    """How many tokens of each block are predicted by masked language modelling; the same number in every one."""
-    return round(mask_fraction * block_size)
 
 
 class MaskedText(TextData):
@@ -24,10 +21,10 @@ class MaskedText(TextData):
 
     @property
     def tokens_per_sample(self) -> int:
-        return num_masked(self.block_size, self.mask_fraction)
+        return round(self.mask_fraction * self.block_size)
 
     @model_validator(mode="after")
-    def _something_to_predict(self) -> "MaskedText":
+    def _something_to_predict(self) -> Self:
         if self.tokens_per_sample == 0:
             raise ValueError(
                 f"mask_fraction {self.mask_fraction:g} of block_size {self.block_size} is less than half a token, so "
@@ -57,3 +54,23 @@ class Bert(TransformerWithDropout, LargeModel):
     """Learned positions; at least `data.block_size`, and those of a later phase with longer blocks."""
     initializer_range: PositiveFloat = 0.02
     """Standard deviation of the initial weights."""
+
+
+class Config(RecipeConfig):
+    """Pre-training of a masked language model."""
+
+    data: Annotated[MaskedPydoc | MaskedHubText, Field(discriminator="source")]
+    model: Bert
+
+    def tiny_data(self) -> dict[str, Any] | None:
+        if not isinstance(self.data, HubOrLocal):
+            return None
+        return {"data": {"source": "pydoc", "block_size": 32, "num_train_samples": 256, "num_eval_samples": 16}}
+
+    @check
+    def _blocks_within_the_positions(self) -> Iterator[str]:
+        if self.data.block_size > self.model.max_positions:
+            yield (
+                f"data.block_size: {self.data.block_size} is more than the {self.model.max_positions} positions of "
+                "model.max_positions; shorten the blocks, or write more positions"
+            )

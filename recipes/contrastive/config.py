@@ -1,11 +1,13 @@
-"""Sections of contrastive recipes: the random views, a small network, the projection head, the loss, the evaluation."""
+"""What a recipe of this folder may say: random views, a network with its projection head, loss and evaluation."""
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from largebatch.config.data import HubImages
-from largebatch.config.models import Model
+from largebatch.config import RecipeConfig, check
+from largebatch.config.data import DigitsData, HubImages, HubOrLocal
+from largebatch.config.models import Model, ResNet
 from largebatch.config.sections import Fraction, NonNegativeFloat, PositiveFloat, PositiveFraction, PositiveInt, Section
 
 CHANNELS_PER_GROUP = 16
@@ -25,7 +27,7 @@ class Views(Section):
     """Fraction of the views that get a Gaussian blur of 0.1 to 2 pixels; the paper's is 0.5."""
 
     @model_validator(mode="after")
-    def _hue_within_half_a_turn(self) -> "Views":
+    def _hue_within_half_a_turn(self) -> Self:
         if self.color_strength > 2.5:
             raise ValueError(
                 f"color_strength {self.color_strength:g} would turn hues by more than half a turn; write at most 2.5"
@@ -50,7 +52,7 @@ class ConvNet(Model):
     """Channels of each layer, multiples of 16."""
 
     @model_validator(mode="after")
-    def _whole_groups(self) -> "ConvNet":
+    def _whole_groups(self) -> Self:
         for size in self.hidden_sizes:
             if size % CHANNELS_PER_GROUP:
                 raise ValueError(
@@ -87,3 +89,36 @@ class Neighbours(Section):
     """Of the votes' weights."""
     bank_samples: PositiveInt | None = None
     """Only the first so many training samples vote, which every process keeps the features of; null is all of them."""
+
+
+class Config(RecipeConfig):
+    """Contrastive learning of images."""
+
+    data: Annotated[DigitsData | ViewedImages, Field(discriminator="source")]
+    views: Views
+    model: Annotated[ResNet | ConvNet, Field(discriminator="architecture")]
+    projection: Projection
+    loss: NtXent
+    neighbours: Neighbours = Neighbours()
+
+    @property
+    def couples_the_batch(self) -> bool:
+        return True
+
+    def tiny_data(self) -> dict[str, Any] | None:
+        if not isinstance(self.data, HubOrLocal):
+            return None
+        # Of a size that leaves BatchNorm more than one position in the last stage of a ResNet.
+        return {"data": {"source": "digits", "image_size": 64}, "neighbours.bank_samples": 64}
+
+    @check
+    def _enough_neighbours(self) -> Iterator[str]:
+        num_samples = self.data.num_train_samples
+        bank_samples = self.neighbours.bank_samples or num_samples
+        if bank_samples > num_samples:
+            yield f"neighbours.bank_samples: {bank_samples} is more than the {num_samples} training samples"
+        elif self.neighbours.count > bank_samples:
+            yield (
+                f"neighbours.count: {self.neighbours.count} neighbours are more than the {bank_samples} samples they "
+                "are among"
+            )

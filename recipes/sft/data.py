@@ -14,19 +14,19 @@ import datasets
 import numpy as np
 from jinja2 import TemplateError
 
-from largebatch.config.sft import AdditionData
-from largebatch.config.tasks import SftConfig
 from largebatch.data.hub import column, open_splits
-from largebatch.data.pairs import Pairs, PairSamples
 from largebatch.data.source import SampleSource
 from largebatch.data.tokenizer import PretrainedTokenizer, Tokenizer, load_tokenizer
 from largebatch.errors import DataError
 from largebatch.order import Permutation
-from largebatch.pretrained import configuration
+
+from .config import AdditionData, Config
+from .model import configuration
+from .pairs import Pairs, PairSamples
 
 
-def pair_sources(config: SftConfig) -> tuple[SampleSource, SampleSource]:
-    """The training and evaluation samples of a recipe.
+def sources(config: Config) -> tuple[SampleSource, SampleSource]:
+    """The training and evaluation samples.
 
     Batches are {"input_ids": int64 (batch, tokens), "labels": int64 (batch, tokens)}, the labels being the inputs one
     token later, and `IGNORE_INDEX` where there is nothing to predict: in prompts, and in the padding. Packs have
@@ -59,7 +59,7 @@ def pair_sources(config: SftConfig) -> tuple[SampleSource, SampleSource]:
     )
 
 
-def _check_fits_the_model(config: SftConfig, tokenizer: Tokenizer, longest: int) -> None:
+def _check_fits_the_model(config: Config, tokenizer: Tokenizer, longest: int) -> None:
     model = configuration(config.model).get_text_config()
     if tokenizer.vocab_size > model.vocab_size:
         raise DataError(

@@ -1,0 +1,27 @@
+"""The training and evaluation samples of this folder's recipes."""
+
+from largebatch.config.data import PydocData
+from largebatch.data.source import SampleSource
+from largebatch.data.text import hub_samples, pydoc_samples
+from largebatch.data.tokenizer import check_vocabulary, load_tokenizer
+
+from .config import Config
+
+
+def sources(config: Config) -> tuple[SampleSource, SampleSource]:
+    """The training and evaluation samples.
+
+    Batches are {"input_ids": int64 (batch, tokens), "labels": int64 (batch, tokens)}, the labels being the inputs one
+    token later, and `IGNORE_INDEX` where there is nothing to predict. Blocks have block_size tokens; documents are
+    padded to the longest of their batch. Where the documents of a block are not to see each other, there are
+    "position_ids", too, of the same shape, which begin at 0 with each.
+
+    Raises:
+        DataError: The data or its tokenizer cannot be loaded, or a split has fewer samples than the recipe says.
+    """
+    data = config.data
+    if isinstance(data, PydocData):
+        return pydoc_samples(data)
+    tokenizer = load_tokenizer(data.tokenizer)
+    check_vocabulary(config.model.vocab_size, tokenizer.vocab_size, repr(data.tokenizer))
+    return hub_samples(data, tokenizer)

@@ -1,0 +1,69 @@
+"""The models of this folder, and a batch to measure them with."""
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from largebatch.memory.token_losses import return_token_losses
+
+from .config import Config, Gpt2, Llama
+
+
+def build_model(config: Config) -> GPT2LMHeadModel | LlamaForCausalLM:
+    """A GPT-2 or a Llama with random weights, which returns losses where it is given targets."""
+    block_size = config.data.block_size
+    model = (
+        build_llama(config.model, block_size)
+        if isinstance(config.model, Llama)
+        else build_gpt2(config.model, block_size)
+    )
+    # Cross-entropy in the output layer, chunk by chunk: logits would be the largest tensor of all.
+    return_token_losses(model)
+    return model
+
+
+def build_llama(section: Llama, block_size: int) -> LlamaForCausalLM:
+    """The Llama of a recipe's model section, for blocks of so many tokens."""
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=section.vocab_size,
+            max_position_embeddings=block_size,
+            hidden_size=section.hidden_size,
+            intermediate_size=section.intermediate_size,
+            num_hidden_layers=section.num_layers,
+            num_attention_heads=section.num_heads,
+            num_key_value_heads=section.num_kv_heads,
+            rope_parameters={"rope_type": "default", "rope_theta": section.rope_theta},
+            rms_norm_eps=section.norm_eps,
+            tie_word_embeddings=section.tie_embeddings,
+            initializer_range=section.initializer_range,
+            use_cache=False,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+    )
+
+
+def build_gpt2(section: Gpt2, block_size: int) -> GPT2LMHeadModel:
+    """The GPT-2 of a recipe's model section, likewise."""
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=section.vocab_size,
+            n_positions=block_size,
+            n_embd=section.hidden_size,
+            n_layer=section.num_layers,
+            n_head=section.num_heads,
+            embd_pdrop=section.dropout,
+            attn_pdrop=section.dropout,
+            resid_pdrop=section.dropout,
+            initializer_range=section.initializer_range,
+            use_cache=False,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+    )
+
+
+def example_batch(config: Config) -> dict[str, torch.Tensor]:
+    """A micro-batch as the model is called with it while it is trained."""
+    tokens = torch.zeros(config.batch.micro_batch_size, config.data.block_size, dtype=torch.int64)
+    return {"input_ids": tokens, "targets": tokens.clone()}

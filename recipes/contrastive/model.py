@@ -1,0 +1,55 @@
+"""The networks of this folder with their projection head, and a batch to measure them with."""
+
+from itertools import pairwise
+
+import torch
+from torch import nn
+from transformers import ResNetConfig, ResNetModel
+
+from .config import CHANNELS_PER_GROUP, Config, ConvNet, Projection
+from .data import NUM_VIEWS
+
+
+class Encoder(nn.Module):
+    """A network, and the head whose outputs are contrasted; the representations to use later are those before it."""
+
+    def __init__(self, backbone: nn.Module, width: int, projection: Projection):
+        super().__init__()
+        self.backbone = backbone
+        activation = {"relu": nn.ReLU, "gelu": nn.GELU}[projection.activation]()
+        hidden, outputs = projection.hidden_size, projection.output_size
+        self.head = nn.Sequential(nn.Linear(width, hidden), activation, nn.Linear(hidden, outputs))
+
+    def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Representations, shape (images, width), and projections, shape (images, output_size)."""
+        outputs = self.backbone(pixel_values)
+        # Of a ResNet of `transformers`, a pooled map of one place.
+        representations = getattr(outputs, "pooler_output", outputs).flatten(1)
+        return representations, self.head(representations)
+
+
+def build_model(config: Config) -> Encoder:
+    """An encoder with random weights."""
+    sizes = config.model.hidden_sizes
+    if isinstance(config.model, ConvNet):
+        layers: list[nn.Module] = []
+        for inputs, outputs in pairwise([config.data.num_channels, *sizes]):
+            convolution = nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False)
+            layers += [convolution, nn.GroupNorm(outputs // CHANNELS_PER_GROUP, outputs), nn.GELU()]
+        return Encoder(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1)), sizes[-1], config.projection)
+    backbone = ResNetModel(
+        ResNetConfig(
+            num_channels=config.data.num_channels,
+            embedding_size=config.model.embedding_size,
+            hidden_sizes=sizes,
+            depths=config.model.depths,
+            layer_type=config.model.layer_type,
+        )
+    )
+    return Encoder(backbone, sizes[-1], config.projection)
+
+
+def example_batch(config: Config) -> dict[str, torch.Tensor]:
+    """A micro-batch as the model is called with it while it is trained: all views at once."""
+    side, num_images = config.data.image_size, NUM_VIEWS * config.batch.micro_batch_size
+    return {"pixel_values": torch.zeros(num_images, config.data.num_channels, side, side)}

@@ -1,0 +1,66 @@
+"""The models of this folder, and a batch to measure them with."""
+
+import torch
+from transformers import ResNetConfig, ResNetForImageClassification, ViTConfig, ViTForImageClassification
+
+from largebatch.config.data import DigitsData, HubImages
+from largebatch.initialization.attention import freeze_key_biases
+
+from .config import Config, ResNetWithStem, Vit
+from .initialization import set_batch_norm_momentum, small_classifier, zero_last_norm_of_blocks
+from .small_image_resnet import SmallImageResNet
+
+
+def build_model(config: Config) -> ResNetForImageClassification | ViTForImageClassification:
+    """The model that the config describes, with its initial weights."""
+    return (
+        build_vit(config.model, config.data)
+        if isinstance(config.model, Vit)
+        else build_resnet(config.model, config.data)
+    )
+
+
+def build_resnet(section: ResNetWithStem, data: DigitsData | HubImages) -> ResNetForImageClassification:
+    """A ResNet that starts as in Goyal et al. 2017, section 5.1."""
+    model_class = SmallImageResNet if section.stem == "small_images" else ResNetForImageClassification
+    model = model_class(
+        ResNetConfig(
+            num_channels=data.num_channels,
+            embedding_size=section.embedding_size,
+            hidden_sizes=section.hidden_sizes,
+            depths=section.depths,
+            layer_type=section.layer_type,
+            num_labels=data.num_classes,
+        )
+    )
+    zero_last_norm_of_blocks(model)
+    small_classifier(model)
+    set_batch_norm_momentum(model)
+    return model
+
+
+def build_vit(section: Vit, data: DigitsData | HubImages) -> ViTForImageClassification:
+    """A Vision Transformer (Dosovitskiy et al. 2021, arXiv 2010.11929), with the initial weights of `transformers`."""
+    model = ViTForImageClassification(
+        ViTConfig(
+            image_size=data.image_size,
+            patch_size=section.patch_size,
+            num_channels=data.num_channels,
+            hidden_size=section.hidden_size,
+            intermediate_size=4 * section.hidden_size,
+            num_hidden_layers=section.num_layers,
+            num_attention_heads=section.num_heads,
+            hidden_dropout_prob=section.dropout,
+            attention_probs_dropout_prob=section.dropout,
+            layer_norm_eps=1e-6,
+            num_labels=data.num_classes,
+        )
+    )
+    freeze_key_biases(model)
+    return model
+
+
+def example_batch(config: Config) -> dict[str, torch.Tensor]:
+    """A micro-batch as the model is called with it while it is trained."""
+    side = config.data.image_size
+    return {"pixel_values": torch.zeros(config.batch.micro_batch_size, config.data.num_channels, side, side)}

@@ -1,0 +1,39 @@
+"""The model of this folder, and a batch to measure it with."""
+
+import torch
+from transformers import BertConfig, BertForMaskedLM
+
+from largebatch.initialization.attention import freeze_key_biases
+from largebatch.memory.token_losses import return_token_losses
+
+from .config import Config
+
+
+def build_model(config: Config) -> BertForMaskedLM:
+    """A BERT with random weights, without the prediction of the next sentence, which returns losses where it is given
+    targets."""
+    model = BertForMaskedLM(
+        BertConfig(
+            vocab_size=config.model.vocab_size,
+            max_position_embeddings=config.model.max_positions,
+            hidden_size=config.model.hidden_size,
+            intermediate_size=4 * config.model.hidden_size,
+            num_hidden_layers=config.model.num_layers,
+            num_attention_heads=config.model.num_heads,
+            hidden_dropout_prob=config.model.dropout,
+            attention_probs_dropout_prob=config.model.dropout,
+            initializer_range=config.model.initializer_range,
+            # Blocks have no padding; an embedding of it would be kept at zero.
+            pad_token_id=None,
+        )
+    )
+    freeze_key_biases(model)
+    # Cross-entropy in the output layer, chunk by chunk: logits would be the largest tensor of all.
+    return_token_losses(model)
+    return model
+
+
+def example_batch(config: Config) -> dict[str, torch.Tensor]:
+    """A micro-batch as the model is called with it while it is trained."""
+    tokens = torch.zeros(config.batch.micro_batch_size, config.data.block_size, dtype=torch.int64)
+    return {"input_ids": tokens, "targets": tokens.clone()}

@@ -1,1 +1,0 @@
-"""Models that `transformers` does not have."""
