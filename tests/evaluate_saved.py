@@ -9,7 +9,7 @@ import numpy as np
 def evaluate_saved(run_dir: Path) -> dict[str, float]:
     """Load the weights of a run by `from_pretrained` and evaluate them on the whole evaluation set at once."""
     config = json.loads((run_dir / "config.json").read_text())
-    return _digits(run_dir / "model") if config["task"] == "image_classification" else _pydoc(run_dir / "model", config)
+    return _digits(run_dir / "model") if "num_layers" not in config["model"] else _pydoc(run_dir / "model", config)
 
 
 def _digits(model_dir: Path) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 import shutil
 
-from paths import PYDOC
+from paths import PYDOC, ROOT
 
 CONFIG = '''
 from largebatch.config.optimizers import ENLARGED_ROUNDING, OptimizerEntry, OptimizerSection, register_optimizer
@@ -55,39 +55,9 @@ register_optimizer(
 )
 '''
 
-TORCH = '''
-"""Computes the task's optimizers."""
+SOFTSIGN = (ROOT / "tests/outside_task/softsign.py").read_text()
 
-import torch
-from torch.distributed.tensor import DTensor
-
-
-def local(tensor):
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-class Softsign(torch.optim.Optimizer):
-    def __init__(self, params, lr, beta, softness, weight_decay=0.0):
-        super().__init__(params, {"lr": lr, "beta": beta, "softness": softness, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state, beta = self.state[parameter], group["beta"]
-                state["step"] = state.get("step", 0) + 1
-                direction = local(parameter.grad).clone()
-                if beta:
-                    if "average" not in state:
-                        state["average"] = torch.zeros_like(parameter)
-                    average = local(state["average"]).lerp_(direction, 1 - beta)
-                    direction = average / (1 - beta ** state["step"])
-                weight = local(parameter)
-                weight.mul_(1 - group["lr"] * group["weight_decay"])
-                weight.sub_(group["lr"] * direction / (direction.abs() + group["softness"]))
-
+ROW_SCALED = '''
 
 class RowScaled(torch.optim.Optimizer):
     @torch.no_grad()
@@ -120,5 +90,5 @@ def write_own_task(folder):
         shutil.copy(file, folder)
     config = folder / "config.py"
     config.write_text(config.read_text() + "\n\n" + CONFIG)
-    (folder / "own_torch.py").write_text(TORCH)
+    (folder / "own_torch.py").write_text(SOFTSIGN + ROW_SCALED)
     return folder / PYDOC.name

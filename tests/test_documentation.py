@@ -78,12 +78,6 @@ def repository(project, monkeypatch):
     for split in ("train", "valid"):
         documents = [{"text": document.read_text(encoding="utf-8")} for document in DOCUMENTS]
         Path(f"{split}.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in documents), encoding="utf-8")
-    files = {"train": "train.jsonl", "eval": "valid.jsonl"}
-    for name, recipe in (("my_recipe", PYDOC), ("my_bert", BERT)):
-        config = json.loads(recipe.read_text())
-        config["data"] |= {"source": "datasets", "path": "json", "data_files": files, "tokenizer": "my_tokenizer"}
-        config["model"]["vocab_size"] = 16384
-        Path(f"{name}.json").write_text(json.dumps(config))
     for name in ("resnet_digits", "batch_64", "batch_512"):
         write_run(Path("runs", name), steps=range(1, 3))
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
@@ -91,6 +85,18 @@ def repository(project, monkeypatch):
     for name in ("STRATEGY", "RUN_DIR", "NUM_PROCESSES", "MAKEFLAGS", "MAKELEVEL", "PYTEST_ADDOPTS"):
         monkeypatch.delenv(name, raising=False)
     return project
+
+
+def write_own_recipes(text: str) -> None:
+    """Those that a document's commands name: of the reader's own documents."""
+    files = {"train": "train.jsonl", "eval": "valid.jsonl"}
+    for name, recipe in (("my_recipe", PYDOC), ("my_bert", BERT)):
+        place = Path("recipes", recipe.parent.name, f"{name}.json")
+        if str(place) in text:
+            config = json.loads(recipe.read_text())
+            config["data"] |= {"source": "datasets", "path": "json", "data_files": files, "tokenizer": "my_tokenizer"}
+            config["model"]["vocab_size"] = 16384
+            place.write_text(json.dumps(config))
 
 
 def calls() -> list[list[str]]:
@@ -152,9 +158,13 @@ def train_tiny(run_dir):
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_work(document, repository, monkeypatch):
     shown = commands(document)
+    write_own_recipes(document.read_text(encoding="utf-8"))
     if any("runs/gpt_pydoc" in command for command in shown):
         run_job(train_tiny, repository / "runs/gpt_pydoc", strategy="single", world_size=1)
     for command in shown:
+        if changed := re.fullmatch(r"cd (\w+)", command):
+            monkeypatch.chdir(changed[1])
+            continue
         result = subprocess.run(["bash", "-ec", command], capture_output=True, text=True, stdin=subprocess.DEVNULL)
         # An error that is shown is compared word by word in test_readme.
         shown_error = f"$ {command}\nerror:" in document.read_text(encoding="utf-8")

@@ -1,6 +1,5 @@
 """What the README shows is what the commands print, and the recipes it names are the ones there are."""
 
-import runpy
 import shlex
 import subprocess
 import sys
@@ -8,6 +7,7 @@ import sys
 import pytest
 
 from jobs import run_job
+from largebatch.task_folders import import_from
 from largebatch.tools.verify.table import COLUMNS, LINE
 from largebatch.tools.verify.training import read_run
 from paths import RECIPES, ROOT, STRATEGIES
@@ -42,7 +42,7 @@ def run_the_loop_that_is_shown(run_dir):
     recipe = ROOT / "recipes/causal_lm/gpt_pydoc.json"
     tiny = ("--model.num_layers=1", "--model.hidden_size=16", "--data.block_size=16", "--train.stop_after_steps=3")
     sys.argv = ["train.py", "--config", str(recipe), "--run-dir", str(run_dir), "--logging.trackers=[]", *tiny]
-    names = runpy.run_path(str(recipe.with_name("train.py")))
+    names = vars(import_from(recipe.parent, "train"))
 
     def evaluate_batch(batch):
         return {"tokens": batch["labels"].shape[1] * names["torch"].ones(len(batch["labels"]))}

@@ -10,6 +10,7 @@ import pytest
 from paths import ROOT
 
 PACKAGE = ROOT / "src/largebatch"
+TEMPLATES = PACKAGE / "tools/new/templates"
 ROWS = (ROOT / "docs/architecture.md").read_text().partition("## From launch")[0]
 ROOMS = re.findall(r"^\| `(\w+)/?` \|", ROWS, re.M)
 TOOLS = re.findall(r"^\| `tools/(\w+)/?` \|", ROWS, re.M)
@@ -26,7 +27,7 @@ def rooms_imported_by(file):
     for node in ast.walk(ast.parse(file.read_text())):
         names = []
         if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{file} has a relative import"
+            assert node.level == 0 or TEMPLATES in file.parents, f"{file} has a relative import"
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]

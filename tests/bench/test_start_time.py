@@ -52,7 +52,7 @@ def packages_after(code: str) -> set[str]:
 def test_the_bare_script_imports_what_a_recipe_does():
     bare = ast.parse((ROOT / "bench/peers/start/bare.py").read_text())
     imports = "\n".join(ast.unparse(node) for node in bare.body if isinstance(node, ast.Import | ast.ImportFrom))
-    recipe = "import sys; sys.path.insert(0, 'recipes/causal_lm'); import train"
+    recipe = "from largebatch.task_folders import import_from; import_from('recipes/causal_lm', 'train')"
     # A tracker is imported when the run begins.
     theirs = packages_after(f"{recipe}\nfrom torch.utils.tensorboard import SummaryWriter")
     mine = packages_after(imports)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from jobs import run_job, train
 from largebatch import __version__
 from largebatch.tools.command_line import main
+from largebatch.tools.verify.training import read_run
 from paths import RECIPES, ROOT, STRATEGIES
 
 
@@ -69,6 +72,44 @@ def test_the_strategy_is_everywhere(tmp_path):
     # Nothing else is said of the recipe's own.
     assert 'STRATEGY = "zero3"\n' in theirs["tests/test_recipe.py"].decode()
     assert "accelerate_configs/zero3.yaml" not in mine["README.md"].decode()
+
+
+def test_the_smallest_task(tmp_path, monkeypatch, capsys):
+    """What trains, plans, verifies and submits as it is."""
+    assert main(["new", str(tmp_path / "job"), "--task", "tide_tables"]) == 0
+    made = tree(tmp_path / "job")
+    of_the_task = {f"recipes/tide_tables/{name}" for name in ("README.md", "recipe.schema.json", "tide_tables.json")}
+    of_the_task |= {f"recipes/tide_tables/{name}.py" for name in ("config", "data", "model", "train")}
+    shared = {name for name in COPIED if "causal_lm" not in name and "gpt_pydoc" not in name}
+    assert made.keys() == of_the_task | shared | WRITTEN | {"LICENSE.largebatch", "slurm/tide_tables.sbatch"}
+    assert not [name for name, text in made.items() if re.search(rb"@(?!check|300)", text) and name not in shared]
+    assert sum(text.count(b"\n") for name, text in made.items() if name.endswith(".py")) < 150
+
+    monkeypatch.chdir(tmp_path / "job")
+    monkeypatch.setenv("LARGEBATCH_ENV", "")
+    recipe = "recipes/tide_tables/tide_tables.json"
+    capsys.readouterr()
+    assert main(["lint"]) == 0
+    assert capsys.readouterr().out == "11 files, nothing found\n"
+    assert main(["schema", "--check", "recipes/tide_tables"]) == 0
+    assert main(["submit", "tide_tables", "--nodes=2", "--dry-run"]) == 0
+    assert main(["plan", recipe, "--world-sizes=1,4", "--gpu-memory=1", "--json"]) == 0
+    capsys.readouterr()
+    assert main(["plan", recipe, "--world-size=2", "--model.hidden_size=3"]) == 2
+    assert "model.hidden_size: less than the 4 of data.num_inputs; write at least that" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_smallest_task_learns(tmp_path):
+    assert main(["new", str(tmp_path / "job"), "--task", "tides"]) == 0
+    run_job(train_points, tmp_path / "job/recipes/tides/tides.json", tmp_path / "run", world_size=1, strategy="single")
+    losses = [line["loss"] for line in read_run(tmp_path / "run").evaluations]
+    # The values' variance is 4 (1 - sin(6) / 6) / 2, which is 2.1.
+    assert losses[0] < 1 > 100 * losses[-1]
+
+
+def train_points(recipe, run_dir):
+    train(recipe, "--logging.trackers=[]", run_dir=run_dir)
 
 
 def test_vendored(tmp_path, capsys):
@@ -129,6 +170,13 @@ def test_an_empty_folder_is_used(place, tmp_path, monkeypatch):
             f"--strategy zero4: no such strategy, did you mean zero3?; write one of {', '.join(STRATEGIES)}",
         ),
         ("x", ["--strategy="], f"--strategy : no such strategy; write one of {', '.join(STRATEGIES)}"),
+        (
+            "x",
+            ["--task=Tide tables"],
+            "--task Tide tables: this is the name of a folder and a recipe; write small letters",
+        ),
+        ("x", ["--task=../x"], "--task ../x: this is the name of a folder"),
+        ("x", ["--task=tides", "--strategy=zero4"], "--strategy zero4: no such strategy, did you mean zero3?"),
         ("circle", [], "circle cannot be made (Not a directory)"),
         ("full", [], "full is not empty (a, b, c, …), and nothing is overwritten; give a new folder"),
         ("full/a", [], "full/a is there, and is no folder; give a new one"),
@@ -145,7 +193,8 @@ def test_refused(place, words, message, tmp_path, monkeypatch, capsys):
         Path("full", name).write_text(name)
     Path("circle").symlink_to("circle")
     before = sorted(tmp_path.rglob("*"))
-    assert main(["new", place, "--recipe", "gpt_pydoc", *words]) == 2
+    what = [] if any(word.startswith("--task") for word in words) else ["--recipe", "gpt_pydoc"]
+    assert main(["new", place, *what, *words]) == 2
     printed = capsys.readouterr()
     assert printed.err.startswith(f"error: {message}"), printed.err
     assert printed.out == ""

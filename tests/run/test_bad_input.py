@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+import tasks
 from jobs import JobFailed, run_job, train
+from largebatch.task_folders import run_as_main
 from paths import DIGITS, IMAGENET, PYDOC
 
 pytestmark = pytest.mark.slow
@@ -99,17 +101,17 @@ def data_missing_on_one_machine(run_dir: Path) -> None:
     import os
 
     from largebatch.backend.base import Backend
-    from largebatch.data import text
     from largebatch.errors import DataError
 
-    blocks = text.pydoc_samples
+    data = tasks.module("causal_lm", "data")
+    blocks = data.pydoc_samples
 
     def missing(config):
         if os.environ["RANK"] == "1":
             raise DataError("the file is missing here")
         return blocks(config)
 
-    text.pydoc_samples = missing
+    data.pydoc_samples = missing
     Backend.is_local_main_process = True
     train(PYDOC, *SMALL, run_dir=run_dir)
 
@@ -126,7 +128,7 @@ def test_an_error_of_one_process_ends_all_of_them(tmp_path):
 def test_command_line_mistakes(tmp_path):
     assert "error: the following arguments are required: --config" in report_of_words("--seed=1")
     assert "no such file" in report_of_words("--config", str(tmp_path / "none.json"))
-    assert "causal_lm recipes are run by" in report_of_words("--config", str(PYDOC))
+    assert "the train.py beside it runs it, in " in report_of_words("--config", str(PYDOC))
 
 
 def report_of_words(*words: str) -> str:
@@ -137,7 +139,5 @@ def report_of_words(*words: str) -> str:
 
 
 def run_with_words(words: tuple[str, ...]) -> None:
-    import runpy
-
     sys.argv = [str(DIGITS.parent / "train.py"), *words]
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    run_as_main(sys.argv[0])

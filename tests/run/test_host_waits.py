@@ -76,7 +76,7 @@ def reads_of_a_recipe(run_dir, recipe, words, device):
     Run.steps, Step.micro_batches = watched_steps, watched_micro_batches
     settings = (f"--train.stop_after_steps={NUM_STEPS}", "--logging.every=100", "--data.num_eval_samples=16")
     settings = settings if recipe == PYDOC else settings[:2]
-    train(recipe.parent / "train.py", recipe, *settings, *words, run_dir=run_dir)
+    train(recipe, *settings, *words, run_dir=run_dir)
     assert indices == list(range(NUM_STEPS))
     return reads.found
 

@@ -136,7 +136,7 @@ def test_what_does_not_change_the_training_may_change(run, tmp_path):
         "--faults.hang_seconds=900",
         "--compute.activation_checkpointing=true",
         "--data.num_workers=1",
-        '--verify={"model": {}}',
+        '--debug_model={"num_layers": 1}',
     )
     assert resume(run_dir, words, *options) is None
     assert json.loads((run_dir / "status.json").read_text())["step"] == 12

@@ -26,7 +26,7 @@ FREE = (
     "compute",
     "logging",
     "neighbours",
-    "verify",
+    "debug_model",
 )
 MOST_DIFFERENCES = 20
 

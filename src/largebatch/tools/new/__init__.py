@@ -21,10 +21,15 @@ def add_parser(commands: Commands) -> None:
         epilog="""examples:
   largebatch new my_job --recipe gpt2_124m
   largebatch new my_job --recipe llama_8b --strategy fsdp
-  largebatch new my_job --recipe resnet_digits --vendor""",
+  largebatch new my_job --recipe resnet_digits --vendor
+  largebatch new my_job --task my_task""",
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="the folder to make; it may be there if it is empty")
-    parser.add_argument("--recipe", required=True, metavar="NAME", help="such as gpt2_124m, or TASK/gpt2_124m")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--recipe", metavar="NAME", help="a shipped one, such as gpt2_124m, or TASK/gpt2_124m")
+    what.add_argument(
+        "--task", metavar="NAME", help="the smallest complete task, on generated data, as the beginning of your own"
+    )
     parser.add_argument(
         "--strategy", help="the one that its script and README begin with; default: the recipe's script's"
     )
@@ -39,7 +44,10 @@ def run(options: argparse.Namespace) -> int:
     from largebatch.tools.new.job import BundledJob
 
     folder: Path = options.folder
-    job = BundledJob.find(options.recipe, options.strategy)
+    if options.task:
+        job = BundledJob.template(options.task, options.strategy)
+    else:
+        job = BundledJob.find(options.recipe, options.strategy)
     create_bundle(folder, job, options.vendor)
     count = sum(path.is_file() for path in folder.rglob("*"))
     print(f"{folder}: {count} files, {job.recipe} under {job.strategy}; README.md says what to change first")

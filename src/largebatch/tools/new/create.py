@@ -70,18 +70,20 @@ def _move(staging: Path, target: Path, exists: bool) -> None:
 
 
 def _write(folder: Path, job: BundledJob, vendor: bool) -> None:
-    shipped = shipped_folder()
-    task = (path.relative_to(shipped) for path in sorted((shipped / job.recipe.parent).iterdir()))
-    own = [job.recipe, job.script, *(path for path in task if path.suffix in (".py", ".md") or path.name == SCHEMA)]
-    for path in [*own, *(path.relative_to(shipped) for pattern in COPIED for path in shipped.glob(pattern))]:
-        _copy(shipped / path, folder / path)
+    shipped, task = shipped_folder(), job.source.parent
+    for path in (path for path in task.iterdir() if path.suffix in (".py", ".md") or path.name == SCHEMA):
+        _copy(path, folder / job.recipe.parent / path.name)
+    _copy(job.source, folder / job.recipe)
+    _copy(job.batch_script, folder / job.script)
+    for path in (path for pattern in COPIED for path in shipped.glob(pattern)):
+        _copy(path, folder / path.relative_to(shipped))
     # Of the copied files, not of the repository that they begin. A bundle with the package in it has it by that name.
     license_file = next(path for name in (LICENSE, "LICENSE") if (path := shipped / name).is_file())
     _copy(license_file, folder / LICENSE)
-    _set_strategy(folder / job.script, job.strategy)
     for name, text in texts(job, vendor).items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
+    _set_strategy(folder / job.script, job.strategy)
     if vendor:
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(PACKAGE, folder / "src/largebatch", ignore=ignored, copy_function=shutil.copyfile)

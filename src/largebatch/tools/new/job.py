@@ -1,6 +1,7 @@
 """The job of a bundle: where its recipe is in this installation, and what the texts say of it."""
 
 import math
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,11 +35,18 @@ def shipped_folder() -> Path:
     raise UserError(f"{PACKAGE} has no recipes: install largebatch from its wheel, or from a whole checkout")
 
 
+TEMPLATE = PACKAGE / "tools/new/templates/task"
+"""The smallest complete task: a task's folder, with the batch script of its recipe."""
+
+
 @dataclass(frozen=True)
 class BundledJob:
-    """A shipped recipe with the strategy that it is to run under."""
+    """A recipe of this installation as the one of a bundle, with the strategy that it is to run under."""
 
     source: Path  # the recipe's JSON file
+    batch_script: Path  # the batch script that it is submitted with
+    task: str  # name of the task's folder in the bundle
+    name: str  # of the recipe there
     strategy: str  # name of the Accelerate config
 
     @classmethod
@@ -54,25 +62,32 @@ class BundledJob:
         if name not in recipes or task not in ("", recipes[name].parent.name):
             raise _no_such("recipe", recipe, name, recipes)
         script = shipped / "slurm" / f"{name}.sbatch"
-        if strategy is None and (strategy := Job(read_script(script)).strategy) is None:
-            raise UserError(f"{script} sets no STRATEGY; write STRATEGY=${{STRATEGY:-ddp}} there")
-        configs = {path.stem: path for path in shipped.glob("recipes/accelerate_configs/*.yaml")}
-        if strategy not in configs:
-            raise _no_such("strategy", strategy, strategy, configs)
-        return cls(recipes[name], strategy)
+        return cls(recipes[name], script, recipes[name].parent.name, name, _strategy(strategy, script))
+
+    @classmethod
+    def template(cls, task: str, strategy: str | None) -> "BundledJob":
+        """The smallest complete task, under a name of one's own.
+
+        Raises:
+            UserError: The name cannot be one, or there is no such strategy.
+        """
+        if not re.fullmatch("[a-z][a-z0-9_]*", task):
+            raise UserError(
+                f"--task {task}: this is the name of a folder and a recipe; write small letters, digits and _, such as "
+                f"{re.sub('[^a-z0-9]+', '_', task.lower()).strip('_') or 'my_task'}"
+            )
+        script = TEMPLATE / "task.sbatch"
+        return cls(TEMPLATE / "task.json", script, task, task, _strategy(strategy, script))
 
     @property
-    def name(self) -> str:
-        return self.source.stem
-
-    @property
-    def task(self) -> str:
-        return self.source.parent.name
+    def is_template(self) -> bool:
+        """Whether it is the smallest complete task, not a shipped recipe."""
+        return self.source.parent == TEMPLATE
 
     @property
     def recipe(self) -> Path:
         """The recipe's file, from the top of the bundle."""
-        return Path("recipes", self.task, self.source.name)
+        return Path("recipes", self.task, f"{self.name}.json")
 
     @property
     def script(self) -> Path:
@@ -89,7 +104,7 @@ class BundledJob:
         """Where the data are, in a sentence."""
         data = self.config.data
         if not isinstance(data, HubOrLocal):
-            return "Its data come with Python's packages; nothing is downloaded."
+            return "Its data are there on every machine; nothing is downloaded."
         return (
             f"Its data are `{data.path}`, by Hugging Face `datasets`. The first start downloads them to `HF_HOME`; "
             "let that be a folder with room that all nodes share. Gated ones want their terms accepted, and `HF_TOKEN`."
@@ -132,9 +147,20 @@ class BundledJob:
 
     @cached_property
     def _size_of_the_script(self) -> tuple[int, int, bool]:
-        job = Job(read_script(shipped_folder() / self.script))
+        job = Job(read_script(self.batch_script))
         processes, option = job.processes_per_node()
         return job.node_counts()[-1], processes, option is not None and option.name == "gpus-per-node"
+
+
+def _strategy(given: str | None, script: Path) -> str:
+    """The strategy that is asked for, or else the script's."""
+    strategy = Job(read_script(script)).strategy if given is None else given
+    if strategy is None:
+        raise UserError(f"{script} sets no STRATEGY; write STRATEGY=${{STRATEGY:-ddp}} there")
+    configs = {path.stem: path for path in shipped_folder().glob("recipes/accelerate_configs/*.yaml")}
+    if strategy not in configs:
+        raise _no_such("strategy", strategy, strategy, configs)
+    return strategy
 
 
 def _no_such(what: str, given: str, name: str, known: Collection[str]) -> UserError:

@@ -25,12 +25,12 @@ def texts(job: BundledJob, vendor: bool) -> dict[str, str]:
     small = [*debug_model_overrides(job.config), *tiny_data_overrides(job.config)]
     values = {
         "name": job.name,
-        "version": __version__,
         "recipe": str(job.recipe),
         "task": job.task,
         "strategy": job.strategy,
         "strategies": ", ".join(STRATEGIES),
         "script": str(job.script),
+        "intro": textwrap.fill(_intro(job), WIDTH),
         "data": textwrap.fill(job.data, WIDTH),
         "set_up": _template("set_up_vendored.md" if vendor else "set_up.md").substitute(wheel=WHEEL).rstrip(),
         "processes": job.processes,
@@ -39,16 +39,36 @@ def texts(job: BundledJob, vendor: bool) -> dict[str, str]:
         "verify": job.verify(),
         "overrides": "".join(f"    {_literal(word)},\n" for word in small),
     }
-    test = _template("test_recipe.py.txt").substitute(values)
+    test = _template("test_task.py.txt" if job.is_template else "test_recipe.py.txt").substitute(values)
     written = {
         "README.md": _template("README.md").substitute(values),
         "requirements.txt": _requirements(vendor),
         ".gitignore": _template("gitignore").template,
         "tests/test_recipe.py": test + (_template("test_vendored.py.txt").template if vendor else ""),
     }
+    if job.is_template:
+        # These stand in the template's own files, which are complete but for the names.
+        for name in (str(job.script), f"{job.recipe.parent}/README.md"):
+            written[name] = _template(f"task/{'task.sbatch' if name.endswith('sbatch') else 'README.md'}").substitute(
+                values
+            )
     if vendor:
         written["pyproject.toml"] = _template("pyproject.toml").template
     return written
+
+
+def _intro(job: BundledJob) -> str:
+    if job.is_template:
+        return (
+            f"A large-batch training task, to be changed into your own, made with largebatch {__version__}. It runs "
+            f"under `{job.strategy}` unless told otherwise. recipes/{job.task}/README.md says what its files are for."
+        )
+    return (
+        f"A large-batch training job: the recipe `{job.task}/{job.name}` of largebatch {__version__}, copied to be "
+        f"changed. It runs under `{job.strategy}` unless told otherwise. What it follows and what to expect of it is "
+        f"in [recipes/{job.task}/README.md](recipes/{job.task}/README.md), which also speaks of recipes that were not "
+        "copied, as does `train.py`."
+    )
 
 
 def _template(name: str) -> _Text:

@@ -1,0 +1,34 @@
+"""What a recipe of this task may say. Imports no torch, so that plans are made at once."""
+
+from collections.abc import Iterator
+
+from largebatch.config import RecipeConfig, check
+from largebatch.config.data import Data
+from largebatch.config.models import Model
+from largebatch.config.sections import PositiveInt
+
+
+class Points(Data):
+    """Random points, and a function of their coordinates to learn."""
+
+    num_inputs: PositiveInt
+    """Coordinates of a point."""
+
+
+class Perceptron(Model):
+    """Two fully connected layers."""
+
+    hidden_size: PositiveInt
+    """Width of the layer between them."""
+
+
+class Config(RecipeConfig):
+    """Regression."""
+
+    data: Points
+    model: Perceptron
+
+    @check
+    def _wide_enough(self) -> Iterator[str]:
+        if self.model.hidden_size < self.data.num_inputs:
+            yield f"model.hidden_size: less than the {self.data.num_inputs} of data.num_inputs; write at least that"

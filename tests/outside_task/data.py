@@ -1,0 +1,46 @@
+"""Maps, and which of their pixels are labelled."""
+
+import numpy as np
+import torch
+
+from largebatch.order import derive_seed
+
+from .config import Config
+
+UNLABELLED = -1
+
+
+class MapSource:
+    """Noisy discs; a map is mirrored at random in training."""
+
+    def __init__(self, config, num_samples, name):
+        self.config, self.num_samples, self.name = config, num_samples, name
+
+    def __len__(self):
+        return self.num_samples
+
+    def fetch(self, indices, epoch):
+        maps, labels = zip(*(self._one(int(index), epoch) for index in indices), strict=True)
+        return {"map": torch.stack(maps), "labels": torch.stack(labels)}
+
+    def weight(self, batch):
+        return int((batch["labels"] != UNLABELLED).sum())
+
+    def _one(self, index, epoch):
+        random = np.random.default_rng(derive_seed(0, self.name, index))
+        side, border = self.config.data.side * self.config.data.stretch, self.config.border.width
+        y, x = np.mgrid[:side, :side]
+        row, column, radius = random.uniform(0, side, 3)
+        inside = (y - row) ** 2 + (x - column) ** 2 < (radius / 2) ** 2
+        values = inside + random.normal(0, 0.5, (side, side))
+        seen = random.random((side, side)) < random.uniform(0.1, 0.9)
+        seen &= (np.minimum(y, x) >= border) & (np.maximum(y, x) < side - border)
+        labels = np.where(seen, inside, UNLABELLED)
+        if epoch is not None and derive_seed(self.config.seed, "mirror", epoch, index) % 2:
+            values, labels = values[:, ::-1], labels[:, ::-1]
+        return torch.tensor(values.copy(), dtype=torch.float32)[None], torch.tensor(labels.copy(), dtype=torch.int64)
+
+
+def sources(config: Config):
+    train = MapSource(config, config.data.num_train_samples, "train")
+    return train, MapSource(config, config.data.num_eval_samples, "eval")

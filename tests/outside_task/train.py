@@ -1,0 +1,43 @@
+"""Segmentation of made-up maps: the mean is over all labelled pixels of a global batch."""
+
+from largebatch.task_folders import run_script
+
+if __name__ == "__main__" and __spec__ is None:
+    run_script(__file__)
+
+from torch.nn.functional import cross_entropy
+
+from largebatch.optim import build_optimizer
+from largebatch.run import Run, parse_command_line, user_errors
+
+from .config import Config
+from .data import UNLABELLED, sources
+from .model import build_model
+
+
+def main():
+    config, options = parse_command_line(Config)
+    run = Run(config, options)
+    train_set, eval_set = run.load(sources)
+    model = run.build(build_model)
+    model, _ = run.prepare(model, build_optimizer(model, run.plan))
+
+    def losses(batch):
+        logits = model(batch["map"].to(run.dtype)).to(run.dtype)
+        return cross_entropy(logits, batch["labels"], ignore_index=UNLABELLED, reduction="none")
+
+    def evaluate_batch(batch):
+        return {"loss": (losses(batch).sum(dim=(1, 2)), (batch["labels"] != UNLABELLED).sum(dim=(1, 2)))}
+
+    for step in run.steps(train_set):
+        for batch in step.micro_batches():
+            step.backward(losses(batch).sum())
+        run.update(step)
+        if run.should_evaluate:
+            run.evaluate(eval_set, evaluate_batch)
+    run.finish()
+
+
+if __name__ == "__main__":
+    with user_errors():
+        main()

@@ -1,0 +1,129 @@
+"""A task outside of the repository, of another kind than the shipped ones, goes through everything.
+
+tests/outside_task has its files: pixels as the unit of the loss, samples that weigh unequally, a ragged last batch, a
+section of its own with a check, random mirroring, plain layers as a model, and an optimizer that config.py registers.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from jobs import run_job, train
+from largebatch.tools.command_line import main
+from paths import ROOT
+
+FILES = ROOT / "tests/outside_task"
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """The current folder is a project that `largebatch new` has made, whose task is replaced by that of FILES."""
+    folder = tmp_path / "atlas"
+    assert main(["new", str(folder), "--task", "maps"]) == 0
+    for file in FILES.glob("*.*"):
+        shutil.copy(file, folder / "recipes/maps")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("LARGEBATCH_ENV", "")
+    assert main(["schema", "recipes/maps"]) == 0
+    return folder
+
+
+RECIPE = "recipes/maps/maps.json"
+
+
+def output_of(capsys, *words, code=0):
+    capsys.readouterr()
+    assert main([*words]) == code
+    printed = capsys.readouterr()
+    return printed.err if code else printed.out
+
+
+@pytest.mark.usefixtures("project")
+def test_config_schema_and_plans(capsys):
+    wrong = ["--border.width=6", "--model.channels=[]", "--optimizer.softnes=1", "--bordr.x=1"]
+    wrong += ["--batch.micro_batch_size=5"]
+    problems = output_of(capsys, "plan", RECIPE, "--world-size=2", *wrong, code=2)
+    for words in (
+        "border.width: 6 leaves nothing of 12 pixels; write at most 5",
+        "model.channels: given []",
+        "optimizer.softnes: unknown key, did you mean softness?",
+        "batch.global_batch_size: 24 is not a multiple of batch.micro_batch_size 5; nearest: 20, 25",
+        "bordr: unknown key, did you mean border?",
+    ):
+        assert words in problems
+    assert problems.startswith("error: 5 problems in recipes/maps/maps.json:")
+
+    schema = json.loads(Path("recipes/maps/recipe.schema.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(json.loads(Path(RECIPE).read_text()))
+    assert schema["$defs"]["Softsign"]["properties"]["softness"]["default"] == 1e-3
+    assert schema["$defs"]["Border"]["properties"]["width"]["description"].startswith("How many along each side.")
+    assert main(["schema", "--check", "recipes/maps"]) == 0
+
+    plan = output_of(capsys, "plan", RECIPE, "--world-size=2")
+    assert plan.startswith("maps: maps on 2 processes\n")
+    assert "the mean over all pixels of the global batch" in plan
+    assert "samples have unequal numbers of pixels: they are counted over all processes before each step" in plan
+    assert "softsign with beta 0.9, softness 0.001; weight decay 0.01" in plan
+    assert "each element moves by at most the learning rate" in plan
+    resolved = json.loads(output_of(capsys, "plan", RECIPE, "--world-size=2", "--json"))
+    # sqrt(24 / 12); 200 samples are 8 batches of 24, and one of 8.
+    assert resolved["peak_lr"] == pytest.approx(0.002 * 2**0.5)
+    assert resolved["total_steps"] == 18
+
+    compared = json.loads(output_of(capsys, "plan", RECIPE, "--world-sizes=1,2", "--gpu-memory=80", "--json"))
+    parameters = (9 * 1 * 8 + 8) + (9 * 8 * 16 + 16) + (16 * 2 + 2)
+    assert compared["parameters"] == parameters
+    assert compared["world_sizes"][0]["strategies"]["ddp"]["model_state_bytes"]["optimizer"] == 4 * parameters
+    assert compared["estimated_activation_bytes"] > 2 * 12 * 12 * (8 + 16) * 4
+
+    assert output_of(capsys, "lint").endswith("nothing found\n")
+    submission = output_of(capsys, "submit", "maps", "--nodes=2", "--dry-run", "--border.width=2")
+    assert "sbatch --parsable --nodes=2 slurm/maps.sbatch --border.width=2" in submission
+    assert "not a field" not in submission
+
+
+@pytest.mark.slow
+def test_every_strategy_trains_the_same(project):
+    words = ["--world-sizes=2", "--steps=3", "--tiny-data", "--data.stretch=4"]
+    command = [sys.executable, "-m", "largebatch", "verify", RECIPE, *words]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=project, timeout=600)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "the model is the recipe's debug_model" in result.stdout
+    for strategy in ("ddp", "fsdp", "zero1", "zero2", "zero3"):
+        assert re.search(rf"^{strategy} .* agrees$", result.stdout, re.MULTILINE), result.stdout
+
+
+def train_maps(recipe, last_step, run_dir):
+    train(recipe, f"--train.stop_after_steps={last_step}", run_dir=run_dir)
+
+
+@pytest.mark.slow
+def test_training_resuming_export_and_report(project, tmp_path, capsys):
+    recipe = project / RECIPE
+    run_job(train_maps, recipe, 18, tmp_path / "whole")
+    chain = [("ddp", 2, 5), ("zero2", 2, 11), ("fsdp", 3, 18)]
+    for strategy, world_size, last in chain:
+        run_job(train_maps, recipe, last, tmp_path / "chain", strategy=strategy, world_size=world_size)
+    mine, whole = (load_file(tmp_path / name / "model/model.safetensors") for name in ("chain", "whole"))
+    for name, expected in whole.items():
+        assert np.linalg.norm(mine[name] - expected) <= 1e-5 * np.linalg.norm(expected), name
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "whole/metrics.jsonl").read_text().splitlines()]
+    assert len(losses) == 18
+    assert losses[-1] < losses[0] < 1
+
+    assert main(["export", str(tmp_path / "chain"), str(tmp_path / "exported")]) == 0
+    assert load_file(tmp_path / "exported/model.safetensors").keys() == whole.keys()
+    # What only reads what runs have written needs nothing of the task.
+    shutil.rmtree(project / "recipes/maps")
+    assert "step_00000018" in output_of(capsys, "checkpoints", str(tmp_path / "chain"))
+    report = tmp_path / "report.html"
+    assert main(["report", str(tmp_path / "chain"), str(tmp_path / "whole"), "--out", str(report)]) == 0
+    assert "softsign" in report.read_text()
