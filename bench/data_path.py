@@ -28,7 +28,7 @@ import torch
 from largebatch.batch import Length, Timeline
 from largebatch.config import load_config
 from largebatch.data.source import Batch
-from largebatch.data.text import ArrowTokens, TokenBlocks, tokenise
+from largebatch.data.text import ArrowTokens, TokenBlocks, tokenize
 from largebatch.data.tokenizer import load_tokenizer
 from largebatch.order import TrainingOrder
 from largebatch.task_folders import import_from
@@ -144,7 +144,7 @@ def compare_tokenising(rounds: int, folder: Path) -> tuple[Comparison, list[Figu
             remove_columns=["text"],
         )
 
-    ways = {"map": usual, OURS: lambda: tokenise(documents, config.data, tokenizer)}
+    ways = {"map": usual, OURS: lambda: tokenize(documents, config.data, tokenizer)}
     measured = interleave(list(ways), rounds, lambda name: seconds(ways[name]))
     stream = ArrowTokens(ways[OURS]())
     blocks = TokenBlocks(stream, 1024, (len(stream) - 1) // 1024, "blocks")
@@ -217,7 +217,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=256, help="micro-batches of a sample; default: 256")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    # Or only the first round would tokenise.
+    # Or only the first round would tokenize.
     datasets.disable_caching()
     datasets.disable_progress_bars()
     facts = take_facts(("datasets", "pyarrow", "numpy", "tokenizers", "transformers", "torch"))

@@ -83,7 +83,7 @@ def usual_fetch(source: HubImageSource, indices: np.ndarray, epoch: int | None) 
 
 
 def _usual_box(image: Image.Image, epoch: int | None, seed: int) -> tuple[tuple[int, int, int, int], bool]:
-    """The crop of `centre_crop`, in whole pixels, or that of `inception_crop`, and whether it is mirrored."""
+    """The crop of `center_crop`, in whole pixels, or that of `inception_crop`, and whether it is mirrored."""
     if epoch is None:
         side = round(min(image.size) * 0.875)
         left, top = round((image.width - side) / 2), round((image.height - side) / 2)

@@ -14,7 +14,7 @@ combinations=(--world-sizes 1,2,3,4 --micro-batch-sizes 2,4,8 --steps 50)
 sgd=(--learning_rate.base_lr=0.05 '--train.duration={"steps": 60}'
   '--optimizer={"name": "sgd", "weight_decay": 0.01, "momentum": 0.9, "nesterov": true, "clip_norm": 1.0}')
 # 500 documents leave a ragged batch at the end of every epoch, each of another size.
-everything=(--data.samples=documents --data.num_train_samples=500 --data.num_eval_samples=40 --batch.last=keep
+everything=(--data.samples=documents --data.num_train_samples=500 --data.num_eval_samples=40 --batch.drop_last=false
   '--batch.global_batch_size=[{"from": {"steps": 0}, "size": 48}, {"from": {"samples": 700}, "size": 96},
   {"from": {"steps": 40}, "size": 144}]')
 

@@ -23,7 +23,7 @@ def png(pixels: np.ndarray) -> bytes:
 
 
 def gradient_image(width: int, height: int) -> Image.Image:
-    """Red grows to the right, green downwards: a pixel's colour tells where it was."""
+    """Red grows to the right, green downwards: a pixel's color tells where it was."""
     x = np.broadcast_to(np.linspace(0, 255, width), (height, width))
     y = np.broadcast_to(np.linspace(0, 255, height)[:, None], (height, width))
     return Image.fromarray(np.stack([x, y, np.zeros_like(x)], axis=-1).round().astype(np.uint8))

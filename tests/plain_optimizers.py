@@ -6,7 +6,7 @@ import torch
 class PlainLars(torch.optim.Optimizer):
     """Algorithm 1 of arXiv 1708.03888, layer by layer; vectors are stepped by SGD without weight decay.
 
-    A gradient of zero, which the layers in front of a normalisation that starts at zero have, leaves a ratio of 1.
+    A gradient of zero, which the layers in front of a normalization that starts at zero have, leaves a ratio of 1.
     """
 
     def __init__(self, parameters, weight_decay, eta, momentum, nesterov):

@@ -68,7 +68,7 @@ class Plot:
         self.y = self._scale("ytick", "y")
 
     def _scale(self, name, coordinate):
-        """From a place in the picture to a value: through two labelled ticks, and true of the others."""
+        """From a place in the picture to a value: through two labeled ticks, and true of the others."""
         ticks = []
         for part in (part for key, part in self.parts.items() if key.startswith(name)):
             labels = ["".join(text.itertext()) for text in part.iter("text")]

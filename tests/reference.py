@@ -18,7 +18,7 @@ from tasks import build_model
 
 def reference_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -> dict:
     """SGD or LARS on the digits; BatchNorm over micro-batches, as Goyal's workers do."""
-    from largebatch.data.images import digits, normalise
+    from largebatch.data.images import digits, normalize_pixels
 
     config = load_config(recipe, overrides)
     torch.manual_seed(config.seed)
@@ -27,7 +27,7 @@ def reference_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -> di
     options = config.optimizer
     momentum = {"momentum": options.momentum, "nesterov": options.nesterov}
     if options.name == "lars":
-        # Vectors are normalisations and biases here.
+        # Vectors are normalizations and biases here.
         optimizer = PlainLars(model.parameters(), options.weight_decay, options.trust_coefficient, **momentum)
     else:
         decayed = [p for n, p in model.named_parameters() if "normalization" not in n]
@@ -39,7 +39,7 @@ def reference_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -> di
         losses = []
         for chunk in np.split(indices, len(indices) // config.batch.micro_batch_size):
             batch = train_set.fetch(chunk, 0)
-            logits = model(pixel_values=normalise(batch["pixel_values"], config.data)).logits
+            logits = model(pixel_values=normalize_pixels(batch["pixel_values"], config.data)).logits
             losses.append(cross_entropy(logits, batch["labels"], reduction="none"))
         return torch.cat(losses).mean()
 
@@ -78,7 +78,7 @@ def reference_pydoc(recipe: Path, overrides: tuple[str, ...], steps: int, size_a
         return cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
 
     # Warmup over 40 steps from zero to 0.002, at the reference batch of 32; in samples, by the square-root rule.
-    batches = global_batches(len(train_set), size_at, config.batch.last == "keep", steps=41)
+    batches = global_batches(len(train_set), size_at, not config.batch.drop_last, steps=41)
     in_force = [[size for start, size in size_at.items() if start <= step][-1] for step in range(steps)]
     rates = [
         0.002 * math.sqrt(size / 32) * batch[3] / batches[40][3] for size, batch in zip(in_force, batches, strict=False)
@@ -88,7 +88,7 @@ def reference_pydoc(recipe: Path, overrides: tuple[str, ...], steps: int, size_a
 
 def reference_vit_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -> dict:
     """AdamW on the digits, the whole global batch in one forward pass; warmup over 10 steps, then half a cosine."""
-    from largebatch.data.images import digits, normalise
+    from largebatch.data.images import digits, normalize_pixels
 
     config = load_config(recipe, overrides)
     torch.manual_seed(config.seed)
@@ -107,7 +107,7 @@ def reference_vit_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -
 
     def mean_loss(indices):
         batch = train_set.fetch(indices, 0)
-        pixels, targets = normalise(batch["pixel_values"], config.data), one_hot(batch["labels"], 10).float()
+        pixels, targets = normalize_pixels(batch["pixel_values"], config.data), one_hot(batch["labels"], 10).float()
         if config.loss.mixup_alpha is not None:
             pixels, targets = mixed_in_pairs(pixels, targets, indices, config)
         smoothing = config.loss.label_smoothing

@@ -1,4 +1,4 @@
-"""Model FLOPs utilisation: numbers of the literature, and what torch counts of the operations it makes."""
+"""Model FLOPs utilization: numbers of the literature, and what torch counts of the operations it makes."""
 
 import json
 from dataclasses import replace
@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import tasks
 from jobs import run_job, train
 from largebatch.config import load_config
-from largebatch.flops import DATA_SHEETS, data_sheet, multiplied_parameters, token_flops, utilisation_of
+from largebatch.flops import DATA_SHEETS, data_sheet, multiplied_parameters, token_flops, utilization_of
 from paths import BERT, DIGITS, LLAMA, PYDOC, ROOT, VIT_DIGITS
 
 CPU = torch.device("cpu")
@@ -30,7 +30,7 @@ def test_gpt2_124m():
     config, model = gpt2_124m()
     assert sum(parameter.numel() for parameter in model.parameters()) == 124_439_808
     assert multiplied_parameters(model) == (123_653_376, 0)
-    found = utilisation_of(config, model, CPU, world_size=2)
+    found = utilization_of(config, model, CPU, world_size=2)
     assert found.sample_flops == 1024 * (6 * 123_653_376 + 12 * 12 * 768 * 1024)
     # 300 samples a second on two devices of 312 TFLOP/s: 262.8 of 624.
     assert replace(found, peak_tflops=312.0).at(300.0) == pytest.approx(300 * 1024 * 0.855166e9 / 624e12, rel=1e-4)
@@ -76,7 +76,7 @@ def test_as_torch_counts(recipe, words, tolerance):
     model.set_attn_implementation("eager")
     with FlopCounterMode(display=False) as counter:
         model(**inputs).logits.sum().backward()
-    found = utilisation_of(config, model, CPU, world_size=1)
+    found = utilization_of(config, model, CPU, world_size=1)
     assert 2 * found.sample_flops == pytest.approx(counter.get_total_flops(), rel=tolerance)
 
 
@@ -88,7 +88,7 @@ def test_as_torch_counts(recipe, words, tolerance):
     ],
 )
 def test_what_there_is_no_formula_for(recipe, words, reason):
-    found = utilisation_of(load_config(recipe, words), nn.Linear(1, 1), CPU, world_size=1)
+    found = utilization_of(load_config(recipe, words), nn.Linear(1, 1), CPU, world_size=1)
     assert found.at(1.0) is None
     assert reason in found.convention
 

@@ -1,4 +1,4 @@
-"""Masked language modelling in phases: the second one starts from the weights of the first, or is refused."""
+"""Masked language modeling in phases: the second one starts from the weights of the first, or is refused."""
 
 import json
 import shutil

@@ -38,7 +38,7 @@ def test_seeds_and_epochs_give_other_orders():
             assert (order == other).sum() < 10
 
 
-def test_first_and_neighbouring_elements_are_uniform():
+def test_first_and_neighboring_elements_are_uniform():
     """Chi-squared over 4,000 keys: of the first element, and of the distance between the first two."""
     size, keys = 20, 4000
     firsts = np.array([Permutation(size, derive_seed(key))(np.arange(2)) for key in range(keys)])

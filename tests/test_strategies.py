@@ -1,4 +1,4 @@
-"""The same optimisation under every strategy and number of processes, against a plain PyTorch loop in one process."""
+"""The same optimization under every strategy and number of processes, against a plain PyTorch loop in one process."""
 
 import json
 from functools import cache
@@ -21,7 +21,7 @@ SMALL_LLAMA = (*SMALL_GPT, "--model.num_kv_heads=1", "--model.intermediate_size=
 SMALL_BERT = (*SMALL_GPT, WARMUP)
 DOCUMENTS = (*SMALL_GPT, "--data.samples=documents", "--data.num_eval_samples=40")
 # Of 106 documents ten are left at the end of an epoch: in micro-batches of 8 for three processes 8, 2 and none.
-KEEP = ("--data.num_train_samples=106", "--batch.last=keep", '--train.duration={"steps": 200}')
+KEEP = ("--data.num_train_samples=106", "--batch.drop_last=false", '--train.duration={"steps": 200}')
 SIZES = (
     '[{"from": {"steps": 0}, "size": 16}, {"from": {"samples": 96}, "size": 32}, {"from": {"steps": 10}, "size": 96}]'
 )

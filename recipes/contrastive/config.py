@@ -21,8 +21,8 @@ class Views(Section):
     flip: bool
     """Whether half of the views are flipped."""
     color_strength: NonNegativeFloat
-    """How much colours are distorted (s in the paper): in 80 % of the views brightness, contrast and saturation change
-    by up to 0.8 s and hue by up to 0.2 s of a turn, and 20 % are made grey; 0 leaves colours alone."""
+    """How much colors are distorted (s in the paper): in 80 % of the views brightness, contrast and saturation change
+    by up to 0.8 s and hue by up to 0.2 s of a turn, and 20 % are made gray; 0 leaves colors alone."""
     blur: Fraction
     """Fraction of the views that get a Gaussian blur of 0.1 to 2 pixels; the paper's is 0.5."""
 
@@ -36,7 +36,7 @@ class Views(Section):
 
 
 class ViewedImages(HubImages):
-    """Labelled images through Hugging Face `datasets`; labels are used by the evaluation alone."""
+    """Labeled images through Hugging Face `datasets`; labels are used by the evaluation alone."""
 
     train_augmentation: Literal["none"] = "none"
     """Of contrastive recipes, the section `views` says what is random."""
@@ -57,7 +57,7 @@ class ConvNet(Model):
             if size % CHANNELS_PER_GROUP:
                 raise ValueError(
                     f"hidden_sizes has {size}, which is not a multiple of {CHANNELS_PER_GROUP}, the channels of a "
-                    "group that GroupNorm normalises; write multiples of it"
+                    "group that GroupNorm normalizes; write multiples of it"
                 )
         return self
 
@@ -74,13 +74,13 @@ class Projection(Section):
 
 
 class NtXent(Section):
-    """The normalised temperature-scaled cross-entropy loss (Chen et al. 2020, equation 1)."""
+    """The normalized temperature-scaled cross-entropy loss (Chen et al. 2020, equation 1)."""
 
     temperature: PositiveFloat
     """What similarities are divided by; the paper's best are 0.1 at 100 epochs, and 0.5 on CIFAR-10."""
 
 
-class Neighbours(Section):
+class Neighbors(Section):
     """The evaluation: labels are voted on by the nearest training images (Wu et al. 2018, arXiv 1805.01978, 3.4)."""
 
     count: PositiveInt = 20
@@ -99,7 +99,7 @@ class Config(RecipeConfig):
     model: Annotated[ResNet | ConvNet, Field(discriminator="architecture")]
     projection: Projection
     loss: NtXent
-    neighbours: Neighbours = Neighbours()
+    neighbors: Neighbors = Neighbors()
 
     @property
     def couples_the_batch(self) -> bool:
@@ -109,16 +109,16 @@ class Config(RecipeConfig):
         if not isinstance(self.data, HubOrLocal):
             return None
         # Of a size that leaves BatchNorm more than one position in the last stage of a ResNet.
-        return {"data": {"source": "digits", "image_size": 64}, "neighbours.bank_samples": 64}
+        return {"data": {"source": "digits", "image_size": 64}, "neighbors.bank_samples": 64}
 
     @check
-    def _enough_neighbours(self) -> Iterator[str]:
+    def _enough_neighbors(self) -> Iterator[str]:
         num_samples = self.data.num_train_samples
-        bank_samples = self.neighbours.bank_samples or num_samples
+        bank_samples = self.neighbors.bank_samples or num_samples
         if bank_samples > num_samples:
-            yield f"neighbours.bank_samples: {bank_samples} is more than the {num_samples} training samples"
-        elif self.neighbours.count > bank_samples:
+            yield f"neighbors.bank_samples: {bank_samples} is more than the {num_samples} training samples"
+        elif self.neighbors.count > bank_samples:
             yield (
-                f"neighbours.count: {self.neighbours.count} neighbours are more than the {bank_samples} samples they "
+                f"neighbors.count: {self.neighbors.count} neighbors are more than the {bank_samples} samples they "
                 "are among"
             )

@@ -24,7 +24,7 @@ def sources(config: Config) -> tuple[SampleSource, SampleSource]:
     """The training images in two views, and the evaluation images.
 
     Batches for training are {"pixel_values": uint8 (batch, views, channels, height, width), "labels": int64 (batch,)};
-    those for evaluation, of either set, are whole images or centre crops, of shape (batch, channels, height, width).
+    those for evaluation, of either set, are whole images or center crops, of shape (batch, channels, height, width).
 
     Raises:
         DataError: The data cannot be loaded.
@@ -102,7 +102,7 @@ def random_views(image: Image.Image, size: int, views: Views, seed: int, epoch: 
 
 
 def random_view(image: Image.Image, size: int, views: Views, random: np.random.Generator) -> Pixels:
-    """One view: a crop, resized; then a flip, other colours and a blur, each for some of the views.
+    """One view: a crop, resized; then a flip, other colors and a blur, each for some of the views.
 
     Args:
         image: In RGB, decoded.
@@ -126,7 +126,7 @@ def random_view(image: Image.Image, size: int, views: Views, random: np.random.G
 
 
 def distort_colors(image: Image.Image, strength: float, random: np.random.Generator) -> Image.Image:
-    """The colour distortion of Chen et al. 2020, appendix A: jitter in 80 % of cases, then grey in 20 %."""
+    """The color distortion of Chen et al. 2020, appendix A: jitter in 80 % of cases, then gray in 20 %."""
     if random.random() < 0.8:
         changes = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color, None)
         for number in random.permutation(len(changes)):
@@ -140,7 +140,7 @@ def distort_colors(image: Image.Image, strength: float, random: np.random.Genera
 
 
 def turn_hue(image: Image.Image, turn: float) -> Image.Image:
-    """Every colour moved on the colour wheel by `turn` of a whole turn."""
+    """Every color moved on the color wheel by `turn` of a whole turn."""
     hue, saturation, value = image.convert("HSV").split()
     moved = np.asarray(hue).astype(np.int64) + round(turn * 256)
     turned = Image.fromarray((moved % 256).astype(np.uint8))

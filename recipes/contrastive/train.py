@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 
-from largebatch.data.images import normalise
+from largebatch.data.images import normalize_pixels
 from largebatch.data.source import Batch
 from largebatch.optim import build_optimizer
 from largebatch.run import Run, Value, parse_command_line, user_errors
@@ -50,17 +50,17 @@ def main() -> None:
     def features_of(batch: Batch) -> torch.Tensor:
         """Projections of both views of each sample, of length 1; shape (batch, views, size)."""
         pixels = batch["pixel_values"]
-        _, projections = model(normalise(pixels.flatten(0, 1), config.data, run.dtype))
+        _, projections = model(normalize_pixels(pixels.flatten(0, 1), config.data, run.dtype))
         return normalize(projections.to(run.dtype), dim=-1).view(*pixels.shape[:2], -1)
 
     def represent(batch: Batch) -> dict[str, torch.Tensor]:
         """Representations of whole images, of length 1; shape (batch, width)."""
-        representations, _ = model(normalise(batch["pixel_values"], config.data, run.dtype))
+        representations, _ = model(normalize_pixels(batch["pixel_values"], config.data, run.dtype))
         return {"features": normalize(representations.to(run.dtype), dim=-1), "labels": batch["labels"]}
 
     def evaluate() -> None:
         """How often the nearest training images, of which each votes with its label, are right."""
-        among = config.neighbours
+        among = config.neighbors
         bank = run.rows(train_set, among.bank_samples or config.data.num_train_samples, represent)
 
         def evaluate_batch(batch: Batch) -> dict[str, Value]:

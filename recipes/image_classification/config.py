@@ -1,4 +1,4 @@
-"""What a recipe of this folder may say: labelled images, a ResNet or a Vision Transformer, and the loss."""
+"""What a recipe of this folder may say: labeled images, a ResNet or a Vision Transformer, and the loss."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal

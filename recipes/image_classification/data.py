@@ -4,7 +4,7 @@ import torch
 
 from largebatch.config.data import DigitsData, HubImages
 from largebatch.data.hub import open_splits
-from largebatch.data.images import HubImageSource, digits, normalise
+from largebatch.data.images import HubImageSource, digits, normalize_pixels
 from largebatch.data.source import Batch, SampleSource
 
 from .config import Config
@@ -39,11 +39,11 @@ def _plain_sources(config: Config) -> tuple[SampleSource, SampleSource]:
 
 
 def model_input(batch: Batch, data: DigitsData | HubImages, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """The pixels of a batch as the model sees them: mirrored where they are to be, normalised, and mixed.
+    """The pixels of a batch as the model sees them: mirrored where they are to be, normalized, and mixed.
 
     For the whole micro-batch at once, where its tensors are: loaders prepare bytes, a quarter of what floats would be.
     """
     pixels = batch["pixel_values"]
     if "mirrored" in batch:
         pixels = torch.where(batch["mirrored"].view(-1, 1, 1, 1), pixels.flip(-1), pixels)
-    return mix(normalise(pixels, data, dtype), batch)
+    return mix(normalize_pixels(pixels, data, dtype), batch)

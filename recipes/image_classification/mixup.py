@@ -56,7 +56,7 @@ def partners(samples: torch.Tensor) -> torch.Tensor:
 
 
 def mix(pixels: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """Normalised images, mixed with their partners where the batch is to be; (batch, channels, height, width)."""
+    """Normalized images, mixed with their partners where the batch is to be; (batch, channels, height, width)."""
     if "own_weight" not in batch:
         return pixels
     weight = batch["own_weight"].to(pixels.dtype).view(-1, 1, 1, 1)

@@ -38,7 +38,7 @@ class MaskedPydoc(MaskedText, PydocData):
 
 
 class MaskedHubText(MaskedText, HubText):
-    """Text documents through Hugging Face `datasets`, tokenised, joined and masked."""
+    """Text documents through Hugging Face `datasets`, tokenized, joined and masked."""
 
     attention: Literal["block"] = "block"
 

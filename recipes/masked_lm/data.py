@@ -1,4 +1,4 @@
-"""Masked language modelling (Devlin et al. 2019, arXiv 1810.04805, section 3.1): blocks of text with tokens hidden.
+"""Masked language modeling (Devlin et al. 2019, arXiv 1810.04805, section 3.1): blocks of text with tokens hidden.
 
 Which tokens of a block are predicted, and what the model sees in their places, is a function of (seed, epoch, sample)
 alone. Every block has the same number of them, so that all samples weigh the same in the loss.

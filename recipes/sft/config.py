@@ -52,7 +52,7 @@ class HubPairs(HubOrLocal, PairData):
     answer on is predicted."""
     tokenizer: str
     """Hub id or local folder of a `transformers` tokenizer, most often that of the model, or "bytes"."""
-    unusable: Literal["refuse", "leave_out"] = "refuse"
+    on_invalid: Literal["refuse", "skip"] = "refuse"
     """Pairs whose prompt or answer has nothing in any of its columns, or of more than `block_size` tokens: a run tells
     how many there are, and does not start, or leaves them out."""
 

@@ -1,7 +1,7 @@
 """Prompts with their answers, of which the answers are predicted.
 
 A pair is a row of tokens: the prompt's, the answer's, and what ends it. The model reads all but the last and predicts
-those behind the prompt. Prompt and answer are tokenised each on its own, so that no token lies across their border, and
+those behind the prompt. Prompt and answer are tokenized each on its own, so that no token lies across their border, and
 the prompt's tokens are those that it has when the model is to answer it.
 """
 
@@ -41,14 +41,14 @@ def sources(config: Config) -> tuple[SampleSource, SampleSource]:
         splits, tokenizer, leave_out = addition(), load_tokenizer("bytes"), False
         encoder = PairEncoder("{prompt}", "{answer}", tokenizer)
     else:
-        splits, tokenizer, leave_out = open_splits(data), load_tokenizer(data.tokenizer), data.unusable == "leave_out"
+        splits, tokenizer, leave_out = open_splits(data), load_tokenizer(data.tokenizer), data.on_invalid == "skip"
         for field in ("prompt", "answer"):
             for name in columns_of(getattr(data, field)):
                 for split in splits:
                     column(split, name, field)
         encoder = PairEncoder(data.prompt, data.answer, tokenizer, chat=data.format == "chat")
     train, evaluation = (
-        Pairs(tokenise(split, encoder, data.num_workers), data.block_size, name, leave_out)
+        Pairs(tokenize(split, encoder, data.num_workers), data.block_size, name, leave_out)
         for split, name in zip(splits, ("training", "evaluation"), strict=True)
     )
     _check_fits_the_model(config, tokenizer, int(max(train.lengths.max(), evaluation.lengths.max())))
@@ -96,7 +96,7 @@ def addition() -> tuple[datasets.Dataset, datasets.Dataset]:
     return datasets.Dataset.from_list(train), datasets.Dataset.from_list(evaluation)
 
 
-# --- tokenising ---------------------------------------------------------------------------------------------------
+# --- tokenizing ---------------------------------------------------------------------------------------------------
 
 
 class PairEncoder:
@@ -191,7 +191,7 @@ def columns_of(template: str) -> set[str]:
     return {name for _, name, _, _ in Formatter().parse(template) if name is not None}
 
 
-def tokenise(dataset: datasets.Dataset, encoder: PairEncoder, num_workers: int) -> datasets.Dataset:
+def tokenize(dataset: datasets.Dataset, encoder: PairEncoder, num_workers: int) -> datasets.Dataset:
     """The rows' tokens; `datasets` keeps the result in its cache on disk."""
     return dataset.map(
         encoder,
@@ -205,5 +205,5 @@ def tokenise(dataset: datasets.Dataset, encoder: PairEncoder, num_workers: int) 
             }
         ),
         num_proc=num_workers or None,
-        desc="tokenising",
+        desc="tokenizing",
     )

@@ -1,4 +1,4 @@
-"""Tokenised prompts with their answers as samples: one by one, or packed."""
+"""Tokenized prompts with their answers as samples: one by one, or packed."""
 
 from itertools import islice
 
@@ -50,7 +50,7 @@ class Pairs:
         if not leave_out or not len(self.rows):
             remedies = ["correct the data", *(["raise data.block_size"] if is_long.any() else [])]
             if len(self.rows):
-                raise DataError(f'data.unusable: {self.remark}; {", ".join(remedies)}, or write "leave_out"')
+                raise DataError(f'data.on_invalid: {self.remark}; {", ".join(remedies)}, or write "skip"')
             raise DataError(f"{self.remark}, so that none is left; {' or '.join(remedies)}")
         self.remark += ": left out"
 

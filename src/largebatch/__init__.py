@@ -1,4 +1,4 @@
-"""Large-batch training recipes whose optimisation is the same on every strategy and number of GPUs.
+"""Large-batch training recipes whose optimization is the same on every strategy and number of GPUs.
 
 Importing this package, `largebatch.config` or `largebatch.plan` does not import torch, so that plans can be made and
 configs checked in a fraction of a second on a login node.

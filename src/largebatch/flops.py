@@ -1,4 +1,4 @@
-"""Model FLOPs utilisation (MFU): the operations that a model needs, as a fraction of what the devices could do.
+"""Model FLOPs utilization (MFU): the operations that a model needs, as a fraction of what the devices could do.
 
 The convention is that of PaLM (Chowdhery et al. 2022, arXiv 2204.02311, appendix B). A token takes 6 N + 12 L d T
 floating-point operations, forward and backward: 6 for each of the N parameters that it is multiplied by, and 12 L d T
@@ -36,7 +36,7 @@ DATA_SHEETS: list[tuple[tuple[str, ...], dict[str, float]]] = [
 
 
 @dataclass(frozen=True)
-class Utilisation:
+class Utilization:
     """Throughput as a fraction of the devices' peak."""
 
     sample_flops: int | None
@@ -54,13 +54,13 @@ class Utilisation:
         return round(samples_per_second * self.sample_flops / (self.world_size * self.peak_tflops * 1e12), 5)
 
 
-def utilisation_of(config: RecipeConfig, model: nn.Module, device: torch.device, world_size: int) -> Utilisation:
+def utilization_of(config: RecipeConfig, model: nn.Module, device: torch.device, world_size: int) -> Utilization:
     """The MFU of training a whole model on devices like this process's."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
     section, num_tokens = config.model, config.tokens_processed_per_sample
     if not isinstance(section, Transformer) or num_tokens is None:
         why = "samples of unequal lengths" if isinstance(section, Transformer) else "this model"
-        return Utilisation(None, None, world_size, f"not reported: there is no formula for {why}")
+        return Utilization(None, None, world_size, f"not reported: there is no formula for {why}")
     trained, frozen = multiplied_parameters(model)
     each = token_flops(trained, frozen, section.num_layers, section.hidden_size, num_tokens)
     count = (
@@ -74,7 +74,7 @@ def utilisation_of(config: RecipeConfig, model: nn.Module, device: torch.device,
         peak = f"of {known:g} TFLOP/s a process, {name}'s data sheet for {config.precision}"
     else:
         peak = f"not reported: no peak of {name} in {config.precision} is known; write logging.peak_tflops"
-    return Utilisation(num_tokens * each, given or known, world_size, f"{count}, {peak}")
+    return Utilization(num_tokens * each, given or known, world_size, f"{count}, {peak}")
 
 
 def token_flops(trained: int, frozen: int, num_layers: int, hidden_size: int, num_tokens: int) -> int:

@@ -9,7 +9,7 @@ import torch
 
 from largebatch.backend.base import Backend
 from largebatch.errors import TrainingFailed
-from largebatch.flops import Utilisation
+from largebatch.flops import Utilization
 from largebatch.plan import RunPlan
 
 
@@ -35,7 +35,7 @@ class LoggedStep:
     """Since the last logged step, over all processes, evaluation left out."""
     tokens_per_second: float | None
     mfu: float | None
-    """Model FLOPs utilisation, 1 being the devices' peak, over the same time; see `flops`."""
+    """Model FLOPs utilization, 1 being the devices' peak, over the same time; see `flops`."""
     seconds: float
     """Time in training since its start, evaluation left out; of steps that were made again, once."""
 
@@ -67,7 +67,7 @@ class Stopwatch:
 class StepMetrics:
     """Collects the losses of steps on the device, and turns them into numbers when a step is logged."""
 
-    def __init__(self, backend: Backend, utilisation: Utilisation):
+    def __init__(self, backend: Backend, utilization: Utilization):
         self._backend = backend
         self._plan = backend.plan
         self._loss_sums: dict[int, torch.Tensor] = {}
@@ -81,7 +81,7 @@ class StepMetrics:
         self.total_weight = 0
         """Samples or target tokens, whichever the loss is a mean over, of all steps so far."""
         self.stopwatch = Stopwatch()
-        self.utilisation = utilisation
+        self.utilization = utilization
         """What turns samples per second into `mfu`."""
 
     def resume(self, step: int, seconds: float) -> None:
@@ -140,7 +140,7 @@ class StepMetrics:
             global_batch_size=plan.batch_at(step - 1).size,
             samples_per_second=round(samples_per_second, 3),
             tokens_per_second=round(weight_per_second, 3) if plan.loss_unit == "tokens" else None,
-            mfu=self.utilisation.at(samples_per_second),
+            mfu=self.utilization.at(samples_per_second),
             seconds=round(self.seconds, 3),
         )
 
@@ -159,8 +159,8 @@ class StepMetrics:
             "world_size": self._plan.world_size,
             **about,
             **({"tokens_per_second": round(self.total_weight / seconds, 3)} if in_tokens else {}),
-            "mfu": self.utilisation.at(rate),
-            "mfu_convention": self.utilisation.convention,
+            "mfu": self.utilization.at(rate),
+            "mfu_convention": self.utilization.convention,
         }
 
     def check(self, step: int) -> None:

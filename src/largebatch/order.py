@@ -74,7 +74,7 @@ class Permutation:
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of splitmix64 (Steele et al. 2014), halved so that adding a small number cannot overflow."""
+    """The finalizer of splitmix64 (Steele et al. 2014), halved so that adding a small number cannot overflow."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return (values ^ (values >> np.uint64(31))) >> np.uint64(1)

@@ -39,11 +39,11 @@ def mutate(change: str) -> None:
     elif change == "accumulation":
         DeepSpeedEngine.gradient_accumulation_steps = lambda _: 4
     elif change == "scheduler":
-        initialise = deepspeed.initialize
+        initialize = deepspeed.initialize
 
         def with_scheduler(*args, **kwargs):
             kwargs["lr_scheduler"] = lambda optimizer: torch.optim.lr_scheduler.ConstantLR(optimizer)
-            return initialise(*args, **kwargs)
+            return initialize(*args, **kwargs)
 
         deepspeed.initialize = with_scheduler
     elif change == "micro batch":
@@ -57,10 +57,10 @@ def mutate(change: str) -> None:
     elif change == "single number":
         from transformers import GPT2LMHeadModel
 
-        initialise_model = GPT2LMHeadModel.__init__
+        initialize_model = GPT2LMHeadModel.__init__
 
         def with_number(self, *arguments, **options):
-            initialise_model(self, *arguments, **options)
+            initialize_model(self, *arguments, **options)
             self.temperature = torch.nn.Parameter(torch.tensor(1.0))
 
         GPT2LMHeadModel.__init__ = with_number

@@ -174,7 +174,7 @@ def test_batch_norm_and_activation_checkpointing():
 @pytest.mark.slow
 def test_blocks_that_are_computed_again_are_compiled(tmp_path):
     """In one graph of training, which all blocks share, and one of evaluation, for samples of one length."""
-    words = ("--data.samples=blocks", "--batch.last=drop")
+    words = ("--data.samples=blocks", "--batch.drop_last=true")
     checkpointing = "--compute.activation_checkpointing=true"
     place = {"strategy": "single", "world_size": 1}
     (expected,) = run_job(train_here, tmp_path / "eager", *words, **place)

@@ -1,4 +1,4 @@
-"""The DeepSpeed JSON may decide memory and speed, and nothing of the optimisation."""
+"""The DeepSpeed JSON may decide memory and speed, and nothing of the optimization."""
 
 import json
 

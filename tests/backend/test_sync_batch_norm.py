@@ -1,4 +1,4 @@
-"""Synchronised BatchNorm against torch's own, in one process, on the micro-batches of all processes together."""
+"""Synchronized BatchNorm against torch's own, in one process, on the micro-batches of all processes together."""
 
 import tempfile
 from functools import cache
@@ -11,7 +11,7 @@ from torch import nn
 
 import tasks
 from jobs import JobFailed, run_job
-from largebatch.backend.sync_batch_norm import CpuSyncBatchNorm, is_synchronised, synchronise
+from largebatch.backend.sync_batch_norm import CpuSyncBatchNorm, is_synchronized, synchronize
 from paths import DIGITS, PYDOC
 from reference import reference_digits
 from test_strategies import assert_same, recorded
@@ -64,7 +64,7 @@ def one_part(kind: str, device: str) -> dict[str, np.ndarray]:
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     layer, parts, weights = layer_and_parts(kind, world_size)
     layer = layer.to(device)
-    synchronise(layer, torch.device(device))
+    synchronize(layer, torch.device(device))
     if rank == 1:
         # In evaluation mode, nothing waits for another process.
         layer.eval()(parts[rank].to(device))
@@ -89,11 +89,11 @@ def test_layer_is_batch_norm_of_all_inputs_together(kind, device, world_size):
             np.testing.assert_allclose(np.concatenate(mine), values, rtol=0, atol=1e-12, err_msg=name)
 
 
-def normalised(dtype: torch.dtype, offset: float) -> tuple[np.ndarray, str, np.ndarray]:
+def normalized(dtype: torch.dtype, offset: float) -> tuple[np.ndarray, str, np.ndarray]:
     """What the layer makes of this rank's half of random inputs around `offset`."""
     torch.distributed.init_process_group("gloo")
     layer = nn.BatchNorm1d(4)
-    synchronise(layer, torch.device("cpu"))
+    synchronize(layer, torch.device("cpu"))
     half = inputs_around(offset).chunk(2)[torch.distributed.get_rank()]
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
         outputs = layer(half.to(dtype))
@@ -112,7 +112,7 @@ def inputs_around(offset: float) -> torch.Tensor:
 )
 def test_statistics_are_exact(dtype, offset, tolerance):
     inputs = inputs_around(offset).to(dtype)
-    results = run_job(normalised, dtype, offset)
+    results = run_job(normalized, dtype, offset)
     variance = 0.9 + 0.1 * inputs.double().var(0).numpy()
     for _, name, running in results:
         assert name == str(dtype)
@@ -128,9 +128,9 @@ def test_layers_keep_their_tensors_and_names(device, kind):
     model = nn.Sequential(nn.Linear(4, 4), shared, nn.ModuleDict({"again": shared}), nn.BatchNorm1d(4))
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     names = list(model.state_dict())
-    assert not is_synchronised(model)
-    synchronise(model, torch.device(device))
-    assert is_synchronised(model)
+    assert not is_synchronized(model)
+    synchronize(model, torch.device(device))
+    assert is_synchronized(model)
     assert model[1] is model[2]["again"]
     assert {type(model[1]), type(model[3])} == {kind}
     assert vars(kind(4)).keys() <= vars(model[1]).keys()
@@ -140,7 +140,7 @@ def test_layers_keep_their_tensors_and_names(device, kind):
     # torch's own takes the CPU in evaluation mode only.
     assert torch.equal(model[1].eval()(torch.ones(2, 4)), nn.BatchNorm1d(4).eval()(torch.ones(2, 4)))
     model[3] = nn.BatchNorm1d(4)
-    assert not is_synchronised(model)
+    assert not is_synchronized(model)
 
 
 # --- a run ------------------------------------------------------------------------------------------------------------
@@ -201,14 +201,14 @@ def test_one_micro_batch_a_step_moves_running_statistics_as_torch_does(tmp_path)
 def torchs_statistics(words: tuple[str, ...]) -> dict[str, np.ndarray]:
     """The buffers of a plain model after one forward pass of the first global batch."""
     from largebatch.config import load_config
-    from largebatch.data.images import digits, normalise
+    from largebatch.data.images import digits, normalize_pixels
     from largebatch.order import epoch_order
 
     config = load_config(DIGITS, words)
     torch.manual_seed(config.seed)
     model = tasks.build_model(DIGITS)(config).train()
     indices = epoch_order(config.data.num_train_samples, config.seed, 0)(np.arange(8))
-    model(pixel_values=normalise(digits(config.data)[0].fetch(indices, 0)["pixel_values"], config.data))
+    model(pixel_values=normalize_pixels(digits(config.data)[0].fetch(indices, 0)["pixel_values"], config.data))
     return {name: buffer.numpy() for name, buffer in model.named_buffers()}
 
 
@@ -248,8 +248,8 @@ def run_with(change: str, words: tuple[str, ...], run_dir) -> None:
         return build_optimizer(model, config)
 
     largebatch.optim.build_optimizer = change_model
-    if change == "not synchronised":
-        base.synchronise = lambda *_: None
+    if change == "not synchronized":
+        base.synchronize = lambda *_: None
     train(PYDOC if change == "batch norm" else DIGITS, "--train.stop_after_steps=1", *words, run_dir=run_dir)
 
 
@@ -257,7 +257,7 @@ def run_with(change: str, words: tuple[str, ...], run_dir) -> None:
 @pytest.mark.parametrize(
     ("change", "words", "message"),
     [
-        ("group norm", (SYNC,), "no BatchNorm layer to synchronise; set model.sync_batch_norm to false"),
+        ("group norm", (SYNC,), "no BatchNorm layer to synchronize; set model.sync_batch_norm to false"),
         ("instance norm", (), "the model has no BatchNorm layer, and the plan says"),
         (
             "batch norm",
@@ -271,7 +271,7 @@ def run_with(change: str, words: tuple[str, ...], run_dir) -> None:
             (SYNC,),
             "embedder.normalization is of the class OtherNorm, which may compute something else",
         ),
-        ("not synchronised", (SYNC,), "BatchNorm over all processes: the plan says True, the engine has False"),
+        ("not synchronized", (SYNC,), "BatchNorm over all processes: the plan says True, the engine has False"),
     ],
 )
 def test_models_that_are_not_what_the_plan_says(change, words, message, tmp_path):
@@ -285,5 +285,5 @@ def test_models_that_are_not_what_the_plan_says(change, words, message, tmp_path
 
 
 @pytest.mark.slow
-def test_own_layers_are_trained_where_nothing_is_synchronised(tmp_path):
+def test_own_layers_are_trained_where_nothing_is_synchronized(tmp_path):
     run_job(run_with, "another class", (), tmp_path / "run")

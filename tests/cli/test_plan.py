@@ -1,4 +1,4 @@
-"""`largebatch plan --world-sizes`: what is printed, refused and coloured."""
+"""`largebatch plan --world-sizes`: what is printed, refused and colored."""
 
 import json
 import os

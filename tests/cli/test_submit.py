@@ -74,14 +74,12 @@ def test_submits_and_says_how_to_follow(recipe, capsys):
 
 @pytest.mark.usefixtures("sbatch")
 def test_which_words_go_where():
-    words = (
-        "--seed 1 --partition gpu --optimizer.weight_decay=0 -t 40 --resume none --requeue --resume.allow_change seed"
-    )
+    words = "--seed 1 --partition gpu --optimizer.weight_decay=0 -t 40 --resume none --requeue --allow-change seed"
     given = shlex.split(f"{words} --strategy zero3 --run-dir /tmp/my/run --gpus-per-node h100:4 --nodes 1")
     assert submit("gpt_pydoc", *given) == 0
     before, _, behind = " ".join(called()["words"]).partition(f" {SMOKE} ")
     assert before == "--parsable --nodes=1 --gpus-per-node=h100:4 --partition gpu -t 40 --requeue"
-    assert behind == "--seed 1 --optimizer.weight_decay=0 --resume none --resume.allow_change seed"
+    assert behind == "--seed 1 --optimizer.weight_decay=0 --resume none --allow-change seed"
     environment = called()["environment"]
     assert (environment["STRATEGY"], environment["RUN_DIR"]) == ("zero3", "/tmp/my/run")
 
@@ -108,7 +106,7 @@ UGLY = [
 @pytest.mark.parametrize("value", UGLY)
 def test_values_arrive_as_they_are(value, capsys):
     before = ["--comment", value, f"--wckey={value}"]
-    behind = ["--resume", value, f"--resume.allow_change={value}"]
+    behind = ["--resume", value, f"--allow-change={value}"]
     assert submit("gpt_pydoc", "--nodes", "2", *before, *behind) == 0
     arrived = called()["words"]
     assert arrived == ["--parsable", "--nodes=2", *before, SMOKE, *behind]

@@ -12,8 +12,8 @@ from paths import SIMCLR
     ("words", "message"),
     [
         (["--model.hidden_sizes=[16, 24]"], "hidden_sizes has 24, which is not a multiple of 16"),
-        (["--neighbours.count=101"], "neighbours.count: 101 neighbours are more than the 100 samples"),
-        (["--neighbours.bank_samples=1500"], "neighbours.bank_samples: 1500 is more than the 1437 training samples"),
+        (["--neighbors.count=101"], "neighbors.count: 101 neighbors are more than the 100 samples"),
+        (["--neighbors.bank_samples=1500"], "neighbors.bank_samples: 1500 is more than the 1437 training samples"),
         (["--views.color_strength=3.0"], "color_strength 3 would turn hues by more than half a turn"),
         (["--views.min_area=0.0"], "views.min_area: given 0.0; must be above 0"),
     ],

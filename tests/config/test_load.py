@@ -58,6 +58,8 @@ def test_all_problems_of_both_kinds_in_one_error(tmp_path):
         ("--batch.global_batch_size=0", "batch.global_batch_size: given 0; must be above 0"),
         ("--seed=99999999999999999999999", "must be at most 9223372036854775807"),
         ("--learning_rate.base_lr=1e308", "must be at most 1000000000000"),
+        ("--batch.last=keep", 'batch.last: write "batch": {"drop_last": true}, or false to keep'),
+        ("--optimizer.moments=sde", "optimizer.moments: it is beta_scaling now"),
         ("--task=causal_lm", "task: a recipe's task is the folder that it lies in; remove it"),
         ('--verify={"model": {"num_layers": 1}}', 'verify: its model is debug_model now; write "debug_model"'),
         ("--batch.global_batch_size=" + "9" * 5000, "batch.global_batch_size: given"),
@@ -100,17 +102,20 @@ GROWING = '--batch.global_batch_size=[{"from": {"steps": 0}, "size": 32}, {"from
     [
         (['--learning_rate.decay={"name": "batch_growth"}'], 'learning_rate.decay: "batch_growth" leaves the decay'),
         (
-            ["--optimizer.moments=sde", *TEN_TIMES],
-            'optimizer.moments: "sde": at 10 times the batch that they were tuned at, the beta 0.9 would become',
+            ["--optimizer.beta_scaling=sde", *TEN_TIMES],
+            'optimizer.beta_scaling: "sde": at 10 times the batch that they were tuned at, the beta 0.9 would become',
         ),
         (
-            ["--optimizer.moments=half_life", "--optimizer.betas=[0.9,0.95]", *TEN_TIMES],
-            'moments: "half_life": at 10 times the batch that they were tuned at, the second beta becomes 0.95 ** 10',
+            ["--optimizer.beta_scaling=half_life", "--optimizer.betas=[0.9,0.95]", *TEN_TIMES],
+            '"half_life": at 10 times the batch that they were tuned at, the second beta becomes 0.95 ** 10',
         ),
-        (["--optimizer.moments=sde", "--learning_rate.scaling=linear"], 'write "sqrt" as learning_rate.scaling'),
-        (["--optimizer.moments=half_life", GROWING], 'write "fixed", or a global_batch_size that does not grow'),
+        (["--optimizer.beta_scaling=sde", "--learning_rate.scaling=linear"], 'write "sqrt" as learning_rate.scaling'),
+        (["--optimizer.beta_scaling=half_life", GROWING], 'write "fixed", or a global_batch_size that does not grow'),
         (["--learning_rate.warmup.shape=constant"], "a constant warmup at zero would not train"),
-        (['--optimizer={"name": "lamb", "weight_decay": 0, "moments": "sde"}'], "optimizer.moments: unknown key"),
+        (
+            ['--optimizer={"name": "lamb", "weight_decay": 0, "beta_scaling": "sde"}'],
+            "optimizer.beta_scaling: unknown key",
+        ),
         (['--optimizer={"name": "lars", "weight_decay": 0, "momentum": 0, "nesterov": true}'], "momentum above 0"),
     ],
 )
@@ -201,6 +206,7 @@ def test_overrides_reach_any_depth_in_both_forms():
         (["--seed"], "--seed: has no value"),
         (["seed", "3"], "seed: not an option"),
         (["--run_dir", "x"], "write --run-dir"),
+        (["--resume.allow_change", "x"], "write --allow-change"),
         (["--"], "not an option"),
     ],
 )
@@ -311,7 +317,7 @@ def test_rolling_back_needs_checkpoints():
         ("--data.std=[0.2, 0.2, 0]", "data.std[2]: given 0; must be above 0"),
     ],
 )
-def test_images_are_normalised_on_a_scale_from_0_to_1(override, problem):
+def test_images_are_normalized_on_a_scale_from_0_to_1(override, problem):
     """In many scripts it is one from 0 to 255, with which the model would see next to nothing."""
     with pytest.raises(ConfigError) as raised:
         load_config(IMAGENET, [override])

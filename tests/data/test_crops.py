@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from largebatch.data.crops import centre_crop, inception_crop, padded_crop
+from largebatch.data.crops import center_crop, inception_crop, padded_crop
 from pictures import gradient_image, jpeg
 
 
-def test_centre_crop_keeps_seven_eighths_of_the_shorter_side():
-    pixels = centre_crop(gradient_image(200, 100), 50)
+def test_center_crop_keeps_seven_eighths_of_the_shorter_side():
+    pixels = center_crop(gradient_image(200, 100), 50)
     # Of the height of 100, rows 6.25 to 93.75; of the width of 200, columns 56.25 to 143.75.
     assert pixels.shape == (3, 50, 50)
     assert pixels[0, 0, [0, -1]] == pytest.approx([255 * 57 / 200, 255 * 143 / 200], abs=2)
@@ -21,8 +21,8 @@ def test_centre_crop_keeps_seven_eighths_of_the_shorter_side():
 def test_draft_decoding_crops_the_same_place():
     """A large JPEG is decoded at a smaller scale; the crop's box must be scaled with it."""
     large = Image.open(io.BytesIO(jpeg(np.asarray(gradient_image(1600, 1200)))))
-    exact = centre_crop(gradient_image(1600, 1200), 64)
-    drafted = centre_crop(large, 64)
+    exact = center_crop(gradient_image(1600, 1200), 64)
+    drafted = center_crop(large, 64)
     assert large.size[0] < 1600
     assert np.abs(exact.astype(int) - drafted.astype(int)).max() <= 4
 
@@ -36,7 +36,7 @@ def test_inception_crops_cover_8_to_100_percent_and_flip_half():
         flips += mirrored
         # That is left to the device.
         assert crop[0, 0, 0] < crop[0, 0, -1]
-        # The colours span (1 - 1/32) of the crop's width and height.
+        # The colors span (1 - 1/32) of the crop's width and height.
         width = abs(crop[0, 0, -1] - crop[0, 0, 0]) / 255 * 160 * 32 / 31
         height = (crop[1, -1, 0] - crop[1, 0, 0]) / 255 * 120 * 32 / 31
         areas.append(width * height / (160 * 120))
@@ -49,15 +49,15 @@ def test_inception_crops_cover_8_to_100_percent_and_flip_half():
 
 
 def test_grayscale_and_transparent_images_become_rgb():
-    assert centre_crop(Image.new("L", (20, 20), 100), 8)[:, 0, 0].tolist() == [100, 100, 100]
-    assert centre_crop(Image.new("RGBA", (20, 20), (10, 20, 30, 0)), 8).shape == (3, 8, 8)
+    assert center_crop(Image.new("L", (20, 20), 100), 8)[:, 0, 0].tolist() == [100, 100, 100]
+    assert center_crop(Image.new("RGBA", (20, 20), (10, 20, 30, 0)), 8).shape == (3, 8, 8)
 
 
 @pytest.mark.parametrize(("side", "first"), [(32, 0), (16, 1)])
-def test_centre_crop_of_images_as_small_as_the_crop(side, first):
+def test_center_crop_of_images_as_small_as_the_crop(side, first):
     """32 pixels stay as they are; 16 lose an eighth, as they would after enlarging."""
     image = gradient_image(side, side)
-    red = centre_crop(image, 32)[0, 0].astype(float)
+    red = center_crop(image, 32)[0, 0].astype(float)
     assert red[0] == pytest.approx(255 * first / (side - 1), abs=12)
     assert (red[-1] - red[0]) == pytest.approx(255 if side == 32 else 255 * 13 / 15, abs=12)
 
@@ -129,7 +129,7 @@ def test_crops_that_do_not_fit_are_drawn_again_ten_times():
     image = gradient_image(40, 400)
     too_wide = [1.0, np.log(4 / 3)] * 10
     crop, _ = inception_crop(image, 40, Dealt(*too_wide, 0.5))
-    # The largest centred square: rows 180 to 219 of 400.
+    # The largest centered square: rows 180 to 219 of 400.
     assert crop[1, [0, -1], 0].tolist() == pytest.approx([255 * 180 / 399, 255 * 219 / 399], abs=1)
 
 

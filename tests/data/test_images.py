@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 
 import tasks
 from largebatch.config import load_config
-from largebatch.data.images import normalise
+from largebatch.data.images import normalize_pixels
 from largebatch.errors import DataError, UserError
 from paths import DIGITS, IMAGENET
 from pictures import gradient_image, jpeg, png, write_parquet
@@ -20,7 +20,7 @@ model_input = tasks.module("image_classification", "data").model_input
 
 @pytest.fixture
 def parquet(tmp_path):
-    """Twelve JPEG images of different sizes and colours, as on the hub."""
+    """Twelve JPEG images of different sizes and colors, as on the hub."""
     rows = [
         {"image": {"bytes": jpeg(np.full((40 + n, 60, 3), 20 * n, np.uint8)), "path": None}, "label": n % 3}
         for n in range(12)
@@ -60,11 +60,11 @@ def test_digits_are_all_there_once_enlarged():
     assert torch.equal(held_out, torch.from_numpy(load_digits().target[::5]))
 
 
-def test_normalised_digits_have_mean_0_and_deviation_1():
+def test_normalized_digits_have_mean_0_and_deviation_1():
     config = load_config(DIGITS)
     train, evaluation = image_sources(config)
     pixels = [train.fetch(np.arange(1437), 0)["pixel_values"], evaluation.fetch(np.arange(360), None)["pixel_values"]]
-    values = normalise(torch.cat(pixels), config.data)
+    values = normalize_pixels(torch.cat(pixels), config.data)
     assert values.mean().item() == pytest.approx(0, abs=2e-3)
     assert values.std().item() == pytest.approx(1, abs=2e-3)
 
@@ -171,7 +171,7 @@ def test_mirroring_on_the_device_is_mirroring_each_image_on_the_host(tmp_path):
     assert np.array_equal(model_input(batch, config.data).numpy(), expected)
     assert "mirrored" not in evaluation.fetch(np.arange(12), None)
     as_it_is = train.fetch(np.arange(12), None)
-    assert torch.equal(model_input(as_it_is, config.data), normalise(as_it_is["pixel_values"], config.data))
+    assert torch.equal(model_input(as_it_is, config.data), normalize_pixels(as_it_is["pixel_values"], config.data))
 
 
 def test_mirroring_is_dealt_anew_to_each_image_and_epoch(parquet):

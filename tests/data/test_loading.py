@@ -81,12 +81,12 @@ def test_size_must_be_the_recipes(which):
 def test_a_signal_while_a_loader_process_starts_is_left_to_the_training(monkeypatch):
     """SLURM signals all processes of a job, and every evaluation starts new loader processes."""
 
-    def be_signalled(_):
+    def be_signaled(_):
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
             os.kill(os.getpid(), number)
 
     # torch calls this in a new loader process before it calls anything of ours.
-    monkeypatch.setattr(torch.multiprocessing, "_set_thread_name", be_signalled)
+    monkeypatch.setattr(torch.multiprocessing, "_set_thread_name", be_signaled)
     batches = list(load(Squares(), REQUESTS, 1, torch.device("cpu")))
     assert [weight for _, weight in batches] == [10, 25, 8]
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())

@@ -20,7 +20,7 @@ def sources(alpha: float = 0.4, seed: int = 0):
     return config, *image_sources(config)
 
 
-def test_neighbours_are_partners_and_one_that_is_left_over_is_its_own():
+def test_neighbors_are_partners_and_one_that_is_left_over_is_its_own():
     assert partners(torch.arange(5)).tolist() == [1, 0, 3, 2, 4]
     assert partners(torch.arange(6).view(2, 3)).tolist() == [[3, 4, 5], [0, 1, 2]]
     assert partners(torch.arange(1)).tolist() == [0]

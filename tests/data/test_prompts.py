@@ -206,9 +206,9 @@ def test_unusable_pairs_are_told_and_refused(tmp_path):
     with pytest.raises(DataError) as caught:
         pair_sources(pair_config(tmp_path, UNUSABLE))
     assert str(caught.value) == (
-        "data.unusable: of 6 training pairs 2 have an empty prompt or answer (the first is row 3) and 1 have more than "
-        "data.block_size 64 tokens to predict from (the first is row 5, the longest has 71); correct the data, raise "
-        'data.block_size, or write "leave_out"'
+        "data.on_invalid: of 6 training pairs 2 have an empty prompt or answer (the first is row 3) and 1 have more "
+        "than data.block_size 64 tokens to predict from (the first is row 5, the longest has 71); correct the data, "
+        'raise data.block_size, or write "skip"'
     )
 
 
@@ -234,7 +234,7 @@ def test_files_that_cannot_be_read_are_told_with_the_reason(tmp_path):
 
 
 def test_unusable_pairs_are_left_out(tmp_path):
-    config = pair_config(tmp_path, [UNUSABLE[5], UNUSABLE[3], *ROWS], unusable="leave_out", num_train_samples=3)
+    config = pair_config(tmp_path, [UNUSABLE[5], UNUSABLE[3], *ROWS], on_invalid="skip", num_train_samples=3)
     train, _ = pair_sources(config)
     assert [bytes(targets_of(train, index)) for index in range(3)] == [b"gamma\0", b"alpha alpha beta\0", b"beta\0"]
     assert train.remark.startswith(
@@ -243,10 +243,10 @@ def test_unusable_pairs_are_left_out(tmp_path):
     assert train.remark.endswith(": left out")
 
 
-@pytest.mark.parametrize("unusable", ["refuse", "leave_out"])
-def test_no_usable_pair_is_an_error(unusable, tmp_path):
+@pytest.mark.parametrize("on_invalid", ["refuse", "skip"])
+def test_no_usable_pair_is_an_error(on_invalid, tmp_path):
     with pytest.raises(DataError, match="so that none is left; correct the data"):
-        pair_sources(pair_config(tmp_path, UNUSABLE[3:5], unusable=unusable, num_train_samples=2))
+        pair_sources(pair_config(tmp_path, UNUSABLE[3:5], on_invalid=on_invalid, num_train_samples=2))
 
 
 def test_the_longest_pair_that_fits(tmp_path):

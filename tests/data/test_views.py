@@ -39,7 +39,7 @@ def sources(request, tmp_path):
     data = {"source": "datasets", "path": "parquet", "data_files": {"train": file, "eval": file}, "num_classes": 2}
     data |= {"num_train_samples": 4, "num_eval_samples": 4, "image_size": 16, "mean": [0.5] * 3, "std": [0.3] * 3}
     words = (f"--data={json.dumps(data)}", '--batch={"global_batch_size": 4, "micro_batch_size": 4}')
-    words = (*words, "--neighbours={}", "--neighbours.count=1")
+    words = (*words, "--neighbors={}", "--neighbors.count=1")
     return lambda *more: view_sources(load_config(SIMCLR, (*words, *more)))
 
 
@@ -130,10 +130,10 @@ def test_blurs_are_as_wide_as_in_the_paper(end, radius):
     assert np.array_equal(found.transpose(1, 2, 0), NOISE.filter(ImageFilter.GaussianBlur(radius)))
 
 
-def test_colors_are_left_alone_grey_or_changed_as_often_as_in_the_paper():
+def test_colors_are_left_alone_gray_or_changed_as_often_as_in_the_paper():
     color = Image.new("RGB", (2, 2), (150, 90, 60))
     found = [np.asarray(distort_colors(color, 0.5, np.random.default_rng(n)))[0, 0].tolist() for n in range(500)]
-    grey = sum(len(set(values)) == 1 for values in found)
-    assert 70 < grey < 130
+    gray = sum(len(set(values)) == 1 for values in found)
+    assert 70 < gray < 130
     # Of the others, one in five: 0.2 x 0.8 of all.
     assert 55 < sum(values == [150, 90, 60] for values in found) < 105

@@ -158,15 +158,15 @@ def test_what_is_shared_stays_shared():
 
 
 class Own(nn.Module):
-    def __init__(self, initialise):
+    def __init__(self, initialize):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(4, 3))
         with torch.no_grad():
-            initialise(self.weight)
+            initialize(self.weight)
 
 
 @pytest.mark.parametrize(
-    ("initialise", "last"),
+    ("initialize", "last"),
     [
         (nn.Parameter.numel, "nothing"),
         (lambda weight: nn.init.normal_(weight).mul_(2), "mul_"),
@@ -175,10 +175,10 @@ class Own(nn.Module):
         (nn.init.eye_, "eye"),
     ],
 )
-def test_what_does_not_follow_from_a_name_is_refused(initialise, last):
+def test_what_does_not_follow_from_a_name_is_refused(initialize, last):
     build_without_weights(lambda: Own(nn.init.normal_))
     with pytest.raises(BackendMismatch, match=f"parameter weight would begin with values .* is {last}"):
-        build_without_weights(lambda: Own(initialise))
+        build_without_weights(lambda: Own(initialize))
 
 
 def test_nothing_is_believed_of_a_parameter_that_was_thrown_away():

@@ -30,7 +30,7 @@ RECIPES = {
     "masked": (BERT, (*SMALL, "--model.dropout=0.2")),
     "vit": (VIT_DIGITS, ("--model.hidden_size=32", "--model.dropout=0.2")),
     "batch norm": (DIGITS, ()),
-    "synchronised": (DIGITS, ("--model.sync_batch_norm=true",)),
+    "synchronized": (DIGITS, ("--model.sync_batch_norm=true",)),
     "two passes": (SIMCLR, (f'--model={RESNET}"bottleneck"}}',)),
 }
 CASES = [
@@ -43,7 +43,7 @@ CASES = [
     ("vit", "zero3"),
     ("batch norm", "zero1"),
     ("batch norm", "zero3"),
-    ("synchronised", "zero2"),
+    ("synchronized", "zero2"),
     ("two passes", "fsdp"),
 ]
 

@@ -40,8 +40,8 @@ def test_the_stem_is_convolution_norm_and_relu_alone():
     images = torch.randn(5, 3, 12, 12)
     stem = model.resnet.embedder
     convolved = nn.functional.conv2d(images, stem.embedder.convolution.weight, padding=1)
-    normalised = nn.functional.batch_norm(convolved, None, None, training=True)
-    torch.testing.assert_close(stem(images), normalised.relu())
+    normalized = nn.functional.batch_norm(convolved, None, None, training=True)
+    torch.testing.assert_close(stem(images), normalized.relu())
 
 
 def test_the_stem_starts_as_transformers_starts_convolutions():

@@ -1,4 +1,4 @@
-"""Segmentation of made-up maps whose pixels are labelled in part: a task of another kind, with its own optimizer."""
+"""Segmentation of made-up maps whose pixels are labeled in part: a task of another kind, with its own optimizer."""
 
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from largebatch.config.sections import BelowOne, NonNegativeInt, PositiveFloat, 
 
 
 class Maps(Data):
-    """Discs on a square; of each map, another part of the pixels is labelled."""
+    """Discs on a square; of each map, another part of the pixels is labeled."""
 
     side: PositiveInt
     """Pixels along a side."""

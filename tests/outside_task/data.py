@@ -1,4 +1,4 @@
-"""Maps, and which of their pixels are labelled."""
+"""Maps, and which of their pixels are labeled."""
 
 import numpy as np
 import torch
@@ -7,7 +7,7 @@ from largebatch.order import derive_seed
 
 from .config import Config
 
-UNLABELLED = -1
+UNLABELED = -1
 
 
 class MapSource:
@@ -24,7 +24,7 @@ class MapSource:
         return {"map": torch.stack(maps), "labels": torch.stack(labels)}
 
     def weight(self, batch):
-        return int((batch["labels"] != UNLABELLED).sum())
+        return int((batch["labels"] != UNLABELED).sum())
 
     def _one(self, index, epoch):
         random = np.random.default_rng(derive_seed(0, self.name, index))
@@ -35,7 +35,7 @@ class MapSource:
         values = inside + random.normal(0, 0.5, (side, side))
         seen = random.random((side, side)) < random.uniform(0.1, 0.9)
         seen &= (np.minimum(y, x) >= border) & (np.maximum(y, x) < side - border)
-        labels = np.where(seen, inside, UNLABELLED)
+        labels = np.where(seen, inside, UNLABELED)
         if epoch is not None and derive_seed(self.config.seed, "mirror", epoch, index) % 2:
             values, labels = values[:, ::-1], labels[:, ::-1]
         return torch.tensor(values.copy(), dtype=torch.float32)[None], torch.tensor(labels.copy(), dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Segmentation of made-up maps: the mean is over all labelled pixels of a global batch."""
+"""Segmentation of made-up maps: the mean is over all labeled pixels of a global batch."""
 
 from largebatch.task_folders import run_script
 
@@ -11,7 +11,7 @@ from largebatch.optim import build_optimizer
 from largebatch.run import Run, parse_command_line, user_errors
 
 from .config import Config
-from .data import UNLABELLED, sources
+from .data import UNLABELED, sources
 from .model import build_model
 
 
@@ -24,10 +24,10 @@ def main():
 
     def losses(batch):
         logits = model(batch["map"].to(run.dtype)).to(run.dtype)
-        return cross_entropy(logits, batch["labels"], ignore_index=UNLABELLED, reduction="none")
+        return cross_entropy(logits, batch["labels"], ignore_index=UNLABELED, reduction="none")
 
     def evaluate_batch(batch):
-        return {"loss": (losses(batch).sum(dim=(1, 2)), (batch["labels"] != UNLABELLED).sum(dim=(1, 2)))}
+        return {"loss": (losses(batch).sum(dim=(1, 2)), (batch["labels"] != UNLABELED).sum(dim=(1, 2)))}
 
     for step in run.steps(train_set):
         for batch in step.micro_batches():

@@ -35,7 +35,7 @@ ARCHITECTURES = {
     "mistral": {"model_type": "mistral", "sliding_window": 3, **SMALL},
     "mixtral": {"model_type": "mixtral", "num_local_experts": 4, **SMALL},
 }
-# Convolutions over neighbouring tokens; positions counted from a mask, not taken from the caller.
+# Convolutions over neighboring tokens; positions counted from a mask, not taken from the caller.
 UNABLE = {
     "lfm2": {"model_type": "lfm2", "full_attn_idxs": [1], **SMALL},
     "bloom": {"model_type": "bloom", "vocab_size": 256, "hidden_size": 32, "n_layer": 2, "n_head": 4},

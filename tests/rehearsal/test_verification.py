@@ -42,7 +42,7 @@ SGD = (
 )
 DOCUMENTS = ("--data.samples=documents", "--data.num_train_samples=2000")
 # Ten of 34 samples are left for the second step: 24 and 10.
-RAGGED = ("--data.num_train_samples=34", "--batch.last=keep", '--train.duration={"steps": 100}')
+RAGGED = ("--data.num_train_samples=34", "--batch.drop_last=false", '--train.duration={"steps": 100}')
 
 
 def rows_of(recipe: Path, overrides: tuple[str, ...], *combinations: Combination, steps: int = 6):
@@ -158,7 +158,7 @@ def test_a_planted_bug_is_found(name, tmp_path):
 @pytest.mark.slow
 def test_fp64_differs_by_its_own_rounding_only():
     """Documents of unequal length, ragged batches and clipping, 50 steps: 1e-12 shows mathematics, not luck."""
-    words = (*TINY, *SGD, *DOCUMENTS, "--data.num_train_samples=130", "--batch.last=keep", "--precision=fp64")
+    words = (*TINY, *SGD, *DOCUMENTS, "--data.num_train_samples=130", "--batch.drop_last=false", "--precision=fp64")
     words += ("--optimizer.clip_norm=0.5", "--data.num_eval_samples=40", '--train.duration={"steps": 100}')
     combinations = [Combination("ddp", 3, 4), Combination("fsdp", 2, 4), Combination("ddp", 4, 2)]
     reference, *rows = rows_of(PYDOC, words, *combinations, steps=50)

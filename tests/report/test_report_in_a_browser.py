@@ -54,7 +54,7 @@ def report(tmp_path_factory):
 
 
 def measured(report, scheme, folder):
-    """What the program finds under a colour scheme."""
+    """What the program finds under a color scheme."""
     page = escape(report.read_text(encoding="utf-8"))
     frames = "".join(
         f'<iframe id="w{width}" width="{width}" height="800" srcdoc="{page}"></iframe>' for width in (1280, 390)
@@ -68,15 +68,15 @@ def measured(report, scheme, folder):
     return json.loads(base64.b64decode(encoded))
 
 
-def channels(colour):
-    return [int(number) / 255 for number in re.findall(r"\d+", colour)[:3]]
+def channels(color):
+    return [int(number) / 255 for number in re.findall(r"\d+", color)[:3]]
 
 
 def contrast(one, other):
-    """Of two colours, by WCAG 2.2."""
+    """Of two colors, by WCAG 2.2."""
     lights = []
-    for colour in (one, other):
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels(colour)]
+    for color in (one, other):
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels(color)]
         lights.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2])
     return (max(lights) + 0.05) / (min(lights) + 0.05)
 
@@ -106,16 +106,16 @@ def test_on_a_desktop_and_a_phone_in_the_light_and_in_the_dark(report, tmp_path)
     assert len(backgrounds) == 2
 
 
-def test_contrasts_of_all_colours():
+def test_contrasts_of_all_colors():
     """Those of the style sheet, in the light and in the dark."""
     style = files("largebatch.tools.report").joinpath("page.css").read_text(encoding="utf-8")
     parts = re.findall(r":root \{(.*?)\}", style, re.DOTALL)
     schemes = [dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", part)) for part in parts]
     assert len(schemes) == 2
     # What matplotlib draws is the light scheme.
-    assert all(schemes[0][name] == colour for colour, name in VARIABLES.items())
+    assert all(schemes[0][name] == color for color, name in VARIABLES.items())
     for scheme in schemes:
-        decimal = {name: str(list(bytes.fromhex(colour[1:]))) for name, colour in scheme.items()}
+        decimal = {name: str(list(bytes.fromhex(color[1:]))) for name, color in scheme.items()}
         for name in ("ink", "muted"):
             assert contrast(decimal[name], decimal["page"]) >= 4.5
         runs = [name for name in decimal if name.startswith("run-")]

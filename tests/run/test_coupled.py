@@ -33,8 +33,8 @@ SMALL = (
 FP64 = "--precision=fp64"
 FEW = "--train.stop_after_steps=4"
 # Two steps of 512 and one of the 413 that are left: 6 x 64 + 29, so that of 8 slots one is short and one is empty.
-RAGGED = (*SMALL, FP64, "--batch.last=keep", "--batch.global_batch_size=512", "--batch.micro_batch_size=64", FEW)
-# BatchNorm over the whole global batch, in one process or synchronised over two.
+RAGGED = (*SMALL, FP64, "--batch.drop_last=false", "--batch.global_batch_size=512", "--batch.micro_batch_size=64", FEW)
+# BatchNorm over the whole global batch, in one process or synchronized over two.
 BATCH_NORM = (
     *SMALL,
     FP64,
@@ -67,7 +67,7 @@ def recorded_with_dropout(*arguments) -> dict:
 def plain(words: tuple[str, ...], steps: int, slot_size: int | None = None) -> dict:
     """The same training in plain PyTorch, the whole global batch at once; with `slot_size`, with dropout."""
     from largebatch.config import load_config
-    from largebatch.data.images import normalise
+    from largebatch.data.images import normalize_pixels
 
     view_sources = tasks.module("contrastive", "data").sources
     from largebatch.order import derive_seed, epoch_order
@@ -86,7 +86,7 @@ def plain(words: tuple[str, ...], steps: int, slot_size: int | None = None) -> d
         [{"params": decayed, "weight_decay": config.optimizer.weight_decay}, {"params": exempt}], lr=rate, momentum=0.9
     )
     source, _ = view_sources(config)
-    size, keep = config.batch.global_batch_size, config.batch.last == "keep"
+    size, keep = config.batch.global_batch_size, not config.batch.drop_last
     metrics, weights = [], []
     for step, (epoch, start, taken, _) in enumerate(global_batches(1437, {0: size}, keep, steps)):
         indices = epoch_order(1437, config.seed, epoch)(np.arange(start, start + taken))
@@ -94,7 +94,7 @@ def plain(words: tuple[str, ...], steps: int, slot_size: int | None = None) -> d
         for slot, part in enumerate(np.split(indices, range(slot_size, taken, slot_size)) if slot_size else [indices]):
             torch.manual_seed(derive_seed(config.seed, "model", step, slot))
             pixels = source.fetch(part, epoch)["pixel_values"].flatten(0, 1)
-            projections.append(model(normalise(pixels, config.data, dtype))[1])
+            projections.append(model(normalize_pixels(pixels, config.data, dtype))[1])
         z = torch.cat(projections)
         z = z / z.square().sum(dim=1, keepdim=True).sqrt()
         # Rows 2n and 2n + 1 are the views of sample n.
@@ -204,9 +204,9 @@ def test_stopped_and_resumed_bit_for_bit(strategy, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "world_size"), [("single", 1), ("ddp", 3), ("zero3", 2)])
-def test_neighbours_vote(strategy, world_size, tmp_path):
+def test_neighbors_vote(strategy, world_size, tmp_path):
     """What was logged is what the saved weights give in plain numpy: bank and evaluation set divide unevenly."""
-    words = (*SMALL, "--train.stop_after_steps=2", "--neighbours.bank_samples=50", "--batch.micro_batch_size=4")
+    words = (*SMALL, "--train.stop_after_steps=2", "--neighbors.bank_samples=50", "--batch.micro_batch_size=4")
     words = (*words, "--batch.global_batch_size=24", "--evaluation.max_samples=46")
     run_job(train_in, tmp_path / "run", words, strategy=strategy, world_size=world_size)
     (logged,) = read_json_lines(tmp_path / "run/evaluations.jsonl")
@@ -221,7 +221,7 @@ def train_in(run_dir, words) -> None:
 
 def accuracy_of(file, words) -> float:
     from largebatch.config import load_config
-    from largebatch.data.images import digits, normalise
+    from largebatch.data.images import digits, normalize_pixels
 
     config = load_config(SIMCLR, words)
     model = tasks.build_model(SIMCLR)(config).eval()
@@ -229,15 +229,15 @@ def accuracy_of(file, words) -> float:
     features, labels = [], []
     for source, count in zip(digits(config.data), (50, 46), strict=True):
         batch = source.fetch(np.arange(count), None)
-        found = model(normalise(batch["pixel_values"], config.data))[0].detach().numpy()
+        found = model(normalize_pixels(batch["pixel_values"], config.data))[0].detach().numpy()
         features.append(found / np.linalg.norm(found, axis=1, keepdims=True))
         labels.append(batch["labels"].numpy())
     right = 0
     for feature, label in zip(features[1], labels[1], strict=True):
         similarities = features[0] @ feature
         votes = np.zeros(10)
-        for nearest in np.argsort(-similarities)[: config.neighbours.count]:
-            votes[labels[0][nearest]] += np.exp(similarities[nearest] / config.neighbours.temperature)
+        for nearest in np.argsort(-similarities)[: config.neighbors.count]:
+            votes[labels[0][nearest]] += np.exp(similarities[nearest] / config.neighbors.temperature)
         right += votes.argmax() == label
     return right / 46
 

@@ -58,13 +58,13 @@ def test_what_changes_the_training_is_refused_with_the_difference(run, change, l
     report = resume(run_dir, words, change)
     assert "exit code 2" in report
     assert f"\n  - {line}\n" in report
-    assert "--resume.allow_change" in report
+    assert "--allow-change" in report
     assert "Traceback" not in report
     assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.slow
-def test_synchronised_batch_norm_needs_the_same_samples_together(tmp_path):
+def test_synchronized_batch_norm_needs_the_same_samples_together(tmp_path):
     """However they are divided: 16 of one process are 8 of each of two."""
     words = ("--model.sync_batch_norm=true", "--logging.trackers=[]", "--train.stop_after_steps=4")
 
@@ -85,10 +85,10 @@ def test_synchronised_batch_norm_needs_the_same_samples_together(tmp_path):
 def test_an_allowed_change_is_made_and_written_down(run):
     run_dir, words = run
     options = ("--optimizer.clip_norm=0.5", "--learning_rate.base_lr=0.001")
-    report = resume(run_dir, words, *options, "--resume.allow_change", "optimizer.clip_norm")
+    report = resume(run_dir, words, *options, "--allow-change", "optimizer.clip_norm")
     assert "learning_rate.base_lr: 0.002 in the checkpoint" in report
     assert "optimizer.clip_norm: " not in report
-    allow = ("--resume.allow_change", "optimizer.clip_norm,learning_rate")
+    allow = ("--allow-change", "optimizer.clip_norm,learning_rate")
     assert resume(run_dir, words, *options, *allow) is None
     assert read_json_lines(run_dir / "metrics.jsonl")[-1]["lr"] < 0.001
     started = [line for line in read_json_lines(run_dir / "history.jsonl") if line["event"] == "started"]
@@ -103,10 +103,8 @@ def test_an_allowed_change_is_made_and_written_down(run):
 @pytest.mark.slow
 def test_the_remedy_names_all_fields(run):
     run_dir, words = run
-    options = ("--seed=7", "--learning_rate.base_lr=0.001", "--resume.allow_change", "seed")
-    assert "--resume.allow_change seed,learning_rate.base_lr resumes with the change" in resume(
-        run_dir, words, *options
-    )
+    options = ("--seed=7", "--learning_rate.base_lr=0.001", "--allow-change", "seed")
+    assert "--allow-change seed,learning_rate.base_lr resumes with the change" in resume(run_dir, words, *options)
 
 
 @pytest.mark.slow
@@ -121,9 +119,7 @@ def test_the_folder_of_a_run_is_no_checkpoint_but_has_some(run, folder):
 @pytest.mark.slow
 def test_a_field_that_is_none(run):
     run_dir, words = run
-    assert "--resume.allow_change: the recipe has no field bath" in resume(
-        run_dir, words, "--resume.allow_change", "bath"
-    )
+    assert "--allow-change: the recipe has no field bath" in resume(run_dir, words, "--allow-change", "bath")
 
 
 @pytest.mark.slow
@@ -181,9 +177,9 @@ def test_a_finished_run_is_left_as_it_is(run):
 
 
 def test_how_features_are_judged_may_change():
-    """The neighbours of contrastive recipes are an evaluation, and their loss is not."""
+    """The neighbors of contrastive recipes are an evaluation, and their loss is not."""
     before = as_json(load_config(SIMCLR))
-    changed = load_config(SIMCLR, ["--neighbours.count=7", "--loss.temperature=0.3"])
+    changed = load_config(SIMCLR, ["--neighbors.count=7", "--loss.temperature=0.3"])
     assert list(differences(before, changed)) == ["loss.temperature"]
 
 
@@ -197,7 +193,7 @@ def test_an_earlier_stop_is_refused(run):
 @pytest.mark.slow
 def test_another_batch_size_says_what_becomes_of_the_samples(run):
     run_dir, words = run
-    change = ("--batch.global_batch_size=24", "--resume.allow_change", "batch.global_batch_size")
+    change = ("--batch.global_batch_size=24", "--allow-change", "batch.global_batch_size")
     assert resume(run_dir, words, *change) is None
     started = [line for line in read_json_lines(run_dir / "history.jsonl") if line["event"] == "started"]
     assert "step 4 came after 192 samples and comes after 96 now: 96 samples are repeated" in started[-1]["changes"]
@@ -305,7 +301,7 @@ def test_a_damaged_checkpoint_is_skipped_and_named(run, tmp_path):
 def test_a_model_of_another_shape_is_named(run):
     run_dir, words = run
     change = ("--model.num_heads=4", "--model.hidden_size=32")
-    report = resume(run_dir, words, *change, "--resume.allow_change", "model")
+    report = resume(run_dir, words, *change, "--allow-change", "model")
     assert "its parameter transformer.wte.weight is of shape (256, 16), the model's is of shape (256, 32)" in report
     assert "exit code 2" in report
 

@@ -189,7 +189,7 @@ def test_what_is_trained_in(start):
 
 def test_only_the_first_start_of_a_job_begins_where_it_was_told(start, tmp_path):
     """Else a job that begins anew, or at some checkpoint, would do so after each requeue."""
-    words = ("--resume", "none", "--seed", "1", "--resume.allow_change", "seed")
+    words = ("--resume", "none", "--seed", "1", "--allow-change", "seed")
     told = status("stopped", "by SIGTERM", resume=True)
     start(*words, STATUS=told)
     assert (tmp_path / "run/words").read_text().split()[-6:] == list(words)

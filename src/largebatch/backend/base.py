@@ -24,7 +24,7 @@ from largebatch.backend.state import (
     parameters_without_memory,
     set_scalars,
 )
-from largebatch.backend.sync_batch_norm import is_synchronised, synchronise
+from largebatch.backend.sync_batch_norm import is_synchronized, synchronize
 from largebatch.errors import BackendMismatch, UserError
 from largebatch.optim.build import optimizer_over
 from largebatch.optim.layerwise import LayerwiseOptimizer
@@ -73,7 +73,7 @@ class Backend(ABC):
     Args:
         accelerator: Accelerate, started for this strategy.
         launch: What the launcher asked for.
-        plan: The numbers that the strategy must realise.
+        plan: The numbers that the strategy must realize.
     """
 
     def __init__(self, accelerator: Accelerator, launch: Launch, plan: RunPlan):
@@ -122,7 +122,7 @@ class Backend(ABC):
     def _wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         self.unwrapped_model = model
         if self.plan.sync_batch_norm and self.world_size > 1:
-            synchronise(model, self.device)
+            synchronize(model, self.device)
         self._statistics = RunningStatistics(model)
         self._materialize(model)
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
@@ -324,7 +324,7 @@ class Backend(ABC):
         return wait
 
     def gather_objects(self, value: T) -> list[T]:
-        """A small picklable value of every process, by rank; waits for hours where one downloads or tokenises."""
+        """A small picklable value of every process, by rank; waits for hours where one downloads or tokenizes."""
         if self.world_size == 1:
             return [value]
         gathered: list[Any] = [None] * self.world_size
@@ -373,7 +373,7 @@ class Backend(ABC):
             "world size": self.world_size,
             "gradient accumulation inside the engine": self.accelerator.gradient_accumulation_steps,
             "mixed precision by Accelerate": self.accelerator.mixed_precision,
-            "BatchNorm over all processes": is_synchronised(self.model),
+            "BatchNorm over all processes": is_synchronized(self.model),
         }
 
 

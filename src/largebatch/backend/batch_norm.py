@@ -1,6 +1,6 @@
 """BatchNorm's running statistics, the same however a global batch is shared out.
 
-In training, BatchNorm normalises each micro-batch by its own statistics (Goyal et al. 2017, section 2.3), and torch
+In training, BatchNorm normalizes each micro-batch by its own statistics (Goyal et al. 2017, section 2.3), and torch
 moves the running ones after each of them. Moved so, they would depend on how many micro-batches each process works
 through. Here they move once per optimizer step, towards the mean of all its micro-batches' statistics, and are averaged
 over the processes before they are used. With one micro-batch per process that is what torch does.
@@ -50,7 +50,7 @@ class RunningStatistics:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """In the block, layers normalise as they do in training, and leave their statistics as they are.
+        """In the block, layers normalize as they do in training, and leave their statistics as they are.
 
         A momentum of zero would not do: zero times what is not finite is not zero.
         """

@@ -127,11 +127,11 @@ def _batch_norm_problems(model: nn.Module, plan: RunPlan) -> Iterator[str]:
     if layers and not plan.uses_batch_norm:
         yield (
             f"{next(iter(layers))} is a BatchNorm layer, so micro_batch_size is part of the loss, and the plan says "
-            "that it is not; take another normalisation, or let uses_batch_norm be true in the class of the config's "
+            "that it is not; take another normalization, or let uses_batch_norm be true in the class of the config's "
             "model section"
         )
     elif not layers and plan.sync_batch_norm:
-        yield "the model has no BatchNorm layer to synchronise; set model.sync_batch_norm to false"
+        yield "the model has no BatchNorm layer to synchronize; set model.sync_batch_norm to false"
     elif not layers and plan.uses_batch_norm:
         yield (
             "the model has no BatchNorm layer, and the plan says that micro_batch_size is part of the loss for having "
@@ -141,7 +141,7 @@ def _batch_norm_problems(model: nn.Module, plan: RunPlan) -> Iterator[str]:
         if isinstance(layer, nn.SyncBatchNorm):
             yield (
                 f"{name} is a SyncBatchNorm layer, and the plan says model.sync_batch_norm: "
-                f"{str(plan.sync_batch_norm).lower()}; build BatchNorm layers, which the setting true synchronises"
+                f"{str(plan.sync_batch_norm).lower()}; build BatchNorm layers, which the setting true synchronizes"
             )
             return
         if plan.sync_batch_norm and type(layer) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):

@@ -8,7 +8,7 @@ from typing import Any
 from largebatch.errors import LaunchError
 from largebatch.plan import RunPlan
 
-# Keys that decide the optimisation: what to do instead of writing them into the DeepSpeed JSON.
+# Keys that decide the optimization: what to do instead of writing them into the DeepSpeed JSON.
 FROM_THE_RECIPE = {
     "optimizer": "the recipe's optimizer section decides it",
     "scheduler": "the recipe's learning_rate section decides it",
@@ -95,7 +95,7 @@ def read_deepspeed_config(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def deepspeed_config_problems(config: object) -> list[str]:
-    """What in a parsed DeepSpeed JSON contradicts that the recipe alone decides the optimisation, one line each."""
+    """What in a parsed DeepSpeed JSON contradicts that the recipe alone decides the optimization, one line each."""
     if not isinstance(config, dict):
         return ["it must be a JSON object, { … }"]
     problems = [

@@ -57,8 +57,8 @@ class CpuSyncBatchNorm(_BatchNorm):
         self.num_batches_tracked.add_(1)
 
 
-def synchronise(model: nn.Module, device: torch.device) -> None:
-    """Make each BatchNorm layer normalise over all processes, in place.
+def synchronize(model: nn.Module, device: torch.device) -> None:
+    """Make each BatchNorm layer normalize over all processes, in place.
 
     Layers stay the objects they are, with their parameters (which an optimizer holds already), buffers and names.
 
@@ -76,8 +76,8 @@ def synchronise(model: nn.Module, device: torch.device) -> None:
                 vars(module)["process_group"] = None
 
 
-def is_synchronised(model: nn.Module) -> bool:
-    """Whether the model has BatchNorm layers and all of them normalise over all processes."""
+def is_synchronized(model: nn.Module) -> bool:
+    """Whether the model has BatchNorm layers and all of them normalize over all processes."""
     layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     return bool(layers) and all(isinstance(layer, (CpuSyncBatchNorm, nn.SyncBatchNorm)) for layer in layers)
 

@@ -31,6 +31,11 @@ def gradient_accumulation_steps(global_batch_size: int, micro_batch_size: int, w
     )
 
 
+def micro_steps(num_samples: int, micro_batch_size: int, world_size: int) -> int:
+    """Micro-batches that each process works through for so many samples; the last may be short or empty."""
+    return -(-num_samples // (micro_batch_size * world_size))
+
+
 def _valid_micro_batch_sizes(global_batch_size: int, micro_batch_size: int, world_size: int) -> list[int]:
     """The nearest micro-batch sizes below and above the given one with which the global batch divides."""
     if global_batch_size % world_size:

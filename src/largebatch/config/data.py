@@ -24,7 +24,7 @@ class Data(Section):
     num_eval_samples: PositiveInt
     """Evaluation samples, checked likewise."""
     num_workers: NonNegativeInt = 0
-    """Loader processes per training process, and tokenising ones per machine; 0 does both in the training process."""
+    """Loader processes per training process, and tokenizing ones per machine; 0 does both in the training process."""
 
     @property
     def loss_unit(self) -> str:
@@ -99,7 +99,7 @@ class DigitsData(Data):
 
 
 class HubImages(HubOrLocal):
-    """Labelled images through Hugging Face `datasets`."""
+    """Labeled images through Hugging Face `datasets`."""
 
     image_column: str = "image"
     """Column that holds the encoded images."""
@@ -113,11 +113,11 @@ class HubImages(HubOrLocal):
     """"inception_crop": a random crop of 8 to 100 % of the area and aspect ratio 3/4 to 4/3, and a random flip
     (Szegedy et al. 2015, as in Goyal et al. 2017, 5.1); "padded_crop", for small images: a random crop of the image
     padded by an eighth of its side in black (4 of 32 pixels), and a random flip (He et al. 2016, 4.2); "none": the
-    evaluation's centre crop."""
+    evaluation's center crop."""
     mean: tuple[Fraction, Fraction, Fraction]
-    """Mean of each colour over the training set, on a 0 to 1 scale."""
+    """Mean of each color over the training set, on a 0 to 1 scale."""
     std: tuple[PositiveFraction, PositiveFraction, PositiveFraction]
-    """Standard deviation of each colour, on the same scale."""
+    """Standard deviation of each color, on the same scale."""
     num_channels: Literal[3] = 3
 
 
@@ -151,7 +151,7 @@ class PydocData(TextData):
 
 
 class HubText(HubOrLocal, TextData):
-    """Text documents through Hugging Face `datasets`, tokenised, with an end-of-text token after each (where a
+    """Text documents through Hugging Face `datasets`, tokenized, with an end-of-text token after each (where a
     tokenizer has none, its separator).
 
     The first `num_train_samples` samples are used; a run says how many there are.

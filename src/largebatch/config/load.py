@@ -172,6 +172,9 @@ def _adapter(section: type[Section], name: str) -> TypeAdapter[Any]:
 # --- JSON and overrides -------------------------------------------------------------------------------------------
 
 
+FORMER_OPTIONS = {"--run_dir": "--run-dir", "--resume.allow_change": "--allow-change"}
+
+
 def _read_json(path: Path) -> JsonObject:
     def refuse_duplicates(pairs: Iterable[tuple[str, Any]]) -> JsonObject:
         result: JsonObject = {}
@@ -213,8 +216,8 @@ def _apply_overrides(raw: JsonObject, overrides: Sequence[str]) -> None:
                 problems.append(f"{name}: has no value; write {name} VALUE")
                 continue
             text = value
-        if name == "--run_dir":
-            problems.append("--run_dir: options are spelled with dashes; write --run-dir")
+        if name in FORMER_OPTIONS:
+            problems.append(f"{name}: options are spelled with dashes; write {FORMER_OPTIONS[name]}")
             continue
         *sections, field = name[2:].split(".")
         target = raw
@@ -293,6 +296,10 @@ def _requirement(kind: str, context: dict[str, Any], message: str) -> str:
 
 FORMER = {
     "task": "a recipe's task is the folder that it lies in; remove it",
+    "batch.last": 'write "batch": {"drop_last": true}, or false to keep a smaller last batch',
+    "optimizer.moments": "it is beta_scaling now",
+    "data.unusable": 'it is on_invalid now; write "refuse" or "skip"',
+    "neighbours": "it is neighbors now",
     "verify": 'its model is debug_model now; write "debug_model": { … }',
 }
 """Fields of earlier versions, and what to write instead."""

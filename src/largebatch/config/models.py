@@ -16,7 +16,7 @@ class Model(Section):
         return False
 
     @property
-    def synchronises_batch_norm(self) -> bool:
+    def synchronizes_batch_norm(self) -> bool:
         """Whether it depends on those of the other processes' micro-batches, too."""
         return False
 
@@ -39,7 +39,7 @@ class ResNet(Model):
     layer_type: Literal["basic", "bottleneck"]
     """Two 3 x 3 convolutions a block, or 1 x 1, 3 x 3, 1 x 1."""
     sync_batch_norm: bool = False
-    """Whether BatchNorm normalises over the micro-batches of all processes together; `micro_batch_size` x processes is
+    """Whether BatchNorm normalizes over the micro-batches of all processes together; `micro_batch_size` x processes is
     then part of the loss function."""
 
     @property
@@ -47,7 +47,7 @@ class ResNet(Model):
         return True
 
     @property
-    def synchronises_batch_norm(self) -> bool:
+    def synchronizes_batch_norm(self) -> bool:
         return self.sync_batch_norm
 
     @model_validator(mode="after")

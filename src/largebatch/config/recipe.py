@@ -146,10 +146,10 @@ class RecipeConfig(Section):
 
     @check
     def _batches_that_batch_norm_takes(self) -> Iterator[str]:
-        if self.batch.last == "keep" and self.model.uses_batch_norm:
+        if not self.batch.drop_last and self.model.uses_batch_norm:
             yield (
-                'batch.last: "keep" would normalise the last micro-batch of an epoch over fewer samples than others, '
-                'which for a model with BatchNorm is another loss; write "drop"'
+                "batch.drop_last: false would normalize the last micro-batch of an epoch over fewer samples than "
+                "others, which for a model with BatchNorm is another loss; write true"
             )
 
     @check
@@ -179,10 +179,10 @@ class RecipeConfig(Section):
     @check
     def _betas_within_their_rule(self) -> Iterator[str]:
         optimizer, rate, sizes = self.optimizer, self.learning_rate, [size for _, size in self.batch.sizes]
-        if not isinstance(optimizer, WithScaledBetas) or optimizer.moments == "fixed":
+        if not isinstance(optimizer, WithScaledBetas) or optimizer.beta_scaling == "fixed":
             return
-        path, rule = "optimizer.moments", f'"{optimizer.moments}"'
-        if optimizer.moments == "sde" and rate.scaling != "sqrt":
+        path, rule = "optimizer.beta_scaling", f'"{optimizer.beta_scaling}"'
+        if optimizer.beta_scaling == "sde" and rate.scaling != "sqrt":
             yield (
                 f'{path}: {rule} goes with the square-root rule; write "sqrt" as learning_rate.scaling, or "fixed" here'
             )
@@ -193,7 +193,7 @@ class RecipeConfig(Section):
             )
             return
         try:
-            scaled_moments(optimizer.moments, sizes[0] / rate.reference_batch_size, optimizer.betas, optimizer.eps)
+            scaled_moments(optimizer.beta_scaling, sizes[0] / rate.reference_batch_size, optimizer.betas, optimizer.eps)
         except ValueError as error:
             yield f'{path}: {rule}: {error}; write a smaller batch, or "fixed"'
 
@@ -208,7 +208,7 @@ class RecipeConfig(Section):
             )
             return
         try:
-            timeline = Timeline.build(num_samples, sizes, self.batch.last == "keep", self.data.tokens_per_sample)
+            timeline = Timeline.build(num_samples, sizes, not self.batch.drop_last, self.data.tokens_per_sample)
         except ValueError as error:
             yield f"batch.global_batch_size: {error}"
             return

@@ -12,7 +12,7 @@ def as_json(config: RecipeConfig) -> dict[str, Any]:
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested sections as dotted names: {"batch": {"last": "drop"}} is {"batch.last": "drop"}."""
+    """Nested sections as dotted names: {"batch": {"drop_last": true}} is {"batch.drop_last": true}."""
     flat: dict[str, Any] = {}
     for name, value in config.items():
         if isinstance(value, Mapping):

@@ -128,9 +128,9 @@ class Batch(Section):
     {"from": {"epochs": 5}, "size": 256}], or a linear ramp."""
     micro_batch_size: PositiveInt
     """Samples per process per forward pass. With BatchNorm it is part of the loss function (Goyal et al. 2017, 2.3)."""
-    last: Literal["drop", "keep"] = "drop"
-    """What happens to the samples at the end of an epoch that do not fill a global batch: other ones are dropped in
-    each epoch, or they are kept as a smaller global batch whose loss is the mean over those it has."""
+    drop_last: bool = True
+    """Whether the samples at the end of an epoch that do not fill a global batch are dropped, others in each epoch; if
+    not, they are a smaller global batch whose loss is the mean over those it has."""
 
     @model_validator(mode="after")
     def _list_starts_at_zero(self) -> Self:

@@ -10,7 +10,7 @@ from PIL import Image
 Pixels = NDArray[np.uint8]
 Box = tuple[float, float, float, float]
 
-EVALUATION_CROP = 0.875  # the centre crop's side over the shorter side of the image: 224 of 256
+EVALUATION_CROP = 0.875  # the center crop's side over the shorter side of the image: 224 of 256
 
 
 class Crop(NamedTuple):
@@ -25,7 +25,7 @@ class Crop(NamedTuple):
     mirrored: bool = False
 
 
-def centre_crop(image: Image.Image, size: int) -> Pixels:
+def center_crop(image: Image.Image, size: int) -> Pixels:
     """The square in the middle of an image, `EVALUATION_CROP` of its shorter side, resized to `size` pixels.
 
     An image whose shorter side is `size` already, such as CIFAR's, is not cut into.
@@ -55,7 +55,7 @@ def padded_crop(image: Image.Image, size: int, random: np.random.Generator) -> C
     1512.03385, section 4.2).
     """
     padding = size // 8
-    padded = np.pad(centre_crop(image, size), ((0, 0), (padding, padding), (padding, padding)))
+    padded = np.pad(center_crop(image, size), ((0, 0), (padding, padding), (padding, padding)))
     top, left = random.integers(2 * padding + 1, size=2)
     return Crop(padded[:, top : top + size, left : left + size], mirrored=random.random() < 0.5)
 
@@ -63,7 +63,7 @@ def padded_crop(image: Image.Image, size: int, random: np.random.Generator) -> C
 def random_box(image: Image.Image, min_area: float, random: np.random.Generator) -> Box:
     """A random box of `min_area` to 1 of an image's area with an aspect ratio between 3/4 and 4/3.
 
-    After ten boxes that do not fit, the largest centred square.
+    After ten boxes that do not fit, the largest centered square.
     """
     for _ in range(10):
         area = image.width * image.height * random.uniform(min_area, 1.0)
@@ -96,6 +96,6 @@ def crop_box(image: Image.Image, box: Box, size: int) -> Pixels:
     scale_x, scale_y = image.width / full_width, image.height / full_height
     scaled = (box[0] * scale_x, box[1] * scale_y, box[2] * scale_x, box[3] * scale_y)
     # `convert` would copy what is in RGB already.
-    colours = image if image.mode == "RGB" else image.convert("RGB")
-    resized = colours.resize((size, size), Image.Resampling.BILINEAR, box=scaled)
+    colors = image if image.mode == "RGB" else image.convert("RGB")
+    resized = colors.resize((size, size), Image.Resampling.BILINEAR, box=scaled)
     return np.asarray(resized, dtype=np.uint8).transpose(2, 0, 1)

@@ -1,4 +1,4 @@
-"""Labelled images: scikit-learn's digits, or any image data set through `datasets`."""
+"""Labeled images: scikit-learn's digits, or any image data set through `datasets`."""
 
 import io
 from functools import cache
@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from largebatch.config.data import DigitsData, HubImages
-from largebatch.data.crops import Crop, centre_crop, inception_crop, padded_crop
+from largebatch.data.crops import Crop, center_crop, inception_crop, padded_crop
 from largebatch.data.hub import column
 from largebatch.data.source import Batch
 from largebatch.errors import DataError
@@ -18,15 +18,17 @@ from largebatch.order import Indices, derive_seed
 RANDOM_CROPS = {"inception_crop": inception_crop, "padded_crop": padded_crop}
 
 
-def normalise(pixels: torch.Tensor, data: DigitsData | HubImages, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """uint8 pixels as floats with the data set's mean removed, divided by its standard deviation, colour by colour."""
+def normalize_pixels(
+    pixels: torch.Tensor, data: DigitsData | HubImages, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """uint8 pixels as floats with the data set's mean removed, divided by its standard deviation, color by color."""
     mean, std = (data.mean, data.std) if isinstance(data, HubImages) else (DIGITS_MEAN, DIGITS_STD)
     return (pixels.to(dtype) - _of_255(mean, dtype, pixels.device)) / _of_255(std, dtype, pixels.device)
 
 
 @cache
 def _of_255(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """One number a colour, times 255; kept, because making it anew would wait for the device at each micro-batch."""
+    """One number a color, times 255; kept, because making it anew would wait for the device at each micro-batch."""
     return torch.tensor(values, dtype=dtype, device=device).view(1, -1, 1, 1) * 255
 
 
@@ -85,7 +87,7 @@ class HubImageSource:
     Args:
         dataset: One split, with the columns that the config names.
         config: The recipe's data section.
-        augmentation_seed: Seed of the random crops and mirroring; None is the centre crop.
+        augmentation_seed: Seed of the random crops and mirroring; None is the center crop.
     """
 
     def __init__(self, dataset: datasets.Dataset, config: HubImages, augmentation_seed: int | None):
@@ -136,6 +138,6 @@ class HubImageSource:
     def crop(self, image: Image.Image, index: int, epoch: int | None) -> Crop:
         """What the model sees of sample `index`; `epoch` is None for evaluation."""
         if self.augmentation_seed is None or epoch is None:
-            return Crop(centre_crop(image, self.config.image_size))
+            return Crop(center_crop(image, self.config.image_size))
         random = np.random.default_rng(derive_seed(self.augmentation_seed, "augmentation", epoch, index))
         return RANDOM_CROPS[self.config.train_augmentation](image, self.config.image_size, random)

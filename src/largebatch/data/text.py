@@ -24,7 +24,7 @@ from largebatch.order import Indices
 
 def hub_samples(data: HubText, tokenizer: Tokenizer) -> tuple[SampleSource, SampleSource]:
     """The documents that `datasets` finds, as samples of this tokenizer's tokens."""
-    train, evaluation = (tokenise(split, data, tokenizer) for split in open_splits(data))
+    train, evaluation = (tokenize(split, data, tokenizer) for split in open_splits(data))
     if data.samples == "documents":
         return _both(PaddedDocuments, data, ArrowDocuments(train), ArrowDocuments(evaluation))
     end_of_text = tokenizer.end_of_text if data.attention == "document" else None
@@ -41,10 +41,10 @@ def _both(
     )
 
 
-# --- tokenising ---------------------------------------------------------------------------------------------------
+# --- tokenizing ---------------------------------------------------------------------------------------------------
 
 
-def tokenise(dataset: datasets.Dataset, config: HubText, tokenizer: Tokenizer) -> datasets.Dataset:
+def tokenize(dataset: datasets.Dataset, config: HubText, tokenizer: Tokenizer) -> datasets.Dataset:
     """The documents' tokens in a column "input_ids"; `datasets` keeps the result in its cache on disk."""
     text_column = column(dataset, config.text_column, "text_column")
     width = "uint16" if tokenizer.vocab_size <= 2**16 else "int32"
@@ -54,7 +54,7 @@ def tokenise(dataset: datasets.Dataset, config: HubText, tokenizer: Tokenizer) -
         remove_columns=dataset.column_names,
         features=datasets.Features({"input_ids": datasets.List(datasets.Value(width))}),
         num_proc=config.num_workers or None,
-        desc="tokenising",
+        desc="tokenizing",
     )
 
 
@@ -76,7 +76,7 @@ class ArrayTokens:
 
 
 class ArrowTokens:
-    """The token lists of all documents of a tokenised data set as one stream, read from its memory-mapped files.
+    """The token lists of all documents of a tokenized data set as one stream, read from its memory-mapped files.
 
     Args:
         dataset: A data set with a column "input_ids", in its stored order.
@@ -183,7 +183,7 @@ def _positions_in_documents(is_last: torch.Tensor) -> torch.Tensor:
 
 
 class ArrowDocuments:
-    """The token lists of a tokenised data set, one by one.
+    """The token lists of a tokenized data set, one by one.
 
     Args:
         dataset: A data set with a column "input_ids".

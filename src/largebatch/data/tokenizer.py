@@ -15,7 +15,7 @@ class Tokenizer(Protocol):
     special_tokens: Sequence[int]
     """Tokens that stand for no text."""
     mask_token: int | None
-    """What hides others in masked language modelling; of bytes, one beyond them."""
+    """What hides others in masked language modeling; of bytes, one beyond them."""
 
     def encode(self, documents: list[str | None]) -> list[list[int]]: ...
 

@@ -101,7 +101,7 @@ class _Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if distribution is None:
             raise BackendMismatch(
                 f"the model's parameter {name} would begin with values that do not follow from its name: the last "
-                f"thing done to it in place, once its module has it, is {operation}; initialise it with one of "
+                f"thing done to it in place, once its module has it, is {operation}; initialize it with one of "
                 f"{', '.join(NOTED)}, as torch.nn.init does"
             )
         return distribution

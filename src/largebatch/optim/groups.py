@@ -41,7 +41,7 @@ def parameter_groups(
 def kind_of(module: nn.Module, name: str) -> ParameterKind | None:
     """The kind of the parameter `name` that `module` itself holds; None is an ordinary weight.
 
-    A norm's own bias is of the kind "norm". Normalisation layers outside torch are known by their class's name.
+    A norm's own bias is of the kind "norm". Normalization layers outside torch are known by their class's name.
     """
     if "Norm" in type(module).__name__:
         return "norm"

@@ -1,4 +1,4 @@
-"""The `RunPlan`: every number of the optimisation, decided once from the config and the number of processes.
+"""The `RunPlan`: every number of the optimization, decided once from the config and the number of processes.
 
 After it exists, nothing divides, scales or defaults again: backends receive numbers from it and are checked against it.
 """
@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from largebatch.batch import GlobalBatch, Length, Timeline, gradient_accumulation_steps
+from largebatch.batch import GlobalBatch, Length, Timeline, gradient_accumulation_steps, micro_steps
 from largebatch.config import RecipeConfig
 from largebatch.config.optimizers import WithScaledBetas, find_optimizer
 from largebatch.config.sections import BatchGrowth, LearningRate, StepDecay, WarmupStableDecay
@@ -67,7 +67,7 @@ class RunPlan:
     """Momentum, betas and the like, under torch's names, as this batch size needs them."""
     tuned_options: dict[str, Any]
     """The same as they were tuned, at `reference_batch_size`."""
-    moments: MomentRule
+    beta_scaling: MomentRule
     """What makes the one of the other."""
     weight_decay: float
     no_decay: tuple[str, ...]
@@ -103,7 +103,11 @@ class RunPlan:
 
     def micro_steps_of(self, batch: GlobalBatch) -> int:
         """The same, of a step's global batch."""
-        return -(-batch.size // (self.micro_batch_size * self.world_size))
+        return micro_steps(batch.size, self.micro_batch_size, self.world_size)
+
+    def accumulation_of(self, global_batch_size: int) -> int:
+        """Micro-batches per process per optimizer step while this batch size is in force."""
+        return gradient_accumulation_steps(global_batch_size, self.micro_batch_size, self.world_size)
 
     def lr_at(self, step: int) -> float:
         """The learning rate of a step."""
@@ -149,7 +153,7 @@ class RunPlan:
     @property
     def gradient_accumulation_steps(self) -> int:
         """Micro-batches per process per optimizer step of `global_batch_size`."""
-        return self.global_batch_size // (self.micro_batch_size * self.world_size)
+        return self.accumulation_of(self.global_batch_size)
 
     @property
     def peak_lr(self) -> float:
@@ -184,7 +188,7 @@ def _with_tuples(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def resolve(config: RecipeConfig, world_size: int) -> RunPlan:
-    """Decide the whole optimisation of a run.
+    """Decide the whole optimization of a run.
 
     Args:
         config: A validated recipe of any task.
@@ -195,22 +199,21 @@ def resolve(config: RecipeConfig, world_size: int) -> RunPlan:
     """
     type(config).with_optimizers()
     batch, rate, data = config.batch, config.learning_rate, config.data
-    for _, size in batch.sizes:
-        gradient_accumulation_steps(size, batch.micro_batch_size, world_size)
+    accumulation = max(gradient_accumulation_steps(size, batch.micro_batch_size, world_size) for _, size in batch.sizes)
     if config.compute.compile and config.model.uses_batch_norm:
-        _check_compiled_batch_norm(config, world_size)
-    timeline = Timeline.build(data.num_train_samples, batch.sizes, batch.last == "keep", data.tokens_per_sample)
+        _check_compiled_batch_norm(config, world_size, accumulation)
+    timeline = Timeline.build(data.num_train_samples, batch.sizes, not batch.drop_last, data.tokens_per_sample)
     total_steps = timeline.steps_in(config.train.duration.length)
     scaled_batch_size = batch.sizes[0][1] if isinstance(rate.decay, BatchGrowth) else None
     schedule = _schedule(rate, timeline, total_steps, scaled_batch_size)
     entry = find_optimizer(config.optimizer.name)
     tuned_options = config.optimizer.options
     optimizer_options = tuned_options
-    moments: MomentRule = "fixed"
+    beta_scaling: MomentRule = "fixed"
     if isinstance(config.optimizer, WithScaledBetas):
-        moments = config.optimizer.moments
+        beta_scaling = config.optimizer.beta_scaling
         betas, eps = scaled_moments(
-            moments, batch.sizes[0][1] / rate.reference_batch_size, config.optimizer.betas, config.optimizer.eps
+            beta_scaling, batch.sizes[0][1] / rate.reference_batch_size, config.optimizer.betas, config.optimizer.eps
         )
         optimizer_options = tuned_options | {"betas": betas, "eps": eps}
     return RunPlan(
@@ -234,14 +237,14 @@ def resolve(config: RecipeConfig, world_size: int) -> RunPlan:
         warmup_left_out=rate.warmup is not None and schedule.warmup == 0,
         schedule=schedule,
         uses_batch_norm=config.model.uses_batch_norm,
-        sync_batch_norm=config.model.synchronises_batch_norm,
+        sync_batch_norm=config.model.synchronizes_batch_norm,
         coupled_loss=config.couples_the_batch,
         optimizer=config.optimizer.name,
         optimizer_explanation=entry.explanation,
         layerwise=entry.needs == "norms of layers",
         optimizer_options=optimizer_options,
         tuned_options=tuned_options,
-        moments=moments,
+        beta_scaling=beta_scaling,
         weight_decay=config.optimizer.weight_decay,
         no_decay=tuple(config.optimizer.no_decay),
         clip_norm=config.optimizer.clip_norm,
@@ -257,16 +260,14 @@ def resolve(config: RecipeConfig, world_size: int) -> RunPlan:
     )
 
 
-def _check_compiled_batch_norm(config: RecipeConfig, world_size: int) -> None:
-    if config.model.synchronises_batch_norm and world_size > 1:
+def _check_compiled_batch_norm(config: RecipeConfig, world_size: int, accumulation: int) -> None:
+    if config.model.synchronizes_batch_norm and world_size > 1:
         raise ConfigError(
             [
                 "compute.compile: BatchNorm over all processes communicates in the midst of the blocks that would be "
                 "compiled; write false, or false as model.sync_batch_norm, which is another loss"
             ]
         )
-    per_pass = config.batch.micro_batch_size * world_size
-    accumulation = max(size for _, size in config.batch.sizes) // per_pass
     if accumulation > 1:
         raise ConfigError(
             [

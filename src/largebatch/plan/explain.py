@@ -66,7 +66,7 @@ def _batch(plan: RunPlan) -> list[str]:
 
 
 def _division(plan: RunPlan, global_batch_size: int) -> str:
-    accumulation = global_batch_size // (plan.micro_batch_size * plan.world_size)
+    accumulation = plan.accumulation_of(global_batch_size)
     return (
         f"{counted(global_batch_size, 'sample')} per optimizer step = {plan.micro_batch_size:,} per micro-batch "
         f"x {accumulation:,} accumulated x {counted(plan.world_size, 'process', 'processes')}"
@@ -96,13 +96,13 @@ def _loss(plan: RunPlan) -> list[str]:
         ]
     if plan.sync_batch_norm:
         lines += [
-            "BatchNorm normalises over the micro-batches of all processes together, micro_batch_size x world_size =",
+            "BatchNorm normalizes over the micro-batches of all processes together, micro_batch_size x world_size =",
             f"{plan.micro_batch_size:,} x {plan.world_size:,} = {plan.micro_batch_size * plan.world_size:,} samples: "
             "another product is another loss",
         ]
     elif plan.uses_batch_norm:
         lines.append(
-            f"BatchNorm normalises each micro-batch of {plan.micro_batch_size:,} on its own: another "
+            f"BatchNorm normalizes each micro-batch of {plan.micro_batch_size:,} on its own: another "
             "micro_batch_size is another loss"
         )
     return lines
@@ -222,7 +222,7 @@ def _optimizer(plan: RunPlan) -> list[str]:
     if plan.optimizer_options != plan.tuned_options:
         lines.append(
             f"{_options(plan.tuned_options)} were tuned at batch {plan.reference_batch_size:,}; "
-            + MOMENT_RULES[plan.moments]
+            + MOMENT_RULES[plan.beta_scaling]
         )
     return [*lines, f"{clipping}; {master}; seed {plan.seed}"]
 

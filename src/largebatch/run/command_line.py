@@ -41,7 +41,7 @@ def parse_command_line(config_class: type[Config], arguments: Sequence[str] | No
     """The recipe's validated config, and the options of the run; ConfigError has all problems at once.
 
     `--config FILE` is required; `--run-dir DIR` is runs/<name of FILE> by default; `--resume` is auto, none or the path
-    of a checkpoint; `--resume.allow_change FIELD,…` names what may differ from it. Every other option overrides a field
+    of a checkpoint; `--allow-change FIELD,…` names what may differ from it. Every other option overrides a field
     of the config: `--batch.global_batch_size 512`.
     """
     parser = argparse.ArgumentParser(
@@ -59,7 +59,7 @@ def parse_command_line(config_class: type[Config], arguments: Sequence[str] | No
         "over; or the folder of a checkpoint",
     )
     parser.add_argument(
-        "--resume.allow_change",
+        "--allow-change",
         dest="allow_change",
         action="append",
         default=[],

@@ -152,7 +152,7 @@ class Record:
         for reason in start.skipped:
             self._say(f"WARNING: a checkpoint is not used: {reason}")
         for change in start.changes:
-            self._say(f"WARNING: changed, as --resume.allow_change says: {change}")
+            self._say(f"WARNING: changed, as --allow-change says: {change}")
         if start.checkpoint is not None:
             self._say(f"  {'Resume':<14}after step {start.step:,}, from {start.checkpoint}")
         self.event(

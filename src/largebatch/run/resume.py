@@ -25,7 +25,7 @@ FREE = (
     "faults",
     "compute",
     "logging",
-    "neighbours",
+    "neighbors",
     "debug_model",
 )
 MOST_DIFFERENCES = 20
@@ -172,7 +172,7 @@ def differences(recorded: Mapping[str, Any], config: RecipeConfig) -> dict[str, 
     free = set(FREE)
     model = config.model
     # Synchronized BatchNorm depends on the product with the number of processes; see `_split`.
-    per_micro_batch = model.uses_batch_norm and not model.synchronises_batch_norm
+    per_micro_batch = model.uses_batch_norm and not model.synchronizes_batch_norm
     if not (per_micro_batch or model.uses_dropout):
         free.add("batch.micro_batch_size")
     return {
@@ -228,7 +228,7 @@ def _refuse(lines: Sequence[str], what: str, allow_change: Sequence[str], in_fol
     text = "\n".join(shown)
     raise UserError(
         f"{what}, and resuming would train something else:\n{text}\n"
-        f"{others} --resume.allow_change {fields} resumes with the change"
+        f"{others} --allow-change {fields} resumes with the change"
     )
 
 
@@ -236,6 +236,4 @@ def _check_fields_exist(allow_change: Sequence[str], config: RecipeConfig) -> No
     known = flatten(as_json(config))
     for name in allow_change:
         if not any(_is_within(field, [name]) for field in known):
-            raise UserError(
-                f"--resume.allow_change: the recipe has no field {name}; write one such as optimizer.clip_norm"
-            )
+            raise UserError(f"--allow-change: the recipe has no field {name}; write one such as optimizer.clip_norm")

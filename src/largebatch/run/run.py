@@ -21,7 +21,7 @@ from largebatch.config.models import LargeModel
 from largebatch.data.loading import check_size
 from largebatch.data.source import Batch, SampleSource
 from largebatch.errors import TrainingFailed, UserError
-from largebatch.flops import utilisation_of
+from largebatch.flops import utilization_of
 from largebatch.initialization.building import build_without_weights
 from largebatch.initialization.drawn import DrawnWeights
 from largebatch.initialization.setting import StartingWeights, set_weights
@@ -174,9 +174,9 @@ class Run(Generic[Config]):
                 checkpoint_activations(model)
         # Before the strategy changes the model's class.
         description = model_config(model)
-        utilisation = utilisation_of(self.config, model, self.backend.device, self.plan.world_size)
-        if utilisation.at(0) is not None:
-            self._print(f"  {'MFU':<14}{utilisation.convention}")
+        utilization = utilization_of(self.config, model, self.backend.device, self.plan.world_size)
+        if utilization.at(0) is not None:
+            self._print(f"  {'MFU':<14}{utilization.convention}")
         expected = expect(self.plan, self.backend.launch, optimizer)
         prepared = self.backend.prepare(model, optimizer)
         with self.backend.raise_on_all_ranks():
@@ -192,7 +192,7 @@ class Run(Generic[Config]):
         elif self._starting_weights is not None:
             with self.backend.raise_on_all_ranks():
                 set_weights(self.backend, self._starting_weights)
-        metrics = StepMetrics(self.backend, utilisation)
+        metrics = StepMetrics(self.backend, utilization)
         self._training = Training(
             self.config, self.backend, self.folder, self._start, self._recipe, description, metrics
         )

@@ -67,7 +67,7 @@ def add_accelerate_configs(parser: argparse.ArgumentParser) -> None:
 
 def add_options_of_a_run(parser: argparse.ArgumentParser) -> None:
     """Accept the options of a run, so that its command line can be given as it is; they change nothing."""
-    for name in ("--run-dir", "--resume", "--resume.allow_change"):
+    for name in ("--run-dir", "--resume", "--allow-change"):
         parser.add_argument(name, help=argparse.SUPPRESS)
 
 

@@ -51,7 +51,7 @@ def train_tokenizer(config: "RecipeConfig", vocab_size: int, out: Path) -> int:
     """Train a tokenizer on all documents of a recipe's training split, and save it as `data.tokenizer` takes it.
 
     Any text can be written in it, for every byte is a token. It has an end of text, and a mask for masked language
-    modelling; `data.tokenizer` of the recipe is not read.
+    modeling; `data.tokenizer` of the recipe is not read.
 
     Args:
         config: The recipe, of a task that trains on documents, with `data.source` "datasets".

@@ -56,7 +56,7 @@ class WithBetas(OptimizerSection):
 class WithScaledBetas(WithBetas):
     """One whose betas and eps may follow the batch size."""
 
-    moments: MomentRule = "fixed"
+    beta_scaling: MomentRule = "fixed"
     """How betas and eps follow the batch size, which is k times `learning_rate.reference_batch_size`, where they were
     tuned. "fixed": not. "half_life": the second beta is taken to the power k, so that its half-life in samples stays
     (Marek et al. 2025, arXiv 2507.07101). "sde": each beta becomes 1 - k (1 - beta), and eps is divided by the square
@@ -64,4 +64,4 @@ class WithScaledBetas(WithBetas):
 
     @property
     def options(self) -> dict[str, Any]:
-        return self.model_dump(exclude={*OptimizerSection.model_fields, "moments"})
+        return self.model_dump(exclude={*OptimizerSection.model_fields, "beta_scaling"})

@@ -50,7 +50,7 @@ def recipe_findings(path: Path, overrides: Sequence[str] = ()) -> Iterator[Findi
 
 
 def deepspeed_findings(path: Path) -> Iterator[Finding]:
-    """What in a DeepSpeed JSON contradicts that the recipe alone decides the optimisation.
+    """What in a DeepSpeed JSON contradicts that the recipe alone decides the optimization.
 
     Raises:
         UserError: It cannot be read.

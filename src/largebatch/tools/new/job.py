@@ -127,7 +127,7 @@ class BundledJob:
         """The command that compares strategies on a laptop."""
         tiny = " --tiny-data" if tiny_data_overrides(self.config) else ""
         # A small model enlarges the rounding of BatchNorm's sums over processes to what bf16 cannot tell from errors.
-        finer = " --precision fp32" if tiny and self.config.model.synchronises_batch_norm else ""
+        finer = " --precision fp32" if tiny and self.config.model.synchronizes_batch_norm else ""
         return f"largebatch verify {self.recipe}{tiny} --world-sizes 2 --steps 5{finer}"
 
     @property

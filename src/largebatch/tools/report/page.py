@@ -88,7 +88,7 @@ def _notes(runs: Sequence[ReportedRun]) -> str:
         elif run.summary.get("attempts", 1) > 1:
             about.setdefault("rates are means over the last attempt", []).append(run.name)
         if run.summary.get("mfu_convention"):
-            about.setdefault(f"model FLOPs utilisation: {run.summary['mfu_convention']}", []).append(run.name)
+            about.setdefault(f"model FLOPs utilization: {run.summary['mfu_convention']}", []).append(run.name)
     shown = ""
     for note, names in about.items():
         whose = "all runs" if len(names) == len(runs) > 1 else ", ".join(names)

@@ -82,7 +82,7 @@ def panels_of(runs: Sequence[ReportedRun]) -> list[Panel]:
         _panel(runs, "grad_norm", "Gradient norm", "global norm before clipping", may_be_logarithmic=True),
         _panel(runs, "samples_per_second", "Throughput", "samples per second", from_zero=True),
         _panel(runs, "tokens_per_second", "Throughput in tokens", "tokens per second", from_zero=True),
-        _panel(runs, "mfu", "Model FLOPs utilisation", "% of the devices' peak", factor=100.0, from_zero=True),
+        _panel(runs, "mfu", "Model FLOPs utilization", "% of the devices' peak", factor=100.0, from_zero=True),
     ]
     if grows:
         panels.append(_panel(runs, "global_batch_size", "Global batch size", "samples per step", from_zero=True))

@@ -1,6 +1,6 @@
-"""Drawing with matplotlib: SVG whose colours and fonts are the page's, and PNGs that stand alone.
+"""Drawing with matplotlib: SVG whose colors and fonts are the page's, and PNGs that stand alone.
 
-Colours are those of the light page. In SVG each becomes a CSS variable, so that the page can give it another value in
+Colors are those of the light page. In SVG each becomes a CSS variable, so that the page can give it another value in
 the dark; `page.css` has both. Text stays text, one user unit a pixel where the plot is `WIDTH` pixels wide.
 """
 
@@ -70,8 +70,8 @@ def svg(panel: Panel, runs: Sequence[ReportedRun], axis: str, label: str, prefix
     body = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", body)
     # To a hundredth of a pixel.
     body = re.sub(r'\bd="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), body)
-    for colour, variable in VARIABLES.items():
-        body = body.replace(colour, f"var(--{variable})")
+    for color, variable in VARIABLES.items():
+        body = body.replace(color, f"var(--{variable})")
     return f'<svg class="by-{axis}" role="img" aria-label="{label}" viewBox="0 0 {WIDTH} {height}">{body}'
 
 
@@ -116,14 +116,14 @@ def _curves(series: Series, axis: str, num_runs: int) -> Iterator[Line2D]:
     """A run's curve; of a long run its means, before a fainter curve through the extremes."""
     style = style_of(series.run)
     if series.means is not None:
-        extremes = Line2D(*_places(series.drawn, axis), color=style.colour, linewidth=1.0, alpha=0.35, zorder=1.8)
+        extremes = Line2D(*_places(series.drawn, axis), color=style.color, linewidth=1.0, alpha=0.35, zorder=1.8)
         extremes.set_gid(f"extremes-{series.run}")
         yield extremes
     curve = series.means or series.drawn
     few = len(curve.values) <= MANY
     line = Line2D(
         *_places(curve, axis),
-        color=style.colour,
+        color=style.color,
         linewidth=1.5,
         # One run needs no symbols to be told from others, but a single point is nothing without one.
         marker=style.symbol if few or num_runs > 1 else "None",
@@ -169,18 +169,18 @@ def _add_marks(curves: Axes, strip: Axes, runs: Sequence[ReportedRun], kinds: Se
     strip.yaxis.set_visible(False)
     strip.spines["left"].set_visible(False)
     for number, run in enumerate(runs):
-        colour = style_of(number).colour
+        color = style_of(number).color
         for event in events_of(run):
             if event.kind not in kinds:
                 continue
             place = event.step if axis == "step" else run.samples_at(event.step)
             row = kinds.index(event.kind)
             (mark,) = strip.plot(
-                [place], [row], color=colour, marker=MARKS[event.kind], markersize=8, linestyle="None", clip_on=False
+                [place], [row], color=color, marker=MARKS[event.kind], markersize=8, linestyle="None", clip_on=False
             )
             mark.set_gid(f"{event.kind}-{number}-{event.step}")
             for axes in (curves, strip):
-                axes.axvline(place, color=colour, linewidth=0.8, alpha=0.45, zorder=1.5)
+                axes.axvline(place, color=color, linewidth=0.8, alpha=0.45, zorder=1.5)
 
 
 def marked_kinds(runs: Sequence[ReportedRun]) -> list[str]:
@@ -193,7 +193,7 @@ def _add_legend(figure: Figure, panel: Panel, runs: Sequence[ReportedRun]) -> No
     lines = []
     for series in panel.series:
         style = style_of(series.run)
-        line = Line2D([], [], color=style.colour, marker=style.symbol, markersize=5)
+        line = Line2D([], [], color=style.color, marker=style.symbol, markersize=5)
         if style.dashes:
             line.set_dashes(style.dashes)
         lines.append((line, runs[series.run].name))

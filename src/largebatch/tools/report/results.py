@@ -40,7 +40,7 @@ def result_rows(runs: Sequence[ReportedRun]) -> list[Row]:
         ("time in training", [_duration(run) for run in runs]),
         ("samples per second, mean", [_mean_rate(run, "samples_per_second") for run in runs]),
         ("tokens per second, mean", [_mean_rate(run, "tokens_per_second") for run in runs]),
-        ("model FLOPs utilisation, mean", [_utilisation(run) for run in runs]),
+        ("model FLOPs utilization, mean", [_utilization(run) for run in runs]),
         ("starts", [_count(len(run.starts)) for run in runs]),
         ("steps that were not finite", [_count(_kinds(run, "skipped")) for run in runs]),
         ("checkpoints not written", [_count(_kinds(run, "checkpoint_failed")) for run in runs]),
@@ -128,7 +128,7 @@ def _mean_rate(run: ReportedRun, name: str) -> str:
     return NONE if value is None else f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
 
 
-def _utilisation(run: ReportedRun) -> str:
+def _utilization(run: ReportedRun) -> str:
     value = run.summary.get("mfu")
     return NONE if value is None else f"{value:.1%}"
 

@@ -1,6 +1,6 @@
-"""Colours, dashes and symbols, for plots and for the page's legend alike.
+"""Colors, dashes and symbols, for plots and for the page's legend alike.
 
-Neighbouring runs differ in colour, dashes and symbol, so that they can be told apart without seeing colours. Colours of
+Neighboring runs differ in color, dashes and symbol, so that they can be told apart without seeing colors. Colors of
 graphics have a contrast of at least 3 to the page, in the light and in the dark, and text of at least 4.5 (WCAG 2.2).
 """
 
@@ -13,9 +13,9 @@ Shape = list[tuple[float, float]]
 INK, MUTED, RULE = "#1b1f24", "#59636e", "#d9dee3"
 COLOURS = ["#0068a8", "#c04a00", "#00784f", "#a0307a", "#7a5c00", "#5c5f66"]
 VARIABLES = {INK: "ink", MUTED: "muted", RULE: "rule"} | {
-    colour: f"run-{number}" for number, colour in enumerate(COLOURS)
+    color: f"run-{number}" for number, color in enumerate(COLOURS)
 }
-"""What the page's style sheet calls each colour."""
+"""What the page's style sheet calls each color."""
 DASHES: list[tuple[float, ...]] = [(), (6, 2), (2, 1.5), (7, 2, 2, 2)]
 
 
@@ -47,7 +47,7 @@ class Style:
     """How a run is drawn; see the lists above."""
 
     number: int
-    colour: str
+    color: str
     dashes: tuple[float, ...]
     symbol: Shape
 

@@ -16,7 +16,7 @@ from largebatch.tools.lint.job import SCRIPTS, CommandLine, Job, read_job
 from largebatch.tools.lint.project import RECIPES, lint_files
 from largebatch.tools.lint.sbatch import log_path, read_options
 
-RUN_OPTIONS = {"resume"}
+RUN_OPTIONS = {"resume", "allow-change"}
 
 
 def submit(options: argparse.Namespace) -> bool:

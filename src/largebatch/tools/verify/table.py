@@ -95,7 +95,7 @@ def verify(options: argparse.Namespace) -> bool:
 
 def _choose_device(processes: int) -> bool:
     """Whether there are GPUs enough for the largest job; if not, hide them, before anything has looked for them."""
-    # The server that jobs are forked from must not initialise CUDA, which cannot be forked: torch counts by NVML then.
+    # The server that jobs are forked from must not initialize CUDA, which cannot be forked: torch counts by NVML then.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     # As torchrun does for several processes.
     os.environ.setdefault("OMP_NUM_THREADS", "1")

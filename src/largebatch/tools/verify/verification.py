@@ -86,7 +86,7 @@ CLEAR = Differences(loss=1e-3, grad_norm=1e-2, lr=0.0, parameters=1e-2, evaluati
 def limits_with(rounding: Differences, tolerance: float, *, sums_within_the_model: bool) -> Differences:
     """The limits of a recipe that enlarges rounding, column by column.
 
-    Nothing has enlarged that of the first step, unless the model itself sums over processes, as synchronised BatchNorm
+    Nothing has enlarged that of the first step, unless the model itself sums over processes, as synchronized BatchNorm
     does: then activations are rounded otherwise, and the layers behind them enlarge it.
     """
     usual = usual_limits(tolerance)
@@ -148,7 +148,7 @@ class Verification:
     def reference_for(self, combination: Combination) -> Combination:
         """One process, which must have the same micro-batches only where they are part of the loss."""
         model = self._config.model
-        if model.synchronises_batch_norm:
+        if model.synchronizes_batch_norm:
             return Combination(SINGLE.name, 1, combination.micro_batch_size * combination.world_size)
         if model.uses_batch_norm or model.uses_dropout:
             return Combination(SINGLE.name, 1, combination.micro_batch_size)
@@ -192,8 +192,8 @@ class Verification:
             return Row(combination, "agrees", seconds, differences)
         # What is more than rounding usually makes may still be rounding, which some recipes enlarge with every step.
         rounding = self._rounding(reference)
-        synchronised = self._config.model.synchronises_batch_norm
-        if not differences.within(limits_with(rounding, self.tolerance, sums_within_the_model=synchronised)):
+        synchronized = self._config.model.synchronizes_batch_norm
+        if not differences.within(limits_with(rounding, self.tolerance, sums_within_the_model=synchronized)):
             return Row(combination, "differs", seconds, differences)
         makes = ", ".join(
             f"{name.replace('_', ' ')} {value:.1e}" for name, value in dataclasses.asdict(rounding).items() if value
