@@ -12,8 +12,8 @@ from largebatch.task_folders import folder_of, import_from, owner_of, package_of
 PROGRAM = """
 from largebatch.task_folders import run_script
 
-if __name__ == "__main__" and __spec__ is None:
-    run_script(__file__)
+if __name__ == "__main__":
+    run_script(__file__, __spec__)
 
 import multiprocessing
 import sys
@@ -103,6 +103,18 @@ def test_a_script_is_a_module_of_its_folder_in_processes_too(method, folder, tmp
     )
     assert run.stdout == "Thing(value=9) library ['--words', 'as given'] __main__\n", run.stderr
     assert run.stderr == ""
+
+
+@pytest.mark.parametrize("how", ["-m cProfile -o profile train.py", "-m train", "link.py", "elsewhere/train.py"])
+def test_a_script_that_is_started_otherwise(how, folder):
+    (folder / "train.py").write_text(PROGRAM.replace("import config ", "#").replace("config.NAME", "sys.argv[2]"))
+    (folder / "link.py").symlink_to("train.py")
+    (folder / "elsewhere").mkdir()
+    (folder / "elsewhere/train.py").symlink_to("../train.py")
+    run = subprocess.run(
+        [sys.executable, *how.split(), "fork", "x"], capture_output=True, text=True, check=False, cwd=folder
+    )
+    assert run.stdout.startswith("Thing(value=9) x"), run.stderr
 
 
 def test_a_folder_that_is_not_there():

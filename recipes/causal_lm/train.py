@@ -13,9 +13,8 @@ llama_8b.json    Llama 8B on 168B tokens at batch 4M tokens, after Llama 3 (2407
 
 from largebatch.task_folders import run_script
 
-if __name__ == "__main__" and __spec__ is None:
-    # Started as a script: run again as a module of this folder's package, whose modules are imported below.
-    run_script(__file__)
+if __name__ == "__main__":
+    run_script(__file__, __spec__)  # as a module of this folder's package, whose modules are imported below
 
 import torch
 

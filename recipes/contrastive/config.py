@@ -101,6 +101,8 @@ class Config(RecipeConfig):
     loss: NtXent
     neighbors: Neighbors = Neighbors()
 
+    free_on_resume = ("neighbors",)
+
     @property
     def couples_the_batch(self) -> bool:
         return True

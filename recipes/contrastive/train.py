@@ -9,9 +9,8 @@ simclr_resnet50_4k.json    ResNet-50 on ImageNet at batch 4,096 with LARS, as in
 
 from largebatch.task_folders import run_script
 
-if __name__ == "__main__" and __spec__ is None:
-    # Started as a script: run again as a module of this folder's package, whose modules are imported below.
-    run_script(__file__)
+if __name__ == "__main__":
+    run_script(__file__, __spec__)  # as a module of this folder's package, whose modules are imported below
 
 import torch
 from torch import nn

@@ -15,9 +15,8 @@ vit_s16_imagenet.json       ViT-S/16 on ImageNet at batch 4,096, with AdamW: 8 G
 
 from largebatch.task_folders import run_script
 
-if __name__ == "__main__" and __spec__ is None:
-    # Started as a script: run again as a module of this folder's package, whose modules are imported below.
-    run_script(__file__)
+if __name__ == "__main__":
+    run_script(__file__, __spec__)  # as a module of this folder's package, whose modules are imported below
 
 import torch
 from torch.nn.functional import cross_entropy

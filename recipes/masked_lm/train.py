@@ -10,9 +10,8 @@ bert_large_32k_512.json   its weights, blocks of 512 tokens at batch 32,768, the
 
 from largebatch.task_folders import run_script
 
-if __name__ == "__main__" and __spec__ is None:
-    # Started as a script: run again as a module of this folder's package, whose modules are imported below.
-    run_script(__file__)
+if __name__ == "__main__":
+    run_script(__file__, __spec__)  # as a module of this folder's package, whose modules are imported below
 
 from torch.nn.functional import cross_entropy
 

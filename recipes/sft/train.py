@@ -9,9 +9,8 @@ sft_qwen_gsm8k.json    Qwen2.5 0.5B on the 7,473 questions of GSM8K: one GPU, or
 
 from largebatch.task_folders import run_script
 
-if __name__ == "__main__" and __spec__ is None:
-    # Started as a script: run again as a module of this folder's package, whose modules are imported below.
-    run_script(__file__)
+if __name__ == "__main__":
+    run_script(__file__, __spec__)  # as a module of this folder's package, whose modules are imported below
 
 import torch
 from torch.nn.functional import cross_entropy

@@ -4,6 +4,7 @@ import importlib
 from typing import Any
 
 from largebatch.errors import UserError
+from largebatch.task_folders import folder_of, owner_of
 
 
 def load_named(name: str) -> Any:
@@ -18,6 +19,13 @@ def load_named(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
-        raise UserError(f'"{name}" names the module {error.name}, which cannot be imported') from error
+        owner = owner_of(module)
+        # Not the folder's package, whose name nobody has written.
+        what = (
+            f"the module {error.name}"
+            if owner is None
+            else f"{module.removeprefix(owner)[1:]}.py in {folder_of(owner)}"
+        )
+        raise UserError(f'"{name.removeprefix(f"{owner}.")}" names {what}, which cannot be imported') from error
     except AttributeError as error:
         raise UserError(f'"{name}": the module {module} has no {attribute}; write "module:function"') from error

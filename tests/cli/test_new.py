@@ -173,7 +173,7 @@ def test_an_empty_folder_is_used(place, tmp_path, monkeypatch):
         (
             "x",
             ["--task=Tide tables"],
-            "--task Tide tables: this is the name of a folder and a recipe; write small letters",
+            "--task Tide tables: this is the name of a folder beside",
         ),
         ("x", ["--task=../x"], "--task ../x: this is the name of a folder"),
         ("x", ["--task=tides", "--strategy=zero4"], "--strategy zero4: no such strategy, did you mean zero3?"),

@@ -7,7 +7,7 @@ import pytest
 import tasks
 from largebatch.config import load_config
 from largebatch.errors import ConfigError
-from paths import DIGITS, IMAGENET, PYDOC, RECIPES, VIT_DIGITS
+from paths import DIGITS, IMAGENET, PYDOC, RECIPES, ROOT, VIT_DIGITS
 
 CausalLMConfig = tasks.module("causal_lm", "config").Config
 ImageClassificationConfig = tasks.module("image_classification", "config").Config
@@ -262,11 +262,14 @@ HEAD = "from largebatch.config import RecipeConfig\n\nclass Config(RecipeConfig)
         ("from .missing import x\n", ":1: ModuleNotFoundError: No module named "),
         ("Config = 5\n", ": has no class Config(RecipeConfig); write one, as docs/tasks.md says"),
         ("class Config:\n    pass\n", ": has no class Config(RecipeConfig)"),
+        (f"{HEAD}    pass\n", ": data is Data; write a subclass of largebatch.config.data.Data"),
+        ("from largebatch.config import RecipeConfig as Config\n", ": its Config is that of largebatch.config.recipe"),
+        ("raise SystemExit(0)\n", ":1: SystemExit: 0"),
         (f"{HEAD}    x: y\n", ":4: NameError: name 'y' is not defined"),
         (f"{HEAD}    data: 'Nothing'\n", ": PydanticUndefinedAnnotation: name 'Nothing' is not defined"),
         (
             f"{HEAD}    data: int\n",
-            ": TypeError: the type of data, int, is not a subclass of largebatch.config.data.Data",
+            ": data is int; write a subclass of largebatch.config.data.Data, or a union of such",
         ),
     ],
 )
@@ -283,6 +286,51 @@ def test_an_error_inside_of_a_module_that_config_py_imports(tmp_path):
     (folder / "sections.py").write_text("\nx = 1 / 0\n")
     (problem,) = problems_of(recipe=folder / "gpt_pydoc.json")
     assert problem == f"{folder}/sections.py:2: ZeroDivisionError: division by zero"
+
+
+def with_check(tmp_path, lines):
+    """A copy of the task of GPT's recipe, with one more check."""
+    folder = tasks.copy("causal_lm", tmp_path)
+    text = (folder / "config.py").read_text()
+    (folder / "config.py").write_text(f"{text}\n    @check\n    def _own(self) -> Iterator[str]:\n        {lines}\n")
+    return folder / "gpt_pydoc.json"
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("return 'model: wrong'", "config.py: Config._own returned 'model: wrong'; a check yields its problems"),
+        ("pass", "config.py: Config._own returned None; a check yields its problems"),
+        ("yield from self.nothing", "AttributeError: 'Config' object has no attribute 'nothing'"),
+    ],
+)
+def test_checks_that_are_wrong_themselves(lines, words, tmp_path):
+    problem = problem_of(recipe=with_check(tmp_path, lines))
+    assert words in problem
+    assert "Traceback" not in problem
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "count"),
+    [
+        # The ViT's section is wrong, and a ResNet's has BatchNorm.
+        ("image_classification/vit_digits", ["--model.patch_sise=16", "--batch.drop_last=false"], 1),
+        # The digits' section has a default for the number of samples, and the hub's has none.
+        ("image_classification/resnet50_imagenet_8k", ['--data={"source": "datasets", "image_size": 224}'], 7),
+        ("causal_lm/llama_pydoc", ["--model.foo=1", "--precision=fp64"], 2),
+        # Refused by a validator of the field.
+        ("sft/sft_qwen_gsm8k", ["--data.prompt=none", "--data.block_size=0"], 2),
+        # Valid field by field, and wrong together, so that nothing is said of the batch sizes.
+        (
+            "causal_lm/gpt_pydoc",
+            ['--batch.global_batch_size={"start": 8, "end": 60, "increment": 7, "over": {"steps": 9}}'],
+            1,
+        ),
+    ],
+)
+def test_no_problem_is_made_up_and_none_is_missed(recipe, overrides, count):
+    problems = problems_of(*overrides, recipe=ROOT / f"recipes/{recipe}.json")
+    assert len(problems) == count, problems
 
 
 def test_problems_are_told_whatever_a_check_makes_of_them(tmp_path):

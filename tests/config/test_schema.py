@@ -36,6 +36,8 @@ def test_what_is_stale_is_told(tmp_path, capsys):
     assert main(["schema", str(folder), str(tmp_path)]) == 0
     assert main(["schema", "--check", str(folder)]) == 0
     assert main(["schema", str(tmp_path)]) == 2
+    assert main(["schema", "--check", str(folder), str(tmp_path / "nowhere")]) == 2
+    assert main(["schema", "--check", str(tmp_path), str(tmp_path)]) == 2
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)

@@ -21,7 +21,7 @@ from largebatch.plan import RunPlan, explain, resolve
 from largebatch.plan.model_shape import Strategy, ZeroSettings
 from largebatch.plan.model_states import model_states, optimizer_states
 from largebatch.plan.strategies import SINGLE, STRATEGIES, find_strategy
-from largebatch.task_folders import import_from
+from largebatch.task_folders import folder_of, import_from, package_of
 from largebatch.tools.command_line import main
 from largebatch.tools.schema import recipe_schema
 from largebatch.tools.verify.launch import find_accelerate_configs
@@ -102,8 +102,11 @@ def test_a_changed_copy_of_a_task_has_its_own(own, tmp_path):
     copy = write_own_task(tmp_path / "copy")
     config = copy.with_name("config.py")
     config.write_text(config.read_text().replace("beta: BelowOne = 0.9", "beta: BelowOne = 0.8"))
-    betas = {recipe: resolve(load_config(recipe, SOFTSIGN), 2).optimizer_options["beta"] for recipe in (own, copy, own)}
-    assert betas == {own: 0.9, copy: 0.8}
+    plans = [resolve(load_config(recipe, SOFTSIGN), 2) for recipe in (own, copy)]
+    load_config(PYDOC)
+    assert [plan.optimizer_options["beta"] for plan in plans] == [0.9, 0.8]
+    modules = [find_optimizer(plan.optimizer, plan.optimizer_owner).section.__module__ for plan in plans]
+    assert [folder_of(module) for module in modules] == [own.parent, copy.parent]
 
 
 def test_a_name_is_registered_once(own):
@@ -144,6 +147,11 @@ def test_unknown_names():
 def test_constructors_that_are_not_there(name, words):
     with pytest.raises(UserError, match=words):
         load_named(name)
+
+
+def test_a_constructor_that_is_not_in_the_task(own):
+    with pytest.raises(UserError, match=rf'"soft:Sign" names soft\.py in {own.parent}, which cannot be imported'):
+        load_named(f"{package_of(own.parent)}.soft:Sign")
 
 
 def test_what_entries_name_is_there():

@@ -2,8 +2,8 @@
 
 from largebatch.task_folders import run_script
 
-if __name__ == "__main__" and __spec__ is None:
-    run_script(__file__)
+if __name__ == "__main__":
+    run_script(__file__, __spec__)
 
 from torch.nn.functional import cross_entropy
 

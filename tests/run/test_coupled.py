@@ -255,6 +255,8 @@ def loop_with(mistake: str, run_dir) -> str:
     from largebatch.run import Run, RunOptions
 
     config = load_config(SIMCLR, (*SMALL, "--logging.trackers=[]"), ContrastiveConfig)
+    if mistake == "not declared":
+        ContrastiveConfig.couples_the_batch = False
     run = Run(config, RunOptions(run_dir))
     train_set, _ = run.load(view_sources)
     model = tasks.build_model(SIMCLR)(config)
@@ -304,6 +306,7 @@ def loop_with(mistake: str, run_dir) -> str:
     [
         ("none", "no error"),
         ("no gather", "step.couple was called without step.gather"),
+        ("not declared", "let couples_the_batch of Config in config.py return True"),
         ("gathered twice", "step.gather was called twice"),
         ("a row a view", "features with one row per sample, of 8 samples; given shape (16, 16)"),
         ("a trained temperature", "the loss depends on a trained tensor of shape (16, 1, 3, 3) besides the features"),

@@ -32,6 +32,7 @@ def test_config_and_plan_are_written_and_the_config_can_be_run_again(tmp_path):
     assert created(tmp_path / "run") is None
     written = json.loads((tmp_path / "run/config.json").read_text())
     expected = load_config(DIGITS, ["--$schema=null"])
+    assert written.pop("task") == "image_classification"
     assert validate(written, type(expected)) == expected
     assert json.loads((tmp_path / "run/plan.json").read_text())["global_batch_size"] == 64
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import tasks
 from jobs import JobFailed, run_job, train
 from largebatch.config import as_json, load_config
 from largebatch.run.resume import differences
@@ -114,6 +115,15 @@ def test_the_folder_of_a_run_is_no_checkpoint_but_has_some(run, folder):
     report = resume(run_dir, words, "--resume", str(run_dir / folder))
     assert "is not a checkpoint; it contains some: write one, such as " in report
     assert "step_00000004" in report
+
+
+@pytest.mark.slow
+def test_a_task_of_another_name_is_another_recipe(run, tmp_path):
+    run_dir, words = run
+    other = tasks.copy("causal_lm", tmp_path).rename(tmp_path / "other_lm") / PYDOC.name
+    arguments = {"strategy": "single", "world_size": 1, "recipe": other}
+    assert 'task: "causal_lm" in the checkpoint, "other_lm" now' in run_interrupted(run_dir, words, **arguments)
+    assert run_interrupted(run_dir, (*words, "--allow-change", "task"), **arguments) is None
 
 
 @pytest.mark.slow

@@ -191,7 +191,7 @@ def split_state(
     Raises:
         BackendMismatch: One is not what the plan's optimizer declares.
     """
-    declared = find_optimizer(plan.optimizer).states(plan.optimizer_options, tuple(like.shape))
+    declared = find_optimizer(plan.optimizer, plan.optimizer_owner).states(plan.optimizer_options, tuple(like.shape))
     if state and (unkept := declared.keys() - state.keys()):
         raise BackendMismatch(
             f"the optimizer keeps no state {min(unkept)!r} of {owner}, which its entry declares; correct `states` in "

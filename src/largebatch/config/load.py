@@ -1,23 +1,20 @@
 """Reading a recipe: JSON plus overrides, validated as a whole, every problem reported at once."""
 
+import inspect
 import json
 import re
-import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from copy import copy
-from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast, get_args
+from typing import Any, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from largebatch.config.data import Data
-from largebatch.config.models import Model
+from largebatch.config.partial import valid_part
 from largebatch.config.recipe import RecipeConfig
-from largebatch.config.sections import Section
+from largebatch.config.task_config import authors_program, config_class_of
 from largebatch.errors import ConfigError, did_you_mean
-from largebatch.task_folders import import_from
+from largebatch.task_folders import folder_of
 
 Config = TypeVar("Config", bound=RecipeConfig)
 JsonObject = dict[str, Any]
@@ -45,64 +42,6 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), config_class: t
     return validate(raw, found, source=str(path))  # type: ignore[return-value]  # it is `config_class`
 
 
-def config_class_of(folder: Path, recipe: str | Path | None = None) -> type[RecipeConfig]:
-    """The class `Config` of a task folder's `config.py`.
-
-    Args:
-        folder: The task's.
-        recipe: The file in it that is read, for messages.
-
-    Raises:
-        ConfigError: There is no `config.py`, it cannot be imported, or it has no such class.
-    """
-    file = folder / "config.py"
-    if not file.is_file():
-        raise ConfigError(
-            [
-                f"there is no {file}, which says what a recipe may say; a recipe's JSON lies in the folder of its "
-                "task, beside config.py, data.py, model.py and train.py"
-            ],
-            str(recipe) if recipe else None,
-        )
-    try:
-        module = import_from(folder, "config")
-        found = getattr(module, "Config", None)
-        if isinstance(found, type) and issubclass(found, RecipeConfig):
-            _require_sections(found)
-            return found.with_optimizers()
-    # It is the user's program.
-    except Exception as error:
-        raise ConfigError([f"{_place_in(folder, error) or file}: {type(error).__name__}: {_text_of(error)}"]) from error
-    raise ConfigError([f"{file}: has no class Config(RecipeConfig); write one, as docs/tasks.md says"])
-
-
-def _require_sections(config_class: type[RecipeConfig]) -> None:
-    """What a task puts in place of `data` and `model` must say what plans need to know of any."""
-    for name, needed in (("data", Data), ("model", Model)):
-        annotation = config_class.model_fields[name].annotation
-        for each in (annotation, *get_args(annotation)):
-            if isinstance(each, type) and not issubclass(each, needed):
-                raise TypeError(
-                    f"the type of {name}, {each.__name__}, is not a subclass of {needed.__module__}.{needed.__name__}"
-                )
-
-
-def _place_in(folder: Path, error: Exception) -> str | None:
-    """File and line in a folder where an error comes from: the last that it went through."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{folder / Path(error.filename).name}:{error.lineno}"
-    inside = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if Path(frame.filename).parent == Path(folder).resolve()
-    ]
-    return f"{folder / Path(inside[-1].filename).name}:{inside[-1].lineno}" if inside else None
-
-
-def _text_of(error: Exception) -> str:
-    return error.msg if isinstance(error, SyntaxError) else str(error).partition("\n")[0]
-
-
 def validate(raw: JsonObject, config_class: type[Config], source: str | None = None) -> Config:
     """Validate the parsed JSON of a recipe; `source` names it in errors.
 
@@ -110,63 +49,41 @@ def validate(raw: JsonObject, config_class: type[Config], source: str | None = N
         ConfigError: All problems, one line each.
     """
     config_class = config_class.with_optimizers()
-    try:
-        # Strict validation takes tuples only from JSON, where they are lists.
-        config = config_class.model_validate_json(json.dumps(raw))
-        problems: list[str] = []
-    except ValidationError as error:
-        problems = [_explain(details, config_class) for details in error.errors(include_url=False)]
-        config = cast(Config, _valid_part(config_class, raw))
-    problems += _inconsistencies(config, is_whole=not problems)
+    with authors_program(folder_of(config_class.__module__)):
+        try:
+            # Strict validation takes tuples only from JSON, where they are lists.
+            config: RecipeConfig | None = config_class.model_validate_json(json.dumps(raw))
+            problems: list[str] = []
+        except ValidationError as error:
+            problems = [_explain(details, config_class) for details in error.errors(include_url=False)]
+            config = _valid_part(config_class, raw)
+        if config is not None:
+            problems += _inconsistencies(config, is_whole=not problems)
     if problems:
         raise ConfigError(problems, source)
-    return config
+    return cast(Config, config)
+
+
+def _valid_part(config_class: type[Config], raw: JsonObject) -> RecipeConfig | None:
+    try:
+        return cast(RecipeConfig | None, valid_part(config_class, raw))
+    except Exception:
+        # A default that is made of what is wrong, say. The problems have been told.
+        return None
 
 
 def _inconsistencies(config: RecipeConfig, is_whole: bool) -> Iterator[str]:
     for check in type(config).checks():
         try:
-            yield from check(config)
+            found = check(config)
+            if not isinstance(found, Iterator):
+                what = f"{inspect.getsourcefile(check)}: {check.__qualname__} returned {found!r}"
+                raise ConfigError([f"{what}; a check yields its problems"])
+            yield from found
         except Exception:
             # It has read what is missing or wrong, which has been told.
             if is_whole:
                 raise
-
-
-def _valid_part(section: type[Section], raw: JsonObject) -> Section:
-    """The section with those of its fields that are valid; to read another one is an AttributeError."""
-    valid: dict[str, Any] = {}
-    for name, field in section.model_fields.items():
-        key = field.alias or name
-        if key not in raw:
-            if not field.is_required():
-                valid[name] = field.get_default(call_default_factory=True)
-            continue
-        try:
-            valid[name] = _adapter(section, name).validate_json(json.dumps(raw[key]), strict=True)
-        except ValidationError as error:
-            inner = next((each for each in (field.annotation, *get_args(field.annotation)) if _is_section(each)), None)
-            # Some of its fields are wrong, and not only what they say together.
-            if inner and isinstance(raw[key], dict) and all(details["loc"] for details in error.errors()):
-                valid[name] = _valid_part(inner, raw[key])
-    part = section.model_construct(**valid)
-    for name in section.model_fields.keys() - valid.keys():
-        # A default in place of what is wrong.
-        part.__dict__.pop(name, None)
-    return part
-
-
-def _is_section(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, Section)
-
-
-@cache
-def _adapter(section: type[Section], name: str) -> TypeAdapter[Any]:
-    field = copy(section.model_fields[name])
-    # A name in the whole, which is not there.
-    field.alias = field.validation_alias = field.serialization_alias = None
-    annotated: Any = Annotated[field.annotation, field]
-    return TypeAdapter(annotated)
 
 
 # --- JSON and overrides -------------------------------------------------------------------------------------------

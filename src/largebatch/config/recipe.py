@@ -75,6 +75,9 @@ class RecipeConfig(Section):
     """Fields of the model section, with values that make it small: what `largebatch verify` rehearses instead of a
     large model. Null rehearses the model as it is."""
 
+    free_on_resume: ClassVar[tuple[str, ...]] = ()
+    """Fields of a task's own, such as those of its evaluation, that a resumed run may change: they never change the
+    training."""
     _built_with: ClassVar[list[type[OptimizerSection]]] = []
 
     @classmethod

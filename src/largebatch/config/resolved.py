@@ -7,8 +7,8 @@ from largebatch.config.recipe import RecipeConfig
 
 
 def as_json(config: RecipeConfig) -> dict[str, Any]:
-    """The recipe with every default filled in, as a JSON object that can be run again."""
-    return config.model_dump(mode="json", by_alias=True, exclude={"schema_"})
+    """The recipe with every default filled in, and the name of its task, as a JSON object."""
+    return {"task": config.task, **config.model_dump(mode="json", by_alias=True, exclude={"schema_"})}
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

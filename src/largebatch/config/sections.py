@@ -321,13 +321,6 @@ class Compute(Section):
     one more forward pass of the blocks for much less memory."""
 
 
-class Verify(Section):
-    """What `largebatch verify` changes of a recipe that is too large to rehearse."""
-
-    model: dict[str, Any]
-    """Fields of the model section, with the values that make it small."""
-
-
 class ProfiledSteps(Section):
     """Steps that torch's profiler traces on every process."""
 

@@ -1,5 +1,6 @@
 """Loading micro-batches, in this process or in worker processes."""
 
+import operator
 import os
 import signal
 import threading
@@ -38,9 +39,19 @@ class _Requests(Dataset[Loaded | DataError]):
         indices, epoch = request
         try:
             batch = self.source.fetch(indices, epoch)
+            return Loaded(batch, _weight(self.source, batch))
         except DataError as error:
             return error
-        return Loaded(batch, self.source.weight(batch))
+
+
+def _weight(source: SampleSource, batch: Batch) -> int:
+    weight = source.weight(batch)
+    try:
+        return operator.index(weight)
+    except TypeError:
+        raise DataError(
+            f"{type(source).__name__}.weight(batch) returned {weight!r}; return a whole number, as what is counted"
+        ) from None
 
 
 def load(source: SampleSource, requests: Iterable[Request], num_workers: int, device: torch.device) -> Iterator[Loaded]:
@@ -56,7 +67,7 @@ def load(source: SampleSource, requests: Iterable[Request], num_workers: int, de
         # torch's loader would do the same, and take longer than a small batch.
         for indices, epoch in requests:
             batch = source.fetch(indices, epoch)
-            yield Loaded(batch, source.weight(batch))
+            yield Loaded(batch, _weight(source, batch))
         return
     for loaded in _load_on_host(_Requests(source), requests, num_workers, pin=device.type == "cuda"):
         if isinstance(loaded, DataError):

@@ -22,7 +22,7 @@ def build_optimizer(model: nn.Module, plan: RunPlan) -> torch.optim.Optimizer:
 
 def optimizer_over(groups: Iterable[dict[str, Any]], plan: RunPlan) -> torch.optim.Optimizer:
     """The plan's optimizer over any parameter groups, at a learning rate of 0."""
-    entry = find_optimizer(plan.optimizer)
+    entry = find_optimizer(plan.optimizer, plan.optimizer_owner)
     construct = load_named(entry.constructor)
     optimizer: torch.optim.Optimizer = construct(groups, lr=0.0, **plan.optimizer_options, **entry.constants)
     return optimizer

@@ -5,7 +5,7 @@ After it exists, nothing divides, scales or defaults again: backends receive num
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import TypeAdapter
@@ -17,6 +17,7 @@ from largebatch.config.sections import BatchGrowth, LearningRate, StepDecay, War
 from largebatch.errors import ConfigError
 from largebatch.scaling import MomentRule, ScalingRule, scaled_moments, scaling_factor
 from largebatch.schedule import Schedule
+from largebatch.task_folders import owner_of
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,9 @@ class RunPlan:
     """Whether the model goes through `torch.compile`."""
     activation_checkpointing: bool
     """Whether the activations of blocks are computed again in the backward pass."""
+
+    optimizer_owner: str | None = field(default=None, compare=False)
+    """The package of the task's folder if its config.py registers the optimizer; not in JSON, for it is a path."""
 
     # --- of a step, counted from 0 --------------------------------------------------------------------------------
 
@@ -165,7 +169,9 @@ class RunPlan:
         largest = {
             name: getattr(self, name) for name in ("global_batch_size", "gradient_accumulation_steps", "peak_lr")
         }
-        return json.dumps(dataclasses.asdict(self) | largest, indent=2) + "\n"
+        numbers = dataclasses.asdict(self)
+        del numbers["optimizer_owner"]
+        return json.dumps(numbers | largest, indent=2) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> "RunPlan":
@@ -197,7 +203,7 @@ def resolve(config: RecipeConfig, world_size: int) -> RunPlan:
     Raises:
         ConfigError: A global batch does not divide over this many processes, or the model cannot be compiled on them.
     """
-    type(config).with_optimizers()
+    owner = owner_of(type(config).__module__)
     batch, rate, data = config.batch, config.learning_rate, config.data
     accumulation = max(gradient_accumulation_steps(size, batch.micro_batch_size, world_size) for _, size in batch.sizes)
     if config.compute.compile and config.model.uses_batch_norm:
@@ -206,7 +212,7 @@ def resolve(config: RecipeConfig, world_size: int) -> RunPlan:
     total_steps = timeline.steps_in(config.train.duration.length)
     scaled_batch_size = batch.sizes[0][1] if isinstance(rate.decay, BatchGrowth) else None
     schedule = _schedule(rate, timeline, total_steps, scaled_batch_size)
-    entry = find_optimizer(config.optimizer.name)
+    entry = find_optimizer(config.optimizer.name, owner)
     tuned_options = config.optimizer.options
     optimizer_options = tuned_options
     beta_scaling: MomentRule = "fixed"
@@ -257,6 +263,7 @@ def resolve(config: RecipeConfig, world_size: int) -> RunPlan:
         max_bad_steps=config.faults.max_bad_steps,
         compile=config.compute.compile,
         activation_checkpointing=config.compute.activation_checkpointing,
+        optimizer_owner=owner,
     )
 
 

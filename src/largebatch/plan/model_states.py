@@ -59,7 +59,7 @@ NumbersKept = Callable[[tuple[int, ...]], int]
 
 def optimizer_states(plan: RunPlan) -> NumbersKept:
     """What the plan's optimizer keeps."""
-    states = find_optimizer(plan.optimizer).states
+    states = find_optimizer(plan.optimizer, plan.optimizer_owner).states
 
     def kept(shape: tuple[int, ...]) -> int:
         return sum(prod(state) for state in states(plan.optimizer_options, shape).values() if state)

@@ -25,7 +25,6 @@ FREE = (
     "faults",
     "compute",
     "logging",
-    "neighbors",
     "debug_model",
 )
 MOST_DIFFERENCES = 20
@@ -61,8 +60,6 @@ def find_start(
     The processes share the work of verifying checksums. UserError if the requested checkpoint cannot be used, or if it
     is of a recipe that trains something else.
     """
-    with backend.raise_on_all_ranks():
-        _check_fields_exist(allow_change, config)
     if resume == "none":
         return Start()
     if resume != "auto":
@@ -90,6 +87,7 @@ def find_start(
     if refused and finished and not allow_change:
         return Start()
     with backend.raise_on_all_ranks():
+        _check_fields_exist(allow_change, config, manifest)
         which = "a" if finished else "an unfinished"
         _refuse(refused, f"{folder.path} holds {which} run of another recipe", allow_change, in_folder=True)
     is_over = finished and manifest.step >= plan.stop_after_steps
@@ -116,6 +114,7 @@ def _start_at(
             raise UserError(f"--resume: {skipped[0]}; `largebatch checkpoints` lists those of a run folder")
         manifest = _manifest_of(path)
         refused, allowed = _split(manifest, config, plan, allow_change)
+        _check_fields_exist(allow_change, config, manifest)
         _refuse(refused, f"{path} is of another recipe", allow_change, in_folder=False)
         _refuse_to_go_back(manifest, plan)
     resolved = path.resolve()
@@ -169,7 +168,7 @@ def newest_usable(candidates: Iterable[Entry], backend: Backend) -> tuple[Entry 
 def differences(recorded: Mapping[str, Any], config: RecipeConfig) -> dict[str, tuple[Any, Any]]:
     """The fields that train something else: their values in a recorded config, and now."""
     theirs, mine = flatten(recorded), flatten(as_json(config))
-    free = set(FREE)
+    free = {*FREE, *config.free_on_resume}
     model = config.model
     # Synchronized BatchNorm depends on the product with the number of processes; see `_split`.
     per_micro_batch = model.uses_batch_norm and not model.synchronizes_batch_norm
@@ -232,8 +231,8 @@ def _refuse(lines: Sequence[str], what: str, allow_change: Sequence[str], in_fol
     )
 
 
-def _check_fields_exist(allow_change: Sequence[str], config: RecipeConfig) -> None:
-    known = flatten(as_json(config))
+def _check_fields_exist(allow_change: Sequence[str], config: RecipeConfig, manifest: Manifest) -> None:
+    known = flatten(as_json(config)) | flatten(manifest.config)
     for name in allow_change:
         if not any(_is_within(field, [name]) for field in known):
             raise UserError(f"--allow-change: the recipe has no field {name}; write one such as optimizer.clip_norm")

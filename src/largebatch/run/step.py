@@ -122,6 +122,11 @@ class Step:
         """
         if self._micro_steps_done or self._cache is not None:
             raise RuntimeError("step.gather was called twice, or after step.backward; call it first, and once")
+        if not self._backend.plan.coupled_loss:
+            raise RuntimeError(
+                "step.gather was called, and the plan says that samples have losses of their own; let "
+                "couples_the_batch of Config in config.py return True"
+            )
         micro_steps = self._micro_steps = list(self._micro_steps)
         features = []
         with self._backend.forward_only():

@@ -15,7 +15,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 SCHEMA = "recipe.schema.json"
 """A task folder's JSON Schema, beside its recipes."""
@@ -55,20 +55,27 @@ def import_from(folder: str | Path, module: str) -> ModuleType:
 
 
 def run_as_main(script: str | Path) -> dict[str, Any]:
-    """Run a file of a task's folder as the main program and as a module of its package; return its globals.
-
-    `sys.argv` stays as it is.
-    """
-    folder = Path(os.path.realpath(script)).parent
+    """Run a file of a task's folder as the main program and as a module of its package; return its globals."""
+    script = Path(script)
+    if not (script.parent / "config.py").is_file():
+        # A link from elsewhere.
+        script = Path(os.path.realpath(script))
+    folder = Path(os.path.realpath(script.parent))
     # Python puts a script's folder here, where its config.py could be taken for another library's.
     sys.path[:] = [path for path in sys.path if not path or Path(os.path.realpath(path)) != folder]
-    return runpy.run_module(f"{package_of(folder)}.{Path(script).stem}", run_name="__main__", alter_sys=True)
+    return runpy.run_module(f"{package_of(folder)}.{script.stem}", run_name="__main__", alter_sys=True)
 
 
-def run_script(script: str) -> NoReturn:
-    """For the top of a task's `train.py`, which is started as a script: run it again, in its package, and exit."""
-    run_as_main(script)
-    sys.exit()
+def run_script(script: str, spec: ModuleSpec | None) -> None:
+    """For the top of a task's `train.py`: if it was started as a script, run it again in its package, and exit.
+
+    Args:
+        script: Its `__file__`.
+        spec: Its `__spec__`, which says whether it is in the package already.
+    """
+    if spec is None or owner_of(spec.name) is None:
+        run_as_main(script)
+        sys.exit()
 
 
 def _decoded(name: str) -> str:

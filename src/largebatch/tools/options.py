@@ -53,7 +53,7 @@ def add_command(
 
 def add_recipe(parser: argparse.ArgumentParser) -> None:
     """Add the recipe, as `config`."""
-    parser.add_argument("config", type=Path, help="the recipe's JSON file")
+    parser.add_argument("config", type=Path, help="the recipe's JSON file; the config.py beside it is run")
 
 
 def add_accelerate_configs(parser: argparse.ArgumentParser) -> None:

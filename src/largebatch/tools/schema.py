@@ -43,7 +43,8 @@ def add_parser(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write, or check."""
     # Of recipes/*/, those that are tasks.
-    folders = [folder for folder in options.folders if len(options.folders) == 1 or (folder / "config.py").is_file()]
+    folders = [folder for folder in options.folders if (folder / "config.py").is_file() or not folder.is_dir()]
+    folders = folders or options.folders
     texts = {folder / SCHEMA: recipe_schema(folder) for folder in folders}
     if options.markdown:
         texts |= {folder / PAGE: configuration_page(folder) for folder in folders}
@@ -66,7 +67,7 @@ def recipe_schema(folder: Path) -> str:
     """
     from largebatch.config import config_class_of
 
-    schema = config_class_of(folder).with_optimizers().model_json_schema()
+    schema = config_class_of(folder).model_json_schema()
     document = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "A recipe"}
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 

@@ -117,19 +117,19 @@ def show_optimizers_of(owner: str | None) -> None:
     _shown = owner
 
 
-def registered_optimizers() -> list[OptimizerEntry]:
-    """All entries that are seen, by name."""
-    seen = _registered[None] | _registered.get(_shown, {})
+def registered_optimizers(owner: str | None = None) -> list[OptimizerEntry]:
+    """All entries that are seen, by name; or those that a task sees, by its folder's package."""
+    seen = _registered[None] | _registered.get(owner or _shown, {})
     return [entry for _, entry in sorted(seen.items())]
 
 
-def find_optimizer(name: str) -> OptimizerEntry:
-    """The entry of a name.
+def find_optimizer(name: str, owner: str | None = None) -> OptimizerEntry:
+    """The entry of a name, as a task sees it by its folder's package; None is the task that was shown last.
 
     Raises:
         UserError: There is none, as where a plan was made with an optimizer that nothing has registered here.
     """
-    seen = {entry.name: entry for entry in registered_optimizers()}
+    seen = {entry.name: entry for entry in registered_optimizers(owner)}
     if name not in seen:
         raise UserError(f'no optimizer "{name}" is registered{did_you_mean(name, seen)}; known: {", ".join(seen)}')
     return seen[name]

@@ -71,10 +71,10 @@ class BundledJob:
         Raises:
             UserError: The name cannot be one, or there is no such strategy.
         """
-        if not re.fullmatch("[a-z][a-z0-9_]*", task):
+        if not re.fullmatch("[a-z][a-z0-9_]*", task) or task == "accelerate_configs":
             raise UserError(
-                f"--task {task}: this is the name of a folder and a recipe; write small letters, digits and _, such as "
-                f"{re.sub('[^a-z0-9]+', '_', task.lower()).strip('_') or 'my_task'}"
+                f"--task {task}: this is the name of a folder beside accelerate_configs and of a recipe; write small "
+                "letters, digits and _, such as my_task"
             )
         script = TEMPLATE / "task.sbatch"
         return cls(TEMPLATE / "task.json", script, task, task, _strategy(strategy, script))

@@ -46,10 +46,12 @@ def activation_bytes(model: nn.Module, config: RecipeConfig, example_batch: Exam
         _give_fake_memory(model)
         model.train()
         try:
-            batch = {
-                name: value.to(dtype) if value.is_floating_point() else value
-                for name, value in example_batch(config).items()
-            }
+            example = example_batch(config)
+            batch = {name: value.to(dtype) if value.is_floating_point() else value for name, value in example.items()}
+        # It is its author's program.
+        except Exception as error:
+            raise UserError(f"example_batch(config) of model.py fails: {type(error).__name__}: {error}") from error
+        try:
             forward = partial(_kept_by, model, batch, config.precision == "bf16")
             if not config.compute.activation_checkpointing:
                 return sum(forward().values())

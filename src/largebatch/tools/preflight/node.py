@@ -58,7 +58,7 @@ def check_node(job: Job, recipe: Path, accelerate_config: Path, overrides: Seque
 
 
 def _check(report: Report, job: Job, recipe: Path, accelerate_config: Path, overrides: Sequence[str]) -> None:
-    report.versions = _versions([recipe, *sorted(recipe.parent.glob("*.py")), accelerate_config])
+    report.versions = _versions([recipe, *sorted(recipe.parent.rglob("*.py")), accelerate_config])
     try:
         config: RecipeConfig = load_config(recipe, overrides)
         resolve(config, job.world_size)

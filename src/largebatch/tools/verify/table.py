@@ -148,7 +148,8 @@ def _print_title(
     for what in _not_reached(resolve(config, 1), steps):
         print(f"not reached in these steps: {what}")
     if len(set(micro_batch_sizes)) == 1 or _micro_batch_is_part_of_the_loss(config):
-        print("not compared with another micro_batch_size: a loss that is a mean over it would not be noticed")
+        remedy = "; turn dropout off to compare it" if config.model.uses_dropout else ""
+        print(f"not compared with another micro_batch_size: a loss that is a mean over it would not be noticed{remedy}")
     if config.debug_model:
         print(f"the model is the recipe's debug_model: {json.dumps(config.debug_model)}")
 

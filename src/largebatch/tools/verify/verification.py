@@ -244,7 +244,7 @@ class Verification:
                 )
                 return read_run(run_dir)
         except JobFailed as failure:
-            raise CombinationFailed(in_one_line(failure)) from failure
+            raise CombinationFailed(in_one_line(failure, self._recipe.parent)) from failure
         # Whatever the user's Accelerate config or script may bring about: the other combinations go on.
         except Exception as error:
             raise CombinationFailed(f"{type(error).__name__}: {error}".partition("\n")[0]) from error
@@ -357,8 +357,9 @@ def _of_weights(weights: Mapping[str, Any], reference: Mapping[str, Any]) -> flo
     return largest
 
 
-def in_one_line(failure: JobFailed) -> str:
-    """Why a job failed: the message for the user if there is one, or else the last line of the first traceback."""
+def in_one_line(failure: JobFailed, folder: Path | None = None) -> str:
+    """Why a job failed: the message for the user if there is one, or else the last line of the first traceback, with
+    the place in the task's folder that it went through last."""
     for _, _, output in failure.reports:
         lines = output.splitlines()
         for number, line in enumerate(lines):
@@ -367,4 +368,6 @@ def in_one_line(failure: JobFailed) -> str:
                 more = itertools.takewhile(lambda line: line.startswith("  - "), lines[number + 1 :])
                 return " ".join([message[1], *(line.strip() for line in more)])
     rank, reason, _ = failure.reports[0]
-    return f"rank {rank}: {reason.strip().splitlines()[-1]}"
+    places = re.findall(r'File "(.+)", line (\d+)', reason)
+    inside = [f"{file}:{line}" for file, line in places if folder and Path(file).is_relative_to(folder)]
+    return f"rank {rank}: {reason.strip().splitlines()[-1]}" + (f" ({inside[-1]})" if inside else "")

@@ -2,8 +2,8 @@
 
 from largebatch.task_folders import run_script
 
-if __name__ == "__main__" and __spec__ is None:
-    run_script(__file__)  # again, as a module of this folder's package, whose modules are imported below
+if __name__ == "__main__":
+    run_script(__file__, __spec__)  # as a module of this folder's package, whose modules are imported below
 
 import torch
 

@@ -1,0 +1,66 @@
+"""The valid part of a config that is wrong, so that checks across fields can be made of it, too."""
+
+import json
+from collections.abc import Mapping
+from copy import copy
+from typing import Annotated, Any, get_args
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from largebatch.config.sections import Section
+
+
+def valid_part(section: type[Section], raw: Mapping[str, Any]) -> Section | None:
+    """The section with those of its fields that are valid, so that to read another one is an AttributeError.
+
+    Args:
+        section: Its class.
+        raw: Its parsed JSON.
+
+    Returns:
+        None if its fields are valid one by one, and wrong together.
+    """
+    try:
+        section.model_validate_json(json.dumps(raw))
+        wrong = set()
+    except ValidationError as error:
+        locations = [details["loc"] for details in error.errors(include_url=False)]
+        if () in locations:
+            return None
+        wrong = {location[0] for location in locations}
+    valid: dict[str, Any] = {}
+    for name, field in section.model_fields.items():
+        key = field.validation_alias if isinstance(field.validation_alias, str) else field.alias or name
+        if key not in raw:
+            if not field.is_required():
+                valid[name] = field.get_default(call_default_factory=True, validated_data=valid)
+        elif key not in wrong:
+            valid[name] = _adapter(field).validate_json(json.dumps(raw[key]), strict=True)
+        elif (inner := _inner_section(field, raw[key])) and (part := valid_part(inner, raw[key])):
+            valid[name] = part
+    part = section.model_construct(**valid)
+    for name in section.model_fields.keys() - valid.keys():
+        # A default in place of what is wrong.
+        part.__dict__.pop(name, None)
+    return part
+
+
+def _inner_section(field: FieldInfo, raw: Any) -> type[Section] | None:
+    """The section that a field's JSON is meant to be: the only one, or the one that its discriminator names."""
+    if not isinstance(raw, Mapping):
+        return None
+    annotations = get_args(field.annotation) or (field.annotation,)
+    sections = [each for each in annotations if isinstance(each, type) and issubclass(each, Section)]
+    if isinstance(field.discriminator, str):
+        key = field.discriminator
+        sections = [each for each in sections if raw.get(key) in get_args(each.model_fields[key].annotation)]
+    return sections[0] if len(sections) == 1 else None
+
+
+def _adapter(field: FieldInfo) -> TypeAdapter[Any]:
+    field = copy(field)
+    # A name in the whole, which is not there.
+    field.alias = field.validation_alias = field.serialization_alias = None
+    annotated: Any = Annotated[field.annotation, field]
+    return TypeAdapter(annotated)
