@@ -45,6 +45,12 @@ logs=$job_dir/start_$restart
 preflight=$logs/preflight
 mkdir -p "$preflight"
 
+# What has begun goes on with the task's files as they were then, whatever has become of them in the queue.
+has_begun=
+! grep -qs "\"slurm_job_id\": \"$SLURM_JOB_ID\"" "$run_dir/status.json" || has_begun=1
+used_recipe=$run_dir/source/$(basename "$(dirname "$RECIPE")")/$(basename "$RECIPE")
+[[ -n $has_begun && -f $used_recipe ]] || used_recipe=$RECIPE
+
 # From here on a signal asks the run to stop, instead of ending this script.
 printf -v LARGEBATCH_BEGAN '%(%s)T' -1
 export LARGEBATCH_BEGAN
@@ -179,14 +185,14 @@ requeue_without() {
 
 give_up_without_progress "the earlier start was ended by Slurm"
 checkpoint_step >>"$job_dir/starts"
-say "job $SLURM_JOB_ID, start $restart: $RECIPE under $STRATEGY on $nodes nodes x $processes_per_node processes; logs in $logs"
+say "job $SLURM_JOB_ID, start $restart: $used_recipe under $STRATEGY on $nodes nodes x $processes_per_node processes; logs in $logs"
 
 code=0
 token=$RANDOM$RANDOM$RANDOM
 echo "$token" >"$preflight/token"
 # Every node is to say what it finds, also when another fails; one that hangs is ended.
 step_options=(--kill-on-bad-exit=0 --wait=180)
-on_nodes "$nodes" timeout --kill-after=10 300 largebatch preflight "$RECIPE" --accelerate-config "$accelerate_config" --folder "$preflight" --token "$token" \
+on_nodes "$nodes" timeout --kill-after=10 300 largebatch preflight "$used_recipe" --accelerate-config "$accelerate_config" --folder "$preflight" --token "$token" \
   --rendezvous "$first_node:$port" --gpus "$gpus" --world-size $((nodes * processes_per_node)) "$@" >"$preflight/reports" || code=$?
 # SIGTERM, SIGUSR1 or SIGINT to the nodes alone, as in a preemption, ends what runs there.
 step_options=(--kill-on-bad-exit=1 --wait=60)
@@ -205,8 +211,6 @@ fi
 
 # Where the first start was to begin is not where a later one goes on.
 words=()
-has_begun=
-! grep -qs "\"slurm_job_id\": \"$SLURM_JOB_ID\"" "$run_dir/status.json" || has_begun=1
 while (($#)); do
   case $has_begun$1 in
     1--resume) shift; shift || true ;;
@@ -224,7 +228,7 @@ on_nodes "$nodes" bash -c '
   logs=$1
   accelerate launch --machine_rank "$SLURM_NODEID" "${@:2}" 2>&1 |
     (trap "" TERM INT USR1; exec tee -a "$logs/$SLURMD_NODENAME.log")' bash "$logs" \
-  "${launch[@]}" "$(dirname "$RECIPE")/train.py" --config "$RECIPE" --run-dir "$run_dir" "${words[@]}" || code=$?
+  "${launch[@]}" "$(dirname "$used_recipe")/train.py" --config "$used_recipe" --run-dir "$run_dir" "${words[@]}" || code=$?
 
 ((code != 0)) || leave 0 "finished"
 [[ ! -f $LARGEBATCH_REFUSAL ]] || leave 2 "refused: $(<"$LARGEBATCH_REFUSAL")"

@@ -1,15 +1,18 @@
 """The run folder: nothing of an earlier run or of somebody else is ever written over."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
+import tasks
 from jobs import JobFailed, run_job, train
 from largebatch.config import load_config, validate
 from largebatch.errors import UserError
 from largebatch.plan import resolve
 from largebatch.run.folder import RunFolder
+from largebatch.run.source import keep_source
 from paths import DIGITS, PYDOC
 
 SMALL = ("--model.num_layers=1", "--model.hidden_size=16", "--model.num_heads=2", "--data.block_size=16")
@@ -35,6 +38,46 @@ def test_config_and_plan_are_written_and_the_config_can_be_run_again(tmp_path):
     assert written.pop("task") == "image_classification"
     assert validate(written, type(expected)) == expected
     assert json.loads((tmp_path / "run/plan.json").read_text())["global_batch_size"] == 64
+
+
+def test_the_source_is_the_task_as_it_was_at_the_start(tmp_path):
+    task = tasks.copy("causal_lm", tmp_path)
+    (task / "parts").mkdir()
+    (task / "parts/layer.py").write_text("x = 1\n")
+    for other in ("parts/rows.json", ".hidden/a.py", "runs/one/plan.json", "runs/one/source/b.py", "weights.bin"):
+        (task / other).parent.mkdir(parents=True, exist_ok=True)
+        (task / other).write_text("{}")
+    config = load_config(task / "gpt_pydoc.json")
+
+    def files(folder):
+        return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    folder = RunFolder(tmp_path / "run")
+    folder.begin(config, resolve(config, 2), False, {})
+    expected = {name: text for name, text in files(task).items() if name.endswith(".py") and name[0] != "."}
+    expected |= {name: text for name, text in files(task).items() if name.endswith(".json") and "/" not in name}
+    del expected["runs/one/source/b.py"]
+    kept = files(tmp_path / "run/source")
+    assert json.loads(kept.pop("git.json")) == {"commit": None, "changed": None}
+    assert kept == {f"causal_lm/{name}": text for name, text in expected.items()}
+    assert load_config(tmp_path / "run/source/causal_lm/gpt_pydoc.json").task == "causal_lm"
+    # What is started again has the source that it began with.
+    (task / "model.py").write_text("")
+    folder.begin(config, resolve(config, 2), True, {})
+    assert files(tmp_path / "run/source").items() > kept.items()
+
+
+def test_the_commit_of_the_source(tmp_path):
+    task = tasks.copy("causal_lm", tmp_path)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    subprocess.run([*git, "add", "causal_lm"], check=True)
+    subprocess.run([*git, "commit", "--quiet", "--message=x"], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    for changed in (False, True):
+        keep_source(tmp_path / f"{changed}", task)
+        assert json.loads((tmp_path / f"{changed}/git.json").read_text()) == {"commit": commit, "changed": changed}
+        (task / "model.py").write_text("")
 
 
 def test_earlier_runs_are_moved_aside(tmp_path):

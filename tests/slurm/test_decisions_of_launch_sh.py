@@ -6,6 +6,7 @@ The real ones are in tests/cluster.
 import json
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +37,7 @@ accelerate() {
 }; export -f accelerate
 """
 REQUEUED = "scontrol requeue 5"
+RECIPE = Path("recipes/causal_lm/gpt_pydoc.json")
 
 
 def status(outcome, message, resume, job="5", restart=0):
@@ -196,6 +198,18 @@ def test_only_the_first_start_of_a_job_begins_where_it_was_told(start, tmp_path)
     for again in (words, ("--resume=none", *words[2:])):
         start(*again, SLURM_RESTART_COUNT="1", STATUS=told)
         assert (tmp_path / "run/words").read_text().split()[-5:] == [str(tmp_path / "run"), *words[2:]]
+
+
+def test_a_requeued_job_goes_on_with_the_files_that_its_run_began_with(start, tmp_path):
+    kept = tmp_path / "run/source" / RECIPE.parent.name / RECIPE.name
+    told = status("stopped", "by SIGTERM", resume=True)
+    start(STATUS=told)
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    for job, recipe in (("5", kept), ("6", RECIPE)):
+        start(SLURM_RESTART_COUNT="1", SLURM_JOB_ID=job, STATUS=told)
+        words = (tmp_path / "run/words").read_text().split()
+        assert words[words.index("--config") - 1 :][:3] == [str(recipe.with_name("train.py")), "--config", str(recipe)]
 
 
 def test_what_others_put_beside_checkpoints(start, tmp_path):

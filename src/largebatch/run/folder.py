@@ -2,6 +2,7 @@
 
 config.json        the resolved config
 plan.json          the resolved plan
+source/            the task's folder as of the run's start, and the git commit that it is of
 status.json        the outcome: running, finished, stopped or failed
 metrics.jsonl      one line per logged step
 evaluations.jsonl  one line per evaluation
@@ -31,8 +32,10 @@ from typing import IO, Any
 from largebatch.config import RecipeConfig, as_json
 from largebatch.errors import UserError
 from largebatch.plan import RunPlan
+from largebatch.run.source import keep_source
 from largebatch.storage.attempts import Attempt, claim, is_restart_of, latest_attempt
 from largebatch.storage.files import replace_file, replace_json_file
+from largebatch.task_folders import folder_of
 
 
 class RunFolder:
@@ -47,6 +50,7 @@ class RunFolder:
         path = self.path = path.resolve()
         self.config_file = path / "config.json"
         self.plan_file = path / "plan.json"
+        self.source_dir = path / "source"
         self.status_file = path / "status.json"
         self.metrics_file = path / "metrics.jsonl"
         self.evaluations_file = path / "evaluations.jsonl"
@@ -90,7 +94,7 @@ class RunFolder:
     def begin(
         self, config: RecipeConfig, plan: RunPlan, in_place: bool, about: dict[str, Any]
     ) -> tuple[Attempt, Path | None]:
-        """Begin an attempt in the folder, which then holds config and plan, and nothing of another run.
+        """Begin an attempt in the folder, which then holds config, plan and source, and nothing of another run.
 
         Unless the attempt continues `in_place`, an earlier run is moved aside, never written over.
 
@@ -118,6 +122,9 @@ class RunFolder:
             # The plan first: it is what marks the folder as a run's.
             replace_file(self.plan_file, [memoryview(plan.to_json().encode())])
             replace_json_file(self.config_file, as_json(config))
+            task = folder_of(type(config).__module__)
+            if task is not None and not self.source_dir.exists():
+                keep_source(self.source_dir, task)
             attempt = claim(self.attempts_dir, about)
         except OSError as error:
             raise cannot_be_written(self.path, error) from error
