@@ -124,6 +124,7 @@ def test_run_folder(runs):
         assert {path.name for path in run_dir.iterdir()} == {
             "config.json",
             "plan.json",
+            "source",
             "metrics.jsonl",
             "evaluations.jsonl",
             "summary.json",
