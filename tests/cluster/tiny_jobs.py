@@ -23,7 +23,7 @@ WORDS = (
 )
 # Until the test stops it: no job may finish before the test has done to it what it wants to.
 ENDLESS = (*WORDS, '--train.duration={"steps": 100000}')
-# One process a node.
+# One process per node.
 ONE_PROCESS = ("--cpus-per-task=1",)
 TWO_NODES = (*ONE_PROCESS, "--nodes=2")
 

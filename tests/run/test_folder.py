@@ -61,10 +61,16 @@ def test_the_source_is_the_task_as_it_was_at_the_start(tmp_path):
     assert json.loads(kept.pop("git.json")) == {"commit": None, "changed": None}
     assert kept == {f"causal_lm/{name}": text for name, text in expected.items()}
     assert load_config(tmp_path / "run/source/causal_lm/gpt_pydoc.json").task == "causal_lm"
-    # What is started again has the source that it began with.
+    # A requeued job, which trains with the kept files, leaves them; a start with other files replaces them.
     (task / "model.py").write_text("")
-    folder.begin(config, resolve(config, 2), True, {})
+    (task / "parts/layer.py").unlink()
+    requeued = load_config(tmp_path / "run/source/causal_lm/gpt_pydoc.json")
+    folder.begin(requeued, resolve(requeued, 2), True, {})
     assert files(tmp_path / "run/source").items() > kept.items()
+    folder.begin(config, resolve(config, 2), True, {})
+    started = files(tmp_path / "run/source")
+    assert started["causal_lm/model.py"] == b""
+    assert "causal_lm/parts/layer.py" not in started
 
 
 def test_the_commit_of_the_source(tmp_path):

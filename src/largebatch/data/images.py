@@ -28,7 +28,7 @@ def normalize_pixels(
 
 @cache
 def _of_255(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """One number a color, times 255; kept, because making it anew would wait for the device at each micro-batch."""
+    """One number per color, times 255; cached, because each new tensor would wait for the device."""
     return torch.tensor(values, dtype=dtype, device=device).view(1, -1, 1, 1) * 255
 
 

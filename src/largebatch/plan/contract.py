@@ -93,7 +93,7 @@ class RunPlan:
     """Whether the activations of blocks are computed again in the backward pass."""
 
     optimizer_owner: str | None = field(default=None, compare=False)
-    """The package of the task's folder if its config.py registers the optimizer; not in JSON, for it is a path."""
+    """The package of the task's folder, whose optimizers the plan sees; not in JSON, because it is a path."""
 
     # --- of a step, counted from 0 --------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 config.json        the resolved config
 plan.json          the resolved plan
-source/            the task's folder as of the run's start, and the git commit that it is of
+source/            the task's folder that the latest start used, and its git commit; requeued jobs train with it
 status.json        the outcome: running, finished, stopped or failed
 metrics.jsonl      one line per logged step
 evaluations.jsonl  one line per evaluation
@@ -123,7 +123,8 @@ class RunFolder:
             replace_file(self.plan_file, [memoryview(plan.to_json().encode())])
             replace_json_file(self.config_file, as_json(config))
             task = folder_of(type(config).__module__)
-            if task is not None and not self.source_dir.exists():
+            # A requeued job trains with what is there.
+            if task is not None and not task.is_relative_to(self.source_dir):
                 keep_source(self.source_dir, task)
             attempt = claim(self.attempts_dir, about)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""What a run keeps of its task: the folder's files as of the run's start, and the git commit that they are of."""
+"""What a run keeps of its task: the folder's files as of its start, and the git commit that they are of."""
 
 import os
 import shutil
@@ -15,9 +15,11 @@ def keep_source(target: Path, task: Path) -> None:
     """Copy a task's modules and recipes into `target`, under the folder's own name, and write git.json beside them.
 
     Args:
-        target: A folder that need not be there.
-        task: The task's folder.
+        target: A folder, whose earlier content is removed.
+        task: The task's folder, outside of it.
     """
+    if target.exists():
+        shutil.rmtree(target)
     for file in _files(task):
         copy = target / task.name / file
         copy.parent.mkdir(parents=True, exist_ok=True)
