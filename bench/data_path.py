@@ -27,10 +27,10 @@ import torch
 
 from largebatch.batch import Length, Timeline
 from largebatch.config import load_config
+from largebatch.data.order import TrainingOrder
 from largebatch.data.source import Batch
 from largebatch.data.text import ArrowTokens, TokenBlocks, tokenize
 from largebatch.data.tokenizer import load_tokenizer
-from largebatch.order import TrainingOrder
 from largebatch.task_folders import import_from
 from largebatch.tools.train_tokenizer import train_tokenizer
 from paired import interleave

@@ -34,8 +34,8 @@ from PIL import Image, features
 
 from largebatch.config import load_config
 from largebatch.data.images import HubImageSource
+from largebatch.data.order import derive_seed
 from largebatch.data.source import Batch
-from largebatch.order import derive_seed
 from largebatch.task_folders import import_from
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -48,7 +48,7 @@ def by_hand(connections: Sequence[Connection], strategy: str, steps: int) -> Non
 def ours(connections: Sequence[Connection], folder: str, steps: int) -> None:
     """The same by this library; the launched Accelerate config says which strategy."""
     from largebatch.config import load_config
-    from largebatch.memory.token_losses import return_token_losses
+    from largebatch.model.token_losses import return_token_losses
     from largebatch.optim import build_optimizer
     from largebatch.run import Run, RunOptions
     from largebatch.task_folders import import_from

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import cross_entropy, one_hot
 
 from largebatch.config import load_config
-from largebatch.order import derive_seed, epoch_order
+from largebatch.data.order import derive_seed, epoch_order
 from plain_optimizers import PlainLamb, PlainLars
 from tasks import build_model
 

@@ -159,7 +159,7 @@ def test_the_scenarios_are_what_they_are_called():
     from largebatch.config import load_config
 
     text_sources = tasks.module("causal_lm", "data").sources
-    from largebatch.order import TrainingOrder
+    from largebatch.data.order import TrainingOrder
     from largebatch.plan import resolve
 
     config = load_config(PYDOC, RECIPES["ragged batches"][1])

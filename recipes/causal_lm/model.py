@@ -3,7 +3,7 @@
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from largebatch.memory.token_losses import return_token_losses
+from largebatch.model.token_losses import return_token_losses
 
 from .config import Config, Gpt2, Llama
 

@@ -12,8 +12,8 @@ from largebatch.config.data import DigitsData
 from largebatch.data.crops import Crop, Pixels, crop_box, random_box
 from largebatch.data.hub import open_splits
 from largebatch.data.images import HubImageSource, TensorImages, digits
+from largebatch.data.order import Indices, derive_seed
 from largebatch.data.source import Batch, SampleSource
-from largebatch.order import Indices, derive_seed
 
 from .config import Config, ViewedImages, Views
 

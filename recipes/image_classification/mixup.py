@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
+from largebatch.data.order import Indices, derive_seed
 from largebatch.data.source import Batch, SampleSource
-from largebatch.order import Indices, derive_seed
 
 
 class MixedPairs:

@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 
 from largebatch.config.data import PydocData
+from largebatch.data.order import Indices, derive_seed
 from largebatch.data.source import Batch, SampleSource
 from largebatch.data.text import IGNORE_INDEX, count_targets, hub_samples, pydoc_samples
 from largebatch.data.tokenizer import check_vocabulary, load_tokenizer
 from largebatch.errors import DataError
-from largebatch.order import Indices, derive_seed
 
 from .config import Config
 

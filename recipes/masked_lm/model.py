@@ -3,8 +3,8 @@
 import torch
 from transformers import BertConfig, BertForMaskedLM
 
-from largebatch.initialization.attention import freeze_key_biases
-from largebatch.memory.token_losses import return_token_losses
+from largebatch.model.initialization.attention import freeze_key_biases
+from largebatch.model.token_losses import return_token_losses
 
 from .config import Config
 

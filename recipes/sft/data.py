@@ -15,10 +15,10 @@ import numpy as np
 from jinja2 import TemplateError
 
 from largebatch.data.hub import column, open_splits
+from largebatch.data.order import Permutation
 from largebatch.data.source import SampleSource
 from largebatch.data.tokenizer import PretrainedTokenizer, Tokenizer, load_tokenizer
 from largebatch.errors import DataError
-from largebatch.order import Permutation
 
 from .config import AdditionData, Config
 from .model import configuration

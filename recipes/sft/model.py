@@ -10,7 +10,7 @@ from transformers.pytorch_utils import Conv1D
 
 from largebatch.errors import UserError, reason_of
 from largebatch.local_folder import local_folder
-from largebatch.memory.token_losses import return_token_losses
+from largebatch.model.token_losses import return_token_losses
 
 from .config import AutoCausalLM, Config, Lora
 

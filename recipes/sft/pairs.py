@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from largebatch.data.order import Indices
 from largebatch.data.source import Batch
 from largebatch.data.text import IGNORE_INDEX, count_targets
 from largebatch.errors import DataError
-from largebatch.order import Indices
 
 
 class Pairs:

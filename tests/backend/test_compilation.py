@@ -164,7 +164,7 @@ def test_batch_norm_over_all_processes():
 
 
 def test_batch_norm_and_activation_checkpointing():
-    """Blocks without BatchNorm are compiled with what is computed again; see `tests/memory`."""
+    """Blocks without BatchNorm are compiled with what is computed again; see `tests/model`."""
     checkpointing = "--compute.activation_checkpointing=true"
     with pytest.raises(ConfigError, match=r"stops at blocks with BatchNorm.*compute.activation_checkpointing"):
         resolve(load_config(DIGITS, [COMPILED, checkpointing]), 4)

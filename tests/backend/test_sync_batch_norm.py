@@ -202,7 +202,7 @@ def torchs_statistics(words: tuple[str, ...]) -> dict[str, np.ndarray]:
     """The buffers of a plain model after one forward pass of the first global batch."""
     from largebatch.config import load_config
     from largebatch.data.images import digits, normalize_pixels
-    from largebatch.order import epoch_order
+    from largebatch.data.order import epoch_order
 
     config = load_config(DIGITS, words)
     torch.manual_seed(config.seed)

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from largebatch.order import derive_seed
+from largebatch.data.order import derive_seed
 
 from .config import Config
 

@@ -70,7 +70,7 @@ def plain(words: tuple[str, ...], steps: int, slot_size: int | None = None) -> d
     from largebatch.data.images import normalize_pixels
 
     view_sources = tasks.module("contrastive", "data").sources
-    from largebatch.order import derive_seed, epoch_order
+    from largebatch.data.order import derive_seed, epoch_order
 
     config = load_config(SIMCLR, words)
     dtype = torch.float64 if config.precision == "fp64" else torch.float32

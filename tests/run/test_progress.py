@@ -5,9 +5,9 @@ import io
 import pytest
 
 from largebatch.config import load_config
-from largebatch.metrics import LoggedStep
 from largebatch.plan import resolve
 from largebatch.run import progress
+from largebatch.run.metrics import LoggedStep
 from largebatch.run.progress import Progress
 from paths import DIGITS
 

@@ -9,8 +9,8 @@ and what strategies hang on modules (gathering weights, reducing gradients) goes
 import torch
 from torch import nn
 
-from largebatch.blocks import outermost
 from largebatch.errors import UserError
+from largebatch.model.blocks import outermost
 from largebatch.plan.strategies import names_of
 
 # Of one function: the blocks of a network that are not alike, in training and evaluation, in batches of several sizes.

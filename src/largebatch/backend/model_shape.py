@@ -6,7 +6,7 @@ from accelerate.utils.fsdp_utils import _find_final_norm, get_module_class_from_
 from torch import nn
 
 from largebatch.backend.native import sharded_apart
-from largebatch.embedding_layers import embedding_layer
+from largebatch.model.embedding_layers import embedding_layer
 from largebatch.optim.build import planned_groups
 from largebatch.plan import RunPlan
 from largebatch.plan.model_shape import ModelShape, ParameterShape

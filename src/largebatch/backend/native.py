@@ -28,8 +28,8 @@ from largebatch.backend.state import (
     split_state,
     weight_vectors,
 )
-from largebatch.embedding_layers import EmbeddingGetter, embedding_layer
 from largebatch.errors import BackendMismatch
+from largebatch.model.embedding_layers import EmbeddingGetter, embedding_layer
 from largebatch.optim.layerwise import LayerPart, local_part
 from largebatch.storage.layout import ParameterInfo
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import ConfigDict, Field
 
 from largebatch.batch import Timeline
+from largebatch.batch.scaling import scaled_moments
 from largebatch.config.data import Data, TextData
 from largebatch.config.models import Model
 from largebatch.config.optimizers import (
@@ -31,7 +32,6 @@ from largebatch.config.sections import (
     Train,
     WarmupStableDecay,
 )
-from largebatch.scaling import scaled_moments
 from largebatch.task_folders import folder_of, owner_of
 
 Check = Callable[[Any], Iterator[str]]

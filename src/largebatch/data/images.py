@@ -11,9 +11,9 @@ from PIL import Image
 from largebatch.config.data import DigitsData, HubImages
 from largebatch.data.crops import Crop, center_crop, inception_crop, padded_crop
 from largebatch.data.hub import column
+from largebatch.data.order import Indices, derive_seed
 from largebatch.data.source import Batch
 from largebatch.errors import DataError
-from largebatch.order import Indices, derive_seed
 
 RANDOM_CROPS = {"inception_crop": inception_crop, "padded_crop": padded_crop}
 

@@ -11,9 +11,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from largebatch.data.order import Indices
 from largebatch.data.source import Batch, SampleSource
 from largebatch.errors import DataError
-from largebatch.order import Indices
 
 Request = tuple[Indices, int | None]
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)

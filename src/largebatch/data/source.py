@@ -4,7 +4,7 @@ from typing import Protocol
 
 import torch
 
-from largebatch.order import Indices
+from largebatch.data.order import Indices
 
 Batch = dict[str, torch.Tensor]
 

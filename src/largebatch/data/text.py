@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from largebatch.config.data import HubText, PydocData, TextData
 from largebatch.data.hub import column, open_splits
+from largebatch.data.order import Indices
 from largebatch.data.source import Batch, SampleSource
 from largebatch.data.tokenizer import ByteTokenizer, Tokenizer
 from largebatch.errors import DataError
-from largebatch.order import Indices
 
 
 def hub_samples(data: HubText, tokenizer: Tokenizer) -> tuple[SampleSource, SampleSource]:

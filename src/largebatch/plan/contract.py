@@ -11,12 +11,12 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from largebatch.batch import GlobalBatch, Length, Timeline, gradient_accumulation_steps, micro_steps
+from largebatch.batch.scaling import MomentRule, ScalingRule, scaled_moments, scaling_factor
+from largebatch.batch.schedule import Schedule
 from largebatch.config import RecipeConfig
 from largebatch.config.optimizers import WithScaledBetas, find_optimizer
 from largebatch.config.sections import BatchGrowth, LearningRate, StepDecay, WarmupStableDecay
 from largebatch.errors import ConfigError
-from largebatch.scaling import MomentRule, ScalingRule, scaled_moments, scaling_factor
-from largebatch.schedule import Schedule
 from largebatch.task_folders import owner_of
 
 

@@ -4,9 +4,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from largebatch.batch import Length
+from largebatch.batch.scaling import RULE_NAMES
 from largebatch.errors import counted
 from largebatch.plan.contract import RunPlan
-from largebatch.scaling import RULE_NAMES
 
 MOST_LINES = 6
 MOMENT_RULES = {

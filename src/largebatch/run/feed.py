@@ -9,9 +9,9 @@ from typing import NamedTuple
 from largebatch.backend.base import Backend
 from largebatch.batch import GlobalBatch
 from largebatch.data.loading import Request, load
+from largebatch.data.order import MicroBatch, TrainingOrder
 from largebatch.data.source import Batch, SampleSource
 from largebatch.errors import DataError
-from largebatch.order import MicroBatch, TrainingOrder
 from largebatch.plan import RunPlan
 
 

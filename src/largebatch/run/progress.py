@@ -6,9 +6,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from largebatch.metrics import LoggedStep
 from largebatch.plan import RunPlan
 from largebatch.run.folder import RunFolder
+from largebatch.run.metrics import LoggedStep
 
 
 class Progress:

@@ -21,12 +21,10 @@ from largebatch.config.models import LargeModel
 from largebatch.data.loading import check_size
 from largebatch.data.source import Batch, SampleSource
 from largebatch.errors import TrainingFailed, UserError
-from largebatch.flops import utilization_of
-from largebatch.initialization.building import build_without_weights
-from largebatch.initialization.drawn import DrawnWeights
-from largebatch.initialization.setting import StartingWeights, set_weights
-from largebatch.memory.activation_checkpointing import checkpoint_activations
-from largebatch.metrics import StepMetrics, place_of
+from largebatch.model.activation_checkpointing import checkpoint_activations
+from largebatch.model.flops import utilization_of
+from largebatch.model.initialization.building import build_without_weights
+from largebatch.model.initialization.seeded import SeededWeights
 from largebatch.plan import explain, resolve
 from largebatch.run.command_line import RunOptions
 from largebatch.run.evaluate import (
@@ -38,8 +36,10 @@ from largebatch.run.evaluate import (
     rows_of_samples,
 )
 from largebatch.run.folder import RunFolder
+from largebatch.run.metrics import StepMetrics, place_of
 from largebatch.run.progress import numbers
 from largebatch.run.resume import find_start
+from largebatch.run.starting_weights import StartingWeights, set_weights
 from largebatch.run.step import Step
 from largebatch.run.trackers import check_trackers
 from largebatch.run.training import Training
@@ -151,13 +151,13 @@ class Run(Generic[Config]):
             model, distributions = build_without_weights(partial(build_model, self.config))
         if self._start.manifest is None and section.initial_weights is not None:
             # Imported only where it is used: with `transformers` and `datasets` it takes seconds.
-            from largebatch.initialization.pretrained import PretrainedWeights, find_folder
+            from largebatch.model.initialization.pretrained import PretrainedWeights, find_folder
 
             folder = self._once_per_machine_first(partial(find_folder, section.initial_weights))
             with self.backend.raise_on_all_ranks():
                 self._starting_weights = PretrainedWeights(folder, model)
         else:
-            self._starting_weights = DrawnWeights(model, distributions, self.config.seed)
+            self._starting_weights = SeededWeights(model, distributions, self.config.seed)
         return model
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:

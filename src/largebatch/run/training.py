@@ -12,9 +12,9 @@ from largebatch.config import RecipeConfig, as_json
 from largebatch.config.models import LargeModel
 from largebatch.data.source import SampleSource
 from largebatch.errors import BackendMismatch, RunStopped, TrainingFailed
-from largebatch.metrics import StepMetrics, place_of
 from largebatch.run.feed import training_feed
 from largebatch.run.folder import RunFolder, cannot_be_written
+from largebatch.run.metrics import StepMetrics, place_of
 from largebatch.run.profile import traced
 from largebatch.run.progress import Progress, in_words
 from largebatch.run.record import Record, report_failure

@@ -4,8 +4,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from largebatch.batch.scaling import MomentRule
 from largebatch.config.sections import BelowOne, NonNegativeFloat, PositiveFloat, Section
-from largebatch.scaling import MomentRule
 
 ParameterKind = Literal["norm", "bias", "embedding"]
 

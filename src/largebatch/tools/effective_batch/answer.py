@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from largebatch.batch.scaling import RULE_NAMES, ScalingRule, scaling_factor
 from largebatch.errors import UserError, counted
-from largebatch.scaling import RULE_NAMES, ScalingRule, scaling_factor
 from largebatch.tools.effective_batch.other_configs import read_config
 from largebatch.tools.effective_batch.other_frameworks import FRAMEWORKS, OtherBatch, RecipeBatch, recipe_batch
 

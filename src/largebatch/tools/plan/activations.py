@@ -21,8 +21,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from largebatch.config import RecipeConfig
 from largebatch.errors import UserError
-from largebatch.initialization.building import storage_of
-from largebatch.memory.activation_checkpointing import blocks_to_recompute, checkpoint_activations
+from largebatch.model.activation_checkpointing import blocks_to_recompute, checkpoint_activations
+from largebatch.model.initialization.building import storage_of
 
 ExampleBatch = Callable[[RecipeConfig], Mapping[str, torch.Tensor]]
 

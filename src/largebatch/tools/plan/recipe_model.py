@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from largebatch.config import RecipeConfig
 from largebatch.errors import UserError
-from largebatch.initialization.building import build_shapes
+from largebatch.model.initialization.building import build_shapes
 from largebatch.task_folders import import_from
 from largebatch.tools.plan.activations import ExampleBatch
 

@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
+from largebatch.data.order import Indices, derive_seed
 from largebatch.data.source import Batch, SampleSource
-from largebatch.order import Indices, derive_seed
 
 from .config import Config
 

@@ -1,0 +1,210 @@
+"""Training metrics: gathered at log points only, so that no step waits for the device in between."""
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from largebatch.backend.base import Backend
+from largebatch.errors import TrainingFailed
+from largebatch.model.flops import Utilization
+from largebatch.plan import RunPlan
+
+
+@dataclass(frozen=True)
+class LoggedStep:
+    """The numbers of one optimizer step."""
+
+    step: int
+    """Optimizer steps completed."""
+    samples: int
+    """Training samples seen."""
+    epoch: float
+    """Passes over the training set."""
+    loss: float
+    """Mean loss over the global batch of this step, before its update."""
+    lr: float
+    """Learning rate of this step, as the optimizer had it."""
+    grad_norm: float | None
+    """Global norm of this step's gradient, before clipping."""
+    global_batch_size: int
+    """Samples of this step."""
+    samples_per_second: float
+    """Since the last logged step, over all processes, evaluation left out."""
+    tokens_per_second: float | None
+    mfu: float | None
+    """Model FLOPs utilization, 1 being the devices' peak, over the same time; see `flops`."""
+    seconds: float
+    """Time in training since its start, evaluation left out; of steps that were made again, once."""
+
+
+class Stopwatch:
+    """Seconds of training, without the pauses."""
+
+    def __init__(self) -> None:
+        self._elapsed = 0.0
+        self._started: float | None = None
+
+    def start(self) -> None:
+        """Start, or go on after a pause."""
+        if self._started is None:
+            self._started = time.perf_counter()
+
+    def pause(self) -> None:
+        """Stop counting until `start`."""
+        self._elapsed = self.seconds
+        self._started = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds counted so far."""
+        running = 0.0 if self._started is None else time.perf_counter() - self._started
+        return self._elapsed + running
+
+
+class StepMetrics:
+    """Collects the losses of steps on the device, and turns them into numbers when a step is logged."""
+
+    def __init__(self, backend: Backend, utilization: Utilization):
+        self._backend = backend
+        self._plan = backend.plan
+        self._loss_sums: dict[int, torch.Tensor] = {}
+        self._norms: dict[int, torch.Tensor] = {}
+        self._earlier_seconds = 0.0
+        self._earlier_samples = 0
+        self._weight = 0
+        self._logged_samples = 0
+        self._logged_weight = 0
+        self._logged_seconds = 0.0
+        self.total_weight = 0
+        """Samples or target tokens, whichever the loss is a mean over, of all steps so far."""
+        self.stopwatch = Stopwatch()
+        self.utilization = utilization
+        """What turns samples per second into `mfu`."""
+
+    def resume(self, step: int, seconds: float) -> None:
+        """Go on after `step` steps, which took so many seconds in earlier attempts."""
+        self._logged_samples = self._earlier_samples = self._plan.batch_at(step).samples_before
+        self._earlier_seconds = seconds
+
+    @property
+    def seconds(self) -> float:
+        """Time in training, of earlier attempts too."""
+        return self._earlier_seconds + self.stopwatch.seconds
+
+    def is_logged(self, step: int) -> bool:
+        """Whether a step, counted from 1, gets a line: the first, the last and every `log_every_steps`-th."""
+        return step % self._plan.log_every_steps == 0 or step in (1, self._plan.stop_after_steps)
+
+    def add(self, step: int, loss_sum: torch.Tensor, weight: int, grad_norm: torch.Tensor | None) -> None:
+        """Take the numbers of the next step, number `step` counted from 1, without waiting for the device.
+
+        Args:
+            step: The step.
+            loss_sum: This process's sum of losses, a scalar on the device.
+            weight: What the sum over all processes is divided by.
+            grad_norm: The gradient's norm, if it was computed.
+        """
+        self._loss_sums[step] = loss_sum
+        if grad_norm is not None:
+            self._norms[step] = grad_norm
+        self._weight = weight
+        self.total_weight += weight
+
+    def leave_out(self, step: int) -> None:
+        """Forget a step that was not taken: its loss is excluded from metrics."""
+        del self._loss_sums[step]
+        self._norms.pop(step, None)
+
+    def log(self, step: int) -> LoggedStep:
+        """The numbers of step `step`, the last one added, over all processes; fails as `check`."""
+        plan = self._plan
+        norm = self._norms.get(step)
+        loss = math.fsum(self._gather_losses(step)) / self._weight
+        measured_norm = None if norm is None else float(norm)
+
+        seconds = self.stopwatch.seconds
+        place = place_of(plan, step)
+        elapsed = max(seconds - self._logged_seconds, 1e-9)
+        samples_per_second = (place["samples"] - self._logged_samples) / elapsed
+        weight_per_second = (self.total_weight - self._logged_weight) / elapsed
+        self._logged_samples, self._logged_weight = place["samples"], self.total_weight
+        self._logged_seconds = seconds
+        return LoggedStep(
+            **place,
+            loss=loss,
+            lr=self._backend.learning_rate,
+            grad_norm=measured_norm,
+            global_batch_size=plan.batch_at(step - 1).size,
+            samples_per_second=round(samples_per_second, 3),
+            tokens_per_second=round(weight_per_second, 3) if plan.loss_unit == "tokens" else None,
+            mfu=self.utilization.at(samples_per_second),
+            seconds=round(self.seconds, 3),
+        )
+
+    def summary(self, step: int, about: dict[str, Any]) -> dict[str, Any]:
+        """The content of summary.json after `step` steps, with `about` as it is; rates are of this attempt."""
+        seconds = max(self.stopwatch.seconds, 1e-9)
+        samples = self._plan.batch_at(step).samples_before
+        rate = (samples - self._earlier_samples) / seconds
+        in_tokens = self._plan.loss_unit == "tokens"
+        return {
+            "steps": step,
+            "planned_steps": self._plan.total_steps,
+            "samples": samples,
+            "train_seconds": round(self.seconds, 3),
+            "samples_per_second": round(rate, 3),
+            "world_size": self._plan.world_size,
+            **about,
+            **({"tokens_per_second": round(self.total_weight / seconds, 3)} if in_tokens else {}),
+            "mfu": self.utilization.at(rate),
+            "mfu_convention": self.utilization.convention,
+        }
+
+    def check(self, step: int) -> None:
+        """Raise TrainingFailed on all processes if a loss or norm not logged yet, up to `step`, is not finite."""
+        if self._loss_sums:
+            self._gather_losses(step)
+
+    def _gather_losses(self, step: int) -> list[float]:
+        """Each process's sum of losses of step `step`, the last one added.
+
+        All losses and norms since the last call must be finite. Norms are those of the gradients of all processes.
+        """
+        steps = list(self._loss_sums)
+        window = torch.stack(list(self._loss_sums.values())).tolist()
+        self._loss_sums.clear()
+        first_bad = next((index for index, loss_sum in enumerate(window) if not math.isfinite(loss_sum)), -1)
+        mine = (window[-1], first_bad, window[first_bad])
+        numbers = self._backend.all_gather(torch.tensor(mine, dtype=torch.double, device=self._backend.device)).tolist()
+        bad = [(int(index), rank, value) for rank, (_, index, value) in enumerate(numbers) if index >= 0]
+        if bad:
+            index, rank, value = min(bad)
+            raise _not_finite(f"the loss is {value} at step {steps[index]} on rank {rank}")
+        norms, self._norms = self._norms, {}
+        for bad_step, norm in zip(norms, torch.stack([*norms.values()]).tolist() if norms else [], strict=True):
+            if not math.isfinite(norm):
+                loss = math.fsum(loss_sum for loss_sum, _, _ in numbers) / self._weight
+                what = f" (the loss was {loss:.6g})" if bad_step == step else ""
+                raise _not_finite(f"the gradient's norm is {norm} at step {bad_step}{what}")
+        return [loss_sum for loss_sum, _, _ in numbers]
+
+
+def place_of(plan: RunPlan, step: int) -> dict[str, Any]:
+    """Where training is after `step` steps: "step", "samples" trained on and "epoch"."""
+    return {
+        "step": step,
+        "samples": plan.batch_at(step).samples_before,
+        "epoch": round(float(plan.timeline.progress(step, "epochs")), 6),
+    }
+
+
+def _not_finite(what: str) -> TrainingFailed:
+    return TrainingFailed(
+        f"{what}; training stopped and no weights were written. Try a longer learning_rate.warmup, a lower "
+        "learning_rate.base_lr, or optimizer.clip_norm, and look at the data of that step; faults.on_non_finite can "
+        "leave such steps out",
+        everywhere=True,
+    )

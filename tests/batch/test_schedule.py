@@ -1,0 +1,85 @@
+"""Learning rates against hand-computed tables, Goyal's numbers and the schedulers of `transformers`."""
+
+import pytest
+import torch
+from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
+
+from largebatch.batch.schedule import Schedule
+
+GOYAL_8K = Schedule(
+    end=14040 * 8192,  # 90 epochs of 156 steps
+    warmup=780 * 8192,
+    warmup_start_lr=0.1,
+    decay="step",
+    milestones=(4680 * 8192, 9360 * 8192, 12480 * 8192),
+    factor=0.1,
+)
+
+
+@pytest.mark.parametrize(
+    ("step", "lr"),
+    [
+        (0, 0.1),  # warmup starts from eta, not from zero
+        (1, 0.1 + 3.1 / 780),
+        (390, 1.65),
+        (779, 3.2 - 3.1 / 780),
+        (780, 3.2),
+        (4679, 3.2),
+        (4680, 0.32),
+        (9359, 0.32),
+        (9360, 0.032),
+        (12479, 0.032),
+        (12480, 0.0032),
+        (14039, 0.0032),
+    ],
+)
+def test_goyal_at_8k(step, lr):
+    assert GOYAL_8K.lr_at(step * 8192, peak_lr=3.2) == pytest.approx(lr, rel=1e-12)
+
+
+# A peak, a schedule in batches of one sample, and its learning rates.
+TABLES = {
+    "constant": (1.0, Schedule(10, warmup=2), [0, 0.5, 1, 1, 1, 1, 1, 1, 1, 1]),
+    "no warmup": (2.0, Schedule(3), [2, 2, 2]),
+    "linear": (1.0, Schedule(8, warmup=4, decay="linear", decay_start=4), [0, 0.25, 0.5, 0.75, 1, 0.75, 0.5, 0.25]),
+    "linear to a tenth": (1.0, Schedule(4, decay="linear", final_fraction=0.1), [1, 0.775, 0.55, 0.325]),
+    "polynomial": (1.6, Schedule(4, decay="polynomial", power=2.0), [1.6, 0.9, 0.4, 0.1]),
+    "polynomial to a fifth": (1.0, Schedule(2, decay="polynomial", power=3.0, final_fraction=0.2), [1, 0.3]),
+    "cosine": (2.0, Schedule(4, decay="cosine"), [2, 1 + 2**-0.5, 1, 1 - 2**-0.5]),
+    "cosine to a half": (2.0, Schedule(2, decay="cosine", final_fraction=0.5), [2, 1.5]),
+    "step": (1.0, Schedule(6, decay="step", milestones=(2, 4), factor=0.5), [1, 1, 0.5, 0.5, 0.25, 0.25]),
+    "warmup, stable, decay": (
+        1.0,
+        Schedule(8, warmup=2, decay="warmup_stable_decay", decay_start=4),
+        [0, 0.5, 1, 1, 1, 0.75, 0.5, 0.25],
+    ),
+    "milestone within warmup": (
+        1.0,
+        Schedule(5, warmup=4, decay="step", milestones=(2,), factor=0.1),
+        [0, 0.25, 0.5, 0.75, 0.1],
+    ),
+    "warmup that is the whole run": (1.0, Schedule(4, warmup=4, decay="cosine", decay_start=4), [0, 0.25, 0.5, 0.75]),
+    "warmup from above zero": (0.8, Schedule(3, warmup=2, warmup_start_lr=0.2), [0.2, 0.5, 0.8]),
+    "constant warmup": (0.8, Schedule(4, warmup=2, warmup_start_lr=0.2, warmup_shape="constant"), [0.2, 0.2, 0.8, 0.8]),
+    "warmup from above the peak": (0.1, Schedule(3, warmup=2, warmup_start_lr=0.2), [0.1, 0.1, 0.1]),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_hand_computed_table(name):
+    peak_lr, schedule, expected = TABLES[name]
+    assert [schedule.lr_at(step, peak_lr) for step in range(len(expected))] == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("decay", "scheduler_of"),
+    [("linear", get_linear_schedule_with_warmup), ("cosine", get_cosine_schedule_with_warmup)],
+)
+def test_agrees_with_transformers(decay, scheduler_of):
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3)
+    scheduler = scheduler_of(optimizer, num_warmup_steps=7, num_training_steps=50)
+    schedule = Schedule(50 * 16, warmup=7 * 16, decay=decay, decay_start=7 * 16)
+    for step in range(50):
+        assert schedule.lr_at(step * 16, 0.3) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9, abs=1e-12)
+        optimizer.step()
+        scheduler.step()

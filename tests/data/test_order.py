@@ -1,0 +1,119 @@
+"""The stateless shuffle: a bijection, unbiased, and the same global batches for every way to share them out."""
+
+import numpy as np
+import pytest
+
+from largebatch.batch import Length, Timeline
+from largebatch.data.order import Permutation, TrainingOrder, derive_seed, epoch_order
+
+BILLION = 10**9
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 10, 16, 17, 100, 1437, 65536, 99991])
+@pytest.mark.parametrize("key", [0, 12345])
+def test_every_element_exactly_once(size, key):
+    assert np.array_equal(np.sort(Permutation(size, key)(np.arange(size))), np.arange(size))
+
+
+def test_any_position_on_its_own_is_the_same():
+    order = epoch_order(1437, seed=3, epoch=2)
+    whole = order(np.arange(1437))
+    assert [int(order(np.array([position]))[0]) for position in (0, 700, 1436)] == whole[[0, 700, 1436]].tolist()
+
+
+def test_a_billion_samples():
+    """In range, all different, and spread over the whole range; a stored shuffle would need 8 GB."""
+    found = epoch_order(BILLION, seed=0, epoch=0)(np.arange(BILLION - 4096, BILLION))
+    assert len(set(found.tolist())) == 4096
+    assert found.min() >= 0
+    assert found.max() < BILLION
+    assert abs(found.mean() / BILLION - 0.5) < 4 / np.sqrt(12 * 4096)
+
+
+def test_seeds_and_epochs_give_other_orders():
+    orders = [epoch_order(1000, seed, epoch)(np.arange(1000)) for seed in (0, 1) for epoch in (0, 1)]
+    for number, order in enumerate(orders):
+        for other in orders[:number]:
+            # Two independent permutations agree in one place on average.
+            assert (order == other).sum() < 10
+
+
+def test_first_and_neighboring_elements_are_uniform():
+    """Chi-squared over 4,000 keys: of the first element, and of the distance between the first two."""
+    size, keys = 20, 4000
+    firsts = np.array([Permutation(size, derive_seed(key))(np.arange(2)) for key in range(keys)])
+    for values, cells in ((firsts[:, 0], size), ((firsts[:, 1] - firsts[:, 0]) % size - 1, size - 1)):
+        counts = np.bincount(values, minlength=cells)
+        expected = keys / cells
+        chi_squared = ((counts - expected) ** 2 / expected).sum()
+        # 19 degrees of freedom: above 43.8 in one of a thousand.
+        assert chi_squared < 43.8
+
+
+FACTORISATIONS = [(1, 24), (1, 8), (2, 4), (3, 8), (4, 2), (6, 4), (24, 1)]
+
+
+BATCHES_OF_24 = Timeline.build(100, [(Length("steps", 0), 24)])
+
+
+def global_batch(step: int, world_size: int, micro_batch_size: int) -> list[int]:
+    order = TrainingOrder(BATCHES_OF_24, micro_batch_size, world_size, seed=5)
+    accumulation = 24 // (world_size * micro_batch_size)
+    return [
+        int(index)
+        for micro_step in range(accumulation)
+        for rank in range(world_size)
+        for index in order.micro_batch(step, micro_step, rank).indices
+    ]
+
+
+@pytest.mark.parametrize("step", [0, 3, 4, 11])
+def test_global_batches_are_the_same_for_every_factorisation(step):
+    batches = [global_batch(step, *factorisation) for factorisation in FACTORISATIONS]
+    assert all(batch == batches[0] for batch in batches)
+
+
+def test_an_epoch_repeats_nothing_and_the_next_is_shuffled_anew():
+    epochs = [
+        [index for step in range(4 * epoch, 4 * epoch + 4) for index in global_batch(step, 2, 4)] for epoch in (0, 1)
+    ]
+    assert all(len(set(epoch)) == 96 for epoch in epochs)
+    assert epochs[0] != epochs[1]
+
+
+def test_model_seed_depends_on_step_and_place_alone():
+    """Process 1's first micro-batch on two processes is the second one of a single process."""
+    alone = TrainingOrder(BATCHES_OF_24, 4, 1, seed=5)
+    shared = TrainingOrder(BATCHES_OF_24, 4, 2, seed=5)
+    assert shared.micro_batch(7, 0, rank=1).seed == alone.micro_batch(7, 1, rank=0).seed
+    seeds = {alone.micro_batch(step, micro_step, 0).seed for step in range(10) for micro_step in range(6)}
+    assert len(seeds) == 60
+
+
+@pytest.mark.parametrize(("world_size", "micro_batch_size"), [(1, 22), (1, 4), (2, 4), (3, 2), (4, 8), (7, 1)])
+def test_a_ragged_batch_is_shared_out_exactly(world_size, micro_batch_size):
+    """The last 22 of 100 samples after two batches of 39: each one counts once, on whatever process."""
+    timeline = Timeline.build(100, [(Length("steps", 0), 39)], keep_last=True)
+    order = TrainingOrder(timeline, micro_batch_size, world_size, seed=5)
+    micro_steps = -(-22 // (micro_batch_size * world_size))
+    work = [order.micro_batch(2, number, rank) for number in range(micro_steps) for rank in range(world_size)]
+    counted = [int(index) for micro_batch in work if micro_batch.contributes for index in micro_batch.indices]
+    assert counted == epoch_order(100, 5, 0)(np.arange(78, 100)).tolist()
+    # A process without samples goes through one of another, so that all make the same number of passes.
+    assert all(micro_batch.indices.tolist() == counted[:1] for micro_batch in work if not micro_batch.contributes)
+
+
+def test_many_micro_batches_at_once_are_those_of_one_at_a_time():
+    """Over several epochs, ragged ends, and more than are shuffled at once."""
+    timeline = Timeline.build(50, [(Length("steps", 0), 12), (Length("steps", 40), 24)], keep_last=True)
+    order = TrainingOrder(timeline, micro_batch_size=4, world_size=2, seed=3)
+    places = [(step, number) for step in range(70) for number in range(2 if step < 40 else 3)]
+    for rank in range(2):
+        together = list(order.micro_batches(places, rank))
+        assert len(together) == len(places) > 2 * 64
+        for place, found in zip(places, together, strict=True):
+            alone = order.micro_batch(*place, rank)
+            assert (found.epoch, found.seed, found.contributes) == (alone.epoch, alone.seed, alone.contributes)
+            np.testing.assert_array_equal(found.indices, alone.indices)
+    assert not all(found.contributes for found in together)
+    assert {found.epoch for found in together} > {0, 1, 2}

@@ -1,0 +1,193 @@
+"""Models built without weights: what their parameters would begin with is what `transformers` and torch give them."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    ResNetConfig,
+    ResNetForImageClassification,
+)
+
+from largebatch.errors import BackendMismatch
+from largebatch.model.initialization.building import build_without_weights
+from largebatch.model.initialization.seeded import Constant, Normal, Uniform
+
+
+def llama(tie: bool = False):
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=300,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            tie_word_embeddings=tie,
+            initializer_range=0.05,
+        )
+    )
+
+
+def gpt2():
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=300, n_positions=64, n_embd=64, n_layer=2, n_head=2, initializer_range=0.05)
+    )
+
+
+def bert():
+    return BertForMaskedLM(
+        BertConfig(
+            vocab_size=300,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            initializer_range=0.05,
+            pad_token_id=None,
+        )
+    )
+
+
+def resnet():
+    return ResNetForImageClassification(
+        ResNetConfig(embedding_size=32, hidden_sizes=[32, 64], depths=[1, 1], layer_type="basic", num_labels=40)
+    )
+
+
+@pytest.mark.parametrize("build", [llama, gpt2, bert, resnet])
+def test_what_is_noted_is_what_a_whole_model_has(build):
+    """Means and standard deviations of a model with weights, within five times what chance makes of them."""
+    torch.manual_seed(0)
+    whole = dict(build().named_parameters())
+    model, distributions = build_without_weights(build)
+    assert list(distributions) == [name for name, _ in model.named_parameters()] == list(whole)
+    for name, parameter in model.named_parameters():
+        assert parameter.is_meta
+        assert (parameter.shape, parameter.dtype) == (whole[name].shape, whole[name].dtype)
+        assert parameter.requires_grad
+        values = whole[name].detach().double()
+        match distributions[name]:
+            case Constant(value):
+                assert (values == value).all(), name
+            case Normal(mean, std):
+                assert values.mean() == pytest.approx(mean, abs=5 * std / math.sqrt(values.numel())), name
+                assert values.std() == pytest.approx(std, rel=5 / math.sqrt(2 * values.numel())), name
+            case Uniform(low, high):
+                assert low <= values.min() < low * 0.8, name
+                assert high * 0.8 < values.max() <= high, name
+
+
+def test_the_distributions_of_llama_and_gpt2_by_hand():
+    _, of_llama = build_without_weights(llama)
+    assert {name: kind for name, kind in of_llama.items() if "norm" in name} == dict.fromkeys(
+        (
+            "model.layers.0.input_layernorm.weight",
+            "model.layers.0.post_attention_layernorm.weight",
+            "model.layers.1.input_layernorm.weight",
+            "model.layers.1.post_attention_layernorm.weight",
+            "model.norm.weight",
+        ),
+        Constant(1.0),
+    )
+    assert {kind for name, kind in of_llama.items() if "norm" not in name} == {Normal(0.0, 0.05)}
+    _, of_gpt2 = build_without_weights(gpt2)
+    # Radford et al. 2019: residual projections by 1 / sqrt(2 x layers).
+    for name in ("transformer.h.1.attn.c_proj.weight", "transformer.h.0.mlp.c_proj.weight"):
+        assert of_gpt2[name] == Normal(0.0, 0.05 / 2)
+    assert of_gpt2["transformer.h.0.mlp.c_proj.bias"] == Constant(0.0)
+
+
+@pytest.mark.parametrize("build", [llama, gpt2, bert, resnet])
+def test_buffers_are_those_of_a_whole_model(build):
+    """Rotary frequencies and running statistics, of which no file and no strategy knows."""
+    model, _ = build_without_weights(build)
+    buffers, expected = dict(model.named_buffers()), dict(build().named_buffers())
+    assert buffers.keys() == expected.keys()
+    for name, buffer in buffers.items():
+        assert not buffer.is_meta
+        assert torch.equal(buffer, expected[name])
+
+
+def test_tied_embeddings_stay_tied():
+    model, distributions = build_without_weights(lambda: llama(tie=True))
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert "lm_head.weight" not in distributions
+
+
+def test_an_output_bias_that_is_replaced_while_it_is_tied():
+    """Its memory is another one each time; what was noted of a parameter that is gone must not become its own."""
+    for _ in range(20):
+        model, distributions = build_without_weights(bert)
+        head = model.cls.predictions
+        assert head.decoder.bias is head.bias
+        assert distributions["cls.predictions.bias"] == Constant(0.0)
+
+
+def test_outside_models_have_memory_again():
+    build_without_weights(llama)
+    assert not nn.Linear(2, 2).weight.is_meta
+
+
+class Shared(nn.Module):
+    """One parameter under two names, from the start."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Parameter(torch.empty(3))
+        self.other = self.one
+        twice = nn.Parameter(torch.empty(2))
+        self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.first.bias = self.second.bias = twice
+        nn.init.ones_(self.one)
+        nn.init.zeros_(self.second.bias)
+
+
+def test_what_is_shared_stays_shared():
+    model, distributions = build_without_weights(Shared)
+    assert model.one is model.other
+    assert model.first.bias is model.second.bias
+    assert (distributions["one"], distributions["first.bias"]) == (Constant(1.0), Constant(0.0))
+
+
+class Own(nn.Module):
+    def __init__(self, initialize):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 3))
+        with torch.no_grad():
+            initialize(self.weight)
+
+
+@pytest.mark.parametrize(
+    ("initialize", "last"),
+    [
+        (nn.Parameter.numel, "nothing"),
+        (lambda weight: nn.init.normal_(weight).mul_(2), "mul_"),
+        (lambda weight: nn.init.normal_(weight)[0].zero_(), "zero_ of a part"),
+        (nn.init.trunc_normal_, "(clamp_|nothing)"),
+        (nn.init.eye_, "eye"),
+    ],
+)
+def test_what_does_not_follow_from_a_name_is_refused(initialize, last):
+    build_without_weights(lambda: Own(nn.init.normal_))
+    with pytest.raises(BackendMismatch, match=f"parameter weight would begin with values .* is {last}"):
+        build_without_weights(lambda: Own(initialize))
+
+
+def test_nothing_is_believed_of_a_parameter_that_was_thrown_away():
+    """Its place in memory may be the next one's."""
+
+    def build():
+        for _ in range(50):
+            Own(nn.init.zeros_)
+        return Own(nn.Parameter.numel)
+
+    with pytest.raises(BackendMismatch, match="is nothing"):
+        build_without_weights(build)

@@ -1,0 +1,234 @@
+"""Starting weights from files: the ones that `from_pretrained` reads, or a refusal that says what is wrong."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import tasks
+from jobs import JobFailed, run_job
+from largebatch.config import load_config
+from largebatch.errors import UserError
+from largebatch.model.initialization.building import build_without_weights
+from largebatch.model.initialization.pretrained import PretrainedWeights, find_folder
+from model.initialization.starting import TINY_LLAMA, prepared
+from paths import LLAMA
+
+
+def saved(folder, tie=False, dtype=torch.float32, **options):
+    """A model with other weights than any seed's, saved by `transformers` alone."""
+    torch.manual_seed(99)
+    config = LlamaConfig(
+        vocab_size=257,
+        hidden_size=20,
+        intermediate_size=47,
+        num_hidden_layers=2,
+        num_attention_heads=5,
+        num_key_value_heads=5,
+        tie_word_embeddings=tie,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
+        dtype=dtype,
+    )
+    model = LlamaForCausalLM(config).to(dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder, **options)
+    return folder
+
+
+def words_for(folder, tie=False):
+    return (f"--model.initial_weights={folder}", f"--model.tie_embeddings={str(tie).lower()}")
+
+
+def assert_reads(found, folder):
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    for name, parameter in model.named_parameters():
+        assert found[name].tobytes() == parameter.detach().numpy().tobytes(), name
+    with torch.no_grad():
+        logits = model(input_ids=torch.arange(32).view(2, 16)).logits.numpy()
+    np.testing.assert_allclose(found["logits"], logits, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "world_size"), [("single", 1), ("ddp", 2), ("fsdp", 2), ("zero2", 2)])
+def test_one_file(strategy, world_size, tmp_path):
+    folder = saved(tmp_path / "model")
+    results = run_job(prepared, tmp_path / "run", *words_for(folder), strategy=strategy, world_size=world_size)
+    assert_reads(results[0], folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
+@pytest.mark.parametrize("tie", [False, True])
+def test_several_files_and_their_index_in_bfloat16(strategy, tie, tmp_path):
+    folder = saved(tmp_path / "model", tie, torch.bfloat16, max_shard_size="10KB")
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    results = run_job(prepared, tmp_path / "run", *words_for(folder, tie), strategy=strategy, world_size=3)
+    assert_reads(results[0], folder)
+
+
+@pytest.mark.slow
+def test_what_an_earlier_run_has_left(tmp_path):
+    """Its own format round trip: another run goes on from a run's model folder."""
+    folder = saved(tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    (folder / "config.json").unlink()
+    save_file({name: tensor.half() for name, tensor in weights.items()}, folder / "model.safetensors")
+    results = run_job(prepared, tmp_path / "run", *words_for(folder), strategy="single", world_size=1)
+    for name, tensor in weights.items():
+        np.testing.assert_array_equal(results[0][name], tensor.half().float().numpy())
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------
+
+
+def read(folder, *words):
+    """Check the folder against the recipe's model, and read all of it."""
+    config = load_config(LLAMA, (*TINY_LLAMA, *words))
+    model, _ = build_without_weights(lambda: tasks.build_model(LLAMA)(config))
+    weights = PretrainedWeights(find_folder(str(folder)), model)
+    return {name: weights.read(name, 0, parameter.numel()) for name, parameter in model.named_parameters()}
+
+
+def change_tensors(folder, change):
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def change_config(folder, **values):
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | values))
+
+
+def cut_short(folder):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+NORM = "model.layers.1.input_layernorm.weight"
+PLANTED = {
+    "no files": (lambda folder: (folder / "model.safetensors").unlink(), "neither model.safetensors nor model.safe"),
+    "missing": (
+        lambda folder: change_tensors(folder, lambda tensors: tensors.pop(NORM)),
+        rf"weights of another model:\n  - it has no {NORM}$",
+    ),
+    "unexpected": (
+        lambda folder: change_tensors(folder, lambda tensors: tensors.update(model_extra=torch.ones(2))),
+        r"another model:\n  - the model has no model_extra$",
+    ),
+    "shape": (
+        lambda folder: change_tensors(folder, lambda tensors: tensors.update({NORM: torch.ones(10, 2)})),
+        rf"  - {NORM} is of shape \(10, 2\), the model's is of shape \(20,\)$",
+    ),
+    "rotary base": (
+        lambda folder: change_config(folder, rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
+        r"its config.json has rope_parameters .*10000.0.*, this model .*500000.0",
+    ),
+    "rotary scaling": (
+        lambda folder: change_config(
+            folder, rope_parameters={"rope_type": "linear", "factor": 8.0, "rope_theta": 500000.0}
+        ),
+        "its config.json has rope_parameters .*linear",
+    ),
+    "eps": (lambda folder: change_config(folder, rms_norm_eps=1e-6), "has rms_norm_eps 1e-06, this model 1e-05"),
+    "heads": (lambda folder: change_config(folder, num_attention_heads=10), "has num_attention_heads 10, this model 5"),
+    "another type": (
+        lambda folder: change_config(folder, model_type="mistral"),
+        "of type mistral, this is one of llama",
+    ),
+    "heads that do not divide": (
+        lambda folder: change_config(folder, num_attention_heads=3),
+        r"model: its config\.json is not one of a model: .*hidden size",
+    ),
+    "cut short": (cut_short, r"model: model\.safetensors cannot be read"),
+    "both of tied": (
+        lambda folder: change_config(folder, tie_word_embeddings=True),
+        "it has both model.embed_tokens.weight and lm_head.weight, which are one",
+        "--model.tie_embeddings=true",
+    ),
+    "not tied": (lambda _: None, "tie_word_embeddings False, this model True", "--model.tie_embeddings=true"),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_wrong_folders_are_refused(name, tmp_path):
+    plant, message, *words = PLANTED[name]
+    folder = saved(tmp_path / "model")
+    read(folder)
+    plant(folder)
+    with pytest.raises(UserError, match=r"(?s)model\.initial_weights: .*" + message):
+        read(folder, *words)
+
+
+def lose_a_file(folder, index):
+    (folder / next(iter(index["weight_map"].values()))).unlink()
+
+
+def name_a_tensor_of_another_file(_, index):
+    names = sorted(index["weight_map"])
+    index["weight_map"][names[0]] = index["weight_map"][names[-1]]
+
+
+@pytest.mark.parametrize(
+    ("plant", "message"),
+    [
+        (lose_a_file, r"safetensors cannot be read: "),
+        (name_a_tensor_of_another_file, "cannot be read: it has no tensor lm_head.weight"),
+        (lambda _, index: index.pop("weight_map"), "has no weight_map"),
+        (lambda _, index: index["weight_map"].pop(NORM), f"it has no {NORM}"),
+    ],
+)
+def test_wrong_indices_are_refused(plant, message, tmp_path):
+    folder = saved(tmp_path / "model", max_shard_size="10KB")
+    file = folder / "model.safetensors.index.json"
+    index = json.loads(file.read_text())
+    read(folder)
+    plant(folder, index)
+    file.write_text(json.dumps(index))
+    with pytest.raises(UserError, match=rf"model\.initial_weights: .*(?s:.)*{message}"):
+        read(folder)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_refused_says_so_once_and_leaves_nothing(tmp_path):
+    folder = saved(tmp_path / "model")
+    PLANTED["missing"][0](folder)
+    with pytest.raises(JobFailed) as failure:
+        run_job(prepared, tmp_path / "run", *words_for(folder), strategy="fsdp", world_size=2)
+    assert "exit code 2" in str(failure.value)
+    assert f"- it has no {NORM}" in str(failure.value)
+    assert "Traceback" not in str(failure.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_such_folder_and_no_such_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"there is no folder './none' \(looked from "):
+        find_folder("./none")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        UserError, match=r"'nobody/nothing' could not be downloaded: .*; write a local folder, or the id"
+    ):
+        find_folder("nobody/nothing")
+
+
+def test_a_model_in_the_hubs_cache(tmp_path, monkeypatch):
+    """What `huggingface_hub` has downloaded before is found where it put it."""
+    revision = "0" * 40
+    model = tmp_path / "models--somebody--something"
+    folder = saved(model / "snapshots" / revision)
+    (model / "refs").mkdir()
+    (model / "refs/main").write_text(revision)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub._snapshot_download.constants.HF_HUB_CACHE", str(tmp_path))
+    found = find_folder("somebody/something")
+    assert found.samefile(folder)
+    shutil.rmtree(folder)

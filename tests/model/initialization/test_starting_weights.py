@@ -1,0 +1,153 @@
+"""Random starting weights are a function of seed and name: the same bits on every strategy and number of processes."""
+
+import json
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import tasks
+from evaluate_saved import evaluate_saved
+from jobs import JobFailed, run_job, train
+from model.initialization.starting import TINY_LLAMA, prepared
+from paths import LLAMA
+from reference import draw_by_name
+from resuming import Interruption, assert_bit_for_bit, assert_same_weights, run_interrupted
+
+
+@cache
+def expected(seed: int = 0, tie: bool = False) -> dict[str, np.ndarray]:
+    """By hand: ones for norms, and for everything else a normal distribution of a seed of its own."""
+    from largebatch.config import load_config
+
+    words = [*TINY_LLAMA, f"--model.tie_embeddings={str(tie).lower()}"]
+    model = tasks.build_model(LLAMA)(load_config(LLAMA, words))
+    draw_by_name(model, seed, std=0.02)
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    weights |= {f"buffer/{name}": buffer for name, buffer in model.named_buffers()}
+    with torch.no_grad():
+        weights["logits"] = model(input_ids=torch.arange(32).view(2, 16)).logits
+    return {name: tensor.numpy() for name, tensor in weights.items()}
+
+
+def assert_starts_from(found: dict[str, np.ndarray], weights: dict[str, np.ndarray]) -> None:
+    assert found.keys() == weights.keys()
+    for name, values in weights.items():
+        if name == "logits":
+            np.testing.assert_allclose(found[name], values, rtol=1e-5, atol=1e-6)
+        else:
+            assert found[name].tobytes() == values.tobytes(), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "world_size"),
+    [("ddp", 2), ("fsdp", 1), ("fsdp", 3), ("zero1", 3), ("zero2", 2), ("zero3", 1), ("zero3", 2), ("zero3", 3)],
+)
+def test_the_same_bits_everywhere(strategy, world_size, tmp_path):
+    results = run_job(prepared, tmp_path / "run", strategy=strategy, world_size=world_size)
+    assert_starts_from(results[0], expected())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
+def test_tied_embeddings_and_another_seed(strategy, tmp_path):
+    words = ("--model.tie_embeddings=true", "--seed=7")
+    results = run_job(prepared, tmp_path / "run", *words, strategy=strategy)
+    assert_starts_from(results[0], expected(seed=7, tie=True))
+    assert "lm_head.weight" not in results[0]
+
+
+def test_no_two_parameters_and_no_two_seeds_are_alike():
+    drawn = {name: values for name, values in expected().items() if "_proj" in name or "embed" in name}
+    beginnings = [values.reshape(-1)[:20].tobytes() for values in drawn.values()]
+    assert len(set(beginnings)) == len(drawn) == 15
+    other = expected(seed=7, tie=True)
+    assert not any(np.array_equal(values, other[name]) for name, values in drawn.items())
+
+
+# --- processes that would differ ----------------------------------------------------------------------------------
+
+
+def prepared_with_another_seed_on_rank_1(run_dir):
+    import os
+
+    from largebatch.model.initialization.seeded import SeededWeights
+
+    read = SeededWeights.read
+
+    def read_otherwise(weights, name, start, stop):
+        if os.environ["RANK"] == "1" and name == "model.layers.1.mlp.up_proj.weight":
+            weights._seed = 1
+        return read(weights, name, start, stop)
+
+    SeededWeights.read = read_otherwise
+    prepared(run_dir)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero3"])
+def test_processes_that_draw_other_weights_are_refused(strategy, tmp_path):
+    with pytest.raises(JobFailed) as failure:
+        run_job(prepared_with_another_seed_on_rank_1, tmp_path / "run", strategy=strategy, world_size=2)
+    assert "rank 1 starts from another model.layers.1.mlp.up_proj.weight than rank 0" in str(failure.value)
+    assert not (tmp_path / "run").exists()
+
+
+# --- going on, and the end ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
+def test_resumed_bit_for_bit(strategy, tmp_path):
+    """And what is left at the end, which no process has put together, is what `transformers` reads."""
+    words = (*TINY_LLAMA, "--logging.every=1", "--data.num_eval_samples=32")
+    assert run_interrupted(tmp_path / "whole", words, strategy=strategy, recipe=LLAMA) is None
+    interruption = Interruption("signal", 0, 5)
+    report = run_interrupted(tmp_path / "run", words, interruption, strategy=strategy, recipe=LLAMA)
+    assert "exit code 75" in report
+    assert run_interrupted(tmp_path / "run", words, strategy=strategy, recipe=LLAMA) is None
+    assert_bit_for_bit(tmp_path / "run", tmp_path / "whole")
+    (evaluation,) = [json.loads(line) for line in (tmp_path / "run/evaluations.jsonl").read_text().splitlines()]
+    assert evaluation["loss"] == pytest.approx(evaluate_saved(tmp_path / "run")["loss"], rel=1e-5)
+    _, about = AutoModelForCausalLM.from_pretrained(tmp_path / "run/model", output_loading_info=True)
+    assert not any(about.values())
+
+
+def train_llama(run_dir, disk_is_full):
+    """Or rather, it takes everything but checkpoints."""
+    from largebatch.checkpoint.save import CheckpointWriter
+
+    def refuse(*_):
+        raise OSError(28, "No space left on device")
+
+    if disk_is_full:
+        CheckpointWriter._write_own = refuse
+    train(LLAMA, *TINY_LLAMA, "--data.num_eval_samples=8", run_dir=run_dir)
+
+
+@pytest.mark.slow
+def test_weights_are_gathered_where_the_last_checkpoint_could_not_be_written(tmp_path):
+    for disk_is_full in (True, False):
+        run_job(train_llama, tmp_path / str(disk_is_full), disk_is_full, strategy="fsdp")
+    assert not list((tmp_path / "True/checkpoints").glob("step_*"))
+    assert_same_weights(tmp_path / "True/model", tmp_path / "False/model")
+
+
+# --- perplexity ---------------------------------------------------------------------------------------------------
+
+
+def evaluated(run_dir, recipe, *words):
+    train(recipe, *words, "--logging.trackers=[]", "--train.stop_after_steps=2", run_dir=run_dir)
+    return json.loads((run_dir / "evaluations.jsonl").read_text().splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_perplexity_is_of_the_mean_over_tokens(tmp_path):
+    words = ("--data.samples=documents", "--data.num_train_samples=600", "--data.num_eval_samples=32")
+    found = run_job(evaluated, tmp_path / "run", LLAMA, *TINY_LLAMA, *words)[0]
+    assert found["perplexity"] == pytest.approx(np.exp(found["loss"]), rel=1e-12)
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["evaluation"] == {name: found[name] for name in ("loss", "perplexity")}

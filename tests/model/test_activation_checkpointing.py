@@ -1,0 +1,137 @@
+"""Activation checkpointing changes not a bit of the training, on every strategy, and does spare memory."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+import tasks
+from jobs import JobFailed, run_job, train
+from largebatch.config import load_config
+from largebatch.model.activation_checkpointing import checkpoint_activations
+from paths import BERT, DIGITS, LLAMA, PYDOC, SIMCLR, VIT_DIGITS
+from resuming import EXACT as EXACT_OF_A_STEP
+from test_strategies import recorded
+
+SMALL = ("--model.num_layers=2", "--model.hidden_size=32", "--model.num_heads=2", "--data.block_size=32")
+SHORT = ("--train.stop_after_steps=4", "--batch.micro_batch_size=8", "--evaluation.max_samples=20")
+CHECKPOINTING = "--compute.activation_checkpointing=true"
+RESNET = '{"architecture": "resnet", "embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 2], "layer_type": '
+# Numbers of a logged step and of an evaluation that do not depend on the clock.
+EXACT = (*EXACT_OF_A_STEP, "accuracy", "knn_accuracy")
+# Dropout; a model without weights at first; BatchNorm, alone and over all processes; a loss in two passes.
+RECIPES = {
+    "dropout": (PYDOC, (*SMALL, "--model.dropout=0.2")),
+    "bf16": (PYDOC, (*SMALL, "--model.dropout=0.2", "--precision=bf16")),
+    "large model": (LLAMA, (*SMALL, "--model.num_kv_heads=1", "--model.intermediate_size=47")),
+    "masked": (BERT, (*SMALL, "--model.dropout=0.2")),
+    "vit": (VIT_DIGITS, ("--model.hidden_size=32", "--model.dropout=0.2")),
+    "batch norm": (DIGITS, ()),
+    "synchronized": (DIGITS, ("--model.sync_batch_norm=true",)),
+    "two passes": (SIMCLR, (f'--model={RESNET}"bottleneck"}}',)),
+}
+CASES = [
+    ("dropout", "ddp"),
+    ("dropout", "fsdp"),
+    ("dropout", "zero2"),
+    ("bf16", "fsdp"),
+    ("large model", "zero3"),
+    ("masked", "fsdp"),
+    ("vit", "zero3"),
+    ("batch norm", "zero1"),
+    ("batch norm", "zero3"),
+    ("synchronized", "zero2"),
+    ("two passes", "fsdp"),
+]
+
+
+def assert_bit_identical(one: dict, other: dict) -> None:
+    """Losses, norms and evaluations, and weights and buffers after each step."""
+    for kind in ("metrics", "evaluations"):
+        for mine, theirs in zip(one[kind], other[kind], strict=True):
+            assert {name: mine[name] for name in EXACT if name in mine} == {
+                name: theirs[name] for name in EXACT if name in theirs
+            }
+    for mine, theirs in zip(one["weights"], other["weights"], strict=True):
+        for name, tensor in theirs.items():
+            np.testing.assert_array_equal(mine[name], tensor, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "strategy"), CASES)
+def test_not_a_bit_changes(name, strategy, tmp_path):
+    recipe, overrides = RECIPES[name]
+    words = (*overrides, *SHORT)
+    plain = run_job(recorded, recipe, tmp_path / "plain", *words, strategy=strategy)[0]
+    checkpointed = run_job(recorded, recipe, tmp_path / "other", *words, CHECKPOINTING, strategy=strategy)[0]
+    assert len(plain["metrics"]) == len(plain["weights"]) == 4
+    assert_bit_identical(checkpointed, plain)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_it(tmp_path):
+    """It may be switched when a run is resumed."""
+    recipe, overrides = RECIPES["dropout"]
+    words = (*overrides, *SHORT, "--logging.every=1", "--logging.trackers=[]")
+    run_job(train_in, recipe, tmp_path / "run", *words, "--train.stop_after_steps=2", strategy="single", world_size=1)
+    resumed = run_job(recorded, recipe, tmp_path / "run", *words, CHECKPOINTING, strategy="single", world_size=1)[0]
+    whole = run_job(recorded, recipe, tmp_path / "whole", *words, strategy="single", world_size=1)[0]
+    assert [line["loss"] for line in resumed["metrics"]] == [line["loss"] for line in whole["metrics"]]
+    for name, tensor in whole["weights"][-1].items():
+        np.testing.assert_array_equal(resumed["weights"][-1][name], tensor, err_msg=name)
+
+
+def train_in(recipe, run_dir, *words):
+    train(recipe, *words, run_dir=run_dir)
+
+
+def bytes_kept(model: nn.Module, **inputs: torch.Tensor) -> int:
+    """What autograd keeps of a forward pass, but for parameters."""
+    storages = {}
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        kept_alive = model(**inputs)
+    assert kept_alive.logits.requires_grad
+    return sum(storages.values())
+
+
+def kept_of_a_transformer(recipe: Path, num_layers: int, recompute: bool) -> int:
+    config = load_config(recipe, (f"--model.num_layers={num_layers}", "--model.hidden_size=64", "--data.block_size=64"))
+    model = tasks.build_model(recipe)(config)
+    if recompute:
+        checkpoint_activations(model)
+    return bytes_kept(model, input_ids=torch.zeros(4, 64, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("recipe", [PYDOC, BERT])
+def test_blocks_keep_their_inputs_only(recipe):
+    """What a block keeps is what one more of them makes."""
+    plain = kept_of_a_transformer(recipe, 6, recompute=False)
+    block = kept_of_a_transformer(recipe, 7, recompute=False) - plain
+    inputs = 4 * 64 * 64 * torch.float32.itemsize
+    assert kept_of_a_transformer(recipe, 6, recompute=True) == plain - 6 * block + 6 * inputs
+
+
+def test_residual_blocks_keep_less():
+    config = load_config(DIGITS, ("--model.depths=[3, 3, 3]",))
+    model = tasks.build_model(DIGITS)(config)
+    plain = bytes_kept(model, pixel_values=torch.zeros(4, 1, 16, 16))
+    checkpoint_activations(model)
+    assert bytes_kept(model, pixel_values=torch.zeros(4, 1, 16, 16)) < plain / 2
+
+
+@pytest.mark.slow
+def test_models_without_such_blocks_are_refused(tmp_path):
+    with pytest.raises(JobFailed, match=r"Encoder has no blocks that can be computed again.*write false"):
+        run_job(train_in, SIMCLR, tmp_path / "run", CHECKPOINTING, strategy="ddp")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,112 @@
+"""The losses of a linear layer chunk by chunk, against torch's `linear` and `cross_entropy`."""
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy, linear
+
+from largebatch.data.text import IGNORE_INDEX
+from largebatch.model import linear_token_losses as module
+from largebatch.model.linear_token_losses import linear_token_losses
+
+BATCH, TOKENS, FEATURES, CLASSES = 3, 7, 5, 11
+# From one token a chunk to all of them; 8 does not divide 21.
+CHUNKS = [1, 8, 21, 1000]
+# What is made of the losses: their sum; the sum of sums; a weighted sum; the square of a sum.
+OBJECTIVES = {
+    "sum": lambda losses: losses.sum() * 0.25,
+    "sum of sums": lambda losses: losses.sum(dim=1).sum(),
+    "weighted": lambda losses: (losses * torch.linspace(-1, 2, losses.numel()).view(losses.shape)).sum(),
+    "square": lambda losses: losses.sum().square(),
+}
+
+
+@pytest.fixture
+def inputs() -> list[torch.Tensor]:
+    """Inputs, weight and bias in fp64, and targets of which some are ignored."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((BATCH, TOKENS, FEATURES), (CLASSES, FEATURES), (CLASSES,))
+    tensors = [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
+    targets = torch.randint(CLASSES, (BATCH, TOKENS), generator=generator)
+    targets[0, 2:] = targets[2, 0] = IGNORE_INDEX
+    return [*tensors, targets]
+
+
+def plain(inputs, weight, bias, targets):
+    logits = linear(inputs, weight, bias)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return cross_entropy(logits.transpose(1, 2), targets, ignore_index=IGNORE_INDEX, reduction="none")
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_losses_and_gradients_in_fp64(objective, has_bias, chunk, inputs, monkeypatch):
+    monkeypatch.setattr(module, "MOST_LOGITS", chunk * CLASSES)
+    hidden, weight, bias, targets = inputs
+    leaves = [hidden, weight, *([bias] if has_bias else [])]
+    results = []
+    for function in (linear_token_losses, plain):
+        losses = function(hidden, weight, bias if has_bias else None, targets)
+        results.append((losses, torch.autograd.grad(OBJECTIVES[objective](losses), leaves)))
+    (mine, my_gradients), (theirs, their_gradients) = results
+    torch.testing.assert_close(mine, theirs, rtol=1e-13, atol=1e-13)
+    assert (mine[targets == IGNORE_INDEX] == 0).all()
+    for my_gradient, their_gradient in zip(my_gradients, their_gradients, strict=True):
+        torch.testing.assert_close(my_gradient, their_gradient, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("trained", [0, 1, 2])
+def test_what_is_not_trained_gets_no_gradient(trained, inputs):
+    *leaves, targets = inputs
+    for position, leaf in enumerate(leaves):
+        leaf.requires_grad_(position == trained)
+    linear_token_losses(*leaves, targets).sum().backward()
+    mine = leaves[trained].grad
+    leaves[trained].grad = None
+    plain(*leaves, targets).sum().backward()
+    torch.testing.assert_close(mine, leaves[trained].grad, rtol=1e-12, atol=1e-13)
+    assert [leaf.grad is None for leaf in leaves] == [position != trained for position in range(3)]
+
+
+def test_a_second_backward_pass_has_the_same_gradient(inputs):
+    *leaves, targets = inputs
+    total = linear_token_losses(*leaves, targets).sum() * 3
+    first = [gradient.clone() for gradient in torch.autograd.grad(total, leaves, retain_graph=True)]
+    for one, other in zip(first, torch.autograd.grad(total, leaves), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
+
+
+def test_without_gradients_there_are_the_same_losses(inputs):
+    with torch.no_grad():
+        losses = linear_token_losses(*inputs)
+    assert not losses.requires_grad
+    torch.testing.assert_close(losses, plain(*inputs).detach(), rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("chunk", [8, 1000])
+def test_under_autocast_the_arithmetic_is_that_of_logits_in_bf16_and_losses_in_fp32(chunk, inputs, monkeypatch):
+    monkeypatch.setattr(module, "MOST_LOGITS", chunk * CLASSES)
+    *leaves, targets = inputs
+    exact = torch.autograd.grad(plain(*leaves, targets).sum(), leaves)
+    halves = [leaf.detach().float().requires_grad_() for leaf in leaves]
+    results = []
+    for function in (linear_token_losses, plain):
+        with torch.autocast("cpu", torch.bfloat16):
+            losses = function(*halves, targets)
+        assert losses.dtype == torch.float32
+        results.append((losses, torch.autograd.grad(losses.sum(), halves)))
+    (mine, my_gradients), (theirs, their_gradients) = results
+    torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+    for my_gradient, their_gradient, true in zip(my_gradients, their_gradients, exact, strict=True):
+        assert my_gradient.dtype == torch.float32
+        # No further from the exact gradient than what torch gives, but for luck.
+        assert (my_gradient - true).norm() <= 1.2 * (their_gradient - true).norm()
+
+
+def test_the_weights_gradient_is_summed_in_fp32(monkeypatch):
+    """Of a thousand chunks; in bfloat16, the sum would stop to grow at some hundred times what a chunk adds."""
+    monkeypatch.setattr(module, "MOST_LOGITS", 2)
+    hidden, weight, targets = torch.ones(1000, 1), torch.zeros(2, 1, requires_grad=True), torch.zeros(1000).long()
+    with torch.autocast("cpu", torch.bfloat16):
+        linear_token_losses(hidden, weight, None, targets).sum().backward()
+    torch.testing.assert_close(weight.grad, torch.tensor([[-500.0], [500.0]]))

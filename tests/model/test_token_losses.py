@@ -1,0 +1,206 @@
+"""Losses from the output layer itself: the same training on every strategy, without a tensor of the logits' size."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import tasks
+from jobs import run_job
+from largebatch.backend.compilation import compile_in_place
+from largebatch.config import load_config
+from largebatch.data.text import IGNORE_INDEX
+from largebatch.errors import UserError
+from largebatch.model import linear_token_losses, token_losses
+from largebatch.model.token_losses import LinearWithTargets, return_token_losses
+from paths import ADDITION, BERT, LLAMA, PYDOC
+from test_strategies import recorded
+
+AutoCausalLM = tasks.module("sft", "config").AutoCausalLM
+load_causal_lm = tasks.module("sft", "model").load_causal_lm
+
+SMALL = ("--model.num_layers=2", "--model.hidden_size=32", "--model.num_heads=2", "--data.block_size=32")
+SMALL_LLAMA = (*SMALL, "--model.num_kv_heads=1", "--model.intermediate_size=47")
+SHORT = ("--train.stop_after_steps=4", "--logging.every=1", "--evaluation.max_samples=20")
+LORA = '{"rank": 2, "alpha": 4, "target_modules": ["q_proj"]}'
+# Tied weights; weights that come later; a bias; a pretrained model with adapters, and packs.
+RECIPES = {
+    "gpt2": (PYDOC, SMALL),
+    "llama": (LLAMA, SMALL_LLAMA),
+    "untied": (LLAMA, (*SMALL_LLAMA, "--model.tie_embeddings=false")),
+    "bert": (BERT, SMALL),
+    "sft": (ADDITION, ("--data.packing=true", "--data.num_train_samples=900", f"--model.lora={LORA}")),
+}
+CASES = [
+    ("gpt2", "ddp"),
+    ("gpt2", "zero2"),
+    ("gpt2", "zero3"),
+    ("untied", "fsdp"),
+    ("untied", "zero1"),
+    ("llama", "zero3"),
+    ("bert", "fsdp"),
+    ("sft", "fsdp"),
+    ("sft", "zero3"),
+]
+
+
+def train_in_chunks(recipe, run_dir, *words):
+    """A hundred tokens or so a chunk; the last one of a micro-batch has fewer."""
+    linear_token_losses.MOST_LOGITS = 100 * 256
+    return recorded(recipe, run_dir, *words)
+
+
+def train_with_logits(recipe, run_dir, *words):
+    token_losses._output_layer = lambda _: None
+    return recorded(recipe, run_dir, *words)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "strategy"), CASES)
+def test_the_same_training(name, strategy, tmp_path):
+    recipe, overrides = RECIPES[name]
+    exact = strategy in ("ddp", "fsdp") and name in ("gpt2", "bert")
+    words = (*overrides, *SHORT, *(["--precision=fp64"] if exact else []))
+    tolerance = 1e-11 if exact else 1e-5
+    mine = run_job(train_in_chunks, recipe, tmp_path / "mine", *words, strategy=strategy)[0]
+    plain = run_job(train_with_logits, recipe, tmp_path / "plain", *words, strategy=strategy)[0]
+    assert len(mine["weights"]) == len(plain["weights"]) == 4
+    for kind in ("metrics", "evaluations"):
+        for one, other in zip(mine[kind], plain[kind], strict=True):
+            for number in {"loss", "grad_norm", "accuracy", "exact_match"} & other.keys():
+                assert one[number] == pytest.approx(other[number], rel=tolerance), number
+    for one, other in zip(mine["weights"], plain["weights"], strict=True):
+        assert one.keys() == other.keys()
+        for key, tensor in other.items():
+            difference = np.linalg.norm(one[key] - tensor) / max(np.linalg.norm(tensor), 1e-8)
+            assert difference <= tolerance, (key, difference)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Elements of the largest tensor that any operation gives, forward or backward."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        sizes = [tensor.numel() for tensor in tree_leaves(result) if isinstance(tensor, torch.Tensor)]
+        self.elements = max([self.elements, *sizes])
+        return result
+
+
+@pytest.mark.parametrize("recipe", [PYDOC, LLAMA, BERT])
+def test_there_is_no_tensor_of_the_logits_size(recipe, monkeypatch):
+    monkeypatch.setattr(linear_token_losses, "MOST_LOGITS", 2**13)
+    config = load_config(recipe, ("--model.vocab_size=4096", "--data.block_size=32"))
+    tokens = torch.arange(32 * 32).view(32, 32)
+    logits = tokens.numel() * 4096
+    model = tasks.build_model(recipe)(config)
+    with LargestTensor() as plain:
+        outputs = model(input_ids=tokens).logits
+        cross_entropy(outputs.transpose(1, 2), tokens).backward()
+    assert plain.elements >= logits
+    return_token_losses(model)
+    with LargestTensor() as mine:
+        model(input_ids=tokens, targets=tokens).sum().backward()
+    with LargestTensor() as evaluated, torch.no_grad():
+        model(input_ids=tokens, targets=tokens)
+    assert max(mine.elements, evaluated.elements) < logits / 4
+
+
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "pad_token_id": 0,
+}
+# What is done to logits: nothing, twice; soft-capped; multiplied; divided.
+MODELS = {
+    "qwen2": (True, {}),
+    "phi": (True, {}),
+    "gemma2": (False, {"final_logit_softcapping": 0.5}),
+    "cohere": (False, {"logit_scale": 0.25}),
+    "granite": (False, {"logits_scaling": 8.0}),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_any_model_of_transformers(kind):
+    """Those that make more of their logits give the losses of what they make."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    plain, settings = MODELS[kind]
+    known = AutoConfig.for_model(kind)
+    sizes = {name: value for name, value in SIZES.items() if hasattr(known, name)}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes, **settings)).train()
+    names = list(model.state_dict())
+    tokens = torch.arange(24).view(2, 12)
+    targets = (tokens + 1).index_fill(1, torch.tensor([0, 5]), IGNORE_INDEX)
+    expected = cross_entropy(model(input_ids=tokens).logits.transpose(1, 2), targets, reduction="none")
+    return_token_losses(model)
+    losses = model(input_ids=tokens, targets=targets)
+    torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-6)
+    assert isinstance(model.get_output_embeddings(), LinearWithTargets) is plain
+    assert model(input_ids=tokens).logits.shape == (2, 12, 64)
+    assert list(model.state_dict()) == names
+
+
+@pytest.mark.slow
+def test_a_model_that_is_compiled_whole(monkeypatch):
+    """As one is whose blocks are of several kinds."""
+    from functools import partial
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    model = load_causal_lm(AutoCausalLM(architecture="auto", config={"model_type": "llama", **SIZES}))
+    blocks = model.model.layers
+    blocks[1].__class__ = type("OtherBlock", (type(blocks[1]),), {})
+    tokens = torch.arange(24).view(2, 12)
+    expected = cross_entropy(model(input_ids=tokens).logits.transpose(1, 2), tokens, reduction="none")
+    expected.sum().backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    return_token_losses(model)
+    assert compile_in_place(model, torch.device("cpu")) == [model]
+    losses = model(input_ids=tokens, targets=tokens)
+    losses.sum().backward()
+    torch.testing.assert_close(losses, expected)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[name])
+    with torch.no_grad():
+        assert model(input_ids=tokens).logits.shape == (2, 12, 64)
+
+
+def test_adapters_on_the_output_layer_count():
+    section = {"model_type": "llama", **SIZES}
+    lora = {"rank": 2, "alpha": 64, "target_modules": ["lm_head"]}
+    model = load_causal_lm(AutoCausalLM(architecture="auto", config=section, lora=lora))
+    for name, parameter in model.named_parameters():
+        if "lora" in name:
+            torch.nn.init.normal_(parameter)
+    tokens = torch.arange(24).view(2, 12)
+    expected = cross_entropy(model(input_ids=tokens).logits.transpose(1, 2), tokens, reduction="none")
+    return_token_losses(model)
+    torch.testing.assert_close(model(input_ids=tokens, targets=tokens), expected)
+
+
+def test_a_model_that_could_not_be_asked_is_asked_in_training():
+    section = AutoCausalLM(architecture="auto", config={"model_type": "granite", "logits_scaling": 8.0, **SIZES})
+    with torch.device("meta"):
+        model = load_causal_lm(section)
+    return_token_losses(model)
+    model.to_empty(device="cpu")
+    with pytest.raises(UserError, match=r"GraniteForCausalLM makes more of its logits.*compute the loss from logits"):
+        model(input_ids=torch.zeros(1, 4, dtype=torch.int64), targets=torch.zeros(1, 4, dtype=torch.int64))
+
+
+def test_targets_of_another_shape_are_refused():
+    model = tasks.build_model(PYDOC)(load_config(PYDOC))
+    return_token_losses(model)
+    tokens = torch.zeros(2, 8, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"targets of shape \(16,\); give a target"):
+        model(input_ids=tokens, targets=tokens.flatten())

@@ -1,0 +1,245 @@
+"""Supervised fine-tuning under every strategy, against a plain PyTorch loop; adapters: trained, saved, resumed."""
+
+import json
+import math
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tasks
+from jobs import run_job
+from paths import ADDITION
+from resuming import Interruption, assert_bit_for_bit, run_interrupted
+from test_strategies import assert_same, recorded
+
+pytestmark = pytest.mark.slow
+
+STEPS = 12
+TINY = (
+    '--model.config={"model_type": "llama", "vocab_size": 256, "hidden_size": 16, "intermediate_size": 32, '
+    '"num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64}',
+    "--data.num_eval_samples=40",
+    '--learning_rate.warmup.duration={"steps": 6}',
+)
+SINGLE = (*TINY, '--batch={"global_batch_size": 32, "micro_batch_size": 8}')
+PACKED = (
+    *TINY,
+    "--data.packing=true",
+    "--data.num_train_samples=1250",
+    '--batch={"global_batch_size": 8, "micro_batch_size": 2}',
+)
+LORA = (*SINGLE, '--model.lora={"rank": 2, "alpha": 4.0}', "--optimizer.weight_decay=0.1")
+RECIPES = {"pairs": SINGLE, "packs": PACKED, "lora": LORA}
+
+
+def train_plainly(overrides: tuple[str, ...], steps: int) -> dict:
+    """One process, nothing of the library but the model and the order of samples: each pair alone, its tokens made
+    from its text here, the loss torch's mean over the answer tokens of the whole global batch."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    from largebatch.config import load_config
+
+    addition = tasks.module("sft", "data").addition
+    from largebatch.data.order import epoch_order
+
+    config = load_config(ADDITION, overrides)
+    pairs = [(row["prompt"].encode(), row["answer"].encode() + b"\0") for row in addition()[0]]
+    samples = [[pair] for pair in pairs]
+    if config.data.packing:
+        samples, room = [], 0
+        for prompt, answer in pairs:
+            length = len(prompt) + len(answer) - 1
+            if length > room:
+                samples.append([])
+                room = config.data.block_size
+            samples[-1].append((prompt, answer))
+            room -= length
+    torch.manual_seed(config.seed)
+    model = tasks.build_model(ADDITION)(config).train()
+    options, size, trained = config.optimizer, config.batch.global_batch_size, {}
+    for name, parameter in model.named_parameters():
+        if "lora_" in name or config.model.lora is None:
+            trained[name] = parameter
+        else:
+            parameter.requires_grad_(False)
+    norms = [parameter for name, parameter in trained.items() if "norm" in name]
+    others = [parameter for name, parameter in trained.items() if "norm" not in name]
+    optimizer = torch.optim.AdamW(
+        [{"params": others, "weight_decay": options.weight_decay}, {"params": norms, "weight_decay": 0.0}],
+        betas=options.betas,
+        eps=options.eps,
+    )
+    metrics, weights = [], []
+    for step in range(steps):
+        chosen = epoch_order(len(samples), config.seed, 0)(np.arange(step * size, (step + 1) * size))
+        losses = []
+        for prompt, answer in (pair for index in chosen for pair in samples[index]):
+            tokens = torch.tensor([*prompt, *answer])
+            logits = model(input_ids=tokens[None, :-1]).logits[0]
+            losses.append(cross_entropy(logits[-len(answer) :], tokens[-len(answer) :], reduction="none"))
+        loss = torch.cat(losses).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(trained.values(), options.clip_norm)
+        rate = config.learning_rate.base_lr * math.sqrt(size / config.learning_rate.reference_batch_size)
+        rate *= min(step / 6, 1) if step <= 6 else cosine(config, len(samples) // size, step)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        metrics.append({"loss": loss.item(), "lr": rate, "grad_norm": norm.item()})
+        weights.append({name: p.detach().numpy().copy() for name, p in model.named_parameters()})
+    return {"metrics": metrics, "weights": weights}
+
+
+def cosine(config, steps_per_epoch: int, step: int) -> float:
+    total = config.train.duration.epochs * steps_per_epoch
+    final = config.learning_rate.decay.final_fraction
+    return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * (step - 6) / (total - 6)))
+
+
+@cache
+def plain(name: str) -> dict:
+    (result,) = run_job(train_plainly, RECIPES[name], STEPS, strategy="single", world_size=1)
+    return result
+
+
+def words_of(name: str) -> tuple[str, ...]:
+    return (*RECIPES[name], f"--train.stop_after_steps={STEPS}")
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    [("pairs", "fsdp"), ("pairs", "zero1"), ("packs", "ddp"), ("packs", "zero3"), ("lora", "fsdp"), ("lora", "zero2")],
+)
+def test_two_processes(name, strategy, tmp_path):
+    result = run_job(recorded, ADDITION, tmp_path / "run", *words_of(name), strategy=strategy)[0]
+    assert_same(result, plain(name), STEPS)
+
+
+@pytest.mark.parametrize(("name", "micro_batch_size"), [("pairs", 32), ("packs", 1), ("lora", 4)])
+def test_one_process(name, micro_batch_size, tmp_path):
+    words = (*words_of(name), f"--batch.micro_batch_size={micro_batch_size}")
+    result = run_job(recorded, ADDITION, tmp_path / "run", *words, strategy="single", world_size=1)[0]
+    assert_same(result, plain(name), STEPS)
+
+
+def test_evaluation_is_of_single_pairs_also_where_training_packs(tmp_path):
+    """Loss a mean over answer tokens, exact match over pairs; from the final weights, pair by pair."""
+    for name in ("pairs", "packs"):
+        result = run_job(recorded, ADDITION, tmp_path / name, *words_of(name), strategy="ddp")[0]
+        (expected,) = run_job(evaluate_plainly, tmp_path / name / "model", strategy="single", world_size=1)
+        (line,) = result["evaluations"]
+        assert line["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+        assert line["exact_match"] == expected["exact_match"]
+
+
+def evaluate_plainly(folder: Path) -> dict[str, float]:
+    import torch
+    from torch.nn.functional import cross_entropy
+    from transformers import AutoModelForCausalLM
+
+    addition = tasks.module("sft", "data").addition
+
+    model, losses, exact = AutoModelForCausalLM.from_pretrained(folder).eval(), [], []
+    for row in addition()[1].select(range(40)):
+        tokens = torch.tensor([*row["prompt"].encode(), *row["answer"].encode(), 0])
+        first = len(row["prompt"])
+        with torch.no_grad():
+            logits = model(input_ids=tokens[None, :-1]).logits[0, first - 1 :]
+        losses += cross_entropy(logits, tokens[first:], reduction="none").tolist()
+        exact.append(bool((logits.argmax(dim=-1) == tokens[first:]).all()))
+    return {"loss": sum(losses) / len(losses), "exact_match": sum(exact) / len(exact)}
+
+
+# --- adapters -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def base(tmp_path):
+    """A small pretrained model in a local folder."""
+    run_job(save_base, tmp_path / "base", strategy="single", world_size=1)
+    return tmp_path / "base"
+
+
+def save_base(folder: Path) -> None:
+    import torch
+
+    from largebatch.config import load_config
+
+    load_causal_lm = tasks.module("sft", "model").load_causal_lm
+
+    torch.manual_seed(7)
+    load_causal_lm(load_config(ADDITION, SINGLE).model).save_pretrained(folder)
+
+
+def adapter_words(base: Path, dropout: float = 0.0) -> tuple[str, ...]:
+    lora = json.dumps({"rank": 2, "alpha": 4.0, "dropout": dropout})
+    return (
+        *SINGLE,
+        "--model.config=null",
+        f"--model.path={base}",
+        f"--model.lora={lora}",
+        f"--train.stop_after_steps={STEPS}",
+        "--logging.every=1",
+        "--logging.trackers=[]",
+    )
+
+
+def logits_of(base: Path, adapter: Path):
+    """Of the base with an adapter, as a user of peft loads them."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
+    tokens = torch.arange(40, 60)[None]
+    with torch.no_grad():
+        before = plain(input_ids=tokens).logits.numpy()
+        adapted = PeftModel.from_pretrained(plain, adapter).eval()
+        return before, adapted(input_ids=tokens).logits.numpy()
+
+
+def logits_after_training(run_dir: Path, *words: str):
+    """Train, and return on rank 0 the logits of the whole weights as the strategy has them, without peft's files."""
+    import torch
+
+    from largebatch.config import load_config
+
+    load_causal_lm = tasks.module("sft", "model").load_causal_lm
+
+    state = recorded(ADDITION, run_dir, *words)["weights"][-1]
+    model = load_causal_lm(load_config(ADDITION, words).model).eval()
+    model.load_state_dict({name: torch.from_numpy(tensor) for name, tensor in state.items()}, strict=False)
+    with torch.no_grad():
+        return model(input_ids=torch.arange(40, 60)[None]).logits.numpy()
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
+def test_adapters_are_saved_and_exported_as_peft_has_them(strategy, base, tmp_path):
+    from largebatch.tools.command_line import main
+
+    run_dir = tmp_path / "run"
+    expected = run_job(logits_after_training, run_dir, *adapter_words(base), strategy=strategy)[0]
+    assert main(["export", str(run_dir), str(tmp_path / "exported")]) == 0
+    for folder in (run_dir / "model", tmp_path / "exported"):
+        assert {file.name for file in folder.iterdir()} >= {"adapter_config.json", "adapter_model.safetensors"}
+        assert not (folder / "model.safetensors").exists()
+        assert json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
+        (before, after) = run_job(logits_of, base, folder, strategy="single", world_size=1)[0]
+        assert np.abs(after - expected).max() <= 1e-6 * np.abs(expected).max()
+        assert np.abs(after - before).max() > 1e-3 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(("strategy", "world_size"), [("fsdp", 2), ("zero1", 2), ("zero3", 3)])
+def test_adapters_resume_bit_for_bit(strategy, world_size, base, tmp_path):
+    """With dropout, whose seeds must go on where they were."""
+    place = {"strategy": strategy, "world_size": world_size, "recipe": ADDITION}
+    words = (*adapter_words(base, dropout=0.1), '--batch={"global_batch_size": 24, "micro_batch_size": 4}')
+    assert run_interrupted(tmp_path / "whole", words, **place) is None
+    run_dir = tmp_path / "stopped"
+    assert "exit code 75" in run_interrupted(run_dir, words, Interruption("signal", 1, 5), **place)
+    assert run_interrupted(run_dir, words, **place) is None
+    assert_bit_for_bit(run_dir, tmp_path / "whole", "adapter_model.safetensors")

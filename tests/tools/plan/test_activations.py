@@ -1,0 +1,94 @@
+"""Activations that are counted on shapes, against what autograd keeps of a real micro-batch."""
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+import tasks
+from largebatch.config import load_config
+from largebatch.model.activation_checkpointing import checkpoint_activations
+from largebatch.tools.plan.activations import activation_bytes
+from largebatch.tools.plan.recipe_model import recipe_model
+from paths import BERT, DIGITS, LLAMA, PYDOC, SIMCLR, VIT_DIGITS
+
+RECOMPUTE = "--compute.activation_checkpointing=true"
+
+
+def counted(recipe, *words):
+    config = load_config(recipe, words)
+    model, example_batch = recipe_model(config, recipe)
+    return activation_bytes(model, config, example_batch)
+
+
+def kept_by_a_forward_pass(recipe, *words):
+    """With real numbers; the model's own, without parameters and buffers."""
+    config = load_config(recipe, words)
+    model = tasks.build_model(recipe)(config).train()
+    if config.compute.activation_checkpointing:
+        checkpoint_activations(model)
+    size = config.batch.micro_batch_size
+    if recipe in (DIGITS, VIT_DIGITS, SIMCLR):
+        size *= 2 if recipe == SIMCLR else 1
+        inputs = {"pixel_values": torch.rand(size, 1, config.data.image_size, config.data.image_size)}
+    else:
+        tokens = torch.randint(256, (size, config.data.block_size))
+        inputs = {"input_ids": tokens, "targets": tokens}
+    own = {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    kept = []
+
+    def keep(tensor):
+        kept.append(tensor)
+        return tensor
+
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bf16")
+    with saved_tensors_hooks(keep, lambda tensor: tensor), autocast:
+        outputs = model(**inputs)
+    # Those that the output layer has computed with its losses.
+    kept += [each for each in getattr(getattr(outputs, "grad_fn", None), "gradients", ()) if each is not None]
+    sizes = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in kept}
+    return sum(size for address, size in sizes.items() if address not in own)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("recipe", "tolerance"),
+    [(DIGITS, 0.005), (SIMCLR, 0.005), (VIT_DIGITS, 0), (BERT, 0.01), (PYDOC, 0.05), (LLAMA, 0.1)],
+)
+def test_shapes_keep_what_numbers_keep(recipe, tolerance, precision):
+    """But for causal masks, which models leave out where they can look at numbers, and a kernel's scratch."""
+    words = (f"--precision={precision}", "--batch.micro_batch_size=4")
+    real, fake = kept_by_a_forward_pass(recipe, *words), counted(recipe, *words)
+    assert fake == pytest.approx(real, rel=tolerance, abs=0)
+
+
+def test_the_output_layer_keeps_the_gradient_of_its_weights_instead_of_logits():
+    words = ("--batch.micro_batch_size=1", "--data.block_size=64")
+    many, few = 20_000, 300
+    more = counted(PYDOC, *words, f"--model.vocab_size={many}") - counted(PYDOC, *words, f"--model.vocab_size={few}")
+    hidden_size = load_config(PYDOC, []).model.hidden_size
+    assert more == (many - few) * hidden_size * torch.float32.itemsize
+
+
+def test_a_recomputed_model_keeps_the_inputs_of_its_blocks_and_one_block():
+    words = ("--batch.micro_batch_size=4", "--model.num_layers=6")
+    everything, real = counted(VIT_DIGITS, *words), kept_by_a_forward_pass(VIT_DIGITS, *words, RECOMPUTE)
+    block = (everything - counted(VIT_DIGITS, "--batch.micro_batch_size=4", "--model.num_layers=4")) / 2
+    assert counted(VIT_DIGITS, *words, RECOMPUTE) == pytest.approx(real + block, rel=0.02)
+
+
+def test_twice_the_micro_batch_is_twice_as_much():
+    sizes = [counted(DIGITS, f"--batch.micro_batch_size={size}") for size in (4, 8, 16)]
+    assert sizes[2] - sizes[1] == pytest.approx(2 * (sizes[1] - sizes[0]), rel=0.01)
+
+
+def test_a_task_without_an_example_batch_is_not_estimated():
+    config = load_config(DIGITS)
+    assert activation_bytes(recipe_model(config, DIGITS)[0], config, None) is None
+
+
+def test_a_model_that_looks_at_numbers_is_not_estimated():
+    def nothing_that_fits(config):
+        return {"pixel_values": torch.zeros(config.batch.micro_batch_size)}
+
+    config = load_config(DIGITS)
+    assert activation_bytes(recipe_model(config, DIGITS)[0], config, nothing_that_fits) is None

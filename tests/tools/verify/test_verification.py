@@ -1,0 +1,438 @@
+"""`largebatch verify` says that what is the same is the same, and finds what is not."""
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tasks
+from jobs import JobFailed
+from largebatch.config import load_config
+from largebatch.tools.command_line import main
+from largebatch.tools.verify import verification
+from largebatch.tools.verify.training import Trained
+from largebatch.tools.verify.verification import (
+    Combination,
+    Differences,
+    Verification,
+    compare,
+    in_one_line,
+    limits_with,
+    usual_limits,
+)
+from paths import DIGITS, PYDOC, ROOT, STRATEGIES
+
+CONFIGS = {name: ROOT / f"recipes/accelerate_configs/{name}.yaml" for name in STRATEGIES}
+TINY = (
+    "--model.num_layers=1",
+    "--model.hidden_size=16",
+    "--model.num_heads=2",
+    "--data.block_size=16",
+    "--batch.global_batch_size=24",
+    "--batch.micro_batch_size=4",
+)
+SGD = (
+    '--optimizer={"name": "sgd", "weight_decay": 0.01, "momentum": 0.9, "nesterov": true, "clip_norm": null}',
+    "--learning_rate.base_lr=0.1",
+    "--learning_rate.warmup=null",
+)
+DOCUMENTS = ("--data.samples=documents", "--data.num_train_samples=2000")
+# Ten of 34 samples are left for the second step: 24 and 10.
+RAGGED = ("--data.num_train_samples=34", "--batch.drop_last=false", '--train.duration={"steps": 100}')
+
+
+def rows_of(recipe: Path, overrides: tuple[str, ...], *combinations: Combination, steps: int = 6):
+    comparison = Verification(load_config(recipe, overrides), recipe, overrides, CONFIGS, steps=steps)
+    return list(comparison.rows(combinations))
+
+
+def verdicts_of(*arguments, **options) -> list[str]:
+    return [row.verdict for row in rows_of(*arguments, **options)]
+
+
+def recipe_with(bug: str, folder: Path) -> Path:
+    """The recipe of a user's own task: a copy of the shipped one, with a bug in its train.py."""
+    script = tasks.copy("causal_lm", folder) / "train.py"
+    script.write_text(f"{bug}\n{script.read_text()}")
+    return script.with_name(PYDOC.name)
+
+
+BUGS = {
+    "the loss is divided by each process's own weight": (
+        """
+from largebatch.run import Step
+def backward(self, loss_sum, original=Step.backward):
+    original(self, loss_sum / self._backend.plan.world_size)
+Step.backward = backward
+""",
+        (),
+        Combination("ddp", 2, 4),
+    ),
+    "a window cut short by the end of the epoch is divided by the full number of micro-batches": (
+        """
+from largebatch.run import Step
+def backward(self, loss_sum, original=Step.backward):
+    mean = loss_sum / self._micro_step.weight
+    plan = self._backend.plan
+    original(self, mean * self.weight / (plan.gradient_accumulation_steps * plan.world_size))
+Step.backward = backward
+""",
+        RAGGED,
+        Combination("ddp", 3, 2),
+    ),
+    "DeepSpeed clips by default": (
+        """
+import largebatch.backend.check, largebatch.backend.zero
+original = largebatch.backend.zero.fill_from_plan
+largebatch.backend.zero.fill_from_plan = lambda *a: original(*a) | {"gradient_clipping": 0.01}
+largebatch.backend.check.compare = lambda *a: []
+""",
+        (),
+        Combination("zero1", 2, 4),
+    ),
+    "the schedule is stepped by every process": (
+        """
+from largebatch.plan import RunPlan
+def lr_of(self, batch, original=RunPlan.lr_of):
+    return original(self, batch._replace(samples_before=batch.samples_before * self.world_size))
+RunPlan.lr_of = lr_of
+""",
+        (),
+        Combination("fsdp", 2, 4),
+    ),
+    "unequal token counts are averaged rank by rank": (
+        """
+from largebatch.backend.base import Backend
+def sum_over_processes(self, count):
+    return lambda: count * self.world_size
+Backend.sum_over_processes = sum_over_processes
+""",
+        DOCUMENTS,
+        Combination("ddp", 2, 4),
+    ),
+    "a process without samples left counts another's": (
+        """
+from largebatch.data.order import TrainingOrder
+def micro_batches(*a, original=TrainingOrder.micro_batches):
+    return (each._replace(contributes=True) for each in original(*a))
+TrainingOrder.micro_batches = micro_batches
+""",
+        RAGGED,
+        Combination("ddp", 4, 2),
+    ),
+    "samples at the end are evaluated twice": (
+        """
+import largebatch.run.evaluate as evaluate
+def shares(num_samples, batch_size, rank, world_size):
+    for start in range(rank * batch_size, -(-num_samples // (batch_size * world_size)) * batch_size * world_size,
+                       batch_size * world_size):
+        start = start % num_samples
+        yield start, min(start + batch_size, num_samples)
+evaluate._shares = shares
+""",
+        (),
+        Combination("ddp", 2, 4),
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", dict.fromkeys(overrides for _, overrides, _ in BUGS.values()), ids=" ".join)
+def test_without_a_planted_bug_all_agree(overrides):
+    combinations = dict.fromkeys(combination for _, others, combination in BUGS.values() if others == overrides)
+    verdicts = verdicts_of(PYDOC, (*TINY, *SGD, *overrides), *combinations)
+    assert verdicts == ["reference", *["agrees"] * len(combinations)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_found(name, tmp_path):
+    bug, overrides, combination = BUGS[name]
+    assert verdicts_of(recipe_with(bug, tmp_path), (*TINY, *SGD, *overrides), combination) == ["reference", "differs"]
+
+
+@pytest.mark.slow
+def test_fp64_differs_by_its_own_rounding_only():
+    """Documents of unequal length, ragged batches and clipping, 50 steps: 1e-12 shows mathematics, not luck."""
+    words = (*TINY, *SGD, *DOCUMENTS, "--data.num_train_samples=130", "--batch.drop_last=false", "--precision=fp64")
+    words += ("--optimizer.clip_norm=0.5", "--data.num_eval_samples=40", '--train.duration={"steps": 100}')
+    combinations = [Combination("ddp", 3, 4), Combination("fsdp", 2, 4), Combination("ddp", 4, 2)]
+    reference, *rows = rows_of(PYDOC, words, *combinations, steps=50)
+    assert reference.verdict == "reference"
+    for row in rows:
+        assert row.verdict == "agrees", row
+        assert max(dataclasses.astuple(row.differences)) <= 1e-12
+    assert any(max(dataclasses.astuple(row.differences)) > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_fp64_on_zero_is_a_row_that_says_why():
+    _, row = rows_of(PYDOC, (*TINY, "--precision=fp64"), Combination("zero2", 2, 4), steps=2)
+    assert row.verdict == "failed"
+    assert row.problem.startswith("DeepSpeed ZeRO keeps its master weights in fp32")
+
+
+@pytest.mark.slow
+def test_bf16_recipes_can_be_told_from_wrong_ones(tmp_path):
+    """Adam's weights differ by some 1e-3 by rounding alone; losses and gradients still tell a bug of half a percent."""
+    words = (*TINY, "--precision=bf16")
+    combination = Combination("ddp", 2, 2)
+    assert verdicts_of(PYDOC, words, combination, steps=8) == ["reference", "agrees"]
+    bug = """
+from largebatch.run import Step
+def backward(self, loss_sum, original=Step.backward):
+    original(self, loss_sum * (1.005 if self._backend.plan.world_size > 1 else 1.0))
+Step.backward = backward
+"""
+    assert verdicts_of(recipe_with(bug, tmp_path), words, combination, steps=8) == ["reference", "differs"]
+
+
+@pytest.mark.slow
+def test_batch_norm_is_compared_at_its_own_micro_batch_size():
+    combinations = [Combination("ddp", 2, 16), Combination("ddp", 2, 8)]
+    rows = rows_of(DIGITS, ("--precision=fp64",), *combinations, steps=3)
+    assert [(row.combination.strategy, row.combination.micro_batch_size, row.verdict) for row in rows] == [
+        ("single", 16, "reference"),
+        ("ddp", 16, "agrees"),
+        ("single", 8, "reference"),
+        ("ddp", 8, "agrees"),
+    ]
+
+
+@pytest.mark.slow
+def test_what_rounding_alone_makes_is_measured(monkeypatch):
+    """A ResNet enlarges rounding beyond the usual tolerance; held against itself from weights moved by one rounding."""
+    arguments = (DIGITS, (), Combination("ddp", 2, 16))
+    _, row = rows_of(*arguments, steps=20)
+    assert row.verdict == "agrees"
+    assert row.differences.parameters > 1e-6
+    assert row.problem.startswith("rounding alone makes as much of it: loss ")
+    monkeypatch.setattr(verification, "CLEAR", usual_limits(1e-7))
+    _, row = rows_of(*arguments, steps=20)
+    assert row.verdict == "unclear"
+    assert row.problem.endswith("too much to tell: use fewer --steps, or --precision fp64")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ending", "problem"),
+    [
+        ("", "UserError: the script trained no step"),
+        ("import sys; sys.exit(0)", "UserError: the script trained no step"),
+        ("import sys; sys.exit('no')", "rank 0: exit code no"),
+        (
+            "from largebatch.run import Run; Run.finish = lambda run: None\nREST",
+            "the script wrote no weights: end it with",
+        ),
+    ],
+)
+def test_scripts_that_do_not_train(ending, problem, tmp_path):
+    recipe = recipe_with(ending.removesuffix("REST"), tmp_path)
+    if "REST" not in ending:
+        recipe.with_name("train.py").write_text(ending)
+    reference, row = rows_of(recipe, TINY, Combination("ddp", 2, 4), steps=2)
+    assert (reference.verdict, row.verdict) == ("failed", "failed")
+    assert problem in reference.problem
+
+
+@pytest.mark.slow
+def test_a_script_may_evaluate_nothing_and_leave_by_exit(tmp_path):
+    bug = "from largebatch.run import Run\nRun.should_evaluate = False"
+    recipe = recipe_with(bug, tmp_path)
+    script = recipe.with_name("train.py")
+    script.write_text(script.read_text() + "raise SystemExit(0)\n")
+    assert verdicts_of(recipe, TINY, Combination("ddp", 2, 4), steps=2) == ["reference", "agrees"]
+
+
+@pytest.mark.slow
+def test_the_process_that_failed_first_is_named(tmp_path):
+    """The others fail because of it, with errors of their own."""
+    bug = "import os\nif os.environ.get('RANK') == '1':\n    import time; time.sleep(2); raise ValueError('boom')"
+    _, row = rows_of(recipe_with(bug, tmp_path), TINY, Combination("ddp", 2, 4), steps=2)
+    assert row.verdict == "failed"
+    assert re.fullmatch(r"rank 1: ValueError: boom \(\S+causal_lm/train\.py:3\)", row.problem)
+
+
+@pytest.mark.slow
+def test_running_statistics_while_the_batch_shrinks_to_one_micro_batch():
+    sizes = '--batch.global_batch_size=[{"from": {"steps": 0}, "size": 64}, {"from": {"steps": 3}, "size": 32}]'
+    small = ("--data.image_size=8", "--model.hidden_sizes=[8]", "--model.depths=[1]", "--model.embedding_size=8")
+    words = (sizes, *small, "--precision=fp64")
+    assert verdicts_of(DIGITS, words, Combination("ddp", 2, 16)) == ["reference", "agrees"]
+
+
+@pytest.mark.slow
+def test_a_failure_is_a_row_and_the_rest_goes_on(tmp_path):
+    recipe = recipe_with("import os\nassert os.environ.get('WORLD_SIZE') != '2', 'not two of us'", tmp_path)
+    combinations = [Combination("ddp", 2, 4), Combination("ddp", 4, 4), Combination("ddp", 3, 4)]
+    rows = rows_of(recipe, (*TINY, "--batch.global_batch_size=48"), *combinations, steps=2)
+    assert [row.verdict for row in rows] == ["reference", "failed", "agrees", "agrees"]
+    assert ": AssertionError: not two of us (" in rows[1].problem
+
+
+@pytest.mark.slow
+def test_a_failed_reference_leaves_nothing_to_compare_with(tmp_path):
+    recipe = recipe_with("raise ValueError('broken')", tmp_path)
+    rows = rows_of(recipe, TINY, Combination("ddp", 2, 4), steps=2)
+    assert [row.verdict for row in rows] == ["failed", "failed"]
+    assert rows[0].problem.startswith("rank 0: ValueError: broken (")
+    assert rows[1].problem == "there is nothing to compare it with"
+
+
+# --- the comparison -----------------------------------------------------------------------------------------------
+
+LINES = [{"loss": 2.0, "lr": 0.1, "grad_norm": 4.0}, {"loss": 1.0, "lr": 0.0, "grad_norm": 2.0}]
+RUN = Trained(LINES, [{"step": 2, "loss": 3.0}], {"weight": np.array([3.0, 4.0]), "bias": np.zeros(2)})
+
+
+def test_relative_differences_by_hand():
+    changed = Trained(
+        [{"loss": 2.002, "lr": 0.1, "grad_norm": 4.0}, {"loss": 1.0, "lr": 0.0, "grad_norm": 1.9}],
+        [{"step": 2, "loss": 3.3}],
+        {"weight": np.array([3.0, 4.05]), "bias": np.array([1e-6, 0.0])},
+    )
+    differences = compare(changed, RUN)
+    assert differences.loss == pytest.approx(1e-3)
+    assert differences.grad_norm == pytest.approx(0.05)
+    assert differences.lr == 0.0
+    assert differences.evaluation == pytest.approx(0.1)
+    assert differences.parameters == pytest.approx(0.01)
+    # The bias: against a thousandth of the model's root mean square, 2.5, times the root of its two elements.
+    only_bias = dataclasses.replace(RUN, weights={**RUN.weights, "bias": np.array([1e-6, 0.0])})
+    assert compare(only_bias, RUN).parameters == pytest.approx(1e-6 / (2.5e-3 * 2**0.5))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        dataclasses.replace(RUN, metrics=LINES[:1]),
+        dataclasses.replace(RUN, metrics=[LINES[0], {**LINES[1], "lr": 1e-9}]),
+        dataclasses.replace(RUN, metrics=[LINES[0], {**LINES[1], "loss": float("nan")}]),
+        dataclasses.replace(RUN, metrics=[LINES[0], {**LINES[1], "grad_norm": float("nan")}]),
+        dataclasses.replace(RUN, evaluations=[]),
+        dataclasses.replace(RUN, evaluations=[{"step": 2, "loss": float("nan")}]),
+        dataclasses.replace(RUN, weights={"weight": RUN.weights["weight"]}),
+        dataclasses.replace(RUN, weights={**RUN.weights, "bias": np.array([np.nan, 0.0])}),
+        dataclasses.replace(RUN, weights={"bias": np.array([np.nan, 0.0]), "weight": RUN.weights["weight"]}),
+    ],
+)
+def test_what_is_missing_or_not_a_number_never_agrees(changed):
+    assert compare(RUN, RUN).within(usual_limits(1e-12))
+    assert not compare(changed, RUN).within(usual_limits(1e6))
+
+
+def test_the_learning_rate_must_be_equal():
+    assert Differences(1e-7, 1e-6, 0.0, 1e-7, 1e-7, 1e-7).within(usual_limits(1e-6))
+    assert not Differences(0.0, 0.0, 1e-16, 0.0, 0.0, 0.0).within(usual_limits(1e-6))
+
+
+def test_rounding_is_granted_to_what_it_was_measured_of():
+    """Ten times the loss's own to the loss, the weights' own to weights; to the first step only where models sum."""
+    rounding = Differences(1e-5, 1e-4, 0.0, 1e-3, 0.0, 1e-6)
+    limits = limits_with(rounding, tolerance=1e-6, sums_within_the_model=False)
+    assert Differences(9e-5, 9e-4, 0.0, 9e-3, 9e-7, 9e-7).within(limits)
+    for name, value in (("loss", 2e-4), ("grad_norm", 2e-3), ("parameters", 2e-2), ("evaluation", 2e-6), ("lr", 1e-9)):
+        assert not dataclasses.replace(Differences(0.0, 0.0, 0.0, 0.0, 0.0, 0.0), **{name: value}).within(limits), name
+    first = Differences(0.0, 0.0, 0.0, 0.0, 0.0, first_step=2e-6)
+    assert not first.within(limits)
+    limits = limits_with(rounding, tolerance=1e-6, sums_within_the_model=True)
+    assert first.within(limits)
+    assert not dataclasses.replace(first, first_step=2e-5).within(limits)
+
+
+def test_a_failure_in_one_line():
+    reports = [(0, "exit code 1", "launching\nwarning\n"), (1, "exit code 2", "x\nerror: write 3\n  - that\nbye\n")]
+    assert in_one_line(JobFailed(reports)) == "write 3 - that"
+    assert (
+        in_one_line(JobFailed([(1, "exit code 2", "[rank 1] error: sample 17 is corrupt\n")])) == "sample 17 is corrupt"
+    )
+    assert in_one_line(JobFailed(reports[:1])) == "rank 0: exit code 1"
+    traceback = 'Traceback:\n  File "/a/task/data.py", line 7, in fetch\n  File "/lib/torch.py", line 9\nValueError: no'
+    failed = JobFailed([(1, traceback, "")])
+    assert in_one_line(failed, Path("/a/task")) == "rank 1: ValueError: no (/a/task/data.py:7)"
+
+
+# --- the command --------------------------------------------------------------------------------------------------
+
+
+def verify(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "largebatch", "verify", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, timeout=600)
+
+
+@pytest.mark.slow
+def test_the_command(tmp_path):
+    output = tmp_path / "report.json"
+    words = ["--strategies", "ddp,zero2", "--world-sizes=1,2", "--steps=3", "--output", str(output), *TINY]
+    result = verify(str(PYDOC), *words)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count(" agrees") == 8
+    assert "8 of 8 combinations agree with one process" in result.stdout
+    report = json.loads(output.read_text())
+    assert (report["agree"], report["steps"], report["tolerance"]) == (True, 3, 1e-5)
+    assert [row["verdict"] for row in report["rows"]] == ["reference"] + ["agrees"] * 8
+    assert report["rows"][1]["differences"]["loss"] <= 1e-5
+    assert result.stderr == ""
+
+
+@pytest.mark.slow
+def test_the_command_for_a_copy_of_a_recipe_with_a_bug(tmp_path):
+    recipe = recipe_with(BUGS["the loss is divided by each process's own weight"][0], tmp_path)
+    recipe.rename(recipe.with_name("tiny.json"))
+    words = [
+        "--accelerate-configs",
+        str(ROOT / "recipes/accelerate_configs"),
+        "--strategies=ddp,zero1",
+        "--world-sizes=2",
+    ]
+    result = verify("causal_lm/tiny.json", *words, "--steps=3", *TINY, *SGD, cwd=tmp_path)
+    assert result.returncode == 1, result.stderr
+    assert "differs" in result.stdout
+    assert "0 of 4 combinations agree" in result.stdout
+    assert result.stdout.count("differs") == 4
+    assert json.loads((tmp_path / "runs/tiny.verify.json").read_text())["agree"] is False
+
+
+@pytest.mark.slow
+def test_the_command_with_tiny_data_instead_of_a_hubs(tmp_path):
+    words = ["--tiny-data", "--strategies=ddp", "--world-sizes=2", "--steps=2", f"--output={tmp_path / 'report.json'}"]
+    result = verify(str(PYDOC.with_name("gpt2_124m.json")), *words, "--batch.global_batch_size=16")
+    assert result.returncode == 0, result.stderr
+    # What is given on the command line counts more.
+    assert "instead of the recipe's own: tiny data, batch 16\n" in result.stdout
+    assert "2 of 2 combinations agree" in result.stdout
+    result = verify(str(DIGITS), *words, "--steps=1")
+    assert "no tiny data: the recipe's own are small and always there\n" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--world-sizes=1,3"],
+            "global_batch_size 32 is not a multiple of micro_batch_size x world_size = 8 x 3 = 24",
+        ),
+        (["--strategies=,"], "the list is empty"),
+        (["--world-sizes=,"], "the list is empty"),
+        (["--output=/proc/nowhere/x.json"], "--output: /proc/nowhere/x.json cannot be written"),
+        (['--debug_model={"hidden_sise": 8}'], "model.hidden_sise: unknown key, did you mean hidden_size?"),
+        (["--world-sizes=0"], "'0' is not a positive whole number"),
+        (["--strategies=ddp,zero4"], "zero4.yaml; known: ddp, fsdp, zero1, zero2, zero3"),
+        (["--accelerate-configs=nowhere"], "there is no nowhere; write --accelerate-configs FOLDER"),
+        (["--batch.micro_batch_size=5"], "32 is not a multiple of batch.micro_batch_size 5; nearest: 30, 35"),
+    ],
+)
+def test_the_command_refuses_before_anything_starts(words, message, capsys):
+    try:
+        code = main(["verify", str(PYDOC), *words])
+    except SystemExit as left:
+        code = left.code
+    assert code == 2
+    output = capsys.readouterr()
+    assert message in output.err
+    assert output.out == ""
