@@ -66,7 +66,7 @@ import sys
 sys.path.insert(0, {str(ROOT / "tests")!r})
 from pathlib import Path
 from jobs import run_job
-from rehearsal.test_jobs import write_pid_and_wait
+from tools.verify.test_jobs import write_pid_and_wait
 if __name__ == "__main__":
     run_job(write_pid_and_wait, Path({str(tmp_path)!r}))
 """

@@ -15,8 +15,8 @@ from largebatch.config import load_config
 from largebatch.errors import UserError
 from largebatch.model.initialization.building import build_without_weights
 from largebatch.model.initialization.pretrained import PretrainedWeights, find_folder
-from model.initialization.starting import TINY_LLAMA, prepared
 from paths import LLAMA
+from starting import TINY_LLAMA, prepared
 
 
 def saved(folder, tie=False, dtype=torch.float32, **options):

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from jobs import run_job, train
-from model.initialization.starting import Prepared
 from paths import LLAMA
+from starting import Prepared
 
 pytestmark = pytest.mark.slow
 

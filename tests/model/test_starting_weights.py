@@ -11,10 +11,10 @@ from transformers import AutoModelForCausalLM
 import tasks
 from evaluate_saved import evaluate_saved
 from jobs import JobFailed, run_job, train
-from model.initialization.starting import TINY_LLAMA, prepared
 from paths import LLAMA
 from reference import draw_by_name
 from resuming import Interruption, assert_bit_for_bit, assert_same_weights, run_interrupted
+from starting import TINY_LLAMA, prepared
 
 
 @cache
