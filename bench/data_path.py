@@ -29,7 +29,7 @@ from largebatch.batch import Length, Timeline
 from largebatch.config import load_config
 from largebatch.data.order import TrainingOrder
 from largebatch.data.source import Batch
-from largebatch.data.text import ArrowTokens, TokenBlocks, tokenize
+from largebatch.data.text import TokenBlocks, stored_stream, tokenize
 from largebatch.data.tokenizer import load_tokenizer
 from largebatch.task_folders import import_from
 from largebatch.tools.train_tokenizer import train_tokenizer
@@ -77,7 +77,7 @@ def simulated_blocks(rows: int) -> TokenBlocks:
     """A data set of so many blocks, whose Arrow chunks are all the same memory."""
     chunk = pa.array([np.arange(CHUNK_TOKENS, dtype=np.uint16)], type=pa.list_(pa.uint16()))
     chunks = pa.chunked_array([chunk] * (rows * BLOCK // CHUNK_TOKENS + 1))
-    tokens = ArrowTokens(SimpleNamespace(data=pa.table({"input_ids": chunks})))
+    tokens = stored_stream(SimpleNamespace(data=pa.table({"input_ids": chunks})))
     return TokenBlocks(tokens, BLOCK, rows, "rows")
 
 
@@ -146,7 +146,7 @@ def compare_tokenising(rounds: int, folder: Path) -> tuple[Comparison, list[Figu
 
     ways = {"map": usual, OURS: lambda: tokenize(documents, config.data, tokenizer)}
     measured = interleave(list(ways), rounds, lambda name: seconds(ways[name]))
-    stream = ArrowTokens(ways[OURS]())
+    stream = stored_stream(ways[OURS]())
     blocks = TokenBlocks(stream, 1024, (len(stream) - 1) // 1024, "blocks")
     order = np.random.default_rng(0).permutation(len(blocks) // 16 * 16).reshape(-1, 16)
     reading = [seconds(lambda: [blocks.fetch(indices, 0) for indices in order]) for _ in range(rounds)]

@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 import tasks
 from largebatch.config import load_config
 from largebatch.config.data import DataFiles
-from largebatch.data.text import ArrayTokens, ArrowTokens, TokenBlocks
+from largebatch.data.text import TokenBlocks, TokenStream, stored_stream
 from largebatch.errors import DataError, UserError
 from paths import PYDOC
 
@@ -52,7 +52,7 @@ def test_pydoc_blocks_are_the_text_cut_in_order():
 
 
 def test_every_token_is_predicted_once():
-    stream = ArrayTokens(np.arange(1001))
+    stream = TokenStream([np.arange(1001)])
     blocks = TokenBlocks(stream, block_size=10, num_samples=100, field="n")
     labels = blocks.fetch(np.arange(100), 0)["labels"]
     assert labels.flatten().tolist() == list(range(1, 1001))
@@ -94,7 +94,7 @@ def test_stream_over_many_arrow_chunks():
         datasets.Dataset.from_dict({"input_ids": [document.tolist() for document in documents[start : start + 7]]})
         for start in range(0, 60, 7)
     ]
-    stream = ArrowTokens(datasets.concatenate_datasets(parts))
+    stream = stored_stream(datasets.concatenate_datasets(parts))
     assert len(stream.chunks) > 5
     assert len(stream) == len(tokens)
     for start in range(0, len(tokens) - 13, 5):

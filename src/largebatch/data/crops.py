@@ -1,4 +1,4 @@
-"""Crops of encoded images, in the loader's process; what can wait for the device is left to `images.model_input`."""
+"""Crops of encoded images, in the loader's process; mirroring and normalizing are left to the device."""
 
 import math
 from typing import NamedTuple
@@ -9,29 +9,22 @@ from PIL import Image
 
 Pixels = NDArray[np.uint8]
 Box = tuple[float, float, float, float]
+"""Left, top, right and bottom, in pixels."""
 
 EVALUATION_CROP = 0.875  # the center crop's side over the shorter side of the image: 224 of 256
 
 
 class Crop(NamedTuple):
-    """A part of an image.
-
-    Args:
-        pixels: uint8, shape (3, size, size).
-        mirrored: Whether left and right are still to be exchanged.
-    """
+    """A part of an image: pixels of shape (3, size, size), and whether they are still to be mirrored left to right."""
 
     pixels: Pixels
     mirrored: bool = False
 
 
 def center_crop(image: Image.Image, size: int) -> Pixels:
-    """The square in the middle of an image, `EVALUATION_CROP` of its shorter side, resized to `size` pixels.
+    """The central square of an image, `EVALUATION_CROP` of its shorter side, resized to shape (3, size, size).
 
-    An image whose shorter side is `size` already, such as CIFAR's, is not cut into.
-
-    Returns:
-        uint8, shape (3, size, size).
+    If the shorter side is already `size`, as with CIFAR, the square is the whole of it.
     """
     shorter = min(image.size)
     side = shorter if shorter == size else shorter * EVALUATION_CROP
@@ -40,7 +33,7 @@ def center_crop(image: Image.Image, size: int) -> Pixels:
 
 
 def inception_crop(image: Image.Image, size: int, random: np.random.Generator) -> Crop:
-    """A random crop of 8 to 100 % of the area with an aspect ratio between 3/4 and 4/3, mirrored half of the time.
+    """A random crop of 8 to 100 % of the area with an aspect ratio between 3/4 and 4/3, mirrored half the time.
 
     Szegedy et al. 2015 (arXiv 1409.4842), section 6, as in Goyal et al. 2017, section 5.1.
     """
@@ -49,10 +42,10 @@ def inception_crop(image: Image.Image, size: int, random: np.random.Generator) -
 
 
 def padded_crop(image: Image.Image, size: int, random: np.random.Generator) -> Crop:
-    """The evaluation's crop, moved by up to an eighth of its side in each direction, mirrored half of the time.
+    """The evaluation's crop, moved by up to an eighth of its side in each direction, mirrored half the time.
 
-    For images of 32 pixels: padded with 4 black ones on each side, and a random 32 x 32 of that (He et al. 2016, arXiv
-    1512.03385, section 4.2).
+    A 32 x 32 image is padded with 4 black pixels on each side, and a random 32 x 32 crop is taken (He et al. 2016,
+    arXiv 1512.03385, section 4.2).
     """
     padding = size // 8
     padded = np.pad(center_crop(image, size), ((0, 0), (padding, padding), (padding, padding)))
@@ -61,9 +54,9 @@ def padded_crop(image: Image.Image, size: int, random: np.random.Generator) -> C
 
 
 def random_box(image: Image.Image, min_area: float, random: np.random.Generator) -> Box:
-    """A random box of `min_area` to 1 of an image's area with an aspect ratio between 3/4 and 4/3.
+    """A random box of at least `min_area` of an image's area with an aspect ratio between 3/4 and 4/3.
 
-    After ten boxes that do not fit, the largest centered square.
+    After ten boxes that do not fit, it is the largest centered square.
     """
     for _ in range(10):
         area = image.width * image.height * random.uniform(min_area, 1.0)
@@ -79,15 +72,9 @@ def random_box(image: Image.Image, min_area: float, random: np.random.Generator)
 
 
 def crop_box(image: Image.Image, box: Box, size: int) -> Pixels:
-    """Decode, crop and resize in one pass; a JPEG is decoded at the smallest scale that still holds the crop.
+    """Decode, crop and resize an image in one pass to shape (3, size, size).
 
-    Args:
-        image: Any image; it may be scaled down in place.
-        box: Left, top, right and bottom, in pixels.
-        size: Side of the result.
-
-    Returns:
-        uint8, shape (3, size, size).
+    A JPEG is decoded, in place, at the smallest scale that still holds the crop.
     """
     full_width, full_height = image.size
     shorter = min(box[2] - box[0], box[3] - box[1])
@@ -95,7 +82,7 @@ def crop_box(image: Image.Image, box: Box, size: int) -> Pixels:
         image.draft("RGB", (int(full_width * size / shorter), int(full_height * size / shorter)))
     scale_x, scale_y = image.width / full_width, image.height / full_height
     scaled = (box[0] * scale_x, box[1] * scale_y, box[2] * scale_x, box[3] * scale_y)
-    # `convert` would copy what is in RGB already.
+    # `convert` would copy an image that is already in RGB.
     colors = image if image.mode == "RGB" else image.convert("RGB")
     resized = colors.resize((size, size), Image.Resampling.BILINEAR, box=scaled)
     return np.asarray(resized, dtype=np.uint8).transpose(2, 0, 1)

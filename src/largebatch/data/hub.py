@@ -12,11 +12,7 @@ from largebatch.local_folder import local_folder
 
 
 def open_splits(config: HubOrLocal) -> tuple[datasets.Dataset, datasets.Dataset]:
-    """The training and evaluation splits that the config names.
-
-    Raises:
-        DataError: They cannot be found or read.
-    """
+    """The training and evaluation splits that the config names; DataError if they cannot be found or read."""
     if config.data_files is not None:
         files = {"train": config.data_files.train, "validation": config.data_files.eval}
         for split, pattern in (("train", config.data_files.train), ("eval", config.data_files.eval)):
@@ -32,29 +28,21 @@ def open_splits(config: HubOrLocal) -> tuple[datasets.Dataset, datasets.Dataset]
     splits = (config.train_split, config.eval_split)
     try:
         train, evaluation = (datasets.load_dataset(split=split, **arguments) for split in splits)
-    # `datasets` raises a great variety of exceptions for data that cannot be reached, parsed or found.
+    # `datasets` raises exceptions of many kinds for data that cannot be reached, parsed or found.
     except Exception as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
         raise DataError(
             f"data.path: {config.path!r} could not be loaded with splits {splits[0]!r} and {splits[1]!r}: "
-            f"{reason_of(_innermost(error))}; for data on this machine, write its local folder, or data_files whose "
+            f"{reason_of(cause)}; for data on this machine, write its local folder, or data_files whose "
             "rows all have the same columns and types"
         ) from error
     return train, evaluation
 
 
-def _innermost(error: BaseException) -> BaseException:
-    """What `datasets` and others have wrapped."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
-
-
 def column(dataset: datasets.Dataset, name: str, field: str) -> str:
-    """`name`, checked to be a column of the data set; `field` is its place in the config.
-
-    Raises:
-        DataError: There is no such column.
-    """
+    """`name`, which the config's `field` must give as a column of the data set; otherwise DataError."""
     if name not in dataset.column_names:
         raise DataError(f"data.{field}: no column {name!r}; the data has {', '.join(dataset.column_names)}")
     return name

@@ -21,31 +21,26 @@ RANDOM_CROPS = {"inception_crop": inception_crop, "padded_crop": padded_crop}
 def normalize_pixels(
     pixels: torch.Tensor, data: DigitsData | HubImages, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """uint8 pixels as floats with the data set's mean removed, divided by its standard deviation, color by color."""
+    """uint8 pixels as floats, normalized by the data set's mean and standard deviation of each color."""
     mean, std = (data.mean, data.std) if isinstance(data, HubImages) else (DIGITS_MEAN, DIGITS_STD)
     return (pixels.to(dtype) - _of_255(mean, dtype, pixels.device)) / _of_255(std, dtype, pixels.device)
 
 
 @cache
 def _of_255(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """One number per color, times 255; cached, because each new tensor would wait for the device."""
+    """One number per color, times 255; cached, because creating a tensor waits for the device."""
     return torch.tensor(values, dtype=dtype, device=device).view(1, -1, 1, 1) * 255
 
 
 # --- digits -------------------------------------------------------------------------------------------------------
 
-# Over all 1,797 images, on a 0 to 1 scale.
+# Over all 1,797 images, on a scale from 0 to 1.
 DIGITS_MEAN = (0.3053,)
 DIGITS_STD = (0.3762,)
 
 
 class TensorImages:
-    """Images that fit in memory.
-
-    Args:
-        pixels: uint8, shape (samples, channels, height, width).
-        labels: int64, shape (samples,).
-    """
+    """Images in memory: uint8 pixels of shape (samples, channels, height, width), int64 labels of shape (samples,)."""
 
     def __init__(self, pixels: torch.Tensor, labels: torch.Tensor):
         self.pixels = pixels
@@ -63,12 +58,12 @@ class TensorImages:
 
 
 def digits(config: DigitsData) -> tuple[TensorImages, TensorImages]:
-    """scikit-learn's handwritten digits, enlarged to `image_size`; every fifth one is for evaluation."""
+    """scikit-learn's handwritten digits, enlarged to `image_size`; every fifth is for evaluation."""
     from sklearn.datasets import load_digits
 
     data = load_digits()
     factor = config.image_size // 8
-    # Values are 0 to 16.
+    # Values range from 0 to 16.
     small = np.round(data.images * 255 / 16).astype(np.uint8)
     pixels = torch.from_numpy(small.repeat(factor, axis=1).repeat(factor, axis=2)).unsqueeze(1)
     labels = torch.from_numpy(data.target.astype(np.int64))
@@ -80,14 +75,10 @@ def digits(config: DigitsData) -> tuple[TensorImages, TensorImages]:
 
 
 class HubImageSource:
-    """Encoded images in a `datasets` data set, decoded, cropped and resized as they are fetched.
+    """Encoded images in one split of a `datasets` data set, decoded, cropped and resized when they are fetched.
 
-    Crop and mirroring of an image are a function of the seed, the epoch and its index, whatever it is fetched with.
-
-    Args:
-        dataset: One split, with the columns that the config names.
-        config: The recipe's data section.
-        augmentation_seed: Seed of the random crops and mirroring; None is the center crop.
+    The crop and mirroring of an image depend only on `augmentation_seed`, the epoch and its index. Without a seed it is
+    the center crop.
     """
 
     def __init__(self, dataset: datasets.Dataset, config: HubImages, augmentation_seed: int | None):
@@ -131,12 +122,12 @@ class HubImageSource:
         try:
             image = Image.open(io.BytesIO(data) if isinstance(data, bytes) else str(encoded["path"]))
             return self.crop(image, index, epoch)
-        # Of a PNG that is broken in its midst Pillow says that its syntax is.
+        # Pillow raises SyntaxError for a PNG that is damaged in the middle.
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise DataError(f"the image of sample {index} cannot be decoded: {error}; replace or remove it") from error
 
     def crop(self, image: Image.Image, index: int, epoch: int | None) -> Crop:
-        """What the model sees of sample `index`; `epoch` is None for evaluation."""
+        """The model's view of sample `index`; `epoch` is None for evaluation."""
         if self.augmentation_seed is None or epoch is None:
             return Crop(center_crop(image, self.config.image_size))
         random = np.random.default_rng(derive_seed(self.augmentation_seed, "augmentation", epoch, index))

@@ -5,7 +5,6 @@ import os
 import signal
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -26,10 +25,10 @@ class Loaded(NamedTuple):
     weight: int
 
 
-class _Requests(Dataset[Loaded | DataError]):
+class _MicroBatches(Dataset[Loaded | DataError]):
     """A sample source as a data set whose "index" is a request for a whole micro-batch.
 
-    What cannot be loaded is returned, not raised: a loader process would wrap its own traceback around the message.
+    Errors are returned, not raised: a loader process would wrap its own traceback around the message.
     """
 
     def __init__(self, source: SampleSource):
@@ -39,37 +38,32 @@ class _Requests(Dataset[Loaded | DataError]):
         indices, epoch = request
         try:
             batch = self.source.fetch(indices, epoch)
-            return Loaded(batch, _weight(self.source, batch))
+            weight = self.source.weight(batch)
         except DataError as error:
             return error
-
-
-def _weight(source: SampleSource, batch: Batch) -> int:
-    weight = source.weight(batch)
-    try:
-        return operator.index(weight)
-    except TypeError:
-        raise DataError(
-            f"{type(source).__name__}.weight(batch) returned {weight!r}; return a whole number, as what is counted"
-        ) from None
+        try:
+            return Loaded(batch, operator.index(weight))
+        except TypeError:
+            kind = type(self.source).__name__
+            return DataError(f"{kind}.weight(batch) returned {weight!r}; return a whole number, the count")
 
 
 def load(source: SampleSource, requests: Iterable[Request], num_workers: int, device: torch.device) -> Iterator[Loaded]:
     """The batches of the requests, in their order, on `device`.
 
     Args:
-        source: Where the samples are.
-        requests: Pairs of sample indices and epoch; taken ahead of need where there are workers.
-        num_workers: Loader processes; 0 loads in this process.
+        source: The data set.
+        requests: Pairs of sample indices and epoch; loader processes take them ahead of need.
+        num_workers: Number of loader processes; 0 loads in this process.
         device: Where the tensors go; on a GPU through pinned memory, without waiting for the copy.
     """
-    if not num_workers and device.type == "cpu":
-        # torch's loader would do the same, and take longer than a small batch.
-        for indices, epoch in requests:
-            batch = source.fetch(indices, epoch)
-            yield Loaded(batch, _weight(source, batch))
-        return
-    for loaded in _load_on_host(_Requests(source), requests, num_workers, pin=device.type == "cuda"):
+    samples = _MicroBatches(source)
+    if num_workers or device.type != "cpu":
+        micro_batches = _load_on_host(samples, requests, num_workers, pin=device.type == "cuda")
+    else:
+        # As torch's loader, which would take longer than a small batch.
+        micro_batches = map(samples.__getitem__, requests)
+    for loaded in micro_batches:
         if isinstance(loaded, DataError):
             raise loaded
         batch = {name: tensor.to(device, non_blocking=True) for name, tensor in loaded.batch.items()}
@@ -77,7 +71,7 @@ def load(source: SampleSource, requests: Iterable[Request], num_workers: int, de
 
 
 def _load_on_host(
-    samples: _Requests, requests: Iterable[Request], num_workers: int, pin: bool
+    samples: _MicroBatches, requests: Iterable[Request], num_workers: int, pin: bool
 ) -> Iterator[Loaded | DataError]:
     loader = DataLoader(
         samples,
@@ -85,43 +79,32 @@ def _load_on_host(
         sampler=requests,
         num_workers=num_workers,
         pin_memory=pin,
-        worker_init_fn=_leave_signals_to_the_training if num_workers else None,
-        # A generator of its own: the loader must not draw from the one that seeds dropout.
+        worker_init_fn=_obey_only_the_training if num_workers else None,
+        # Its own generator: the loader must not draw from the one that seeds dropout.
         generator=torch.Generator(),
     )
-    with _stop_signals_blocked():
-        # This starts the loader processes.
+    # Loader processes are forked here, and keep these signals blocked.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
         iterator = iter(loader)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     yield from iterator
 
 
-@contextmanager
-def _stop_signals_blocked() -> Iterator[None]:
-    """In this thread, and in the processes that it forks, where they stay so."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def _obey_only_the_training(_: int) -> None:
+    """Have a loader process end only when its parent says so: the training must save first if all are signaled."""
 
+    def wait_for_the_parent() -> None:
+        while signal.sigwaitinfo(STOP_SIGNALS).si_pid != os.getppid():
+            pass
+        os._exit(0)
 
-def _leave_signals_to_the_training(_: int) -> None:
-    """A signal to the whole job must not end loader processes before the training has saved: they obey it alone."""
-    threading.Thread(target=_end_when_the_training_says_so, daemon=True).start()
-
-
-def _end_when_the_training_says_so() -> None:
-    while signal.sigwaitinfo(STOP_SIGNALS).si_pid != os.getppid():
-        pass
-    os._exit(0)
+    threading.Thread(target=wait_for_the_parent, daemon=True).start()
 
 
 def check_size(source: SampleSource, expected: int, which: Literal["train", "eval"]) -> None:
-    """Compare one of the data sets with the size that the recipe, and so the plan, says.
-
-    Raises:
-        DataError: They differ.
-    """
+    """Raise DataError if a data set does not have the size that the recipe, and so the plan, says."""
     if len(source) != expected:
         raise DataError(
             f"data.num_{which}_samples: the recipe says {expected}, but the data has {len(source)} samples; write "

@@ -1,7 +1,7 @@
 """The order of samples and the seeds of all randomness, as pure functions of (seed, epoch, step).
 
-One shuffle per epoch is shared by all processes (Goyal et al. 2017, remark 4). It is a permutation that is computed,
-not stored: any position of any epoch is found in constant time and memory, at 10^9 samples too, so a run can start
+All processes share one shuffle per epoch (Goyal et al. 2017, remark 4). It is a permutation that is computed, not
+stored: any position of any epoch is found in constant time and memory, even among 10^9 samples, so a run can start
 anywhere, on any number of processes, and see the samples it would have seen.
 """
 
@@ -25,7 +25,7 @@ FEISTEL_ROUNDS = 8
 
 
 def derive_seed(seed: int, *purpose: int | str) -> int:
-    """A 63-bit seed that depends on the run's seed and on what it is for, and on nothing else."""
+    """A 63-bit seed that depends only on the run's seed and on its purpose."""
     text = "/".join([str(seed), *(str(word) for word in purpose)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
@@ -36,13 +36,11 @@ class Permutation:
 
     A generalized Feistel cipher on the rectangle a x b, the smallest with a*b >= size and a about sqrt(size); results
     outside the range are enciphered again until they are inside (Black & Rogaway 2002, "Ciphers with Arbitrary Finite
-    Domains", sections 3 and 4). A cipher is a bijection, so every index appears exactly once.
+    Domains", sections 3 and 4). A cipher is a bijection, so every index appears exactly once. The key is any integer.
     """
 
     size: int
-    """Number of elements, at least 1."""
     key: int
-    """Any integer; another key is another permutation."""
 
     def __call__(self, positions: Indices) -> Indices:
         """The elements at `positions`, an int64 array of any shape with values in range(size)."""
@@ -85,7 +83,7 @@ SHUFFLED_AT_ONCE = 64  # micro-batches
 
 @lru_cache(maxsize=4)
 def epoch_order(num_samples: int, seed: int, epoch: int) -> Permutation:
-    """The shuffle of one epoch: position in the epoch -> sample index."""
+    """The shuffle of one epoch, from position in the epoch to sample index."""
     return Permutation(num_samples, derive_seed(seed, "order", epoch))
 
 
@@ -93,15 +91,15 @@ class MicroBatch(NamedTuple):
     """Which samples one process works on in one forward pass."""
 
     epoch: int
-    """Counted from 0; with `indices` it decides the augmentation."""
+    """Counted from 0; it and each sample's index decide the augmentation."""
     indices: Indices
     """Sample indices, int64 of shape (samples,): micro_batch_size of them, or fewer in a ragged batch."""
     seed: int
-    """Of the randomness inside the model, such as dropout: a function of the step and of the micro-batch's slot in the
-    global batch, so it does not matter which process works on it."""
+    """Seed of the randomness inside the model, such as dropout: a function of the step and of the micro-batch's slot in
+    the global batch, whichever process works on it."""
     contributes: bool = True
-    """Whether the samples are this process's to train on. If a ragged batch has no more for it, it goes through the
-    first sample of the global batch for the sake of the others, and its gradient is left out."""
+    """False if a ragged batch has no samples left for this process, which then computes the first sample of the global
+    batch, because the other processes need its passes, and contributes no gradient."""
 
 
 @dataclass(frozen=True)
@@ -122,9 +120,9 @@ class TrainingOrder:
         return next(self.micro_batches([(step, micro_step)], rank))
 
     def micro_batches(self, micro_steps: Iterable[tuple[int, int]], rank: int) -> Iterator[MicroBatch]:
-        """The work of process `rank` in pairs of a step and its micro-step, in their order.
+        """The work of process `rank` in each pair of step and micro-step, in their order.
 
-        The shuffle takes about as long for some hundred micro-batches as for one, so it is asked for many at once.
+        Many positions are shuffled at once, which takes about as long for a hundred micro-batches as for one.
         """
         upcoming = self._places(micro_steps, rank)
         while places := list(islice(upcoming, SHUFFLED_AT_ONCE)):
@@ -150,7 +148,7 @@ class TrainingOrder:
 
 
 class _Place(NamedTuple):
-    """Where in an epoch's order a micro-batch begins and ends."""
+    """The positions of a micro-batch in an epoch's order."""
 
     epoch: int
     step: int

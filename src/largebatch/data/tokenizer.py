@@ -1,23 +1,9 @@
-"""Text to tokens: its bytes, or a tokenizer of `transformers`."""
+"""Text to tokens: as bytes, or by a tokenizer of `transformers`."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from largebatch.errors import DataError, reason_of
 from largebatch.local_folder import local_folder
-
-
-class Tokenizer(Protocol):
-    """Text to tokens; `encode` ends each document with an end-of-text token."""
-
-    vocab_size: int
-    end_of_text: int
-    special_tokens: Sequence[int]
-    """Tokens that stand for no text."""
-    mask_token: int | None
-    """What hides others in masked language modeling; of bytes, one beyond them."""
-
-    def encode(self, documents: list[str | None]) -> list[list[int]]: ...
 
 
 class ByteTokenizer:
@@ -26,9 +12,12 @@ class ByteTokenizer:
     vocab_size = 256
     end_of_text = 0
     special_tokens: Sequence[int] = (0,)
+    """Tokens that stand for no text."""
     mask_token: int | None = 256
+    """The token that hides others in masked language modeling; it follows all bytes."""
 
     def encode(self, documents: list[str | None]) -> list[list[int]]:
+        """The documents' tokens, each with an end-of-text token."""
         return [[*(document or "").encode(), self.end_of_text] for document in documents]
 
 
@@ -41,19 +30,19 @@ class PretrainedTokenizer:
         folder = local_folder(path, "data.tokenizer", "a tokenizer")
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(str(folder or path))
-        # It raises a great variety of exceptions for what cannot be reached, found or understood.
+        # It raises exceptions of many kinds for tokenizers that cannot be reached, found or read.
         except Exception as error:
             raise DataError(
                 f"data.tokenizer: {path!r} could not be loaded: {reason_of(error)}; write a hub id, a local folder, or "
                 "bytes"
             ) from error
-        # What `transformers` makes of a folder with a model and no tokenizer.
+        # `transformers` makes an empty tokenizer from a folder with a model and no tokenizer.
         if not self.tokenizer("a", add_special_tokens=False)["input_ids"]:
             raise DataError(
                 f"data.tokenizer: {path!r} has no tokenizer: text becomes no tokens; write the folder or hub id of the "
                 "one that the model was trained with"
             )
-        # An encoder's tokenizer has a separator instead.
+        # An encoder's tokenizer has a separator instead of an end-of-text token.
         candidates = (self.tokenizer.eos_token_id, self.tokenizer.sep_token_id)
         ends: list[int] = [token for token in candidates if token is not None]
         if not ends:
@@ -64,9 +53,13 @@ class PretrainedTokenizer:
         self.mask_token: int | None = self.tokenizer.mask_token_id
 
     def encode(self, documents: list[str | None]) -> list[list[int]]:
+        """The documents' tokens, each with an end-of-text token."""
         texts = [document or "" for document in documents]
         tokens = self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
         return [[*document, self.end_of_text] for document in tokens]
+
+
+Tokenizer = ByteTokenizer | PretrainedTokenizer
 
 
 def load_tokenizer(name: str) -> Tokenizer:
@@ -75,11 +68,7 @@ def load_tokenizer(name: str) -> Tokenizer:
 
 
 def check_vocabulary(rows: int, num_tokens: int, whose: str) -> None:
-    """Refuse a model whose embedding has too few rows.
-
-    Raises:
-        DataError: It has.
-    """
+    """Raise DataError if a model's embedding has fewer rows than there are tokens."""
     if num_tokens > rows:
         raise DataError(
             f"model.vocab_size: {rows} is smaller than the {num_tokens} tokens of {whose}; write at least {num_tokens}"
