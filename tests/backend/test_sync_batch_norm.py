@@ -11,7 +11,7 @@ from torch import nn
 
 import tasks
 from jobs import JobFailed, run_job
-from largebatch.backend.sync_batch_norm import CpuSyncBatchNorm, is_synchronized, synchronize
+from largebatch.backend.batch_norm import CpuSyncBatchNorm, is_synchronized, synchronize
 from paths import DIGITS, PYDOC
 from reference import reference_digits
 from test_strategies import assert_same, recorded

@@ -17,8 +17,7 @@ from transformers import (
 )
 
 from largebatch.errors import BackendMismatch
-from largebatch.model.initialization.building import build_without_weights
-from largebatch.model.initialization.seeded import Constant, Normal, Uniform
+from largebatch.model.initialization.building import Draw, build_without_weights
 
 
 def llama(tie: bool = False):
@@ -67,25 +66,29 @@ def test_what_is_noted_is_what_a_whole_model_has(build):
     """Means and standard deviations of a model with weights, within five times what chance makes of them."""
     torch.manual_seed(0)
     whole = dict(build().named_parameters())
-    model, distributions = build_without_weights(build)
-    assert list(distributions) == [name for name, _ in model.named_parameters()] == list(whole)
+    model, draws = build_without_weights(build)
+    assert list(draws) == [name for name, _ in model.named_parameters()] == list(whole)
     for name, parameter in model.named_parameters():
         assert parameter.is_meta
         assert (parameter.shape, parameter.dtype) == (whole[name].shape, whole[name].dtype)
         assert parameter.requires_grad
         values = whole[name].detach().double()
-        match distributions[name]:
-            case Constant(value):
+        match draws[name]:
+            case ("zero_", ()):
+                assert (values == 0).all(), name
+            case ("fill_", (value,)):
                 assert (values == value).all(), name
-            case Normal(mean, std):
+            case ("normal_", (mean, std)):
                 assert values.mean() == pytest.approx(mean, abs=5 * std / math.sqrt(values.numel())), name
                 assert values.std() == pytest.approx(std, rel=5 / math.sqrt(2 * values.numel())), name
-            case Uniform(low, high):
+            case ("uniform_", (low, high)):
                 assert low <= values.min() < low * 0.8, name
                 assert high * 0.8 < values.max() <= high, name
+            case other:
+                pytest.fail(f"{name}: {other}")
 
 
-def test_the_distributions_of_llama_and_gpt2_by_hand():
+def test_the_draws_of_llama_and_gpt2_by_hand():
     _, of_llama = build_without_weights(llama)
     assert {name: kind for name, kind in of_llama.items() if "norm" in name} == dict.fromkeys(
         (
@@ -95,14 +98,14 @@ def test_the_distributions_of_llama_and_gpt2_by_hand():
             "model.layers.1.post_attention_layernorm.weight",
             "model.norm.weight",
         ),
-        Constant(1.0),
+        Draw("fill_", (1.0,)),
     )
-    assert {kind for name, kind in of_llama.items() if "norm" not in name} == {Normal(0.0, 0.05)}
+    assert {kind for name, kind in of_llama.items() if "norm" not in name} == {Draw("normal_", (0.0, 0.05))}
     _, of_gpt2 = build_without_weights(gpt2)
     # Radford et al. 2019: residual projections by 1 / sqrt(2 x layers).
     for name in ("transformer.h.1.attn.c_proj.weight", "transformer.h.0.mlp.c_proj.weight"):
-        assert of_gpt2[name] == Normal(0.0, 0.05 / 2)
-    assert of_gpt2["transformer.h.0.mlp.c_proj.bias"] == Constant(0.0)
+        assert of_gpt2[name] == Draw("normal_", (0.0, 0.05 / 2))
+    assert of_gpt2["transformer.h.0.mlp.c_proj.bias"] == Draw("zero_")
 
 
 @pytest.mark.parametrize("build", [llama, gpt2, bert, resnet])
@@ -117,18 +120,18 @@ def test_buffers_are_those_of_a_whole_model(build):
 
 
 def test_tied_embeddings_stay_tied():
-    model, distributions = build_without_weights(lambda: llama(tie=True))
+    model, draws = build_without_weights(lambda: llama(tie=True))
     assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert "lm_head.weight" not in distributions
+    assert "lm_head.weight" not in draws
 
 
 def test_an_output_bias_that_is_replaced_while_it_is_tied():
     """Its memory is another one each time; what was noted of a parameter that is gone must not become its own."""
     for _ in range(20):
-        model, distributions = build_without_weights(bert)
+        model, draws = build_without_weights(bert)
         head = model.cls.predictions
         assert head.decoder.bias is head.bias
-        assert distributions["cls.predictions.bias"] == Constant(0.0)
+        assert draws["cls.predictions.bias"] == Draw("zero_")
 
 
 def test_outside_models_have_memory_again():
@@ -151,10 +154,10 @@ class Shared(nn.Module):
 
 
 def test_what_is_shared_stays_shared():
-    model, distributions = build_without_weights(Shared)
+    model, draws = build_without_weights(Shared)
     assert model.one is model.other
     assert model.first.bias is model.second.bias
-    assert (distributions["one"], distributions["first.bias"]) == (Constant(1.0), Constant(0.0))
+    assert (draws["one"], draws["first.bias"]) == (Draw("fill_", (1.0,)), Draw("zero_"))
 
 
 class Own(nn.Module):

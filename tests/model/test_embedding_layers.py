@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, ResNetConfig, ResNetForImageClassification
 
-from largebatch.model.embedding_layers import embedding_layer
+from largebatch.model.parts import embedding_layer
 
 
 def test_the_models_own_layers():

@@ -65,7 +65,7 @@ def alone_in_a_job_of_two(run_dir: Path) -> None:
     """What Accelerate does with `use_cpu` and FSDP: each process takes itself for the only one."""
     from accelerate.state import DistributedType, PartialState
 
-    from largebatch.backend import native
+    from largebatch.backend import fsdp
 
     def prepare_backend(*_, **__):
         return None, DistributedType.NO
@@ -73,7 +73,7 @@ def alone_in_a_job_of_two(run_dir: Path) -> None:
     def rehearse():
         PartialState._prepare_backend = prepare_backend
 
-    native._rehearse_fsdp_on_cpu = rehearse
+    fsdp._rehearse_fsdp_on_cpu = rehearse
     train(PYDOC, *SMALL, run_dir=run_dir)
 
 

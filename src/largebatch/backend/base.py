@@ -1,10 +1,9 @@
-"""What a run asks of a strategy; nothing outside this folder knows which one it is."""
+"""What a run asks of a strategy; nothing outside this folder knows which strategy it is."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -13,25 +12,16 @@ from accelerate.utils import InitProcessGroupKwargs
 from torch import nn
 from torch.optim import Optimizer
 
-from largebatch.backend.batch_norm import RunningStatistics
+from largebatch.backend.batch_norm import RunningStatistics, is_synchronized, synchronize
 from largebatch.backend.compilation import compile_in_place
 from largebatch.backend.launch import Launch
-from largebatch.backend.state import (
-    EngineState,
-    OptimizerSlot,
-    fresh_state,
-    materialize,
-    parameters_without_memory,
-    set_scalars,
-)
-from largebatch.backend.sync_batch_norm import is_synchronized, synchronize
+from largebatch.backend.state import EngineState, fresh_state, materialize, parameters_without_memory, set_scalars
 from largebatch.errors import BackendMismatch, UserError
-from largebatch.optim.build import optimizer_over
-from largebatch.optim.layerwise import LayerwiseOptimizer
+from largebatch.optim.layerwise import LayerPart, LayerwiseOptimizer
 from largebatch.plan import RunPlan
 from largebatch.plan.strategies import names_of
 
-# How long processes wait for one that prepares data; one that died is noticed at once, one that hangs by the watchdog.
+# How long processes wait for one that prepares data. A dead process is noticed at once, a hanging one by the watchdog.
 PATIENCE = timedelta(days=2)
 
 Observed = dict[str, Any]
@@ -39,27 +29,16 @@ T = TypeVar("T")
 
 
 class Update(NamedTuple):
-    """What came of an optimizer step.
-
-    Args:
-        grad_norm: The global norm of the gradient before clipping, as a scalar on the device, if it was computed.
-        applied: False where the gradient was not finite and weights and optimizer were left as they were. Strategies
-            that do not look at the gradient before they use it answer True.
-    """
+    """The result of an optimizer step."""
 
     grad_norm: torch.Tensor | None
+    """The global norm of the gradient before clipping, a scalar on the device, if it was computed."""
     applied: bool
+    """False if the gradient was not finite, so that weights and optimizer were left unchanged; True if not checked."""
 
 
 class Request(NamedTuple):
-    """What Accelerate is started for.
-
-    Args:
-        launch: What the launcher asked for.
-        plan: The resolved plan.
-        on_gpu: Whether each process has a GPU.
-        group: How processes wait for each other.
-    """
+    """What Accelerate is started for; `group` is how the processes wait for each other."""
 
     launch: Launch
     plan: RunPlan
@@ -85,19 +64,19 @@ class Backend(ABC):
         self.world_size: int = accelerator.num_processes
         self.model: nn.Module
         """The model as the strategy wrapped it."""
+        self.unwrapped_model: nn.Module
+        """The model as the recipe built it; strategies wrap it or change it in place."""
+        self.optimizer: Optimizer
+        self._compiled: list[nn.Module] = []
+        """The parts of the model that go through torch.compile."""
         self._patient_group = self.new_host_group()
         # On the host, so that no step waits for the device.
         self._host_group = self.new_host_group()
-        self.unwrapped_model: nn.Module
-        """The model as the recipe built it; strategies wrap or change it in place."""
-        self._compiled: list[nn.Module] = []
-        """The parts of it that go through torch.compile."""
-        self.optimizer: Optimizer
 
     @staticmethod
     @abstractmethod
     def accelerate_arguments(request: Request) -> dict[str, Any]:
-        """The arguments of `Accelerator` that are the strategy's; without a GPU, processes must talk over gloo."""
+        """The strategy's arguments for `Accelerator`; without a GPU, processes must communicate over gloo."""
 
     @property
     def is_main_process(self) -> bool:
@@ -112,7 +91,7 @@ class Backend(ABC):
     # --- training -------------------------------------------------------------------------------------------------
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        """Wrap model and optimizer for the strategy; the returned ones are to be used from here on."""
+        """Wrap model and optimizer for the strategy; use the returned ones from here on."""
         if self.plan.compile:
             self._compiled = compile_in_place(model, self.device)
         prepared = self._wrap(model, optimizer)
@@ -128,39 +107,40 @@ class Backend(ABC):
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         return self.model, self.optimizer
 
-    _cuts_layers = True
-    """Whether a process holds parts of parameters only, where there are several processes."""
+    _shards_layers = True
+    """Whether each of several processes steps only parts of the parameters."""
 
     def _locate_layers(self) -> None:
         """Tell an optimizer that needs norms of whole layers which parts of them this process steps."""
         optimizer = self._torch_optimizer
         if isinstance(optimizer, LayerwiseOptimizer):
             layers = [name for name, parameter in self.unwrapped_model.named_parameters() if parameter.requires_grad]
-            parts = {slot.tensor: slot.parts for slot in self._optimizer_slots()}
-            optimizer.locate(parts, layers, self._sum_vector if self._cuts_layers else None)
+            is_sharded = self._shards_layers and self.world_size > 1
+            optimizer.locate(self._layer_parts(), layers, self._sum_vector if is_sharded else None)
 
     def _sum_vector(self, vector: torch.Tensor) -> torch.Tensor:
-        """The sum of a vector over all processes, on the device that it is on here."""
-        if self.world_size == 1:
-            return vector
+        # An offloaded optimizer's vectors are on the host, over which this group may not communicate.
         total = vector.to(self.device)
         torch.distributed.all_reduce(total)
         return total.to(vector.device)
 
     def _materialize(self, model: nn.Module) -> None:
-        """Before the engine takes the model: memory for parameters that were built without, to be set by `restore`."""
+        """Before the engine takes the model, allocate parameters built without memory, for `restore` to set."""
         for parameter in parameters_without_memory(model):
             materialize(parameter, self.device)
 
     def seed(self, seed: int) -> None:
-        """Seed what is random in the model, as `torch.manual_seed` does; that would, for every kind of device that is
-        not in use, keep a call for later, with its stack: time and memory of each step."""
+        """Seed the model's randomness on the host and on the device.
+
+        `torch.manual_seed` would also queue a call, with its stack, for every kind of device that is not in use, which
+        costs time and memory in each step.
+        """
         torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
 
     def begin_micro_step(self, micro_step: int, accumulation: int) -> None:
-        """Called before the forward pass of each micro-batch: number `micro_step`, from 0, of `accumulation`."""
+        """Prepare for the forward pass of micro-batch `micro_step`, counted from 0, of `accumulation`."""
         if micro_step == 0 and self.plan.on_non_finite == "skip":
             self._statistics.remember()
         self._statistics.begin_micro_step(micro_step, accumulation)
@@ -168,8 +148,8 @@ class Backend(ABC):
 
     @contextmanager
     def forward_only(self) -> Iterator[None]:
-        """For forward passes that are made again later in the step: no gradients, and no trace in BatchNorm's
-        running statistics, but the same numbers as then."""
+        """Run forward passes that are repeated later in the step with the same numbers: without gradients, and without
+        moving BatchNorm's running statistics."""
         with torch.no_grad(), self._statistics.kept():
             yield
 
@@ -179,40 +159,31 @@ class Backend(ABC):
 
     @abstractmethod
     def backward(self, loss: torch.Tensor, factor: float | torch.Tensor) -> None:
-        """Accumulate `factor` times the gradient of `loss`, both scalars; they are *averaged* over the processes."""
+        """Accumulate `factor` times the gradient of `loss`, both scalars; gradients are *averaged* over processes."""
 
     @abstractmethod
     def update(self, learning_rate: float, measure_norm: bool) -> Update:
         """Clip as the plan says, take one optimizer step at this learning rate and clear the gradients.
 
-        Where the plan does not say "stop" for gradients that are not finite, such a step is not taken. The gradient
-        is the one of all processes, so they all decide alike.
-
-        Args:
-            learning_rate: Of this step.
-            measure_norm: Whether the norm is needed; the strategy may compute it anyway.
+        A step whose gradient is not finite is not taken, unless the plan's `on_non_finite` is "stop". The gradient is
+        that of all processes, so they all decide alike. If `measure_norm` is false, its norm need not be computed.
         """
 
     @abstractmethod
     def parameters_without_gradient(self) -> list[str]:
-        """Names of trainable parameters that no backward pass of the first step has reached; before its `update`."""
+        """Names of trainable parameters that the first step's backward passes did not reach; before its `update`."""
 
     def forget_step(self) -> None:
-        """After an update that was not applied: undo what its forward passes did to BatchNorm's running statistics."""
+        """After an update that was not applied, undo the effect of its forward passes on BatchNorm's statistics."""
         self._statistics.restore()
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """Give every parameter group this learning rate."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate that the optimizer has, which all its parameter groups share.
-
-        Raises:
-            BackendMismatch: They do not.
-        """
+        """The optimizer's learning rate; BackendMismatch if its parameter groups do not share one."""
         rates = {float(group["lr"]) for group in self.optimizer.param_groups}
         if len(rates) > 1:
             raise BackendMismatch(f"the optimizer's parameter groups have different learning rates: {sorted(rates)}")
@@ -223,7 +194,7 @@ class Backend(ABC):
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """All weights and buffers, whole, on the main process; on other processes an empty or partial dict.
 
-        A weight that has several names is under the first of them. Every process must call it.
+        A weight with several names is stored under the first. Every process must call this.
         """
         every_name = {name for name, _ in self.unwrapped_model.named_parameters(remove_duplicate=False)}
         aliases = every_name - {name for name, _ in self.unwrapped_model.named_parameters()}
@@ -238,61 +209,61 @@ class Backend(ABC):
         """What this process holds of parameters, optimizer states and buffers, as a checkpoint stores them."""
 
     @abstractmethod
-    def _optimizer_slots(self) -> list[OptimizerSlot]:
-        """The tensors that torch's optimizer steps on this process."""
+    def _layer_parts(self) -> dict[torch.Tensor, list[LayerPart]]:
+        """The tensors that torch's optimizer steps on this process, and which parts of which parameters are in each."""
 
     @property
     @abstractmethod
     def _torch_optimizer(self) -> Optimizer:
-        """Torch's own optimizer, inside of what the strategy wraps around it."""
+        """Torch's own optimizer, inside the strategy's wrapper."""
 
     def restore(
         self, fill: Callable[[EngineState], None], scalars: Mapping[str, Mapping[str, float]], has_states: bool
     ) -> None:
-        """Set the whole state of this process; every process must call it.
+        """Set the whole state of this process; every process must call this.
 
         Args:
-            fill: Writes every piece and buffer of the state that it is given. A user error that it raises on one
-                process is raised on all.
-            scalars: Each parameter's single numbers, by its name.
+            fill: Writes every piece and buffer of the given state. A user error on one process is raised on all.
+            scalars: The optimizer's single numbers for each parameter.
             has_states: Whether the optimizer has taken a step and so has states.
 
         Raises:
             BackendMismatch: Parameters that share one optimizer state here have different numbers.
         """
-        optimizer = self._torch_optimizer
-        slots = self._optimizer_slots()
+        optimizer, layer_parts = self._torch_optimizer, self._layer_parts()
         if has_states:
-            fresh_state(optimizer, [slot.tensor for slot in slots], partial(optimizer_over, plan=self.plan))
+            fresh_state(optimizer, layer_parts, self.plan)
         else:
             optimizer.state.clear()
-        # The engine may talk to the other processes next.
+        # The engine may communicate next, so no process may leave alone.
         with self.raise_on_all_ranks():
             fill(self.engine_state())
-        for slot in slots if has_states else []:
-            numbers = [dict(scalars[name]) for name in slot.names]
+        if not has_states:
+            return
+        for tensor, parts in layer_parts.items():
+            numbers = [dict(scalars[part.name]) for part in parts]
             if any(other != numbers[0] for other in numbers):
                 raise BackendMismatch(
-                    f"the optimizer's numbers of {slot.names[0]} and others differ in the checkpoint, and "
+                    f"the optimizer's numbers of {parts[0].name} and others differ in the checkpoint, and "
                     f"{self.launch.strategy} has one for all of them; resume with "
                     + names_of(lambda entry: entry.steps != "flat pieces of several parameters")
                 )
             if numbers:
-                set_scalars(optimizer.state[slot.tensor], numbers[0])
+                set_scalars(optimizer.state[tensor], numbers[0])
 
     @property
     def running_statistics(self) -> set[str]:
-        """Names of BatchNorm's running means and variances, which processes have each their own of."""
+        """Names of BatchNorm's running means and variances, which differ between processes."""
         return self._statistics.names
 
     def average_statistics(self, completed_steps: int) -> None:
-        """Average BatchNorm's running statistics over all processes; to be called before they are used or saved."""
+        """Average BatchNorm's running statistics over all processes; call it before they are used or saved."""
         self._statistics.average(self.world_size, completed_steps)
 
     # --- numbers over all processes -------------------------------------------------------------------------------
 
     def all_gather(self, values: torch.Tensor) -> torch.Tensor:
-        """The values of every process: any shape in, the same on all, (world_size, *shape) out."""
+        """The values of every process, of the same shape on all: (world_size, *shape)."""
         if self.world_size == 1:
             return values.unsqueeze(0)
         gathered = [torch.empty_like(values) for _ in range(self.world_size)]
@@ -300,15 +271,15 @@ class Backend(ABC):
         return torch.stack(gathered)
 
     def new_host_group(self) -> torch.distributed.ProcessGroup | None:
-        """A group of all processes that talks over the host, for one thread's use; every process must call it."""
+        """A group of all processes that communicates over the host, for one thread; every process must call this."""
         return torch.distributed.new_group(backend="gloo", timeout=PATIENCE) if self.world_size > 1 else None
 
     def sum_over_processes(self, count: int) -> Callable[[], int]:
-        """Start to sum a count over all processes; the returned function waits for the sum."""
+        """Start summing a count over all processes; the returned function waits for the sum."""
         return self._reduce(count, torch.distributed.ReduceOp.SUM)
 
     def largest_of_processes(self, number: int) -> Callable[[], int]:
-        """Start to find the largest of all processes' numbers; the returned function waits for it."""
+        """Start finding the largest of all processes' numbers; the returned function waits for it."""
         return self._reduce(number, torch.distributed.ReduceOp.MAX)
 
     def _reduce(self, number: int, operation: torch.distributed.ReduceOp.RedOpType) -> Callable[[], int]:
@@ -324,7 +295,7 @@ class Backend(ABC):
         return wait
 
     def gather_objects(self, value: T) -> list[T]:
-        """A small picklable value of every process, by rank; waits for hours where one downloads or tokenizes."""
+        """A small picklable value of every process, by rank; waits for hours while one downloads or tokenizes."""
         if self.world_size == 1:
             return [value]
         gathered: list[Any] = [None] * self.world_size
@@ -333,9 +304,9 @@ class Backend(ABC):
 
     @contextmanager
     def raise_on_all_ranks(self) -> Iterator[None]:
-        """Raise on every process the user error that any of them meets in the block; every process must enter it.
+        """Raise on every process a user error that any of them meets in the block; every process must enter it.
 
-        A process that left alone would leave the others waiting for it, and failing with its absence.
+        If one process left alone, the others would wait for it until they fail.
         """
         error = None
         try:
@@ -346,29 +317,26 @@ class Backend(ABC):
         for rank, failure in enumerate(failures):
             if failure is not None:
                 message, exit_code = failure
-                alone = any(other != failure for other in failures)
-                shared = error or UserError(message)
-                if str(shared) != message or alone:
-                    shared = UserError(f"on rank {rank}: {message}" if alone else message)
-                shared.exit_code, shared.everywhere = exit_code, True
-                raise shared
+                if error is None or any(other != failure for other in failures):
+                    error = UserError(f"on rank {rank}: {message}")
+                error.exit_code, error.everywhere = exit_code, True
+                raise error
 
     def wait_for_everyone(self) -> None:
-        """Return when every process has come here."""
+        """Return when every process has called this."""
         self.accelerator.wait_for_everyone()
 
     def end(self) -> None:
-        """Leave the job."""
         self.accelerator.end_training()
 
     # --- checking -------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def observe(self) -> Observed:
-        """What the prepared engine would really do, under the names that `check.expect` uses."""
+        """What the prepared engine would really do, under the names of `check.expect`."""
 
     def observe_launch(self) -> Observed:
-        """What every strategy can be asked."""
+        """The part of `observe` that is the same for every strategy."""
         return {
             "world size": self.world_size,
             "gradient accumulation inside the engine": self.accelerator.gradient_accumulation_steps,
@@ -378,11 +346,6 @@ class Backend(ABC):
 
 
 def group_options(optimizer: Optimizer) -> list[Mapping[str, Any]]:
-    """The hyperparameters of each parameter group, without its parameters and learning rate."""
+    """The hyperparameters of each parameter group, without learning rate and choice of implementation."""
     names = set(optimizer.defaults) - {"lr", "foreach", "fused", "capturable", "differentiable", "maximize"}
     return [{name: group.get(name) for name in sorted(names)} for group in optimizer.param_groups]
-
-
-def trainable_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
-    """Parameters that get a gradient."""
-    return (parameter for parameter in model.parameters() if parameter.requires_grad)

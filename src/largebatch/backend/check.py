@@ -1,8 +1,7 @@
-"""The comparison of what a prepared engine would do with what the plan says; any difference refuses the run."""
+"""Compares what a prepared engine would do with the plan; any difference refuses the run."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import nn
@@ -18,12 +17,12 @@ from largebatch.optim.build import optimizer_over
 from largebatch.plan import RunPlan
 from largebatch.storage.tensors import fingerprint
 
-# Of weights, gradients and losses, by precision.
+# The dtype of weights, gradients and losses, by precision.
 DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
 
 
 def expect(plan: RunPlan, launch: Launch, optimizer: Optimizer) -> Observed:
-    """What the engine must do, from the plan and from the optimizer as the recipe built it, before `prepare`."""
+    """What the engine must do, according to the plan and to the optimizer as the recipe built it, before `prepare`."""
     expected: Observed = {
         "world size": launch.world_size,
         "strategy": launch.strategy,
@@ -49,21 +48,21 @@ def expect(plan: RunPlan, launch: Launch, optimizer: Optimizer) -> Observed:
 
 
 def check_before(model: nn.Module, optimizer: Optimizer, backend: Backend) -> None:
-    """Before `prepare`: model and optimizer, as the recipe built them, are those of the plan, on every process.
+    """Before `prepare`: check that model and optimizer, as the recipe built them, match the plan on every process.
 
-    Every process must call it.
+    Every process must call this.
 
     Raises:
-        BackendMismatch: The optimizer is of another kind than the plan says, has other hyperparameters, or does not
-            have each trainable parameter once with its weight decay; the model has BatchNorm layers where the plan has
-            none, or the reverse; the strategy cannot cut up a parameter; or processes start from different weights.
+        BackendMismatch: The optimizer is of a different kind, has different hyperparameters, or does not have each
+            trainable parameter once with its weight decay; model and plan differ on whether there are BatchNorm layers;
+            the strategy cannot shard a parameter; or processes start from different weights.
     """
     problems = [
         *_optimizer_problems(model, optimizer, backend.plan),
         *_batch_norm_problems(model, backend.plan),
         *_single_number_problems(model, backend.launch),
     ]
-    # Weights that are yet to be set are checked when they are.
+    # Weights on the meta device are checked when they are set.
     tensors = (tensor for tensor in itertools.chain(model.parameters(), model.buffers()) if not tensor.is_meta)
     fingerprints = backend.gather_objects(fingerprint(*tensors))
     differing = [str(rank) for rank, fingerprint in enumerate(fingerprints) if fingerprint != fingerprints[0]]
@@ -100,8 +99,11 @@ def _optimizer_problems(model: nn.Module, optimizer: Optimizer, plan: RunPlan) -
         except BackendMismatch as error:
             yield str(error)
             return
-    names = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    planned, given = _settings(groups), _settings(optimizer.param_groups)
+    names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    planned, given = (
+        {parameter: group for group in some for parameter in group["params"]}
+        for some in (groups, optimizer.param_groups)
+    )
     if sum(len(group["params"]) for group in optimizer.param_groups) != len(planned) or given.keys() != planned.keys():
         missing = [name for parameter, name in names.items() if parameter not in given]
         what = f"; missing: {', '.join(missing[:5])}" if missing else ""
@@ -117,12 +119,8 @@ def _optimizer_problems(model: nn.Module, optimizer: Optimizer, plan: RunPlan) -
             )
 
 
-def _settings(groups: Iterable[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
-    return {id(parameter): group for group in groups for parameter in group["params"]}
-
-
 def _batch_norm_problems(model: nn.Module, plan: RunPlan) -> Iterator[str]:
-    """What the plan says of the loss, that it depends on `micro_batch_size` or not, must be true of the model."""
+    """Compare the model's layers with what the plan says of BatchNorm, and so of `micro_batch_size` and the loss."""
     layers = {name or "the model": module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
     if layers and not plan.uses_batch_norm:
         yield (
@@ -153,7 +151,7 @@ def _batch_norm_problems(model: nn.Module, plan: RunPlan) -> Iterator[str]:
 
 
 def _single_number_problems(model: nn.Module, launch: Launch) -> Iterator[str]:
-    """FSDP2 and DeepSpeed fail at parameters that have no dimension to cut them up by."""
+    """FSDP2 and DeepSpeed cannot shard parameters without dimensions."""
     if launch.entry.steps == "whole parameters":
         return
     for name, parameter in model.named_parameters():
@@ -162,19 +160,15 @@ def _single_number_problems(model: nn.Module, launch: Launch) -> Iterator[str]:
 
 
 def check_backend(backend: Backend, expected: Observed) -> None:
-    """After `prepare`: the engine does what `expect` said.
-
-    Raises:
-        BackendMismatch: It does not; each difference is named.
-    """
+    """After `prepare`: raise BackendMismatch if the engine would not do what `expect` said, naming each difference."""
     differences = compare(expected, backend.observe())
     if differences:
         lines = "\n".join(f"  - {difference}" for difference in differences)
         raise BackendMismatch(f"the {backend.launch.strategy} engine would not do what the plan says:\n{lines}")
 
 
-def compare(expected: Mapping[str, Any], observed: Mapping[str, Any]) -> list[str]:
-    """Each name on which the two differ, one line each; a name that was not observed is a difference too."""
+def compare(expected: Observed, observed: Observed) -> list[str]:
+    """The names on which the two differ, one line each; a name that was not observed is a difference too."""
     return [
         f"{name}: the plan says {value}, the engine has {observed.get(name, 'nothing')}"
         for name, value in expected.items()

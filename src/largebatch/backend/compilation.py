@@ -1,51 +1,44 @@
-"""`torch.compile`, on every strategy in the same places.
+"""`torch.compile`, in the same places on every strategy.
 
-The regions that are compiled are the blocks that a model repeats, or the whole model where it repeats none ("regional
-compilation"): one compiled code serves all blocks, so that compiling takes no longer for a deep model, and blocks are
-what FSDP2 and ZeRO-3 gather the weights of. A region's `forward` is replaced, not the module: names stay what they are,
-and what strategies hang on modules (gathering weights, reducing gradients) goes on around the compiled code.
+The compiled regions are the blocks that a model repeats, or the whole model if it repeats none. All blocks share one
+compiled code, so that a deep model compiles as fast as a shallow one; FSDP2 and ZeRO-3 gather weights block by block. A
+region's `forward` is replaced, not the module, so that names and the strategies' hooks on modules are unaffected.
 """
 
 import torch
 from torch import nn
 
 from largebatch.errors import UserError
-from largebatch.model.blocks import outermost
+from largebatch.model.parts import outermost_modules
 from largebatch.plan.strategies import names_of
 
-# Of one function: the blocks of a network that are not alike, in training and evaluation, in batches of several sizes.
-# Beyond it torch goes on without compiling, and says so in a warning.
+# Compiled versions of one function: for blocks that differ, training and evaluation, and batches of several sizes.
+# Beyond this number torch continues without compiling, with a warning.
 MOST_VERSIONS = 64
 
 
 def compile_in_place(model: nn.Module, device: torch.device) -> list[nn.Module]:
-    """Have the model's regions compiled when they are first called; before the strategy wraps it.
+    """Have the model's regions, which are returned, compiled when they are first called; before the strategy wraps it.
 
-    Shapes are taken as fixed, until a region is called with another one: it is then compiled once more, for any size of
-    the dimensions that have changed (torch's default).
-
-    Args:
-        model: The model as the recipe built it.
-        device: Where it will be trained.
-
-    Returns:
-        The regions.
+    A region called with a second shape is compiled once more, for any size of the dimensions that changed.
 
     Raises:
-        UserError: There is nothing to compile with.
+        UserError: There is no compiler for the device.
     """
     _check_compiler(device)
     torch._dynamo.config.recompile_limit = MOST_VERSIONS
-    # Random numbers of its own would make dropout depend on whether a model is compiled.
+    # With the compiler's own random numbers, dropout would depend on whether a model is compiled.
     torch._inductor.config.fallback_random = True
-    regions = [block for blocks in outermost(model, _is_list_of_blocks) for block in blocks.children()] or [model]
+    regions = [block for blocks in outermost_modules(model, _is_list_of_blocks) for block in blocks.children()] or [
+        model
+    ]
     for region in regions:
         region.forward = torch.compile(region.forward)
     return regions
 
 
 def refuse_to_compile(region: nn.Module, strategy: str) -> UserError:
-    """Of a region whose weights the strategy gathers in parts, by code of its own that torch.compile would cut."""
+    """The refusal of a region whose weights the strategy gathers in parts, by code that cannot be compiled."""
     return UserError(
         f"compute.compile: {strategy} gathers the weights of {type(region).__name__} part by part, and it is compiled "
         f"as a whole; write false, or launch with {names_of(lambda entry: not entry.shards.endswith('weights'))}"

@@ -1,4 +1,4 @@
-"""The DeepSpeed JSON: which settings are the user's, which are the plan's, and how the two are put together."""
+"""The DeepSpeed JSON: which settings are the user's, which are the plan's, and how they are combined."""
 
 import json
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any
 from largebatch.errors import LaunchError
 from largebatch.plan import RunPlan
 
-# Keys that decide the optimization: what to do instead of writing them into the DeepSpeed JSON.
+# Keys that decide the optimization, and why they may not be in the DeepSpeed JSON.
 FROM_THE_RECIPE = {
     "optimizer": "the recipe's optimizer section decides it",
     "scheduler": "the recipe's learning_rate section decides it",
@@ -31,7 +31,7 @@ FROM_THE_RECIPE = {
     "amp": "it follows from the recipe's precision",
     "gradient_allreduce_op": "gradients are averaged over the processes, once",
 }
-# Keys that are known to decide memory, speed and logging only. Every other one is refused.
+# Keys that are known to decide only memory, speed and logging. All others are refused.
 MEMORY_AND_SPEED = {
     "zero_optimization",
     "zero_force_ds_cpu_optimizer",
@@ -66,10 +66,10 @@ ZERO_MEMORY_AND_SPEED = {
 
 
 def read_deepspeed_config(environment: Mapping[str, str]) -> dict[str, Any]:
-    """The DeepSpeed JSON that the launched Accelerate config names, checked.
+    """The DeepSpeed JSON that the launched Accelerate config names.
 
     Raises:
-        LaunchError: There is none, or it says something that is the recipe's to say.
+        LaunchError: There is none, or it decides something that the recipe decides.
     """
     path = environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
     if path == "none":
@@ -95,7 +95,7 @@ def read_deepspeed_config(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def deepspeed_config_problems(config: object) -> list[str]:
-    """What in a parsed DeepSpeed JSON contradicts that the recipe alone decides the optimization, one line each."""
+    """The settings of a parsed DeepSpeed JSON that might change the optimization, which only the recipe decides."""
     if not isinstance(config, dict):
         return ["it must be a JSON object, { … }"]
     problems = [
@@ -120,27 +120,27 @@ def deepspeed_config_problems(config: object) -> list[str]:
 
 
 def fill_from_plan(config: Mapping[str, Any], plan: RunPlan) -> dict[str, Any]:
-    """The complete DeepSpeed config: the user's settings of memory and speed plus the plan's numbers.
+    """The complete DeepSpeed config: the user's settings of memory and speed, and the plan's numbers.
 
-    Accumulation stays at 1 inside DeepSpeed. The loss arrives divided by the whole global batch, and the end of each
-    accumulation is marked by hand, so the number of micro-batches is the plan's alone.
+    Accumulation is 1 inside DeepSpeed: the loss is already divided by the whole global batch, and the end of each
+    accumulation is marked by hand, so only the plan decides the number of micro-batches.
     """
     filled = {key: value for key, value in config.items() if key not in FROM_THE_RECIPE}
     filled |= {
         "train_micro_batch_size_per_gpu": plan.micro_batch_size,
         "train_batch_size": plan.micro_batch_size * plan.world_size,
         "gradient_accumulation_steps": 1,
-        # 0.0 is no clipping; left out, DeepSpeed clips to 1.0.
+        # 0.0 means no clipping; without the key DeepSpeed clips to 1.0.
         "gradient_clipping": plan.clip_norm or 0.0,
         "communication_data_type": "fp32",
         "zero_allow_untested_optimizer": True,
     }
     filled["zero_optimization"] = dict(config["zero_optimization"])
     if filled["zero_optimization"]["stage"] == 3:
-        # Gathers the weights on rank 0 when they are saved, in the dtype they are trained in.
+        # Gather the weights on rank 0 when they are saved, in the dtype in which they are trained.
         filled["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
     if plan.precision == "bf16":
-        # DeepSpeed's own bf16 mode would accumulate and reduce in bf16. Autocast does what DDP does: weights, gradients
-        # and, with no module named as safe in lower precision, their communication stay in fp32.
+        # DeepSpeed's own bf16 mode would accumulate and reduce in bf16. With autocast, as under DDP, weights, gradients
+        # and, because no module is named as safe in lower precision, their communication stay in fp32.
         filled["torch_autocast"] = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
     return filled

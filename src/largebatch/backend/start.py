@@ -1,4 +1,4 @@
-"""Joining the job: Accelerate, started for the launched strategy, on GPUs or, from the same files, on CPU processes."""
+"""Joining the job: starts Accelerate for the launched strategy, on GPUs or, from the same files, on CPU processes."""
 
 import logging
 import os
@@ -20,17 +20,17 @@ from largebatch.plan import RunPlan
 def start(
     launch: Launch, plan: RunPlan, trackers: list[str], project_dir: str, hang_seconds: float | None = None
 ) -> Backend:
-    """Start Accelerate for the launched strategy and the plan's precision and clipping.
+    """Start Accelerate for the launched strategy and the plan.
 
-    Without a GPU the processes talk over gloo; strategy, plan and every check are the same.
+    Without a GPU the processes communicate over gloo; strategy, plan and every check are the same.
 
     Args:
         launch: What the launcher asked for.
         plan: The resolved plan.
         trackers: Names of Accelerate's trackers.
-        project_dir: Where trackers that write files write them.
-        hang_seconds: When the run's watchdog ends a job that hangs; the engine is to give up later than that, for it
-            tells less.
+        project_dir: Folder for trackers that write files.
+        hang_seconds: Time after which the run's watchdog ends a hanging job. The engine, whose message says less, gives
+            up later.
 
     Raises:
         LaunchError: There are more processes than GPUs, or the processes did not find each other.
@@ -52,7 +52,7 @@ def start(
     if hang_seconds is not None:
         group.timeout = timedelta(seconds=2 * hang_seconds + 60)
     arguments = backend_class.accelerate_arguments(Request(launch, plan, on_gpu, group))
-    # Autocast is applied by the backends, alike on all.
+    # The backends apply autocast, in the same way on every strategy.
     accelerator = Accelerator(mixed_precision="no", log_with=trackers, project_dir=project_dir, **arguments)
     backend = backend_class(accelerator, launch, plan)
     if backend.world_size != launch.world_size:
@@ -65,10 +65,10 @@ def start(
 
 def quiet(rank: int) -> None:
     """Silence the engines' chatter; warnings are for the first process only."""
-    # A filter, since DeepSpeed sets its logger's level when it is imported, and warns meanwhile.
+    # A filter, because DeepSpeed sets its logger's level when it is imported, and warns during the import.
     logging.getLogger("DeepSpeed").addFilter(lambda record: record.levelno >= logging.ERROR)
     logging.getLogger("accelerate").setLevel(logging.WARNING if rank == 0 else logging.ERROR)
-    # Libraries of models and data are a recipe's to import, before the start or after it.
+    # A recipe may import `transformers` and `datasets` before the start or after it.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     if transformers := sys.modules.get("transformers"):
         transformers.logging.set_verbosity_error()
@@ -79,6 +79,6 @@ def quiet(rank: int) -> None:
             datasets.disable_progress_bars()
         warnings.simplefilter("ignore")
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
-    # One engine's use of what another has deprecated is nothing the user can mend.
+    # Users cannot fix one library's use of another library's deprecated functions.
     for category in (FutureWarning, DeprecationWarning):
         warnings.filterwarnings("ignore", category=category, module=r"(torch|accelerate|deepspeed|transformers)\.")

@@ -1,12 +1,11 @@
-"""Activation checkpointing: a block's activations are computed again in the backward pass instead of being kept.
+"""Activation checkpointing: the backward pass recomputes a block's activations, so that only its inputs are kept.
 
-Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost" (arXiv 1604.06174). A block keeps its inputs only. Its
-`forward` is what is run again, inside of the hooks with which FSDP2 and ZeRO-3 gather the block's parameters. Torch
-gives the second run the state of the random generators that the first had, and its autocast.
+Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost" (arXiv 1604.06174). The block's `forward` runs again,
+inside the hooks with which FSDP2 and ZeRO-3 gather its parameters, with the random state and autocast of the first run.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial, wraps
 from typing import Any
 
@@ -16,16 +15,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from largebatch.errors import UserError
-from largebatch.model.blocks import outermost
+from largebatch.model.parts import outermost_modules
 
 
 def checkpoint_activations(model: nn.Module) -> None:
-    """Have each block of a model keep its inputs only and compute the rest again in the backward pass.
-
-    Classes, names and parameters stay what they are.
+    """Have each block of a model keep only its inputs; classes, names and parameters remain the same.
 
     Raises:
-        UserError: The model has no blocks that are known to compute the same again.
+        UserError: The model has no blocks that are known to recompute the same values.
     """
     blocks = blocks_to_recompute(model)
     if not blocks:
@@ -39,14 +36,14 @@ def checkpoint_activations(model: nn.Module) -> None:
 
 
 def blocks_to_recompute(model: nn.Module) -> list[nn.Module]:
-    """The blocks that are known to compute the same again; of those within one another, the outermost."""
-    # Imported only where it is used: it takes seconds.
+    """The outermost blocks that are known to recompute the same values."""
+    # Imported here because it takes seconds.
     from transformers.modeling_layers import GradientCheckpointingLayer
     from transformers.models.resnet.modeling_resnet import ResNetBasicLayer, ResNetBottleNeckLayer
 
-    # `transformers` does not count the residual blocks of ResNet among those that it marks.
+    # `transformers` does not mark the residual blocks of ResNet.
     kinds = (GradientCheckpointingLayer, ResNetBasicLayer, ResNetBottleNeckLayer)
-    return list(outermost(model, lambda module: isinstance(module, kinds)))
+    return list(outermost_modules(model, lambda module: isinstance(module, kinds)))
 
 
 def _recomputed(block: nn.Module) -> Callable[..., Any]:
@@ -54,7 +51,7 @@ def _recomputed(block: nn.Module) -> Callable[..., Any]:
     layers = [module for module in block.modules() if isinstance(module, _BatchNorm)]
     recompute = partial(checkpoint, forward, use_reentrant=False)
     if layers:
-        recompute = partial(recompute, context_fn=partial(_contexts, layers))
+        recompute = partial(recompute, context_fn=lambda: (nullcontext(), _statistics_kept(layers)))
 
     @wraps(forward)
     def forward_or_recompute(*arguments: Any, **options: Any) -> Any:
@@ -63,16 +60,11 @@ def _recomputed(block: nn.Module) -> Callable[..., Any]:
     return forward_or_recompute
 
 
-def _contexts(layers: Sequence[_BatchNorm]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Of the first run and of the second."""
-    return nullcontext(), _statistics_kept(layers)
-
-
 @contextmanager
 def _statistics_kept(layers: Sequence[_BatchNorm]) -> Iterator[None]:
-    """In the block, BatchNorm layers move others than their running statistics, which have moved in the first run.
+    """In the block, have BatchNorm layers move throw-away statistics, because the first run has moved their own.
 
-    Without statistics (as in `RunningStatistics.kept`), they would save fewer tensors than in the first run.
+    Without any statistics (as in `RunningStatistics.kept`), they would save fewer tensors than in the first run.
     """
     kept = [dict(layer._buffers) for layer in layers]
     for layer, buffers in zip(layers, kept, strict=True):

@@ -1,14 +1,13 @@
-"""Model FLOPs utilization (MFU): the operations that a model needs, as a fraction of what the devices could do.
+"""Model FLOPs utilization (MFU): the operations that a model needs, as a fraction of the devices' peak.
 
 The convention is that of PaLM (Chowdhery et al. 2022, arXiv 2204.02311, appendix B). A token takes 6 N + 12 L d T
 floating-point operations, forward and backward: 6 for each of the N parameters that it is multiplied by, and 12 L d T
-for the attention of L layers of width d to T tokens, with nothing taken off for tokens that a causal mask hides. What
-is computed twice to save memory counts once.
+for the attention of L layers of width d to T tokens, including those that a causal mask hides. Recomputed activations
+count once.
 
-N is all parameters but those of embeddings that are only looked up: learned positions, token types, and an input's
-vocabulary that the output layer does not share. Of GPT-2 that is nanoGPT's number. (The positions of a ViT, which
-are no layer of their own, are counted; they are a hundredth at most.) A parameter that is not trained has
-no gradient of its own, and counts 4 instead of 6.
+N is all parameters except embeddings that are only looked up: learned positions, token types, and an input vocabulary
+that the output layer does not share. For GPT-2 it is nanoGPT's number. (A ViT's positions, which are not a layer of
+their own, are counted; they are 1 % at most.) A frozen parameter has no gradient and counts 4 instead of 6.
 """
 
 from dataclasses import dataclass
@@ -19,8 +18,8 @@ from torch import nn
 from largebatch.config import RecipeConfig
 from largebatch.config.models import Transformer
 
-# Data sheets, in TFLOP/s by precision and the words of a GPU's name, dense: bf16 by tensor cores, fp32 without them (no
-# TF32), fp64 with them where there are such. The first that fits counts.
+# Data sheets: dense TFLOP/s by precision, for GPUs whose name has these words; the first match counts. bf16 is with
+# tensor cores, fp32 without them (no TF32), fp64 with them if they support it.
 DATA_SHEETS: list[tuple[tuple[str, ...], dict[str, float]]] = [
     (("NVIDIA B200",), {"bf16": 2250.0}),
     (("NVIDIA H200", "NVL"), {"bf16": 835.0, "fp32": 60.0, "fp64": 60.0}),
@@ -29,7 +28,7 @@ DATA_SHEETS: list[tuple[tuple[str, ...], dict[str, float]]] = [
     (("H100", "PCIe"), {"bf16": 756.0, "fp32": 51.0, "fp64": 51.0}),
     (("H100", "HBM3"), {"bf16": 989.0, "fp32": 67.0, "fp64": 67.0}),
     (("A100",), {"bf16": 312.0, "fp32": 19.5, "fp64": 19.5}),
-    # Its tensor cores do not know bf16.
+    # Its tensor cores do not support bf16.
     (("V100", "SXM"), {"fp32": 15.7, "fp64": 7.8}),
     (("V100", "PCIE"), {"fp32": 14.0, "fp64": 7.0}),
 ]
@@ -45,10 +44,10 @@ class Utilization:
     """Peak of each process's device, in 10^12 operations per second; None if unknown."""
     world_size: int
     convention: str
-    """How both were obtained, for a person."""
+    """How both were obtained, in words."""
 
     def at(self, samples_per_second: float) -> float | None:
-        """The MFU, 1 being the peak, of so many samples a second over all processes; None is unknown."""
+        """The MFU (1 is the peak) at a throughput over all processes; None if unknown."""
         if self.sample_flops is None or self.peak_tflops is None:
             return None
         return round(samples_per_second * self.sample_flops / (self.world_size * self.peak_tflops * 1e12), 5)
@@ -78,15 +77,15 @@ def utilization_of(config: RecipeConfig, model: nn.Module, device: torch.device,
 
 
 def token_flops(trained: int, frozen: int, num_layers: int, hidden_size: int, num_tokens: int) -> int:
-    """Operations of a token that attends to `num_tokens`, forward and backward.
+    """Operations, forward and backward, of a token that attends to `num_tokens`.
 
-    It is multiplied by `trained` parameters, and by `frozen` ones that are not trained.
+    `trained` and `frozen` are the numbers of parameters of each kind that it is multiplied by.
     """
     return 6 * trained + 4 * frozen + 12 * num_layers * hidden_size * num_tokens
 
 
 def multiplied_parameters(model: nn.Module) -> tuple[int, int]:
-    """Numbers of parameters that tokens are multiplied by: those that are trained, and others."""
+    """The numbers of trained and of frozen parameters that tokens are multiplied by."""
     modules = list(model.modules())
     used = {
         parameter

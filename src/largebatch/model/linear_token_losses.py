@@ -1,15 +1,14 @@
-"""The cross-entropy of a linear layer's outputs for each token, without the outputs of all of them at once.
+"""The cross-entropy of a linear layer's outputs for each token, without ever holding the logits of all tokens.
 
-For a vocabulary of 128,256 tokens, logits are 0.5 MB in fp32 for each token, and their gradient is as much again. Here
-tokens are gone through in chunks. What a chunk adds to the gradient of the sum of all losses comes from its logits as
-its losses do, by softmax - one-hot, so both are computed in the forward pass. Where a backward pass then asks for the
-gradient of anything but a multiple of that sum, the chunks are gone through once more.
+For a vocabulary of 128,256 tokens, each token's logits take 0.5 MB in fp32, and their gradient as much again. Here
+tokens are processed in chunks. The forward pass computes each chunk's losses and its part of the gradient of the sum of
+all losses (softmax - one-hot). If the backward pass needs the gradient of anything but a multiple of that sum, the
+chunks are computed again.
 
 The arithmetic is that of `cross_entropy(linear(...).float())`: under bfloat16 autocast the matrix products are in
 bfloat16, softmax and losses in fp32; the weight's gradient is summed over the chunks in the weight's own precision.
-
-`torch.nn.functional.linear_cross_entropy`, which torch has since 2.13, is not used: it knows nothing of autocast, and
-gives losses of bfloat16 inputs, and the gradients of their weights, in bfloat16.
+`torch.nn.functional.linear_cross_entropy` (since torch 2.13) ignores autocast, and returns the losses of bfloat16
+inputs, and the gradients of their weights, in bfloat16.
 """
 
 from collections.abc import Sequence
@@ -20,23 +19,17 @@ from torch.nn.functional import linear, nll_loss
 
 from largebatch.data.text import IGNORE_INDEX
 
-# Of a chunk: 256 MiB in fp32. Smaller ones make matrix products slower.
+# Logits per chunk: 256 MiB in fp32. Smaller chunks make matrix products slower.
 MOST_LOGITS = 2**26
 
 
 def linear_token_losses(
     inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
 ) -> torch.Tensor:
-    """The cross-entropy of `linear(inputs, weight, bias)` for each target, zero where that is `IGNORE_INDEX`.
+    """The cross-entropy of `linear(inputs, weight, bias)` for each target, zero where the target is `IGNORE_INDEX`.
 
-    Args:
-        inputs: Shape (..., features).
-        weight: Shape (classes, features).
-        bias: Shape (classes), or None.
-        targets: Classes; shape (...).
-
-    Returns:
-        Shape (...), in fp32, or in fp64 where inputs are.
+    Shapes are (..., features), (classes, features), (classes,), and (...) for targets and losses. Losses are in fp32,
+    or in fp64 for inputs in fp64.
     """
     kind = inputs.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else inputs.dtype
@@ -47,7 +40,7 @@ def linear_token_losses(
 
 
 def precision_of_losses(dtype: torch.dtype) -> torch.dtype:
-    """In which the softmax of logits of this precision is computed."""
+    """The precision in which the softmax of logits of this precision is computed."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -75,9 +68,9 @@ class _LinearTokenLosses(torch.autograd.Function):
     def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (factors,) = upstream
         gradients: Gradients | None = ctx.gradients
-        # They are changed in place; another backward pass would need them anew.
+        # They are changed in place, so another backward pass must compute them again.
         ctx.gradients = None
-        # A sum's gradient is one number, expanded.
+        # The gradient of a sum is one number, expanded.
         if gradients is not None and factors.numel() and not any(factors.stride()):
             for gradient in gradients:
                 if gradient is not None:
@@ -97,19 +90,13 @@ def _through_chunks(
     dtype: torch.dtype,
     needed: Sequence[bool],
 ) -> tuple[torch.Tensor, Gradients]:
-    """Losses, and the gradient of their sum, or of their sum weighted by factors.
+    """Losses in the shape of the targets, and the gradient of their sum, weighted by `factors` of the same shape.
 
-    Args:
-        inputs: Shape (tokens, features).
-        weight: Shape (classes, features).
-        bias: Shape (classes), or None.
-        targets: Any shape, of as many elements as there are tokens; that of the losses.
-        factors: Of the targets' shape, or None for ones.
-        dtype: Of matrix products.
-        needed: Of inputs, weight and bias, whether their gradient is.
+    Inputs are of shape (tokens, features), matrix products of `dtype`; `needed` says which of inputs, weight and bias
+    need a gradient.
     """
     parameters = weight.to(dtype), None if bias is None else bias.to(dtype)
-    # No view of another tensor is returned: engines hang hooks on what a module returns.
+    # Not a view of another tensor, because engines register hooks on a module's outputs.
     losses = inputs.new_empty(targets.shape, dtype=precision_of_losses(dtype))
     flat_losses, targets = losses.view(-1), targets.flatten()
     factors = None if factors is None else factors.flatten()
@@ -133,13 +120,8 @@ def _through_chunks(
         gradient = gradient.to(dtype)
         if of_inputs is not None:
             of_inputs[chunk] = gradient @ parameters[0]
-        if of_weight is not None:
-            _add_product(of_weight, gradient.T, chunk_inputs)
+        if of_weight is not None and of_weight.dtype == dtype:
+            of_weight.addmm_(gradient.T, chunk_inputs)
+        elif of_weight is not None:
+            of_weight += gradient.T @ chunk_inputs
     return losses, (of_inputs, of_weight, of_bias)
-
-
-def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-    if left.dtype == total.dtype:
-        total.addmm_(left, right)
-    else:
-        total += left @ right

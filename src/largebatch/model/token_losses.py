@@ -1,4 +1,4 @@
-"""Language models that return each token's loss instead of logits, which there need then never be of a micro-batch."""
+"""Language models that return each token's loss, without ever holding the logits of a whole micro-batch."""
 
 from functools import wraps
 from typing import Any
@@ -9,25 +9,23 @@ from torch.nn.functional import cross_entropy
 
 from largebatch.data.text import IGNORE_INDEX
 from largebatch.errors import UserError
-from largebatch.model.embedding_layers import embedding_layer
 from largebatch.model.linear_token_losses import linear_token_losses, precision_of_losses
+from largebatch.model.parts import embedding_layer
 
 
 def return_token_losses(model: nn.Module) -> None:
-    """Have `model(..., targets=targets)` return each token's loss, in fp32 or fp64; without targets it is as before.
+    """Have a language model of `transformers`, called with `targets`, return each token's loss, in fp32 or fp64.
 
-    Targets are the tokens to predict at each place, shape (batch, tokens), and `IGNORE_INDEX` where there is none and
-    the loss is zero. (The `labels` of `transformers` are others: the inputs, which the model itself shifts by one.)
+    Targets, of shape (batch, tokens), are the tokens to predict at each place, or `IGNORE_INDEX`, whose loss is zero.
+    (The `labels` of `transformers` are different: the inputs, which the model itself shifts by one.) Without targets
+    the model returns logits as before. Its parameters and their names remain the same.
 
-    The loss is computed inside of the output layer's own `forward`, where FSDP2 and ZeRO-3 have gathered its weight. A
-    model that makes more of its logits (scales, caps) or has something else there than a linear layer (an adapter)
-    computes them, and its losses from them. The model is asked; one without weights, by each of its forward passes.
-
-    Args:
-        model: A language model of `transformers`; changed in place. Parameters and their names stay what they are.
+    The loss is computed inside the output layer's own `forward`, where FSDP2 and ZeRO-3 have gathered its weight. A
+    model that changes its logits (scales, caps), or whose output layer is not linear (an adapter), computes losses from
+    logits. One forward pass finds out which; a model without weights is checked in each forward pass.
     """
     layer = embedding_layer(model, "get_output_embeddings")
-    # Linear, and nothing else than that: an adapter's layer is a class of its own.
+    # Exactly linear: an adapter's layer is a subclass or a different class.
     if type(layer) is nn.Linear and _gives_plain_logits(model, layer):
         layer.__class__ = LinearWithTargets
     forward = model.forward
@@ -56,12 +54,12 @@ def return_token_losses(model: nn.Module) -> None:
 
 
 class LinearWithTargets(nn.Linear):
-    """An output layer that gives each token's loss instead of logits while it has targets."""
+    """An output layer that returns each token's loss instead of logits while it has targets."""
 
     targets: torch.Tensor | None = None
     given: "_Given | None" = None
 
-    # A model that repeats no blocks is compiled whole, where tensors have no place by which to know them again.
+    # A model that repeats no blocks is compiled whole, and inside it tensors have no address to compare.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if self.targets is None:
@@ -77,7 +75,7 @@ class LinearWithTargets(nn.Linear):
 
 
 class _Given:
-    """What an output layer gave, to be told from what was made of it."""
+    """An output of the layer, to be distinguished from anything computed from it."""
 
     def __init__(self, tensor: torch.Tensor):
         self._tensor = tensor
@@ -85,14 +83,14 @@ class _Given:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def is_still(self, other: torch.Tensor) -> bool:
-        """Whether the other is the same tensor, or a view of it as engines return, and not changed in place since."""
+        """Whether `other` is the same tensor, or a view of it as engines return, not changed in place since."""
         same_place = (other.data_ptr(), other.shape) == (self._tensor.data_ptr(), self._tensor.shape)
         return same_place and self._tensor._version == self._version
 
 
 @torch.no_grad()
 def _gives_plain_logits(model: nn.Module, layer: nn.Linear) -> bool:
-    """Whether the model's logits are what the layer gives; taken for granted of a model that has no weights yet."""
+    """Whether the model's logits are the layer's outputs; assumed for a model that has no weights yet."""
     if any(parameter.is_meta for parameter in model.parameters()):
         return True
     given: list[_Given] = []

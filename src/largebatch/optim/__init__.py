@@ -1,6 +1,5 @@
 """Optimizers and their parameter groups."""
 
-from largebatch.optim.build import build_optimizer, planned_groups
-from largebatch.optim.groups import parameter_groups
+from largebatch.optim.build import build_optimizer, parameter_groups, planned_groups
 
 __all__ = ["build_optimizer", "parameter_groups", "planned_groups"]

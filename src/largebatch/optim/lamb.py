@@ -1,4 +1,4 @@
-"""LAMB: Adam with a learning rate of its own for each layer."""
+"""LAMB: Adam with its own learning rate for each layer."""
 
 import math
 from typing import Any
@@ -9,16 +9,10 @@ from largebatch.optim.layerwise import LayerwiseOptimizer, local_part
 
 
 class Lamb(LayerwiseOptimizer):
-    """Adam with decoupled weight decay, the step u = r + lambda w of a layer w multiplied by |w| / |u|.
+    """Adam with decoupled weight decay, whose step u = r + lambda w of a layer w is multiplied by |w| / |u|.
 
-    You et al. 2019 (arXiv 1904.00962), algorithm 2 with phi the identity; r is Adam's bias-corrected step.
-
-    Args:
-        params: Parameters, or groups of them; see `LayerwiseOptimizer`.
-        lr: Learning rate.
-        betas: Decay rates of the running averages of the gradient and of its square.
-        eps: Added to the denominator of r.
-        weight_decay: lambda.
+    You et al. 2019 (arXiv 1904.00962), algorithm 2 with phi the identity; r is Adam's bias-corrected step with `eps`
+    added to its denominator, and lambda is `weight_decay`.
     """
 
     def __init__(
@@ -44,7 +38,7 @@ class Lamb(LayerwiseOptimizer):
             weight.add_(update, alpha=-group["lr"])
 
     def _adam_step(self, tensor: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
-        """Move the averages, and return r of what this process has of the tensor."""
+        """Update the averages, and return r for what this process has of the tensor."""
         state = self.state[tensor]
         if not state:
             state["step"] = 0

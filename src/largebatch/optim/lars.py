@@ -1,4 +1,4 @@
-"""LARS: SGD with a learning rate of its own for each layer."""
+"""LARS: SGD with its own learning rate for each layer."""
 
 from typing import Any
 
@@ -8,20 +8,11 @@ from largebatch.optim.layerwise import LayerwiseOptimizer, local_part
 
 
 class Lars(LayerwiseOptimizer):
-    """SGD with momentum, the step of a layer w with gradient g multiplied by eta |w| / (|g| + lambda |w|).
+    """SGD with momentum, whose step of a layer w with gradient g is multiplied by eta |w| / (|g| + lambda |w|).
 
-    The factor is 1 where w or g is zero, as is usual.
-
-    You et al. 2017 (arXiv 1708.03888), algorithm 1, with the learning rate outside of the velocity, as in torch's SGD,
-    so that it may change without momentum correction (Goyal et al. 2017, remark 2).
-
-    Args:
-        params: Parameters, or groups of them; see `LayerwiseOptimizer`.
-        lr: Learning rate.
-        momentum: Momentum coefficient.
-        nesterov: Nesterov's momentum, which the paper does not use.
-        weight_decay: lambda, an L2 penalty.
-        trust_coefficient: eta.
+    You et al. 2017 (arXiv 1708.03888), algorithm 1; eta is `trust_coefficient`, and lambda is `weight_decay`, an L2
+    penalty. The factor is 1 if w or g is zero, as is usual. The learning rate is outside the velocity, as in torch's
+    SGD, so that it may change without momentum correction (Goyal et al. 2017, remark 2). Nesterov is not in the paper.
     """
 
     def __init__(
@@ -39,7 +30,7 @@ class Lars(LayerwiseOptimizer):
     def _step_group(self, group: dict[str, Any]) -> None:
         tensors = [tensor for tensor in group["params"] if tensor.grad is not None]
         weights = [local_part(tensor) for tensor in tensors]
-        # Engines may go on using the gradients.
+        # Engines may still use the gradients.
         updates = [local_part(tensor.grad).clone() for tensor in tensors]
         decay, eta, momentum = group["weight_decay"], group["trust_coefficient"], group["momentum"]
         scaled = []

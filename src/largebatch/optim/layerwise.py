@@ -1,4 +1,4 @@
-"""Optimizers whose update of a layer depends on norms of the whole layer, however strategies cut it up."""
+"""Optimizers whose update of a layer depends on norms of the whole layer, however strategies shard it."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -14,15 +14,17 @@ TrustRatio = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class LayerPart:
-    """A part of a layer in a tensor that the optimizer steps.
+    """A part of a layer in a tensor that the optimizer steps; positions count elements in row-major order.
 
     Args:
-        name: The layer: a parameter's name.
-        offset: Where the part begins in this process's tensor, whose elements are taken in row-major order.
-        length: Elements; 0 where this process has none of the layer.
+        name: The parameter that is the layer.
+        start: Position of the part in the whole parameter.
+        offset: Position of the part in this process's tensor.
+        length: Number of elements; 0 if this process has none of the layer.
     """
 
     name: str
+    start: int
     offset: int
     length: int
 
@@ -30,8 +32,8 @@ class LayerPart:
 class LayerwiseOptimizer(Optimizer):
     """An optimizer that multiplies the update of each layer by a trust ratio, a function of two norms of the layer.
 
-    A layer is a parameter. Those in parameter groups with `"layerwise": False` are not adapted: their ratio is 1.
-    Until `locate` is called, each tensor that is stepped is taken for a whole layer.
+    A layer is a parameter. Parameters in groups with `"layerwise": False` are not adapted: their ratio is 1.
+    Until `locate` is called, each tensor counts as a whole layer.
     """
 
     def __init__(self, params: Any, defaults: dict[str, Any]):
@@ -49,10 +51,10 @@ class LayerwiseOptimizer(Optimizer):
         """Say which parts of which layers are in the tensors that this process steps.
 
         Args:
-            parts: Of each tensor.
+            parts: The parts in each tensor.
             layers: All layers, in the same order on every process.
-            sum_over_processes: From a vector to its sum over all processes; None where this one has every layer whole.
-                It is called once for each adapted parameter group, so every process must make the same steps.
+            sum_over_processes: Sums a vector over all processes; None if this process has every layer whole. It is
+                called once per adapted parameter group, so every process must take the same steps.
         """
         self._parts = parts
         self._numbers = {name: number for number, name in enumerate(layers)}
@@ -60,32 +62,31 @@ class LayerwiseOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Take one step with the gradients that there are."""
+        """Take one step with the gradients that exist."""
         assert closure is None
         for group in self.param_groups:
             self._step_group(group)
 
     @abstractmethod
     def _step_group(self, group: dict[str, Any]) -> None:
-        """Step the tensors of a parameter group that have gradients, and leave the gradients as they are."""
+        """Step the tensors of a parameter group that have gradients, without changing the gradients."""
 
     def _trust_ratios(
         self, tensors: Sequence[torch.Tensor], updates: Sequence[torch.Tensor], trust_ratio: TrustRatio
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """The trust ratio of each part of a layer that this process has; 1 where one of the layer's norms is zero.
+        """A view of the update of each part of a layer that this process has, and the part's trust ratio, a scalar.
+
+        The ratio is 1 if one of the layer's norms is zero.
 
         Args:
-            tensors: As they are in the parameter groups.
-            updates: Gradients or updates of what this process has of them.
+            tensors: The tensors of the parameter group.
+            updates: Gradients or updates of what this process has of the tensors.
             trust_ratio: From the norms of the layers' weights and updates, each of shape (layers,), to their ratios.
-
-        Returns:
-            Views of the updates, one a part, and their ratios, which are scalars.
         """
         weights, views = [], []
         numbers: list[int] = []
         for tensor, update in zip(tensors, updates, strict=True):
-            parts = [LayerPart("", 0, update.numel())] if self._parts is None else self._parts[tensor]
+            parts = [LayerPart("", 0, 0, update.numel())] if self._parts is None else self._parts[tensor]
             for part in parts:
                 weights.append(_view(local_part(tensor), part))
                 views.append(_view(update, part))
@@ -110,6 +111,6 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _view(tensor: torch.Tensor, part: LayerPart) -> torch.Tensor:
-    # A whole parameter may lie in memory in another order than row-major.
+    # A whole parameter need not be in row-major order in memory.
     whole = part.length == tensor.numel()
     return tensor if whole else tensor.view(-1)[part.offset : part.offset + part.length]

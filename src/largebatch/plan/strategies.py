@@ -126,7 +126,7 @@ STRATEGIES: Mapping[str, StrategyEntry] = {
         StrategyEntry(
             "fsdp",
             launched=lambda environment, _: engine_of(environment) == "FSDP",
-            backend="largebatch.backend.native:FsdpBackend",
+            backend="largebatch.backend.fsdp:FsdpBackend",
             memory="largebatch.plan.model_states:fsdp",
             traffic="largebatch.plan.traffic:fsdp",
             shards="the optimizer and weights",

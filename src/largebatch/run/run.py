@@ -23,8 +23,7 @@ from largebatch.data.source import Batch, SampleSource
 from largebatch.errors import TrainingFailed, UserError
 from largebatch.model.activation_checkpointing import checkpoint_activations
 from largebatch.model.flops import utilization_of
-from largebatch.model.initialization.building import build_without_weights
-from largebatch.model.initialization.seeded import SeededWeights
+from largebatch.model.initialization.building import SeededWeights, build_without_weights
 from largebatch.plan import explain, resolve
 from largebatch.run.command_line import RunOptions
 from largebatch.run.evaluate import (
@@ -148,7 +147,7 @@ class Run(Generic[Config]):
             with self.backend.raise_on_all_ranks():
                 return build_model(self.config)
         with self.backend.raise_on_all_ranks():
-            model, distributions = build_without_weights(partial(build_model, self.config))
+            model, draws = build_without_weights(partial(build_model, self.config))
         if self._start.manifest is None and section.initial_weights is not None:
             # Imported only where it is used: with `transformers` and `datasets` it takes seconds.
             from largebatch.model.initialization.pretrained import PretrainedWeights, find_folder
@@ -157,7 +156,7 @@ class Run(Generic[Config]):
             with self.backend.raise_on_all_ranks():
                 self._starting_weights = PretrainedWeights(folder, model)
         else:
-            self._starting_weights = SeededWeights(model, distributions, self.config.seed)
+            self._starting_weights = SeededWeights(model, draws, self.config.seed)
         return model
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:

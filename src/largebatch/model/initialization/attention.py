@@ -1,4 +1,4 @@
-"""What of attention cannot be learned."""
+"""Parameters of attention that cannot be learned."""
 
 from torch import nn
 
@@ -6,17 +6,14 @@ KEY_BIASES = ("k_proj.bias", "key.bias")
 
 
 def freeze_key_biases(model: nn.Module) -> None:
-    """Leave the biases of attention's keys as they are; call it before the optimizer is built.
+    """Freeze the biases of attention's keys in a model of `transformers`; call it before building the optimizer.
 
-    A key's bias adds the same number to all scores of a query, which softmax does not see: the loss does not depend on
-    it, and its gradient is zero but for rounding. Adam would divide that noise by its own size and take full steps of
-    it, other ones on each strategy and number of processes. The model is the same function without them.
-
-    Args:
-        model: A model of `transformers` with separate projections of queries, keys and values.
+    A key's bias adds the same number to all scores of a query, which softmax cancels, so the loss does not depend on it
+    and its gradient is only rounding. Adam would divide that noise by its own size and take full steps, different ones
+    on each strategy and number of processes.
 
     Raises:
-        ValueError: It has no such bias.
+        ValueError: The model has no separate projection of keys with a bias.
     """
     biases = [parameter for name, parameter in model.named_parameters() if name.endswith(KEY_BIASES)]
     if not biases:

@@ -1,37 +1,39 @@
-"""Building a model without its weights, and recording which weights it would have begun with.
+"""Building a model without its weights, and drawing each weight from the run's seed and its name alone.
 
-Parameters are put on the meta device as modules register them, so that never more than one of them has memory. Buffers
-are computed as usual: no file has those that are not persistent, such as rotary frequencies. What the model's own
-initialization does to its parameters is recorded as it goes through torch; the last operation on each decides.
+Modules register their parameters on the meta device, so that at most one parameter at a time has memory. Buffers are
+computed as usual, because some, such as rotary frequencies, are in no file. The model's own initialization of each
+parameter is recorded as it passes through torch; the last operation counts.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from largebatch.data.order import derive_seed
 from largebatch.errors import BackendMismatch
-from largebatch.model.initialization.seeded import Constant, Distribution, Normal, Uniform
+from largebatch.storage.tensors import fingerprint
 
 M = TypeVar("M", bound=nn.Module)
 
-# Operations in place, and what a parameter is afterwards.
-NOTED: dict[str, type[Distribution]] = {
-    "normal_": Normal,
-    "uniform_": Uniform,
-    "fill_": Constant,
-    "zero_": Constant,
-}
-
-NOTHING = (None, "nothing")
+# Operations of torch on a tensor in place that can be repeated for a parameter of any name.
+RANDOM = ("normal_", "uniform_")
+REPEATABLE = (*RANDOM, "fill_", "zero_")
 
 
-def build_without_weights(build: Callable[[], M]) -> tuple[M, dict[str, Distribution]]:
-    """The model that `build` makes, with parameters on the meta device, and what each of them is drawn from.
+class Draw(NamedTuple):
+    """An operation of `REPEATABLE` on a whole parameter, with its numbers, such as "normal_" and (0.0, 0.02)."""
+
+    operation: str
+    numbers: tuple[float, ...] = ()
+
+
+def build_without_weights(build: Callable[[], M]) -> tuple[M, dict[str, Draw]]:
+    """The model that `build` makes, with parameters on the meta device, and how each of them is drawn.
 
     Raises:
         BackendMismatch: A parameter is not initialized, or in a way that cannot be repeated from its name.
@@ -39,14 +41,13 @@ def build_without_weights(build: Callable[[], M]) -> tuple[M, dict[str, Distribu
     notes = _Notes()
     with _parameters_without_memory(), notes:
         model = build()
-    return model, {name: notes.distribution(name, parameter) for name, parameter in model.named_parameters()}
+    return model, {name: notes.draw_of(name, parameter) for name, parameter in model.named_parameters()}
 
 
 def build_shapes(build: Callable[[], M]) -> M:
-    """The model that `build` makes, with parameters on the meta device, and no weights read from files.
+    """The model that `build` makes, all of it on the meta device, with no weights read from files.
 
-    Whatever it makes is there, unless it looks at numbers meanwhile, as some models do to draw paths at random; then
-    parameters alone are.
+    If a model looks at numbers while it is built, as some do for stochastic depth, only its parameters are.
     """
     try:
         with torch.device("meta"):
@@ -56,65 +57,88 @@ def build_shapes(build: Callable[[], M]) -> M:
             return build()
 
 
+class SeededWeights:
+    """The initial weights of a model with parameters on the meta device, each a function of the seed and its name.
+
+    So no process needs other parameters to draw one, and the weights are the same on every strategy and number of
+    processes. (If different machines round a normal distribution differently, the run does not start.)
+    """
+
+    def __init__(self, model: nn.Module, draws: Mapping[str, Draw], seed: int):
+        # Sharding changes the shapes of the model's own parameters.
+        self._like = {name: (tuple(value.shape), value.dtype) for name, value in model.named_parameters()}
+        self._draws = draws
+        self._seed = seed
+        self.checksums: dict[str, str] = {}
+
+    def read(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Elements `start` to `stop` of a parameter, in row-major order; the whole parameter is drawn for that.
+
+        On the CPU, so that the values do not depend on the kind of device.
+        """
+        shape, dtype = self._like[name]
+        operation, numbers = self._draws[name]
+        whole = torch.empty(shape, dtype=dtype, device="cpu").reshape(-1)
+        options = {}
+        if operation in RANDOM:
+            options["generator"] = torch.Generator().manual_seed(derive_seed(self._seed, "weights", name))
+        getattr(whole, operation)(*numbers, **options)
+        self.checksums[name] = fingerprint(whole)
+        return whole[start:stop]
+
+
 class _Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """What operations in place have made of tensors on the meta device."""
+    """The last operation in place on each tensor on the meta device."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._notes: dict[int, tuple[Distribution | None, str]] = {}
-        # Another tensor must not get the address of one that is gone, and with it its note.
-        self._kept: list[torch.UntypedStorage] = []
+        # With the storage itself, because another tensor must not get the address of one that is gone.
+        self._notes: dict[int, tuple[torch.UntypedStorage, Draw | str]] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
         result = func(*args, **kwargs)
+        operation = func._schema.name.removeprefix("aten::")
         arguments = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
         for argument in func._schema.arguments:
             tensor = (arguments | kwargs).get(argument.name)
             if argument.is_write and isinstance(tensor, torch.Tensor) and tensor.is_meta:
-                options = {name: value for name, value in kwargs.items() if name != "generator"}
-                self._note(func._schema.name.removeprefix("aten::"), tensor, args[1:], options)
-        if func._schema.name == "aten::constant_pad_nd" and args[0].is_meta and not any(args[1]):
-            # `transformers` puts an output layer's bias, padded by nothing, in its own place.
-            self._keep(result)
-            self._notes[storage_of(result)] = self._notes.get(storage_of(args[0]), NOTHING)
+                note: Draw | str = operation
+                if tensor.numel() * tensor.element_size() != tensor.untyped_storage().nbytes():
+                    note = f"{operation} of a part"
+                elif operation in REPEATABLE and not kwargs.keys() - {"generator"}:
+                    note = Draw(operation, tuple(float(number) for number in args[1:]))
+                self._notes[storage_of(tensor)] = (tensor.untyped_storage(), note)
+        if operation == "constant_pad_nd" and args[0].is_meta and not any(args[1]):
+            # `transformers` replaces an output layer's bias by itself, padded by nothing.
+            self._notes[storage_of(result)] = (result.untyped_storage(), self._note_of(args[0]))
         return result
 
-    def _note(self, operation: str, tensor: torch.Tensor, values: Sequence[Any], options: Mapping[str, Any]) -> None:
-        is_whole = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
-        self._keep(tensor)
-        distribution = None
-        if is_whole and operation in NOTED:
-            numbers = {name: float(value) for name, value in options.items()}
-            distribution = NOTED[operation](*map(float, values), **numbers)
-        self._notes[storage_of(tensor)] = (distribution, operation if is_whole else f"{operation} of a part")
+    def _note_of(self, tensor: torch.Tensor) -> Draw | str:
+        _, note = self._notes.get(storage_of(tensor), (None, "nothing"))
+        return note
 
-    def _keep(self, tensor: torch.Tensor) -> None:
-        if storage_of(tensor) not in self._notes:
-            self._kept.append(tensor.untyped_storage())
-
-    def distribution(self, name: str, parameter: torch.Tensor) -> Distribution:
-        """What a parameter of the model that was built is to begin with."""
-        distribution, operation = self._notes.get(storage_of(parameter), NOTHING)
-        if distribution is None:
+    def draw_of(self, name: str, parameter: torch.Tensor) -> Draw:
+        note = self._note_of(parameter)
+        if isinstance(note, str):
             raise BackendMismatch(
                 f"the model's parameter {name} would begin with values that do not follow from its name: the last "
-                f"thing done to it in place, once its module has it, is {operation}; initialize it with one of "
-                f"{', '.join(NOTED)}, as torch.nn.init does"
+                f"thing done to it in place, once its module has it, is {note}; initialize it with one of "
+                f"{', '.join(REPEATABLE)}, as torch.nn.init does"
             )
-        return distribution
+        return note
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """An identity that a tensor shares with its views."""
+    """The identity of a tensor's memory, which its views share."""
     return int(tensor.untyped_storage()._cdata)
 
 
 @contextmanager
 def _parameters_without_memory() -> Iterator[None]:
-    """Have modules register parameters on the meta device; one that several share stays one."""
+    """Have modules register parameters on the meta device; a shared parameter remains one parameter."""
     register = nn.Module.register_parameter
     replaced = WeakTensorKeyDictionary()
 

@@ -1,4 +1,4 @@
-"""Initial weights from `safetensors` files, as `save_pretrained` writes them: a process reads the ranges it holds."""
+"""Initial weights from `safetensors` files of `save_pretrained`, of which each process reads the ranges it holds."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +14,7 @@ from largebatch.storage.layout import CheckpointError, read_json
 from largebatch.storage.tensors import TensorFiles
 
 WHOLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
-# Fields of a model's configuration that do not change what it computes of the same weights, or not while training.
+# Fields of a model's configuration that do not change what it computes with the same weights, at least in training.
 FREE = {
     "architectures",
     "bos_token_id",
@@ -31,7 +31,7 @@ MOST_NAMES = 5
 
 
 def find_folder(where: str) -> Path:
-    """A local folder of weights, or the download of what the hub has under this id; UserError if there is none."""
+    """A local folder of weights, or the download of a hub id; UserError if there is neither."""
     folder = local_folder(where, "model.initial_weights", "a model")
     if folder is not None:
         return folder
@@ -39,7 +39,7 @@ def find_folder(where: str) -> Path:
 
     try:
         return Path(snapshot_download(where, allow_patterns=["model*.safetensors", INDEX, CONFIG]))
-    # It raises a great variety of exceptions for what cannot be reached, found or read.
+    # It raises exceptions of many kinds for files that cannot be reached, found or read.
     except Exception as error:
         raise UserError(
             f"model.initial_weights: {where!r} could not be downloaded: {reason_of(error)}; write a local folder, or "
@@ -48,10 +48,10 @@ def find_folder(where: str) -> Path:
 
 
 class PretrainedWeights:
-    """The weights in a folder, one file or several and their index, for a model with parameters on the meta device.
+    """The weights in a folder, one file or several with their index, for a model with parameters on the meta device.
 
     Raises:
-        UserError: The weights are of another model.
+        UserError: The weights are those of another model.
     """
 
     def __init__(self, folder: Path, model: nn.Module):
@@ -89,7 +89,7 @@ class PretrainedWeights:
         return files
 
     def _problems(self, stored: dict[str, str], model: nn.Module) -> Iterator[str]:
-        """Differences between the tensors that there are and the model's; notes where each of these is."""
+        """Differences between the stored tensors and the model's; records where each of the model's is stored."""
         names: dict[nn.Parameter, list[str]] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
             names.setdefault(parameter, []).append(name)
@@ -115,7 +115,7 @@ class PretrainedWeights:
 
 
 def _config_problems(folder: Path, model: nn.Module) -> Iterator[str]:
-    """What the configuration beside the weights says otherwise, and shapes may not show: heads, rotary frequencies."""
+    """Differences of the configuration beside the weights, which shapes may not show: heads, rotary frequencies."""
     config = getattr(model, "config", None)
     if not isinstance(config, PretrainedConfig) or not (folder / CONFIG).exists():
         return
@@ -126,7 +126,7 @@ def _config_problems(folder: Path, model: nn.Module) -> Iterator[str]:
         return
     try:
         theirs: dict[str, Any] = type(config).from_dict(raw).to_dict()
-    # Values that `transformers` does not understand are met by exceptions of many kinds.
+    # For values that it does not understand `transformers` raises exceptions of many kinds.
     except Exception as error:
         raise CheckpointError(f"its {CONFIG} is not one of a model: {reason_of(error)}") from error
     for name, mine in config.to_dict().items():

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from largebatch.backend.accelerate_config import FSDP_VERSION, NOT_FSDP2, PRECISION, REFUSED, STARTS_PROCESSES
 from largebatch.backend.deepspeed_config import deepspeed_config_problems
+from largebatch.backend.launch import FSDP_VERSION, NOT_FSDP2, PRECISION, REFUSED, STARTS_PROCESSES
 from largebatch.config import load_config
 from largebatch.errors import ConfigError
 from largebatch.tools.lint.files import COMMAND_LINE, Finding, KeyLines, read_json, read_text
