@@ -5,10 +5,10 @@
 #   RUN_DIR                      folder of the run, shared by all nodes; default: runs/<recipe>
 #   LARGEBATCH_ENV               shell file to source on every node; default: .venv/bin/activate
 #   LARGEBATCH_CONTAINER         image to run in: apptainer:IMAGE, or what pyxis takes as --container-image
-#   LARGEBATCH_CONTAINER_MOUNTS  folders to mount in it besides this one, as the container's own option takes them
-#   LARGEBATCH_MAX_RESTARTS      requeue so often without a newer checkpoint, then give up; default: 3
-#   LARGEBATCH_EXCLUDE_BAD_NODES 1: when the pre-flight names bad nodes, requeue the job without them
-#   NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, NCCL_IB_HCA, NCCL_DEBUG …: passed on as they are
+#   LARGEBATCH_CONTAINER_MOUNTS  folders to mount in it besides this one, in the format of the container's own option
+#   LARGEBATCH_MAX_RESTARTS      requeue this many times without a newer checkpoint, then give up; default: 3
+#   LARGEBATCH_EXCLUDE_BAD_NODES 1: if the pre-flight names bad nodes, requeue the job without them
+#   NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, NCCL_IB_HCA, NCCL_DEBUG …: passed on unchanged
 #
 # Exit codes: 0 finished; 1 failed; 2 refused; 3 the pre-flight found a bad node; 75 stopped on request.
 
@@ -33,7 +33,7 @@ accelerate_config=recipes/accelerate_configs/$STRATEGY.yaml
 [[ -f $accelerate_config ]] || leave 2 "error: STRATEGY=$STRATEGY: there is no $accelerate_config; write ddp, fsdp, zero1, zero2, zero3, or the path of an Accelerate config"
 
 nodes=$SLURM_JOB_NUM_NODES
-# One process a GPU; where no GPUs were asked for, one a CPU.
+# One process per GPU; if no GPUs were requested, one per CPU.
 gpus=${SLURM_GPUS_ON_NODE:-0}
 processes_per_node=$((gpus > 0 ? gpus : ${SLURM_CPUS_PER_TASK:-1}))
 restart=${SLURM_RESTART_COUNT:-0}
@@ -45,13 +45,13 @@ logs=$job_dir/start_$restart
 preflight=$logs/preflight
 mkdir -p "$preflight"
 
-# What has begun goes on with the task's files as they were then, whatever has become of them in the queue.
+# A run that has begun resumes with the task's files as of its start, even if they changed while the job was queued.
 has_begun=
 ! grep -qs "\"slurm_job_id\": \"$SLURM_JOB_ID\"" "$run_dir/status.json" || has_begun=1
 used_recipe=$run_dir/source/$(basename "$(dirname "$RECIPE")")/$(basename "$RECIPE")
 [[ -n $has_begun && -f $used_recipe ]] || used_recipe=$RECIPE
 
-# From here on a signal asks the run to stop, instead of ending this script.
+# From here on a signal asks the run to stop instead of ending this script.
 printf -v LARGEBATCH_BEGAN '%(%s)T' -1
 export LARGEBATCH_BEGAN
 asked_to_stop=
@@ -67,22 +67,22 @@ trap 'ask_to_stop SIGTERM' TERM
 
 mapfile -t node_names < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 first_node=${node_names[0]}
-# Below the ephemeral ports, another for each job and start.
+# Below the ephemeral ports, and different for each job and start.
 port=$((10000 + (SLURM_JOB_ID * 16 + restart) % 22000))
 
 export LARGEBATCH_ENV=${LARGEBATCH_ENV-.venv/bin/activate}
 [[ -z $LARGEBATCH_ENV || -f $LARGEBATCH_ENV || -n ${LARGEBATCH_CONTAINER:-} ]] || leave 2 "error: LARGEBATCH_ENV=$LARGEBATCH_ENV: there is no such file in $PWD; make your environment as README.md says, or name the shell file that activates it"
 export LARGEBATCH_REFUSAL=$logs/refusal
 if [[ -z ${SLURM_JOB_END_TIME:-} ]]; then
-  # Slurm before 23.02 does not say it in the environment. A job without a limit has none.
+  # Slurm before 23.02 does not set it in the environment. A job without a time limit has no end.
   end=$(squeue --noheader --jobs "$SLURM_JOB_ID" --format %e || true)
   [[ $end != 2* ]] || SLURM_JOB_END_TIME=$(date -d "$end" +%s)
 fi
 export SLURM_JOB_END_TIME=${SLURM_JOB_END_TIME:-}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((gpus > 0 && ${SLURM_CPUS_PER_TASK:-1} > gpus ? SLURM_CPUS_PER_TASK / gpus : 1))}
-# Slurm 22.05 and later do not hand --cpus-per-task down to srun by themselves.
+# Slurm 22.05 and later do not pass --cpus-per-task on to srun.
 [[ -z ${SLURM_CPUS_PER_TASK:-} ]] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
-# The launcher passes these signals on to the processes and waits for them to save, instead of leaving them orphaned.
+# The launcher passes these signals on to the processes and waits until they have saved, instead of orphaning them.
 export PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGUSR1
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=1800
 # No other job's nodes can join.
@@ -105,45 +105,45 @@ case ${LARGEBATCH_CONTAINER:-} in
     ;;
 esac
 
-# on_nodes COUNT COMMAND…: one task a node, in the user's environment, while this script goes on hearing signals.
-# Single quotes: what stands in them is expanded on the node.
+# on_nodes COUNT COMMAND…: run one task per node in the user's environment, while this script still handles signals.
+# Text in single quotes is expanded on the node.
 on_nodes() {
   # shellcheck disable=SC2016
   srun --nodes="$1" --ntasks="$1" "${srun_options[@]}" "${step_options[@]}" "${in_container[@]}" bash -c '
     set -e
-    # Signals are for the command, which decides when it ends.
+    # The command handles signals and decides when to end.
     trap : TERM INT USR1
-    # In a function, so that the file does not take the command for its own arguments.
+    # In a function, so that the sourced file does not get the command as its arguments.
     activate() { source "$LARGEBATCH_ENV"; }
     if [[ -n $LARGEBATCH_ENV ]]; then activate; fi
     "$@"' bash "${@:2}" &
   local srun=$!
-  # A signal to this script ends `wait`, not srun.
+  # A signal to this script interrupts `wait`, not srun.
   while kill -0 "$srun" 2>/dev/null; do wait "$srun" || true; done
   wait "$srun"
 }
 
-# --- what follows a start ---
+# --- after a start ---
 
 checkpoint_step() {
   local newest=0 marker step
   for marker in "$run_dir"/checkpoints/step_*/complete.json; do
     step=$(basename "$(dirname "$marker")")
     step=${step#step_}
-    # Beside checkpoints there may be what somebody has put there.
+    # There may be other files beside the checkpoints.
     if [[ -f $marker && $step =~ ^[0-9]+$ ]]; then ((newest = 10#$step > newest ? 10#$step : newest)) || true; fi
   done
   echo "$newest"
 }
 
-# A field of the run's status, if this very start has written it.
+# Prints a field of the run's status, if this start has written it.
 status() {
   local file=$run_dir/status.json
   grep -qs "\"slurm_job_id\": \"$SLURM_JOB_ID\"" "$file" && grep -qs "\"slurm_restart_count\": $restart\b" "$file" || return 0
   sed -nE "s/^ *\"$1\": \"(.*)\",?\$/\1/p; s/^ *\"$1\": ([^\",]+),?\$/\1/p" "$file"
 }
 
-# Leaves, if as many starts as are allowed began at the newest checkpoint and left no newer one.
+# Gives up if the allowed number of starts began at the newest checkpoint without writing a newer one.
 give_up_without_progress() {
   local starts
   starts=$(grep -cxs "$(checkpoint_step)" "$job_dir/starts" || true)
@@ -152,7 +152,7 @@ give_up_without_progress() {
   fi
 }
 
-# requeue WHY: the same job again, unless starts do not come further, or Slurm is ending the job.
+# requeue WHY: requeue this job, unless starts make no progress or Slurm is ending the job.
 requeue() {
   local state try
   state=$(squeue --noheader --jobs "$SLURM_JOB_ID" --format %T || true)
@@ -166,7 +166,7 @@ requeue() {
   leave 1 "error: the job cannot be requeued; submit it again to go on"
 }
 
-# Slurm changes a job's excluded nodes only while it is pending: a small job does that, and lets it go.
+# Slurm changes a job's excluded nodes only while it is pending: a small job does that, and then releases it.
 requeue_without() {
   local excluded
   give_up_without_progress "bad nodes: $1"
@@ -190,11 +190,11 @@ say "job $SLURM_JOB_ID, start $restart: $used_recipe under $STRATEGY on $nodes n
 code=0
 token=$RANDOM$RANDOM$RANDOM
 echo "$token" >"$preflight/token"
-# Every node is to say what it finds, also when another fails; one that hangs is ended.
+# Every node must report what it finds, even if another fails; a hanging node is ended.
 step_options=(--kill-on-bad-exit=0 --wait=180)
 on_nodes "$nodes" timeout --kill-after=10 300 largebatch preflight "$used_recipe" --accelerate-config "$accelerate_config" --folder "$preflight" --token "$token" \
   --rendezvous "$first_node:$port" --gpus "$gpus" --world-size $((nodes * processes_per_node)) "$@" >"$preflight/reports" || code=$?
-# SIGTERM, SIGUSR1 or SIGINT to the nodes alone, as in a preemption, ends what runs there.
+# SIGTERM, SIGUSR1 or SIGINT to the nodes only, as in a preemption, ends the processes there.
 step_options=(--kill-on-bad-exit=1 --wait=60)
 case $code in 143 | 138 | 130) asked_to_stop=${asked_to_stop:-a signal to the nodes} ;; esac
 [[ -z $asked_to_stop ]] || requeue "asked to stop by $asked_to_stop during the pre-flight"
@@ -203,13 +203,13 @@ on_nodes 1 largebatch preflight-verdict "$preflight/reports" --nodes "$(IFS=,; e
   --bad-nodes "$preflight/bad_nodes" || code=$?
 if ((code == 3)) && [[ ${LARGEBATCH_EXCLUDE_BAD_NODES:-} == 1 ]]; then
   bad_nodes=$(<"$preflight/bad_nodes")
-  # If none is left, it is not the nodes.
+  # If no node would be left, the nodes are not the problem.
   IFS=, read -ra bad_names <<<"$bad_nodes"
   if ((${#bad_names[@]} < nodes)); then requeue_without "$bad_nodes"; fi
 fi
 ((code == 0)) || leave "$code" "error: the pre-flight found what is said above; training was not started"
 
-# Where the first start was to begin is not where a later one goes on.
+# --resume is for the first start; later starts resume from the newest checkpoint.
 words=()
 while (($#)); do
   case $has_begun$1 in
@@ -233,7 +233,7 @@ on_nodes "$nodes" bash -c '
 ((code != 0)) || leave 0 "finished"
 [[ ! -f $LARGEBATCH_REFUSAL ]] || leave 2 "refused: $(<"$LARGEBATCH_REFUSAL")"
 message=$(status message)
-# What is left of a process that was killed from outside, as by the kernel when memory ran out, is in its launcher's log.
+# If a process was killed from outside, such as by the kernel for lack of memory, its launcher's log says so.
 killed=$(grep -oE "Signal [0-9]+ \(SIG[A-Z]+\) received by PID [0-9]+" "$logs"/*.log /dev/null | grep -v SIGTERM | head -n 1 || true)
 [[ -z $killed ]] || killed="$(basename "${killed%%.log:*}"): ${killed#*.log:}; "
 case $(status outcome):$(status resume) in

@@ -1,4 +1,4 @@
-"""What a recipe of this folder may say: text from Hugging Face `datasets` or Python's reference, a GPT-2 or a Llama."""
+"""The config of this folder's recipes: text from Hugging Face `datasets` or Python's reference, a GPT-2 or a Llama."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
@@ -18,7 +18,7 @@ class Gpt2(TransformerWithDropout):
     vocab_size: PositiveInt
     """Rows of the embedding; at least the tokenizer's number of tokens (256 for bytes)."""
     initializer_range: PositiveFloat = 0.02
-    """Standard deviation of the initial weights; residual projections get it divided by sqrt(2 x num_layers)."""
+    """Standard deviation of the initial weights; for residual projections it is divided by sqrt(2 x num_layers)."""
 
 
 class Llama(Transformer, LargeModel):
@@ -30,13 +30,13 @@ class Llama(Transformer, LargeModel):
     intermediate_size: PositiveInt
     """Width of the feed-forward layers."""
     num_kv_heads: PositiveInt
-    """Heads of keys and values, each shared by as many attention heads; divides `num_heads`."""
+    """Heads of keys and values, each shared by the same number of attention heads; divides `num_heads`."""
     rope_theta: PositiveFloat = 500000.0
     """Base of the rotary frequencies."""
     norm_eps: PositiveFloat = 1e-5
     """Added to the mean square in RMSNorm."""
     tie_embeddings: bool
-    """Whether the output layer has the embedding's weights."""
+    """Whether the output layer shares the embedding's weights."""
     initializer_range: PositiveFloat = 0.02
     """Standard deviation of the initial weights."""
 

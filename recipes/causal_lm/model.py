@@ -1,4 +1,4 @@
-"""The models of this folder, and a batch to measure them with."""
+"""The models of this folder, and an example batch."""
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
@@ -9,20 +9,20 @@ from .config import Config, Gpt2, Llama
 
 
 def build_model(config: Config) -> GPT2LMHeadModel | LlamaForCausalLM:
-    """A GPT-2 or a Llama with random weights, which returns losses where it is given targets."""
+    """A GPT-2 or a Llama with random weights, which returns losses if it is given targets."""
     block_size = config.data.block_size
     model = (
         build_llama(config.model, block_size)
         if isinstance(config.model, Llama)
         else build_gpt2(config.model, block_size)
     )
-    # Cross-entropy in the output layer, chunk by chunk: logits would be the largest tensor of all.
+    # Compute the cross-entropy in the output layer, chunk by chunk: logits would be the largest tensor of all.
     return_token_losses(model)
     return model
 
 
 def build_llama(section: Llama, block_size: int) -> LlamaForCausalLM:
-    """The Llama of a recipe's model section, for blocks of so many tokens."""
+    """The Llama that a recipe's model section describes."""
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=section.vocab_size,
@@ -44,7 +44,7 @@ def build_llama(section: Llama, block_size: int) -> LlamaForCausalLM:
 
 
 def build_gpt2(section: Gpt2, block_size: int) -> GPT2LMHeadModel:
-    """The GPT-2 of a recipe's model section, likewise."""
+    """The GPT-2 that a recipe's model section describes."""
     return GPT2LMHeadModel(
         GPT2Config(
             vocab_size=section.vocab_size,
@@ -64,6 +64,6 @@ def build_gpt2(section: Gpt2, block_size: int) -> GPT2LMHeadModel:
 
 
 def example_batch(config: Config) -> dict[str, torch.Tensor]:
-    """A micro-batch as the model is called with it while it is trained."""
+    """A micro-batch of the arguments with which training calls the model."""
     tokens = torch.zeros(config.batch.micro_batch_size, config.data.block_size, dtype=torch.int64)
     return {"input_ids": tokens, "targets": tokens.clone()}

@@ -3,7 +3,7 @@
 gpt_pydoc.json   a small GPT on the bytes of Python's own reference: a laptop's CPU, a minute, 2.2 nats per byte
 gpt2_124m.json   GPT-2 124M on 10B tokens of FineWeb at batch 2M tokens, AdamW with the square-root rule; the base
                  learning rate is the one commonly used at 0.5M tokens, where validation loss 3.28 is expected; 8 GPUs
-llama_pydoc.json a small Llama on the same bytes, 1.53 nats per byte; its large sisters start as it does
+llama_pydoc.json a small Llama on the same bytes, 1.53 nats per byte, initialized like the large ones
 llama_1b.json    Llama 1B on 26B tokens of FineWeb-Edu at batch 2M tokens, after TinyLlama (2401.02385); 64 GPUs
 llama_8b.json    Llama 8B on 168B tokens at batch 4M tokens, after Llama 3 (2407.21783); 128 GPUs; neither trained here
 
@@ -39,14 +39,14 @@ def main() -> None:
 
     def token_losses(batch: Batch) -> torch.Tensor:
         """Loss of each target token, zero where a label is `IGNORE_INDEX`; shape (batch, tokens)."""
-        # Positions are given where documents of a block are kept apart.
+        # Positions are given if documents of a block are kept apart.
         positions = batch.get("position_ids")
         losses: torch.Tensor = model(input_ids=batch["input_ids"], position_ids=positions, targets=batch["labels"])
         return losses
 
     def evaluate_batch(batch: Batch) -> dict[str, Value]:
         targets = batch["labels"] != IGNORE_INDEX
-        # A mean over tokens: each sample's sum of losses, and how many they are.
+        # For a mean over tokens: each sample's sum of losses, and its number of targets.
         return {"loss": (token_losses(batch).sum(dim=1), targets.sum(dim=1))}
 
     for step in run.steps(train_set):

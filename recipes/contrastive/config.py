@@ -1,4 +1,4 @@
-"""What a recipe of this folder may say: random views, a network with its projection head, loss and evaluation."""
+"""The config of this folder's recipes: random views, a network with its projection head, loss and evaluation."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
@@ -14,15 +14,15 @@ CHANNELS_PER_GROUP = 16
 
 
 class Views(Section):
-    """The random views of an image (Chen et al. 2020, appendix A): two are drawn of each in every epoch."""
+    """The random views of an image (Chen et al. 2020, appendix A): two are drawn of each image in every epoch."""
 
     min_area: PositiveFraction = 0.08
-    """A view is a random crop of this fraction of the area to all of it, of aspect ratio 3/4 to 4/3."""
+    """A view is a random crop of at least this fraction of the area, with an aspect ratio of 3/4 to 4/3."""
     flip: bool
-    """Whether half of the views are flipped."""
+    """Whether half of the views are flipped horizontally."""
     color_strength: NonNegativeFloat
-    """How much colors are distorted (s in the paper): in 80 % of the views brightness, contrast and saturation change
-    by up to 0.8 s and hue by up to 0.2 s of a turn, and 20 % are made gray; 0 leaves colors alone."""
+    """Strength s of the color distortion: in 80 % of the views brightness, contrast and saturation change by up to
+    0.8 s and hue by up to 0.2 s of a turn, and 20 % are made gray; 0 leaves colors unchanged."""
     blur: Fraction
     """Fraction of the views that get a Gaussian blur of 0.1 to 2 pixels; the paper's is 0.5."""
 
@@ -36,16 +36,16 @@ class Views(Section):
 
 
 class ViewedImages(HubImages):
-    """Labeled images through Hugging Face `datasets`; labels are used by the evaluation alone."""
+    """Labeled images through Hugging Face `datasets`; only the evaluation uses the labels."""
 
     train_augmentation: Literal["none"] = "none"
-    """Of contrastive recipes, the section `views` says what is random."""
+    """Always "none": in contrastive recipes the section `views` describes the random augmentation."""
 
 
 class ConvNet(Model):
-    """A small convolutional network whose loss does not depend on `micro_batch_size`: in each layer a 3 x 3 convolution
+    """A small convolutional network whose loss does not depend on `micro_batch_size`: each layer is a 3 x 3 convolution
     of stride 2, GroupNorm over groups of 16 channels (Wu & He 2018, arXiv 1803.08494) and GELU; then the mean over
-    places."""
+    positions."""
 
     architecture: Literal["convnet"]
     hidden_sizes: Annotated[list[PositiveInt], Field(min_length=1)]
@@ -63,32 +63,32 @@ class ConvNet(Model):
 
 
 class Projection(Section):
-    """The projection head behind the network, whose outputs are contrasted (Chen et al. 2020, section 4.2)."""
+    """The projection head on top of the network, whose outputs are contrasted (Chen et al. 2020, section 4.2)."""
 
     hidden_size: PositiveInt
-    """Width of its hidden layer; in the paper that of the network's output."""
+    """Width of its hidden layer; in the paper it equals the network's output width."""
     output_size: PositiveInt
-    """Width of its output; in the paper 128."""
+    """Width of its output; 128 in the paper."""
     activation: Literal["relu", "gelu"] = "relu"
-    """Of the hidden layer; the paper's is ReLU, whose kink turns rounding into visible differences earlier."""
+    """Activation of the hidden layer; the paper uses ReLU, whose kink makes rounding visible earlier."""
 
 
 class NtXent(Section):
     """The normalized temperature-scaled cross-entropy loss (Chen et al. 2020, equation 1)."""
 
     temperature: PositiveFloat
-    """What similarities are divided by; the paper's best are 0.1 at 100 epochs, and 0.5 on CIFAR-10."""
+    """Divides the similarities; the paper's best values are 0.1 at 100 epochs, and 0.5 on CIFAR-10."""
 
 
 class Neighbors(Section):
-    """The evaluation: labels are voted on by the nearest training images (Wu et al. 2018, arXiv 1805.01978, 3.4)."""
+    """The evaluation: the nearest training images vote on labels (Wu et al. 2018, arXiv 1805.01978, section 3.4)."""
 
     count: PositiveInt = 20
-    """How many vote, each with the weight exp(cosine similarity / temperature)."""
+    """Number of images that vote, each with the weight exp(cosine similarity / temperature)."""
     temperature: PositiveFloat = 0.07
-    """Of the votes' weights."""
+    """Temperature of the votes' weights."""
     bank_samples: PositiveInt | None = None
-    """Only the first so many training samples vote, which every process keeps the features of; null is all of them."""
+    """Only this many training samples, from the first on, may vote; every process keeps their features. null is all."""
 
 
 class Config(RecipeConfig):
@@ -110,7 +110,7 @@ class Config(RecipeConfig):
     def tiny_data(self) -> dict[str, Any] | None:
         if not isinstance(self.data, HubOrLocal):
             return None
-        # Of a size that leaves BatchNorm more than one position in the last stage of a ResNet.
+        # Large enough to leave BatchNorm more than one position in the last stage of a ResNet.
         return {"data": {"source": "digits", "image_size": 64}, "neighbors.bank_samples": 64}
 
     @check

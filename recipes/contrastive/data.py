@@ -1,6 +1,6 @@
 """Two random views of each image, for contrastive learning (Chen et al. 2020, arXiv 2002.05709, appendix A).
 
-A view is a function of (seed, epoch, sample, number of the view) alone.
+A view depends only on (seed, epoch, sample, number of the view).
 """
 
 import datasets
@@ -40,13 +40,7 @@ def sources(config: Config) -> tuple[SampleSource, SampleSource]:
 
 
 class DigitViews:
-    """Views of images that fit in memory.
-
-    Args:
-        images: The images, of one channel.
-        views: What is random.
-        seed: Of the run.
-    """
+    """Views of images in memory, of one channel."""
 
     def __init__(self, images: TensorImages, views: Views, seed: int):
         self.images = images
@@ -64,7 +58,7 @@ class DigitViews:
             random_views(Image.fromarray(pixels[0].numpy()), pixels.shape[-1], self.views, self.seed, epoch, int(index))
             for pixels, index in zip(batch["pixel_values"], indices, strict=True)
         ]
-        # They come in three equal channels.
+        # Views have three equal channels.
         return {"pixel_values": torch.from_numpy(np.stack(views)[:, :, :1]), "labels": batch["labels"]}
 
     def weight(self, batch: Batch) -> int:
@@ -72,14 +66,7 @@ class DigitViews:
 
 
 class HubImageViews(HubImageSource):
-    """Views of encoded images in a `datasets` data set.
-
-    Args:
-        dataset: The training split.
-        config: The recipe's data section.
-        views: What is random.
-        seed: Of the run.
-    """
+    """Views of encoded images in the training split of a `datasets` data set."""
 
     def __init__(self, dataset: datasets.Dataset, config: ViewedImages, views: Views, seed: int):
         super().__init__(dataset, config, augmentation_seed=None)
@@ -87,7 +74,7 @@ class HubImageViews(HubImageSource):
         self.seed = seed
 
     def crop(self, image: Image.Image, index: int, epoch: int | None) -> Crop:
-        """As the parent's; for training the pixels of both views, (views, 3, image_size, image_size)."""
+        """The parent's crop; for training the pixels of both views, (views, 3, image_size, image_size)."""
         if epoch is None:
             return super().crop(image, index, epoch)
         return Crop(random_views(image, self.config.image_size, self.views, self.seed, epoch, index))
@@ -95,24 +82,15 @@ class HubImageViews(HubImageSource):
 
 def random_views(image: Image.Image, size: int, views: Views, seed: int, epoch: int, index: int) -> Pixels:
     """The views of sample `index` in `epoch`: uint8, shape (views, 3, size, size)."""
-    # Decoded once and whole: a view must not depend on the scale that another one needs.
+    # Decoded once, and whole: a view must not depend on the scale at which another one decodes the image.
     whole = image.convert("RGB")
     seeds = [derive_seed(seed, "view", epoch, index, number) for number in range(NUM_VIEWS)]
     return np.stack([random_view(whole, size, views, np.random.default_rng(each)) for each in seeds])
 
 
 def random_view(image: Image.Image, size: int, views: Views, random: np.random.Generator) -> Pixels:
-    """One view: a crop, resized; then a flip, other colors and a blur, each for some of the views.
-
-    Args:
-        image: In RGB, decoded.
-        size: Side of the view.
-        views: What is random.
-        random: Of this view alone.
-
-    Returns:
-        uint8, shape (3, size, size).
-    """
+    """One view of a decoded RGB image, uint8 of shape (3, size, size): a resized crop, which may be flipped, distorted
+    in color and blurred."""
     pixels = crop_box(image, random_box(image, views.min_area, random), size)
     view = Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0)))
     if views.flip and random.random() < 0.5:
@@ -120,13 +98,13 @@ def random_view(image: Image.Image, size: int, views: Views, random: np.random.G
     if views.color_strength:
         view = distort_colors(view, views.color_strength, random)
     if random.random() < views.blur:
-        # Pillow's is three box blurs, which come near to a Gaussian.
+        # Pillow approximates a Gaussian by three box blurs.
         view = view.filter(ImageFilter.GaussianBlur(random.uniform(0.1, 2.0)))
     return np.ascontiguousarray(np.asarray(view).transpose(2, 0, 1))
 
 
 def distort_colors(image: Image.Image, strength: float, random: np.random.Generator) -> Image.Image:
-    """The color distortion of Chen et al. 2020, appendix A: jitter in 80 % of cases, then gray in 20 %."""
+    """The color distortion of Chen et al. 2020, appendix A: jitter in 80 % of the cases, then gray in 20 %."""
     if random.random() < 0.8:
         changes = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color, None)
         for number in random.permutation(len(changes)):
@@ -140,7 +118,7 @@ def distort_colors(image: Image.Image, strength: float, random: np.random.Genera
 
 
 def turn_hue(image: Image.Image, turn: float) -> Image.Image:
-    """Every color moved on the color wheel by `turn` of a whole turn."""
+    """Rotate every hue on the color wheel by the fraction `turn` of a whole turn."""
     hue, saturation, value = image.convert("HSV").split()
     moved = np.asarray(hue).astype(np.int64) + round(turn * 256)
     turned = Image.fromarray((moved % 256).astype(np.uint8))

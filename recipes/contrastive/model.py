@@ -1,4 +1,4 @@
-"""The networks of this folder with their projection head, and a batch to measure them with."""
+"""The networks of this folder with their projection head, and an example batch."""
 
 from itertools import pairwise
 
@@ -11,7 +11,7 @@ from .data import NUM_VIEWS
 
 
 class Encoder(nn.Module):
-    """A network, and the head whose outputs are contrasted; the representations to use later are those before it."""
+    """A network, and the head whose outputs are contrasted; representations are the head's inputs."""
 
     def __init__(self, backbone: nn.Module, width: int, projection: Projection):
         super().__init__()
@@ -23,7 +23,7 @@ class Encoder(nn.Module):
     def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Representations, shape (images, width), and projections, shape (images, output_size)."""
         outputs = self.backbone(pixel_values)
-        # Of a ResNet of `transformers`, a pooled map of one place.
+        # A ResNet of `transformers` returns a pooled map of one position.
         representations = getattr(outputs, "pooler_output", outputs).flatten(1)
         return representations, self.head(representations)
 
@@ -50,6 +50,6 @@ def build_model(config: Config) -> Encoder:
 
 
 def example_batch(config: Config) -> dict[str, torch.Tensor]:
-    """A micro-batch as the model is called with it while it is trained: all views at once."""
+    """A micro-batch of the arguments with which training calls the model: all views at once."""
     side, num_images = config.data.image_size, NUM_VIEWS * config.batch.micro_batch_size
     return {"pixel_values": torch.zeros(num_images, config.data.num_channels, side, side)}

@@ -27,9 +27,9 @@ from .model import build_model
 
 
 def nt_xent(features: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Each sample's loss, the mean of its views': to find the other view among all of the batch; shape (samples,).
+    """The loss of finding each view's other view among all views of the batch, averaged over each sample's views.
 
-    Chen et al. 2020, equation 1, of features of length 1 and shape (samples, 2, size).
+    Chen et al. 2020, equation 1. Features have length 1 and shape (samples, 2, size), losses have shape (samples,).
     """
     views = features.transpose(0, 1).flatten(0, 1)
     similarities = (views @ views.T / temperature).fill_diagonal_(-torch.inf)
@@ -47,18 +47,18 @@ def main() -> None:
     model, optimizer = run.prepare(model, optimizer)
 
     def features_of(batch: Batch) -> torch.Tensor:
-        """Projections of both views of each sample, of length 1; shape (batch, views, size)."""
+        """Projections of all views of each sample, normalized to length 1; shape (batch, views, size)."""
         pixels = batch["pixel_values"]
         _, projections = model(normalize_pixels(pixels.flatten(0, 1), config.data, run.dtype))
         return normalize(projections.to(run.dtype), dim=-1).view(*pixels.shape[:2], -1)
 
     def represent(batch: Batch) -> dict[str, torch.Tensor]:
-        """Representations of whole images, of length 1; shape (batch, width)."""
+        """Representations of whole images, normalized to length 1, shape (batch, width); and labels."""
         representations, _ = model(normalize_pixels(batch["pixel_values"], config.data, run.dtype))
         return {"features": normalize(representations.to(run.dtype), dim=-1), "labels": batch["labels"]}
 
     def evaluate() -> None:
-        """How often the nearest training images, of which each votes with its label, are right."""
+        """Measure how often the nearest training images, each of which votes with its label, are right."""
         among = config.neighbors
         bank = run.rows(train_set, among.bank_samples or config.data.num_train_samples, represent)
 
@@ -72,11 +72,11 @@ def main() -> None:
         run.evaluate(eval_set, evaluate_batch)
 
     for step in run.steps(train_set):
-        # The loss is one of all samples: a pass without gradients gathers the features of the whole global batch.
+        # The loss couples all samples: a pass without gradients gathers the features of the whole global batch.
         features = step.gather(features_of)
         step.couple(nt_xent(features, config.loss.temperature).sum())
         for batch in step.micro_batches():
-            # Each micro-batch once more, with gradients: what the loss says of its features goes on to the weights.
+            # Each micro-batch again, with gradients: the loss's gradient by its features flows on to the weights.
             step.backward_features(features_of(batch))
         run.update(step)
         if run.should_evaluate:

@@ -1,4 +1,4 @@
-"""What a recipe of this folder may say: labeled images, a ResNet or a Vision Transformer, and the loss."""
+"""The config of this folder's recipes: labeled images, a ResNet or a Vision Transformer, and the loss."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
@@ -16,7 +16,7 @@ class ResNetWithStem(ResNet):
 
     stem: Literal["large_images", "small_images"] = "large_images"
     """"large_images": a 7 x 7 convolution and max-pooling, each halving the image, as for ImageNet; "small_images": a
-    3 x 3 convolution that leaves its size, as for CIFAR's 32 pixels."""
+    3 x 3 convolution that keeps its size, as for CIFAR's 32 pixels."""
 
 
 class Vit(TransformerWithDropout):
@@ -29,14 +29,13 @@ class Vit(TransformerWithDropout):
 
 
 class CrossEntropy(Section):
-    """What the cross-entropy of training is of; evaluations are of plain images and labels."""
+    """The training loss; evaluations use plain images and labels."""
 
     label_smoothing: BelowOne = 0.0
-    """Part of each label that is spread over all classes (Szegedy et al. 2016, arXiv 1512.00567, section 7)."""
+    """Fraction of each label that is spread over all classes (Szegedy et al. 2016, arXiv 1512.00567, section 7)."""
     mixup_alpha: PositiveFloat | None = None
     """Images and labels are mixed in pairs, weighted by a draw from Beta(alpha, alpha) (Zhang et al. 2018, arXiv
-    1710.09412); null mixes none. Pairs are samples that follow one another, so `batch.micro_batch_size` must be
-    even."""
+    1710.09412); null mixes none. Pairs are consecutive samples, so `batch.micro_batch_size` must be even."""
 
 
 class Config(RecipeConfig):

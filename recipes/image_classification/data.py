@@ -1,4 +1,4 @@
-"""The training and evaluation images of this folder's recipes, and what the model sees of them."""
+"""The training and evaluation images of this folder's recipes, and the model's inputs."""
 
 import torch
 
@@ -14,9 +14,9 @@ from .mixup import MixedPairs, mix
 def sources(config: Config) -> tuple[SampleSource, SampleSource]:
     """The training and evaluation images.
 
-    Batches are {"pixel_values": uint8 (batch, channels, height, width), "labels": int64 (batch,)} and, where training
-    images are mirrored at random, "mirrored": bool (batch,). `model_input` does the rest on the device. With mixup,
-    see `MixedPairs` for what is added.
+    Batches are {"pixel_values": uint8 (batch, channels, height, width), "labels": int64 (batch,)} and, if training
+    images are mirrored at random, "mirrored": bool (batch,). `model_input` does the rest on the device. `MixedPairs`
+    adds what mixup needs.
 
     Raises:
         DataError: The data cannot be loaded.
@@ -39,9 +39,9 @@ def _plain_sources(config: Config) -> tuple[SampleSource, SampleSource]:
 
 
 def model_input(batch: Batch, data: DigitsData | HubImages, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """The pixels of a batch as the model sees them: mirrored where they are to be, normalized, and mixed.
+    """The model's input: the pixels of a batch, mirrored if they are marked so, normalized, and mixed.
 
-    For the whole micro-batch at once, where its tensors are: loaders prepare bytes, a quarter of what floats would be.
+    It is computed on the tensors' device, because loaders copy bytes, a quarter of the size of floats.
     """
     pixels = batch["pixel_values"]
     if "mirrored" in batch:

@@ -1,4 +1,4 @@
-"""The models of this folder, and a batch to measure them with."""
+"""The models of this folder, and an example batch."""
 
 import torch
 from transformers import ResNetConfig, ResNetForImageClassification, ViTConfig, ViTForImageClassification
@@ -61,6 +61,6 @@ def build_vit(section: Vit, data: DigitsData | HubImages) -> ViTForImageClassifi
 
 
 def example_batch(config: Config) -> dict[str, torch.Tensor]:
-    """A micro-batch as the model is called with it while it is trained."""
+    """A micro-batch of the arguments with which training calls the model."""
     side = config.data.image_size
     return {"pixel_values": torch.zeros(config.batch.micro_batch_size, config.data.num_channels, side, side)}

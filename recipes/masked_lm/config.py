@@ -1,4 +1,4 @@
-"""What a recipe of this folder may say: text of which some tokens are hidden, and a BERT."""
+"""The config of this folder's recipes: text with some tokens hidden, and a BERT."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
@@ -12,12 +12,12 @@ from largebatch.config.sections import PositiveFloat, PositiveFraction, Positive
 
 
 class MaskedText(TextData):
-    """Text whose samples are blocks, some tokens of which are hidden from the model and predicted."""
+    """Text in blocks, in which some tokens are hidden from the model and predicted."""
 
     samples: Literal["blocks"] = "blocks"
     mask_fraction: PositiveFraction = 0.15
-    """Fraction of a block's tokens that are predicted, rounded to a whole number: the same of every block. Durations in
-    tokens, like the loss and `tokens_per_second`, count these alone."""
+    """Fraction of a block's tokens that are predicted, rounded to a whole number, the same in every block. Durations in
+    tokens, the loss and `tokens_per_second` count only these."""
 
     @property
     def tokens_per_sample(self) -> int:
@@ -34,7 +34,7 @@ class MaskedText(TextData):
 
 
 class MaskedPydoc(MaskedText, PydocData):
-    """The Python reference as bytes, to be masked; the mask is a token of its own, 256."""
+    """The Python reference as bytes, masked by the additional token 256."""
 
 
 class MaskedHubText(MaskedText, HubText):
@@ -45,13 +45,13 @@ class MaskedHubText(MaskedText, HubText):
 
 class Bert(TransformerWithDropout, LargeModel):
     """A BERT encoder, as in `transformers` (`BertForMaskedLM`), with feed-forward layers four times as wide as the
-    residual stream; its output layer has the embedding's weights."""
+    residual stream; its output layer shares the embedding's weights."""
 
     architecture: Literal["bert"]
     vocab_size: PositiveInt
     """Rows of the embedding; at least the tokenizer's number of tokens (257 for bytes and their mask)."""
     max_positions: PositiveInt
-    """Learned positions; at least `data.block_size`, and those of a later phase with longer blocks."""
+    """Learned positions; at least `data.block_size`, also that of a later phase with longer blocks."""
     initializer_range: PositiveFloat = 0.02
     """Standard deviation of the initial weights."""
 

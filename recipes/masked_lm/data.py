@@ -1,7 +1,7 @@
 """Masked language modeling (Devlin et al. 2019, arXiv 1810.04805, section 3.1): blocks of text with tokens hidden.
 
-Which tokens of a block are predicted, and what the model sees in their places, is a function of (seed, epoch, sample)
-alone. Every block has the same number of them, so that all samples weigh the same in the loss.
+Which tokens of a block are predicted, and what replaces them in the input, depends only on (seed, epoch, sample). Every
+block predicts the same number of tokens, so that all samples weigh the same in the loss.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ from largebatch.errors import DataError
 
 from .config import Config
 
-MASKED, REPLACED = 0.8, 0.1  # of the predicted tokens; the rest are left as they are
+MASKED, REPLACED = 0.8, 0.1  # fractions of the predicted tokens; the rest stay unchanged
 
 
 def sources(config: Config) -> tuple[SampleSource, SampleSource]:
     """The training and evaluation samples.
 
-    Batches are {"input_ids": int64 (batch, block_size), "labels": int64 (batch, block_size)}, the labels being the
-    tokens in the places that are predicted, and `IGNORE_INDEX` elsewhere.
+    Batches are {"input_ids": int64 (batch, block_size), "labels": int64 (batch, block_size)}. Labels are the tokens at
+    predicted positions, and `IGNORE_INDEX` elsewhere.
 
     Raises:
         DataError: The data or its tokenizer cannot be loaded, the tokenizer has no mask, the model has too few
@@ -52,15 +52,15 @@ def sources(config: Config) -> tuple[SampleSource, SampleSource]:
 class MaskedBlocks:
     """Blocks of tokens with some of them hidden.
 
-    Of the tokens that are predicted, 80 % are hidden by the mask token, 10 % are replaced by random ones and 10 % are
-    left, each by a draw of its own. Special tokens are neither predicted nor drawn.
+    80 % of the predicted tokens are hidden by the mask token, 10 % are replaced by random tokens and 10 % stay
+    unchanged, drawn independently. Special tokens are neither predicted nor drawn.
 
     Args:
         blocks: The samples; their "input_ids" are masked, and their labels are not used.
-        num_targets: Tokens that each sample predicts.
+        num_targets: Number of tokens that each sample predicts.
         mask: The token that hides others.
         ordinary: All tokens that may be predicted or drawn, in increasing order.
-        seed: Of the run.
+        seed: The run's seed.
     """
 
     def __init__(self, blocks: SampleSource, num_targets: int, mask: int, ordinary: NDArray[np.int64], seed: int):
@@ -75,7 +75,7 @@ class MaskedBlocks:
         return len(self.blocks)
 
     def fetch(self, indices: Indices, epoch: int | None) -> Batch:
-        """As of any source; in evaluation the same tokens are hidden every time."""
+        """The masked samples; in evaluation the same tokens are hidden every time."""
         tokens = self.blocks.fetch(indices, epoch)["input_ids"].numpy()
         rows = [self._mask(row, epoch, int(index)) for row, index in zip(tokens, indices, strict=True)]
         inputs, labels = (torch.from_numpy(np.stack(part)) for part in zip(*rows, strict=True))

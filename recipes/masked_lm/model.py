@@ -1,4 +1,4 @@
-"""The model of this folder, and a batch to measure it with."""
+"""The model of this folder, and an example batch."""
 
 import torch
 from transformers import BertConfig, BertForMaskedLM
@@ -10,8 +10,7 @@ from .config import Config
 
 
 def build_model(config: Config) -> BertForMaskedLM:
-    """A BERT with random weights, without the prediction of the next sentence, which returns losses where it is given
-    targets."""
+    """A BERT with random weights, without next-sentence prediction, which returns losses if it is given targets."""
     model = BertForMaskedLM(
         BertConfig(
             vocab_size=config.model.vocab_size,
@@ -23,17 +22,17 @@ def build_model(config: Config) -> BertForMaskedLM:
             hidden_dropout_prob=config.model.dropout,
             attention_probs_dropout_prob=config.model.dropout,
             initializer_range=config.model.initializer_range,
-            # Blocks have no padding; an embedding of it would be kept at zero.
+            # Blocks have no padding, and the embedding of a padding token would stay zero.
             pad_token_id=None,
         )
     )
     freeze_key_biases(model)
-    # Cross-entropy in the output layer, chunk by chunk: logits would be the largest tensor of all.
+    # Compute the cross-entropy in the output layer, chunk by chunk: logits would be the largest tensor of all.
     return_token_losses(model)
     return model
 
 
 def example_batch(config: Config) -> dict[str, torch.Tensor]:
-    """A micro-batch as the model is called with it while it is trained."""
+    """A micro-batch of the arguments with which training calls the model."""
     tokens = torch.zeros(config.batch.micro_batch_size, config.data.block_size, dtype=torch.int64)
     return {"input_ids": tokens, "targets": tokens.clone()}

@@ -35,10 +35,10 @@ def main() -> None:
     model, optimizer = run.prepare(model, optimizer)
 
     def evaluate_batch(batch: Batch) -> dict[str, Value]:
-        # Logits here, which say what the likeliest tokens are.
+        # Logits here, because the accuracy needs the likeliest tokens.
         logits, labels = model(input_ids=batch["input_ids"]).logits.to(run.dtype), batch["labels"]
         losses = cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORE_INDEX, reduction="none")
-        # Means over the predicted tokens: each sample's sum, and how many they are.
+        # For means over the predicted tokens: each sample's sum, and its number of them.
         num_predicted = (labels != IGNORE_INDEX).sum(dim=1)
         num_right = (logits.argmax(dim=-1) == labels).sum(dim=1)
         return {"loss": (losses.sum(dim=1), num_predicted), "accuracy": (num_right, num_predicted)}

@@ -1,10 +1,9 @@
-"""Whether a model's tokens see no more than they should: those before them, and those of their own pair.
+"""Checks that a model's tokens attend only to earlier tokens, and only to those of their own pair.
 
-A pack is told by its positions, which begin at 0 with each pair. From these, and where no other mask is given,
-`transformers` (`masking_utils.find_packed_sequence_indices`) makes the mask that lets a token attend to its own pair
-only, whatever the implementation of attention and its window. Whether an architecture obeys is its own affair: some
-count positions themselves, some make masks of their own, and convolutions and recurrences run from pair to pair. So
-the model itself is asked.
+A pack is marked by its positions, which begin at 0 in each pair. From these, if no other mask is given, `transformers`
+(`masking_utils.find_packed_sequence_indices`) makes the mask that lets a token attend only to its own pair, whatever
+the implementation of attention and its window. Not every architecture uses it: some count positions themselves, some
+make their own masks, and convolutions and recurrences cross from pair to pair. So the model itself is tested.
 """
 
 from collections.abc import Iterator
@@ -16,23 +15,23 @@ from transformers import PreTrainedModel
 from largebatch.errors import UserError, reason_of
 
 LENGTHS = (7, 5, 1, 9)
-# Relative to the largest logit. Other tokens, elsewhere, must change nothing but, in mixtures of experts, the rounding;
-# alone, a pair is computed in tensors of other shapes, which round differently in every layer.
+# Largest differences, relative to the largest logit. Changing other tokens may change only the rounding, in mixtures of
+# experts; a pair alone is computed in tensors of different shapes, which round differently in every layer.
 OF_OTHER_TOKENS, OF_BEING_ALONE = 1e-6, 1e-4
 
 
 def check_causal(model: PreTrainedModel) -> None:
-    """Change the last of some tokens, and compare the logits of those before it.
+    """Change the last of several tokens, and compare the logits of those before it.
 
     Raises:
-        UserError: They change, so that the model would read the answers that it is to predict; or it cannot be run.
+        UserError: They change, so that the model would read the answers that it must predict; or it cannot be run.
     """
     with _asked(model):
         tokens, others = (_tokens(model, first, sum(LENGTHS)) for first in (3, 4))
         before = _logits(model, tokens)
         after = _logits(model, torch.cat([tokens[:-1], others[-1:]]))
         difference = _relative_difference(before[:-1], after[:-1])
-        # Also where it is not a number.
+        # Also true if the difference is not a number.
         if not difference <= OF_OTHER_TOKENS:
             raise UserError(
                 f"model: {type(model).__name__} is no causal language model: a token changes the logits of those "
@@ -42,7 +41,7 @@ def check_causal(model: PreTrainedModel) -> None:
 
 
 def check_packing(model: PreTrainedModel) -> None:
-    """Compare the logits of each pair in a small pack with those of other packs, and with those that it has alone.
+    """Compare the logits of each pair in a small pack with its logits in another pack, and with its logits alone.
 
     Raises:
         UserError: They differ, so that packing would train something else; or the model cannot be run.
@@ -63,20 +62,20 @@ def check_packing(model: PreTrainedModel) -> None:
 
 
 def _tokens(model: PreTrainedModel, first: int, length: int) -> torch.Tensor:
-    """From another `first` other tokens in every place, whatever the vocabulary."""
+    """Tokens of the vocabulary that differ at every position for a different `first`."""
     vocabulary: int = model.config.get_text_config().vocab_size
     return (first + 31 * torch.arange(length)) % vocabulary
 
 
 def _logits(model: PreTrainedModel, tokens: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
-    """Of one sample; shape (tokens, vocabulary)."""
+    """The logits of one sample; shape (tokens, vocabulary)."""
     options = {} if positions is None else {"position_ids": positions[None]}
     logits: torch.Tensor = model(input_ids=tokens[None], **options).logits[0]
     return logits
 
 
 def _logits_of_pack(model: PreTrainedModel, *pack: torch.Tensor) -> list[torch.Tensor]:
-    """Of each pair."""
+    """The logits of each pair."""
     positions = torch.cat([torch.arange(len(pair)) for pair in pack])
     return list(torch.split(_logits(model, torch.cat(pack), positions), [len(pair) for pair in pack]))
 
@@ -87,7 +86,7 @@ def _relative_difference(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 @contextmanager
 def _asked(model: PreTrainedModel) -> Iterator[None]:
-    """Without gradients and dropout; what goes wrong inside the model is an error of its configuration."""
+    """Run a model without gradients and dropout, and report its exceptions as errors in its configuration."""
     was_training = model.training
     model.eval()
     try:
@@ -95,7 +94,7 @@ def _asked(model: PreTrainedModel) -> Iterator[None]:
             yield
     except UserError:
         raise
-    # Sizes that do not fit are met by torch, in exceptions of many kinds.
+    # For sizes that do not fit torch raises exceptions of many kinds.
     except Exception as error:
         raise UserError(
             f"model: {type(model).__name__} can be built but not run: {reason_of(error)}; correct model.config, or the "

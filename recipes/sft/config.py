@@ -1,4 +1,4 @@
-"""What a recipe of this folder may say: prompts with their answers, and any causal language model."""
+"""The config of this folder's recipes: prompts with their answers, and any causal language model."""
 
 from collections.abc import Iterator
 from string import Formatter
@@ -13,14 +13,14 @@ from largebatch.config.sections import BelowOne, PositiveFloat, PositiveInt, Sec
 
 
 class PairData(Data):
-    """Prompts with their answers; the answers are predicted, with the end-of-text token behind them."""
+    """Prompts with their answers; the answers are predicted, followed by the end-of-text token."""
 
     block_size: PositiveInt
-    """Tokens that a sample predicts from at most: a pair's tokens but for its last one, or all those of a pack."""
+    """Most tokens that a sample predicts from: a pair's tokens except its last one, or those of all pairs of a pack."""
     packing: bool = False
-    """Whether a training sample is a pack: as many pairs, one behind the other in their stored order, as `block_size`
-    tokens hold. No pair sees another, so that each has the loss that it has alone. `num_train_samples` then counts
-    packs; evaluation samples are always single pairs."""
+    """Whether a training sample is a pack: as many consecutive pairs, in their stored order, as `block_size` tokens
+    hold. Pairs do not attend to each other, so each has the same loss as alone. `num_train_samples` then counts packs;
+    evaluation samples are always single pairs."""
 
     @property
     def loss_unit(self) -> str:
@@ -30,7 +30,7 @@ class PairData(Data):
 class AdditionData(PairData):
     """The 10,000 sums of two numbers below 100, "12+35=" with the answer "47", as bytes.
 
-    In an order that is always the same, the first 9,000 are for training and the last 1,000 for evaluation.
+    In a fixed random order, the first 9,000 are for training and the last 1,000 for evaluation.
     """
 
     source: Literal["addition"]
@@ -39,22 +39,22 @@ class AdditionData(PairData):
 class HubPairs(HubOrLocal, PairData):
     """Prompts with their answers through Hugging Face `datasets`.
 
-    The first `num_train_samples` samples are used; a run says how many there are.
+    The first `num_train_samples` samples are used; a run prints how many there are.
     """
 
     prompt: str
-    """What the model reads, with names of columns in braces, such as "Question: {question}\nAnswer: "."""
+    """Template of the model's input, with names of columns in braces, such as "Question: {question}\nAnswer: "."""
     answer: str
-    """What it learns to write, likewise, such as "{answer}"."""
+    """Template of the text that it learns to write, such as "{answer}"."""
     format: Literal["plain", "chat"] = "plain"
     """"plain": the tokens of the prompt, those of the answer, and the tokenizer's end-of-text token. "chat": the
-    tokenizer's chat template, with the prompt as the user's message; all that the template writes from the assistant's
-    answer on is predicted."""
+    tokenizer's chat template, with the prompt as the user's message; everything that the template writes from the
+    assistant's answer on is predicted."""
     tokenizer: str
-    """Hub id or local folder of a `transformers` tokenizer, most often that of the model, or "bytes"."""
+    """Hub id or local folder of a `transformers` tokenizer, usually the model's, or "bytes"."""
     on_invalid: Literal["refuse", "skip"] = "refuse"
-    """Pairs whose prompt or answer has nothing in any of its columns, or of more than `block_size` tokens: a run tells
-    how many there are, and does not start, or leaves them out."""
+    """How to treat pairs that have more than `block_size` tokens, or a prompt or an answer whose columns are all empty:
+    a run prints how many there are, and either does not start or leaves them out."""
 
     @field_validator("prompt", "answer")
     @classmethod
@@ -86,7 +86,7 @@ class HubPairs(HubOrLocal, PairData):
 
 
 class Lora(Section):
-    """Low-rank adapters (LoRA, arXiv 2106.09685) through `peft`: they alone are trained, and exported at the end."""
+    """Low-rank adapters (LoRA, arXiv 2106.09685) through `peft`: only they are trained, and exported at the end."""
 
     rank: PositiveInt
     """Rank of the update of each weight, r in the paper."""
@@ -95,20 +95,20 @@ class Lora(Section):
     dropout: BelowOne = 0.0
     """Dropout on the adapters' inputs."""
     target_modules: Literal["all-linear"] | Annotated[list[str], Field(min_length=1)] = "all-linear"
-    """Names of the layers that get an adapter, such as ["q_proj", "v_proj"]; "all-linear" is all but the output's."""
+    """Names of the layers that get an adapter, such as ["q_proj", "v_proj"]; "all-linear" is all but the output."""
 
 
 class AutoCausalLM(Model):
     """Any causal language model of `transformers`: pretrained weights, or random ones.
 
-    The model's own dropout is turned off, whatever its configuration says, so that a sample's loss depends on nothing
-    but the sample.
+    The model's own dropout is turned off, whatever its configuration says, so that a sample's loss depends only on the
+    sample.
     """
 
     architecture: Literal["auto"]
     path: str | None = None
-    """Hub id or local folder of the pretrained weights; they are trained in the precision of the recipe, whatever they
-    are stored in."""
+    """Hub id or local folder of the pretrained weights; they are trained in the precision of the recipe, whatever their
+    stored precision."""
     config: dict[str, Any] | None = None
     """Instead of `path`, the configuration of a model with random weights, such as {"model_type": "llama",
     "hidden_size": 64}."""

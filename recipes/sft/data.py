@@ -1,8 +1,8 @@
-"""Prompts with their answers, of which the answers are predicted.
+"""Prompts with their answers, which are predicted.
 
-A pair is a row of tokens: the prompt's, the answer's, and what ends it. The model reads all but the last and predicts
-those behind the prompt. Prompt and answer are tokenized each on its own, so that no token lies across their border, and
-the prompt's tokens are those that it has when the model is to answer it.
+A pair is a row of tokens: the prompt's, the answer's, and the tokens that end it. The model reads all but the last one
+and predicts those after the prompt. Prompt and answer are tokenized separately, so that no token spans both, and a
+prompt has the same tokens as when the model answers it.
 """
 
 from collections.abc import Mapping
@@ -28,9 +28,9 @@ from .pairs import Pairs, PairSamples
 def sources(config: Config) -> tuple[SampleSource, SampleSource]:
     """The training and evaluation samples.
 
-    Batches are {"input_ids": int64 (batch, tokens), "labels": int64 (batch, tokens)}, the labels being the inputs one
-    token later, and `IGNORE_INDEX` where there is nothing to predict: in prompts, and in the padding. Packs have
-    "position_ids" as well, of the same shape, which begin at 0 with each pair.
+    Batches are {"input_ids": int64 (batch, tokens), "labels": int64 (batch, tokens)}. Labels are the inputs one token
+    later, or `IGNORE_INDEX` in prompts and padding, which are not predicted. Packs also have "position_ids" of the same
+    shape, which begin at 0 in each pair.
 
     Raises:
         DataError: The data or its tokenizer cannot be loaded or do not fit the model, there are unusable pairs, or
@@ -105,9 +105,9 @@ class PairEncoder:
     Args:
         prompt: The prompt's template, with names of columns in braces.
         answer: The answer's template.
-        tokenizer: Of the model.
-        chat: Whether prompt and answer are messages of a user and an assistant, written by the chat template of a
-            tokenizer of `transformers`. That ends answers itself; elsewhere the end-of-text token does.
+        tokenizer: The model's tokenizer.
+        chat: Whether the tokenizer's chat template writes prompt and answer as messages of a user and an assistant. The
+            template ends answers itself; otherwise the end-of-text token ends them.
 
     Raises:
         DataError: The tokenizer has no chat template.
@@ -118,7 +118,7 @@ class PairEncoder:
         self.answer = answer
         self.tokenizer = tokenizer
         self.chat = chat
-        # Tokens that the tokenizer begins each text with; chat templates write theirs themselves.
+        # Tokens with which the tokenizer begins each text; chat templates write their own.
         self.begin: list[int] = []
         if isinstance(tokenizer, PretrainedTokenizer):
             inner = tokenizer.tokenizer
@@ -130,11 +130,11 @@ class PairEncoder:
                 self.begin = [inner.bos_token_id]
 
     def __call__(self, rows: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-        """Columns "input_ids", empty where there is no prompt or no answer, "num_prompt" and "num_tokens"."""
+        """The columns "input_ids", empty if there is no prompt or no answer, "num_prompt" and "num_tokens"."""
         names = columns_of(self.prompt) | columns_of(self.answer)
         size = len(rows[next(iter(names))])
         texts = [self._texts({name: rows[name][number] for name in names}) for number in range(size)]
-        # The tokenizer ends each text; only that of plain answers is kept.
+        # The tokenizer ends each text; only the ends of plain answers are kept.
         prompts = [self.begin + tokens[:-1] for tokens in self.tokenizer.encode([prompt for prompt, _ in texts])]
         answers = self.tokenizer.encode([answer for _, answer in texts])
         if self.chat:
@@ -147,7 +147,7 @@ class PairEncoder:
         }
 
     def _texts(self, row: dict[str, Any]) -> tuple[str, str]:
-        """A prompt and what is to be predicted behind it; both empty where one of them has nothing but its template."""
+        """A prompt and the text to predict after it; both are empty if one of them has only its template."""
         row = {name: _as_text(name, value) for name, value in row.items()}
         for template in (self.prompt, self.answer):
             if not any(str(row[name]).strip() for name in columns_of(template)):
@@ -175,7 +175,7 @@ class PairEncoder:
 
 
 def _as_text(name: str, value: Any) -> Any:
-    """A column's value, which a template is to write; nothing where there is none."""
+    """A column's value for a template; empty text if there is none."""
     if value is None:
         return ""
     if isinstance(value, str | int | float) and not isinstance(value, bool):

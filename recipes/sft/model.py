@@ -1,4 +1,4 @@
-"""Any causal language model of `transformers`, pretrained or with random weights, and a batch to measure it with."""
+"""Any causal language model of `transformers`, pretrained or with random weights, and an example batch."""
 
 import importlib.util
 from collections.abc import Iterable
@@ -14,20 +14,20 @@ from largebatch.model.token_losses import return_token_losses
 
 from .config import AutoCausalLM, Config, Lora
 
-# What `from_pretrained` itself takes, of every architecture.
+# Settings that `from_pretrained` takes for every architecture.
 NOT_OF_THE_ARCHITECTURE = ("model_type", "attn_implementation")
 
 
 def build_model(config: Config) -> PreTrainedModel:
-    """The pretrained model, with adapters where the recipe has them, which returns losses where it is given targets."""
+    """The model, with the recipe's adapters if there are any; it returns losses if it is given targets."""
     model = load_causal_lm(config.model)
-    # Cross-entropy in the output layer, chunk by chunk: logits would be the largest tensor of all.
+    # Compute the cross-entropy in the output layer, chunk by chunk: logits would be the largest tensor of all.
     return_token_losses(model)
     return model
 
 
 def example_batch(config: Config) -> dict[str, torch.Tensor]:
-    """A micro-batch as the model is called with it while it is trained."""
+    """A micro-batch of the arguments with which training calls the model."""
     tokens = torch.zeros(config.batch.micro_batch_size, config.data.block_size, dtype=torch.int64)
     return {"input_ids": tokens, "targets": tokens.clone()}
 
@@ -36,7 +36,7 @@ def configuration(model: AutoCausalLM) -> PretrainedConfig:
     """The model's own configuration, with all its dropout turned off.
 
     Raises:
-        UserError: There is none at `model.path`, or `model.config` is none, or has a setting that is unknown.
+        UserError: There is no configuration at `model.path`, or `model.config` is not one or has an unknown setting.
     """
     try:
         if model.config is not None:
@@ -50,12 +50,12 @@ def configuration(model: AutoCausalLM) -> PretrainedConfig:
             config = AutoConfig.from_pretrained(_place(model))
     except UserError:
         raise
-    # `transformers` raises a great variety of exceptions for configurations that cannot be reached or understood.
+    # `transformers` raises exceptions of many kinds for configurations that cannot be reached or read.
     except Exception as error:
         raise _unusable(model, error) from error
     text = config.get_text_config()
     for name, value in text.to_dict().items():
-        # "attention_dropout", "resid_pdrop", "layerdrop": every architecture has names of its own.
+        # "attention_dropout", "resid_pdrop", "layerdrop": every architecture has its own names.
         if "drop" in name and isinstance(value, float) and value > 0:
             setattr(text, name, 0.0)
     text.use_cache = False
@@ -63,10 +63,10 @@ def configuration(model: AutoCausalLM) -> PretrainedConfig:
 
 
 def load_causal_lm(model: AutoCausalLM) -> PreTrainedModel:
-    """The model that a recipe starts from, with adapters where the recipe has them.
+    """The model that a recipe starts from, with the recipe's adapters if there are any.
 
-    Its weights are of torch's default dtype, which `Run` sets, in however few bits they are stored. On torch's "meta"
-    device it has its shapes only, and no weights are read.
+    Its weights have torch's default dtype, which `Run` sets, whatever their stored dtype. On torch's "meta" device only
+    shapes are made, and no weights are read.
 
     Raises:
         UserError: It cannot be loaded, weights are missing, an adapter has no layer, or `peft` is missing.
@@ -96,12 +96,12 @@ def _place(model: AutoCausalLM) -> str:
 
 
 def _knows(config: PretrainedConfig, name: str) -> bool:
-    """Whether an architecture has a setting of this name, or an alias; others it would keep without a word."""
+    """Whether an architecture has a setting or alias of this name; unknown ones it would silently keep."""
     return hasattr(type(config)(), name)
 
 
 def _check_whole(path: str | None, missing: Iterable[str]) -> None:
-    """`transformers` gives random values to what it does not find."""
+    """Refuse weights with missing parameters, to which `transformers` would give random values."""
     names = sorted(missing)
     if names:
         raise UserError(
@@ -112,7 +112,7 @@ def _check_whole(path: str | None, missing: Iterable[str]) -> None:
 
 
 def _add_adapters(model: PreTrainedModel, lora: Lora) -> None:
-    """Freeze the weights and give the named layers adapters, which change nothing before they are trained."""
+    """Freeze the weights and add adapters to the named layers, which change nothing until they are trained."""
     if importlib.util.find_spec("peft") is None:
         raise UserError('model.lora: peft is not installed; pip install "largebatch[lora]", or write null')
     from peft import LoraConfig

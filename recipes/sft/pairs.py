@@ -1,4 +1,4 @@
-"""Tokenized prompts with their answers as samples: one by one, or packed."""
+"""Tokenized prompts with their answers as samples, single or packed."""
 
 from itertools import islice
 
@@ -17,14 +17,14 @@ class Pairs:
     """The usable pairs of a split, in its stored order.
 
     Args:
-        dataset: Rows of tokens "input_ids", empty where a prompt or an answer is, and of these "num_prompt" that are
-            the prompt's.
-        block_size: Tokens that a pair may predict from at most.
+        dataset: Rows of tokens "input_ids", empty if the prompt or the answer is empty, of which the first "num_prompt"
+            are the prompt's.
+        block_size: Most tokens that a pair may predict from.
         split: "training" or "evaluation", for messages.
-        leave_out: Whether pairs that cannot be used are left out.
+        leave_out: Whether to leave out unusable pairs.
 
     Raises:
-        DataError: There are such pairs, and they are not to be left out; or there are no others.
+        DataError: There are unusable pairs that may not be left out, or no usable ones.
     """
 
     def __init__(self, dataset: datasets.Dataset, block_size: int, split: str, leave_out: bool):
@@ -34,7 +34,7 @@ class Pairs:
         self.rows = np.flatnonzero(~is_empty & ~is_long)
         """Place of each pair in the data set."""
         self.lengths = num_tokens[self.rows] - 1
-        """Tokens that each pair predicts from."""
+        """Number of tokens that each pair predicts from."""
         self.remark = None
         if len(self.rows) == len(num_tokens):
             return
@@ -58,7 +58,7 @@ class Pairs:
         return len(self.rows)
 
     def read(self, numbers: NDArray[np.int64]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Of each pair what is read, and what is predicted from each of these tokens; int64, shape (tokens,) both."""
+        """Each pair's inputs and the label of each input, both int64 of shape (tokens,)."""
         rows = self.dataset[self.rows[numbers]].to_pydict()
         pairs = []
         for tokens, num_prompt in zip(rows["input_ids"], rows["num_prompt"], strict=True):
@@ -69,17 +69,10 @@ class Pairs:
 
 
 def starts_of_packs(lengths: NDArray[np.int64], block_size: int) -> NDArray[np.int64]:
-    """Cut pairs, in their order, into packs of as many as `block_size` tokens hold.
+    """The first pair of each pack, and at the end the number of pairs.
 
-    It depends on the lengths alone, so packs are the same on any number of processes, and the first packs are those of
-    the first pairs.
-
-    Args:
-        lengths: Tokens of each pair, none above `block_size`.
-        block_size: Tokens of a pack at most.
-
-    Returns:
-        The first pair of each pack, and the number of pairs.
+    A pack has as many consecutive pairs as `block_size` tokens hold; no pair is longer. Packs depend only on the
+    lengths, so they are the same on any number of processes, and the first packs have the first pairs.
     """
     starts, room = [], 0
     for number, length in enumerate(lengths.tolist()):
@@ -91,13 +84,13 @@ def starts_of_packs(lengths: NDArray[np.int64], block_size: int) -> NDArray[np.i
 
 
 class PairSamples:
-    """Samples of one or more pairs that follow one another, padded to the longest of their batch.
+    """Samples of one or more consecutive pairs, padded to the longest of their batch.
 
     Args:
         pairs: The pairs.
-        num_samples: Samples to use.
-        field: Where `num_samples` stands in the config, for the error.
-        pack_size: Tokens of a pack at most; None is one pair a sample.
+        num_samples: Number of samples to use.
+        field: The config's field for `num_samples`, for the error.
+        pack_size: Most tokens of a pack; None is one pair per sample.
 
     Raises:
         DataError: There are too few samples.
@@ -127,7 +120,7 @@ class PairSamples:
         shape = (len(samples), longest)
         batch = {"input_ids": torch.zeros(shape, dtype=torch.int64), "labels": torch.full(shape, IGNORE_INDEX)}
         if self.packed:
-            # At 0, each token of the padding is a pair of its own, which no other sees.
+            # At position 0, each padding token is its own pair, to which no other token attends.
             batch["position_ids"] = torch.zeros(shape, dtype=torch.int64)
         for row, sample in enumerate(samples):
             start = 0

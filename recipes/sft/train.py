@@ -1,7 +1,7 @@
-"""Supervised fine-tuning of a causal language model on prompts with their answers, of which the answers are predicted.
+"""Supervised fine-tuning of a causal language model, which learns to predict the answers to prompts.
 
 sft_addition.json      a small Llama learns to add two numbers: a laptop's CPU, a minute
-sft_qwen_gsm8k.json    Qwen2.5 0.5B on the 7,473 questions of GSM8K: one GPU, or some
+sft_qwen_gsm8k.json    Qwen2.5 0.5B on the 7,473 questions of GSM8K: one or a few GPUs
 
     accelerate launch --config_file recipes/accelerate_configs/ddp.yaml recipes/sft/train.py \
         --config recipes/sft/sft_addition.json
@@ -46,15 +46,15 @@ def main() -> None:
         return losses
 
     def evaluate_batch(batch: Batch) -> dict[str, Value]:
-        # Logits here, which say what the likeliest tokens are.
+        # Logits here, because the exact match needs the likeliest tokens.
         logits, labels = model(input_ids=batch["input_ids"]).logits.to(run.dtype), batch["labels"]
         losses = cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORE_INDEX, reduction="none")
         targets = labels != IGNORE_INDEX
         wrong = (logits.argmax(dim=-1) != labels) & targets
         return {
-            # A mean over tokens: each pair's sum of losses, and how many they are.
+            # For a mean over tokens: each pair's sum of losses, and its number of targets.
             "loss": (losses.sum(dim=1), targets.sum(dim=1)),
-            # The answer as a whole, which greedy decoding would write exactly where every token of it is the likeliest.
+            # The whole answer: greedy decoding would write it if every one of its tokens is the likeliest.
             "exact_match": (~wrong.any(dim=1)).float(),
         }
 
