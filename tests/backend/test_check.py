@@ -111,7 +111,7 @@ def test_parameter_lost_in_wrapping(strategy, tmp_path):
 @pytest.mark.parametrize("strategy", ["fsdp", "zero1"])
 def test_a_parameter_that_the_strategy_cannot_cut_up(strategy, tmp_path):
     report = failure("single number", strategy, tmp_path)
-    assert f"temperature is a single number, of shape (), which {strategy} cannot cut up" in report
+    assert f"temperature is a single number, of shape (), which {strategy} cannot shard" in report
     assert "Traceback" not in report
 
 

@@ -269,7 +269,7 @@ def run_with(change: str, words: tuple[str, ...], run_dir) -> None:
         (
             "another class",
             (SYNC,),
-            "embedder.normalization is of the class OtherNorm, which may compute something else",
+            "embedder.normalization is of the class OtherNorm, which may compute something other",
         ),
         ("not synchronized", (SYNC,), "BatchNorm over all processes: the plan says True, the engine has False"),
     ],

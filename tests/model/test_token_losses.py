@@ -194,7 +194,7 @@ def test_a_model_that_could_not_be_asked_is_asked_in_training():
         model = load_causal_lm(section)
     return_token_losses(model)
     model.to_empty(device="cpu")
-    with pytest.raises(UserError, match=r"GraniteForCausalLM makes more of its logits.*compute the loss from logits"):
+    with pytest.raises(UserError, match=r"GraniteForCausalLM changes the logits.*compute the loss from logits"):
         model(input_ids=torch.zeros(1, 4, dtype=torch.int64), targets=torch.zeros(1, 4, dtype=torch.int64))
 
 

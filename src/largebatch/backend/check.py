@@ -68,7 +68,7 @@ def check_before(model: nn.Module, optimizer: Optimizer, backend: Backend) -> No
     differing = [str(rank) for rank, fingerprint in enumerate(fingerprints) if fingerprint != fingerprints[0]]
     if differing:
         problems.append(
-            f"ranks {', '.join(differing)} start from other weights than rank 0; build the model alike everywhere, "
+            f"ranks {', '.join(differing)} start from different weights than rank 0; build the same model everywhere, "
             "right after run.load"
         )
     if problems:
@@ -132,7 +132,7 @@ def _batch_norm_problems(model: nn.Module, plan: RunPlan) -> Iterator[str]:
         yield "the model has no BatchNorm layer to synchronize; set model.sync_batch_norm to false"
     elif not layers and plan.uses_batch_norm:
         yield (
-            "the model has no BatchNorm layer, and the plan says that micro_batch_size is part of the loss for having "
+            "the model has no BatchNorm layer, and the plan says that micro_batch_size is part of the loss because of "
             "one; let uses_batch_norm be false in the class of the config's model section"
         )
     for name, layer in layers.items():
@@ -144,7 +144,7 @@ def _batch_norm_problems(model: nn.Module, plan: RunPlan) -> Iterator[str]:
             return
         if plan.sync_batch_norm and type(layer) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
             yield (
-                f"{name} is of the class {type(layer).__name__}, which may compute something else than torch's "
+                f"{name} is of the class {type(layer).__name__}, which may compute something other than torch's "
                 "BatchNorm; build that, or set model.sync_batch_norm to false"
             )
             return
@@ -156,7 +156,7 @@ def _single_number_problems(model: nn.Module, launch: Launch) -> Iterator[str]:
         return
     for name, parameter in model.named_parameters():
         if parameter.dim() == 0:
-            yield f"{name} is a single number, of shape (), which {launch.strategy} cannot cut up; give it shape (1,)"
+            yield f"{name} is a single number, of shape (), which {launch.strategy} cannot shard; give it shape (1,)"
 
 
 def check_backend(backend: Backend, expected: Observed) -> None:

@@ -66,6 +66,6 @@ def _check_compiler(device: torch.device) -> None:
 
         if not has_triton():
             raise UserError(
-                "compute.compile: on this GPU torch.compile needs Triton, which is not installed or does not know the "
-                "GPU; pip install triton, or write false"
+                "compute.compile: on this GPU torch.compile needs Triton, which is not installed or does not support "
+                "the GPU; pip install triton, or write false"
             )

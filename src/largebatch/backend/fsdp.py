@@ -40,7 +40,7 @@ class FsdpBackend(NativeBackend):
             prepared = super()._wrap(model, optimizer)
         if len(list(model.named_parameters())) != len(names):
             raise BackendMismatch(
-                "FSDP has made several parameters of one that modules share, which would be trained apart; leave "
+                "FSDP has split a parameter that modules share into several, which would be trained apart; leave "
                 "fsdp_transformer_layer_cls_to_wrap out of the Accelerate config, or name modules that share none"
             )
         if parameters_without_memory(model):

@@ -63,14 +63,14 @@ def utilization_of(config: RecipeConfig, model: nn.Module, device: torch.device,
     trained, frozen = multiplied_parameters(model)
     each = token_flops(trained, frozen, section.num_layers, section.hidden_size, num_tokens)
     count = (
-        f"6 N + 12 L d T = {each / 1e9:.4g} GFLOP a token (N {trained + frozen:,}, L {section.num_layers}, "
+        f"6 N + 12 L d T = {each / 1e9:.4g} GFLOP per token (N {trained + frozen:,}, L {section.num_layers}, "
         f"d {section.hidden_size}, T {num_tokens:,}, not halved for causal masks)"
     )
     given, known = config.logging.peak_tflops, data_sheet(name, config.precision)
     if given is not None:
-        peak = f"of {given:g} TFLOP/s a process, as logging.peak_tflops says"
+        peak = f"of {given:g} TFLOP/s per process, as logging.peak_tflops says"
     elif known is not None:
-        peak = f"of {known:g} TFLOP/s a process, {name}'s data sheet for {config.precision}"
+        peak = f"of {known:g} TFLOP/s per process, {name}'s data sheet for {config.precision}"
     else:
         peak = f"not reported: no peak of {name} in {config.precision} is known; write logging.peak_tflops"
     return Utilization(num_tokens * each, given or known, world_size, f"{count}, {peak}")

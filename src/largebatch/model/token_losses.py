@@ -43,8 +43,8 @@ def return_token_losses(model: nn.Module) -> None:
             outputs = forward(*arguments, **options)
             if layer.given is None or not layer.given.is_still(outputs.logits):
                 raise UserError(
-                    f"{type(model).__name__} makes more of its logits than its output layer gives, which cannot be "
-                    "made of losses; remove return_token_losses, and compute the loss from logits"
+                    f"{type(model).__name__} changes the logits that its output layer gives, which it cannot do with "
+                    "losses; remove return_token_losses, and compute the loss from logits"
                 )
             return outputs.logits
         finally:

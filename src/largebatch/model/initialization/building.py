@@ -125,7 +125,7 @@ class _Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(note, str):
             raise BackendMismatch(
                 f"the model's parameter {name} would begin with values that do not follow from its name: the last "
-                f"thing done to it in place, once its module has it, is {note}; initialize it with one of "
+                f"operation on it in place, after its module has registered it, is {note}; initialize it with one of "
                 f"{', '.join(REPEATABLE)}, as torch.nn.init does"
             )
         return note
