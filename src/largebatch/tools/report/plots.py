@@ -122,7 +122,7 @@ def _panel(runs: Sequence[ReportedRun], name: str, title: str, label: str, scale
     curves, num_not_finite = {}, 0
     for index, run in enumerate(runs):
         lines = run.evaluations if of_evaluations else run.metrics
-        logged = [line for line in lines if name in line and number(line, "samples") is not None]
+        logged = [line for line in lines if line.get(name) is not None and number(line, "samples") is not None]
         drawn = [line for line in logged if number(line, name) is not None]
         if drawn:
             curves[index] = np.array([[line[key] for line in drawn] for key in ("step", "samples", name)], dtype=float)
