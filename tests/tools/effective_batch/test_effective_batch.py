@@ -65,7 +65,7 @@ def ask(capsys):
         ),
         (
             "--from ddp --batch-size 256 --nodes 2 --to-global-batch-size 1024 --scaling linear --lr 0.1",
-            "                the recipe scales it: write learning_rate.base_lr 0.1, "
+            "                the recipe gets the rate before scaling: learning_rate.base_lr 0.1, "
             'learning_rate.reference_batch_size 512, learning_rate.scaling "linear"',
         ),
         (

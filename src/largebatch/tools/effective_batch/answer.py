@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
@@ -69,7 +70,7 @@ def _read(options: argparse.Namespace) -> OtherBatch:
 
 
 def _in_words(script: OtherBatch, recipe: RecipeBatch, rule: ScalingRule, factor: float) -> str:
-    framework, rate = FRAMEWORKS[script.framework], script.learning_rate
+    framework = FRAMEWORKS[script.framework]
     processes = counted(script.processes, "process", "processes")
     devices, nodes = counted(script.devices, "device"), counted(script.nodes, "node")
     combined: str = "replicas" if framework.one_process else script.gradients or "average"
@@ -103,46 +104,39 @@ def _in_words(script: OtherBatch, recipe: RecipeBatch, rule: ScalingRule, factor
         by = f"by {script.framework}" if framework.divides_accumulation else "assumed; the script must do it itself"
         loss += f"; divided by the accumulation, {script.accumulation} ({by})"
 
-    base = "" if rate is None else f"learning_rate.base_lr {rate:g}, "
-    lines = [
-        ("effective batch", f"{samples} x accumulation {script.accumulation} = {script.global_batch_size}"),
-        ("each process", loads),
-        ("gradients", gradients),
-        ("loss", loss),
-        (
-            "recipe",
-            f"batch.global_batch_size {recipe.global_batch_size}, batch.micro_batch_size {recipe.micro_batch_size}; "
-            f"accumulation is {recipe.accumulation} on {counted(recipe.world_size, 'process', 'processes')}",
-        ),
-        ("learning rate", _learning_rate(script, recipe, rule, factor)),
-        # The rate as it was tuned: a rate that is scaled already would be scaled again.
-        (
-            "",
-            f"the recipe scales it: write {base}learning_rate.reference_batch_size {script.global_batch_size}, "
-            f'learning_rate.scaling "{rule}"',
-        ),
-    ]
-    if (k := script.gradient_factor) > 1:
-        sgd = "" if rate is None else f" = {rate * factor * k:g}"
-        lines.append(
-            (
-                "",
-                f"the script's gradients are {k} times as large as the recipe's, which are means: SGD needs its rate x "
-                f"{k}{sgd} and its weight decay / {k}; Adam needs no change; a clipping norm is / {k}",
-            )
-        )
-    return "\n".join(f"{name:<16}{text}" for name, text in lines)
+    lines = {
+        "effective batch": f"{samples} x accumulation {script.accumulation} = {script.global_batch_size}",
+        "each process": loads,
+        "gradients": gradients,
+        "loss": loss,
+        "recipe": f"batch.global_batch_size {recipe.global_batch_size}, batch.micro_batch_size "
+        f"{recipe.micro_batch_size}; accumulation is {recipe.accumulation} on "
+        f"{counted(recipe.world_size, 'process', 'processes')}",
+        "learning rate": f"\n{'':<16}".join(_learning_rate(script, recipe, rule, factor)),
+    }
+    return "\n".join(f"{name:<16}{text}" for name, text in lines.items())
 
 
-def _learning_rate(script: OtherBatch, recipe: RecipeBatch, rule: ScalingRule, factor: float) -> str:
-    rate = script.learning_rate
+def _learning_rate(script: OtherBatch, recipe: RecipeBatch, rule: ScalingRule, factor: float) -> Iterator[str]:
+    rate, k = script.learning_rate, script.gradient_factor
     start = "the script's" if rate is None else f"{rate:g}"
-    if recipe.global_batch_size == script.global_batch_size:
-        return f"{start}, because the batch is the same"
-    if rule == "none":
-        return f"{start}, because no rule scales it"
     ratio = f"{recipe.global_batch_size} / {script.global_batch_size}"
-    if rule == "sqrt":
-        ratio = f"sqrt({ratio})"
-    result = f"x {factor:.6g}" if rate is None else f"{rate * factor:.6g}"
-    return f"{start} x {ratio} = {result}, by {RULE_NAMES[rule]}"
+    if recipe.global_batch_size == script.global_batch_size:
+        yield f"{start}, because the batch is the same"
+    elif rule == "none":
+        yield f"{start}, because no rule scales it"
+    else:
+        result = f"x {factor:.6g}" if rate is None else f"{rate * factor:.6g}"
+        yield f"{start} x {ratio if rule == 'linear' else f'sqrt({ratio})'} = {result}, by {RULE_NAMES[rule]}"
+    # The rate as it was tuned: a rate that is scaled already would be scaled again.
+    base = "" if rate is None else f"learning_rate.base_lr {rate:g}, "
+    yield (
+        f"the recipe gets the rate before scaling: {base}learning_rate.reference_batch_size "
+        f'{script.global_batch_size}, learning_rate.scaling "{rule}"'
+    )
+    if k > 1:
+        sgd = "" if rate is None else f" = {rate * factor * k:g}"
+        yield (
+            f"the script's gradients are {k} times as large as the recipe's, which are means: SGD needs its rate x "
+            f"{k}{sgd} and its weight decay / {k}; Adam needs no change; a clipping norm is / {k}"
+        )

@@ -44,13 +44,13 @@ def page(runs: Sequence[ReportedRun], now: float) -> str:
     sections = {
         "Results": _table("Results", runs, result_rows(runs)),
         "Plots": _plots(runs),
-        "Differences of the recipes": _differences(runs),
+        "Differences of the recipes": _differences(runs) if len(runs) > 1 else "",
         "Plan": _plans(runs),
         "History": "".join(f"<h3>{escape(run.name)}</h3>\n{_history(run)}" for run in runs),
     }
-    if len(runs) == 1:
-        del sections["Differences of the recipes"]
-    body = "".join(f"<section>\n<h2>{name}</h2>\n{section}</section>\n" for name, section in sections.items())
+    body = "".join(
+        f"<section>\n<h2>{name}</h2>\n{section}</section>\n" for name, section in sections.items() if section
+    )
     style = files("largebatch.tools.report").joinpath("page.css").read_text(encoding="utf-8")
     return f"""<!DOCTYPE html>
 <html lang="en">

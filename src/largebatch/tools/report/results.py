@@ -12,8 +12,8 @@ from largebatch.tools.report.runs import ReportedRun, number, value_of
 NONE = "–"
 LOWER_IS_BETTER = ("loss", "perplexity", "error")
 PLACE = ("step", "samples", "epoch")
-SHOWN_VERSIONS = ("largebatch", "torch", "accelerate", "deepspeed", "transformers")
-"""The others are in history.jsonl."""
+SHOWN = ("largebatch", "torch", "accelerate", "deepspeed", "transformers")
+"""Packages whose versions are shown; those of the others are in history.jsonl."""
 
 Row = tuple[str, list[str]]
 
@@ -51,7 +51,7 @@ def evaluated(runs: Sequence[ReportedRun]) -> list[str]:
 def _results(run: ReportedRun, evaluations: Sequence[str]) -> dict[str, str]:
     start, plan = (run.starts or [{}])[-1], run.plan
     kinds = [event.kind for event in run.events]
-    versions = value_of(start, "versions", dict)
+    versions = [f"{name} {version}" for name, version in value_of(start, "versions", dict).items() if name in SHOWN]
     losses = [loss for line in run.metrics if (loss := number(line, "loss")) is not None]
     results = {
         "outcome": _outcome(run),
@@ -79,10 +79,7 @@ def _results(run: ReportedRun, evaluations: Sequence[str]) -> dict[str, str]:
         "starts": str(len(run.starts)),
         "steps that were not finite": str(kinds.count("skipped")),
         "checkpoints not written": str(kinds.count("checkpoint_failed")),
-        "versions, of the last start": ", ".join(
-            f"{name} {versions[name]}" for name in SHOWN_VERSIONS if name in versions
-        )
-        or NONE,
+        "versions, of the last start": ", ".join(versions) or NONE,
     }
 
 
