@@ -15,7 +15,7 @@ attempts/          one file per start of the run, see `storage.attempts`
 profile/           Chrome traces of the steps in `logging.profile`, one per process
 stacks/            what the processes were doing when the run hung
 slurm/             one folder per SLURM job, written by slurm/launch.sh
-report.html        written by `largebatch report`, with PNGs in report/; runs ignore it
+report.html        written by `largebatch report`; runs ignore it
 stop               whoever creates this file asks the run to stop; the run deletes it
 lock               held by the run while it lasts
 """

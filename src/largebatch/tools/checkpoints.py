@@ -3,13 +3,9 @@
 import argparse
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from largebatch.errors import UserError
 from largebatch.tools.options import Commands, add_command
-
-if TYPE_CHECKING:
-    from largebatch.storage.catalog import Entry
 
 LINE = "{:<16}{:>10}  {:<18}{:>10}  {:<12}  {}"
 COLUMNS = ("checkpoint", "step", "written by", "size", "age", "state")
@@ -22,46 +18,43 @@ def add_parser(commands: Commands) -> None:
         "checkpoints",
         run,
         help="list the checkpoints of a run",
-        description="List the checkpoints of a run, the newest first: step, by what they were written, size, age, and "
-        "whether they can be used. Needs no torch. Exit code 1 if the newest cannot be resumed from.",
+        description="List the checkpoints of a run, the newest first: step, what wrote them, size, age, and whether "
+        "they can be used. Needs no torch. Exit code 1 if the newest cannot be resumed from.",
         epilog="""examples:
   largebatch checkpoints runs/resnet_digits --verify""",
     )
     parser.add_argument("run_dir", type=Path, help="the run's folder")
-    parser.add_argument("--verify", action="store_true", help="read all files and compare their checksums")
+    parser.add_argument("--verify", action="store_true", help="read all files and check their checksums")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a line per checkpoint of a run, the newest first; 1 if the newest cannot be resumed from."""
+    """Print one line per checkpoint of a run, the newest first; 1 if the newest cannot be resumed from."""
     from largebatch.storage.catalog import entries, verify_checksums
+    from largebatch.storage.layout import CheckpointError, read_manifest
 
     found = entries(options.run_dir / "checkpoints")
     if not found:
-        what = "has no checkpoints" if options.run_dir.is_dir() else "is not a folder"
-        raise UserError(f"{options.run_dir} {what}; write the folder of a run, such as runs/resnet_digits")
+        why = "has no checkpoints" if options.run_dir.is_dir() else "is not a folder"
+        raise UserError(f"{options.run_dir} {why}; write the folder of a run, such as runs/resnet_digits")
     print(LINE.format(*COLUMNS))
-    problems = [entry.problem or (verify_checksums(entry.path) if options.verify else None) for entry in found]
-    for entry, problem in zip(found, problems, strict=True):
-        print(LINE.format(entry.path.name, f"{entry.step:,}", *_about(entry, problem)))
-    return 0 if problems[0] is None else 1
-
-
-def _about(entry: "Entry", problem: str | None) -> tuple[str, str, str, str]:
-    from largebatch.storage.layout import CheckpointError, read_manifest
-
-    if problem is not None:
-        return "-", "-", "-", f"cannot be used: {problem}"
-    try:
-        manifest = read_manifest(entry.path)
-    except CheckpointError as error:
-        return "-", "-", "-", f"cannot be used: {error}"
-    writer = f"{manifest.world_size} x {manifest.strategy}, #{manifest.attempt}"
-    return writer, _bytes(entry.size), _age(time.time() - manifest.time), "complete"
+    states = []
+    for entry in found:
+        try:
+            if problem := entry.problem or (verify_checksums(entry.path) if options.verify else None):
+                raise CheckpointError(problem)
+            manifest = read_manifest(entry.path)
+            writer = f"{manifest.world_size} x {manifest.strategy}, #{manifest.attempt}"
+            about, state = (writer, _bytes(entry.size), _age(time.time() - manifest.time)), "complete"
+        except CheckpointError as error:
+            about, state = ("-", "-", "-"), f"cannot be used: {error}"
+        print(LINE.format(entry.path.name, f"{entry.step:,}", *about, state))
+        states.append(state)
+    return 0 if states[0] == "complete" else 1
 
 
 def _bytes(size: float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
-        # What is less would be rounded to 1e+03.
+        # From here on, three digits would be rounded to 1e+03.
         if size < 999.5:
             return f"{size:.3g} {unit}"
         size /= 1000

@@ -1,4 +1,4 @@
-"""The `largebatch` command line: one parser of all commands, and what is common to their ends."""
+"""The `largebatch` command line: the parser of all commands, and how they end."""
 
 import argparse
 import io
@@ -15,13 +15,13 @@ from largebatch.tools.options import EXIT_CODES
 COMMANDS = (
     "plan verify checkpoints report export train_tokenizer preflight lint submit new effective_batch schema completion"
 )
-"""Modules beside this one, in the order of `--help`. What a command needs but its parser, it imports when it runs."""
+"""Modules beside this one, in the order of `--help`. They import what they need when they run, not before."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 done, 1 a check failed, 2 the input cannot be used."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Names of files may have bytes that are not text.
+        # File names may have bytes that are not text.
         sys.stdout.reconfigure(errors="surrogateescape")
     parser = build_parser()
     options, unknown = parser.parse_known_args(arguments)
@@ -30,13 +30,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.overrides = unknown
     try:
         code: int = options.run(options)
-        # Here, where it can still be told, rather than when Python ends.
+        # Here, where a failure can still be handled, rather than when Python ends.
         sys.stdout.flush()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
-        # Whoever reads has seen enough, such as `head`. When Python ends it writes what is left.
+        # The reader has seen enough, as `head` does. Python writes what is left when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:

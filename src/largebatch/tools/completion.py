@@ -1,7 +1,6 @@
-"""`largebatch completion`: a script with which a shell completes the command."""
+"""`largebatch completion`: shell completion of the command."""
 
 import argparse
-import sys
 from pathlib import Path
 
 from largebatch.tools.options import Commands, add_command
@@ -13,8 +12,8 @@ def add_parser(commands: Commands) -> None:
         commands,
         "completion",
         run,
-        help="print a script with which a shell completes this command",
-        description="Print a script with which a shell completes subcommands, options, their values and files.",
+        help="print a shell's completion script for this command",
+        description="Print a script that makes a shell complete subcommands, options, their values and file names.",
         epilog="""examples, in a shell or its startup file:
   eval "$(largebatch completion bash)\"""",
     )
@@ -22,21 +21,16 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the script of a shell for the whole command line."""
+    """Print the completion script."""
     import shtab
 
     from largebatch.tools.command_line import build_parser
 
     parser = build_parser()
-    _complete_files(parser, shtab.FILE)
-    sys.stdout.write(shtab.complete(parser, shell=options.shell) + "\n")
+    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    for command in commands.choices.values():
+        for action in command._actions:
+            if action.type is Path:
+                action.complete = shtab.FILE  # where shtab looks for it
+    print(shtab.complete(parser, shell=options.shell))
     return 0
-
-
-def _complete_files(parser: argparse.ArgumentParser, files: object) -> None:
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for command in action.choices.values():
-                _complete_files(command, files)
-        elif action.type is Path:
-            action.complete = files  # type: ignore[attr-defined]  # where shtab looks for it

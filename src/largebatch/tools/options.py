@@ -1,9 +1,10 @@
-"""What the commands share: how a command is declared, options that several have, and types of values."""
+"""What the commands share: how a command is declared, common options, and types of values."""
 
 import argparse
 import math
 import textwrap
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
@@ -27,14 +28,14 @@ def add_command(
 
     Args:
         commands: The commands of the whole parser.
-        name: What is written behind `largebatch`.
-        run: Called with the options, if they can be parsed, and returns the exit code. `options.refuse(message)` ends
-            the program as the parser does.
+        name: The word after `largebatch`.
+        run: Takes the parsed options and returns the exit code; `options.refuse(message)` ends the program as a parse
+            error does.
         help: One line for `largebatch --help`.
-        description: What the command does; lines are broken here.
+        description: What the command does; wrapped here.
         epilog: Examples, shown as they are, so that they can be copied.
-        takes_overrides: Whether it takes `--section.field VALUE`, as `options.overrides`; others refuse what they do
-            not know.
+        takes_overrides: Whether it takes `--section.field VALUE`, as `options.overrides`; if not, unknown options are
+            refused.
     """
     parser = commands.add_parser(
         name,
@@ -48,16 +49,13 @@ def add_command(
     return parser
 
 
-# --- options of several commands ----------------------------------------------------------------------------------
-
-
 def add_recipe(parser: argparse.ArgumentParser) -> None:
     """Add the recipe, as `config`."""
     parser.add_argument("config", type=Path, help="the recipe's JSON file; the config.py beside it is run")
 
 
 def add_accelerate_configs(parser: argparse.ArgumentParser) -> None:
-    """Add the folder of Accelerate configs, as `accelerate_configs`; None is the one of the recipe's project."""
+    """Add the folder of Accelerate configs, as `accelerate_configs`; None is that of the recipe's project."""
     parser.add_argument(
         "--accelerate-configs",
         type=Path,
@@ -66,12 +64,9 @@ def add_accelerate_configs(parser: argparse.ArgumentParser) -> None:
 
 
 def add_options_of_a_run(parser: argparse.ArgumentParser) -> None:
-    """Accept the options of a run, so that its command line can be given as it is; they change nothing."""
+    """Accept and ignore the options of a run, so that its command line can be given as it is."""
     for name in ("--run-dir", "--resume", "--allow-change"):
         parser.add_argument(name, help=argparse.SUPPRESS)
-
-
-# --- types of values ----------------------------------------------------------------------------------------------
 
 
 def words(text: str) -> list[str]:
@@ -84,13 +79,10 @@ def words(text: str) -> list[str]:
 
 def positive_int(text: str) -> int:
     """Return a whole number of at least 1."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
-    return value
+    with suppress(ValueError):
+        if int(text) >= 1:
+            return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
 
 
 def positive_ints(text: str) -> list[int]:
@@ -100,24 +92,20 @@ def positive_ints(text: str) -> list[int]:
 
 def positive_float(text: str) -> float:
     """Return a finite number above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return value
+    with suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
 
 
 def memory(text: str) -> int:
-    """Return the bytes of a number of GiB, or of one with its unit."""
-    number = text.strip()
-    unit = 2**30
+    """Return the bytes of a number of GiB, or of a number with its unit."""
+    number, unit = text.strip(), 2**30
     for name, size in (("GIB", 2**30), ("GB", 10**9), ("G", 2**30)):
         if number.upper().endswith(name):
-            number, unit = number[: -len(name)].strip(), size
+            number, unit = number[: -len(name)], size
             break
     size_in_bytes = positive_float(number) * unit
     if size_in_bytes == math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is more than there is; write it in GiB, such as 80")
+        raise argparse.ArgumentTypeError(f"{text!r} is too large; write it in GiB, such as 80")
     return round(size_in_bytes)

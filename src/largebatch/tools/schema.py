@@ -1,4 +1,4 @@
-"""`largebatch schema`: the JSON Schema of a task's recipes, with which editors check them; or a page to read."""
+"""`largebatch schema`: the JSON Schema of a task's recipes, for editors, and the same as a page to read."""
 
 import argparse
 import json
@@ -12,8 +12,8 @@ from largebatch.tools.options import Commands, add_command
 PAGE = "configuration.md"
 INTRODUCTION = """<!-- Made by `largebatch schema --markdown DIR` from config.py: change that, not this. -->
 
-All that a recipe's JSON may say. Values are not converted (`"3"` is not a number), unknown fields are errors, and all
-problems are reported at once, each with what to write instead; so are contradictions.
+Everything a recipe's JSON can contain. Values are not converted (`"3"` is not a number), unknown fields are errors, and
+all problems are reported at once, each with what to write instead; so are contradictions.
 
 On the command line a field is overridden by its path, in `plan`, `verify`, `submit`, batch scripts and runs alike:
 `--batch.global_batch_size 512`, `--optimizer.clip_norm null`, `--train.duration '{"epochs": 3}'`. What is not JSON is
@@ -27,22 +27,22 @@ def add_parser(commands: Commands) -> None:
         "schema",
         run,
         help="write the JSON Schema of a task's recipes",
-        description=f"Write DIR/{SCHEMA}, which the recipes in a task's folder name in their $schema, for editors. The "
-        "optimizers that the folder's config.py registers are in it.",
+        description=f"Write DIR/{SCHEMA}, the $schema of the recipes in a task's folder, for editors. It has the "
+        "optimizers that the folder's config.py registers.",
         epilog="""examples:
   largebatch schema recipes/my_task
   largebatch schema --check recipes/*/""",
     )
     parser.add_argument("folders", type=Path, nargs="+", metavar="DIR", help="folders of tasks, with their config.py")
     parser.add_argument(
-        "--markdown", action="store_true", help=f"write DIR/{PAGE}, a page to read, too; needs jsonschema-markdown"
+        "--markdown", action="store_true", help=f"also write DIR/{PAGE}, a page to read; needs jsonschema-markdown"
     )
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a file is not up to date")
 
 
 def run(options: argparse.Namespace) -> int:
     """Write, or check."""
-    # Of recipes/*/, those that are tasks.
+    # recipes/*/ has other folders than those of tasks.
     folders = [folder for folder in options.folders if (folder / "config.py").is_file() or not folder.is_dir()]
     folders = folders or options.folders
     texts = {folder / SCHEMA: recipe_schema(folder) for folder in folders}

@@ -1,7 +1,4 @@
-"""`largebatch train-tokenizer`: a tokenizer from a recipe's own documents.
-
-It is a byte-level byte-pair encoding, as GPT-2's (Radford et al. 2019, 2.2).
-"""
+"""`largebatch train-tokenizer`: a byte-level byte-pair encoding of a recipe's documents (Radford et al. 2019, 2.2)."""
 
 import argparse
 from collections.abc import Iterator
@@ -25,17 +22,15 @@ def add_parser(commands: Commands) -> None:
         "train-tokenizer",
         run,
         help="train a tokenizer on a recipe's documents",
-        description="Train a byte-pair encoding on all documents of a recipe's training split, and save it as "
-        "data.tokenizer takes it. The recipe may name the folder already.",
+        description="Train a byte-pair encoding on all documents of a recipe's training split, and save it for "
+        "data.tokenizer. The recipe may name the folder already. Fields are overridden as in a run: --data.path json.",
         epilog="""examples:
-  largebatch train-tokenizer my_recipe.json --vocab-size 16384 --out my_tokenizer
-
-Fields are overridden as in a run: --data.path json.""",
+  largebatch train-tokenizer my_recipe.json --vocab-size 16384 --out my_tokenizer""",
         takes_overrides=True,
     )
     add_recipe(parser)
-    parser.add_argument("--vocab-size", type=positive_int, required=True, help="tokens at most; 258 or more")
-    parser.add_argument("--out", type=Path, required=True, help="the folder to make")
+    parser.add_argument("--vocab-size", type=positive_int, required=True, help="the most tokens; at least 258")
+    parser.add_argument("--out", type=Path, required=True, help="the folder to create")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -48,18 +43,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def train_tokenizer(config: "RecipeConfig", vocab_size: int, out: Path) -> int:
-    """Train a tokenizer on all documents of a recipe's training split, and save it as `data.tokenizer` takes it.
+    """Train a tokenizer on all documents of a recipe's training split, and save it in `out` for `data.tokenizer`.
 
-    Any text can be written in it, for every byte is a token. It has an end of text, and a mask for masked language
-    modeling; `data.tokenizer` of the recipe is not read.
-
-    Args:
-        config: The recipe, of a task that trains on documents, with `data.source` "datasets".
-        vocab_size: Tokens at most, the 256 bytes and the two special ones among them.
-        out: The folder to make.
+    It can encode any text, because every byte is a token, and has two special tokens: an end of text, and a mask.
 
     Returns:
-        The number of tokens: fewer than `vocab_size` where the documents have no more pairs to join.
+        The number of tokens: fewer than `vocab_size` if the documents have no more pairs to join.
 
     Raises:
         DataError: The recipe has no documents, they cannot be read, or `out` exists.
@@ -98,6 +87,6 @@ def train_tokenizer(config: "RecipeConfig", vocab_size: int, out: Path) -> int:
         vocab_size=vocab_size, special_tokens=[END_OF_TEXT, MASK], initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(texts(), trainer)
-    whole = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_OF_TEXT, mask_token=MASK)
-    whole.save_pretrained(out)
-    return len(whole)
+    saved = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_OF_TEXT, mask_token=MASK)
+    saved.save_pretrained(out)
+    return len(saved)

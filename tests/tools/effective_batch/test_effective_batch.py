@@ -34,31 +34,30 @@ def ask(capsys):
         ),
         (
             "--from dp --batch-size 7 --devices 8",
-            "effective batch 7 of one process, whatever its 8 devices, x accumulation 1 = 7",
+            "effective batch 7 in one process, whatever its 8 devices, x accumulation 1 = 7",
         ),
-        ("--from parameter-server --batch-size 7 --devices 8", "effective batch 7 of one worker x accumulation 1 = 7"),
+        ("--from parameter-server --batch-size 7 --devices 8", "effective batch 7 per worker x accumulation 1 = 7"),
         (
             "--from ddp --batch-size 8 --devices 4 --loss sum",
-            "loss            a sum over the samples of a backward pass: gradients come out 4 times smaller than in one "
+            "loss            a sum over the samples of a backward pass: gradients are 4 times smaller than in one "
             "process on the same samples",
         ),
         (
             "--from ddp --batch-size 8 --accumulation 4",
-            "loss            a mean over the samples of a backward pass; divided by the accumulation, 4 (the script "
-            "must, and is assumed to)",
+            "loss            a mean over the samples of a backward pass; divided by the accumulation, 4 (assumed; "
+            "the script must do it itself)",
         ),
         (
             "--from ddp --batch-size 8 --devices 4",
-            "gradients       are summed over 4 processes, and divided by 4: averaged",
+            "gradients       are summed over 4 processes and divided by 4: averaged",
         ),
         (
             "--from horovod --batch-size 8 --devices 4 --gradients sum",
-            "gradients       are summed over 4 processes, and divided by nothing",
+            "gradients       are summed over 4 processes, and not divided",
         ),
         (
             "--from dp --batch-size 10 --devices 4",
-            "each process    the only one loads 10 for each backward pass, and hands them to its devices: "
-            "3 + 3 + 3 + 1",
+            "each process    loads 10 samples per backward pass and hands them to its devices: 3 + 3 + 3 + 1",
         ),
         (
             "--from ddp --batch-size 256 --nodes 2 --to-global-batch-size 1024 --scaling linear --lr 0.1",
@@ -66,12 +65,12 @@ def ask(capsys):
         ),
         (
             "--from ddp --batch-size 256 --nodes 2 --to-global-batch-size 1024 --scaling linear --lr 0.1",
-            "                a recipe multiplies by itself: learning_rate.base_lr 0.1, "
+            "                the recipe gets the rate before scaling: learning_rate.base_lr 0.1, "
             'learning_rate.reference_batch_size 512, learning_rate.scaling "linear"',
         ),
         (
             "--from ddp --batch-size 256 --nodes 2 --to-global-batch-size 1024 --scaling sqrt",
-            "learning rate   as there x sqrt(1024 / 512) = x 1.41421, by the square-root rule",
+            "learning rate   the script's x sqrt(1024 / 512) = x 1.41421, by the square-root rule",
         ),
         (
             "--from ddp --batch-size 256 --nodes 2 --to-global-batch-size 1024 --scaling none --lr 0.1",
@@ -80,7 +79,7 @@ def ask(capsys):
         ("--from ddp --batch-size 256 --lr 0.1", "learning rate   0.1, because the batch is the same"),
         (
             "--from ddp --batch-size 256 --nodes 2 --to-global-batch-size 1024 --scaling none --micro-batch-size 64",
-            "here            batch.global_batch_size 1024, batch.micro_batch_size 64; on 2 processes accumulation is 8",
+            "recipe          batch.global_batch_size 1024, batch.micro_batch_size 64; accumulation is 8 on 2 processes",
         ),
     ],
 )
@@ -93,7 +92,10 @@ def test_lines(ask, words, line):
 def test_a_sum_needs_another_learning_rate_of_sgd(ask):
     """One step of SGD on the sum / processes there, and on the mean here, by hand: lr x 24 / 3 = lr x 8."""
     _, output, _ = ask("--from ddp --batch-size 8 --devices 3 --loss sum --lr 0.01")
-    assert "they are 8 times as large: SGD needs its rate x 8 = 0.08 and its weight decay / 8" in output
+    assert (
+        "8 times as large as the recipe's, which are means: SGD needs its rate x 8 = 0.08 and its weight decay / 8"
+        in output
+    )
 
 
 def test_json(ask):
@@ -101,12 +103,12 @@ def test_json(ask):
     code, output, _ = ask(words + " --to-global-batch-size 512 --scaling sqrt --loss sum")
     assert code == 0
     answer = json.loads(output)
-    assert answer["there"]["effective_batch_size"] == 128
-    assert answer["there"]["gradients"] == "average"
-    assert answer["here"]["global_batch_size"] == 512
-    assert answer["here"]["accumulation"] == 8
-    assert answer["here"]["learning_rate"] == pytest.approx(6e-4)
-    assert answer["here"]["learning_rate_of_sgd"] == pytest.approx(24e-4)
+    assert answer["script"]["effective_batch_size"] == 128
+    assert answer["script"]["gradients"] == "average"
+    assert answer["recipe"]["global_batch_size"] == 512
+    assert answer["recipe"]["accumulation"] == 8
+    assert answer["recipe"]["learning_rate"] == pytest.approx(6e-4)
+    assert answer["recipe"]["learning_rate_of_sgd"] == pytest.approx(24e-4)
 
 
 def test_files(ask, tmp_path):
@@ -129,7 +131,7 @@ def test_files(ask, tmp_path):
         assert (code, output) == (2, "")
         assert errors == f"error: {words.split()[0]}: {trainer} says that; leave one of them out\n"
     code, _, errors = ask(f"{trainer} --from deepspeed")
-    assert (code, errors) == (2, f"error: --from deepspeed: {trainer} is of hf-trainer; leave --from out\n")
+    assert (code, errors) == (2, f"error: --from deepspeed: {trainer} is for hf-trainer; leave --from out\n")
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_deepspeed_completes_the_same(write, complete, content, processes):
         ({TRAIN: 60, MICRO: 8, ACCUMULATION: 1}, 4, rf"{TRAIN} 60 is not .* = 8 x 1 x 4 = 32; write {TRAIN} 32$"),
         ({TRAIN: 60, MICRO: 4}, 8, f"write {TRAIN} 32 or 64"),
         ({TRAIN: 5}, 8, f"write {TRAIN} 8, or other"),
-        ({TRAIN: 60, ACCUMULATION: 4}, 8, f"does not divide by {ACCUMULATION}"),
+        ({TRAIN: 60, ACCUMULATION: 4}, 8, f"is not a multiple of {ACCUMULATION} x nodes"),
     ],
 )
 def test_deepspeed_refuses_the_same(write, complete, content, processes, words):
@@ -85,6 +85,7 @@ def test_deepspeed_refuses_the_same(write, complete, content, processes, words):
         ({"zero_optimization": {"stage": 2}}, f"has neither {TRAIN} nor {MICRO}; write one"),
         ({TRAIN: 64, "elasticity": {"enabled": True}}, "elasticity"),
         ({"per_device_train_batch_size": 8, "auto_find_batch_size": True}, "--batch-size with the one that it found"),
+        ({"per_device_train_batch_size": None}, "write --from and --batch-size instead"),
         ({"per_device_train_batch_size": 8, "accelerator_config": "a.json"}, "accelerator_config is the file a.json"),
         ({"batch_size": 8}, "write --from and --batch-size instead"),
         ([1], "write --from and --batch-size instead"),

@@ -158,7 +158,7 @@ def test_what_cannot_be_used_is_one_message(compare, words, message):
     [
         (["--world-size", "2", "--gpu-memory", "80"], "go with --world-sizes"),
         (["--world-sizes", "2", "--gpu-memory", "lots"], "'lots' is not a positive number"),
-        (["--world-sizes", "2", "--gpu-memory", "1e300"], "is more than there is"),
+        (["--world-sizes", "2", "--gpu-memory", "1e300"], "is too large"),
         (["--world-sizes", "2", "--world-size", "2"], "not allowed with argument"),
         ([], "one of the arguments --world-size --world-sizes is required"),
     ],

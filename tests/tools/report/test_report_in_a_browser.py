@@ -11,7 +11,7 @@ from importlib.resources import files
 import pytest
 
 from largebatch.tools.command_line import main
-from largebatch.tools.report.styles import VARIABLES
+from largebatch.tools.report.plots import VARIABLES
 from run_folders import HISTORY, write_run
 
 CHROMIUM = shutil.which("chromium")

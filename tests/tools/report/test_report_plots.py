@@ -79,10 +79,10 @@ def test_marks_are_where_things_happened(tmp_path):
         ("restarted", 150),
         ("finished", 200),
     ]
-    assert "steps 118 to 120 left out: the loss is nan" in page.text
+    assert "skipped steps 118 to 120: the loss is nan" in page.text
     assert "step_00000073 not used: complete.json is missing" in page.text
     legend = page.text[page.text.index("against") : page.text.index("Training loss")]
-    assert all(words in legend for words in ("checkpoint not written", "started again", "step left out"))
+    assert all(words in legend for words in ("checkpoint not written", "started again", "step skipped"))
 
 
 def test_samples_of_marks_follow_the_batch_in_force(tmp_path):

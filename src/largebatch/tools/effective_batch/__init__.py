@@ -13,27 +13,29 @@ def add_parser(commands: Commands) -> None:
         "effective-batch",
         run,
         help="the effective batch of a script for another framework, and what a recipe says instead",
-        description="From the numbers of a script elsewhere, or its DeepSpeed or TrainingArguments JSON: how many "
-        "samples an optimizer step is made of, what each process loads, how gradients are combined, and the batch "
-        "and learning rate of a recipe that trains the same. Needs no torch.",
+        description="From the numbers of a script, or its DeepSpeed or TrainingArguments JSON: how many samples make "
+        "up an optimizer step, what each process loads, how gradients are combined, and the batch and learning rate of "
+        "a recipe that trains the same. Needs no torch.",
         epilog="""examples:
   64 samples shared by 2 nodes of 4 GPUs:
     largebatch effective-batch --from ddp --batch-size 64 --split-batches --nodes 2 --devices 4
   Lightning's batch_size, devices and accumulate_grad_batches, moved to a batch of 1024:
     largebatch effective-batch --from lightning --batch-size 32 --devices 8 --accumulation 2 \\
         --lr 0.1 --to-global-batch-size 1024 --scaling linear
-  a file that says the batch:
+  a file with the batch in it:
     largebatch effective-batch ds_config.json --nodes 2 --devices 8
     largebatch effective-batch training_args.json --devices 8""",
     )
-    parser.add_argument("file", nargs="?", help="a DeepSpeed JSON or a TrainingArguments JSON, instead of the options")
-    parser.add_argument("--from", choices=FRAMEWORKS, help="where the script is from; a file says it itself")
+    parser.add_argument("file", nargs="?", help="a DeepSpeed or TrainingArguments JSON, instead of the options")
+    parser.add_argument(
+        "--from", dest="framework", choices=FRAMEWORKS, help="the script's framework; a file implies it"
+    )
     parser.add_argument(
         "--batch-size",
         type=positive_int,
-        help="of the loader: Lightning's batch_size, per_device_train_batch_size, train_micro_batch_size_per_gpu",
+        help="the loader's: Lightning's batch_size, per_device_train_batch_size, train_micro_batch_size_per_gpu",
     )
-    parser.add_argument("--devices", type=positive_int, default=1, help="GPUs of each node; default: 1")
+    parser.add_argument("--devices", type=positive_int, default=1, help="GPUs per node; default: 1")
     parser.add_argument("--nodes", type=positive_int, default=1, help="default: 1")
     parser.add_argument(
         "--accumulation",
@@ -51,15 +53,13 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--gradients",
         choices=["average", "sum", "separate"],
-        help="how processes combine them, where that can be chosen: Horovod's op, DeepSpeed's gradient_allreduce_op, "
-        "a parameter server that waits for all (average, sum) or for none (separate, the default of it)",
+        help="how processes combine them, where there is a choice: Horovod's op, DeepSpeed's gradient_allreduce_op, a "
+        "parameter server that waits for all workers (average, sum) or for none (separate, its default)",
     )
-    parser.add_argument("--lr", type=positive_float, help="learning rate there; default: the file's, if it has one")
-    parser.add_argument("--to-global-batch-size", type=positive_int, help="here; default: the effective batch there")
-    parser.add_argument(
-        "--micro-batch-size", type=positive_int, help="here; default: as many samples a device as there"
-    )
-    parser.add_argument("--world-size", type=positive_int, help="processes here; default: as many devices as there")
+    parser.add_argument("--lr", dest="learning_rate", type=positive_float, help="the script's; default: the file's")
+    parser.add_argument("--to-global-batch-size", type=positive_int, help="the recipe's; default: the effective batch")
+    parser.add_argument("--micro-batch-size", type=positive_int, help="the recipe's; default: the script's per device")
+    parser.add_argument("--world-size", type=positive_int, help="the recipe's processes; default: the script's devices")
     parser.add_argument(
         "--scaling", choices=["linear", "sqrt", "none"], help="of the learning rate: linear (SGD), sqrt (Adam), none"
     )

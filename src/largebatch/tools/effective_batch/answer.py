@@ -2,33 +2,14 @@
 
 import argparse
 import json
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
 
 from largebatch.batch.scaling import RULE_NAMES, ScalingRule, scaling_factor
 from largebatch.errors import UserError, counted
 from largebatch.tools.effective_batch.other_configs import read_config
 from largebatch.tools.effective_batch.other_frameworks import FRAMEWORKS, OtherBatch, RecipeBatch, recipe_batch
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A script's batch, and the recipe's."""
-
-    there: OtherBatch  # the script's numbers
-    here: RecipeBatch  # the recipe's
-    rule: ScalingRule  # what scales the learning rate
-
-    @property
-    def factor(self) -> float:
-        """What the learning rate is multiplied by."""
-        return scaling_factor(self.rule, self.here.global_batch_size, self.there.global_batch_size)
-
-    @property
-    def learning_rate(self) -> float | None:
-        """The scaled learning rate, where the script's is known."""
-        return None if self.there.learning_rate is None else self.there.learning_rate * self.factor
 
 
 def answer(options: argparse.Namespace) -> str:
@@ -37,164 +18,125 @@ def answer(options: argparse.Namespace) -> str:
     Raises:
         UserError: The numbers do not go together, or something is missing.
     """
-    there = _read(options)
-    here = recipe_batch(there, options.to_global_batch_size, options.micro_batch_size, options.world_size)
-    if options.scaling is None and here.global_batch_size != there.global_batch_size:
+    script = _read(options)
+    recipe = recipe_batch(script, options.to_global_batch_size, options.micro_batch_size, options.world_size)
+    if options.scaling is None and recipe.global_batch_size != script.global_batch_size:
         raise UserError(
-            f"--to-global-batch-size {here.global_batch_size}: the batch was {there.global_batch_size}, and what "
-            "becomes of the learning rate is yours to choose; write --scaling linear (SGD), sqrt (Adam) or none"
+            f"--to-global-batch-size {recipe.global_batch_size}: the script's batch is {script.global_batch_size}, and "
+            "how the learning rate follows is your choice; write --scaling linear (SGD), sqrt (Adam) or none"
         )
-    found = Answer(there, here, options.scaling or "none")
-    return json.dumps(_as_data(found), indent=2) if options.json else _in_words(found)
+    rule: ScalingRule = options.scaling or "none"
+    factor = scaling_factor(rule, recipe.global_batch_size, script.global_batch_size)
+    if not options.json:
+        return _in_words(script, recipe, rule, factor)
+    scaled = None if script.learning_rate is None else script.learning_rate * factor
+    numbers = {
+        "script": asdict(script)
+        | {
+            "processes": script.processes,
+            "samples_per_process": script.per_process,
+            "processes_per_update": script.processes_per_update,
+            "effective_batch_size": script.global_batch_size,
+            "gradient_factor": script.gradient_factor,
+        },
+        "recipe": asdict(recipe)
+        | {
+            "scaling": rule,
+            "base_lr": script.learning_rate,
+            "reference_batch_size": script.global_batch_size,
+            "learning_rate_factor": factor,
+            "learning_rate": scaled,
+            "learning_rate_of_sgd": None if scaled is None else scaled * script.gradient_factor,
+        },
+    }
+    return json.dumps(numbers, indent=2)
 
 
 def _read(options: argparse.Namespace) -> OtherBatch:
-    """The script's batch and learning rate, from options or a file with options."""
-    framework = getattr(options, "from")
+    """The script's batch and learning rate, from options, or from a file with options."""
     if options.file is None:
-        for name, value in (("from", framework), ("batch-size", options.batch_size)):
+        for option, value in (("--from", options.framework), ("--batch-size", options.batch_size)):
             if value is None:
-                raise UserError(f"--{name} is missing; write it, or give a DeepSpeed JSON or a TrainingArguments JSON")
-        return OtherBatch(
-            framework,
-            options.batch_size,
-            options.devices,
-            options.nodes,
-            options.accumulation or 1,
-            options.split_batches,
-            options.loss,
-            options.gradients,
-            options.lr,
-        )
+                raise UserError(f"{option} is missing; write it, or give a DeepSpeed JSON or a TrainingArguments JSON")
+        numbers = {field.name: getattr(options, field.name) for field in fields(OtherBatch)}
+        return OtherBatch(**numbers | {"accumulation": options.accumulation or 1})
     for name in ("batch_size", "accumulation", "split_batches", "gradients"):
         if getattr(options, name):
             raise UserError(f"--{name.replace('_', '-')}: {options.file} says that; leave one of them out")
-    said = read_config(Path(options.file), options.devices, options.nodes, options.loss)
-    if framework not in (None, said.framework):
-        raise UserError(f"--from {framework}: {options.file} is of {said.framework}; leave --from out")
-    return said if options.lr is None else replace(said, learning_rate=options.lr)
+    script = read_config(Path(options.file), options.devices, options.nodes, options.loss)
+    if options.framework not in (None, script.framework):
+        raise UserError(f"--from {options.framework}: {options.file} is for {script.framework}; leave --from out")
+    return script if options.learning_rate is None else replace(script, learning_rate=options.learning_rate)
 
 
-def _as_data(found: Answer) -> dict[str, Any]:
-    there, scaled = found.there, found.learning_rate
-    return {
-        "there": asdict(there)
-        | {
-            "processes": there.processes,
-            "samples_per_process": there.per_process,
-            "processes_per_update": there.processes_per_update,
-            "effective_batch_size": there.global_batch_size,
-            "gradient_factor": there.gradient_factor,
-        },
-        "here": asdict(found.here)
-        | {
-            "scaling": found.rule,
-            "base_lr": there.learning_rate,
-            "reference_batch_size": there.global_batch_size,
-            "learning_rate_factor": found.factor,
-            "learning_rate": scaled,
-            "learning_rate_of_sgd": None if scaled is None else scaled * there.gradient_factor,
-        },
+def _in_words(script: OtherBatch, recipe: RecipeBatch, rule: ScalingRule, factor: float) -> str:
+    framework = FRAMEWORKS[script.framework]
+    processes = counted(script.processes, "process", "processes")
+    devices, nodes = counted(script.devices, "device"), counted(script.nodes, "node")
+    combined: str = "replicas" if framework.one_process else script.gradients or "average"
+    if combined in ("sum", "average") and script.processes == 1:
+        combined = "one process"
+    samples = {
+        "replicas": f"{script.per_process} in one process, whatever its {devices},",
+        "separate": f"{script.per_process} per worker",
+    }.get(combined, f"{script.per_process} per process x {nodes} x {devices}")
+    gradients = {
+        "replicas": "are summed over the devices' replicas; the loss is of the whole batch, so nothing is divided",
+        "separate": "are applied worker by worker, to weights that others have changed in the meantime (asynchronous, "
+        "assumed of a parameter server; write --gradients average if it waits for all)",
+        "one process": "are those of the one process",
+        "sum": f"are summed over {processes}, and not divided",
+        "average": f"are summed over {processes} and divided by {script.processes}: averaged",
+    }[combined]
+
+    loads = f"loads {counted(script.per_process, 'sample')} per backward pass"
+    if framework.one_process:
+        loads += f" and hands them to its devices: {' + '.join(map(str, script.per_device))}"
+    elif script.split_batches:
+        loads += f": the loader's {script.batch_size} / {processes}"
+    else:
+        loads += ", from its own loader"
+
+    loss = f"a {script.loss} over the samples of a backward pass"
+    if script.loss == "sum" and combined == "average":
+        loss += f": gradients are {script.processes} times smaller than in one process on the same samples"
+    if script.accumulation > 1:
+        by = f"by {script.framework}" if framework.divides_accumulation else "assumed; the script must do it itself"
+        loss += f"; divided by the accumulation, {script.accumulation} ({by})"
+
+    lines = {
+        "effective batch": f"{samples} x accumulation {script.accumulation} = {script.global_batch_size}",
+        "each process": loads,
+        "gradients": gradients,
+        "loss": loss,
+        "recipe": f"batch.global_batch_size {recipe.global_batch_size}, batch.micro_batch_size "
+        f"{recipe.micro_batch_size}; accumulation is {recipe.accumulation} on "
+        f"{counted(recipe.world_size, 'process', 'processes')}",
+        "learning rate": f"\n{'':<16}".join(_learning_rate(script, recipe, rule, factor)),
     }
+    return "\n".join(f"{name:<16}{text}" for name, text in lines.items())
 
 
-def _in_words(found: Answer) -> str:
-    there, here = found.there, found.here
-    processes = counted(here.world_size, "process", "processes")
-    base = "" if there.learning_rate is None else f"learning_rate.base_lr {there.learning_rate:g}, "
-    lines = [
-        ("effective batch", _product(there)),
-        ("each process", _loads(there)),
-        ("gradients", _gradients(there)),
-        ("loss", _loss(there)),
-        (
-            "here",
-            f"batch.global_batch_size {here.global_batch_size}, batch.micro_batch_size {here.micro_batch_size}; on "
-            f"{processes} accumulation is {here.accumulation}",
-        ),
-        ("learning rate", _learning_rate(found)),
-        # What was tuned: a rate that was multiplied before would be once more.
-        (
-            "",
-            f"a recipe multiplies by itself: {base}learning_rate.reference_batch_size {there.global_batch_size}, "
-            f'learning_rate.scaling "{found.rule}"',
-        ),
-    ]
-    if (k := there.gradient_factor) > 1:
-        sgd = "" if found.learning_rate is None else f" = {found.learning_rate * k:g}"
-        lines.append(
-            (
-                "",
-                f"gradients here are means, there they are {k} times as large: SGD needs its rate x {k}{sgd} and "
-                f"its weight decay / {k}; Adam does not see it; a clipping norm is / {k}",
-            )
-        )
-    return "\n".join(f"{name:<16}{text}" for name, text in lines)
-
-
-def _product(there: OtherBatch) -> str:
-    if FRAMEWORKS[there.framework].one_process:
-        factors = f"{there.per_process} of one process, whatever its {counted(there.devices, 'device')},"
-    elif there.gradients == "separate":
-        factors = f"{there.per_process} of one worker"
+def _learning_rate(script: OtherBatch, recipe: RecipeBatch, rule: ScalingRule, factor: float) -> Iterator[str]:
+    rate, k = script.learning_rate, script.gradient_factor
+    start = "the script's" if rate is None else f"{rate:g}"
+    ratio = f"{recipe.global_batch_size} / {script.global_batch_size}"
+    if recipe.global_batch_size == script.global_batch_size:
+        yield f"{start}, because the batch is the same"
+    elif rule == "none":
+        yield f"{start}, because no rule scales it"
     else:
-        factors = (
-            f"{there.per_process} per process x {counted(there.nodes, 'node')} x {counted(there.devices, 'device')}"
+        result = f"x {factor:.6g}" if rate is None else f"{rate * factor:.6g}"
+        yield f"{start} x {ratio if rule == 'linear' else f'sqrt({ratio})'} = {result}, by {RULE_NAMES[rule]}"
+    # The rate as it was tuned: a rate that is scaled already would be scaled again.
+    base = "" if rate is None else f"learning_rate.base_lr {rate:g}, "
+    yield (
+        f"the recipe gets the rate before scaling: {base}learning_rate.reference_batch_size "
+        f'{script.global_batch_size}, learning_rate.scaling "{rule}"'
+    )
+    if k > 1:
+        sgd = "" if rate is None else f" = {rate * factor * k:g}"
+        yield (
+            f"the script's gradients are {k} times as large as the recipe's, which are means: SGD needs its rate x "
+            f"{k}{sgd} and its weight decay / {k}; Adam needs no change; a clipping norm is / {k}"
         )
-    return f"{factors} x accumulation {there.accumulation} = {there.global_batch_size}"
-
-
-def _loads(there: OtherBatch) -> str:
-    loads = f"loads {there.per_process} for each backward pass"
-    if FRAMEWORKS[there.framework].one_process:
-        shares = " + ".join(map(str, there.per_device))
-        return f"the only one {loads}, and hands them to its devices: {shares}"
-    if there.split_batches:
-        return f"{loads}: {there.batch_size} of the loader / {counted(there.processes, 'process', 'processes')}"
-    return f"{loads}, of its own loader"
-
-
-def _gradients(there: OtherBatch) -> str:
-    if FRAMEWORKS[there.framework].one_process:
-        return "of the devices' replicas are summed; the loss is one of the whole batch, so nothing is divided"
-    if there.gradients == "separate":
-        return (
-            "of each worker are applied on their own, to weights that others have moved meanwhile (asynchronous, "
-            "assumed of a parameter server; write --gradients average if it waits for all)"
-        )
-    if there.processes == 1:
-        return "of the one process, as they are"
-    processes = counted(there.processes, "process", "processes")
-    if there.gradients == "sum":
-        return f"are summed over {processes}, and divided by nothing"
-    return f"are summed over {processes}, and divided by {there.processes}: averaged"
-
-
-def _loss(there: OtherBatch) -> str:
-    if there.loss == "mean":
-        text = "a mean over the samples of a backward pass"
-    elif there.gradients == "average" and there.processes > 1:
-        text = (
-            f"a sum over the samples of a backward pass: gradients come out {there.processes} times smaller than in "
-            "one process on the same samples"
-        )
-    else:
-        text = "a sum over the samples of a backward pass"
-    if there.accumulation > 1:
-        divides = FRAMEWORKS[there.framework].divides_accumulation
-        by = f"{there.framework} does" if divides else "the script must, and is assumed to"
-        text += f"; divided by the accumulation, {there.accumulation} ({by})"
-    return text
-
-
-def _learning_rate(found: Answer) -> str:
-    there, here = found.there, found.here
-    start = "as there" if there.learning_rate is None else f"{there.learning_rate:g}"
-    if here.global_batch_size == there.global_batch_size:
-        return f"{start}, because the batch is the same"
-    if found.rule == "none":
-        return f"{start}, because no rule scales it"
-    batches = f"{here.global_batch_size} / {there.global_batch_size}"
-    ratio = {"linear": batches, "sqrt": f"sqrt({batches})"}[found.rule]
-    result = f"x {found.factor:.6g}" if found.learning_rate is None else f"{found.learning_rate:.6g}"
-    return f"{start} x {ratio} = {result}, by {RULE_NAMES[found.rule]}"

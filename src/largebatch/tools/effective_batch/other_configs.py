@@ -1,22 +1,23 @@
-"""What a DeepSpeed JSON or a `TrainingArguments` JSON says of the batch."""
+"""What a DeepSpeed JSON or a `TrainingArguments` JSON says about the batch."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from largebatch.errors import UserError
-from largebatch.tools.effective_batch.other_frameworks import Loss, OtherBatch
+from largebatch.tools.effective_batch.other_frameworks import Loss, OtherBatch, nearest_multiples
 
 TRAIN, MICRO, ACCUMULATION = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 PER_DEVICE = "per_device_train_batch_size"
 
 
 def read_config(path: Path, devices: int, nodes: int = 1, loss: Loss = "mean") -> OtherBatch:
-    """Read a JSON of either kind; which one it is, its keys say. DeepSpeed's numbers are completed by nodes x devices.
+    """Read a JSON of either kind, told apart by its keys. DeepSpeed's numbers are completed for nodes x devices.
 
     Raises:
-        UserError: The file cannot be read, is of another kind, or does not say one batch.
+        UserError: The file cannot be read, is of another kind, or does not determine the batch.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -24,17 +25,17 @@ def read_config(path: Path, devices: int, nodes: int = 1, loss: Loss = "mean") -
         raise UserError(
             f"{path}: cannot be read: {error}; give a DeepSpeed JSON or a TrainingArguments JSON"
         ) from error
-    # TrainingArguments may name a DeepSpeed config, but have no batch of DeepSpeed's names but the accumulation.
-    if isinstance(content, dict) and PER_DEVICE in content:
-        said = _training_arguments(path, content)
+    # TrainingArguments may name a DeepSpeed config, but of DeepSpeed's own batch fields have only the accumulation.
+    if isinstance(content, dict) and content.get(PER_DEVICE) is not None:
+        numbers = _training_arguments(path, content)
     elif isinstance(content, dict) and {TRAIN, MICRO, "zero_optimization"} & content.keys():
-        said = _deepspeed(path, content, devices * nodes)
+        numbers = _deepspeed(path, content, devices * nodes)
     else:
         raise UserError(
             f"{path}: has none of {PER_DEVICE}, {TRAIN}, {MICRO} and zero_optimization, so it is neither a "
             "TrainingArguments JSON nor a DeepSpeed JSON; write --from and --batch-size instead"
         )
-    return OtherBatch(devices=devices, nodes=nodes, loss=loss, **said)
+    return OtherBatch(devices=devices, nodes=nodes, loss=loss, **numbers)
 
 
 def _training_arguments(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,13 +47,13 @@ def _training_arguments(path: Path, content: Mapping[str, Any]) -> dict[str, Any
     accelerator = content.get("accelerator_config")
     if isinstance(accelerator, str):
         raise UserError(
-            f"{path}: accelerator_config is the file {accelerator}, which may say split_batches; write what is in it "
-            "in its place"
+            f"{path}: accelerator_config is the file {accelerator}, which may set split_batches; write its content "
+            "in place of its name"
         )
     return {
         "framework": "hf-trainer",
         "batch_size": _positive(path, content, PER_DEVICE),
-        "accumulation": _positive(path, content, ACCUMULATION) if ACCUMULATION in content else 1,
+        "accumulation": _positive(path, content, ACCUMULATION) or 1,
         "split_batches": isinstance(accelerator, dict) and accelerator.get("split_batches") is True,
         "learning_rate": _learning_rate(content.get("learning_rate")),
     }
@@ -65,30 +66,29 @@ def _deepspeed(path: Path, content: Mapping[str, Any], processes: int) -> dict[s
             f"{path}: elasticity lets DeepSpeed choose the batch by the number of GPUs; write --from deepspeed "
             "--batch-size with the micro-batch, and --accumulation"
         )
-    train, micro, accumulation = (
-        _positive(path, content, name) if content.get(name) is not None else None
-        for name in (TRAIN, MICRO, ACCUMULATION)
-    )
-    if train is None:
-        if micro is None:
-            raise UserError(f"{path}: has neither {TRAIN} nor {MICRO}; write one of them")
-        train = micro * (accumulation or 1) * processes
-    # As DeepSpeed does: what is missing follows from the others, and accumulation is 1 where it does not.
-    elif micro is None:
+    train, micro, accumulation = (_positive(path, content, name) for name in (TRAIN, MICRO, ACCUMULATION))
+    if train is None and micro is None:
+        raise UserError(f"{path}: has neither {TRAIN} nor {MICRO}; write one of them")
+    # As DeepSpeed does it: what is missing follows from the others, and accumulation is 1 where it does not.
+    if train is None or micro is None:
         accumulation = accumulation or 1
-        micro = _divide(path, train, {ACCUMULATION: accumulation}, processes)
-    elif accumulation is None:
-        accumulation = _divide(path, train, {MICRO: micro}, processes)
-    accumulation = accumulation or 1
-    if train != micro * accumulation * processes:
-        fitting, rest = divmod(train, micro * accumulation)
-        remedy = f"{TRAIN} {micro * accumulation * processes}"
-        if not rest:
-            remedy += f", or --devices and --nodes whose product is {fitting}"
-        raise UserError(
-            f"{path}: {TRAIN} {train} is not {MICRO} x {ACCUMULATION} x nodes x devices = {micro} x {accumulation} x "
-            f"{processes} = {micro * accumulation * processes}; write {remedy}"
-        )
+    if train is not None:
+        given = {name: value for name, value in ((MICRO, micro), (ACCUMULATION, accumulation)) if value is not None}
+        product = math.prod(given.values()) * processes
+        names = " x ".join([*given, "nodes", "devices"])
+        factors = f"{names} = {' x '.join(map(str, given.values()))} x {processes} = {product}"
+        if len(given) == 2 and train != product:
+            remedy = f"{TRAIN} {product}"
+            fitting, rest = divmod(train * processes, product)
+            if not rest:
+                remedy += f", or --devices and --nodes whose product is {fitting}"
+            raise UserError(f"{path}: {TRAIN} {train} is not {factors}; write {remedy}")
+        if train % product:
+            raise UserError(
+                f"{path}: {TRAIN} {train} is not a multiple of {factors}; write {TRAIN} "
+                f"{nearest_multiples(train, product)}, or other --devices and --nodes"
+            )
+        micro, accumulation = micro or train // product, accumulation or train // product
     optimizer = content.get("optimizer")
     parameters = optimizer.get("params") if isinstance(optimizer, dict) else None
     return {
@@ -100,26 +100,14 @@ def _deepspeed(path: Path, content: Mapping[str, Any], processes: int) -> dict[s
     }
 
 
-def _divide(path: Path, train: int, other: Mapping[str, int], processes: int) -> int:
-    ((name, value),) = other.items()
-    if train % (value * processes) == 0:
-        return train // (value * processes)
-    below = train // (value * processes) * value * processes
-    nearest = " or ".join(str(size) for size in (below, below + value * processes) if size)
-    raise UserError(
-        f"{path}: {TRAIN} {train} does not divide by {name} x nodes x devices = {value} x {processes} = "
-        f"{value * processes}; write {TRAIN} {nearest}, or other --devices and --nodes"
-    )
-
-
-def _positive(path: Path, content: Mapping[str, Any], name: str) -> int:
-    value = content[name]
+def _positive(path: Path, content: Mapping[str, Any], name: str) -> int | None:
+    value = content.get(name)
     if value == "auto":
         raise UserError(
-            f'{path}: {name} is "auto", which the HF Trainer or Accelerate fills in when it starts; give the '
+            f'{path}: {name} is "auto", which the HF Trainer or Accelerate fills in at the start; give the '
             "TrainingArguments JSON instead, or write the number"
         )
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
         raise UserError(f"{path}: {name} is {value!r}; write a positive whole number")
     return value
 

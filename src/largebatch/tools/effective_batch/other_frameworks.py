@@ -1,8 +1,8 @@
 """The batch of a script written for another framework: what its numbers mean there, and what they are in a recipe.
 
-What the frameworks do is said in their documentation: torch's DistributedDataParallel and DataParallel, Lightning
-("Effective batch size"), `transformers.TrainingArguments`, DeepSpeed ("Batch Size Related Parameters"), Horovod
-(`DistributedOptimizer`). Of parameter servers it is Dean et al. 2012, and Chen et al. 2016 (arXiv 1604.00981).
+What the frameworks do is documented: torch's DistributedDataParallel and DataParallel, Lightning ("Effective batch
+size"), `transformers.TrainingArguments`, DeepSpeed ("Batch Size Related Parameters"), Horovod (`DistributedOptimizer`);
+for parameter servers, Dean et al. 2012 and Chen et al. 2016 (arXiv 1604.00981).
 """
 
 from dataclasses import dataclass
@@ -19,11 +19,9 @@ Loss = Literal["mean", "sum"]
 class Framework:
     """How a framework treats a batch."""
 
-    # How it may combine the processes' gradients; the first is what it does unless told otherwise.
-    gradients: tuple[Gradients, ...] = ("average",)
-    # Whether it divides the loss by the accumulation itself; elsewhere the script must.
-    divides_accumulation: bool = False
-    one_process: bool = False  # whether one process drives all devices, and cuts its batch up for them
+    gradients: tuple[Gradients, ...] = ("average",)  # how it can combine the processes' gradients; the default first
+    divides_accumulation: bool = False  # whether it divides the loss by the accumulation; if not, the script must
+    one_process: bool = False  # whether one process drives all devices, and splits its batch among them
 
 
 FRAMEWORKS = {
@@ -49,14 +47,13 @@ class OtherBatch:
     """
 
     framework: str  # one of `FRAMEWORKS`
-    batch_size: int  # the loader's; without `split_batches`, each process's loader's
-    devices: int = 1  # GPUs of each node that share the samples
+    batch_size: int  # the loader's; without `split_batches`, that of each process's loader
+    devices: int = 1  # GPUs per node that share the samples
     nodes: int = 1
     accumulation: int = 1  # backward passes per optimizer step
-    split_batches: bool = False  # whether the loader's batch is what all processes share
-    loss: Loss = "mean"  # what the script's loss is over the samples of one backward pass; divided by the accumulation
-    # How the processes' gradients are combined; None is what the framework does unless told otherwise.
-    gradients: Gradients | None = None
+    split_batches: bool = False  # whether all processes share the loader's batch
+    loss: Loss = "mean"  # what the loss is over the samples of one backward pass, before it is divided by accumulation
+    gradients: Gradients | None = None  # how the processes' gradients are combined; None is the framework's default
     learning_rate: float | None = None  # the script's, if it is known
 
     def __post_init__(self) -> None:
@@ -65,7 +62,7 @@ class OtherBatch:
             object.__setattr__(self, "gradients", known.gradients[0])
         elif self.gradients not in known.gradients:
             raise UserError(
-                f"--gradients {self.gradients}: {self.framework} does not combine them so; write --gradients "
+                f"--gradients {self.gradients}: {self.framework} does not combine them like that; write --gradients "
                 f"{' or '.join(known.gradients)}, or leave it out"
             )
         if known.one_process and self.nodes > 1:
@@ -76,12 +73,11 @@ class OtherBatch:
         if known.one_process and self.split_batches:
             raise UserError(f"--split-batches: --from {self.framework} always splits its batch; leave it out")
         if self.split_batches and self.batch_size % self.processes:
-            below = self.batch_size // self.processes * self.processes
-            nearest = " or ".join(str(size) for size in (below, below + self.processes) if size)
             raise UserError(
-                f"--batch-size {self.batch_size} --split-batches: does not divide over {self.nodes} nodes x "
-                f"{self.devices} devices = {self.processes} processes; write --batch-size {nearest}, or leave "
-                "--split-batches out if each process loads that many"
+                f"--batch-size {self.batch_size} --split-batches: not a multiple of {self.nodes} nodes x "
+                f"{self.devices} devices = {self.processes} processes; write --batch-size "
+                f"{nearest_multiples(self.batch_size, self.processes)}, or leave --split-batches out if each process "
+                "loads that many"
             )
 
     @property
@@ -96,33 +92,32 @@ class OtherBatch:
 
     @property
     def per_device(self) -> list[int]:
-        """Samples of one backward pass on each device of a process, as `torch.chunk` cuts them; some may get none."""
+        """Samples of one backward pass on each device of a process, cut as by `torch.chunk`; the last may get none."""
         if not FRAMEWORKS[self.framework].one_process:
             return [self.per_process]
         largest = -(-self.per_process // self.devices)
-        starts = (device * largest for device in range(self.devices))
-        return [max(0, min(largest, self.per_process - start)) for start in starts]
+        return [min(largest, max(0, self.per_process - device * largest)) for device in range(self.devices)]
 
     @property
     def processes_per_update(self) -> int:
-        """Processes whose gradients one update of the weights is made of."""
+        """Processes whose gradients make up one update of the weights."""
         return 1 if self.gradients == "separate" else self.processes
 
     @property
     def global_batch_size(self) -> int:
-        """Samples that one update of the weights is made of: the effective batch."""
+        """Samples that make up one update of the weights: the effective batch."""
         return self.per_process * self.processes_per_update * self.accumulation
 
     @property
     def gradient_factor(self) -> int:
-        """What the gradient of an update is, in multiples of the gradient of the mean loss over the global batch."""
+        """The gradient of an update, as a multiple of the gradient of the mean loss over the global batch."""
         of_a_process = self.per_process if self.loss == "sum" else 1
         return of_a_process * (self.processes_per_update if self.gradients == "sum" else 1)
 
 
 @dataclass(frozen=True)
 class RecipeBatch:
-    """What a recipe says for a batch, and the accumulation that follows."""
+    """A batch as a recipe states it, and the accumulation that follows."""
 
     global_batch_size: int
     micro_batch_size: int
@@ -131,27 +126,31 @@ class RecipeBatch:
 
 
 def recipe_batch(
-    there: OtherBatch,
+    script: OtherBatch,
     global_batch_size: int | None = None,
     micro_batch_size: int | None = None,
     world_size: int | None = None,
 ) -> RecipeBatch:
     """Return the recipe's numbers for a script's batch.
 
-    By default the global batch is the script's effective batch, a micro-batch has as many samples as a device had at a
-    time there, and there are as many processes as there were devices.
+    By default the global batch is the script's effective batch, a micro-batch has as many samples as a device of the
+    script had at a time, and there are as many processes as the script had devices.
 
     Raises:
         ConfigError: They do not divide.
     """
-    size = global_batch_size or there.global_batch_size
-    samples, devices = there.per_device[0], there.processes_per_update
-    if FRAMEWORKS[there.framework].one_process:
-        devices = there.devices
-        if len(set(there.per_device)) > 1 and micro_batch_size is None and world_size is None:
-            # Shares of several sizes are no micro-batch of all processes; the whole batch on one process always is.
-            samples, devices = there.per_process, 1
+    size = global_batch_size or script.global_batch_size
+    samples, devices = script.per_device[0], max(script.processes_per_update, len(script.per_device))
+    if len(set(script.per_device)) > 1 and micro_batch_size is None and world_size is None:
+        # Shares of several sizes cannot be one micro-batch size; the whole batch in one process always can.
+        samples, devices = script.per_process, 1
     micro_batch_size = micro_batch_size or samples
     world_size = world_size or devices
     accumulation = gradient_accumulation_steps(size, micro_batch_size, world_size)
     return RecipeBatch(size, micro_batch_size, world_size, accumulation)
+
+
+def nearest_multiples(size: int, factor: int) -> str:
+    """The multiples of a factor just below and above a size, for a message: "24 or 32"."""
+    below = size // factor * factor
+    return " or ".join(str(multiple) for multiple in (below, below + factor) if multiple)
