@@ -47,7 +47,7 @@ def line_of(text: str, key: str) -> int:
         return 1
     while key:
         # Some problems name the last part of a key only.
-        names = [name for name in lines if f".{name}".endswith(f".{key}")]
+        names = [name for name in lines if name.endswith(f".{key}")]
         if names:
             return lines[min(names, key=len)]
         key = key[: max(key.rfind("."), key.rfind("["), 0)]
@@ -57,9 +57,8 @@ def line_of(text: str, key: str) -> int:
 def _lines_of_keys(node: yaml.Node | None, path: str) -> Iterator[tuple[str, int]]:
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            inner = f"{path}.{key.value}" if path else str(key.value)
-            yield inner, key.start_mark.line + 1
-            yield from _lines_of_keys(value, inner)
+            yield f"{path}.{key.value}", key.start_mark.line + 1
+            yield from _lines_of_keys(value, f"{path}.{key.value}")
     elif isinstance(node, yaml.SequenceNode):
         for number, value in enumerate(node.value):
             yield f"{path}[{number}]", value.start_mark.line + 1

@@ -17,7 +17,6 @@ _VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w*|\{[^}]*\}|\([^)]*\))|`[^`]*`")
 _UNEVEN = "it does not say how many GPUs each node gives, and all nodes must start as many processes"
 _ONE_TASK = "slurm/launch.sh starts one task per node, the launcher, which starts the node's processes"
 _STOP_IN_TIME = "the script waits for USR1 before the time limit; without B: the signal kills the launchers instead"
-_PARTITIONS_LIMIT = "without a time limit of its own, the job gets the partition's"
 
 OPTION_RULES: dict[str, tuple[Callable[[str], object], str, str]] = {
     "nodes": (node_counts, "not a number of nodes", "write --nodes=4 or --nodes=2-4"),
@@ -29,16 +28,12 @@ OPTION_RULES: dict[str, tuple[Callable[[str], object], str, str]] = {
     "gpus-per-socket": (lambda _: None, _UNEVEN, "write --gpus-per-node instead"),
     "ntasks-per-node": (re.compile("1").fullmatch, _ONE_TASK, "remove it"),
     "tasks-per-node": (re.compile("1").fullmatch, _ONE_TASK, "remove it"),
-    "time": (seconds, _PARTITIONS_LIMIT, "write --time=12:00:00 or --time=2-00:00:00"),
+    "time": (seconds, "the partition's default limit would apply", "write --time=12:00:00 or --time=2-00:00:00"),
     "signal": (re.compile(r"B:(?:SIG)?USR1@\d+").fullmatch, _STOP_IN_TIME, "write --signal=B:USR1@300"),
     "requeue": (re.compile("").fullmatch, "a job that loses a node does not resume by itself", "write --requeue"),
-    "open-mode": (
-        re.compile("append").fullmatch,
-        "a requeued job overwrites the log of its earlier start",
-        "write --open-mode=append",
-    ),
+    "open-mode": (re.compile("append").fullmatch, "a requeued job overwrites its log", "write --open-mode=append"),
 }
-"""For each option: what reads its value, with None for a value that it may not have; why; and the remedy."""
+"""For each option: a reader that returns None for a value that it may not have, why that is wrong, and the remedy."""
 REQUIRED = ("time", "signal", "requeue", "open-mode")
 
 

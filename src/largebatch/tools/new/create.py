@@ -1,5 +1,6 @@
 """Making a bundle: the files that are copied, and the texts that are written for it."""
 
+import math
 import re
 import shutil
 from pathlib import Path
@@ -41,16 +42,17 @@ def create_bundle(folder: Path, job: BundledJob, vendor: bool) -> None:
 
 
 def _write(folder: Path, job: BundledJob, vendor: bool) -> None:
-    shipped, task = shipped_folder(), job.source.parent
-    for path in (path for path in task.iterdir() if path.suffix in (".py", ".md") or path.name == SCHEMA):
-        _copy(path, folder / job.recipe.parent / path.name)
-    _copy(job.source, folder / job.recipe)
-    _copy(job.batch_script, folder / job.script)
-    for path in (path for pattern in COPIED for path in shipped.glob(pattern)):
-        _copy(path, folder / path.relative_to(shipped))
+    shipped = shipped_folder()
+    of_the_task = (path for path in job.source.parent.iterdir() if path.suffix in (".py", ".md") or path.name == SCHEMA)
+    copies = {job.recipe.parent / path.name: path for path in of_the_task}
+    copies |= {path.relative_to(shipped): path for pattern in COPIED for path in shipped.glob(pattern)}
+    copies |= {job.recipe: job.source, job.script: job.batch_script}
     # The license of the copied files, not of the new repository. A vendored package finds it under this name.
-    license_file = next(path for name in (LICENSE, "LICENSE") if (path := shipped / name).is_file())
-    _copy(license_file, folder / LICENSE)
+    copies[Path(LICENSE)] = next(path for name in (LICENSE, "LICENSE") if (path := shipped / name).is_file())
+    for target, source in copies.items():
+        (folder / target).parent.mkdir(parents=True, exist_ok=True)
+        # Without the source's permissions: an installation may be read-only.
+        shutil.copyfile(source, folder / target)
     for name, text in _texts(job, vendor).items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
@@ -58,12 +60,6 @@ def _write(folder: Path, job: BundledJob, vendor: bool) -> None:
     if vendor:
         ignored = shutil.ignore_patterns("__pycache__", "shipped")
         shutil.copytree(PACKAGE, folder / "src/largebatch", ignore=ignored, copy_function=shutil.copyfile)
-
-
-def _copy(source: Path, target: Path) -> None:
-    # Without the source's permissions: an installation may be read-only.
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source, target)
 
 
 def _set_strategy(script: Path, strategy: str) -> None:
@@ -85,7 +81,6 @@ def _texts(job: BundledJob, vendor: bool) -> dict[str, str]:
     """README, test, requirements and, with the package in the bundle, its build: by their paths from the top."""
     data = job.config.data
     small = [*debug_model_overrides(job.config), *tiny_data_overrides(job.config)]
-    nodes, processes = job.size
     values = {
         "version": __version__,
         "name": job.name,
@@ -95,7 +90,7 @@ def _texts(job: BundledJob, vendor: bool) -> dict[str, str]:
         "strategies": ", ".join(STRATEGIES),
         "script": str(job.script),
         "data_path": data.path if isinstance(data, HubOrLocal) else "",
-        "processes": str(nodes * processes),
+        "processes": str(math.prod(job.size)),
         "launch": job.launch(),
         "submit": job.submit(),
         "verify": job.verify(),

@@ -10,7 +10,7 @@ import largebatch
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import UserError, did_you_mean
 from largebatch.task_folders import recipes_in
-from largebatch.tools.lint.job import Job, read_job
+from largebatch.tools.lint.job import read_job
 from largebatch.tools.verify.tiny import tiny_data_overrides
 
 PACKAGE = Path(largebatch.__file__).parent
@@ -90,15 +90,11 @@ class BundledJob:
         return config
 
     @cached_property
-    def shipped_job(self) -> Job:
-        return read_job(self.batch_script)
-
-    @property
     def size(self) -> tuple[int, int]:
         """The largest number of nodes that the script asks for, and the processes on each."""
-        assert self.shipped_job.layout is not None
-        node_counts, processes = self.shipped_job.layout
-        return node_counts[-1], processes
+        layout = read_job(self.batch_script).layout
+        assert layout is not None
+        return layout[0][-1], layout[1]
 
     def launch(self) -> str:
         """The command that trains it on this machine."""
@@ -108,9 +104,7 @@ class BundledJob:
 
     def submit(self) -> str:
         """The command that shows and submits its job."""
-        nodes, processes = self.size
-        gpus = f" --gpus-per-node {processes}" if "gpus-per-node" in self.shipped_job.options else ""
-        return f"largebatch submit {self.name} --nodes {nodes}{gpus}"
+        return f"largebatch submit {self.name} --nodes {self.size[0]}"
 
     def verify(self) -> str:
         """The command that compares strategies on a laptop."""

@@ -76,7 +76,7 @@ def _check(report: Report, job: Job, recipe: Path, accelerate_config: Path, over
         return
     if job.num_nodes > 1:
         report.unreachable = _unreachable(job)
-        _tell(job, "checked", "good" if report.is_good else "bad")
+        _tell(job, "checked", "bad" if report.problems or report.unreachable or report.refusal else "good")
         verdicts = _of_all_nodes(job, "checked")
         if len(verdicts) == job.num_nodes and set(verdicts.values()) == {"good"}:
             try:

@@ -26,11 +26,6 @@ class Report:
     all_reduce: str = ""  # what the all-reduce over all nodes measured
     all_reduce_error: str = ""  # why the all-reduce failed
 
-    @property
-    def is_good(self) -> bool:
-        """Whether the node found nothing that keeps it from talking to the others."""
-        return not (self.problems or self.unreachable or self.refusal)
-
 
 def report_lines(report: Report) -> list[str]:
     """A report in short lines: the node, the line's number, the number of lines, and a part of the JSON."""

@@ -25,9 +25,7 @@ def judge(reports: Sequence[Report], nodes: Sequence[str]) -> Verdict:
     by_node = {report.node: report for report in reports}
     present = [by_node[node] for node in nodes if node in by_node]
     bad: dict[str, list[str]] = {node: ["it did not answer"] for node in nodes if node not in by_node}
-    for report in present:
-        if report.problems:
-            bad.setdefault(report.node, []).extend(report.problems)
+    bad |= {report.node: [*report.problems] for report in present if report.problems}
     for node, difference in _differing_versions(present):
         bad.setdefault(node, []).append(difference)
     # Nodes known to be bad explain why others do not reach them, or they others.
