@@ -44,7 +44,7 @@ def config_findings(path: Path, overrides: Sequence[str] = ()) -> Iterator[Findi
         try:
             load_config(path, overrides)
         except ConfigError as error:
-            place = error.source if error.source == COMMAND_LINE else path
+            place = COMMAND_LINE if error.source == COMMAND_LINE else path
             yield from _explained(place, text, "recipe", error.problems)
 
 
