@@ -18,7 +18,6 @@ def test_nothing_found_in_the_repository_itself(monkeypatch, capsys):
     files = [
         *RECIPES,
         *ROOT.glob("slurm/*.sbatch"),
-        ROOT / "slurm/launch.sh",
         *ROOT.glob("recipes/accelerate_configs/*.yaml"),
         *ROOT.glob("ds_configs/*"),
     ]
@@ -32,15 +31,15 @@ def test_findings_one_a_line(capsys):
     first, second, count = capsys.readouterr().out.splitlines()
     assert first.startswith(f"{SMOKE}:1: --requeue is missing: ")
     assert first.endswith("; write --requeue [requeue]")
-    assert second.startswith(f"{SMOKE}:15: --ntasks-per-node is 4: ")
-    assert count == "4 files, 2 found"
+    assert second.startswith(f"{SMOKE}:15: --ntasks-per-node=4: ")
+    assert count == "1 file, 2 found"
 
 
 @pytest.mark.usefixtures("project")
 @pytest.mark.parametrize(
     ("file", "words"),
     [
-        ("none.sbatch", "none.sbatch: no such file"),
+        ("none.sbatch", "none.sbatch: cannot be read: [Errno 2] No such file or directory"),
         ("slurm", "slurm: not a file that can be checked"),
         ("folder.json", "folder.json: cannot be read"),
         ("binary.yaml", "binary.yaml: cannot be read"),

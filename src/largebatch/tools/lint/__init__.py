@@ -13,7 +13,7 @@ def add_parser(commands: Commands) -> None:
         "lint",
         run,
         help="find mistakes in recipes, SLURM scripts and configs, before a job waits in the queue",
-        description="Check recipes, sbatch scripts, Accelerate and DeepSpeed configs against each other, without a "
+        description="Check recipes, #SBATCH lines, Accelerate and DeepSpeed configs against each other, without a "
         "GPU, a cluster or torch. Each finding has its file and line, why it is wrong, what to write instead, and its "
         "rule's name. Exit code 1 if there are any.",
         epilog="""examples:
@@ -25,17 +25,18 @@ def add_parser(commands: Commands) -> None:
         type=Path,
         nargs="*",
         metavar="FILES",
-        help="what to check, with what it names; default: the repository that is the current folder",
+        help="what to check, with the files that it names; default: the repository in the current folder",
     )
 
 
 def run(options: argparse.Namespace) -> int:
     """Print one finding per line; 1 if there are any."""
     from largebatch.errors import counted
-    from largebatch.tools.lint.project import lint_files, lint_repository
+    from largebatch.tools.lint.files import files_of_repository, lint_files
 
-    report = lint_files(options.files) if options.files else lint_repository()
-    for finding in report.findings:
+    files = options.files or files_of_repository()
+    findings = lint_files(files)
+    for finding in findings:
         print(finding)
-    print(f"{counted(report.files, 'file')}, {len(report.findings) or 'nothing'} found")
-    return 1 if report.findings else 0
+    print(f"{counted(len(files), 'file')}, {len(findings) or 'nothing'} found")
+    return 1 if findings else 0

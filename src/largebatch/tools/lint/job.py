@@ -1,107 +1,120 @@
-"""A job: a script with the recipe and the strategy it starts, and what a command line changes of them."""
+"""A job: a batch script with its options, recipe and strategy, and what a command line changes of them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import ConfigError
-from largebatch.tools.lint.sbatch import Option, Script, read_script
-from largebatch.tools.lint.slurm_values import gpus, gpus_of_gres, node_counts
+from largebatch.tools.lint.findings import COMMAND_LINE, read_text
+from largebatch.tools.lint.sbatch import gpus, gpus_of_gres, node_counts, positive, read_options
 
-ACCELERATE_CONFIGS = Path("recipes/accelerate_configs")
+RECIPES = Path("recipes")
+ACCELERATE_CONFIGS = RECIPES / "accelerate_configs"
 SCRIPTS = Path("slurm")
-LAUNCH = SCRIPTS / "launch.sh"
 
 
 @dataclass(frozen=True)
-class CommandLine:
-    """What is changed of a job when it is submitted."""
+class Option:
+    """An option of sbatch under its long name; `line` is 0 for one of the command line."""
 
-    sbatch_options: Sequence[str] = ()  # words for sbatch, which win over the script's `#SBATCH` lines
-    overrides: Sequence[str] = ()  # words for the recipe, such as `--batch.micro_batch_size 4`
-    strategy: str | None = None  # instead of the script's default
-    run_dir: Path | None = None  # folder of the run, instead of runs/<recipe>
+    name: str
+    value: str
+    file: str
+    line: int
 
 
 @dataclass(frozen=True)
 class Job:
-    """A script and what it names, with the command line's values in force. Paths are relative to the current folder."""
+    """A batch script and the files that it names. Paths are relative to the current folder."""
 
-    script: Script
-    command_line: CommandLine = field(default_factory=CommandLine)
+    path: Path
+    text: str
+    options: Mapping[str, Option]  # those in force, by name
+    overrides: Sequence[str] = ()  # words for the recipe, such as `--batch.micro_batch_size 4`
+    given_strategy: str | None = None  # instead of the script's default
+
+    def variable(self, name: str) -> tuple[str, int]:
+        """A variable's value, or its default as in `${NAME:-value}`, and its line; "" and 1 if it is not set."""
+        pattern = rf"""\s*(?:export\s+)?{name}=(["']?)(?:\$\{{{name}:?-)?(.*?)\}}?\1\s*(?:;.*|\s#.*)?"""
+        matches = ((re.fullmatch(pattern, text), line) for line, text in enumerate(self.text.splitlines(), 1))
+        return next(((match[2], line) for match, line in reversed([*matches]) if match), ("", 1))
 
     @cached_property
     def recipe(self) -> Path | None:
         """The recipe that the script names, if there is such a file."""
-        named = self.script.variable("RECIPE")
-        path = Path(named.value) if named and named.value else None
-        return path if path and path.is_file() else None
+        path = Path(self.variable("RECIPE")[0])
+        return path if path.is_file() else None
 
     @cached_property
     def config(self) -> RecipeConfig | None:
-        """The recipe, if it is valid; what is not is found in its own file."""
+        """The recipe, if it is valid; its problems are findings of its own file."""
         try:
-            return load_config(self.recipe, self.command_line.overrides) if self.recipe else None
+            return load_config(self.recipe, self.overrides) if self.recipe else None
         except ConfigError:
             return None
 
     @property
-    def strategy(self) -> str | None:
-        """The name of the Accelerate config, or its path."""
-        default = self.script.variable("STRATEGY")
-        return self.command_line.strategy or (default.value if default else None)
+    def strategy(self) -> str:
+        """The name of the Accelerate config, or its path; "" if it is not set."""
+        return self.given_strategy or self.variable("STRATEGY")[0]
 
     @property
-    def accelerate_config(self) -> Path | None:
-        """The strategy's file, if there is one."""
-        if self.strategy is None:
+    def accelerate_config(self) -> Path:
+        """The strategy's file, which may not exist."""
+        return Path(self.strategy) if self.strategy.endswith(".yaml") else ACCELERATE_CONFIGS / f"{self.strategy}.yaml"
+
+    @property
+    def layout(self) -> tuple[range, int] | None:
+        """The numbers of nodes that the job may get, and the processes on each; None if an option's value is invalid.
+
+        One process per GPU or, if the job asks for no GPUs, per CPU.
+        """
+        nodes = self.options.get("nodes")
+        counts = node_counts(nodes.value) if nodes else range(1, 2)
+        readers = {"gpus-per-node": gpus, "gres": gpus_of_gres, "gpus-per-task": gpus, "cpus-per-task": positive}
+        processes = [read(self.options[name].value) for name, read in readers.items() if name in self.options]
+        if counts is None or None in processes:
             return None
-        path = strategy_file(self.strategy)
-        return path if path.is_file() else None
-
-    @property
-    def run_dir(self) -> Path | None:
-        """Folder of the run."""
-        return self.command_line.run_dir or (Path("runs") / self.recipe.stem if self.recipe else None)
-
-    # --- where it runs --------------------------------------------------------------------------------------------
-
-    def node_counts(self) -> range:
-        """The numbers of nodes it may get.
-
-        Raises:
-            ValueError: `--nodes` is no number of nodes.
-        """
-        option = self.script.option("nodes")
-        return node_counts(option.value) if option else range(1, 2)
-
-    def processes_per_node(self) -> tuple[int, Option | None]:
-        """One process a GPU or, where none are asked for, a CPU; and the option that says how many.
-
-        Raises:
-            ValueError: The option is no number.
-        """
-        for name, count in (("gpus-per-node", gpus), ("gres", gpus_of_gres), ("gpus-per-task", gpus)):
-            option = self.script.option(name)
-            if option and (asked := count(option.value)):
-                return asked, option
-        option = self.script.option("cpus-per-task")
-        if option and not (option.value.isdecimal() and int(option.value)):
-            raise ValueError(f"{option.value!r} is no number of CPUs")
-        return int(option.value) if option else 1, option
+        return counts, next(filter(None, processes), 1)
 
 
-def strategy_file(strategy: str) -> Path:
-    """The Accelerate config that a strategy is the name or the path of."""
-    return Path(strategy) if strategy.endswith(".yaml") else ACCELERATE_CONFIGS / f"{strategy}.yaml"
+def sbatch_lines(text: str) -> Iterator[tuple[int, str, bool]]:
+    """The number of each `#SBATCH` line, its words, and whether Slurm reads it: only above the first command."""
+    is_read = True
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.startswith("#SBATCH"):
+            yield number, line.removeprefix("#SBATCH"), is_read
+        elif line.strip() and not line.lstrip().startswith("#"):
+            is_read = False
 
 
-def read_job(path: Path, command_line: CommandLine) -> Job:
-    """Read an sbatch script with the values of a command line in force.
+def read_job(
+    path: Path, sbatch_options: Sequence[str] = (), overrides: Sequence[str] = (), strategy: str | None = None
+) -> Job:
+    """Read a batch script as it would be submitted with a command line's options of sbatch, overrides and strategy.
 
     Raises:
         UserError: It cannot be read.
     """
-    return Job(read_script(path, command_line.sbatch_options), command_line)
+    text = read_text(path)
+    options = []
+    for line, words, is_read in sbatch_lines(text):
+        # sbatch itself refuses a quotation that is not closed.
+        with suppress(ValueError):
+            found = read_options(shlex.split(words, comments=True)) if is_read else ()
+            options += [Option(name, value, str(path), line) for name, value in found]
+    options += [Option(name, value, COMMAND_LINE, 0) for name, value in read_options(sbatch_options)]
+    return Job(path, text, {option.name: option for option in options if option.name}, overrides, strategy)
+
+
+def log_path(job: Job, option: Option | None, job_id: str = "%j") -> str:
+    """The file of `--output` or `--error`, or Slurm's default, with the job's name and number filled in."""
+    name, folder = job.options.get("job-name"), job.options.get("chdir")
+    path = option.value if option else "slurm-%j.out"
+    path = path.replace("%x", name.value if name else job.path.name).replace("%j", job_id)
+    return str(Path(folder.value) / path if folder else path)

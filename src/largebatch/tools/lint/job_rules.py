@@ -1,93 +1,151 @@
-"""Rules for a script together with the recipe and the strategy it names."""
+"""Rules for a batch script: its `#SBATCH` lines, and whether it fits the recipe and the strategy that it names."""
 
-import json
-import statistics
-from collections.abc import Iterator
+import difflib
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from largebatch.errors import ConfigError
 from largebatch.plan import resolve
 from largebatch.plan.strategies import STRATEGIES
-from largebatch.tools.lint.files import COMMAND_LINE, Finding
-from largebatch.tools.lint.job import ACCELERATE_CONFIGS, LAUNCH, Job, strategy_file
-from largebatch.tools.lint.sbatch import Option
-from largebatch.tools.lint.script_rules import signal_lead, time_limit
+from largebatch.tools.lint.findings import COMMAND_LINE, Finding
+from largebatch.tools.lint.job import ACCELERATE_CONFIGS, Job, Option, log_path, sbatch_lines
+from largebatch.tools.lint.sbatch import WITH_VALUE, WITHOUT_VALUE, gpus, gpus_of_gres, node_counts, positive, seconds
 
-MEASURED_LINES = 20
 MOST_COUNTS = 6
+_VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w*|\{[^}]*\}|\([^)]*\))|`[^`]*`")
+_UNEVEN = "it does not say how many GPUs each node gives, and all nodes must start as many processes"
+_ONE_TASK = "slurm/launch.sh starts one task per node, the launcher, which starts the node's processes"
+_STOP_IN_TIME = "the script waits for USR1 before the time limit; without B: the signal kills the launchers instead"
+
+OPTION_RULES: dict[str, tuple[Callable[[str], object], str, str]] = {
+    "nodes": (node_counts, "not a number of nodes", "write --nodes=4 or --nodes=2-4"),
+    "cpus-per-task": (positive, "not a number of CPUs", "write --cpus-per-task=16"),
+    "gpus-per-node": (gpus, "not a number of GPUs", "write --gpus-per-node=8 or --gpus-per-node=h100:8"),
+    "gpus-per-task": (gpus, "not a number of GPUs", "write --gpus-per-task=8"),
+    "gres": (gpus_of_gres, "not a number of GPUs", "write --gres=gpu:8 or --gres=gpu:h100:8"),
+    "gpus": (lambda _: None, _UNEVEN, "write --gpus-per-node instead"),
+    "gpus-per-socket": (lambda _: None, _UNEVEN, "write --gpus-per-node instead"),
+    "ntasks-per-node": (re.compile("1").fullmatch, _ONE_TASK, "remove it"),
+    "tasks-per-node": (re.compile("1").fullmatch, _ONE_TASK, "remove it"),
+    "time": (seconds, "the partition's default limit would apply", "write --time=12:00:00 or --time=2-00:00:00"),
+    "signal": (re.compile(r"B:(?:SIG)?USR1@\d+").fullmatch, _STOP_IN_TIME, "write --signal=B:USR1@300"),
+    "requeue": (re.compile("").fullmatch, "a job that loses a node does not resume by itself", "write --requeue"),
+    "open-mode": (re.compile("append").fullmatch, "a requeued job overwrites its log", "write --open-mode=append"),
+}
+"""For each option: a reader that returns None for a value that it may not have, why that is wrong, and the remedy."""
+REQUIRED = ("time", "signal", "requeue", "open-mode")
 
 
 def job_findings(job: Job) -> Iterator[Finding]:
-    """What does not fit together in a job."""
-    for rule in (_recipe, _launch, _strategy, _plan, _lead):
+    """Yield what is wrong with a job, except for what sbatch itself refuses at once."""
+    for rule in (_lines, _options, _time, _recipe, _strategy, _plan):
         yield from rule(job)
 
 
-# --- what the script names ----------------------------------------------------------------------------------------
+def _at(option: Option, rule: str, why: str, remedy: str) -> Finding:
+    return Finding(option.file, option.line, rule, why, remedy)
+
+
+# --- the `#SBATCH` lines ------------------------------------------------------------------------------------------
+
+
+def _lines(job: Job) -> Iterator[Finding]:
+    for line, text in enumerate(job.text.splitlines(), 1):
+        if re.match(r"#\s+SBATCH\s+-", text):
+            why, remedy = "to Slurm, # SBATCH is a comment", "write #SBATCH, or ##SBATCH if a comment is meant"
+            yield Finding(str(job.path), line, "commented-sbatch-line", why, remedy)
+    for line, _, is_read in sbatch_lines(job.text):
+        if not is_read:
+            why = "Slurm does not read #SBATCH lines after the first command"
+            yield Finding(str(job.path), line, "late-sbatch-line", why, "move it above the first command")
+
+
+def _options(job: Job) -> Iterator[Finding]:
+    for name in REQUIRED:
+        if name not in job.options:
+            _, why, remedy = OPTION_RULES[name]
+            yield Finding(str(job.path), 1, name, f"--{name} is missing: {why}", remedy)
+    for name, option in job.options.items():
+        read, why, remedy = OPTION_RULES.get(name, (str, "", ""))
+        if option.line and (variable := _VARIABLE.search(option.value)):
+            why = f"Slurm expands no variables in #SBATCH lines: {variable[0]} stays as it is"
+            yield _at(option, "variable-in-sbatch-line", why, f"write the value, or give --{name} to sbatch")
+        elif read(option.value) is None:
+            yield _at(option, name, f"--{name}={option.value}: {why}", remedy)
+        elif name in ("output", "error") and not (folder := Path(log_path(job, option)).parent).is_dir():
+            why = f"--{name}: there is no folder {folder}; Slurm does not make it, and the job fails without a word"
+            yield _at(option, "log-folder", why, f"make it: mkdir -p {folder}; or write another file")
+        elif meant := _misspelled(name):
+            yield _at(option, "unknown-option", f"sbatch has no option --{name}", f"write --{meant}")
+
+
+def _misspelled(name: str) -> str | None:
+    """The option that was probably meant. Names unlike any of sbatch's may be those of a site's plugins."""
+    # --container-image and its like are those of pyxis.
+    known = [*WITH_VALUE, *WITHOUT_VALUE]
+    if name in known or name.startswith("container-"):
+        return None
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.8)), None)
+
+
+def _time(job: Job) -> Iterator[Finding]:
+    time, signal = job.options.get("time"), job.options.get("signal")
+    if not (time and signal and job.config):
+        return
+    lead = re.search(r"@(\d+)$", signal.value)
+    earliest = max(int(lead[1]) if lead else 0, job.config.faults.time_limit_margin_seconds)
+    limit = seconds(time.value)
+    if limit is not None and limit <= earliest:
+        why = (
+            f"--time={time.value}: the run is asked to stop {earliest:g} seconds before the limit, and would not train"
+        )
+        yield _at(time, "time-too-short", why, "write more than --signal and faults.time_limit_margin_seconds")
+
+
+# --- the recipe and the strategy ----------------------------------------------------------------------------------
 
 
 def _recipe(job: Job) -> Iterator[Finding]:
-    file, name = str(job.script.path), job.script.path.stem
-    named = job.script.variable("RECIPE")
-    if named is None:
-        remedy = f"write RECIPE=recipes/TASK/{name}.json above {LAUNCH}"
-        yield Finding(file, 1, "recipe-missing", "RECIPE is not set", remedy)
-    elif job.recipe is None:
-        why = f"RECIPE: there is no file {named.value or '(empty)'} in {Path.cwd()}"
-        yield Finding(file, named.line, "recipe-missing", why, "write the path from the top of the repository")
+    file, name = str(job.path), job.path.stem
+    value, line = job.variable("RECIPE")
+    if job.recipe is None:
+        why = f"RECIPE: there is no file {value} in {Path.cwd()}" if value else "RECIPE is not set"
+        remedy = f"write RECIPE=recipes/TASK/{name}.json, the path from the top of the repository"
+        yield Finding(file, line, "recipe-missing", why, remedy)
     elif job.recipe.stem != name:
-        why = f"RECIPE is {job.recipe.name}, the script is {job.script.path.name}: recipe and script have one name"
-        yield Finding(file, named.line, "names-differ", why, f"name {name}.json, or rename the script")
-    elif not (train := job.recipe.parent / "train.py").is_file():
+        why = f"RECIPE is {job.recipe.name}, the script is {job.path.name}: recipe and script have the same name"
+        yield Finding(file, line, "names-differ", why, f"name {name}.json, or rename the script")
+    elif not (train := job.recipe.with_name("train.py")).is_file():
         why = f"there is no {train} to train {job.recipe.name} with"
-        remedy = "move the recipe to the folder of its task, or copy a train.py there"
-        yield Finding(file, named.line, "train-missing", why, remedy)
-
-
-def _launch(job: Job) -> Iterator[Finding]:
-    sourced = job.script.lines_with(r"(?:.*(?:&&|;)\s*)?(?:source|\.)\s+(.*)")
-    line, launch = next(((line, word) for line, word in sourced if Path(word).name == LAUNCH.name), (1, None))
-    if launch is None:
-        why = f"{LAUNCH} is not sourced, which starts the recipe on every node"
-        yield Finding(str(job.script.path), line, "launch-missing", why, f"end the script with: source {LAUNCH}")
-    elif "$" not in launch and not Path(launch).is_file():
-        why = f"there is no file {launch} in {Path.cwd()}"
-        yield Finding(str(job.script.path), line, "launch-missing", why, f"write: source {LAUNCH}")
+        yield Finding(file, line, "train-missing", why, "move the recipe to its task's folder")
 
 
 def _strategy(job: Job) -> Iterator[Finding]:
-    default = job.script.variable("STRATEGY")
-    given = job.command_line.strategy
-    file, line = str(job.script.path), default.line if default else 1
-    if given and default and not default.is_default and given != default.value:
-        why = f"STRATEGY={default.value} leaves no choice: {given} would not be used"
-        yield Finding(file, line, "strategy", why, f"write STRATEGY=${{STRATEGY:-{default.value}}}")
-    if given:
+    value, line = job.variable("STRATEGY")
+    file = str(job.path)
+    if value not in ("", job.strategy) and "${STRATEGY" not in job.text:
+        why = f"STRATEGY={value} leaves no choice: {job.strategy} would not be used"
+        yield Finding(file, line, "strategy", why, f"write STRATEGY=${{STRATEGY:-{value}}}")
+    if job.given_strategy:
         file, line = COMMAND_LINE, 0
-    known = ", ".join(sorted(path.stem for path in ACCELERATE_CONFIGS.glob("*.yaml")))
-    if job.strategy is None:
+    if not job.strategy:
         yield Finding(file, line, "strategy", "STRATEGY is not set", "write STRATEGY=${STRATEGY:-ddp}")
-    elif job.accelerate_config is None:
-        why = f"STRATEGY {job.strategy}: there is no {strategy_file(job.strategy)}"
+    elif not job.accelerate_config.is_file():
+        why = f"STRATEGY {job.strategy}: there is no {job.accelerate_config}"
+        known = ", ".join(sorted(path.stem for path in ACCELERATE_CONFIGS.glob("*.yaml")))
         yield Finding(file, line, "strategy", why, f"write one of {known}, or the path of an Accelerate config")
-    elif job.config and (entry := STRATEGIES.get(strategy_file(job.strategy).stem.partition("_")[0])):
+    elif job.config and (entry := STRATEGIES.get(job.accelerate_config.stem.partition("_")[0])):
         refusal = entry.refusal(job.config.precision, job.config.optimizer.name)
         if refusal:
             yield Finding(file, line, "strategy", f"STRATEGY {job.strategy}: {refusal.why}", refusal.remedy)
 
 
-# --- what the recipe needs ----------------------------------------------------------------------------------------
-
-
 def _plan(job: Job) -> Iterator[Finding]:
-    if job.config is None:
+    """The batch must divide on every number of nodes that the job may get."""
+    if job.config is None or job.layout is None:
         return
-    try:
-        counts = job.node_counts()
-        processes, per_node = job.processes_per_node()
-    # A finding of its own.
-    except ValueError:
-        return
+    counts, processes = job.layout
     problems: dict[int, str] = {}
     for nodes in counts:
         try:
@@ -95,53 +153,8 @@ def _plan(job: Job) -> Iterator[Finding]:
         except ConfigError as error:
             problems[nodes] = error.problems[0]
     if problems:
-        shown = ", ".join(str(nodes) for nodes in list(problems)[:MOST_COUNTS])
-        shown += ", …" if len(problems) > MOST_COUNTS else ""
-        option = job.script.option("nodes") or per_node
+        shown = ", ".join(map(str, list(problems)[:MOST_COUNTS])) + (", …" if len(problems) > MOST_COUNTS else "")
         why, _, remedy = next(iter(problems.values())).partition("; ")
-        place = (option.file, option.line) if option else (str(job.script.path), 1)
+        option = job.options.get("nodes")
+        place = (option.file, option.line) if option else (str(job.path), 1)
         yield Finding(*place, "no-plan", f"nodes x processes per node = {shown} x {processes}: {why}", remedy)
-
-
-def _lead(job: Job) -> Iterator[Finding]:
-    signal = signal_lead(job.script)
-    if signal is None or job.config is None:
-        return
-    lead, option = signal
-    margin = job.config.faults.time_limit_margin_seconds
-    if lead < margin:
-        yield _short_lead(
-            option, f"{lead} seconds are less than faults.time_limit_margin_seconds {margin:g} of {job.recipe}", margin
-        )
-    two_steps = 2 * (_measured_step_seconds(job.run_dir) or 0)
-    if lead < two_steps:
-        yield _short_lead(option, f"{lead} seconds are less than two steps, {two_steps:.0f} as measured", two_steps)
-    limit, time = time_limit(job.script) or (None, option)
-    if limit is not None and (earliest := max(lead, margin)) >= limit:
-        why = (
-            f"--time={time.value} is {limit} seconds, and the run is asked to stop {earliest:g} seconds before its end "
-            "(--signal and faults.time_limit_margin_seconds)"
-        )
-        yield Finding(time.file, time.line, "time-too-short", why, "write a longer limit")
-
-
-def _short_lead(option: Option, why: str, needed: float) -> Finding:
-    remedy = f"write --signal=B:USR1@{int(-(-needed // 1))} or more"
-    return Finding(option.file, option.line, "lead-too-short", f"--signal: {why}: the run cannot save in time", remedy)
-
-
-def _measured_step_seconds(run_dir: Path | None) -> float | None:
-    """Seconds of a step in the newest lines of a run's metrics, if it has any."""
-    try:
-        lines = (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines() if run_dir else []
-    except (OSError, UnicodeDecodeError):
-        return None
-    seconds = []
-    for line in lines[-MEASURED_LINES:]:
-        try:
-            logged = json.loads(line)
-            seconds.append(logged["global_batch_size"] / logged["samples_per_second"])
-        # A line that was cut off when the run was killed.
-        except (ValueError, KeyError, TypeError, ZeroDivisionError):
-            continue
-    return statistics.median(seconds) if seconds else None

@@ -24,9 +24,9 @@ def add_parser(commands: Commands) -> None:
   largebatch new my_job --recipe resnet_digits --vendor
   largebatch new my_job --task my_task""",
     )
-    parser.add_argument("folder", type=Path, metavar="DIR", help="the folder to make; it may be there if it is empty")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="the folder to make")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--recipe", metavar="NAME", help="a shipped one, such as gpt2_124m, or TASK/gpt2_124m")
+    what.add_argument("--recipe", metavar="NAME", help="a shipped one, such as gpt2_124m")
     what.add_argument(
         "--task", metavar="NAME", help="the smallest complete task, on generated data, as the beginning of your own"
     )

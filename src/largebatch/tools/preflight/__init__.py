@@ -16,7 +16,7 @@ def add_parser(commands: Commands) -> None:
         commands,
         "preflight",
         run,
-        help="look at a node before a Slurm job trains on it",
+        help="check a node before a Slurm job trains on it",
         description="Print what this node finds: versions, GPUs, the shared run folder, the way to the other nodes and "
         "an all-reduce with them.",
         epilog="slurm/launch.sh runs it on every node of a job; docs/slurm.md says what it finds.",
@@ -25,9 +25,9 @@ def add_parser(commands: Commands) -> None:
     add_recipe(parser)
     parser.add_argument("--accelerate-config", type=Path, required=True, help="the strategy's YAML file")
     parser.add_argument("--folder", type=Path, required=True, help="a folder that all nodes share")
-    parser.add_argument("--token", required=True, help="what the file `token` in it says")
+    parser.add_argument("--token", required=True, help="what the file `token` in that folder says")
     parser.add_argument("--rendezvous", required=True, metavar="HOST:PORT", help="where the processes will meet")
-    parser.add_argument("--gpus", type=int, required=True, help="GPUs of each node; 0 is a job on CPUs")
+    parser.add_argument("--gpus", type=int, required=True, help="GPUs of each node; 0 for a job on CPUs")
     parser.add_argument("--world-size", type=positive_int, required=True, help="processes of the job")
     add_options_of_a_run(parser)
 
@@ -40,12 +40,12 @@ def add_parser(commands: Commands) -> None:
         epilog="slurm/launch.sh runs it once `preflight` has run on every node.",
     )
     parser.add_argument("reports", type=Path, help="file with what the nodes printed")
-    parser.add_argument("--nodes", type=words, required=True, help="the job's nodes, with commas between")
+    parser.add_argument("--nodes", type=words, required=True, help="the job's nodes, separated by commas")
     parser.add_argument("--bad-nodes", type=Path, required=True, help="file to write the names of bad nodes to")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Look at this node and print what was found."""
+    """Check this node and print what was found."""
     from largebatch.tools.preflight.node import Job, check_node
     from largebatch.tools.preflight.report import report_lines
 
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def run_verdict(options: argparse.Namespace) -> int:
-    """Print what the reports say together; names of bad nodes go into a file, with commas between.
+    """Print what the reports say together, and write the names of bad nodes into a file, separated by commas.
 
     Returns:
         The exit code: 0 the job may start, 2 something is wrong that no node is to blame for, 3 there are bad nodes.

@@ -1,22 +1,21 @@
-"""What a node looks at before a job trains on it: itself, the shared run folder, and the way to the others.
+"""What a node checks before a job trains on it: itself, the shared run folder, and the way to the other nodes.
 
-Nodes tell each other where they listen through the run folder, which must be shared anyway; what they find they print,
-so that it arrives though the folder is not shared or no node reaches another.
+Nodes tell each other where they listen through the run folder, which must be shared anyway. They print what they find,
+so that it arrives even if the folder is not shared or no node reaches another.
 """
 
 import hashlib
-import shutil
 import socket
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
 import largebatch
-from largebatch.config import RecipeConfig, load_config
+from largebatch.config import load_config
 from largebatch.errors import UserError
 from largebatch.installed import installed_versions
 from largebatch.plan import resolve
@@ -32,7 +31,7 @@ FREE_SHARE_OF_GPU = 0.9
 
 @dataclass(frozen=True)
 class Job:
-    """What a node must know of the job."""
+    """What a node must know about the job."""
 
     node: str  # this node's name
     rank: int  # from 0
@@ -48,7 +47,7 @@ class Job:
 
 
 def check_node(job: Job, recipe: Path, accelerate_config: Path, overrides: Sequence[str]) -> Report:
-    """Look at this node; problems go into the report, whatever they are."""
+    """Check this node; problems go into the report, whatever they are."""
     report = Report(job.node)
     try:
         _check(report, job, recipe, accelerate_config, overrides)
@@ -60,8 +59,7 @@ def check_node(job: Job, recipe: Path, accelerate_config: Path, overrides: Seque
 def _check(report: Report, job: Job, recipe: Path, accelerate_config: Path, overrides: Sequence[str]) -> None:
     report.versions = _versions([recipe, *sorted(recipe.parent.rglob("*.py")), accelerate_config])
     try:
-        config: RecipeConfig = load_config(recipe, overrides)
-        resolve(config, job.world_size)
+        resolve(load_config(recipe, overrides), job.world_size)
     except UserError as error:
         report.refusal = str(error)
     report.problems += _gpu_problems(job.gpus)
@@ -72,22 +70,13 @@ def _check(report: Report, job: Job, recipe: Path, accelerate_config: Path, over
         )
         return
     try:
-        report.free_bytes = shutil.disk_usage(job.folder).free
         _tell(job, "present", "")
     except OSError as error:
         report.problems.append(f"the run folder cannot be written: {error}")
         return
-    if job.rank == 0 and not report.refusal:
-        try:
-            report.checkpoint_bytes = _checkpoint_bytes(recipe, config)
-        except Exception as error:
-            # Any script may stand there.
-            report.no_checkpoint_size = (
-                f"build_model(config) of model.py cannot be used: {type(error).__name__}: {error}"
-            )
     if job.num_nodes > 1:
         report.unreachable = _unreachable(job)
-        _tell(job, "checked", "good" if report.is_good else "bad")
+        _tell(job, "checked", "bad" if report.problems or report.unreachable or report.refusal else "good")
         verdicts = _of_all_nodes(job, "checked")
         if len(verdicts) == job.num_nodes and set(verdicts.values()) == {"good"}:
             try:
@@ -95,7 +84,7 @@ def _check(report: Report, job: Job, recipe: Path, accelerate_config: Path, over
             except Exception as error:
                 report.all_reduce_error = f"{type(error).__name__}: {error}"
             else:
-                report.all_reduce = measured if job.rank == 0 else {}
+                report.all_reduce = measured if job.rank == 0 else ""
 
 
 # --- the node itself ----------------------------------------------------------------------------------------------
@@ -144,34 +133,18 @@ def _gpu_problems(gpus: int) -> list[str]:
     return problems
 
 
-def _checkpoint_bytes(recipe: Path, config: RecipeConfig) -> int:
-    """Weights and what the optimizer keeps of each, from the recipe's own model, which is given no memory."""
-    from largebatch.backend.check import DTYPES
-    from largebatch.plan.model_states import optimizer_states
-    from largebatch.tools.plan.recipe_model import recipe_model
-
-    model = recipe_model(config, recipe)[0].to(DTYPES[config.precision])
-    kept = optimizer_states(resolve(config, world_size=1))
-    tensors = (*model.parameters(), *model.buffers())
-    size: int = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    return size + sum(
-        kept(tuple(parameter.shape)) * parameter.element_size()
-        for parameter in model.parameters()
-        if parameter.requires_grad
-    )
-
-
 # --- the way to the others ----------------------------------------------------------------------------------------
 
 
 def _unreachable(job: Job) -> list[tuple[str, int]]:
     """Nodes, with the port, that this one cannot connect to."""
     with ExitStack() as listening:
-        port = listening.enter_context(_listening(0))
+        # The kernel accepts connections by itself.
+        server = listening.enter_context(socket.create_server(("", 0), backlog=4096))
         if job.rank == 0:
             # Closed before the processes meet there.
-            listening.enter_context(_listening(job.port))
-        _tell(job, "port", str(port))
+            listening.enter_context(socket.create_server(("", job.port), backlog=4096))
+        _tell(job, "port", str(server.getsockname()[1]))
         ports = _of_all_nodes(job, "port")
         places = [(node, int(ports[node])) for node in ports if node != job.node]
         if job.rank != 0:
@@ -183,16 +156,6 @@ def _unreachable(job: Job) -> list[tuple[str, int]]:
     return failed
 
 
-@contextmanager
-def _listening(port: int) -> Iterator[int]:
-    with socket.socket() as server:
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        server.bind(("", port))
-        # The kernel accepts connections by itself.
-        server.listen(4096)
-        yield server.getsockname()[1]
-
-
 def _connects(host: str, port: int) -> bool:
     try:
         socket.create_connection((host, port), SECONDS_TO_CONNECT).close()
@@ -201,7 +164,8 @@ def _connects(host: str, port: int) -> bool:
     return True
 
 
-def _all_reduce(job: Job) -> dict[str, object]:
+def _all_reduce(job: Job) -> str:
+    """What an all-reduce over all nodes measured, in a sentence."""
     import torch
     import torch.distributed
 
@@ -226,14 +190,12 @@ def _all_reduce(job: Job) -> dict[str, object]:
             raise RuntimeError(f"the sum of {job.num_nodes} ones came out as {total}")
     torch.distributed.destroy_process_group()
     moved = 2 * (job.num_nodes - 1) / job.num_nodes * ALL_REDUCE_BYTES
-    return {
-        "backend": backend,
-        "nodes": job.num_nodes,
-        "bytes": ALL_REDUCE_BYTES,
-        # The first one sets up connections.
-        "bytes_per_second": moved / statistics.median(seconds[1:]),
-        "times": ALL_REDUCE_TIMES,
-    }
+    # The first one sets up connections.
+    speed = moved / statistics.median(seconds[1:])
+    return (
+        f"all-reduce of {ALL_REDUCE_BYTES / 2**20:.0f} MiB over {job.num_nodes} nodes by {backend}, one process per "
+        f"node: {speed / 1e9:.2f} GB/s (bus bandwidth, median of {ALL_REDUCE_TIMES})"
+    )
 
 
 # --- the shared folder --------------------------------------------------------------------------------------------
@@ -244,7 +206,7 @@ def _tell(job: Job, what: str, text: str) -> None:
 
 
 def _of_all_nodes(job: Job, what: str) -> dict[str, str]:
-    """What the nodes told, by name; those that have told nothing in time are missing."""
+    """What the nodes told, by name, without those that told nothing in time."""
     _until(job.deadline, lambda: len(list(job.folder.glob(f"*.{what}"))) == job.num_nodes)
     return {path.name.removesuffix(f".{what}"): _text(path) for path in job.folder.glob(f"*.{what}")}
 

@@ -1,16 +1,15 @@
-"""What a node says of itself, and how it gets to the node that judges: in short lines of its output."""
+"""What a node says about itself, and how that gets to the node that judges: in short lines of its output."""
 
 import json
 import re
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 MARK = "largebatch-preflight "
 LINE = re.compile(rf"{MARK}(\S+) (\d+) (\d+) (.+)")
 LINE_BYTES = 800
-"""Bytes of a report in one line: srun mixes lines of several nodes that have more than 1,024 bytes."""
+"""Bytes of a report in one line: srun mixes up the nodes' lines that are longer than 1,024 bytes."""
 
 
 @dataclass
@@ -24,28 +23,19 @@ class Report:
     # What it could not connect to: pairs of a node's name and a port.
     unreachable: list[tuple[str, int]] = field(default_factory=list)
     refusal: str = ""  # why the recipe cannot be run on this job at all
-    free_bytes: int = 0  # free disk space in the run folder
-    checkpoint_bytes: int | None = None  # size of a checkpoint; None where this node did not compute it
-    no_checkpoint_size: str = ""  # why it is not known, where it was tried
-    # What the all-reduce over all nodes measured, or an empty mapping.
-    all_reduce: dict[str, Any] = field(default_factory=dict)
+    all_reduce: str = ""  # what the all-reduce over all nodes measured
     all_reduce_error: str = ""  # why the all-reduce failed
-
-    @property
-    def is_good(self) -> bool:
-        """Whether the node found nothing that keeps it from talking to the others."""
-        return not (self.problems or self.unreachable or self.refusal)
 
 
 def report_lines(report: Report) -> list[str]:
-    """A report in short lines: the node, the number of the line and of all, and a part of its JSON."""
+    """A report in short lines: the node, the line's number, the number of lines, and a part of the JSON."""
     text = json.dumps(asdict(report))
     parts = [text[start : start + LINE_BYTES] for start in range(0, len(text), LINE_BYTES)]
     return [f"{MARK}{report.node} {number} {len(parts)} {part}" for number, part in enumerate(parts)]
 
 
 def read_reports(lines: Iterable[str]) -> list[Report]:
-    """The reports in what nodes have printed, whose lines may be in any order; one that is not whole is none."""
+    """The complete reports in what nodes have printed, whose lines may be in any order."""
     found: dict[str, dict[int, str]] = {}
     counts: dict[str, int] = {}
     for line in lines:

@@ -4,31 +4,28 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from largebatch.errors import counted
 from largebatch.tools.preflight.report import Report
-
-CHECKPOINTS_THAT_MUST_FIT = 2
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a job may start."""
+    """Whether a job may start, and why not."""
 
-    bad_nodes: dict[str, list[str]]  # nodes that it should not run on, with why
+    bad_nodes: dict[str, list[str]]  # nodes that it should not run on, with the reasons
     problems: list[str]  # what no node is to blame for
     notes: list[str]  # what was measured
 
 
 def judge(reports: Sequence[Report], nodes: Sequence[str]) -> Verdict:
-    """Compare the reports that arrived from the job's nodes, whose first is named first.
+    """Compare the reports that arrived from the job's nodes, of which the first is named first.
 
-    What most nodes have is taken to be right; of as many against as many, what the first node has.
+    What most nodes have is taken to be right; in a tie, what the first node has.
     """
     by_node = {report.node: report for report in reports}
     present = [by_node[node] for node in nodes if node in by_node]
     bad: dict[str, list[str]] = {node: ["it did not answer"] for node in nodes if node not in by_node}
-    for report in present:
-        if report.problems:
-            bad.setdefault(report.node, []).extend(report.problems)
+    bad |= {report.node: [*report.problems] for report in present if report.problems}
     for node, difference in _differing_versions(present):
         bad.setdefault(node, []).append(difference)
     # Nodes known to be bad explain why others do not reach them, or they others.
@@ -42,16 +39,10 @@ def judge(reports: Sequence[Report], nodes: Sequence[str]) -> Verdict:
         bad.setdefault(node, []).append(reason)
 
     problems = sorted({report.refusal for report in present if report.refusal})
+    notes = [report.all_reduce for report in present if report.all_reduce]
     errors = [report.all_reduce_error for report in present if report.all_reduce_error]
-    if errors and not bad:
-        problems.append(f"the all-reduce over all nodes failed: {errors[0]}")
-    notes = [_bandwidth(report) for report in present if report.all_reduce]
-    if errors and bad:
-        notes.append(f"the all-reduce over all nodes failed: {errors[0]}")
-    for report in present:
-        disk_problem, note = _disk(report)
-        problems += [disk_problem] if disk_problem else []
-        notes += [note] if note else []
+    if errors:
+        (notes if bad else problems).append(f"the all-reduce over all nodes failed: {errors[0]}")
     return Verdict(bad, problems, notes)
 
 
@@ -60,22 +51,18 @@ def _differing_versions(reports: Sequence[Report]) -> list[tuple[str, str]]:
     differing = []
     for name in names:
         values = [report.versions.get(name, "missing") for report in reports]
-        # Of equally many, `most_common` takes the first it has met: the first node's.
+        # In a tie, `most_common` takes the value that it met first: the first node's.
         usual = Counter(values).most_common(1)[0][0]
         differing += [
-            (report.node, f"{name} is {value} there, and {usual} on {_others(values.count(usual))}")
+            (report.node, f"{name} is {value} there, and {usual} on {counted(values.count(usual), 'node')}")
             for report, value in zip(reports, values, strict=True)
             if value != usual
         ]
     return differing
 
 
-def _others(count: int) -> str:
-    return "the other node" if count == 1 else f"{count} nodes"
-
-
 def _unreachable_nodes(edges: Sequence[tuple[str, str, int]]) -> list[tuple[str, str]]:
-    """The fewest nodes that explain which connections fail; of two alike, the one that was to be reached."""
+    """The fewest nodes that explain which connections fail; in a tie, the one that was to be reached."""
     named = []
     left = list(edges)
     while left:
@@ -87,27 +74,3 @@ def _unreachable_nodes(edges: Sequence[tuple[str, str, int]]) -> list[tuple[str,
         named.append((worst, f"{source} cannot connect to {target} at port {port}{more}: blocked, or no route"))
         left = [edge for edge in left if worst not in edge[:2]]
     return named
-
-
-def _bandwidth(report: Report) -> str:
-    measured = report.all_reduce
-    speed = f"{measured['bytes_per_second'] / 1e9:.2f} GB/s (bus bandwidth, median of {measured['times']})"
-    return (
-        f"all-reduce of {measured['bytes'] / 2**20:.0f} MiB over {measured['nodes']} nodes by {measured['backend']}, "
-        f"a process a node: {speed}"
-    )
-
-
-def _disk(report: Report) -> tuple[str, str]:
-    """A problem, and a note, or empty texts."""
-    if report.no_checkpoint_size:
-        return "", f"whether checkpoints fit on the disk was not checked: {report.no_checkpoint_size}"
-    if report.checkpoint_bytes is None:
-        return "", ""
-    needed = CHECKPOINTS_THAT_MUST_FIT * report.checkpoint_bytes
-    figures = (
-        f"two checkpoints take {needed / 1e9:.2f} GB, and {report.free_bytes / 1e9:.2f} GB are free in the run folder"
-    )
-    if report.free_bytes < needed:
-        return f"{figures}; make room, or set RUN_DIR to a larger disk", ""
-    return "", figures
