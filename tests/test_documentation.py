@@ -154,13 +154,21 @@ def train_tiny(run_dir):
     train(PYDOC, *TINY_GPT, "--train.stop_after_steps=2", run_dir=run_dir)
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of a run of `gpt_pydoc`, made before there are any stand-ins."""
+    run_dir = tmp_path_factory.mktemp("trained") / "gpt_pydoc"
+    run_job(train_tiny, run_dir, strategy="single", world_size=1)
+    return run_dir
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_commands_work(document, repository, monkeypatch):
+def test_commands_work(document, trained, repository, monkeypatch):
     shown = commands(document)
     write_own_recipes(document.read_text(encoding="utf-8"))
     if any("runs/gpt_pydoc" in command for command in shown):
-        run_job(train_tiny, repository / "runs/gpt_pydoc", strategy="single", world_size=1)
+        shutil.copytree(trained, repository / "runs/gpt_pydoc")
     for command in shown:
         if changed := re.fullmatch(r"cd (\w+)", command):
             monkeypatch.chdir(changed[1])

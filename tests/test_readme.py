@@ -1,4 +1,4 @@
-"""What the README shows is what the commands print, and the recipes it names are the ones there are."""
+"""What README and docs show is what the commands print, and every recipe and strategy has its row."""
 
 import shlex
 import subprocess
@@ -12,17 +12,19 @@ from largebatch.tools.verify.table import COLUMNS, LINE
 from largebatch.tools.verify.training import read_run
 from paths import RECIPES, ROOT, STRATEGIES
 
-README = (ROOT / "README.md").read_text()
+README, RECIPE_TABLE, STRATEGY_PAGE = (
+    (ROOT / name).read_text() for name in ("README.md", "docs/recipes.md", "docs/strategies.md")
+)
 
 
 def shown_outputs() -> list[tuple[str, str]]:
-    """Each `largebatch plan` of the README with the output below it."""
-    blocks = [block.split("```")[0] for block in README.split("```console\n")[1:]]
+    """Each `largebatch plan` of the README and of the page on strategies with the output below it."""
+    blocks = [block.split("```")[0] for page in (README, STRATEGY_PAGE) for block in page.split("```console\n")[1:]]
     shown = [block.removeprefix("$ ").split("\n", 1) for block in blocks if block.startswith("$ largebatch plan")]
     return [(command, output) for command, output in shown]
 
 
-def test_the_readme_shows_a_plan_an_error_and_a_comparison():
+def test_a_plan_an_error_and_a_comparison_are_shown():
     assert len(shown_outputs()) == 3
 
 
@@ -60,7 +62,7 @@ def test_the_loop_that_is_shown_trains(tmp_path):
 
 def test_every_recipe_and_strategy_has_its_row():
     for recipe in RECIPES:
-        assert f"\n| [`{recipe.parent.name}/{recipe.stem}`](" in README
+        assert f"\n| [`{recipe.parent.name}/{recipe.stem}`](" in RECIPE_TABLE
         assert f"\n| `{recipe.name}` |" in (recipe.parent / "README.md").read_text()
     configs = {path.stem for path in ROOT.glob("recipes/accelerate_configs/*.yaml")}
     assert configs == set(STRATEGIES)

@@ -5,7 +5,7 @@ resnet_cifar10.json         ResNet-18 on CIFAR-10: one GPU, 95.3 % accuracy in t
 resnet50_imagenet_256.json  ResNet-50 on ImageNet at batch 256, the paper's baseline: 8 GPUs, 76.4 % accuracy
 resnet50_imagenet_8k.json   the same at batch 8,192: 256 GPUs, 76.3 % accuracy (the paper's 23.74 +- 0.09 % error);
                             fewer GPUs accumulate gradients and get the same result
-resnet50_imagenet_32k.json  the same at batch 32,768, with LARS: 64 to 512 GPUs
+resnet50_imagenet_32k.json  the same at batch 32,768, with LARS and the settings of the MLPerf reference: 64 to 256 GPUs
 vit_digits.json             a small Vision Transformer on the digits, with AdamW: a laptop's CPU, 96 % accuracy
 vit_s16_imagenet.json       ViT-S/16 on ImageNet at batch 4,096, with AdamW: 8 GPUs or more
 
