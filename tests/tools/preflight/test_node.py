@@ -1,12 +1,17 @@
 """What a node finds of itself; what it finds of others is tried on real hosts, in tests/cluster."""
 
+import json
 import os
+import shutil
 
 import pytest
 
+import tasks
+from jobs import run_job
+from largebatch.config import load_config
 from largebatch.tools.command_line import main
-from largebatch.tools.preflight.node import Job, check_node
-from paths import PYDOC, ROOT
+from largebatch.tools.preflight.node import Job, check_node, checkpoint_bytes
+from paths import PYDOC, RECIPES, ROOT
 
 DDP = ROOT / "recipes/accelerate_configs/ddp.yaml"
 
@@ -22,6 +27,17 @@ def test_a_good_node(tmp_path):
     assert (report.problems, report.unreachable, report.refusal) == ([], [], "")
     assert report.versions["torch"]
     assert "pytest" not in report.versions
+    assert "GB are free in the run folder" in report.disk_note
+    assert report.disk_problem == ""
+
+
+def test_two_checkpoints_must_fit(tmp_path, monkeypatch):
+    (tmp_path / "token").write_text("42\n")
+    needed = 2 * checkpoint_bytes(PYDOC, load_config(PYDOC))
+    for free, fits in ((needed, True), (needed - 1, False)):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: shutil._ntuple_diskusage(free, 0, free))
+        report = check_node(job(tmp_path), PYDOC, DDP, ())
+        assert (report.disk_problem == "", "make room" in report.disk_problem) == (fits, not fits)
 
 
 @pytest.mark.parametrize("text", [None, "41"])
@@ -47,6 +63,25 @@ def test_missing_gpus(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("print('no model here')\n", "has no function build_model(config)"),
+        # Which would otherwise end the node's report.
+        ("import sys\nsys.exit()\n", "ends the program instead of giving a model"),
+    ],
+)
+def test_a_script_without_a_model(script, reason, tmp_path, capsys):
+    recipe = tasks.copy("causal_lm", tmp_path) / PYDOC.name
+    recipe.with_name("model.py").write_text(script)
+    (tmp_path / "token").write_text("42")
+    report = check_node(job(tmp_path), recipe, DDP, ())
+    assert "build_model(config) of model.py cannot be used: UserError" in report.disk_note
+    assert reason in report.disk_note
+    # What nodes print is read as reports.
+    assert "no model here" not in capsys.readouterr().out
+
+
 def test_code_and_recipe_are_compared(tmp_path):
     (tmp_path / "token").write_text("42")
     other = tmp_path / "other.yaml"
@@ -55,6 +90,32 @@ def test_code_and_recipe_are_compared(tmp_path):
     assert mine[f"{DDP} (checksum)"] != theirs[f"{other} (checksum)"]
     for name in ("gpt_pydoc.json", "config.py", "data.py", "model.py", "train.py"):
         assert f"{PYDOC.with_name(name)} (checksum)" in mine
+
+
+def size_of_a_checkpoint(run_dir):
+    from largebatch.tools.verify.training import train
+
+    words = ("--train.stop_after_steps=1", "--logging.trackers=[]", "--evaluation.every=null")
+    train(PYDOC, *words, run_dir=run_dir)
+
+
+@pytest.mark.slow
+def test_size_of_a_checkpoint(tmp_path):
+    """Against one that a run has written, whose files also have headers."""
+    run_job(size_of_a_checkpoint, tmp_path / "run", strategy="ddp", world_size=1)
+    files = (tmp_path / "run/checkpoints").rglob("*.safetensors")
+    written = sum(file.stat().st_size for file in files)
+    predicted = checkpoint_bytes(PYDOC, load_config(PYDOC))
+    assert predicted <= written <= predicted + 50_000
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_says_how_large_its_model_is(recipe):
+    config = load_config(recipe)
+    if getattr(config.model, "path", None):
+        # On the hub; the small model of its rehearsals, which has the same code.
+        config = load_config(recipe, [f"--model={json.dumps({'architecture': 'auto', **config.debug_model})}"])
+    assert checkpoint_bytes(recipe, config) > 0
 
 
 def test_outside_of_slurm(monkeypatch, capsys, tmp_path):

@@ -77,6 +77,12 @@ def test_no_node_is_to_blame():
     assert verdict.bad_nodes == {}
 
 
+def test_no_room_for_checkpoints_is_no_nodes_fault():
+    verdict = judge(reports(n1={"disk_problem": "make room"}), NODES)
+    assert (verdict.problems, verdict.bad_nodes) == (["make room"], {})
+    assert judge(reports(n1={"disk_note": "1.00 GB are free"}), NODES).notes == ["1.00 GB are free"]
+
+
 def test_what_was_measured():
     assert judge(reports(n1={"all_reduce": "all-reduce of 64 MiB: 45.25 GB/s"}), NODES).notes == [
         "all-reduce of 64 MiB: 45.25 GB/s"

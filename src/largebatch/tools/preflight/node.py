@@ -5,6 +5,7 @@ so that it arrives even if the folder is not shared or no node reaches another.
 """
 
 import hashlib
+import shutil
 import socket
 import statistics
 import time
@@ -15,7 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import largebatch
-from largebatch.config import load_config
+from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import UserError
 from largebatch.installed import installed_versions
 from largebatch.plan import resolve
@@ -59,7 +60,8 @@ def check_node(job: Job, recipe: Path, accelerate_config: Path, overrides: Seque
 def _check(report: Report, job: Job, recipe: Path, accelerate_config: Path, overrides: Sequence[str]) -> None:
     report.versions = _versions([recipe, *sorted(recipe.parent.rglob("*.py")), accelerate_config])
     try:
-        resolve(load_config(recipe, overrides), job.world_size)
+        config: RecipeConfig = load_config(recipe, overrides)
+        resolve(config, job.world_size)
     except UserError as error:
         report.refusal = str(error)
     report.problems += _gpu_problems(job.gpus)
@@ -85,6 +87,9 @@ def _check(report: Report, job: Job, recipe: Path, accelerate_config: Path, over
                 report.all_reduce_error = f"{type(error).__name__}: {error}"
             else:
                 report.all_reduce = measured if job.rank == 0 else ""
+    if job.rank == 0 and not report.refusal:
+        # Last, because the other nodes need not wait for it.
+        report.disk_problem, report.disk_note = _room_for_checkpoints(job.folder, recipe, config)
 
 
 # --- the node itself ----------------------------------------------------------------------------------------------
@@ -131,6 +136,36 @@ def _gpu_problems(gpus: int) -> list[str]:
                 f"GPU {index} has {free / 2**30:.1f} of {total / 2**30:.1f} GiB free: another process is on it"
             )
     return problems
+
+
+def _room_for_checkpoints(folder: Path, recipe: Path, config: RecipeConfig) -> tuple[str, str]:
+    """A problem and a note about the free disk space, one of which is empty."""
+    try:
+        needed = 2 * checkpoint_bytes(recipe, config)
+    except Exception as error:
+        reason = f"build_model(config) of model.py cannot be used: {type(error).__name__}: {error}"
+        return "", f"whether two checkpoints fit on the disk was not checked: {reason}"
+    free = shutil.disk_usage(folder).free
+    figures = f"two checkpoints take {needed / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free in the run folder"
+    if free < needed:
+        return f"{figures}; make room, or set RUN_DIR to a larger disk", ""
+    return "", figures
+
+
+def checkpoint_bytes(recipe: Path, config: RecipeConfig) -> int:
+    """Size of a checkpoint: weights and optimizer states, counted on the recipe's model without memory."""
+    from largebatch.backend.check import DTYPES
+    from largebatch.plan.model_states import optimizer_states
+    from largebatch.tools.plan.recipe_model import recipe_model
+
+    model = recipe_model(config, recipe)[0].to(DTYPES[config.precision])
+    kept = optimizer_states(resolve(config, world_size=1))
+    size: int = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    return size + sum(
+        kept(tuple(parameter.shape)) * parameter.element_size()
+        for parameter in model.parameters()
+        if parameter.requires_grad
+    )
 
 
 # --- the way to the others ----------------------------------------------------------------------------------------

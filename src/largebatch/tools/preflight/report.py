@@ -25,6 +25,8 @@ class Report:
     refusal: str = ""  # why the recipe cannot be run on this job at all
     all_reduce: str = ""  # what the all-reduce over all nodes measured
     all_reduce_error: str = ""  # why the all-reduce failed
+    disk_problem: str = ""  # why checkpoints do not fit on the disk
+    disk_note: str = ""  # what was found otherwise
 
 
 def report_lines(report: Report) -> list[str]:

@@ -38,8 +38,8 @@ def judge(reports: Sequence[Report], nodes: Sequence[str]) -> Verdict:
     for node, reason in _unreachable_nodes(edges):
         bad.setdefault(node, []).append(reason)
 
-    problems = sorted({report.refusal for report in present if report.refusal})
-    notes = [report.all_reduce for report in present if report.all_reduce]
+    problems = sorted({text for report in present for text in (report.refusal, report.disk_problem) if text})
+    notes = [text for report in present for text in (report.all_reduce, report.disk_note) if text]
     errors = [report.all_reduce_error for report in present if report.all_reduce_error]
     if errors:
         (notes if bad else problems).append(f"the all-reduce over all nodes failed: {errors[0]}")
