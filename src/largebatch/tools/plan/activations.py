@@ -1,11 +1,11 @@
-"""What autograd keeps of a micro-batch for the backward pass: an estimate, from a forward pass of shapes alone.
+"""An estimate of the activations that autograd keeps for the backward pass, from a forward pass of shapes alone.
 
-The model goes through torch's own operations on fake tensors, which have shapes and no memory, under the recipe's
-precision and activation checkpointing; what is saved for the backward pass is counted by its storages, without
-parameters. Under autocast the casted copies of weights are among it.
+The model runs on fake tensors, which have shapes and no memory, under the recipe's precision and activation
+checkpointing. The storages saved for the backward pass are counted, without parameters but with the copies of weights
+that autocast casts.
 
-So it is what torch's operations for the CPU would keep. Those of a GPU may keep other things; causal attention has a
-mask here that it mostly does without there; and gradients of activations, and work space, come on top.
+This is what torch's operations for the CPU would keep. Those of a GPU may keep other things: causal attention has a
+mask here that it mostly does without there. Gradients of activations and work space come on top.
 """
 
 import warnings
@@ -28,15 +28,15 @@ ExampleBatch = Callable[[RecipeConfig], Mapping[str, torch.Tensor]]
 
 
 def activation_bytes(model: nn.Module, config: RecipeConfig, example_batch: ExampleBatch | None) -> int | None:
-    """Bytes of a process's micro-batch; None where it is not known how the model is called.
+    """Bytes that a process keeps for a micro-batch; None if it is not known how the model is called.
 
-    With activation checkpointing they are what blocks keep, their inputs, and all of the largest block, as when it is
-    computed again.
+    With activation checkpointing, these are the inputs of the blocks and all of the largest block, as when it is
+    recomputed.
 
     Args:
-        model: The recipe's, on the meta device; it cannot be used afterwards.
-        config: Precision, micro-batch and activation checkpointing.
-        example_batch: The task's hook: the keyword arguments of the model for a micro-batch.
+        model: The recipe's model on the meta device; it cannot be used afterwards.
+        config: The recipe, which has the precision, the micro-batch and activation checkpointing.
+        example_batch: The task's hook, which makes the keyword arguments of the model for a micro-batch.
     """
     if example_batch is None:
         return None
@@ -48,7 +48,7 @@ def activation_bytes(model: nn.Module, config: RecipeConfig, example_batch: Exam
         try:
             example = example_batch(config)
             batch = {name: value.to(dtype) if value.is_floating_point() else value for name, value in example.items()}
-        # It is its author's program.
+        # The task's author wrote it, so it may raise anything.
         except Exception as error:
             raise UserError(f"example_batch(config) of model.py fails: {type(error).__name__}: {error}") from error
         try:
@@ -61,13 +61,13 @@ def activation_bytes(model: nn.Module, config: RecipeConfig, example_batch: Exam
             return sum(forward().values()) + largest
         except UserError:
             raise
-        # A model may look at numbers, which shapes have not, and does so in ways of its own.
+        # A model may look at numbers, which fake tensors do not have, and may raise anything then.
         except Exception:
             return None
 
 
 def _give_fake_memory(model: nn.Module) -> None:
-    """In the model, put tensors of the mode in force in place of others; what modules share stays shared."""
+    """Replace the model's tensors with tensors of the current mode; what modules share stays shared."""
     twins: dict[torch.Tensor, torch.Tensor] = {}
     for module in model.modules():
         for tensors in cast(list[dict[str, torch.Tensor | None]], [module._parameters, module._buffers]):
@@ -84,9 +84,9 @@ def _give_fake_memory(model: nn.Module) -> None:
 def _kept_by(
     model: nn.Module, micro_batch: Mapping[str, torch.Tensor], in_bf16: bool, blocks: Sequence[nn.Module] = ()
 ) -> dict[nn.Module | None, int]:
-    """Bytes that a forward pass keeps within each of the blocks, and, by None, elsewhere."""
+    """Bytes that a forward pass keeps in each of the blocks and, under None, elsewhere."""
     others = {storage_of(tensor) for tensor in (*model.parameters(), *model.buffers())}
-    # Storages themselves, so that no other one gets the address of one that is gone.
+    # The storages themselves are kept, so that a later one cannot get the address of one that is gone.
     kept: dict[int, tuple[nn.Module | None, torch.UntypedStorage]] = {}
     inside: list[nn.Module] = []
 
@@ -104,7 +104,7 @@ def _kept_by(
         if in_bf16:
             hooks.enter_context(torch.autocast("cpu", torch.bfloat16))
         outputs = model(**micro_batch)
-        # With its losses, the output layer has computed its gradients (`linear_token_losses`).
+        # The output layer has computed its gradients together with its losses (`linear_token_losses`).
         for gradient in getattr(getattr(outputs, "grad_fn", None), "gradients", None) or ():
             if gradient is not None:
                 keep(gradient)
