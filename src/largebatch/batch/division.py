@@ -22,10 +22,8 @@ def gradient_accumulation_steps(global_batch_size: int, micro_batch_size: int, w
     if micro_batch_sizes:
         remedy += f"; or keep it and set batch.micro_batch_size to {' or '.join(map(str, micro_batch_sizes))}"
     raise ConfigError(
-        [
-            f"batch: global_batch_size {global_batch_size} is not a multiple of micro_batch_size x world_size = "
-            f"{micro_batch_size} x {world_size} = {per_micro_step}; {remedy}"
-        ]
+        f"batch: global_batch_size {global_batch_size} is not a multiple of micro_batch_size x world_size = "
+        f"{micro_batch_size} x {world_size} = {per_micro_step}; {remedy}"
     )
 
 

@@ -27,10 +27,8 @@ def config_class_of(folder: Path, recipe: str | Path | None = None) -> type[Reci
     file = folder / "config.py"
     if not file.is_file():
         raise ConfigError(
-            [
-                f"there is no {file}, which says what a recipe may say; a recipe's JSON must be in the folder of its "
-                "task, beside config.py, data.py, model.py and train.py"
-            ],
+            f"there is no {file}, which says what a recipe may say; a recipe's JSON must be in the folder of its task, "
+            "beside config.py, data.py, model.py and train.py",
             str(recipe) if recipe else None,
         )
     with authors_program(folder, file.name):
