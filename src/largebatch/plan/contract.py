@@ -169,22 +169,25 @@ class RunPlan:
         plan = TypeAdapter(cls).validate_json(text)
         # JSON has lists in place of tuples.
         for options in (plan.optimizer_options, plan.tuned_options):
-            options |= {name: tuple(value) for name, value in options.items() if isinstance(value, list)}
+            options.update({name: tuple(value) for name, value in options.items() if isinstance(value, list)})
         return plan
 
 
-def resolve(config: RecipeConfig, world_size: int) -> RunPlan:
+def resolve(config: RecipeConfig, world_size: int, micro_batch_size: int | None = None) -> RunPlan:
     """Decide the whole optimization of a run.
 
     Args:
         config: A validated recipe of any task.
         world_size: Data-parallel processes of the job.
+        micro_batch_size: Samples per process per forward pass; None is the recipe's own.
 
     Raises:
         ConfigError: A global batch does not divide over these processes, or the model cannot be compiled on them.
     """
     owner = owner_of(type(config).__module__)
     batch, rate, data = config.batch, config.learning_rate, config.data
+    if micro_batch_size is not None:
+        batch = batch.model_copy(update={"micro_batch_size": micro_batch_size})
     accumulation = max(gradient_accumulation_steps(size, batch.micro_batch_size, world_size) for _, size in batch.sizes)
     if config.compute.compile and config.model.uses_batch_norm:
         _check_compiled_batch_norm(config, world_size, accumulation)

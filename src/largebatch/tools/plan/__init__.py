@@ -77,13 +77,12 @@ def _compare(options: argparse.Namespace) -> int:
     from largebatch.config import load_config
 
     config: RecipeConfig = load_config(options.config, options.overrides)
-    plan = _first_plan(config, options.world_sizes)
+    plan = first_plan(config, options.world_sizes)
 
     # These import torch and what model.py imports, which takes seconds.
     from largebatch.backend.model_shape import shape_of
-    from largebatch.tools.plan.activations import activation_bytes
     from largebatch.tools.plan.comparison import compare
-    from largebatch.tools.plan.recipe_model import recipe_model
+    from largebatch.tools.plan.recipe_model import activation_bytes, recipe_model
     from largebatch.tools.plan.strategies import find_strategies
     from largebatch.tools.plan.table import table
 
@@ -98,13 +97,21 @@ def _compare(options: argparse.Namespace) -> int:
     return 0
 
 
-def _first_plan(config: "RecipeConfig", world_sizes: Sequence[int]) -> "RunPlan":
+def first_plan(
+    config: "RecipeConfig", world_sizes: Sequence[int], micro_batch_sizes: Sequence[int | None] = (None,)
+) -> "RunPlan":
+    """The first plan of these numbers of processes and micro-batch sizes, of which None is the recipe's own.
+
+    Raises:
+        ConfigError: The batch divides over none of them.
+    """
     from largebatch.plan import resolve
 
-    problems = []
+    problems: list[str] = []
     for world_size in world_sizes:
-        try:
-            return resolve(config, world_size)
-        except ConfigError as error:
-            problems += [f"--world-sizes {world_size}: {problem}" for problem in error.problems]
-    raise ConfigError(problems)
+        for micro_batch_size in micro_batch_sizes:
+            try:
+                return resolve(config, world_size, micro_batch_size)
+            except ConfigError as error:
+                problems += [f"--world-sizes {world_size}: {problem}" for problem in error.problems]
+    raise ConfigError(list(dict.fromkeys(problems)))

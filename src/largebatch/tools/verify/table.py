@@ -5,19 +5,20 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from largebatch.batch import Length
 from largebatch.config import RecipeConfig, load_config
-from largebatch.errors import ConfigError, UserError
+from largebatch.errors import UserError
 from largebatch.plan import RunPlan, resolve
+from largebatch.tools.plan import first_plan
 from largebatch.tools.verify.differences import GRAD_NORM_FACTOR
 from largebatch.tools.verify.jobs import preload_tasks
 from largebatch.tools.verify.launch import find_accelerate_configs
 from largebatch.tools.verify.tiny import debug_model_overrides, tiny_data_overrides
-from largebatch.tools.verify.verification import Combination, Row, Verification, plan_of
+from largebatch.tools.verify.verification import Combination, Row, Verification
 
 MEASURES = ("loss", "grad_norm", "lr", "parameters", "evaluation")
 LINE = "{:<9}{:>10}{:>7}{:>10}{:>11}{:>10}{:>12}{:>12}{:>9}  {}"
@@ -49,7 +50,8 @@ def verify(options: argparse.Namespace) -> bool:
         for strategy in configs
     ]
     for world_size in world_sizes:
-        _require_one_that_divides(config, world_size, micro_batch_sizes)
+        # Refuse a number of processes that none of the micro-batch sizes divides over.
+        first_plan(config, [world_size], micro_batch_sizes)
     steps = min(options.steps, resolve(config, 1).total_steps)
     output: Path = options.output or Path("runs") / f"{recipe.stem}.verify.json"
     try:
@@ -104,17 +106,6 @@ def verify(options: argparse.Namespace) -> bool:
     output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     print(f"written to {output}")
     return agreeing == len(compared)
-
-
-def _require_one_that_divides(config: RecipeConfig, world_size: int, micro_batch_sizes: Sequence[int]) -> None:
-    problems: dict[str, None] = {}
-    for micro_batch_size in micro_batch_sizes:
-        try:
-            plan_of(config, world_size, micro_batch_size)
-            return
-        except ConfigError as error:
-            problems |= dict.fromkeys(f"--world-sizes {world_size}: {problem}" for problem in error.problems)
-    raise ConfigError(list(problems))
 
 
 def _choose_device(processes: int) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 from largebatch.config import RecipeConfig
 from largebatch.config.optimizers import find_optimizer
 from largebatch.errors import ConfigError
-from largebatch.plan import RunPlan, resolve
+from largebatch.plan import resolve
 from largebatch.plan.strategies import SINGLE
 from largebatch.tools.verify.differences import (
     CLEAR,
@@ -68,12 +68,6 @@ class CombinationFailed(Exception):
     """A combination did not train to the end; the message is one line."""
 
 
-def plan_of(config: RecipeConfig, world_size: int, micro_batch_size: int) -> RunPlan:
-    """The plan of a recipe with another micro-batch size; errors as `resolve`."""
-    batch = config.batch.model_copy(update={"micro_batch_size": micro_batch_size})
-    return resolve(config.model_copy(update={"batch": batch}), world_size)
-
-
 class Verification:
     """The comparison of a recipe's combinations.
 
@@ -114,7 +108,7 @@ class Verification:
         """Train each combination, and its reference before it, and compare them; yield each row when it is done."""
         for combination in combinations:
             try:
-                plan_of(self._config, combination.world_size, combination.micro_batch_size)
+                resolve(self._config, combination.world_size, combination.micro_batch_size)
             except ConfigError as error:
                 yield Row(combination, "does not divide", problem=error.problems[0])
                 continue
