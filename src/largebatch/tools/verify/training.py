@@ -7,16 +7,25 @@ from typing import Any
 from largebatch.task_folders import run_as_main
 
 
-def train(recipe: Path, *overrides: str, run_dir: Path) -> None:
-    """Run a recipe as if the train.py beside it were started from the command line."""
+def train(recipe: Path, *overrides: str, run_dir: Path, moved_by: int | None = None) -> None:
+    """Run a recipe as if the train.py beside it were started from the command line.
+
+    Args:
+        recipe: The recipe's JSON file.
+        overrides: Command-line overrides of the recipe.
+        run_dir: The folder of the run.
+        moved_by: Seed of the smallest rounding errors, by which starting weights are moved in this process; None moves
+            nothing.
+    """
+    if moved_by is not None:
+        _move_starting_weights(moved_by)
     script = recipe.with_name("train.py")
     sys.argv = [str(script), "--config", str(recipe), "--run-dir", str(run_dir), *overrides]
     run_as_main(script)
 
 
-def train_moved(recipe: Path, *overrides: str, run_dir: Path, seed: int) -> None:
-    """Run a recipe in a process that ends with it, from starting weights moved by the smallest rounding error, whose
-    signs are drawn with a seed; zeros stay zero."""
+def _move_starting_weights(seed: int) -> None:
+    """Zeros stay zero."""
     import torch
     from torch import nn
     from torch.optim import Optimizer
@@ -36,4 +45,3 @@ def train_moved(recipe: Path, *overrides: str, run_dir: Path, seed: int) -> None
         return prepared
 
     Run.prepare = prepare_moved  # type: ignore[method-assign,assignment]
-    train(recipe, *overrides, run_dir=run_dir)

@@ -10,7 +10,7 @@ import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from largebatch.tools.verify.differences import (
 )
 from largebatch.tools.verify.jobs import JobFailed, run_job
 from largebatch.tools.verify.launch import launch_environment
-from largebatch.tools.verify.training import train, train_moved
+from largebatch.tools.verify.training import train
 
 MOST_EVALUATED_SAMPLES = 50
 
@@ -68,6 +68,7 @@ class CombinationFailed(Exception):
     """A combination did not train to the end; the message is one line."""
 
 
+@dataclass(frozen=True)
 class Verification:
     """The comparison of a recipe's combinations.
 
@@ -79,36 +80,24 @@ class Verification:
         steps: Steps to train.
     """
 
-    def __init__(
-        self,
-        config: RecipeConfig,
-        recipe: Path,
-        overrides: Sequence[str],
-        accelerate_configs: Mapping[str, Path],
-        steps: int,
-    ):
-        self._config = config
-        self._recipe = recipe.resolve()
-        self._accelerate_configs = accelerate_configs
-        samples = min(config.evaluation.max_samples or MOST_EVALUATED_SAMPLES, MOST_EVALUATED_SAMPLES)
-        self._overrides = [
-            *overrides,
-            f"--train.stop_after_steps={steps}",
-            "--logging.every=1",
-            "--logging.trackers=[]",
-            "--evaluation.every=null",
-            f"--evaluation.max_samples={samples}",
-            "--data.num_workers=0",
-        ]
-        self.tolerance: float = getattr(find_optimizer(config.optimizer.name).tolerance, config.precision)
-        self._references: dict[Combination, tuple[Row, Trained | None]] = {}
-        self._rounding: dict[Combination, Differences] = {}
+    config: RecipeConfig
+    recipe: Path
+    overrides: Sequence[str]
+    accelerate_configs: Mapping[str, Path]
+    steps: int
+    _references: dict[Combination, tuple[Row, Trained | None]] = field(default_factory=dict, init=False)
+    _rounding: dict[Combination, Differences] = field(default_factory=dict, init=False)
+
+    @property
+    def tolerance(self) -> float:
+        """The relative difference that rounding usually makes."""
+        return float(getattr(find_optimizer(self.config.optimizer.name).tolerance, self.config.precision))
 
     def rows(self, combinations: Sequence[Combination]) -> Iterator[Row]:
         """Train each combination, and its reference before it, and compare them; yield each row when it is done."""
         for combination in combinations:
             try:
-                resolve(self._config, combination.world_size, combination.micro_batch_size)
+                resolve(self.config, combination.world_size, combination.micro_batch_size)
             except ConfigError as error:
                 yield Row(combination, "does not divide", problem=error.problems[0])
                 continue
@@ -120,7 +109,7 @@ class Verification:
 
     def _reference_for(self, combination: Combination) -> Combination:
         """One process. It must have the same micro-batches only if they are part of the loss."""
-        model, size = self._config.model, self._config.batch.micro_batch_size
+        model, size = self.config.model, self.config.batch.micro_batch_size
         if model.synchronizes_batch_norm:
             size = combination.micro_batch_size * combination.world_size
         elif model.uses_batch_norm or model.uses_dropout:
@@ -151,7 +140,7 @@ class Verification:
         if reference not in self._rounding:
             moved = [self._train(reference, PATIENCE_OF_THE_REFERENCE, seed) for seed in PERTURBATIONS]
             self._rounding[reference] = Differences(*map(max, *(compare(each, expected) for each in moved)))
-        rounding, synchronizes = self._rounding[reference], self._config.model.synchronizes_batch_norm
+        rounding, synchronizes = self._rounding[reference], self.config.model.synchronizes_batch_norm
         if not differences.within(limits_with(rounding, self.tolerance, sums_within_the_model=synchronizes)):
             return dataclasses.replace(row, verdict="differs")
         makes = ", ".join(
@@ -160,7 +149,7 @@ class Verification:
         problem = f"rounding alone makes as much difference: {makes}"
         if differences.within(CLEAR):
             return dataclasses.replace(row, problem=problem)
-        finer = "fp32" if self._config.precision == "bf16" else "fp64"
+        finer = "fp32" if self.config.precision == "bf16" else "fp64"
         problem += f"; too much to tell: use fewer --steps, or --precision {finer}"
         return dataclasses.replace(row, verdict="unclear", problem=problem)
 
@@ -170,21 +159,29 @@ class Verification:
         Raises:
             CombinationFailed: It did not train to the end.
         """
+        recipe = self.recipe.resolve()
+        samples = min(self.config.evaluation.max_samples or MOST_EVALUATED_SAMPLES, MOST_EVALUATED_SAMPLES)
+        overrides = [
+            *self.overrides,
+            f"--batch.micro_batch_size={combination.micro_batch_size}",
+            f"--train.stop_after_steps={self.steps}",
+            "--logging.every=1",
+            "--logging.trackers=[]",
+            "--evaluation.every=null",
+            f"--evaluation.max_samples={samples}",
+            "--data.num_workers=0",
+        ]
         try:
             environment = {}
             if combination.strategy != SINGLE.name:
-                accelerate_config = self._accelerate_configs[combination.strategy]
+                accelerate_config = self.accelerate_configs[combination.strategy]
                 environment = launch_environment(accelerate_config, combination.world_size)
             with tempfile.TemporaryDirectory() as folder:
                 run_dir = Path(folder, "run")
-                size = f"--batch.micro_batch_size={combination.micro_batch_size}"
                 run_job(
-                    partial(train, run_dir=run_dir)
-                    if seed is None
-                    else partial(train_moved, run_dir=run_dir, seed=seed),
-                    self._recipe,
-                    *self._overrides,
-                    size,
+                    partial(train, run_dir=run_dir, moved_by=seed),
+                    recipe,
+                    *overrides,
                     world_size=combination.world_size,
                     environment=environment,
                     folder=Path.cwd(),
@@ -192,7 +189,7 @@ class Verification:
                 )
                 return read_run(run_dir)
         except JobFailed as failure:
-            raise CombinationFailed(in_one_line(failure, self._recipe.parent)) from failure
+            raise CombinationFailed(in_one_line(failure, recipe.parent)) from failure
         # Whatever the user's Accelerate config or script may cause, the other combinations continue.
         except Exception as error:
             raise CombinationFailed(f"{type(error).__name__}: {error}".partition("\n")[0]) from error
