@@ -70,7 +70,7 @@ def test_config_schema_and_plans(capsys):
     plan = output_of(capsys, "plan", RECIPE, "--world-size=2")
     assert plan.startswith("maps: maps on 2 processes\n")
     assert "the mean over all pixels of the global batch" in plan
-    assert "samples have unequal numbers of pixels: they are counted over all processes before each step" in plan
+    assert "samples have different numbers of pixels, which are counted over all processes before each step" in plan
     assert "softsign with beta 0.9, softness 0.001; weight decay 0.01" in plan
     assert "each element moves by at most the learning rate" in plan
     resolved = json.loads(output_of(capsys, "plan", RECIPE, "--world-size=2", "--json"))

@@ -1,8 +1,7 @@
-"""Errors that a user can fix, and the little that their messages need.
+"""Errors that a user can fix, and what their messages need.
 
-Each message names what was given, why it is wrong and what to write instead. A recipe and the command line print the
-message alone, without a traceback, and leave with the class's `exit_code`; any other exception is a bug of ours and
-keeps its traceback.
+Each message names what was given, why it is wrong and what to write instead. Recipes and the command line print only
+the message, and exit with the class's `exit_code`; any other exception is a bug of ours and keeps its traceback.
 """
 
 import difflib
@@ -10,11 +9,11 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 MOST_OF_A_REASON = 300
-"""Characters of another library's message; some go on with whole schemas."""
+"""Characters of another library's message; some of them contain whole schemas."""
 
 
 def reason_of(error: BaseException) -> str:
-    """What another library's exception says, in one line, and its type."""
+    """The message of another library's exception in one line, and its type."""
     return f"{textwrap.shorten(str(error), MOST_OF_A_REASON, placeholder=' …')} ({type(error).__name__})"
 
 
@@ -22,10 +21,10 @@ def counted(number: float, one: str, many: str | None = None, form: str = ",") -
     """ "1 step", "2,000 steps", "0.5 epochs".
 
     Args:
-        number: How many; 1 alone is singular, after it is formatted.
+        number: The number; it is singular if it is formatted as 1.
         one: The noun in the singular.
-        many: In the plural; None appends an s.
-        form: The number's format specification.
+        many: The noun in the plural; None appends an s.
+        form: The format of the number.
     """
     shown = format(number, form)
     return f"{shown} {one if shown == '1' else many or one + 's'}"
@@ -38,7 +37,7 @@ def ordinal(number: int) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """ ", did you mean gpt2_124m?", to be put behind what is wrong; empty where nothing known is near."""
+    """ ", did you mean gpt2_124m?", to be appended to what is wrong; empty if no known name is similar."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f", did you mean {close[0]}?" if close else ""
 
@@ -52,19 +51,19 @@ class UserError(ValueError):
     def __init__(self, message: str = "", everywhere: bool = False):
         super().__init__(message)
         self.everywhere = everywhere
-        """Whether every process of the job has this same error, so that one of them should report it."""
+        """Whether every process of the job has this error, so that only one should report it."""
 
 
 class ConfigError(UserError):
     """One or more problems in a recipe's JSON or its overrides.
 
     Args:
-        problems: One line a problem, each beginning with its path in the JSON and ending with the remedy.
-        source: The file the config was read from.
+        problems: One problem, or several: each a line that starts with its path in the JSON and ends with the remedy.
+        source: The file that the config was read from.
     """
 
-    def __init__(self, problems: Sequence[str], source: str | None = None):
-        self.problems = list(problems)
+    def __init__(self, problems: str | Sequence[str], source: str | None = None):
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
         self.source = source
         count = counted(len(self.problems), "problem")
         title = f"{count} in {source}:" if source else f"{count}:"
@@ -72,7 +71,7 @@ class ConfigError(UserError):
 
 
 class LaunchError(UserError):
-    """The job was launched in a way that would not train what the recipe says."""
+    """The job was launched in a way that would not train the recipe."""
 
 
 class DataError(UserError):
@@ -80,7 +79,7 @@ class DataError(UserError):
 
 
 class BackendMismatch(UserError):
-    """The model, its optimizer or the engine would do something else than the plan, or has what no checkpoint holds."""
+    """The model, optimizer or engine would deviate from the plan, or has state that checkpoints cannot hold."""
 
 
 class TrainingFailed(UserError):

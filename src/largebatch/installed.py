@@ -1,7 +1,8 @@
-"""What is installed: the versions that a run's numbers depend on."""
+"""The installed versions that a run's numbers depend on."""
 
 import importlib.metadata
 import platform
+from contextlib import suppress
 
 from largebatch import __version__
 
@@ -22,11 +23,9 @@ PACKAGES = (
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of Python, of largebatch and of `PACKAGES`, by name; those that are missing are left out."""
+    """The versions of Python, largebatch and `PACKAGES`, by name; missing packages are left out."""
     versions = {"python": platform.python_version(), "largebatch": __version__}
     for name in PACKAGES:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return versions

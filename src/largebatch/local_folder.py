@@ -1,4 +1,4 @@
-"""Data sets, models and tokenizers: in a folder of this machine, or by their id on the hub."""
+"""Data sets, models and tokenizers: in a local folder, or on the hub."""
 
 from pathlib import Path
 
@@ -9,12 +9,12 @@ def local_folder(where: str, field: str, what: str) -> Path | None:
     """The folder on this machine that `where` names, or None for an id on the hub.
 
     Args:
-        where: As it stands in the config.
-        field: Its place there, for the error.
-        what: What it is the id of, such as "a model", for the error.
+        where: The folder or id, as in the config.
+        field: Path of the config field, for the error.
+        what: What has the id, such as "a model", for the error.
 
     Raises:
-        UserError: It looks like a folder, and there is none.
+        UserError: It looks like a folder that does not exist.
     """
     path = Path(where).expanduser()
     if path.is_dir():

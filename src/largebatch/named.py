@@ -1,4 +1,4 @@
-"""Objects that are named as "module:name", so that what names them need not import what they need, such as torch."""
+"""Objects named as "module:name", so that declarations need not import torch."""
 
 import importlib
 from typing import Any
@@ -8,10 +8,10 @@ from largebatch.task_folders import folder_of, owner_of
 
 
 def load_named(name: str) -> Any:
-    """The function or class that "module:name" says.
+    """The function or class that "module:name" names.
 
     Raises:
-        UserError: There is no such module, or nothing of that name in it.
+        UserError: There is no such module, or it has no such name.
     """
     module, _, attribute = name.partition(":")
     try:
@@ -20,12 +20,8 @@ def load_named(name: str) -> Any:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
         owner = owner_of(module)
-        # Not the folder's package, whose name nobody has written.
-        what = (
-            f"the module {error.name}"
-            if owner is None
-            else f"{module.removeprefix(owner)[1:]}.py in {folder_of(owner)}"
-        )
+        # The package of a task's folder has a name that nobody wrote.
+        what = f"{module.removeprefix(owner)[1:]}.py in {folder_of(owner)}" if owner else f"the module {error.name}"
         raise UserError(f'"{name.removeprefix(f"{owner}.")}" names {what}, which cannot be imported') from error
     except AttributeError as error:
         raise UserError(f'"{name}": the module {module} has no {attribute}; write "module:function"') from error

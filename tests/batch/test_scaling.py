@@ -50,9 +50,9 @@ def test_moments_at_the_batch_they_were_tuned_at(rule):
     [
         ("sde", 10, (0.9, 0.999), "the beta 0.9 would become 1 - 10 x (1 - 0.9), which is not above 0"),
         ("sde", 12, (0.95, 0.9), "the beta 0.9 would"),
-        ("half_life", 9, (0.9, 0.95), "0.95 ** 9 = 0.6302, too short a memory beside the first, 0.9"),
-        ("half_life", 1e9, (0.0, 0.95), "= 0, too short"),
-        ("half_life", 2, (0.0, 0.0), "too short"),
+        ("half_life", 9, (0.9, 0.95), "0.95 ** 9 = 0.6302, too small for the first, 0.9"),
+        ("half_life", 1e9, (0.0, 0.95), "= 0, too small"),
+        ("half_life", 2, (0.0, 0.0), "too small for the first"),
     ],
 )
 def test_moments_outside_the_range_of_their_rule(rule, k, betas, words):

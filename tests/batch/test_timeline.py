@@ -98,7 +98,7 @@ def test_counting_back_from_the_end():
 
 
 def test_sizes_that_come_into_force_at_once_are_refused():
-    with pytest.raises(ValueError, match="size 30 comes into force at 15 samples, which is step 2, not after step 2"):
+    with pytest.raises(ValueError, match="size 30 starts at 15 samples, which is step 2, not after step 2"):
         Timeline.build(100, [(Length("steps", 0), 10), (Length("samples", 11), 20), (Length("samples", 15), 30)])
 
 

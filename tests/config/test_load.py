@@ -60,7 +60,7 @@ def test_all_problems_of_both_kinds_in_one_error(tmp_path):
         ("--learning_rate.base_lr=1e308", "must be at most 1000000000000"),
         ("--batch.last=keep", 'batch.last: write "batch": {"drop_last": true}, or false to keep'),
         ("--optimizer.moments=sde", "optimizer.moments: it is beta_scaling now"),
-        ("--task=causal_lm", "task: a recipe's task is the folder that it lies in; remove it"),
+        ("--task=causal_lm", "task: a recipe's task is the folder that it is in; remove it"),
         ('--verify={"model": {"num_layers": 1}}', 'verify: its model is debug_model now; write "debug_model"'),
         ("--batch.global_batch_size=" + "9" * 5000, "batch.global_batch_size: given"),
         ("--data=null", "data: given null; write an object"),
@@ -100,7 +100,10 @@ GROWING = '--batch.global_batch_size=[{"from": {"steps": 0}, "size": 32}, {"from
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (['--learning_rate.decay={"name": "batch_growth"}'], 'learning_rate.decay: "batch_growth" leaves the decay'),
+        (
+            ['--learning_rate.decay={"name": "batch_growth"}'],
+            'learning_rate.decay: "batch_growth" needs a batch that grows',
+        ),
         (
             ["--optimizer.beta_scaling=sde", *TEN_TIMES],
             'optimizer.beta_scaling: "sde": at 10 times the batch that they were tuned at, the beta 0.9 would become',
@@ -149,15 +152,15 @@ def test_decay_outside_the_run(decay, words):
     [
         (
             '[{"from": {"steps": 1}, "size": 32}]',
-            "global_batch_size[0].from is 1 step; the first batch size begins with",
+            "global_batch_size[0].from is 1 step; the first batch size must start with",
         ),
         (
             '[{"from": {"steps": 0}, "size": 32}, {"from": {"epochs": 2}, "size": 64}]',
-            "comes into force at step 200, not",
+            "size 64 starts at step 200, not",
         ),
         (
             '[{"from": {"steps": 0}, "size": 32}, {"from": {"steps": 0}, "size": 64}]',
-            "0 steps, which is step 0, not after",
+            "starts at 0 steps, which is step 0, not after",
         ),
         (
             '[{"from": {"steps": 0}, "size": 30}]',
@@ -241,7 +244,7 @@ def test_missing_file_folder_and_binary(tmp_path):
 
 def test_a_recipe_of_another_task_is_refused():
     (problem,) = problems_of(recipe=DIGITS, task=CausalLMConfig)
-    assert problem == f"the train.py beside it runs it, in {DIGITS.parent}; this one is another task's"
+    assert problem == f"belongs to another task; run {DIGITS.with_name('train.py')} instead"
     assert load_config(DIGITS, (), ImageClassificationConfig).data.num_train_samples == 1437
 
 
@@ -352,7 +355,7 @@ def test_problems_are_told_whatever_a_check_makes_of_them(tmp_path):
 
 
 def test_rolling_back_needs_checkpoints():
-    with pytest.raises(ConfigError, match=r'checkpoint\.every: "roll_back" of faults\.on_non_finite needs checkpoints'):
+    with pytest.raises(ConfigError, match=r'checkpoint\.every: faults\.on_non_finite "roll_back" needs checkpoints'):
         load_config(DIGITS, ["--faults.on_non_finite=roll_back"])
     load_config(DIGITS, ["--faults.on_non_finite=roll_back", '--checkpoint.every={"steps": 5}'])
 
@@ -386,7 +389,7 @@ FILES = '--data.data_files={"train": "a.jsonl", "eval": "b.jsonl"}'
         ),
         (
             [FILES, "--data.eval_split=test"],
-            """eval_split is 'test', and data_files are "train" and "validation"; write """
+            """eval_split is 'test', but data_files has only "train" and "validation"; write """
             '"validation"',
         ),
         ([FILES, "--data.eval_split=validation"], None),

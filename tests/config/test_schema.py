@@ -74,7 +74,7 @@ def test_rows_of_the_page_by_hand():
     for row in (
         "| every | `integer` |  | `0 < x` | `10` | Steps between two lines of metrics.jsonl; the first and the last "
         "step always have one. |",
-        "| last_step | `integer` | ✅ | `0 < x` | The last of them. |",
+        "| last_step | `integer` | ✅ | `0 < x` | Last traced step. |",
         "| final_fraction | `number` |  | `0 <= x <= 1` | `0.0` | Learning rate at the end, as a fraction of the "
         "peak. |",
         "| faults | `object` |  | [Faults](#faults) |  | What to do when something goes wrong. |",

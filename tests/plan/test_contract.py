@@ -58,7 +58,7 @@ def test_checkpoints_that_are_kept_for_ever_are_written(every, written):
     plan = resolve(load_config(DIGITS, words), world_size=1)
     assert [step for step in range(1, 61) if plan.checkpoints_after(step)] == written
     assert [step for step in written if plan.keeps_checkpoint_of(step)] == [25, 50]
-    assert "at the end, and when the run is asked to stop; every 25 steps one is kept for ever" in explain(plan, "x")
+    assert "at the end, and when the run is asked to stop; one every 25 steps is never deleted" in explain(plan, "x")
 
 
 def test_square_root_rule_and_warmup_from_zero():
@@ -147,8 +147,8 @@ def test_a_batch_that_grows_instead_of_the_rate_decaying():
     assert decaying.lr_at(43) / 64 == pytest.approx(growing.lr_at(43) / 64)
     assert decaying.lr_at(44) / 64 == pytest.approx(growing.lr_at(44) / 320)
     text = explain(growing, "x")
-    assert "peak 0.3 = 0.3 x 1, by the linear rule: 0.3 was tuned at batch 64, this begins with 64" in text
-    assert "then constant: the batch grows 5 fold, which for SGD is as if the rate were divided by it" in text
+    assert "peak 0.3 = 0.3 x 1, by the linear rule: 0.3 was tuned at batch 64, this starts with 64" in text
+    assert "then constant: the batch grows by a factor of 5, which for SGD is like dividing the rate by it" in text
 
 
 def test_a_growing_batch_warms_up_to_the_rate_of_its_first_size():
@@ -171,13 +171,13 @@ def test_moments_follow_the_batch_size():
     assert {plan.peak_lr for plan in plans.values()} == {0.004}
     assert "adamw with betas (0.6, 0.96), eps 5e-07; weight decay 0.1" in explain(plans["sde"], "x")
     assert "betas (0.9, 0.99), eps 1e-06 were tuned at batch 32; they follow the square" in explain(plans["sde"], "x")
-    assert "tuned at batch 32; the second beta's half-life in samples" in explain(plans["half_life"], "x")
+    assert "tuned at batch 32; the second beta keeps its half-life in samples" in explain(plans["half_life"], "x")
     assert "were tuned at batch 32;" not in explain(plans["fixed"], "x")
 
 
 def test_what_lars_and_lamb_adapt_is_said():
     plan = resolve(load_config(DIGITS, ['--optimizer={"name": "lars", "weight_decay": 0.1}']), world_size=2)
-    assert "norms of the whole layer, but not that of norm, bias parameters" in explain(plan, "x")
+    assert "norms of the whole layer, except that of norm, bias parameters" in explain(plan, "x")
 
 
 def test_warmup_while_the_batch_size_grows():

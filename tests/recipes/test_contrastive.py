@@ -25,7 +25,7 @@ def test_refused(words, message):
 
 
 def test_a_batch_of_one_sample_has_nothing_to_contrast():
-    with pytest.raises(ConfigError, match="1 sample has no others to be told from"):
+    with pytest.raises(ConfigError, match="1 sample has no others to be compared with"):
         load_config(SIMCLR, ["--batch.global_batch_size=1", "--batch.micro_batch_size=1"])
 
 

@@ -128,7 +128,7 @@ def test_an_error_of_one_process_ends_all_of_them(tmp_path):
 def test_command_line_mistakes(tmp_path):
     assert "error: the following arguments are required: --config" in report_of_words("--seed=1")
     assert "no such file" in report_of_words("--config", str(tmp_path / "none.json"))
-    assert "the train.py beside it runs it, in " in report_of_words("--config", str(PYDOC))
+    assert "belongs to another task; run " in report_of_words("--config", str(PYDOC))
 
 
 def report_of_words(*words: str) -> str:

@@ -1,4 +1,4 @@
-"""The batch: global = micro x accumulation x world, exactly, or an error that names the nearest valid values."""
+"""How a global batch divides: global = micro x accumulation x world, exactly, or an error that says what would."""
 
 from largebatch.errors import ConfigError
 
@@ -17,22 +17,24 @@ def gradient_accumulation_steps(global_batch_size: int, micro_batch_size: int, w
     per_micro_step = micro_batch_size * world_size
     if global_batch_size % per_micro_step == 0:
         return global_batch_size // per_micro_step
-    below = global_batch_size // per_micro_step * per_micro_step
-    nearest = [str(size) for size in (below, below + per_micro_step) if size > 0]
-    remedy = f"nearest: {', '.join(nearest)}"
+    remedy = nearest_multiples(global_batch_size, per_micro_step)
     micro_batch_sizes = _valid_micro_batch_sizes(global_batch_size, micro_batch_size, world_size)
     if micro_batch_sizes:
         remedy += f"; or keep it and set batch.micro_batch_size to {' or '.join(map(str, micro_batch_sizes))}"
     raise ConfigError(
-        [
-            f"batch: global_batch_size {global_batch_size} is not a multiple of micro_batch_size x world_size = "
-            f"{micro_batch_size} x {world_size} = {per_micro_step}; {remedy}"
-        ]
+        f"batch: global_batch_size {global_batch_size} is not a multiple of micro_batch_size x world_size = "
+        f"{micro_batch_size} x {world_size} = {per_micro_step}; {remedy}"
     )
 
 
+def nearest_multiples(size: int, unit: int) -> str:
+    """ "nearest: 24, 48", for messages: the positive multiples of `unit` below and above a size."""
+    below = size // unit * unit
+    return "nearest: " + ", ".join(str(multiple) for multiple in (below, below + unit) if multiple > 0)
+
+
 def micro_steps(num_samples: int, micro_batch_size: int, world_size: int) -> int:
-    """Micro-batches that each process works through for so many samples; the last may be short or empty."""
+    """Micro-batches that each process works through for this many samples; the last may be short or empty."""
     return -(-num_samples // (micro_batch_size * world_size))
 
 
@@ -42,7 +44,7 @@ def _valid_micro_batch_sizes(global_batch_size: int, micro_batch_size: int, worl
         return []
     per_process = global_batch_size // world_size
     below = range(min(micro_batch_size - 1, per_process), 0, -1)
-    # Not further than ten times the given one: nobody wants those, and the search would be long.
+    # Up to ten times the given one: nobody wants a larger one, and the search would take long.
     above = range(micro_batch_size + 1, min(10 * micro_batch_size, per_process) + 1)
     candidates = (next((size for size in sizes if per_process % size == 0), None) for sizes in (below, above))
     return [size for size in candidates if size is not None]

@@ -1,15 +1,14 @@
-"""Scaling rules: what a batch size needs of what was tuned at another, the learning rate and Adam's moments."""
+"""Scaling rules: how the learning rate and Adam's moments, tuned at one batch size, follow another."""
 
 import math
 from typing import Literal
 
 ScalingRule = Literal["linear", "sqrt", "none"]
 RULE_NAMES: dict[ScalingRule, str] = {"linear": "the linear rule", "sqrt": "the square-root rule", "none": "no scaling"}
-"""For a person."""
 
 
 def scaling_factor(rule: ScalingRule, global_batch_size: int, reference_batch_size: int) -> float:
-    """What `base_lr` is multiplied by when the batch grows k = global_batch_size / reference_batch_size fold.
+    """The factor of `base_lr` when the batch is k = global_batch_size / reference_batch_size times as large.
 
     - "linear": k. For SGD: Goyal et al. 2017 (arXiv 1706.02677), section 2.1.
     - "sqrt": the square root of k. For Adam: Krizhevsky 2014 (arXiv 1404.5997), Granziol et al. (arXiv 2006.09092).
@@ -24,17 +23,17 @@ Betas = tuple[float, float]
 
 
 def scaled_moments(rule: MomentRule, k: float, betas: Betas, eps: float) -> tuple[Betas, float]:
-    """Adam's betas and eps for a batch k times the one that they were tuned at.
+    """Adam's betas and eps for a batch k times as large as the one they were tuned at.
 
-    - "fixed": as they are.
-    - "half_life": the second beta to the power k, so that the average forgets as much in as many samples: Marek et al.
-      2025 (arXiv 2507.07101).
-    - "sde": 1 - k (1 - beta) for each beta, eps / sqrt(k): with the square-root rule of the learning rate, Adam at any
-      such k approximates the same stochastic differential equation: Malladi et al. 2022 (arXiv 2205.10287). It holds
-      while k is small against 1 / (1 - beta).
+    - "fixed": unchanged.
+    - "half_life": the second beta to the power k, so that its half-life in samples stays: Marek et al. 2025 (arXiv
+      2507.07101).
+    - "sde": 1 - k (1 - beta) for each beta, and eps / sqrt(k). With the square-root rule of the learning rate, Adam
+      then approximates the same stochastic differential equation at any k that is small compared with 1 / (1 - beta):
+      Malladi et al. 2022 (arXiv 2205.10287).
 
     Raises:
-        ValueError: The rule leaves its range at this k.
+        ValueError: The rule does not hold at this k.
     """
     if rule == "fixed" or k == 1:
         return betas, eps
@@ -43,8 +42,8 @@ def scaled_moments(rule: MomentRule, k: float, betas: Betas, eps: float) -> tupl
         if first**2 >= math.sqrt(second):
             raise ValueError(
                 f"at {k:g} times the batch that they were tuned at, the second beta becomes {betas[1]:g} ** {k:g} = "
-                f"{second:.4g}, too short a memory beside the first, {first:g}: Adam needs beta1 ** 2 < sqrt(beta2) "
-                "(Kingma and Ba 2015, theorem 4.1)"
+                f"{second:.4g}, too small for the first, {first:g}: Adam needs beta1 ** 2 < sqrt(beta2) (Kingma and Ba "
+                "2015, theorem 4.1)"
             )
         return (first, second), eps
     largest = 1 / (1 - min(betas))

@@ -1,13 +1,12 @@
-"""Which samples each optimizer step consumes, while the batch size may grow: a pure function of the step.
+"""Which samples each optimizer step consumes, with a constant or growing batch size: a pure function of the step.
 
-A run passes over the epochs' shuffled orders one after another. Within a *phase* the batch size is constant, so any
-step is found in constant time, at any length of the run. A batch never reaches across the end of an epoch: what is left
-there, too little for a global batch, is dropped, or kept as a smaller, *ragged* batch.
+Within a *phase* the batch size is constant, so any step is found in constant time. A batch never crosses the end of an
+epoch: the samples left there, too few for a global batch, are dropped, or kept as a smaller, *ragged* batch.
 """
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -24,7 +23,7 @@ class Length:
 
     @cached_property
     def exact(self) -> Fraction:
-        """The amount as the fraction that was meant: 0.1 epochs are 1/10, 0.3333333 are 1/3."""
+        """The amount as the fraction that was meant: 0.1 epochs are 1/10 and 0.3333333 epochs are 1/3."""
         return Fraction(self.amount).limit_denominator(10**9)
 
     def __str__(self) -> str:
@@ -38,11 +37,11 @@ class GlobalBatch(NamedTuple):
     epoch: int
     start: int
     size: int
-    """Samples of this step; fewer than `global_batch_size` at the end of an epoch whose last batch is kept."""
+    """Samples of this step; fewer than `global_batch_size` in a ragged batch."""
     global_batch_size: int
-    """The batch size in force, which the learning rate follows."""
+    """The current batch size, which the learning rate follows."""
     samples_before: int
-    """Samples that all earlier steps have trained on."""
+    """Samples that all earlier steps trained on."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Timeline:
     Args:
         num_train_samples: Samples of the training set.
         keep_last: Whether the ragged batch at the end of each epoch is trained on, or dropped.
-        tokens_per_sample: Target tokens of each sample, or None where samples have none or unequal numbers.
+        tokens_per_sample: Target tokens of each sample; None if samples have none or different numbers.
         phases: The batch sizes; see `build`.
     """
 
@@ -83,26 +82,24 @@ class Timeline:
         keep_last: bool = False,
         tokens_per_sample: int | None = None,
     ) -> "Timeline":
-        """A timeline from the moments at which batch sizes come into force, the first of them at 0.
+        """A timeline from batch sizes and the moments from which they are used, the first of which is 0.
 
         Raises:
-            ValueError: A moment is in a unit that the data does not have, or does not lie after the one before.
+            ValueError: A moment is in a unit that the data does not have, or is not after the previous one.
         """
         timeline = cls(num_train_samples, keep_last, tokens_per_sample, ())
         for moment, size in batch_sizes:
-            if not timeline.phases:
-                first = Phase(0, size, 0, 0, 0)
-            else:
-                step = timeline.steps_in(moment)
-                previous = timeline.phases[-1].first_step
+            phase = Phase(0, size, 0, 0, 0)
+            if timeline.phases:
+                step, previous = timeline.steps_in(moment), timeline.phases[-1].first_step
                 if step <= previous:
                     raise ValueError(
-                        f"size {size} comes into force at {moment}, which is step {step}, not after step {previous} of "
-                        "the one before; write a later moment, or for a ramp a larger increment"
+                        f"size {size} starts at {moment}, which is step {step}, not after step {previous} of the size "
+                        "before; write a later moment, or for a ramp a larger increment"
                     )
                 batch = timeline.at(step)
-                first = Phase(step, size, batch.epoch, batch.start, batch.samples_before)
-            timeline = cls(num_train_samples, keep_last, tokens_per_sample, (*timeline.phases, first))
+                phase = Phase(step, size, batch.epoch, batch.start, batch.samples_before)
+            timeline = replace(timeline, phases=(*timeline.phases, phase))
         return timeline
 
     def at(self, step: int) -> GlobalBatch:
@@ -124,16 +121,14 @@ class Timeline:
         return GlobalBatch(epoch, start, min(size, self.num_train_samples - start), size, samples_before)
 
     def _left_in_epoch(self, start: int, size: int) -> tuple[int, int]:
-        """Steps, and samples that they train on, from position `start` to the end of the epoch."""
+        """Steps and their samples from position `start` to the end of the epoch."""
         left = self.num_train_samples - start
         return (-(-left // size), left) if self.keep_last else (left // size, left // size * size)
 
     # --- amounts of training --------------------------------------------------------------------------------------
 
     def progress(self, step: int, unit: Unit) -> Fraction:
-        """How much training the first `step` steps are, exactly.
-
-        Epochs are counted by samples that are trained on: one is over when its last batch is.
+        """The exact amount of training in the first `step` steps. An epoch is over when its last batch is.
 
         Raises:
             ValueError: Samples have no tokens, or not all the same number.
@@ -141,7 +136,7 @@ class Timeline:
         return Fraction(*self._progress(step, unit))
 
     def _progress(self, step: int, unit: Unit) -> tuple[int, int]:
-        """`progress` as numerator and denominator: every step asks, and fractions of Python take their time."""
+        """`progress` as numerator and denominator: every step needs it, and Python's fractions are slow."""
         if unit == "steps":
             return step, 1
         batch = self.at(step)
@@ -159,37 +154,31 @@ class Timeline:
         return batch.epoch * whole + batch.start, whole
 
     def steps_in(self, length: Length) -> int:
-        """The least number of steps from the start of training that are at least `length`.
-
-        Raises:
-            ValueError: As `progress`.
-        """
+        """The smallest number of steps from the start of training that are at least `length`; errors as `progress`."""
         return _first(lambda step: self.progress(step, length.unit) >= length.exact)
 
     def steps_before(self, step: int, length: Length) -> int | None:
-        """The last step from which to step `step` is at least `length`; None where it would be before the start.
-
-        Raises:
-            ValueError: As `progress`.
-        """
+        """The last step that is at least `length` before step `step`; None if it would be before the start of training.
+        Errors as `progress`."""
         left = self.progress(step, length.unit) - length.exact
         return None if left < 0 else _first(lambda earlier: self.progress(earlier, length.unit) > left) - 1
 
     def completes(self, step: int, every: Length) -> bool:
-        """Whether the step after which `step` are completed brings training over a further multiple of `every`."""
-        return self._multiples(step, every) > self._multiples(step - 1, every)
+        """Whether training passes a multiple of `every` with the last of the first `step` steps."""
 
-    def _multiples(self, step: int, every: Length) -> int:
-        """How many times `every` fits into the first `step` steps."""
-        numerator, denominator = self._progress(step, every.unit)
-        return numerator * every.exact.denominator // (denominator * every.exact.numerator)
+        def multiples(step: int) -> int:
+            numerator, denominator = self._progress(step, every.unit)
+            return numerator * every.exact.denominator // (denominator * every.exact.numerator)
+
+        return multiples(step) > multiples(step - 1)
 
 
 def _first(reached: Callable[[int], bool]) -> int:
-    """The first step, from 0 on, at which a condition holds that goes on to hold afterwards."""
+    """The first step, from 0 on, at which a condition holds that holds ever after."""
     bound = 1
     while not reached(bound):
         bound *= 2
+    # By hand, because `bisect` does not take numbers from 2^63 on.
     low, high = 0, bound
     while low < high:
         middle = (low + high) // 2

@@ -1,8 +1,7 @@
 """What a recipe's JSON may say."""
 
 from largebatch.config.load import load_config, validate
-from largebatch.config.recipe import RecipeConfig, check
-from largebatch.config.resolved import as_json, flatten
+from largebatch.config.recipe import RecipeConfig, as_json, check, flatten
 from largebatch.config.task_config import config_class_of
 
 __all__ = ["RecipeConfig", "as_json", "check", "config_class_of", "flatten", "load_config", "validate"]

@@ -1,4 +1,4 @@
-"""What a recipe's JSON may say of its data: one typed section a kind of data set."""
+"""The data sections that tasks share: one typed section per kind of data set."""
 
 from typing import Literal, Self
 
@@ -8,7 +8,7 @@ from largebatch.config.sections import Fraction, NonNegativeInt, PositiveFractio
 
 
 class DataFiles(Section):
-    """Local files, for data that is not laid out as a data-set repository: of the splits "train" and "validation"."""
+    """Local files for the splits "train" and "validation", for data that is not laid out as a dataset repository."""
 
     train: str
     """Path or glob of the training files."""
@@ -17,49 +17,49 @@ class DataFiles(Section):
 
 
 class Data(Section):
-    """What the plan and the loader need to know of any data set."""
+    """The base of every data section: what the plan and the loader need to know about the data set."""
 
     num_train_samples: PositiveInt
-    """Training samples. Stated here so that plans need no data; checked against the data when a run starts."""
+    """Number of training samples; stated so that plans need no data, and compared with the data when a run starts."""
     num_eval_samples: PositiveInt
-    """Evaluation samples, checked likewise."""
+    """Number of evaluation samples, compared in the same way."""
     num_workers: NonNegativeInt = 0
-    """Loader processes per training process, and tokenizing ones per machine; 0 does both in the training process."""
+    """Loader processes per training process, and tokenizing ones per machine; 0: the training process does both."""
 
     @property
     def loss_unit(self) -> str:
-        """What the loss is a mean over: "samples", "tokens", or another plural noun, such as "pixels"."""
+        """The unit that the loss is a mean over: "samples", "tokens", or another plural noun, such as "pixels"."""
         return "samples"
 
     @property
     def loss_weight_per_sample(self) -> int | None:
-        """What each sample counts in the loss, in that unit; None if samples count unequally, as their source says."""
+        """The weight of each sample in the loss, in that unit; None if it differs, and the source says it."""
         return 1 if self.loss_unit == "samples" else self.tokens_per_sample
 
     @property
     def tokens_per_sample(self) -> int | None:
-        """Target tokens of each sample; None where samples have none, or unequal numbers."""
+        """Target tokens of each sample; None if samples have none, or different numbers of them."""
         return None
 
 
 class HubOrLocal(Data):
-    """Where Hugging Face `datasets` finds the data: a hub id, a local folder, or local files."""
+    """Data opened with Hugging Face `datasets`, from a hub id, a local folder or local files."""
 
     source: Literal["datasets"]
     path: str
     """Hub id or local folder; with `data_files`, the format: "parquet", "json", "csv", "text" or "imagefolder"."""
     name: str | None = None
-    """Configuration of the data set on the hub, where it has several."""
+    """Configuration of the data set on the hub, if it has several."""
     data_files: DataFiles | None = None
     """Local files, with their format in `path`."""
     train_split: str = "train"
-    """Split to train on, or a part of it, such as "train[1%:]"; with `data_files`, of "train" or "validation"."""
+    """Split to train on, or a part of it, such as "train[1%:]"; `data_files` have "train" and "validation"."""
     eval_split: str = "validation"
-    """Split to evaluate on, likewise."""
+    """Split to evaluate on, written in the same way."""
 
     @model_validator(mode="after")
     def _files_are_read(self) -> Self:
-        """A recipe's splits of a data set on the hub stay where only `data_files` are overridden."""
+        """Refuse splits meant for a data set on the hub, which stay when `data_files` alone is overridden."""
         if self.data_files is None:
             return self
         files = {"train": self.data_files.train, "validation": self.data_files.eval}
@@ -69,7 +69,9 @@ class HubOrLocal(Data):
             # As in "train[:1%]+validation".
             names = {part.partition("[")[0].strip() for part in split.split("+")}
             if not names <= files.keys():
-                raise ValueError(f'{field} is {split!r}, and data_files are "train" and "validation"; write "{usual}"')
+                raise ValueError(
+                    f'{field} is {split!r}, but data_files has only "train" and "validation"; write "{usual}"'
+                )
             read |= {files[name] for name in names}
         for (name, file), field in zip(files.items(), ("train", "eval"), strict=True):
             if file not in read:
@@ -81,7 +83,7 @@ class HubOrLocal(Data):
 
 
 class DigitsData(Data):
-    """The 1,797 handwritten digits of 8 x 8 pixels that ship with scikit-learn; every fifth one is for evaluation."""
+    """The 1,797 handwritten digits of 8 x 8 pixels that ship with scikit-learn; every fifth is for evaluation."""
 
     source: Literal["digits"]
     image_size: PositiveInt = 32
@@ -99,37 +101,37 @@ class DigitsData(Data):
 
 
 class HubImages(HubOrLocal):
-    """Labeled images through Hugging Face `datasets`."""
+    """Labeled images, opened with Hugging Face `datasets`."""
 
     image_column: str = "image"
-    """Column that holds the encoded images."""
+    """Column with the encoded images."""
     label_column: str = "label"
-    """Column that holds the class indices."""
+    """Column with the class indices."""
     num_classes: PositiveInt
     """Number of classes."""
     image_size: PositiveInt
-    """Side in pixels of the crops the model sees."""
+    """Side in pixels of the crops that the model sees."""
     train_augmentation: Literal["inception_crop", "padded_crop", "none"]
-    """"inception_crop": a random crop of 8 to 100 % of the area and aspect ratio 3/4 to 4/3, and a random flip
-    (Szegedy et al. 2015, as in Goyal et al. 2017, 5.1); "padded_crop", for small images: a random crop of the image
-    padded by an eighth of its side in black (4 of 32 pixels), and a random flip (He et al. 2016, 4.2); "none": the
-    evaluation's center crop."""
+    """Augmentation of training images. "inception_crop": a random crop of 8 to 100 % of the area with an aspect ratio
+    of 3/4 to 4/3, and a random flip (Szegedy et al. 2015, as in Goyal et al. 2017, 5.1). "padded_crop", for small
+    images: a random crop of the image padded with black by an eighth of its side (4 of 32 pixels), and a random flip
+    (He et al. 2016, 4.2). "none": the center crop of the evaluation."""
     mean: tuple[Fraction, Fraction, Fraction]
-    """Mean of each color over the training set, on a 0 to 1 scale."""
+    """Mean of each color over the training set, on a scale from 0 to 1."""
     std: tuple[PositiveFraction, PositiveFraction, PositiveFraction]
     """Standard deviation of each color, on the same scale."""
     num_channels: Literal[3] = 3
 
 
 class TextData(Data):
-    """Text as samples of tokens."""
+    """Text, cut into samples of tokens."""
 
     samples: Literal["blocks", "documents"] = "blocks"
-    """"blocks": documents are joined and cut into blocks of `block_size` tokens, each token being predicted once.
-    "documents": each document is a sample, cut off after `block_size` tokens; padding behind shorter ones is not
-    predicted, so that samples have unequal numbers of target tokens."""
+    """How text becomes samples. "blocks": documents are joined and cut into blocks of `block_size` tokens, and each
+    token is predicted once. "documents": each document is a sample, truncated to `block_size` tokens; the padding
+    after shorter ones is not predicted, so samples have different numbers of target tokens."""
     block_size: PositiveInt
-    """Tokens per sample; for "documents", at most."""
+    """Tokens per sample; for "documents", the maximum."""
 
     @property
     def loss_unit(self) -> str:
@@ -141,26 +143,23 @@ class TextData(Data):
 
 
 class PydocData(TextData):
-    """The Python reference that ships with every Python (`pydoc_data.topics`), as bytes; its documents are paragraphs.
+    """The language reference that ships with every Python (`pydoc_data.topics`), as bytes; paragraphs are documents.
 
     The text differs between Python versions, so exactly the first num_train_samples + num_eval_samples samples are
-    used; the evaluation samples are the last ones.
+    used; the last of them are the evaluation samples.
     """
 
     source: Literal["pydoc"]
 
 
 class HubText(HubOrLocal, TextData):
-    """Text documents through Hugging Face `datasets`, tokenized, with an end-of-text token after each (where a
-    tokenizer has none, its separator).
-
-    The first `num_train_samples` samples are used; a run says how many there are.
-    """
+    """Text documents, opened with Hugging Face `datasets` and tokenized; an end-of-text token, or else the tokenizer's
+    separator, follows each. The first `num_train_samples` samples are used; a run prints how many there are."""
 
     text_column: str = "text"
-    """Column that holds the documents."""
+    """Column with the documents."""
     tokenizer: str
     """Hub id or local folder of a `transformers` tokenizer, or "bytes"; `largebatch train-tokenizer` makes one."""
     attention: Literal["block", "document"] = "block"
-    """What a token of a block attends to: "block", all tokens before it; "document", those of its own document alone,
-    with positions that begin at 0 in each document, and in each block."""
+    """Tokens that a token of a block attends to: "block", all tokens before it; "document", only those of its own
+    document, with positions that start at 0 in each document and in each block."""

@@ -1,13 +1,14 @@
-"""Reading a recipe: JSON plus overrides, validated as a whole, every problem reported at once."""
+"""Reading a recipe: JSON plus overrides, validated as a whole, with every problem reported at once."""
 
 import inspect
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from largebatch.config.partial import valid_part
@@ -19,15 +20,25 @@ from largebatch.task_folders import folder_of
 Config = TypeVar("Config", bound=RecipeConfig)
 JsonObject = dict[str, Any]
 
+FORMER_OPTIONS = {"--run_dir": "--run-dir", "--resume.allow_change": "--allow-change"}
+FORMER_FIELDS = {
+    "task": "a recipe's task is the folder that it is in; remove it",
+    "batch.last": 'write "batch": {"drop_last": true}, or false to keep a smaller last batch',
+    "optimizer.moments": "it is beta_scaling now",
+    "data.unusable": 'it is on_invalid now; write "refuse" or "skip"',
+    "neighbours": "it is neighbors now",
+    "verify": 'its model is debug_model now; write "debug_model": { … }',
+}
+
 
 def load_config(path: str | Path, overrides: Sequence[str] = (), config_class: type[Config] | None = None) -> Config:
     """Read and validate a recipe, as the `Config` of the `config.py` in its folder.
 
     Args:
         path: The recipe's JSON file.
-        overrides: Command-line words such as `["--batch.global_batch_size", "512", "--seed=1"]`. Values are JSON;
-            what is not JSON is taken as a string.
-        config_class: The `Config` that the caller can run; None accepts every task's.
+        overrides: Command-line words such as `["--batch.global_batch_size", "512", "--seed=1"]`. Values are JSON; a
+            value that is not JSON is a string.
+        config_class: The `Config` that the caller can run; None accepts that of every task.
 
     Raises:
         ConfigError: All problems of the file and the overrides, one line each; or `config.py` cannot be used.
@@ -36,9 +47,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), config_class: t
     _apply_overrides(raw, overrides)
     found = config_class_of(Path(path).parent, path)
     if config_class is not None and found is not config_class:
-        raise ConfigError(
-            [f"the train.py beside it runs it, in {Path(path).parent}; this one is another task's"], str(path)
-        )
+        raise ConfigError([f"belongs to another task; run {Path(path).with_name('train.py')} instead"], str(path))
     return validate(raw, found, source=str(path))  # type: ignore[return-value]  # it is `config_class`
 
 
@@ -49,27 +58,23 @@ def validate(raw: JsonObject, config_class: type[Config], source: str | None = N
         ConfigError: All problems, one line each.
     """
     config_class = config_class.with_optimizers()
+    config: RecipeConfig | None = None
+    problems: list[str] = []
     with authors_program(folder_of(config_class.__module__)):
         try:
-            # Strict validation takes tuples only from JSON, where they are lists.
-            config: RecipeConfig | None = config_class.model_validate_json(json.dumps(raw))
-            problems: list[str] = []
+            # Strict validation accepts tuples only from JSON, where they are lists.
+            config = config_class.model_validate_json(json.dumps(raw))
         except ValidationError as error:
-            problems = [_explain(details, config_class) for details in error.errors(include_url=False)]
-            config = _valid_part(config_class, raw)
+            schema = config_class.model_json_schema()
+            problems = [_explain(details, schema) for details in error.errors(include_url=False)]
+            # A default may be made of what is wrong. The problems are told anyway.
+            with suppress(Exception):
+                config = cast(RecipeConfig | None, valid_part(config_class, raw))
         if config is not None:
             problems += _inconsistencies(config, is_whole=not problems)
     if problems:
         raise ConfigError(problems, source)
     return cast(Config, config)
-
-
-def _valid_part(config_class: type[Config], raw: JsonObject) -> RecipeConfig | None:
-    try:
-        return cast(RecipeConfig | None, valid_part(config_class, raw))
-    except Exception:
-        # A default that is made of what is wrong, say. The problems have been told.
-        return None
 
 
 def _inconsistencies(config: RecipeConfig, is_whole: bool) -> Iterator[str]:
@@ -81,15 +86,9 @@ def _inconsistencies(config: RecipeConfig, is_whole: bool) -> Iterator[str]:
                 raise ConfigError([f"{what}; a check yields its problems"])
             yield from found
         except Exception:
-            # It has read what is missing or wrong, which has been told.
+            # Otherwise the check has read a field that is missing or wrong, which is told already.
             if is_whole:
                 raise
-
-
-# --- JSON and overrides -------------------------------------------------------------------------------------------
-
-
-FORMER_OPTIONS = {"--run_dir": "--run-dir", "--resume.allow_change": "--allow-change"}
 
 
 def _read_json(path: Path) -> JsonObject:
@@ -103,20 +102,20 @@ def _read_json(path: Path) -> JsonObject:
 
     try:
         raw = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=refuse_duplicates)
-    except FileNotFoundError:
-        raise ConfigError(["no such file; give the path of a recipe's JSON, before any overrides"], str(path)) from None
-    except json.JSONDecodeError as error:
-        raise ConfigError(
-            [f"not valid JSON: {error.msg} in line {error.lineno}, column {error.colno}"], str(path)
-        ) from None
     except ConfigError:
         raise
-    # Besides files: text that is not UTF-8, integers of thousands of digits, nesting without end.
+    except FileNotFoundError:
+        problem = "no such file; give the path of a recipe's JSON, before any overrides"
+    except json.JSONDecodeError as error:
+        problem = f"not valid JSON: {error.msg} in line {error.lineno}, column {error.colno}"
+    # Not only files: text that is not UTF-8, integers with thousands of digits, endless nesting.
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError([f"cannot be read: {error}"], str(path)) from None
-    if not isinstance(raw, dict):
-        raise ConfigError(["must be a JSON object, { … }"], str(path))
-    return raw
+        problem = f"cannot be read: {error}"
+    else:
+        if isinstance(raw, dict):
+            return raw
+        problem = "must be a JSON object, { … }"
+    raise ConfigError([problem], str(path))
 
 
 def _apply_overrides(raw: JsonObject, overrides: Sequence[str]) -> None:
@@ -127,12 +126,10 @@ def _apply_overrides(raw: JsonObject, overrides: Sequence[str]) -> None:
         if not name.startswith("--") or not name[2:]:
             problems.append(f"{word}: not an option; overrides are written --section.field value")
             continue
-        if not equals:
-            value = next(words, None)
-            if value is None:
-                problems.append(f"{name}: has no value; write {name} VALUE")
-                continue
-            text = value
+        value = text if equals else next(words, None)
+        if value is None:
+            problems.append(f"{name}: has no value; write {name} VALUE")
+            continue
         if name in FORMER_OPTIONS:
             problems.append(f"{name}: options are spelled with dashes; write {FORMER_OPTIONS[name]}")
             continue
@@ -140,141 +137,108 @@ def _apply_overrides(raw: JsonObject, overrides: Sequence[str]) -> None:
         target = raw
         for section in sections:
             # null and absent sections become objects: `--learning_rate.warmup.start zero` where warmup is null.
-            inner = target.get(section)
-            target[section] = inner if isinstance(inner, dict) else {}
+            if not isinstance(target.get(section), dict):
+                target[section] = {}
             target = target[section]
-        target[field] = _parse_value(text)
+        try:
+            target[field] = json.loads(value)
+        except (ValueError, RecursionError):
+            target[field] = value
     if problems:
         raise ConfigError(problems, "the command line")
 
 
-def _parse_value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
+# --- pydantic's errors in our words -------------------------------------------------------------------------------
 
-
-# --- explaining pydantic's errors ---------------------------------------------------------------------------------
-
-
-def _explain(details: ErrorDetails, config_class: type[RecipeConfig]) -> str:
-    """One line: where, what was given, why it is wrong, what to write instead."""
-    kind, context = details["type"], details.get("ctx", {})
-    where, siblings = _locate(details["loc"], config_class)
-    given = _show(details["input"])
-    if kind == "extra_forbidden":
-        if where in FORMER:
-            return f"{where}: {FORMER[where]}"
-        name = where.rpartition(".")[2]
-        return f"{where}: unknown key{did_you_mean(name, siblings)}; known here: {', '.join(siblings)}"
-    if kind == "missing":
-        return f"{where}: missing{_sentence(where, config_class)}"
-    if kind == "value_error":
-        return f"{where}: {context['error']}"
-    if kind == "union_tag_not_found":
-        key = str(context["discriminator"]).strip("'")
-        return f"{where}.{key}: missing; it says which kind of {where.rpartition('.')[2]} this is"
-    if kind == "union_tag_invalid":
-        key = str(context["discriminator"]).strip("'")
-        expected = str(context["expected_tags"]).replace("'", '"')
-        meant = did_you_mean(context["tag"], re.findall(r'"(.*?)"', expected))
-        return f'{where}.{key}: "{context["tag"]}" is unknown{meant}; write one of {expected}'
-    if kind == "literal_error":
-        expected = str(context["expected"]).replace("'", '"')
-        return f"{where}: {given} is not allowed; write {expected}"
-    return f"{where}: given {given}; {_requirement(kind, context, details['msg'])}"
-
-
-def _requirement(kind: str, context: dict[str, Any], message: str) -> str:
-    bounds = {
-        "greater_than": "must be above {gt}",
-        "greater_than_equal": "must be at least {ge}",
-        "less_than": "must be below {lt}",
-        "less_than_equal": "must be at most {le}",
-    }
-    types = {
-        "int_type": "write a whole number, such as 64",
-        "int_from_float": "write a whole number, such as 64",
-        "float_type": "write a number, such as 0.1",
-        "finite_number": "write a finite number, such as 0.1",
-        "bool_type": "write true or false",
-        "string_type": "write a string in double quotes",
-        "list_type": "write a list, [ … ]",
-        "tuple_type": "write a list, [ … ]",
-        "model_type": "write an object, { … }",
-        "model_attributes_type": "write an object, { … }",
-        "dict_type": "write an object, { … }",
-    }
-    if kind in bounds:
-        return bounds[kind].format(**context)
-    return types.get(kind, message[:1].lower() + message[1:])
-
-
-FORMER = {
-    "task": "a recipe's task is the folder that it lies in; remove it",
-    "batch.last": 'write "batch": {"drop_last": true}, or false to keep a smaller last batch',
-    "optimizer.moments": "it is beta_scaling now",
-    "data.unusable": 'it is on_invalid now; write "refuse" or "skip"',
-    "neighbours": "it is neighbors now",
-    "verify": 'its model is debug_model now; write "debug_model": { … }',
+WHOLE_NUMBER, LIST, OBJECT = "write a whole number, such as 64", "write a list, [ … ]", "write an object, {{ … }}"
+REQUIREMENTS = {
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+    "int_type": WHOLE_NUMBER,
+    "int_from_float": WHOLE_NUMBER,
+    "float_type": "write a number, such as 0.1",
+    "finite_number": "write a finite number, such as 0.1",
+    "bool_type": "write true or false",
+    "string_type": "write a string in double quotes",
+    "list_type": LIST,
+    "tuple_type": LIST,
+    "model_type": OBJECT,
+    "model_attributes_type": OBJECT,
+    "dict_type": OBJECT,
 }
-"""Fields of earlier versions, and what to write instead."""
 
-# What pydantic calls the alternatives of `sections.GlobalBatchSize`.
+# Pydantic's names of the alternatives of `sections.GlobalBatchSize`.
 JSON_TYPE_OF_TAG = {"number": "integer", "list": "array", "ramp": "object"}
 
 
-def _locate(location: Sequence[int | str], config_class: type[RecipeConfig]) -> tuple[str, list[str]]:
-    """The JSON path of an error, without the union tags that pydantic puts into it, and the keys known there."""
-    schema: Any = TypeAdapter(config_class).json_schema()
+def _explain(details: ErrorDetails, schema: JsonObject) -> str:
+    """One line: where, what was given, why it is wrong, what to write instead."""
+    kind, context = details["type"], details.get("ctx", {})
+    where, known, description = _locate(details["loc"], schema)
+    name = where.rpartition(".")[2]
+    given = json.dumps(details["input"], ensure_ascii=False, default=str)
+    given = given if len(given) <= 60 else f"{given[:57]}…"
+    match kind:
+        case "extra_forbidden" if where in FORMER_FIELDS:
+            return f"{where}: {FORMER_FIELDS[where]}"
+        case "extra_forbidden":
+            return f"{where}: unknown key{did_you_mean(name, known)}; known here: {', '.join(known)}"
+        case "missing":
+            sentence = " ".join(description.split()).partition(". ")[0].rstrip(".")
+            return f"{where}: missing" + (f"; {sentence[:1].lower()}{sentence[1:]}" if sentence else "")
+        case "value_error":
+            return f"{where}: {context['error']}"
+        case "union_tag_not_found":
+            key = context["discriminator"].strip("'")
+            return f"{where}.{key}: missing; it says which kind of {name} this is"
+        case "union_tag_invalid":
+            key = context["discriminator"].strip("'")
+            expected = context["expected_tags"].replace("'", '"')
+            meant = did_you_mean(context["tag"], re.findall(r'"(.*?)"', expected))
+            return f'{where}.{key}: "{context["tag"]}" is unknown{meant}; write one of {expected}'
+        case "literal_error":
+            expected = context["expected"].replace("'", '"')
+            return f"{where}: {given} is not allowed; write {expected}"
+        case _ if kind in REQUIREMENTS:
+            return f"{where}: given {given}; {REQUIREMENTS[kind].format(**context)}"
+    return f"{where}: given {given}; {details['msg'][:1].lower()}{details['msg'][1:]}"
+
+
+def _locate(location: Sequence[int | str], schema: JsonObject) -> tuple[str, list[str], str]:
+    """The JSON path of an error, without the union tags that pydantic puts into it, the keys that are known there, and
+    the description of the field."""
     definitions = schema.get("$defs", {})
+
+    def resolved(node: Any) -> Any:
+        """Follow references, and the only real alternative of an optional section."""
+        while True:
+            if "$ref" in node:
+                node = definitions[node["$ref"].rpartition("/")[2]]
+            elif "anyOf" in node and "discriminator" not in node:
+                node = next((option for option in node["anyOf"] if option.get("type") != "null"), {})
+            else:
+                return node
+
     path = ""
     keys = list(schema["properties"])
     node: Any = schema
     for part in location:
-        node = _resolve(node, definitions)
+        node = resolved(node)
         if isinstance(part, int):
             path += f"[{part}]"
             node = node.get("items", {})
             continue
         tags = node.get("discriminator", {}).get("mapping", {})
+        is_tag = part in tags or ("oneOf" in node and part in JSON_TYPE_OF_TAG)
         if part in tags:
-            node = _resolve({"$ref": tags[part]}, definitions)
-            keys = list(node.get("properties", keys))
-            continue
-        if "oneOf" in node and part in JSON_TYPE_OF_TAG:
-            options = (_resolve(option, definitions) for option in node["oneOf"])
+            node = resolved({"$ref": tags[part]})
+        elif is_tag:
+            options = map(resolved, node["oneOf"])
             node = next(option for option in options if option["type"] == JSON_TYPE_OF_TAG[part])
-            keys = list(node.get("properties", keys))
-            continue
         keys = list(node.get("properties", keys))
-        path += f".{part}" if path else part
-        node = node.get("properties", {}).get(part, {})
-    return path or "the whole file", [key for key in keys if key != "$schema"]
-
-
-def _resolve(node: Any, definitions: dict[str, Any]) -> Any:
-    """Follow a reference, and the one real alternative of an optional section."""
-    while True:
-        if "$ref" in node:
-            node = definitions[node["$ref"].rpartition("/")[2]]
-        elif "anyOf" in node and "discriminator" not in node:
-            node = next((option for option in node["anyOf"] if option.get("type") != "null"), {})
-        else:
-            return node
-
-
-def _sentence(where: str, config_class: type[RecipeConfig]) -> str:
-    """The description of a field, for the message that it is missing."""
-    schema: Any = TypeAdapter(config_class).json_schema()
-    node: Any = schema
-    for part in where.split("."):
-        node = _resolve(node, schema.get("$defs", {})).get("properties", {}).get(part.partition("[")[0], {})
-    text = node.get("description", "").partition("\n")[0]
-    return f"; {text[:1].lower()}{text[1:].rstrip('.')}" if text else ""
-
-
-def _show(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 60 else f"{text[:57]}…"
+        if not is_tag:
+            path += f".{part}" if path else part
+            node = node.get("properties", {}).get(part, {})
+    return path or "the whole file", [key for key in keys if key != "$schema"], node.get("description", "")

@@ -1,4 +1,4 @@
-"""What the model sections of recipes share: what the plan needs to know of any model, transformers, ResNets."""
+"""The model sections that tasks share: what the plan needs to know about any model, transformers, ResNets."""
 
 from typing import Annotated, Literal, Self
 
@@ -8,16 +8,16 @@ from largebatch.config.sections import BelowOne, PositiveInt, Section
 
 
 class Model(Section):
-    """What the plan needs to know of any model."""
+    """The base of every model section: what the plan needs to know about the model."""
 
     @property
     def uses_batch_norm(self) -> bool:
-        """Whether the loss of a sample depends on the others of its micro-batch."""
+        """Whether the loss of a sample depends on the other samples of its micro-batch."""
         return False
 
     @property
     def synchronizes_batch_norm(self) -> bool:
-        """Whether it depends on those of the other processes' micro-batches, too."""
+        """Whether it also depends on the samples of the other processes' micro-batches."""
         return False
 
     @property
@@ -37,7 +37,7 @@ class ResNet(Model):
     depths: Annotated[list[PositiveInt], Field(min_length=1)]
     """Residual blocks of each stage."""
     layer_type: Literal["basic", "bottleneck"]
-    """Two 3 x 3 convolutions a block, or 1 x 1, 3 x 3, 1 x 1."""
+    """Convolutions of a block: "basic" has two of 3 x 3, "bottleneck" has 1 x 1, 3 x 3 and 1 x 1."""
     sync_batch_norm: bool = False
     """Whether BatchNorm normalizes over the micro-batches of all processes together; `micro_batch_size` x processes is
     then part of the loss function."""
@@ -51,24 +51,24 @@ class ResNet(Model):
         return self.sync_batch_norm
 
     @model_validator(mode="after")
-    def _same_number_of_stages(self) -> "ResNet":
+    def _same_number_of_stages(self) -> Self:
         if len(self.hidden_sizes) != len(self.depths):
             raise ValueError(
                 f"hidden_sizes has {len(self.hidden_sizes)} stages and depths has {len(self.depths)}; "
-                "give one number a stage in both"
+                "give one number per stage in both"
             )
         return self
 
 
 class Transformer(Model):
-    """What every transformer has."""
+    """The fields that every transformer has."""
 
     hidden_size: PositiveInt
     """Width of the residual stream."""
     num_layers: PositiveInt
     """Transformer blocks."""
     num_heads: PositiveInt
-    """Attention heads; divides `hidden_size`."""
+    """Attention heads; `hidden_size` must be a multiple of it."""
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> Self:
@@ -80,7 +80,7 @@ class Transformer(Model):
 
 
 class TransformerWithDropout(Transformer):
-    """One that may have dropout."""
+    """A transformer that may have dropout."""
 
     dropout: BelowOne = 0.0
     """Dropout on embeddings, attention weights and residual branches."""
@@ -91,10 +91,8 @@ class TransformerWithDropout(Transformer):
 
 
 class LargeModel(Model):
-    """A model that no process need hold whole: built without weights, which each process then sets where it has them.
-
-    Random weights are a function of the run's seed and each parameter's name.
-    """
+    """A model that is sharded before any process holds it whole: it is built without weights, and each process then
+    sets the ranges that it holds. Random weights are a function of the run's seed and each parameter's name."""
 
     initial_weights: str | None = None
-    """Weights to begin with: a local folder or hub id of `safetensors` files for this very model; null draws them."""
+    """Starting weights: a local folder or hub id of `safetensors` files for exactly this model; null draws them."""

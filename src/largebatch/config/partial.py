@@ -1,29 +1,28 @@
-"""The valid part of a config that is wrong, so that checks across fields can be made of it, too."""
+"""The valid part of a config that is wrong, so that checks across fields can still be made."""
 
 import json
 from collections.abc import Mapping
-from copy import copy
 from typing import Annotated, Any, get_args
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from largebatch.config.sections import Section
 
 
 def valid_part(section: type[Section], raw: Mapping[str, Any]) -> Section | None:
-    """The section with those of its fields that are valid, so that to read another one is an AttributeError.
+    """The section with only those fields that are valid; reading another one is an AttributeError.
 
     Args:
-        section: Its class.
-        raw: Its parsed JSON.
+        section: The class of the section.
+        raw: The parsed JSON of the section.
 
     Returns:
-        None if its fields are valid one by one, and wrong together.
+        The part, or None if the fields are valid one by one but wrong together.
     """
+    wrong = set()
     try:
         section.model_validate_json(json.dumps(raw))
-        wrong = set()
     except ValidationError as error:
         locations = [details["loc"] for details in error.errors(include_url=False)]
         if () in locations:
@@ -31,17 +30,18 @@ def valid_part(section: type[Section], raw: Mapping[str, Any]) -> Section | None
         wrong = {location[0] for location in locations}
     valid: dict[str, Any] = {}
     for name, field in section.model_fields.items():
-        key = field.validation_alias if isinstance(field.validation_alias, str) else field.alias or name
+        key = field.alias or name
         if key not in raw:
             if not field.is_required():
                 valid[name] = field.get_default(call_default_factory=True, validated_data=valid)
         elif key not in wrong:
-            valid[name] = _adapter(field).validate_json(json.dumps(raw[key]), strict=True)
+            annotated: Any = Annotated[(field.annotation, *field.metadata, Field(discriminator=field.discriminator))]
+            valid[name] = TypeAdapter(annotated).validate_json(json.dumps(raw[key]), strict=True)
         elif (inner := _inner_section(field, raw[key])) and (part := valid_part(inner, raw[key])):
             valid[name] = part
     part = section.model_construct(**valid)
+    # `model_construct` puts defaults in place of wrong fields.
     for name in section.model_fields.keys() - valid.keys():
-        # A default in place of what is wrong.
         part.__dict__.pop(name, None)
     return part
 
@@ -56,11 +56,3 @@ def _inner_section(field: FieldInfo, raw: Any) -> type[Section] | None:
         key = field.discriminator
         sections = [each for each in sections if raw.get(key) in get_args(each.model_fields[key].annotation)]
     return sections[0] if len(sections) == 1 else None
-
-
-def _adapter(field: FieldInfo) -> TypeAdapter[Any]:
-    field = copy(field)
-    # A name in the whole, which is not there.
-    field.alias = field.validation_alias = field.serialization_alias = None
-    annotated: Any = Annotated[field.annotation, field]
-    return TypeAdapter(annotated)

@@ -1,11 +1,12 @@
-"""What every recipe's JSON has; the `Config` of a task's folder adds its data, its model, and what else it needs."""
+"""The fields that every recipe has, and checks across them; the `Config` of a task adds its data, model and more."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field
 
 from largebatch.batch import Timeline
+from largebatch.batch.division import nearest_multiples
 from largebatch.batch.scaling import scaled_moments
 from largebatch.config.data import Data, TextData
 from largebatch.config.models import Model
@@ -21,7 +22,6 @@ from largebatch.config.sections import (
     BatchGrowth,
     Checkpoint,
     Compute,
-    Duration,
     Evaluation,
     Faults,
     LearningRate,
@@ -40,26 +40,26 @@ Check = Callable[[Any], Iterator[str]]
 def check(method: Check) -> Check:
     """Mark a method of a config as a check of fields against each other.
 
-    It yields problems, one line each, that begin with the path of the field to change: "data.block_size: 512 is more
-    than …; write …". A check that reads a field that is itself wrong or missing is left out, so that one error lists
-    the problems of fields and those between fields.
+    The method yields problems, one line each, starting with the path of the field to change: "data.block_size: 512 is
+    more than …; write …". A check that reads a field that is itself wrong or missing is skipped, so that one error
+    lists the problems of fields and those between fields.
     """
     method._is_check = True  # type: ignore[attr-defined]
     return method
 
 
 class RecipeConfig(Section):
-    """What every recipe's JSON has."""
+    """The fields that every recipe has."""
 
     model_config = ConfigDict(validate_by_name=False)
 
     schema_: str | None = Field(default=None, alias="$schema")
     """Path of the JSON Schema, for editors."""
     seed: NonNegativeInt = 0
-    """Initial weights, sample order, augmentation and dropout all follow from it."""
+    """Seed of everything random: initial weights, sample order, augmentation and dropout."""
     precision: Literal["fp32", "bf16", "fp64"]
-    """"fp32"; "bf16": matrix products in bfloat16 under autocast; weights, gradients and their reduction in fp32; or
-    "fp64", slow, to see differences that are not rounding errors (not on DeepSpeed ZeRO)."""
+    """"fp32". "bf16": matrix products in bfloat16 under autocast; weights, gradients and their reduction in fp32.
+    "fp64": slow, shows differences that are not rounding errors (not on DeepSpeed ZeRO)."""
     data: Data
     model: Model
     batch: Batch
@@ -72,17 +72,17 @@ class RecipeConfig(Section):
     compute: Compute = Compute()
     logging: Logging = Logging()
     debug_model: dict[str, Any] | None = None
-    """Fields of the model section, with values that make it small: what `largebatch verify` rehearses instead of a
-    large model. Null rehearses the model as it is."""
+    """Fields of the model section, with values that make a large model small for `largebatch verify`; null verifies the
+    model as it is."""
 
     free_on_resume: ClassVar[tuple[str, ...]] = ()
-    """Fields of a task's own, such as those of its evaluation, that a resumed run may change: they never change the
-    training."""
+    """Fields of the task, such as those of its evaluation, that a resumed run may change: they never change training.
+    """
     _built_with: ClassVar[list[type[OptimizerSection]]] = []
 
     @classmethod
     def with_optimizers(cls) -> type[Self]:
-        """This class, taking all optimizers that are registered for its task by now; plans see these from now on."""
+        """This class, rebuilt to accept all optimizers registered for its task; plans see these from now on."""
         show_optimizers_of(owner_of(cls.__module__))
         sections = [entry.section for entry in registered_optimizers()]
         if cls._built_with != sections:
@@ -92,13 +92,13 @@ class RecipeConfig(Section):
 
     @classmethod
     def checks(cls) -> Iterator[Check]:
-        """All methods marked by `check`, those of parent classes first."""
+        """All methods marked with `check`, those of parent classes first."""
         for parent in reversed(cls.__mro__):
             for name, value in vars(parent).items():
                 if getattr(value, "_is_check", False) and getattr(cls, name) is value:
                     yield value
 
-    # --- what a task may say of itself ----------------------------------------------------------------------------
+    # --- what a task may override ---------------------------------------------------------------------------------
 
     @property
     def task(self) -> str:
@@ -108,20 +108,19 @@ class RecipeConfig(Section):
 
     @property
     def couples_the_batch(self) -> bool:
-        """Whether the loss of a sample depends on all others of its global batch."""
+        """Whether the loss of a sample depends on all other samples of its global batch."""
         return False
 
     @property
     def tokens_processed_per_sample(self) -> int | None:
-        """Tokens that a transformer processes for each training sample, for `mfu`; None if there are none, or unequal
-        numbers."""
+        """Tokens that a transformer processes per training sample, for `mfu`; None if there are none or it varies."""
         data = self.data
         return data.block_size if isinstance(data, TextData) and data.tokens_per_sample is not None else None
 
     def tiny_data(self) -> dict[str, Any] | None:
-        """Overrides, by their dotted paths, that put small data in place of the recipe's own, for `verify --tiny-data`.
+        """Overrides by dotted path that replace large data with small data of the same kind, for `verify --tiny-data`.
 
-        The small data must be there on every machine, and be of the same kind. None: the recipe's own are so.
+        The small data must be available on every machine. None: the recipe's own data is small and always available.
         """
         return None
 
@@ -131,43 +130,41 @@ class RecipeConfig(Section):
     def _checkpoints_to_roll_back_to(self) -> Iterator[str]:
         if self.faults.on_non_finite == "roll_back" and self.checkpoint.every is None:
             yield (
-                'checkpoint.every: "roll_back" of faults.on_non_finite needs checkpoints to go back to; write a '
+                'checkpoint.every: faults.on_non_finite "roll_back" needs checkpoints to go back to; write a '
                 'distance, such as {"steps": 100}'
             )
 
     @check
     def _whole_micro_batches(self) -> Iterator[str]:
         micro = self.batch.micro_batch_size
-        size = next((size for _, size in self.batch.sizes if size % micro), None)
-        if size is not None:
-            below = size // micro * micro
-            nearest = ", ".join(str(near) for near in (below, below + micro) if near > 0)
-            yield (
-                f"batch.global_batch_size: {size} is not a multiple of batch.micro_batch_size {micro}; nearest: "
-                f"{nearest}"
-            )
+        for _, size in self.batch.sizes:
+            if size % micro:
+                nearest = nearest_multiples(size, micro)
+                yield f"batch.global_batch_size: {size} is not a multiple of batch.micro_batch_size {micro}; {nearest}"
+                return
 
     @check
     def _batches_that_batch_norm_takes(self) -> Iterator[str]:
         if not self.batch.drop_last and self.model.uses_batch_norm:
             yield (
-                "batch.drop_last: false would normalize the last micro-batch of an epoch over fewer samples than "
-                "others, which for a model with BatchNorm is another loss; write true"
+                "batch.drop_last: false would normalize the last micro-batch of an epoch over fewer samples than the "
+                "others, which is another loss for a model with BatchNorm; write true"
             )
 
     @check
     def _others_in_the_batch(self) -> Iterator[str]:
         if self.couples_the_batch and min(size for _, size in self.batch.sizes) == 1:
             yield (
-                "batch.global_batch_size: 1 sample has no others to be told from, and so no gradient; write at least 2"
+                "batch.global_batch_size: 1 sample has no others to be compared with, and so no gradient; write at "
+                "least 2"
             )
 
     @check
     def _compiled_blocks_run_once(self) -> Iterator[str]:
         if self.compute.compile and self.compute.activation_checkpointing and self.model.uses_batch_norm:
             yield (
-                "compute.compile: torch.compile stops at blocks with BatchNorm that are computed again, and leaves "
-                "most of the model as it is; write false, or false as compute.activation_checkpointing"
+                "compute.compile: torch.compile gives up at blocks with BatchNorm that are recomputed, and leaves most "
+                "of the model uncompiled; write false, or false as compute.activation_checkpointing"
             )
 
     @check
@@ -175,8 +172,8 @@ class RecipeConfig(Section):
         sizes = [size for _, size in self.batch.sizes]
         if isinstance(self.learning_rate.decay, BatchGrowth) and max(sizes) == sizes[0]:
             yield (
-                'learning_rate.decay: "batch_growth" leaves the decay to a batch that grows, and this one does not; '
-                'write a list of sizes as batch.global_batch_size, or another decay, such as {"name": "cosine"}'
+                'learning_rate.decay: "batch_growth" needs a batch that grows, and this one does not; write a list of '
+                'sizes as batch.global_batch_size, or another decay, such as {"name": "cosine"}'
             )
 
     @check
@@ -184,30 +181,28 @@ class RecipeConfig(Section):
         optimizer, rate, sizes = self.optimizer, self.learning_rate, [size for _, size in self.batch.sizes]
         if not isinstance(optimizer, WithScaledBetas) or optimizer.beta_scaling == "fixed":
             return
-        path, rule = "optimizer.beta_scaling", f'"{optimizer.beta_scaling}"'
+        rule = f'optimizer.beta_scaling: "{optimizer.beta_scaling}"'
         if optimizer.beta_scaling == "sde" and rate.scaling != "sqrt":
-            yield (
-                f'{path}: {rule} goes with the square-root rule; write "sqrt" as learning_rate.scaling, or "fixed" here'
-            )
+            yield f'{rule} goes with the square-root rule; write "sqrt" as learning_rate.scaling, or "fixed" here'
         if len(set(sizes)) > 1:
             yield (
-                f"{path}: {rule} would change betas with the batch size, which Adam's bias correction does not allow "
-                'for; write "fixed", or a global_batch_size that does not grow'
+                f"{rule} would change betas with the batch size, which Adam's bias correction does not allow for; "
+                'write "fixed", or a global_batch_size that does not grow'
             )
             return
         try:
             scaled_moments(optimizer.beta_scaling, sizes[0] / rate.reference_batch_size, optimizer.betas, optimizer.eps)
         except ValueError as error:
-            yield f'{path}: {rule}: {error}; write a smaller batch, or "fixed"'
+            yield f'{rule}: {error}; write a smaller batch, or "fixed"'
 
     @check
     def _durations_within_the_run(self) -> Iterator[str]:
-        sizes, num_samples = self.batch.sizes, self.data.num_train_samples
+        sizes, num_samples, rate = self.batch.sizes, self.data.num_train_samples, self.learning_rate
         largest = max(size for _, size in sizes)
         if largest > num_samples:
             yield (
-                f"batch.global_batch_size: {largest} is more than the {num_samples} training samples, so there is no "
-                f"whole batch in an epoch; write at most {num_samples}"
+                f"batch.global_batch_size: {largest} is more than the {num_samples} training samples, so an epoch has "
+                f"no whole batch; write at most {num_samples}"
             )
             return
         try:
@@ -215,79 +210,82 @@ class RecipeConfig(Section):
         except ValueError as error:
             yield f"batch.global_batch_size: {error}"
             return
-        for path, duration in (
-            ("evaluation.every", self.evaluation.every),
-            ("checkpoint.every", self.checkpoint.every),
-            ("checkpoint.keep_every", self.checkpoint.keep_every),
-        ):
-            _, problem = _steps(timeline, path, duration)
-            yield from problem
-        total, problem = _steps(timeline, "train.duration", self.train.duration)
-        yield from problem
-        if total is None:
-            return
+        durations = {
+            "evaluation.every": self.evaluation.every,
+            "checkpoint.every": self.checkpoint.every,
+            "checkpoint.keep_every": self.checkpoint.keep_every,
+            "train.duration": self.train.duration,
+            "learning_rate.warmup.duration": rate.warmup.duration if rate.warmup else None,
+        }
+        if isinstance(rate.decay, StepDecay):
+            durations |= {f"learning_rate.decay.at[{number}]": at for number, at in enumerate(rate.decay.at)}
+        if isinstance(rate.decay, WarmupStableDecay):
+            durations["learning_rate.decay.decay"] = rate.decay.decay
+        steps: dict[str, int] = {}
+        for path, duration in durations.items():
+            try:
+                if duration is not None:
+                    steps[path] = timeline.steps_in(duration.length)
+            except ValueError as error:
+                yield f"{path}: {error}"
+        if "train.duration" in steps:
+            yield from self._problems_of_the_run(timeline, steps)
+
+    def _problems_of_the_run(self, timeline: Timeline, steps: Mapping[str, int]) -> Iterator[str]:
+        """What does not fit into the run, whose durations are `steps` by their paths."""
+        total = steps["train.duration"]
         end = min(self.train.stop_after_steps or total, total)
         profile = self.logging.profile
         if profile is not None and profile.last_step > end:
             yield (
-                f"logging.profile.last_step: {profile.last_step} is beyond the last step of the run, {end}; write "
+                f"logging.profile.last_step: {profile.last_step} is after the last step of the run, {end}; write "
                 "steps within it"
             )
         last_phase = timeline.phases[-1]
         if last_phase.first_step >= total:
             yield (
-                f"batch.global_batch_size: the size {last_phase.global_batch_size} comes into force at step "
+                f"batch.global_batch_size: size {last_phase.global_batch_size} starts at step "
                 f"{last_phase.first_step}, not within the run of {total} steps; leave it out, or lengthen "
                 "train.duration"
             )
-        yield from _rates_outside_the_run(self.learning_rate, timeline, total)
-
-
-def _steps(timeline: Timeline, path: str, duration: Duration | None) -> tuple[int | None, list[str]]:
-    """The duration in steps if it can be counted so, and the problem if not."""
-    if duration is None:
-        return None, []
-    try:
-        return timeline.steps_in(duration.length), []
-    except ValueError as error:
-        return None, [f"{path}: {error}"]
-
-
-def _rates_outside_the_run(rate: LearningRate, timeline: Timeline, total: int) -> Iterator[str]:
-    """What is wrong with warmup and decay in a run of `total` steps."""
-    warmup_steps, problem = _steps(
-        timeline, "learning_rate.warmup.duration", rate.warmup.duration if rate.warmup else None
-    )
-    yield from problem
-    if rate.warmup and warmup_steps is not None and warmup_steps > total:
-        yield (
-            f"learning_rate.warmup.duration: {rate.warmup.duration.length} are {warmup_steps} steps, longer than the "
-            f"whole run of {total}; shorten it, or lengthen train.duration"
-        )
-        return
-    if isinstance(rate.decay, StepDecay):
-        previous = 0
-        for number, milestone in enumerate(rate.decay.at):
-            path = f"learning_rate.decay.at[{number}]"
-            at, problem = _steps(timeline, path, milestone)
-            yield from problem
-            if at is None:
-                continue
-            given = f"{path}: {milestone.length} is step {at}"
-            if at <= previous:
-                yield f"{given}, not after step {previous}; write them in increasing order"
-            if at >= total:
-                yield f"{given}, not within the run of {total} steps; leave it out or lower it"
-            previous = at
-    if isinstance(rate.decay, WarmupStableDecay):
-        path = "learning_rate.decay.decay"
-        try:
-            start = timeline.steps_before(total, rate.decay.decay.length)
-        except ValueError as error:
-            yield f"{path}: {error}"
-            return
-        if start is None or start < (warmup_steps or 0):
+        rate = self.learning_rate
+        warmup = steps.get("learning_rate.warmup.duration", 0)
+        if rate.warmup and warmup > total:
             yield (
-                f"{path}: {rate.decay.decay.length} of decay after {warmup_steps or 0} steps of warmup are longer than "
-                f"the whole run of {total} steps; shorten one of them"
+                f"learning_rate.warmup.duration: {rate.warmup.duration.length} are {warmup} steps, longer than the "
+                f"whole run of {total}; shorten it, or lengthen train.duration"
             )
+            return
+        if isinstance(rate.decay, StepDecay):
+            previous = 0
+            for number, milestone in enumerate(rate.decay.at):
+                path = f"learning_rate.decay.at[{number}]"
+                if path not in steps:
+                    continue
+                given = f"{path}: {milestone.length} is step {steps[path]}"
+                if steps[path] <= previous:
+                    yield f"{given}, not after step {previous}; write them in increasing order"
+                if steps[path] >= total:
+                    yield f"{given}, not within the run of {total} steps; leave it out or lower it"
+                previous = steps[path]
+        path = "learning_rate.decay.decay"
+        if isinstance(rate.decay, WarmupStableDecay) and path in steps:
+            start = timeline.steps_before(total, rate.decay.decay.length)
+            if start is None or start < warmup:
+                yield (
+                    f"{path}: {rate.decay.decay.length} of decay after {warmup} steps of warmup are longer than the "
+                    f"whole run of {total} steps; shorten one of them"
+                )
+
+
+def as_json(config: RecipeConfig) -> dict[str, Any]:
+    """The recipe as a JSON object, with every default filled in and the name of its task."""
+    return {"task": config.task, **config.model_dump(mode="json", by_alias=True, exclude={"schema_"})}
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested sections as dotted names: {"batch": {"drop_last": true}} is {"batch.drop_last": true}."""
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return flat

@@ -1,13 +1,13 @@
-"""The sections that every recipe's JSON has, whatever its task: one typed model each, one sentence a field."""
+"""The sections that every recipe's JSON has, whatever its task: one typed model each, one sentence per field."""
 
 import math
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from largebatch.batch import Length, Unit
 
-# Bounds far beyond any use: what is larger would overflow in torch, or to infinity.
+# Far beyond any use; larger values would overflow in torch, or to infinity.
 LARGEST_INT = 2**63 - 1
 LARGEST_FLOAT = 1e12
 
@@ -21,7 +21,7 @@ BelowOne = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
-    """A part of the config: types are not coerced, unknown keys are errors, values cannot be changed afterwards."""
+    """A part of the config: types are not coerced, unknown keys are errors, and values cannot be changed afterwards."""
 
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
@@ -29,7 +29,7 @@ class Section(BaseModel):
 
 
 class Moment(Section):
-    """A moment of training, in exactly one unit from its start."""
+    """A moment of training, counted from its start in exactly one unit."""
 
     epochs: NonNegativeFloat | None = None
     """Passes over the training set."""
@@ -38,7 +38,7 @@ class Moment(Section):
     samples: NonNegativeInt | None = None
     """Training samples."""
     tokens: NonNegativeInt | None = None
-    """Training tokens; only where every sample has `block_size` of them."""
+    """Training tokens; only if every sample has `block_size` of them."""
 
     @model_validator(mode="after")
     def _exactly_one_unit(self) -> Self:
@@ -49,12 +49,12 @@ class Moment(Section):
     @property
     def length(self) -> Length:
         """The amount and its unit."""
-        units: tuple[Unit, ...] = ("epochs", "steps", "samples", "tokens")
-        return next(Length(unit, getattr(self, unit)) for unit in units if getattr(self, unit) is not None)
+        ((unit, amount),) = self.model_dump(exclude_none=True).items()
+        return Length(cast(Unit, unit), amount)
 
 
 class Duration(Moment):
-    """A length of training, in exactly one unit; converted to whole optimizer steps once, in the plan (rounded up)."""
+    """A length of training in exactly one unit; the plan converts it to whole optimizer steps, rounding up."""
 
     epochs: Annotated[float, Field(ge=1e-6, le=LARGEST_FLOAT)] | None = None
     """Passes over the training set."""
@@ -63,14 +63,14 @@ class Duration(Moment):
     samples: PositiveInt | None = None
     """Training samples."""
     tokens: PositiveInt | None = None
-    """Training tokens; only where every sample has `block_size` of them."""
+    """Training tokens; only if every sample has `block_size` of them."""
 
 
 class BatchPhase(Section):
-    """A batch size, and when it comes into force."""
+    """A batch size, and the moment from which it is used."""
 
     from_: Annotated[Moment, Field(alias="from")]
-    """When; the first one at 0."""
+    """Moment from which the size is used; 0 for the first."""
     size: PositiveInt
     """Samples per optimizer step over all processes."""
 
@@ -86,7 +86,7 @@ class LinearRamp(Section):
     end: PositiveInt
     """Batch size from the end of the ramp on."""
     increment: PositiveInt
-    """What the batch size grows by each time; a multiple of micro_batch_size x the processes of the largest job."""
+    """Growth of the batch size each time; a multiple of micro_batch_size x the processes of the largest job."""
     over: Duration
     """Length of the ramp, from the start of training."""
 
@@ -121,7 +121,7 @@ GlobalBatchSize = Annotated[
 
 
 class Batch(Section):
-    """The batch: two inputs, from which the number of accumulation steps follows for any number of processes."""
+    """The batch: two inputs, from which the gradient accumulation steps follow for any number of processes."""
 
     global_batch_size: GlobalBatchSize
     """Samples per optimizer step over all processes: a number, a list such as [{"from": {"steps": 0}, "size": 64},
@@ -129,21 +129,21 @@ class Batch(Section):
     micro_batch_size: PositiveInt
     """Samples per process per forward pass. With BatchNorm it is part of the loss function (Goyal et al. 2017, 2.3)."""
     drop_last: bool = True
-    """Whether the samples at the end of an epoch that do not fill a global batch are dropped, others in each epoch; if
-    not, they are a smaller global batch whose loss is the mean over those it has."""
+    """Whether to drop the samples at the end of an epoch that do not fill a global batch, different ones in each
+    epoch. If not, they form a smaller global batch, whose loss is the mean over its own samples."""
 
     @model_validator(mode="after")
     def _list_starts_at_zero(self) -> Self:
         if isinstance(self.global_batch_size, list) and self.global_batch_size[0].from_.length.amount != 0:
             raise ValueError(
-                f"global_batch_size[0].from is {self.global_batch_size[0].from_.length}; the first batch size begins "
-                'with training: write {"steps": 0}'
+                f"global_batch_size[0].from is {self.global_batch_size[0].from_.length}; the first batch size must "
+                'start with training: write {"steps": 0}'
             )
         return self
 
     @property
     def sizes(self) -> list[tuple[Length, int]]:
-        """The batch sizes and the moments, from the start of training, at which they come into force."""
+        """The batch sizes, each with the moment from which it is used."""
         size = self.global_batch_size
         if isinstance(size, int):
             return [(Length("steps", 0), size)]
@@ -161,12 +161,12 @@ class Warmup(Section):
     """Lower learning rates at the start of training (Goyal et al. 2017, section 2.2)."""
 
     duration: Duration
-    """How long they are lower than the peak."""
+    """Time until the peak is reached."""
     start: Literal["base_lr", "zero"] = "base_lr"
-    """Where they start: at `base_lr` (Goyal et al.; no warmup where the scaled rate is not above it), or at zero."""
+    """First learning rate: `base_lr` (Goyal et al.; there is no warmup if the scaled rate is not above it), or zero."""
     shape: Literal["gradual", "constant"] = "gradual"
-    """"gradual": the rate grows by the same amount at each step. "constant": it stays at `base_lr`, and jumps to the
-    peak afterwards, which the paper compares with, and finds worse than no warmup."""
+    """"gradual": the rate grows by the same amount in each step. "constant": it stays at `base_lr` and then jumps to
+    the peak, which the paper found to be worse than no warmup."""
 
     @model_validator(mode="after")
     def _constant_is_not_zero(self) -> Self:
@@ -188,13 +188,13 @@ class StepDecay(Section):
 
     name: Literal["step"]
     at: Annotated[list[Duration], Field(min_length=1)]
-    """Milestones, from the start of training, in increasing order."""
+    """Milestones, counted from the start of training, in increasing order."""
     factor: Annotated[float, Field(gt=0, lt=1)]
-    """What the learning rate is multiplied by at each milestone."""
+    """Factor that the learning rate is multiplied by at each milestone."""
 
 
 class CosineDecay(Section):
-    """Half a cosine from the peak, where warmup ends, to `final_fraction` of it at the end of training."""
+    """Half a cosine from the peak at the end of warmup to `final_fraction` of it at the end of training."""
 
     name: Literal["cosine"]
     final_fraction: Fraction = 0.0
@@ -202,7 +202,7 @@ class CosineDecay(Section):
 
 
 class LinearDecay(Section):
-    """A straight line from the peak, where warmup ends, to `final_fraction` of it at the end of training."""
+    """A straight line from the peak at the end of warmup to `final_fraction` of it at the end of training."""
 
     name: Literal["linear"]
     final_fraction: Fraction = 0.0
@@ -210,12 +210,12 @@ class LinearDecay(Section):
 
 
 class PolynomialDecay(Section):
-    """The peak times a power of the part that is left, from where warmup ends to the end of training; to
-    `final_fraction`. You et al. 2017 (arXiv 1708.03888) use it with LARS, with the power 2."""
+    """The peak times a power of the fraction of training that is left after warmup, down to `final_fraction` of it.
+    You et al. 2017 (arXiv 1708.03888) use power 2 with LARS."""
 
     name: Literal["polynomial"]
     power: PositiveFloat
-    """The power; 1 is a straight line."""
+    """Exponent; 1 is a straight line."""
     final_fraction: Fraction = 0.0
     """Learning rate at the end, as a fraction of the peak."""
 
@@ -233,8 +233,8 @@ class WarmupStableDecay(Section):
 class BatchGrowth(Section):
     """The peak learning rate of the first batch size until the end: the batch grows instead of the rate decaying.
 
-    For SGD, a batch f times as large changes the noise of training as a rate divided by f does (Smith et al. 2018,
-    arXiv 1711.00489): for a step decay by 0.2, write a `global_batch_size` that is a list whose sizes grow fivefold.
+    With SGD, a batch f times as large changes the noise of training like a rate divided by f (Smith et al. 2018, arXiv
+    1711.00489): instead of a step decay by 0.2, write a `global_batch_size` that is a list whose sizes grow fivefold.
     """
 
     name: Literal["batch_growth"]
@@ -252,82 +252,81 @@ class LearningRate(Section):
     base_lr: PositiveFloat
     """The learning rate that was tuned."""
     reference_batch_size: PositiveInt
-    """The global batch size `base_lr` was tuned at; there is no default, because a guess would scale wrongly."""
+    """The global batch size `base_lr` was tuned at; it has no default, because a guess would scale wrongly."""
     scaling: Literal["linear", "sqrt", "none"]
     """With k = global_batch_size / reference_batch_size, the peak is base_lr times k, the square root of k, or 1."""
     warmup: Warmup | None = None
-    """Gradual warmup, or null for none."""
+    """Warmup, or null for none."""
     decay: Decay
-    """What the learning rate does after warmup."""
+    """Course of the learning rate after warmup."""
 
 
 class Train(Section):
     """How long to train."""
 
     duration: Duration
-    """Length of the whole run; the learning rate's decay ends with it."""
+    """Length of the whole run; the decay of the learning rate ends with it."""
     stop_after_steps: PositiveInt | None = None
-    """Stop early after this many steps, with the plan (and so the learning rate) of the whole run."""
+    """Stop early after this many steps; the learning rate is still planned for the whole run."""
 
 
 class Evaluation(Section):
     """When to evaluate; the end of the run is always evaluated."""
 
     every: Duration | None = None
-    """Distance between evaluations; null is only at the end."""
+    """Distance between evaluations; null evaluates only at the end."""
     max_samples: PositiveInt | None = None
-    """Evaluate on the first so many samples only; null is all of them."""
+    """Evaluate only on this many samples, the first ones; null is all of them."""
 
 
 class Checkpoint(Section):
-    """When to write checkpoints, and which to keep; there is always one at the end, and one on request to stop."""
+    """When to write checkpoints, and which to keep; the end of a run and a request to stop always write one."""
 
     every: Duration | None = None
-    """Distance between checkpoints; null is only at the end and on request."""
+    """Distance between checkpoints; null writes one only at the end and when asked to stop."""
     keep_last: PositiveInt | None = 2
-    """How many of the newest complete checkpoints are kept; null is all."""
+    """Number of the latest complete checkpoints to keep; null is all."""
     keep_every: Duration | None = None
-    """Distance between checkpoints that are kept for ever, besides those, and written where `every` has none; null is
-    none."""
+    """Distance between checkpoints that are never deleted, and written even where `every` has none; null is none."""
     asynchronous: bool = True
-    """Whether training goes on while a copy of the state is written; it needs room for that copy on the host."""
+    """Whether training continues while a copy of the state is written; the copy needs memory on the host."""
 
 
 class Faults(Section):
     """What to do when something goes wrong."""
 
     on_non_finite: Literal["stop", "skip", "roll_back"] = "stop"
-    """When a loss or gradient is not finite: "stop" the run, found at the next logged step or checkpoint at the latest;
-    "skip" the step's update; or "roll_back" to the last checkpoint and go on behind the step, without the samples in
-    between. The last two look at the gradient's norm in every step, before the update."""
+    """Reaction to a loss or gradient that is not finite: "stop" the run, at the next logged step or checkpoint at the
+    latest; "skip" the update of the step; or "roll_back" to the latest checkpoint and continue after the step, without
+    the samples in between. The last two check the norm of the gradient in every step, before the update."""
     max_bad_steps: PositiveInt = 10
-    """Steps that may turn out so in the whole run before it stops."""
+    """Number of such steps in the whole run after which it stops."""
     hang_seconds: PositiveFloat | None = 1800.0
-    """A process that makes no progress for so long writes its stack to the run folder, and the job ends; null is never.
-    The longest step, evaluation batch or checkpoint must be shorter."""
+    """A process that makes no progress for this long writes its stack to the run folder, and the job ends; null is
+    never. The longest step, evaluation batch or checkpoint must be shorter."""
     time_limit_margin_seconds: NonNegativeFloat = 300.0
-    """How long before the end of a SLURM job's time limit the run stops by itself; time for two steps and a checkpoint.
-    """
+    """Seconds before the time limit of a SLURM job at which the run stops by itself: enough for two steps and a
+    checkpoint."""
 
 
 class Compute(Section):
-    """How a step is computed: what it costs in time and memory, and nothing else."""
+    """How a step is computed; this changes its time and memory, and nothing else."""
 
     compile: bool = False
-    """Whether the model's repeated blocks, or the whole model where it has none, go through `torch.compile`. The first
-    steps take longer, and losses differ by rounding."""
+    """Whether to `torch.compile` the repeated blocks of the model, or the whole model if it has none. The first steps
+    take longer, and losses differ by rounding."""
     activation_checkpointing: bool = False
-    """Whether transformer and residual blocks keep their inputs only, and compute the rest again in the backward pass:
-    one more forward pass of the blocks for much less memory."""
+    """Whether transformer and residual blocks keep only their inputs and recompute the rest in the backward pass: much
+    less memory for one more forward pass of the blocks."""
 
 
 class ProfiledSteps(Section):
-    """Steps that torch's profiler traces on every process."""
+    """The steps that torch's profiler traces on every process."""
 
     first_step: PositiveInt
-    """The first of them, counted from 1 as in metrics.jsonl."""
+    """First traced step, counted from 1 as in metrics.jsonl."""
     last_step: PositiveInt
-    """The last of them."""
+    """Last traced step."""
 
     @model_validator(mode="after")
     def _at_least_one_step(self) -> Self:
@@ -339,15 +338,15 @@ class ProfiledSteps(Section):
 
 
 class Logging(Section):
-    """What to write while training."""
+    """What to log while training."""
 
     every: PositiveInt = 10
     """Steps between two lines of metrics.jsonl; the first and the last step always have one."""
     trackers: list[Literal["tensorboard", "wandb"]] = ["tensorboard"]
     """Trackers that get the same numbers, through Accelerate."""
     peak_tflops: PositiveFloat | None = None
-    """What `mfu` is a fraction of: the peak of one process's device in the recipe's precision, dense, in 10^12
-    floating-point operations a second; null is the GPU's data sheet, where its name is known."""
+    """Peak that `mfu` is a fraction of: dense TFLOP/s of one process's device in the recipe's precision; null takes it
+    from the GPU's data sheet, if its name is known."""
     profile: ProfiledSteps | None = None
-    """Steps to trace, such as {"first_step": 11, "last_step": 13}: each process writes a Chrome trace into the run
-    folder's `profile`. Traced steps are slower, and a trace of many is large; null is none."""
+    """Steps to trace, such as {"first_step": 11, "last_step": 13}: each process writes a Chrome trace to `profile` in
+    the run folder. Traced steps are slower, and traces of many steps are large; null is none."""

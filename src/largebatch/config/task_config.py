@@ -1,4 +1,4 @@
-"""The class `Config` of a task's folder, and errors of its `config.py`, which is its author's program."""
+"""The class `Config` of a task's folder, and errors of the folder's files, which are their author's program."""
 
 import sys
 import traceback
@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import get_args
-
-from pydantic import ValidationError
 
 from largebatch.config.data import Data
 from largebatch.config.models import Model
@@ -20,8 +18,8 @@ def config_class_of(folder: Path, recipe: str | Path | None = None) -> type[Reci
     """The class `Config` of a task folder's `config.py`.
 
     Args:
-        folder: The task's.
-        recipe: The file in it that is read, for messages.
+        folder: The folder of the task.
+        recipe: The recipe in it that is being read, for messages.
 
     Raises:
         ConfigError: There is no `config.py`, it cannot be imported, or it has no such class.
@@ -29,13 +27,11 @@ def config_class_of(folder: Path, recipe: str | Path | None = None) -> type[Reci
     file = folder / "config.py"
     if not file.is_file():
         raise ConfigError(
-            [
-                f"there is no {file}, which says what a recipe may say; a recipe's JSON lies in the folder of its "
-                "task, beside config.py, data.py, model.py and train.py"
-            ],
+            f"there is no {file}, which says what a recipe may say; a recipe's JSON must be in the folder of its task, "
+            "beside config.py, data.py, model.py and train.py",
             str(recipe) if recipe else None,
         )
-    with authors_program(folder):
+    with authors_program(folder, file.name):
         module = import_from(folder, "config")
         found = getattr(module, "Config", None)
         if not (isinstance(found, type) and issubclass(found, RecipeConfig)):
@@ -43,29 +39,25 @@ def config_class_of(folder: Path, recipe: str | Path | None = None) -> type[Reci
         if found.__module__ != module.__name__:
             raise ConfigError([f"{file}: its Config is that of {found.__module__}; write class Config(…) here"])
         found = found.with_optimizers()
-        _require_sections(found, file)
+    # A task replaces these sections, but plans need what every data set and model says.
+    for name, base in (("data", Data), ("model", Model)):
+        annotation = found.model_fields[name].annotation
+        for each in get_args(annotation) or (annotation,):
+            if not (isinstance(each, type) and issubclass(each, base)) or each is base:
+                shown = getattr(each, "__name__", each)
+                remedy = f"write a subclass of {base.__module__}.{base.__name__}, or a union of such"
+                raise ConfigError([f"{file}: {name} is {shown}; {remedy}"])
     return found
 
 
-def _require_sections(config_class: type[RecipeConfig], file: Path) -> None:
-    """What a task puts in place of `data` and `model` must say what plans need to know of any."""
-    for name, base in (("data", Data), ("model", Model)):
-        annotation = config_class.model_fields[name].annotation
-        for each in get_args(annotation) or (annotation,):
-            if not (isinstance(each, type) and issubclass(each, base)) or each is base:
-                raise ConfigError(
-                    [
-                        f"{file}: {name} is {getattr(each, '__name__', each)}; write a subclass of "
-                        f"{base.__module__}.{base.__name__}, or a union of such"
-                    ]
-                )
-
-
 @contextmanager
-def authors_program(folder: Path | None) -> Iterator[None]:
-    """What a task's config.py prints is not part of the output, and what it raises is told with file and line.
+def authors_program(folder: Path | None, blamed: str | None = None) -> Iterator[None]:
+    """Send what a task's files print to stderr, and turn what they raise into a ConfigError with file and line.
 
-    Errors that do not come from the folder are left as they are; all of them if there is none.
+    Args:
+        folder: The folder of the task; None changes nothing.
+        blamed: File of the folder to name in errors that went through no line of the folder; None leaves those as they
+            are.
     """
     if folder is None:
         yield
@@ -73,28 +65,26 @@ def authors_program(folder: Path | None) -> Iterator[None]:
     try:
         with redirect_stdout(sys.stderr):
             yield
-    except (UserError, ValidationError) as error:
-        place = _place_in(folder, error)
-        if isinstance(error, ConfigError) or place is None:
-            raise
-        raise ConfigError([f"{place}: {_described(error)}"]) from error
+    except ConfigError:
+        raise
+    except UserError as error:
+        raise ConfigError([str(error)]) from error
     except (Exception, SystemExit) as error:
-        place = _place_in(folder, error)
-        if place is None and type(error).__module__.partition(".")[0] != "pydantic":
+        place = _place_in(folder, error) or (folder / blamed if blamed else None)
+        if place is None:
             raise
-        raise ConfigError([f"{place or folder / 'config.py'}: {_described(error)}"]) from error
+        text = error.msg if isinstance(error, SyntaxError) else str(error).partition("\n\nFor further information")[0]
+        described = f"{type(error).__name__}: {' '.join(text.split())}".rstrip(": ")
+        if isinstance(error, SystemExit):
+            described += '; write what only a run does below if __name__ == "__main__":'
+        raise ConfigError([f"{place}: {described}"]) from error
 
 
 def _place_in(folder: Path, error: BaseException) -> str | None:
-    """File and line in a folder where an error comes from: the last that it went through."""
+    """The last file and line in a folder that an error went through."""
     top = folder.resolve()
     places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and error.filename:
         places.append((error.filename, error.lineno))
     inside = [(Path(file), line) for file, line in places if Path(file).is_relative_to(top)]
     return f"{folder / inside[-1][0].relative_to(top)}:{inside[-1][1]}" if inside else None
-
-
-def _described(error: BaseException) -> str:
-    text = error.msg if isinstance(error, SyntaxError) else str(error).partition("\n\nFor further information")[0]
-    return f"{type(error).__name__}: {' '.join(text.split())}".rstrip(": ")

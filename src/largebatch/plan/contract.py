@@ -1,6 +1,6 @@
 """The `RunPlan`: every number of the optimization, decided once from the config and the number of processes.
 
-After it exists, nothing divides, scales or defaults again: backends receive numbers from it and are checked against it.
+Nothing divides, scales or defaults after that: backends receive numbers from the plan and are checked against it.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from largebatch.task_folders import owner_of
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The resolved numbers of a run. Counts are per run or per optimizer step, as their names say."""
+    """The resolved numbers of a run; fields named as in the recipe mean the same as there."""
 
     task: str
     """Name of the task's folder."""
@@ -31,69 +31,56 @@ class RunPlan:
     world_size: int
     """Data-parallel processes: observed, never configured."""
     micro_batch_size: int
-    """Samples per process per forward pass."""
     num_train_samples: int
     num_eval_samples: int
     timeline: Timeline
-    """Which samples each step trains on, and the batch size in force."""
+    """The samples of each step, and the batch sizes."""
     total_steps: int
     stop_after_steps: int
-    """Last step of this run: `total_steps`, or fewer where the recipe asks to stop early."""
+    """Last step of this run: `total_steps`, or fewer if the recipe asks to stop early."""
     loss_unit: str
-    """What the loss is a mean over: samples, tokens, or something else."""
     tokens_per_sample: int | None
-    """Target tokens of each sample; None where samples have none, or unequal numbers."""
     loss_weight_per_sample: int | None
-    """What each sample counts in the loss, in that unit; None if samples count unequally, and are counted."""
     base_lr: float
     reference_batch_size: int
     scaling: ScalingRule
     scaled_batch_size: int | None
-    """The batch size that the learning rate is scaled to, where that is not the one in force: the first."""
+    """The first batch size, if the learning rate stays scaled to it; None scales to the current one."""
     warmup_left_out: bool
-    """Whether the recipe's warmup has nothing to bridge, because the peak is not above where it would start."""
+    """Whether warmup is skipped because the peak is not above its start."""
     schedule: Schedule
     uses_batch_norm: bool
     """Whether `micro_batch_size` is part of the loss function (Goyal et al. 2017, section 2.3)."""
     sync_batch_norm: bool
-    """Whether it is `micro_batch_size` x `world_size` that is."""
+    """Whether `micro_batch_size` x `world_size` is, instead."""
     coupled_loss: bool
-    """Whether the loss of a sample depends on all others of its global batch."""
+    """Whether the loss of a sample depends on all other samples of its global batch."""
     optimizer: str
     optimizer_explanation: str
-    """A line about it, which may be empty."""
+    """A line about the optimizer, which may be empty."""
     layerwise: bool
-    """Whether it scales each layer's step by norms of the layer."""
+    """Whether the optimizer scales each layer's step by norms of the layer."""
     optimizer_options: dict[str, Any]
     """Momentum, betas and the like, under torch's names, as this batch size needs them."""
     tuned_options: dict[str, Any]
-    """The same as they were tuned, at `reference_batch_size`."""
+    """The same options as they were tuned, at `reference_batch_size`."""
     beta_scaling: MomentRule
-    """What makes the one of the other."""
     weight_decay: float
     no_decay: tuple[str, ...]
     clip_norm: float | None
-    """Global norm that gradients are clipped to; None is no clipping."""
     evaluate_every: Length | None
-    """Distance between evaluations; None is only at the end."""
     evaluated_samples: int
     """Samples of each evaluation: the first of the evaluation set, or all."""
     log_every_steps: int
     checkpoint_every: Length | None
-    """Distance between checkpoints; None is only at the end, on request, and those that are kept for ever."""
     keep_checkpoint_every: Length | None
-    """Distance between checkpoints that are kept for ever; None is none."""
     on_non_finite: Literal["stop", "skip", "roll_back"]
-    """What is done when a loss or gradient is not finite."""
     max_bad_steps: int
-    """Steps of the whole run that may not be finite before it stops."""
     compile: bool
-    """Whether the model goes through `torch.compile`."""
     activation_checkpointing: bool
-    """Whether the activations of blocks are computed again in the backward pass."""
 
     optimizer_owner: str | None = field(default=None, compare=False)
-    """The package of the task's folder, whose optimizers the plan sees; not in JSON, because it is a path."""
+    """Package of the task's folder, which decides which optimizers are visible; a path, and so not in JSON."""
 
     # --- of a step, counted from 0 --------------------------------------------------------------------------------
 
@@ -106,11 +93,11 @@ class RunPlan:
         return self.micro_steps_of(self.batch_at(step))
 
     def micro_steps_of(self, batch: GlobalBatch) -> int:
-        """The same, of a step's global batch."""
+        """The same for the global batch of a step."""
         return micro_steps(batch.size, self.micro_batch_size, self.world_size)
 
     def accumulation_of(self, global_batch_size: int) -> int:
-        """Micro-batches per process per optimizer step while this batch size is in force."""
+        """Micro-batches per process per optimizer step at a batch size."""
         return gradient_accumulation_steps(global_batch_size, self.micro_batch_size, self.world_size)
 
     def lr_at(self, step: int) -> float:
@@ -118,93 +105,89 @@ class RunPlan:
         return self.lr_of(self.batch_at(step))
 
     def lr_of(self, batch: GlobalBatch) -> float:
-        """The same, of a step's global batch."""
+        """The same for the global batch of a step."""
         return self.schedule.lr_at(batch.samples_before, self.peak_lr_for(batch.global_batch_size))
 
     def peak_lr_for(self, global_batch_size: int) -> float:
-        """Learning rate after warmup while this batch size is in force."""
+        """The learning rate after warmup at a batch size."""
         return self.base_lr * scaling_factor(
             self.scaling, self.scaled_batch_size or global_batch_size, self.reference_batch_size
         )
 
+    # --- when so many steps are completed -------------------------------------------------------------------------
+
     def evaluates_after(self, completed_steps: int) -> bool:
-        """Whether an evaluation is due when so many steps are completed."""
-        at_end = completed_steps == self.stop_after_steps
-        return at_end or (
-            self.evaluate_every is not None and self.timeline.completes(completed_steps, self.evaluate_every)
-        )
+        """Whether an evaluation is due."""
+        return completed_steps == self.stop_after_steps or self._is_due(completed_steps, self.evaluate_every)
 
     def checkpoints_after(self, completed_steps: int) -> bool:
-        """Whether a checkpoint is due when so many steps are completed."""
+        """Whether a checkpoint is due; those to keep need not be among the others: every 25 steps, and every 10."""
         at_end = completed_steps == self.stop_after_steps
-        due = self.checkpoint_every is not None and self.timeline.completes(completed_steps, self.checkpoint_every)
-        # Those that are kept need not be among the others: every 25 steps, besides every 10.
-        return at_end or due or self.keeps_checkpoint_of(completed_steps)
-
-    def keeps_checkpoint_of(self, completed_steps: int) -> bool:
-        """Whether the checkpoint after so many steps is kept for ever."""
-        return self.keep_checkpoint_every is not None and self.timeline.completes(
-            completed_steps, self.keep_checkpoint_every
+        return at_end or any(
+            self._is_due(completed_steps, every) for every in (self.checkpoint_every, self.keep_checkpoint_every)
         )
 
-    # --- of the largest batch size, which is the only one where it does not change ---------------------------------
+    def keeps_checkpoint_of(self, completed_steps: int) -> bool:
+        """Whether the checkpoint is never deleted."""
+        return self._is_due(completed_steps, self.keep_checkpoint_every)
+
+    def _is_due(self, completed_steps: int, every: Length | None) -> bool:
+        return every is not None and self.timeline.completes(completed_steps, every)
+
+    # --- of the largest batch size --------------------------------------------------------------------------------
 
     @property
     def global_batch_size(self) -> int:
-        """Samples per optimizer step over all processes; of a schedule, the largest."""
+        """Samples per optimizer step over all processes; the largest number if it changes."""
         return max(phase.global_batch_size for phase in self.timeline.phases)
 
     @property
     def gradient_accumulation_steps(self) -> int:
-        """Micro-batches per process per optimizer step of `global_batch_size`."""
+        """Micro-batches per process per optimizer step at `global_batch_size`."""
         return self.accumulation_of(self.global_batch_size)
 
     @property
     def peak_lr(self) -> float:
-        """Learning rate after warmup, of `global_batch_size`."""
+        """The learning rate after warmup at `global_batch_size`."""
         return self.peak_lr_for(self.global_batch_size)
 
     def to_json(self) -> str:
         """The plan as indented JSON, with the numbers of the largest batch size."""
-        largest = {
-            name: getattr(self, name) for name in ("global_batch_size", "gradient_accumulation_steps", "peak_lr")
-        }
         numbers = dataclasses.asdict(self)
         del numbers["optimizer_owner"]
-        return json.dumps(numbers | largest, indent=2) + "\n"
+        for name in ("global_batch_size", "gradient_accumulation_steps", "peak_lr"):
+            numbers[name] = getattr(self, name)
+        return json.dumps(numbers, indent=2) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> "RunPlan":
         """The plan that `to_json` wrote.
 
         Raises:
-            ValueError: It is not one, or another version's.
+            ValueError: It is not a plan, or one of another version.
         """
         plan = TypeAdapter(cls).validate_json(text)
-        return dataclasses.replace(
-            plan,
-            optimizer_options=_with_tuples(plan.optimizer_options),
-            tuned_options=_with_tuples(plan.tuned_options),
-        )
+        # JSON has lists in place of tuples.
+        for options in (plan.optimizer_options, plan.tuned_options):
+            options.update({name: tuple(value) for name, value in options.items() if isinstance(value, list)})
+        return plan
 
 
-def _with_tuples(options: dict[str, Any]) -> dict[str, Any]:
-    """An optimizer's options from JSON, which has lists instead."""
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
-
-
-def resolve(config: RecipeConfig, world_size: int) -> RunPlan:
+def resolve(config: RecipeConfig, world_size: int, micro_batch_size: int | None = None) -> RunPlan:
     """Decide the whole optimization of a run.
 
     Args:
         config: A validated recipe of any task.
         world_size: Data-parallel processes of the job.
+        micro_batch_size: Samples per process per forward pass; None is the recipe's own.
 
     Raises:
-        ConfigError: A global batch does not divide over this many processes, or the model cannot be compiled on them.
+        ConfigError: A global batch does not divide over these processes, or the model cannot be compiled on them.
     """
     owner = owner_of(type(config).__module__)
     batch, rate, data = config.batch, config.learning_rate, config.data
+    if micro_batch_size is not None:
+        batch = batch.model_copy(update={"micro_batch_size": micro_batch_size})
     accumulation = max(gradient_accumulation_steps(size, batch.micro_batch_size, world_size) for _, size in batch.sizes)
     if config.compute.compile and config.model.uses_batch_norm:
         _check_compiled_batch_norm(config, world_size, accumulation)
@@ -270,18 +253,14 @@ def resolve(config: RecipeConfig, world_size: int) -> RunPlan:
 def _check_compiled_batch_norm(config: RecipeConfig, world_size: int, accumulation: int) -> None:
     if config.model.synchronizes_batch_norm and world_size > 1:
         raise ConfigError(
-            [
-                "compute.compile: BatchNorm over all processes communicates in the midst of the blocks that would be "
-                "compiled; write false, or false as model.sync_batch_norm, which is another loss"
-            ]
+            "compute.compile: BatchNorm over all processes communicates inside the blocks to compile; write false, or "
+            "false as model.sync_batch_norm, which is another loss"
         )
     if accumulation > 1:
         raise ConfigError(
-            [
-                f"compute.compile: BatchNorm's running statistics move by another factor in each of {accumulation} "
-                "accumulated micro-batches, and the model would be compiled anew for each; write false, or start "
-                f"{accumulation * world_size} processes"
-            ]
+            f"compute.compile: the running statistics of BatchNorm move by another factor in each of {accumulation} "
+            "accumulated micro-batches, and the model would be recompiled for each; write false, or start "
+            f"{accumulation * world_size} processes"
         )
 
 
@@ -294,8 +273,7 @@ def _schedule(rate: LearningRate, timeline: Timeline, total_steps: int, scaled_b
         warmup_start_lr = rate.base_lr if rate.warmup.start == "base_lr" else 0.0
         largest = max(phase.global_batch_size for phase in timeline.phases)
         peak_lr = rate.base_lr * scaling_factor(rate.scaling, scaled_batch_size or largest, rate.reference_batch_size)
-        # Warmup bridges from the tuned rate up to the scaled one; where scaling does not raise it, there is nothing to
-        # bridge (Goyal et al. 2017, section 5.1: warmup "for kn > 256").
+        # Warmup leads from the tuned rate up to the scaled one, if that is higher (Goyal et al. 2017, section 5.1).
         warmup = place_after(rate.warmup.duration.length) if peak_lr > warmup_start_lr else 0
     decay, decay_start = rate.decay, warmup
     if isinstance(decay, WarmupStableDecay):

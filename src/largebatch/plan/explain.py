@@ -1,4 +1,4 @@
-"""A plan in words: what each process loads, what is averaged over what, and why the learning rate is what it is."""
+"""A plan in words: what each process loads, what the loss is a mean over, and where the learning rate comes from."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -10,30 +10,24 @@ from largebatch.plan.contract import RunPlan
 
 MOST_LINES = 6
 MOMENT_RULES = {
-    "half_life": "the second beta's half-life in samples is kept",
+    "half_life": "the second beta keeps its half-life in samples",
     "sde": "they follow the square-root rule for Adam's moments",
 }
 
 
 def explain(plan: RunPlan, title: str, sections: Collection[str] | None = None) -> str:
-    """The plan as text for a person, in lines of at most some 110 characters.
+    """The plan as text for people, in lines of about 110 characters or fewer.
 
     Args:
         plan: The resolved plan.
-        title: What the plan is of, for the first line.
+        title: Title of the first line, such as the recipe's name.
         sections: Names of the sections to show; None is all.
     """
-    lines = [heading(plan, title)]
+    lines = [f"{title}: {plan.task} on {counted(plan.world_size, 'process', 'processes')}"]
     for name, body in bodies(plan):
-        if sections is not None and name not in sections:
-            continue
-        lines += [f"  {name if number == 0 else '':<14}{line}" for number, line in enumerate(body)]
+        if sections is None or name in sections:
+            lines += [f"  {name if number == 0 else '':<14}{line}" for number, line in enumerate(body)]
     return "\n".join(lines)
-
-
-def heading(plan: RunPlan, title: str) -> str:
-    """The first line: what is trained on how many processes."""
-    return f"{title}: {plan.task} on {counted(plan.world_size, 'process', 'processes')}"
 
 
 def bodies(plan: RunPlan) -> list[tuple[str, list[str]]]:
@@ -75,24 +69,24 @@ def _division(plan: RunPlan, global_batch_size: int) -> str:
 
 def _loss(plan: RunPlan) -> list[str]:
     counts = "target tokens" if plan.loss_unit == "tokens" else plan.loss_unit
-    if plan.loss_weight_per_sample is None:
-        unit = f"all {counts}"
-    elif len(plan.timeline.phases) > 1:
-        unit = f"all {plan.loss_unit}"
-    else:
-        weight = plan.global_batch_size * plan.loss_weight_per_sample
-        product = f" ({plan.global_batch_size:,} samples x {plan.loss_weight_per_sample:,})"
-        unit = f"all {weight:,} {plan.loss_unit}{'' if plan.loss_unit == 'samples' else product}"
+    unit, weight = plan.loss_unit, plan.loss_weight_per_sample
+    if weight is None:
+        unit = counts
+    elif len(plan.timeline.phases) == 1:
+        product = f" ({plan.global_batch_size:,} samples x {weight:,})"
+        unit = f"{plan.global_batch_size * weight:,} {unit}{'' if unit == 'samples' else product}"
     lines = [
-        f"loss and gradient are the mean over {unit} of the global batch,",
+        f"loss and gradient are the mean over all {unit} of the global batch,",
         "summed over micro-batches and processes and divided once, whatever the strategy",
     ]
-    if plan.loss_weight_per_sample is None:
-        lines.append(f"samples have unequal numbers of {counts}: they are counted over all processes before each step")
+    if weight is None:
+        lines.append(
+            f"samples have different numbers of {counts}, which are counted over all processes before each step"
+        )
     if plan.coupled_loss:
         lines += [
             "each sample's loss depends on the whole global batch, whose features are computed first and gathered:",
-            "another global_batch_size, also that of a smaller last batch, is another loss",
+            "another global_batch_size, such as that of a smaller last batch, is another loss",
         ]
     if plan.sync_batch_norm:
         lines += [
@@ -110,36 +104,33 @@ def _loss(plan: RunPlan) -> list[str]:
 
 def _steps(plan: RunPlan) -> list[str]:
     timeline = plan.timeline
-    lines = []
+    rest = "a smaller global batch, at the same learning rate" if timeline.keep_last else "dropped"
     if len(timeline.phases) == 1:
         steps = timeline.steps_in(Length("epochs", 1))
         used = timeline.at(steps).samples_before
         left = plan.num_train_samples % plan.global_batch_size
-        rest = ""
-        if left and timeline.keep_last:
-            rest = f" (the last {left:,} are a smaller global batch, at the same learning rate)"
-        elif left:
-            rest = f" (the last {left:,} of each epoch's shuffle are dropped)"
-        lines.append(
-            f"one epoch is {counted(steps, 'step')}: {used:,} of {plan.num_train_samples:,} training samples{rest}"
-        )
+        lines = [
+            f"one epoch is {counted(steps, 'step')}: {used:,} of {plan.num_train_samples:,} training samples"
+            + (f" (the last {left:,} of each epoch's shuffle are {rest})" if left else "")
+        ]
     else:
-        rest = "a smaller global batch, at the same learning rate" if timeline.keep_last else "dropped"
-        lines.append(f"samples at the end of an epoch that do not fill a global batch are {rest}")
+        lines = [f"samples at the end of an epoch that do not fill a global batch are {rest}"]
     samples = timeline.at(plan.total_steps).samples_before
     tokens = f", {samples * plan.tokens_per_sample:,} tokens" if plan.tokens_per_sample else ""
-    run = counted(plan.total_steps, "step")
     epochs = counted(float(timeline.progress(plan.total_steps, "epochs")), "epoch", form=".4g")
-    lines.append(f"the run is {run} = {epochs} = {counted(samples, 'sample')}{tokens}")
+    lines.append(f"the run is {counted(plan.total_steps, 'step')} = {epochs} = {counted(samples, 'sample')}{tokens}")
     if plan.stop_after_steps < plan.total_steps:
-        lines.append(f"it stops early, after step {plan.stop_after_steps:,}; the learning rate keeps to the whole run")
+        lines.append(f"it stops early, after step {plan.stop_after_steps:,}, at the learning rate of the whole run")
     when = f"every {plan.evaluate_every} and at the end" if plan.evaluate_every else "at the end"
-    which = f"{plan.evaluated_samples:,}"
-    if plan.evaluated_samples < plan.num_eval_samples:
-        which = f"the first {plan.evaluated_samples:,} of {plan.num_eval_samples:,}"
+    is_part = plan.evaluated_samples < plan.num_eval_samples
+    which = (
+        f"the first {plan.evaluated_samples:,} of {plan.num_eval_samples:,}"
+        if is_part
+        else f"{plan.evaluated_samples:,}"
+    )
     lines.append(f"evaluated {when} on {which} samples, each counted once")
     every = f"every {plan.checkpoint_every}, " if plan.checkpoint_every else ""
-    kept = f"; every {plan.keep_checkpoint_every} one is kept for ever" if plan.keep_checkpoint_every else ""
+    kept = f"; one every {plan.keep_checkpoint_every} is never deleted" if plan.keep_checkpoint_every else ""
     lines.append(f"checkpoint {every}at the end, and when the run is asked to stop{kept}")
     return lines
 
@@ -147,25 +138,28 @@ def _steps(plan: RunPlan) -> list[str]:
 def _learning_rate(plan: RunPlan) -> list[str]:
     schedule = plan.schedule
     size = plan.scaled_batch_size or plan.global_batch_size
-    this = "this is" if plan.scaled_batch_size is None else "this begins with"
+    this = "this is" if plan.scaled_batch_size is None else "this starts with"
+    k = f"{size / plan.reference_batch_size:.6g}"
+    factor = {"linear": k, "sqrt": f"sqrt({k})", "none": "1"}[plan.scaling]
     lines = [
-        f"peak {plan.peak_lr:.6g} = {plan.base_lr:.6g} x {_formula(plan, size)}, by {RULE_NAMES[plan.scaling]}: "
+        f"peak {plan.peak_lr:.6g} = {plan.base_lr:.6g} x {factor}, by {RULE_NAMES[plan.scaling]}: "
         f"{plan.base_lr:.6g} was tuned at batch {plan.reference_batch_size:,}, {this} {size:,}"
     ]
     if schedule.warmup:
         steps = _steps_to(plan, schedule.warmup)
         epochs = float(plan.timeline.progress(steps, "epochs"))
         how_long = f"{counted(steps, 'step')} ({counted(epochs, 'epoch', form='.3g')})"
-        one_peak = len(plan.timeline.phases) == 1 or plan.scaled_batch_size is not None
-        goal = f"{plan.peak_lr:.6g}" if one_peak else "the peak of the batch size in force"
-        if len(plan.timeline.phases) == 1 and not plan.timeline.keep_last:
-            each = f", {(plan.peak_lr - schedule.warmup_start_lr) / steps:.3g} more each step"
-        else:
-            each = ", more with each sample"
+        one_size, start = len(plan.timeline.phases) == 1, f"{schedule.warmup_start_lr:.6g}"
+        goal = f"{plan.peak_lr:.6g}"
+        if not one_size and plan.scaled_batch_size is None:
+            goal = "the peak of the current batch size"
+        each = "more with each sample"
+        if one_size and not plan.timeline.keep_last:
+            each = f"{(plan.peak_lr - schedule.warmup_start_lr) / steps:.3g} more each step"
         if schedule.warmup_shape == "constant":
-            lines.append(f"warmup at {schedule.warmup_start_lr:.6g} for {how_long}, then {goal}")
+            lines.append(f"warmup at {start} for {how_long}, then {goal}")
         else:
-            lines.append(f"warmup from {schedule.warmup_start_lr:.6g} to {goal} in {how_long}{each}")
+            lines.append(f"warmup from {start} to {goal} in {how_long}, {each}")
     elif plan.warmup_left_out:
         lines.append(
             f"no warmup: it would start at base_lr {plan.base_lr:.6g}, which is not below the peak "
@@ -177,13 +171,8 @@ def _learning_rate(plan: RunPlan) -> list[str]:
     return lines
 
 
-def _formula(plan: RunPlan, global_batch_size: int) -> str:
-    k = global_batch_size / plan.reference_batch_size
-    return {"linear": f"{k:.6g}", "sqrt": f"sqrt({k:.6g})", "none": "1"}[plan.scaling]
-
-
 def _steps_to(plan: RunPlan, place: int) -> int:
-    """Steps until `place` samples are trained on."""
+    """Steps until this many samples are trained on."""
     return plan.timeline.steps_in(Length("samples", place))
 
 
@@ -192,7 +181,9 @@ def _decay(plan: RunPlan) -> str:
     last = f"{plan.lr_at(plan.total_steps - 1):.3g} in the last step"
     if plan.scaled_batch_size is not None:
         growth = plan.global_batch_size / plan.scaled_batch_size
-        return f"then constant: the batch grows {growth:g} fold, which for SGD is as if the rate were divided by it"
+        return (
+            f"then constant: the batch grows by a factor of {growth:g}, which for SGD is like dividing the rate by it"
+        )
     if schedule.decay == "constant":
         return "then constant"
     if schedule.decay == "step":
@@ -217,8 +208,9 @@ def _optimizer(plan: RunPlan) -> list[str]:
         "bf16 autocast; weights, gradients and their reduction in fp32" if plan.precision == "bf16" else plan.precision
     )
     lines = [f"{plan.optimizer} with {_options(plan.optimizer_options)}; {decay}"]
+    exempt = f"except that of {', '.join(plan.no_decay)} parameters" if plan.no_decay else "without exception"
     if plan.optimizer_explanation:
-        lines.append(plan.optimizer_explanation + (f", {_exempt(plan)}" if plan.layerwise else ""))
+        lines.append(plan.optimizer_explanation + (f", {exempt}" if plan.layerwise else ""))
     if plan.optimizer_options != plan.tuned_options:
         lines.append(
             f"{_options(plan.tuned_options)} were tuned at batch {plan.reference_batch_size:,}; "
@@ -232,7 +224,3 @@ def _options(options: Mapping[str, Any]) -> str:
         f"{name} ({', '.join(f'{number:g}' for number in value)})" if isinstance(value, tuple) else f"{name} {value}"
         for name, value in options.items()
     )
-
-
-def _exempt(plan: RunPlan) -> str:
-    return f"but not that of {', '.join(plan.no_decay)} parameters" if plan.no_decay else "without exception"

@@ -1,4 +1,4 @@
-"""What the memory and the traffic of a strategy depend on: a model's shapes, and the settings of the engine."""
+"""The shapes of a model and the settings of an engine, which memory and traffic depend on."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ class ParameterShape:
     """A parameter of a model.
 
     Args:
-        name: In the model, the first where it has several.
+        name: Its name in the model; the first if it has several.
         shape: Its sizes.
-        group: The optimizer's parameter group that it is in; None where it is frozen.
-        unit: The unit that FSDP2 shards and gathers it with.
-        modules: How many modules have it as theirs.
+        group: Number of its parameter group in the optimizer; None if it is frozen.
+        unit: Number of the unit that FSDP2 shards and gathers it with.
+        modules: Number of modules that share it.
     """
 
     name: str
@@ -26,15 +26,15 @@ class ParameterShape:
 
     @property
     def elements(self) -> int:
-        """How many numbers it has."""
+        """The number of its elements."""
         return prod(self.shape)
 
     def padded_rows(self, processes: int) -> int:
-        """Elements with as many rows as the next multiple of the processes."""
+        """Elements after padding its rows to a multiple of the processes."""
         return processes * prod(self.largest_shard(processes))
 
     def largest_shard(self, processes: int) -> tuple[int, ...]:
-        """The shape of the first process's rows: it has one for every multiple of the processes that is begun."""
+        """The shape of the first process's rows, which are as many as any process has."""
         rows, *rest = self.shape or (1,)
         return (padded(rows, processes) // processes, *rest)
 
@@ -44,10 +44,10 @@ class ModelShape:
     """A model.
 
     Args:
-        parameters: In the order of the model.
+        parameters: The parameters in the order of the model.
         gathered_units: The units of FSDP2 that stay gathered from the forward to the backward pass.
-        buffer_bytes: Of what is not trained, such as running statistics; every process has all of it.
-        element_bytes: Of a weight, a gradient and each number of an optimizer's state.
+        buffer_bytes: Bytes of buffers, such as running statistics; every process has all of them.
+        element_bytes: Bytes of a weight, of a gradient and of each number of an optimizer's state.
     """
 
     parameters: tuple[ParameterShape, ...]
@@ -57,7 +57,7 @@ class ModelShape:
 
     @property
     def elements(self) -> int:
-        """Of all parameters."""
+        """Elements of all parameters."""
         return sum(parameter.elements for parameter in self.parameters)
 
     @property
@@ -74,7 +74,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class ZeroSettings:
-    """What a DeepSpeed JSON says of memory and traffic, in elements; defaults are those of DeepSpeed 0.19.8."""
+    """Settings of a DeepSpeed JSON that decide memory and traffic; sizes in elements, defaults of DeepSpeed 0.19.8."""
 
     stage: int
     reduce_bucket_size: int = 500_000_000
@@ -87,10 +87,10 @@ class ZeroSettings:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
-        """From a DeepSpeed JSON's "zero_optimization"."""
+        """The settings in "zero_optimization" of a DeepSpeed JSON."""
         zero: dict[str, Any] = {"overlap_comm": config["stage"] == 3} | dict(config)
-        given = {name: zero[name] for name in cls.__dataclass_fields__ if zero.get(name) is not None}
-        # A file may write 5e8.
+        given = {name: value for name, value in zero.items() if name in cls.__dataclass_fields__ and value is not None}
+        # Sizes may be written as 5e8.
         given = {name: int(value) if isinstance(value, float) else value for name, value in given.items()}
         return cls(**given)
 
@@ -100,9 +100,9 @@ class Strategy:
     """How the processes share a model.
 
     Args:
-        name: In the table of `plan.strategies`.
-        zero: DeepSpeed's settings, for its strategies.
-        reshards: Whether FSDP2 gathers its units anew for the backward pass.
+        name: Name in the table of `plan.strategies`.
+        zero: Settings of DeepSpeed, for its strategies.
+        reshards: Whether FSDP2 gathers its units again for the backward pass.
     """
 
     name: str
@@ -111,5 +111,5 @@ class Strategy:
 
 
 def padded(size: int, multiple: int) -> int:
-    """The next multiple."""
+    """The smallest multiple that is not below the size."""
     return -(-size // multiple) * multiple

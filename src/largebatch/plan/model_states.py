@@ -1,11 +1,11 @@
 """The bytes of weights, gradients and optimizer states that the fullest process holds under each strategy.
 
-`held` is exact: what the tensors of a running job come to before an optimizer's update (tests/plan/test_model_states.py
-counts them). `beside` is what comes and goes within a step, each with its reason: about that much, and not all at once.
-Left out of both are activations, an optimizer's single numbers (the steps it counts for each tensor), the temporary
-tensors of its arithmetic, and what an allocator rounds up (512 bytes a tensor on NVIDIA GPUs).
+`held` is exact: the tensors of a running job before the optimizer's update (tests/plan/test_model_states.py counts
+them). `beside` is what comes and goes within a step, with its reason: about that much, and not all at once. Neither
+includes activations, an optimizer's single numbers (such as the step count of each tensor), the temporary tensors of
+its arithmetic, and the rounding of the allocator (to 512 bytes per tensor on NVIDIA GPUs).
 
-Weights stay in fp32, also under bf16 autocast, so an element is 4 bytes everywhere (8 in fp64).
+Weights stay in fp32 under bf16 autocast, so an element is 4 bytes everywhere (8 in fp64).
 """
 
 from collections import Counter
@@ -27,12 +27,12 @@ class ModelStates:
     """Bytes on the process that holds most.
 
     Args:
-        weights: What passes compute with, trained or not, between passes.
+        weights: Weights that passes compute with, trained or not, as held between passes.
         masters: DeepSpeed's copies of this process's part, which the optimizer steps.
-        gradients: When all of a step's are reduced.
+        gradients: Gradients when all of a step's are reduced.
         optimizer: The optimizer's states, such as momentum.
         buffers: Running statistics and the like.
-        beside: What is held for a while within a step besides, about, by reason.
+        beside: What is also held for a part of a step, approximately, by reason.
     """
 
     weights: int
@@ -49,16 +49,16 @@ class ModelStates:
 
     @property
     def with_beside(self) -> int:
-        """With all of `beside` at once."""
+        """Everything, with all of `beside` at once."""
         return self.held + sum(self.beside.values())
 
 
 NumbersKept = Callable[[tuple[int, ...]], int]
-"""From the shape of a tensor that an optimizer steps to how many numbers it keeps for it, single ones left out."""
+"""From the shape of a tensor that an optimizer steps to the count of numbers kept for it, without single numbers."""
 
 
 def optimizer_states(plan: RunPlan) -> NumbersKept:
-    """What the plan's optimizer keeps."""
+    """The counts of the plan's optimizer."""
     states = find_optimizer(plan.optimizer, plan.optimizer_owner).states
 
     def kept(shape: tuple[int, ...]) -> int:
@@ -70,15 +70,7 @@ def optimizer_states(plan: RunPlan) -> NumbersKept:
 def model_states(
     model: ModelShape, strategy: Strategy, world_size: int, numbers_kept: NumbersKept, micro_batches: int
 ) -> ModelStates:
-    """What the fullest process holds.
-
-    Args:
-        model: The model.
-        strategy: How it is shared.
-        world_size: Processes.
-        numbers_kept: `optimizer_states`.
-        micro_batches: Of each process in an optimizer step.
-    """
+    """The bytes on the fullest process, where each has this many micro-batches in an optimizer step."""
     count: Formula = load_named(find_strategy(strategy.name).memory)
     held = count(model, strategy, world_size, micro_batches > 1)
     size = model.element_bytes
@@ -93,7 +85,7 @@ def model_states(
 
 
 class Elements(NamedTuple):
-    """Elements on the process that holds most, as in `ModelStates`, and the shapes of what its optimizer steps."""
+    """Elements on the fullest process, as in `ModelStates`, and the shapes of the tensors that its optimizer steps."""
 
     weights: int
     masters: int
@@ -109,7 +101,7 @@ Formula = Callable[[ModelShape, Strategy, int, bool], Elements]
 def replicated(model: ModelShape, _: Strategy, world_size: int, accumulates: bool) -> Elements:
     """Everything on every process."""
     trained = _elements(model.trained)
-    # Gradients are views of the buckets only once they are reduced; one process has none.
+    # Gradients are not views of the buckets until they are reduced; one process has no buckets.
     own = trained if accumulates and world_size > 1 else 0
     stepped = [parameter.shape for parameter in model.trained]
     return Elements(model.elements, 0, trained, stepped, {"gradients of micro-batches": own})
@@ -117,21 +109,21 @@ def replicated(model: ModelShape, _: Strategy, world_size: int, accumulates: boo
 
 def fsdp(model: ModelShape, strategy: Strategy, world_size: int, accumulates: bool) -> Elements:
     """Rows of each parameter."""
-    units: dict[int, int] = {}
+    units: Counter[int] = Counter()
     for parameter in model.parameters:
-        units[parameter.unit] = units.get(parameter.unit, 0) + parameter.padded_rows(world_size)
+        units[parameter.unit] += parameter.padded_rows(world_size)
     stay = {unit for unit in units if unit in model.gathered_units or not strategy.reshards}
     others = sorted((size for unit, size in units.items() if unit not in stay), reverse=True)
     reduced: Counter[int] = Counter()
     for parameter in model.trained:
         reduced[parameter.unit] += parameter.padded_rows(world_size)
     beside = {
-        # Whole ones, until the last micro-batch.
+        # Whole gradients, until the last micro-batch.
         "gradients of micro-batches": _elements(model.trained) if accumulates else 0,
         "gathered until the backward pass": sum(units[unit] for unit in stay),
-        # One in use, and the next.
+        # The block in use, and the next one.
         "gathered blocks": sum(others[:2]),
-        # One that is computed, and one that is reduced.
+        # The gradients of a block that are computed, and those of one that are reduced.
         "blocks' gradients": 2 * max(reduced.values()),
     }
     stepped = [parameter.largest_shard(world_size) for parameter in model.trained]
@@ -145,9 +137,9 @@ def zero12(model: ModelShape, strategy: Strategy, world_size: int, accumulates: 
     groups = [padded(_elements(group), 2 * world_size) for group in model.groups]
     trained = _elements(model.trained)
     gradients = _gradients_of_partitions(model, world_size)
-    # In stage 1 they are the parameters' own until the last micro-batch.
+    # In stage 1, the parameters have gradients of their own until the last micro-batch.
     accumulated = gradients if zero.stage == 2 else trained
-    # They have their whole size, however small the model is.
+    # Buckets have their full size, however small the model is.
     buckets = (2 if zero.overlap_comm else 1) * zero.reduce_bucket_size
     beside = {
         "gradients of micro-batches": accumulated if accumulates else 0,
@@ -160,7 +152,7 @@ def zero12(model: ModelShape, strategy: Strategy, world_size: int, accumulates: 
 
 
 def _gradients_of_partitions(model: ModelShape, world_size: int) -> int:
-    """Elements of gradients on the fullest process: whole ones of all that it steps a part of, and its padding."""
+    """Elements of gradients on the fullest process: those of all parameters that it steps a part of, and padding."""
     changes: Counter[int] = Counter()
 
     def keep(first: int, end: int, elements: int) -> None:
@@ -193,18 +185,18 @@ def zero3(model: ModelShape, strategy: Strategy, world_size: int, _: bool) -> El
     for parameter in model.parameters:
         is_small = parameter.elements <= zero.stage3_param_persistence_threshold
         (small if is_small else large).append(padded(parameter.elements, world_size))
-    # What is used again within the distance stays; what comes next is fetched.
+    # Weights that are used again within the distance stay; the next ones are fetched.
     reach = zero.stage3_max_reuse_distance + zero.stage3_prefetch_bucket_size + max(large, default=0)
     beside = {
         "gathered weights": min(sum(large), reach) if world_size > 1 else 0,
-        # The bucket is there all the time, full or not; gradients come to be put into it.
+        # The bucket always exists, full or not; gradients are copied into it.
         "reduce bucket": zero.reduce_bucket_size,
         "whole gradients": min(
             sum(padded(parameter.elements, world_size) for parameter in model.trained), zero.reduce_bucket_size
         ),
         "update's copy of gradients": min(trained, -(-zero.sub_group_size // world_size)),
     }
-    # One process has nothing to gather.
+    # A single process has nothing to gather.
     gathered = sum(small) if world_size > 1 else 0
     weights = sum(part(parameter) for parameter in model.parameters) + gathered
     return Elements(weights, trained, trained, [(trained,)], beside)

@@ -1,4 +1,4 @@
-"""The strategies: one table entry declares all that plan, launch, `verify` and lint know of a strategy.
+"""The strategies: a table entry declares all that plan, launch, `verify` and lint know about a strategy.
 
 An entry imports no torch: its backend and formulas are named.
 """
@@ -24,19 +24,19 @@ class Refusal(NamedTuple):
 
 @dataclass(frozen=True)
 class StrategyEntry:
-    """What there is to know of a strategy.
+    """Everything there is to know about a strategy.
 
     Args:
-        name: Also of its Accelerate config, recipes/accelerate_configs/NAME.yaml.
-        launched: From the environment that `accelerate launch` makes, and the stage of the DeepSpeed JSON if there is
-            one, to whether the launch is of this strategy; the first in the table that says so is it.
+        name: Name of the strategy and of its Accelerate config, recipes/accelerate_configs/NAME.yaml.
+        launched: Whether a launch is of this strategy, given the environment that `accelerate launch` makes and the
+            stage of the DeepSpeed JSON, if there is one; the first entry that says so is chosen.
         backend: "module:class" of its `backend.base.Backend`.
-        memory: "module:function" from a model to what the fullest process holds; see `plan.model_states`.
-        traffic: "module:function" from a model to what a step sends; see `plan.traffic`.
-        shards: What each process holds a part of, and of the rest all. What shards more communicates more, and is
-            suggested where what shards less does not fit.
-        steps: What the tensors are that the optimizer steps on a process.
-        no_fp64: Why precision "fp64" would not be what it says; None where it is.
+        memory: "module:function" that counts what the fullest process holds; see `plan.model_states`.
+        traffic: "module:function" that counts what a step sends; see `plan.traffic`.
+        shards: State that is divided over processes; each holds all of the rest. Strategies that shard more communicate
+            more, and are suggested if those that shard less do not fit.
+        steps: Kind of tensors that the optimizer steps on a process.
+        no_fp64: Why precision "fp64" would not be exact; None if it is.
     """
 
     name: str
@@ -66,18 +66,18 @@ class StrategyEntry:
 
 
 def names_of(are_meant: Callable[[StrategyEntry], bool]) -> str:
-    """The strategies that are meant, for messages: "ddp, zero1 or zero2"."""
+    """The strategies with a property, for messages: "ddp, zero1 or zero2"."""
     *names, last = [name for name, entry in STRATEGIES.items() if are_meant(entry)]
     return f"{', '.join(names)} or {last}" if names else last
 
 
 def is_true(environment: Environment, name: str) -> bool:
-    """Whether a variable says yes."""
+    """Whether a variable is set to yes."""
     return environment.get(name, "false").lower() in ("true", "1", "yes")
 
 
 def engine_of(environment: Environment) -> Engine:
-    """What a process was launched for."""
+    """The engine that a process was launched for."""
     if is_true(environment, "ACCELERATE_USE_DEEPSPEED"):
         return "DeepSpeed"
     if is_true(environment, "ACCELERATE_USE_FSDP"):
@@ -137,9 +137,9 @@ STRATEGIES: Mapping[str, StrategyEntry] = {
         _zero(3),
     )
 }
-"""By name, in the order in which they are shown."""
+"""The strategies by name, in the order in which they are shown."""
 
 
 def find_strategy(name: str) -> StrategyEntry:
-    """The entry of a strategy, or of one process alone."""
+    """The entry of a strategy, or of a single process."""
     return SINGLE if name == SINGLE.name else STRATEGIES[name]

@@ -1,8 +1,8 @@
 """Task folders as packages: a folder with `config.py`, `data.py`, `model.py` and `train.py`, wherever it is.
 
 A folder is imported as `largebatch.task_folders.<its real path>`, so that folders with files of the same names do not
-collide, and its modules import each other relatively. The name leads back to the folder in every process, in loader
-processes and those that read pickles too.
+collide, and its modules import each other relatively. The name leads back to the folder in every process, such as
+loader processes and those that read pickles.
 """
 
 import importlib
@@ -22,7 +22,7 @@ SCHEMA = "recipe.schema.json"
 
 
 def package_of(folder: str | Path) -> str:
-    """The name that a task's folder is imported under.
+    """The name under which a task's folder is imported.
 
     >>> package_of("/home/ann/my_task")
     'largebatch.task_folders._2fhome_2fann_2fmy_5ftask'
@@ -45,7 +45,7 @@ def folder_of(module: str) -> Path | None:
 
 
 def recipes_in(folder: Path) -> list[Path]:
-    """The recipes of all tasks whose folders are in a folder, in order."""
+    """The recipes of all task folders in a folder, sorted."""
     return sorted(path for path in folder.glob("*/*.json") if path.name != SCHEMA)
 
 
@@ -58,10 +58,10 @@ def run_as_main(script: str | Path) -> dict[str, Any]:
     """Run a file of a task's folder as the main program and as a module of its package; return its globals."""
     script = Path(script)
     if not (script.parent / "config.py").is_file():
-        # A link from elsewhere.
+        # A symbolic link from another folder.
         script = Path(os.path.realpath(script))
     folder = Path(os.path.realpath(script.parent))
-    # Python puts a script's folder here, where its config.py could be taken for another library's.
+    # Python adds a script's folder, whose config.py could be imported in place of another library's.
     sys.path[:] = [path for path in sys.path if not path or Path(os.path.realpath(path)) != folder]
     return runpy.run_module(f"{package_of(folder)}.{script.stem}", run_name="__main__", alter_sys=True)
 
@@ -70,8 +70,8 @@ def run_script(script: str, spec: ModuleSpec | None) -> None:
     """For the top of a task's `train.py`: if it was started as a script, run it again in its package, and exit.
 
     Args:
-        script: Its `__file__`.
-        spec: Its `__spec__`, which says whether it is in the package already.
+        script: `__file__` of the train.py.
+        spec: `__spec__` of the train.py, which says whether it is in the package already.
     """
     if spec is None or owner_of(spec.name) is None:
         run_as_main(script)

@@ -7,8 +7,7 @@ from torch.autograd.graph import saved_tensors_hooks
 import tasks
 from largebatch.config import load_config
 from largebatch.model.activation_checkpointing import checkpoint_activations
-from largebatch.tools.plan.activations import activation_bytes
-from largebatch.tools.plan.recipe_model import recipe_model
+from largebatch.tools.plan.recipe_model import activation_bytes, recipe_model
 from paths import BERT, DIGITS, LLAMA, PYDOC, SIMCLR, VIT_DIGITS
 
 RECOMPUTE = "--compute.activation_checkpointing=true"

@@ -86,49 +86,46 @@ def test_what_zero3_gathers_of_a_large_model_is_between_bounds():
 )
 def test_the_first_that_fits_is_suggested(memory, activations, suggested):
     given = activations and activations * GIB
-    (column,) = comparison([32], given, round(memory * GIB)).columns
-    assert column.suggested == suggested, column
-    assert column.reason
-    assert f"{memory:.4g} GiB" in column.reason
+    (column,) = comparison([32], given, round(memory * GIB))["world_sizes"]
+    assert column["suggested"] == suggested, column
+    assert f"{memory:.4g} GiB" in column["reason"]
     if activations is None:
-        assert "not estimated" in column.reason
+        assert "not estimated" in column["reason"]
 
 
 def test_what_does_not_divide_leaves_the_other_columns():
     compared = comparison([3, 4])
-    assert [column.world_size for column in compared.columns if column.options] == [4]
-    assert "nearest: 30, 33" in compared.columns[0].problem
-    text = table(compared)
-    assert "3 processes: batch: global_batch_size 32" in text
-    assert compared.as_data()["world_sizes"][0] == {"world_size": 3, "problem": compared.columns[0].problem}
+    three, four = compared["world_sizes"]
+    assert list(four["strategies"]) == [strategy.name for strategy in STRATEGIES]
+    assert three == {"world_size": 3, "problem": three["problem"]}
+    assert "nearest: 30, 33" in three["problem"]
+    assert "3 processes: batch: global_batch_size 32" in table(compared, RECIPE)
 
 
 def test_lines_are_short_however_many_columns_there_are():
     compared = comparison([1, 2, 3, 4, 5, 8, 16, 32, 10**6], gpu_memory=80 * GIB)
-    lines = table(compared).splitlines()
+    lines = table(compared, RECIPE).splitlines()
     assert max(map(len, lines)) <= 110
     assert sum(line.startswith("processes") for line in lines) == ceil(9 / 5)
 
 
 def test_nothing_is_said_of_fitting_without_a_memory():
     compared = comparison([4])
-    assert "fits" not in table(compared)
-    assert compared.as_data()["world_sizes"][0]["strategies"]["ddp"]["fits"] is None
+    assert "fits" not in table(compared, RECIPE)
+    assert compared["world_sizes"][0]["strategies"]["ddp"]["fits"] is None
 
 
-def test_marks_are_given_to_the_painter():
-    painted = table(comparison([4, 32], gpu_memory=10 * GIB), lambda text, mark: f"<{mark}>{text}</>")
-    line = next(line for line in painted.splitlines() if line.startswith("  ddp") and "does not" in line)
+def test_rows_by_hand():
+    lines = table(comparison([4, 32], gpu_memory=10 * GIB), RECIPE).splitlines()
     # On 4 processes gradients are accumulated, beside DDP's buckets.
-    first, second = f"{'16.0 does not':>16}", f"{'13.0 does not':>16}"
-    assert line == f"{'  ddp':<28}<bad>{first}</><bad>{second}</>"
-    assert f"<good>{'zero1':>16}</>" in painted
+    assert f"{'  ddp':<28}{'16.0 does not':>16}{'13.0 does not':>16}" in lines
+    assert f"{'suggested':<28}{'none fits':>16}{'zero1':>16}" in lines
 
 
 def test_a_batch_that_grows_is_counted_at_its_largest():
     sizes = [{"from": {"steps": 0}, "size": 32}, {"from": {"steps": 10}, "size": 64}]
     grows = load_config(PYDOC, ["--batch.micro_batch_size=1", f"--batch.global_batch_size={json.dumps(sizes)}"])
-    text = " ".join(table(comparison([4], config=grows)).split())
+    text = " ".join(table(comparison([4], config=grows), grows).split())
     assert "accumulation 16" in text
     assert "what is sent are those of the largest, 64 samples" in text
-    assert "of the largest" not in table(comparison([4]))
+    assert "of the largest" not in table(comparison([4]), RECIPE)

@@ -68,7 +68,7 @@ def test_missing_gpus(tmp_path):
     [
         ("print('no model here')\n", "has no function build_model(config)"),
         # Which would otherwise end the node's report.
-        ("import sys\nsys.exit()\n", "ends the program instead of giving a model"),
+        ("import sys\nsys.exit()\n", "model.py:2: SystemExit; write what only a run does below"),
     ],
 )
 def test_a_script_without_a_model(script, reason, tmp_path, capsys):
@@ -76,7 +76,7 @@ def test_a_script_without_a_model(script, reason, tmp_path, capsys):
     recipe.with_name("model.py").write_text(script)
     (tmp_path / "token").write_text("42")
     report = check_node(job(tmp_path), recipe, DDP, ())
-    assert "build_model(config) of model.py cannot be used: UserError" in report.disk_note
+    assert "build_model(config) of model.py cannot be used: ConfigError" in report.disk_note
     assert reason in report.disk_note
     # What nodes print is read as reports.
     assert "no model here" not in capsys.readouterr().out

@@ -15,16 +15,8 @@ from jobs import JobFailed
 from largebatch.config import load_config
 from largebatch.tools.command_line import main
 from largebatch.tools.verify import verification
-from largebatch.tools.verify.training import Trained
-from largebatch.tools.verify.verification import (
-    Combination,
-    Differences,
-    Verification,
-    compare,
-    in_one_line,
-    limits_with,
-    usual_limits,
-)
+from largebatch.tools.verify.differences import Differences, Trained, compare, limits_with, usual_limits
+from largebatch.tools.verify.verification import Combination, Verification, in_one_line
 from paths import DIGITS, PYDOC, ROOT, STRATEGIES
 
 CONFIGS = {name: ROOT / f"recipes/accelerate_configs/{name}.yaml" for name in STRATEGIES}
@@ -166,8 +158,8 @@ def test_fp64_differs_by_its_own_rounding_only():
     assert reference.verdict == "reference"
     for row in rows:
         assert row.verdict == "agrees", row
-        assert max(dataclasses.astuple(row.differences)) <= 1e-12
-    assert any(max(dataclasses.astuple(row.differences)) > 0 for row in rows)
+        assert max(row.differences) <= 1e-12
+    assert any(max(row.differences) > 0 for row in rows)
 
 
 @pytest.mark.slow
@@ -211,7 +203,7 @@ def test_what_rounding_alone_makes_is_measured(monkeypatch):
     _, row = rows_of(*arguments, steps=20)
     assert row.verdict == "agrees"
     assert row.differences.parameters > 1e-6
-    assert row.problem.startswith("rounding alone makes as much of it: loss ")
+    assert row.problem.startswith("rounding alone makes as much difference: loss ")
     monkeypatch.setattr(verification, "CLEAR", usual_limits(1e-7))
     _, row = rows_of(*arguments, steps=20)
     assert row.verdict == "unclear"
@@ -337,12 +329,12 @@ def test_rounding_is_granted_to_what_it_was_measured_of():
     limits = limits_with(rounding, tolerance=1e-6, sums_within_the_model=False)
     assert Differences(9e-5, 9e-4, 0.0, 9e-3, 9e-7, 9e-7).within(limits)
     for name, value in (("loss", 2e-4), ("grad_norm", 2e-3), ("parameters", 2e-2), ("evaluation", 2e-6), ("lr", 1e-9)):
-        assert not dataclasses.replace(Differences(0.0, 0.0, 0.0, 0.0, 0.0, 0.0), **{name: value}).within(limits), name
+        assert not Differences(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)._replace(**{name: value}).within(limits), name
     first = Differences(0.0, 0.0, 0.0, 0.0, 0.0, first_step=2e-6)
     assert not first.within(limits)
     limits = limits_with(rounding, tolerance=1e-6, sums_within_the_model=True)
     assert first.within(limits)
-    assert not dataclasses.replace(first, first_step=2e-5).within(limits)
+    assert not first._replace(first_step=2e-5).within(limits)
 
 
 def test_a_failure_in_one_line():
@@ -404,10 +396,10 @@ def test_the_command_with_tiny_data_instead_of_a_hubs(tmp_path):
     result = verify(str(PYDOC.with_name("gpt2_124m.json")), *words, "--batch.global_batch_size=16")
     assert result.returncode == 0, result.stderr
     # What is given on the command line counts more.
-    assert "instead of the recipe's own: tiny data, batch 16\n" in result.stdout
+    assert "tiny data instead of the recipe's own, batch 16\n" in result.stdout
     assert "2 of 2 combinations agree" in result.stdout
     result = verify(str(DIGITS), *words, "--steps=1")
-    assert "no tiny data: the recipe's own are small and always there\n" in result.stdout
+    assert "no tiny data: the recipe's own data is small and always available\n" in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,13 @@
 
 from typing import Literal
 
-from largebatch.config.optimizers.registry import (
+from largebatch.config.optimizers import (
     ENLARGED_ROUNDING,
     OptimizerEntry,
+    WithScaledBetas,
     adam_moments,
     register_optimizer,
 )
-from largebatch.config.optimizers.sections import WithScaledBetas
 
 
 class AdamW(WithScaledBetas):
@@ -23,7 +23,7 @@ register_optimizer(
         "torch.optim:AdamW",
         adam_moments,
         tolerance=ENLARGED_ROUNDING,
-        # One kernel for all of a tensor; torch has none of SGD for sharded ones.
+        # One kernel for all of a tensor; torch has no fused SGD for sharded tensors.
         constants={"fused": True},
     )
 )

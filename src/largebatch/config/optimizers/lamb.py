@@ -2,13 +2,7 @@
 
 from typing import Literal
 
-from largebatch.config.optimizers.registry import (
-    ENLARGED_ROUNDING,
-    OptimizerEntry,
-    adam_moments,
-    register_optimizer,
-)
-from largebatch.config.optimizers.sections import WithBetas
+from largebatch.config.optimizers import ENLARGED_ROUNDING, OptimizerEntry, WithBetas, adam_moments, register_optimizer
 from largebatch.config.sections import PositiveFloat
 
 

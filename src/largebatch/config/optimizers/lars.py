@@ -2,8 +2,7 @@
 
 from typing import Literal
 
-from largebatch.config.optimizers.registry import ROUNDING, OptimizerEntry, momentum_buffer, register_optimizer
-from largebatch.config.optimizers.sections import WithMomentum
+from largebatch.config.optimizers import ROUNDING, OptimizerEntry, WithMomentum, momentum_buffer, register_optimizer
 from largebatch.config.sections import PositiveFloat
 
 
@@ -13,7 +12,7 @@ class Lars(WithMomentum):
 
     name: Literal["lars"]
     trust_coefficient: PositiveFloat = 0.001
-    """The paper's eta."""
+    """The trust coefficient, eta in the paper."""
 
 
 register_optimizer(

@@ -2,8 +2,7 @@
 
 from typing import Literal
 
-from largebatch.config.optimizers.registry import ROUNDING, OptimizerEntry, momentum_buffer, register_optimizer
-from largebatch.config.optimizers.sections import WithMomentum
+from largebatch.config.optimizers import ROUNDING, OptimizerEntry, WithMomentum, momentum_buffer, register_optimizer
 
 
 class Sgd(WithMomentum):

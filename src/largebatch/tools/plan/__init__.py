@@ -1,4 +1,4 @@
-"""`largebatch plan`: what a recipe would do; or, on several numbers of processes, what each strategy needs."""
+"""`largebatch plan`: what a recipe would do; or, for several numbers of processes, what each strategy needs."""
 
 import argparse
 import json
@@ -30,8 +30,8 @@ def add_parser(commands: Commands) -> None:
         "plan",
         run,
         help="explain the plan of a recipe for a number of processes",
-        description="Print what a recipe would do on a number of processes; needs no GPU, no data and no torch. Or, on "
-        "several, what each strategy holds and sends, and which to take.",
+        description="Print what a recipe would do on a number of processes; needs no GPU, no data and no torch. For "
+        "several numbers of processes, print what each strategy holds and sends, and which one to take.",
         epilog="""examples:
   largebatch plan RECIPE.json --world-size 256
   largebatch plan RECIPE.json --world-sizes 8,64,512 --gpu-memory 80
@@ -45,11 +45,14 @@ Fields are overridden as in a run: --batch.global_batch_size 512.""",
     processes.add_argument(
         "--world-sizes",
         type=positive_ints,
-        help="several, such as 8,64,512: memory and traffic of every strategy side by side instead of the plan; builds "
-        "the model without memory, with torch, in some 10 seconds",
+        help="several numbers, such as 8,64,512: print memory and traffic of every strategy side by side instead of "
+        "the plan; builds the model without memory, which needs torch and takes about 10 seconds",
     )
     parser.add_argument(
-        "--gpu-memory", type=memory, metavar="GIB", help="what fits, and which strategy to take; with --world-sizes"
+        "--gpu-memory",
+        type=memory,
+        metavar="GIB",
+        help="memory of a GPU: print what fits, and which strategy to take; with --world-sizes",
     )
     add_accelerate_configs(parser)
     add_options_of_a_run(parser)
@@ -61,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     from largebatch.config import load_config
     from largebatch.plan import explain, resolve
 
-    if options.world_size is None:
+    if options.world_sizes:
         return _compare(options)
     if options.gpu_memory or options.accelerate_configs:
         options.refuse("--gpu-memory and --accelerate-configs go with --world-sizes")
@@ -74,38 +77,41 @@ def _compare(options: argparse.Namespace) -> int:
     from largebatch.config import load_config
 
     config: RecipeConfig = load_config(options.config, options.overrides)
-    plan = _first_plan(config, options.world_sizes)
+    plan = first_plan(config, options.world_sizes)
 
-    # With torch and what model.py imports, these take seconds.
+    # These import torch and what model.py imports, which takes seconds.
     from largebatch.backend.model_shape import shape_of
-    from largebatch.tools.plan.activations import activation_bytes
     from largebatch.tools.plan.comparison import compare
-    from largebatch.tools.plan.recipe_model import recipe_model
+    from largebatch.tools.plan.recipe_model import activation_bytes, recipe_model
     from largebatch.tools.plan.strategies import find_strategies
-    from largebatch.tools.plan.table import painter, table
+    from largebatch.tools.plan.table import table
 
     strategies, left_out = find_strategies(options.config, options.accelerate_configs, config)
     model, example_batch = recipe_model(config, options.config)
     shape = shape_of(model, plan)
     activations = activation_bytes(model, config, example_batch)
-    title = options.config.stem
     comparison = compare(
-        title, config, shape, strategies, options.world_sizes, activations, options.gpu_memory, left_out
+        options.config.stem, config, shape, strategies, options.world_sizes, activations, options.gpu_memory, left_out
     )
-    if options.json:
-        sys.stdout.write(json.dumps(comparison.as_data(), indent=2) + "\n")
-    else:
-        sys.stdout.write(table(comparison, painter(sys.stdout)))
+    sys.stdout.write(json.dumps(comparison, indent=2) + "\n" if options.json else table(comparison, config))
     return 0
 
 
-def _first_plan(config: "RecipeConfig", world_sizes: Sequence[int]) -> "RunPlan":
+def first_plan(
+    config: "RecipeConfig", world_sizes: Sequence[int], micro_batch_sizes: Sequence[int | None] = (None,)
+) -> "RunPlan":
+    """The first plan of these numbers of processes and micro-batch sizes, of which None is the recipe's own.
+
+    Raises:
+        ConfigError: The batch divides over none of them.
+    """
     from largebatch.plan import resolve
 
-    problems = []
+    problems: list[str] = []
     for world_size in world_sizes:
-        try:
-            return resolve(config, world_size)
-        except ConfigError as error:
-            problems += [f"--world-sizes {world_size}: {problem}" for problem in error.problems]
-    raise ConfigError(problems)
+        for micro_batch_size in micro_batch_sizes:
+            try:
+                return resolve(config, world_size, micro_batch_size)
+            except ConfigError as error:
+                problems += [f"--world-sizes {world_size}: {problem}" for problem in error.problems]
+    raise ConfigError(list(dict.fromkeys(problems)))

@@ -1,69 +1,19 @@
 """A recipe on several numbers of processes, under every strategy: memory, traffic, what fits, and what to take."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 from largebatch.config import RecipeConfig
 from largebatch.errors import ConfigError
 from largebatch.plan.contract import RunPlan, resolve
 from largebatch.plan.model_shape import ModelShape, Strategy
-from largebatch.plan.model_states import ModelStates, model_states, optimizer_states
+from largebatch.plan.model_states import model_states, optimizer_states
 from largebatch.plan.strategies import SHARDS, find_strategy
-from largebatch.plan.traffic import Traffic, traffic_of_a_step
+from largebatch.plan.traffic import traffic_of_a_step
 
 GIB = 2**30
-
-
-@dataclass(frozen=True)
-class Option:
-    """A strategy on a number of processes."""
-
-    strategy: str
-    states: ModelStates  # what the fullest process holds
-    traffic: Traffic  # of a step of the largest batch size
-    together: int  # bytes, with all of what is beside and the estimated activations where there is an estimate
-    fits: bool | None  # whether that is within a GPU's memory; None where no memory was given
-
-
-@dataclass(frozen=True)
-class Column:
-    """A number of processes."""
-
-    world_size: int
-    problem: str | None = None  # why the recipe cannot be trained on it
-    plan: RunPlan | None = None
-    options: Sequence[Option] = ()  # one per strategy
-    suggested: str | None = None  # the strategy to take; None where no memory was given, or nothing fits
-    reason: str | None = None  # why to take it
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A recipe on several numbers of processes."""
-
-    title: str  # the recipe's name
-    config: RecipeConfig
-    model: ModelShape
-    activations: int | None  # estimated bytes of a micro-batch; None without an estimate
-    gpu_memory: int | None  # bytes of a GPU; None where it was not given
-    columns: Sequence[Column]  # one per number of processes
-    left_out: Mapping[str, str] = field(default_factory=dict)  # strategies that are not counted, and why
-
-    def as_data(self) -> dict[str, Any]:
-        """All numbers, in bytes, for JSON."""
-        return {
-            "recipe": self.title,
-            "task": self.config.task,
-            "precision": self.config.precision,
-            "optimizer": self.config.optimizer.name,
-            "micro_batch_size": self.config.batch.micro_batch_size,
-            "parameters": self.model.elements,
-            "estimated_activation_bytes": self.activations,
-            "gpu_memory_bytes": self.gpu_memory,
-            "left_out": dict(self.left_out),
-            "world_sizes": [_column_as_data(column) for column in self.columns],
-        }
+Json = dict[str, Any]
 
 
 def compare(
@@ -75,100 +25,114 @@ def compare(
     activations: int | None,
     gpu_memory: int | None,
     left_out: Mapping[str, str],
-) -> Comparison:
-    """Count every strategy on every number of processes; one that the recipe cannot be divided over has its problem."""
-    columns = []
+) -> Json:
+    """Count the bytes of every strategy on every number of processes.
+
+    Args:
+        title: The recipe's name.
+        config: The recipe.
+        model: Its model.
+        strategies: The strategies to count.
+        world_sizes: The numbers of processes; one that the batch does not divide over has a problem instead of numbers.
+        activations: Estimated bytes of a micro-batch's activations; None without an estimate.
+        gpu_memory: Bytes of a GPU; with None, nothing is said about what fits.
+        left_out: Strategies that are not counted, with the reasons.
+    """
+    columns: list[Json] = []
     for world_size in world_sizes:
         try:
             plan = resolve(config, world_size)
         except ConfigError as error:
-            columns.append(Column(world_size, problem="; ".join(error.problems)))
+            columns.append({"world_size": world_size, "problem": "; ".join(error.problems)})
             continue
-        options = [_option(config, plan, model, strategy, activations, gpu_memory) for strategy in strategies]
-        suggested, reason = _suggest(options, activations, gpu_memory, config)
-        columns.append(Column(world_size, None, plan, options, suggested, reason))
-    return Comparison(title, config, model, activations, gpu_memory, columns, left_out)
+        counted = {each.name: _counted(config, plan, model, each, activations, gpu_memory) for each in strategies}
+        suggested, reason = _suggest(counted, activations, gpu_memory, config)
+        columns.append(
+            {
+                "world_size": world_size,
+                "problem": None,
+                "gradient_accumulation_steps": plan.gradient_accumulation_steps,
+                "suggested": suggested,
+                "reason": reason,
+                "strategies": counted,
+            }
+        )
+    return {
+        "recipe": title,
+        "task": config.task,
+        "precision": config.precision,
+        "optimizer": config.optimizer.name,
+        "micro_batch_size": config.batch.micro_batch_size,
+        "parameters": model.elements,
+        "estimated_activation_bytes": activations,
+        "gpu_memory_bytes": gpu_memory,
+        "left_out": dict(left_out),
+        "world_sizes": columns,
+    }
 
 
-def _option(
+def _counted(
     config: RecipeConfig,
     plan: RunPlan,
     model: ModelShape,
     strategy: Strategy,
     activations: int | None,
     gpu_memory: int | None,
-) -> Option:
-    micro_batches = plan.gradient_accumulation_steps
+) -> Json:
+    micro_batches, recomputes = plan.gradient_accumulation_steps, config.compute.activation_checkpointing
     states = model_states(model, strategy, plan.world_size, optimizer_states(plan), micro_batches)
-    recomputes = config.compute.activation_checkpointing
     traffic = traffic_of_a_step(model, strategy, plan.world_size, micro_batches, recomputes)
-    together = states.with_beside + (activations or 0)
-    return Option(strategy.name, states, traffic, together, None if gpu_memory is None else together <= gpu_memory)
+    least, most = traffic.sent(plan.world_size)
+    kinds = asdict(states)
+    beside = kinds.pop("beside")
+    together = states.held + sum(beside.values()) + (activations or 0)
+    return {
+        "model_state_bytes": kinds | {"together": states.held},
+        "bytes_beside_about": beside,
+        "bytes_together_about": together,
+        "fits": None if gpu_memory is None else together <= gpu_memory,
+        "sent_bytes_per_step": {"least": least, "most": most},
+    }
 
 
 def _suggest(
-    options: Sequence[Option], activations: int | None, gpu_memory: int | None, config: RecipeConfig
+    options: Mapping[str, Json], activations: int | None, gpu_memory: int | None, config: RecipeConfig
 ) -> tuple[str | None, str | None]:
+    """The strategy to take and the reason; no strategy if nothing fits, and neither without a memory."""
     if gpu_memory is None or not options:
         return None, None
     memory = f"{gpu_memory / GIB:.4g} GiB"
-    too_large: list[Option] = []
-    # What shards least comes first; of those that shard the same, the one that sends least.
-    for shards in SHARDS:
-        rivals = [option for option in options if find_strategy(option.strategy).shards == shards]
-        fitting = sorted((option for option in rivals if option.fits), key=lambda option: option.traffic.most)
-        if fitting:
-            best = fitting[0]
-            what = f"model states of {best.states.held / GIB:.3g} GiB"
-            if best.states.beside:
-                what += f", about {_beside(best) / GIB:.3g} GiB beside them"
-            if activations is None:
-                what += f" fit in {memory}, of which activations, not estimated, may take the rest"
-            else:
-                what += f" and an estimated {activations / GIB:.3g} GiB of activations fit in {memory}"
-            needs = ", ".join(f"{option.strategy} needs {option.together / GIB:.3g} GiB" for option in too_large)
-            others = "; it sends least of those that fit" if _sends_least(best, options) else ""
-            return best.strategy, f"{what}{others}{f'; {needs}' if needs else ''}"
-        too_large += rivals
-    least = min(options, key=lambda option: option.together)
-    remedies = ["more processes", "a smaller batch.micro_batch_size"]
-    if not config.compute.activation_checkpointing:
-        remedies.append("compute.activation_checkpointing")
-    return None, (
-        f"nothing fits in {memory}; {least.strategy} needs least, {least.together / GIB:.3g} GiB: try "
-        f"{', '.join(remedies[:-1])} or {remedies[-1]}"
-    )
 
+    def together(name: str) -> str:
+        return f"{options[name]['bytes_together_about'] / GIB:.3g} GiB"
 
-def _beside(option: Option) -> int:
-    return option.states.with_beside - option.states.held
+    def rank(name: str) -> int:
+        return SHARDS.index(find_strategy(name).shards)
 
+    def sent(name: str) -> int:
+        return int(options[name]["sent_bytes_per_step"]["most"])
 
-def _sends_least(best: Option, options: Sequence[Option]) -> bool:
-    return best.traffic.most == min(option.traffic.most for option in options if option.fits)
-
-
-def _column_as_data(column: Column) -> dict[str, Any]:
-    if column.plan is None:
-        return {"world_size": column.world_size, "problem": column.problem}
-    return {
-        "world_size": column.world_size,
-        "problem": None,
-        "gradient_accumulation_steps": column.plan.gradient_accumulation_steps,
-        "suggested": column.suggested,
-        "reason": column.reason,
-        "strategies": {option.strategy: _option_as_data(option, column.world_size) for option in column.options},
-    }
-
-
-def _option_as_data(option: Option, world_size: int) -> dict[str, Any]:
-    kinds = asdict(option.states)
-    beside = kinds.pop("beside")
-    sent = option.traffic.sent(world_size)
-    return {
-        "model_state_bytes": kinds | {"together": option.states.held},
-        "bytes_beside_about": beside,
-        "bytes_together_about": option.together,
-        "fits": option.fits,
-        "sent_bytes_per_step": {"least": sent[0], "most": sent[1]},
-    }
+    fitting = [name for name in options if options[name]["fits"]]
+    if not fitting:
+        least = min(options, key=lambda name: options[name]["bytes_together_about"])
+        remedies = ["more processes", "a smaller batch.micro_batch_size"]
+        if not config.compute.activation_checkpointing:
+            remedies.append("compute.activation_checkpointing")
+        return None, (
+            f"nothing fits in {memory}; {least} needs least, {together(least)}: try "
+            f"{', '.join(remedies[:-1])} or {remedies[-1]}"
+        )
+    # Prefer what shards least and, among strategies that shard the same, what sends least.
+    best = min(fitting, key=lambda name: (rank(name), sent(name)))
+    reason = f"model states of {options[best]['model_state_bytes']['together'] / GIB:.3g} GiB"
+    if beside := options[best]["bytes_beside_about"]:
+        reason += f", about {sum(beside.values()) / GIB:.3g} GiB beside them"
+    if activations is None:
+        reason += f" fit in {memory}, of which activations, not estimated, may take the rest"
+    else:
+        reason += f" and an estimated {activations / GIB:.3g} GiB of activations fit in {memory}"
+    if sent(best) == min(map(sent, fitting)):
+        reason += "; it sends least of those that fit"
+    if too_large := [f"{name} needs {together(name)}" for name in options if rank(name) < rank(best)]:
+        reason += f"; {', '.join(too_large)}"
+    return best, reason

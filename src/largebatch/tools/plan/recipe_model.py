@@ -1,29 +1,43 @@
-"""The model of a recipe, without memory, from its task's model.py."""
+"""The model of a recipe, without memory, from its task's model.py, and an estimate of the activations that it keeps.
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+For the estimate, the model runs on fake tensors, which have shapes and no memory, under the recipe's precision and
+activation checkpointing. The storages that autograd saves for the backward pass are counted, without parameters but
+with the copies of weights that autocast casts.
+
+This is what torch's operations for the CPU would keep. Those of a GPU may keep other things: causal attention has a
+mask here that it mostly does without there. Gradients of activations and work space come on top.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from typing import cast
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.parameter import is_lazy
 
 from largebatch.config import RecipeConfig
+from largebatch.config.task_config import authors_program
 from largebatch.errors import UserError
-from largebatch.model.initialization.building import build_shapes
+from largebatch.model.activation_checkpointing import blocks_to_recompute, checkpoint_activations
+from largebatch.model.initialization.building import build_shapes, storage_of
 from largebatch.task_folders import import_from
-from largebatch.tools.plan.activations import ExampleBatch
+
+ExampleBatch = Callable[[RecipeConfig], Mapping[str, torch.Tensor]]
 
 
 def recipe_model(config: RecipeConfig, recipe: Path) -> tuple[nn.Module, ExampleBatch | None]:
-    """What `build_model(config)` of the model.py beside a recipe makes on the meta device, and its `example_batch`.
+    """The model that `build_model(config)` of the model.py beside a recipe makes, on the meta device, and the file's
+    `example_batch`.
 
     Raises:
-        UserError: There is no model.py, it cannot be imported, has no `build_model`, or that fails or makes nothing to
-            train.
+        UserError: There is no model.py, it cannot be imported, it has no `build_model`, or that fails or makes nothing
+            to train.
     """
     file = recipe.with_name("model.py")
     if not file.is_file():
@@ -31,43 +45,107 @@ def recipe_model(config: RecipeConfig, recipe: Path) -> tuple[nn.Module, Example
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64 if config.precision == "fp64" else torch.float32)
     try:
-        with _users_program(file):
+        with authors_program(recipe.parent, file.name):
             module = import_from(recipe.parent, "model")
-            model = _build(module, config, file)
+            if not hasattr(module, "build_model"):
+                raise UserError(f"{file} has no function build_model(config), which makes the model; write one")
+            model: object = build_shapes(partial(module.build_model, config))
     finally:
         torch.set_default_dtype(before)
-    return model, getattr(module, "example_batch", None)
-
-
-@contextmanager
-def _users_program(file: Path) -> Iterator[None]:
-    """What it prints is no part of what is printed about it, and what it raises is told in one line."""
-    try:
-        with redirect_stdout(sys.stderr):
-            yield
-    except UserError:
-        raise
-    except SystemExit as error:
-        raise UserError(
-            f"{file} ends the program instead of giving a model (SystemExit: {error.code}); write what only a run "
-            'does below if __name__ == "__main__":'
-        ) from error
-    except Exception as error:
-        raise UserError(f"{file}: its model cannot be built: {type(error).__name__}: {error}") from error
-
-
-def _build(module: ModuleType, config: RecipeConfig, file: Path) -> nn.Module:
-    build = getattr(module, "build_model", None)
-    if build is None:
-        raise UserError(f"{file} has no function build_model(config), whose model could be measured; give it one")
-    model: object = build_shapes(partial(build, config))
     if not isinstance(model, nn.Module):
         raise UserError(
             f"{file}: build_model(config) returned {type(model).__name__}, which is not a torch.nn.Module; return one"
         )
     lazy = next((name for name, each in model.named_parameters() if is_lazy(each)), None)
     if lazy is not None:
-        raise UserError(f"{file}: the shape of {lazy} is not known before data come; give its layer all sizes")
+        raise UserError(f"{file}: the shape of {lazy} is unknown until data comes; give its layer all sizes")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UserError(f"{file}: the model of build_model(config) has no parameter to train; give it one")
-    return model
+    return model, getattr(module, "example_batch", None)
+
+
+def activation_bytes(model: nn.Module, config: RecipeConfig, example_batch: ExampleBatch | None) -> int | None:
+    """Bytes that a process keeps for a micro-batch; None if it is not known how the model is called.
+
+    With activation checkpointing, these are the inputs of the blocks and all of the largest block, as when it is
+    recomputed.
+
+    Args:
+        model: The recipe's model on the meta device; it cannot be used afterwards.
+        config: The recipe, which has the precision, the micro-batch and activation checkpointing.
+        example_batch: The task's hook, which makes the keyword arguments of the model for a micro-batch.
+    """
+    if example_batch is None:
+        return None
+    dtype = torch.float64 if config.precision == "fp64" else torch.float32
+    with FakeTensorMode(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+        _give_fake_memory(model)
+        model.train()
+        try:
+            example = example_batch(config)
+            batch = {name: value.to(dtype) if value.is_floating_point() else value for name, value in example.items()}
+        # The task's author wrote it, so it may raise anything.
+        except Exception as error:
+            raise UserError(f"example_batch(config) of model.py fails: {type(error).__name__}: {error}") from error
+        try:
+            forward = partial(_kept_by, model, batch, config.precision == "bf16")
+            if not config.compute.activation_checkpointing:
+                return sum(forward().values())
+            blocks = blocks_to_recompute(model)
+            largest = max(forward(blocks)[block] for block in blocks)
+            checkpoint_activations(model)
+            return sum(forward().values()) + largest
+        except UserError:
+            raise
+        # A model may look at numbers, which fake tensors do not have, and may raise anything then.
+        except Exception:
+            return None
+
+
+def _give_fake_memory(model: nn.Module) -> None:
+    """Replace the model's tensors with tensors of the current mode; what modules share stays shared."""
+    twins: dict[torch.Tensor, torch.Tensor] = {}
+    for module in model.modules():
+        for tensors in cast(list[dict[str, torch.Tensor | None]], [module._parameters, module._buffers]):
+            for name, tensor in tensors.items():
+                if tensor is None:
+                    continue
+                if tensor not in twins:
+                    fake = torch.empty(tensor.shape, dtype=tensor.dtype)
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    twins[tensor] = nn.Parameter(fake, requires_grad=tensor.requires_grad) if is_parameter else fake
+                tensors[name] = twins[tensor]
+
+
+def _kept_by(
+    model: nn.Module, micro_batch: Mapping[str, torch.Tensor], in_bf16: bool, blocks: Sequence[nn.Module] = ()
+) -> dict[nn.Module | None, int]:
+    """Bytes that a forward pass keeps in each of the blocks and, under None, elsewhere."""
+    others = {storage_of(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    # The storages themselves are kept, so that a later one cannot get the address of one that is gone.
+    kept: dict[int, tuple[nn.Module | None, torch.UntypedStorage]] = {}
+    inside: list[nn.Module] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if storage_of(tensor) not in others:
+            place = inside[-1] if inside else None
+            kept.setdefault(storage_of(tensor), (place, tensor.untyped_storage()))
+        return tensor
+
+    with ExitStack() as hooks:
+        for block in blocks:
+            hooks.enter_context(block.register_forward_pre_hook(lambda block, _: inside.append(block)))
+            hooks.enter_context(block.register_forward_hook(lambda *_: inside.pop() and None))
+        hooks.enter_context(saved_tensors_hooks(keep, lambda tensor: tensor))
+        if in_bf16:
+            hooks.enter_context(torch.autocast("cpu", torch.bfloat16))
+        outputs = model(**micro_batch)
+        # The output layer has computed its gradients together with its losses (`linear_token_losses`).
+        for gradient in getattr(getattr(outputs, "grad_fn", None), "gradients", None) or ():
+            if gradient is not None:
+                keep(gradient)
+    sizes = dict.fromkeys([*blocks, None], 0)
+    for place, storage in kept.values():
+        sizes[place] += storage.nbytes()
+    return sizes

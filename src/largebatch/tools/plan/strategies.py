@@ -13,7 +13,7 @@ from largebatch.plan.model_shape import Strategy, ZeroSettings
 from largebatch.plan.strategies import STRATEGIES
 from largebatch.tools.verify.launch import find_accelerate_configs, launch_environment
 
-# Settings of "zero_optimization" with any other value than these, states or traffic are somewhere else.
+# With any other value of these settings of "zero_optimization", states or traffic are somewhere else.
 COUNTED_AT = {
     "offload_optimizer": None,
     "offload_param": None,
@@ -27,9 +27,12 @@ COUNTED_AT = {
 def find_strategies(
     recipe: Path, folder: Path | None, config: RecipeConfig
 ) -> tuple[list[Strategy], Mapping[str, str]]:
-    """Return the strategies of a folder as a run would be launched with them, and why others are not counted.
+    """The strategies as a run would be launched with them, and why others are not counted.
 
-    The folder is that of Accelerate configs; None is the one of the recipe's own project.
+    Args:
+        recipe: The recipe's JSON file.
+        folder: The folder of Accelerate configs; None is that of the recipe's own project.
+        config: The recipe.
 
     Raises:
         UserError: There are no Accelerate configs.
@@ -44,11 +47,11 @@ def find_strategies(
         except UserError as error:
             left_out[name] = str(error)
             continue
-        zero = launch.deepspeed_config["zero_optimization"] if launch.deepspeed_config else None
-        uncounted = [key for key, usual in COUNTED_AT.items() if zero and zero.get(key, usual) != usual]
-        # "auto", say, which Accelerate replaces by something of the model.
-        uncounted += [key for key in ZeroSettings.__dataclass_fields__ if zero and not _is_size(zero.get(key, 0))]
-        if zero and uncounted:
+        zero = launch.deepspeed_config["zero_optimization"] if launch.deepspeed_config else {}
+        uncounted = [key for key, usual in COUNTED_AT.items() if zero.get(key, usual) != usual]
+        # For example "auto", which Accelerate replaces with a value that depends on the model.
+        uncounted += [key for key in ZeroSettings.__dataclass_fields__ if not _is_size(zero.get(key))]
+        if uncounted:
             left_out[name] = f"its DeepSpeed JSON has zero_optimization.{uncounted[0]} {json.dumps(zero[uncounted[0]])}"
         elif environment.get("FSDP_TRANSFORMER_CLS_TO_WRAP"):
             left_out[name] = "its Accelerate config has fsdp_transformer_layer_cls_to_wrap"

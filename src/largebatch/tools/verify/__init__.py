@@ -1,4 +1,4 @@
-"""`largebatch verify`: one machine as a cluster, to prove that a recipe trains the same however it is launched."""
+"""`largebatch verify`: prove on one machine that a recipe trains the same however it is launched."""
 
 import argparse
 from pathlib import Path
@@ -22,8 +22,8 @@ def add_parser(commands: Commands) -> None:
         run,
         help="prove that a recipe trains the same on every strategy, number of processes and micro-batch size",
         description="Train the first steps of a recipe under every combination of strategy, number of processes and "
-        "micro-batch size, on GPUs where there are enough and on CPU processes elsewhere, and compare loss, gradient "
-        "norm, learning rate, weights and evaluation with one process. Exit code 0 only if all agree.",
+        "micro-batch size, on GPUs if there are enough and otherwise in CPU processes, and compare loss, gradient "
+        "norm, learning rate, weights and evaluation with one process. The exit code is 0 only if all agree.",
         epilog="""examples:
   largebatch verify RECIPE.json --world-sizes 2,4 --micro-batch-sizes 4,8
   largebatch verify RECIPE.json --tiny-data --world-sizes 2 --steps 5
@@ -44,11 +44,11 @@ Fields are overridden as in a run: --batch.global_batch_size 64.""",
     parser.add_argument(
         "--tiny-data",
         action="store_true",
-        help="train on the small data that the task declares instead of large ones, in batches of 32 samples",
+        help="replace large data with the small data that the task declares, in batches of 32 samples",
     )
     parser.add_argument("--steps", type=positive_int, default=20, help="optimizer steps to train; default: 20")
     add_accelerate_configs(parser)
-    parser.add_argument("--output", type=Path, help="the JSON to write; default: runs/RECIPE.verify.json")
+    parser.add_argument("--output", type=Path, help="JSON file to write; default: runs/RECIPE.verify.json")
 
 
 def run(options: argparse.Namespace) -> int:

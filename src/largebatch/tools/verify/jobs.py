@@ -1,6 +1,6 @@
-"""Jobs of several processes, forked from a server that has imported the engines already.
+"""Jobs of several processes, forked from a server that has already imported the engines.
 
-A fresh `accelerate launch` takes 10 to 20 s of imports; these start at once.
+A new `accelerate launch` spends 10 to 20 s on imports; these jobs start at once.
 """
 
 import multiprocessing
@@ -24,14 +24,14 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["largebatch.tools.verify.preload"])
 
 PRELOAD = "LARGEBATCH_PRELOAD"
-"""The variable with names of further modules, joined by commas, for the server to import."""
+"""Environment variable with the names of further modules for the server to import, separated by commas."""
 
-# For the other processes of a job to end by themselves once one has failed, in seconds.
+# Time for the other processes of a job to end by themselves after one has failed.
 SECONDS_TO_FOLLOW = 1
 
 
 class Outcome(NamedTuple):
-    """What came of one process: a "result", or an "error" and its reason, at a moment by the clock."""
+    """The outcome of one process: a "result", or an "error" with its reason, and the time of it."""
 
     kind: str
     value: Any
@@ -42,8 +42,7 @@ class JobFailed(AssertionError):
     """A process of a job raised, exited or did not end in time.
 
     Args:
-        reports: Of each process that failed, the first to fail first: its rank, its traceback or exit code, and its
-            output.
+        reports: The rank, the traceback or exit code, and the output of each process that failed, in order of failure.
     """
 
     def __init__(self, reports: Sequence[tuple[int, str, str]]):
@@ -52,7 +51,7 @@ class JobFailed(AssertionError):
 
 
 def preload_tasks(folders: Iterable[Path], *modules: str) -> None:
-    """Have the modules of tasks, and others, imported once, by the server; to be called before the first job."""
+    """Make the server import modules of tasks, and others, once; call this before the first job."""
     of_tasks = (f"{package_of(folder)}.{module}" for folder in folders for module in ("data", "model"))
     os.environ[PRELOAD] = ",".join([*of_tasks, *modules])
 
@@ -61,8 +60,8 @@ def preload_tasks(folders: Iterable[Path], *modules: str) -> None:
 def meeting_place() -> Iterator[dict[str, str]]:
     """The variables by which processes on this machine find each other.
 
-    The store that they name is hosted here, as torch's launcher does, until the context is left. No process can look
-    for it too early, and wait before it tries again.
+    As in torch's launcher, the store that they name is hosted here until the context ends, so no process can look for
+    it too early and wait before it tries again.
     """
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     yield {"MASTER_ADDR": store.host, "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
@@ -79,15 +78,15 @@ def run_job(
     """Call `function(*arguments)` in every process of a job and return the results by rank.
 
     Args:
-        function: Found by its name in its module, and given back by it what can be pickled.
-        arguments: What can be pickled.
-        world_size: Processes; where `environment` has a WORLD_SIZE they get RANK and LOCAL_RANK, and a place to meet.
-        environment: Added to this process's environment.
+        function: Function that can be pickled, as its results.
+        arguments: Arguments that can be pickled.
+        world_size: Number of processes; if `environment` has a WORLD_SIZE, they get RANK, LOCAL_RANK and a rendezvous.
+        environment: Variables added to the environment of this process.
         folder: Working directory of the processes.
-        timeout: Seconds until the first result; the others must follow as quickly.
+        timeout: Seconds until the first result, and then until each next one.
 
     Raises:
-        JobFailed: With the output and the traceback of the processes that failed.
+        JobFailed: A process failed or did not answer in time.
     """
     with tempfile.TemporaryDirectory() as logs, meeting_place() as place:
         outputs = [Path(logs, f"rank{rank}.log") for rank in range(world_size)]
@@ -124,7 +123,7 @@ def run_job(
 
 
 def _collect(pipes: Sequence[Connection], timeout: float) -> dict[int, Outcome]:
-    """The outcome of each process that answered in time, by rank."""
+    """The outcomes of the processes that answered in time, by rank."""
     results: dict[int, Outcome] = {}
     while len(results) < len(pipes):
         ready = wait([pipe for rank, pipe in enumerate(pipes) if rank not in results], timeout=timeout)
@@ -143,7 +142,7 @@ def _collect(pipes: Sequence[Connection], timeout: float) -> dict[int, Outcome]:
 
 
 def _end_with_the_parent() -> None:
-    """A job whose owner was killed must not train on."""
+    """End this process when its owner was killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -174,5 +173,5 @@ def _work(
             pipe.send(Outcome(kind, value, time.time()))
         sys.stdout.flush()
         sys.stderr.flush()
-    # Not through interpreter shutdown: threads of the engines may still wait for processes that failed.
+    # Skip the interpreter's shutdown: threads of the engines may still wait for processes that failed.
     os._exit(0)

@@ -8,14 +8,16 @@ from largebatch.config import RecipeConfig
 from largebatch.errors import UserError
 from largebatch.plan.strategies import STRATEGIES
 
+DEEPSPEED_FILE = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
+
 
 def launch_environment(accelerate_config: Path, world_size: int) -> dict[str, str]:
     """The variables that all processes get, made from an Accelerate config by Accelerate's own code.
 
-    Each process also needs its RANK and LOCAL_RANK, and all of them a place to meet; see `jobs.run_job`.
+    Each process also needs its RANK and LOCAL_RANK, and all of them a rendezvous; see `jobs.run_job`.
 
     Args:
-        accelerate_config: The YAML file that would be launched with.
+        accelerate_config: The YAML file to launch with.
         world_size: Processes, all on this machine.
     """
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
@@ -29,19 +31,23 @@ def launch_environment(accelerate_config: Path, world_size: int) -> dict[str, st
     else:
         launched = prepare_multi_gpu_env(args)
     changed = {name: value for name, value in launched.items() if os.environ.get(name) != value}
+    if DEEPSPEED_FILE in changed and not Path(changed[DEEPSPEED_FILE]).is_file():
+        # Written to be launched from the top of its project, which may be another folder than this one.
+        beside = accelerate_config.resolve().parent.parent.parent / changed[DEEPSPEED_FILE]
+        changed[DEEPSPEED_FILE] = str(beside) if beside.is_file() else changed[DEEPSPEED_FILE]
     return changed | {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
 
 
 def find_accelerate_configs(
     recipe: Path, folder: Path | None, strategies: Sequence[str] | None, config: RecipeConfig
 ) -> dict[str, Path]:
-    """The Accelerate config of each strategy: of the given folder, the recipe's own project, or this folder's.
+    """The Accelerate config of each strategy.
 
     Args:
-        recipe: Its JSON file.
-        folder: Where they are; None looks for it.
-        strategies: Names; None is all that can train the recipe.
-        config: The recipe's.
+        recipe: The recipe's JSON file.
+        folder: The folder of the configs; None is that of the recipe's own project, or else that of this folder.
+        strategies: Names of strategies; None is all that can train the recipe.
+        config: The recipe.
 
     Raises:
         UserError: There is no such folder, or none of that name in it.
@@ -50,24 +56,22 @@ def find_accelerate_configs(
     folders = [folder] if folder else [beside, Path("recipes/accelerate_configs")]
     found = next((place for place in folders if place.is_dir()), None)
     if found is None:
-        places = " or ".join(str(place) for place in folders)
         raise UserError(
-            f"there is no {places}; write --accelerate-configs FOLDER, the one with {next(iter(STRATEGIES))}.yaml and "
-            "the others"
+            f"there is no {' or '.join(map(str, folders))}; write --accelerate-configs FOLDER, the one with "
+            f"{next(iter(STRATEGIES))}.yaml and the others"
         )
+    files = {file.stem: file.resolve() for file in sorted(found.glob("*.yaml"))}
     if strategies is None:
-        suitable = [
-            name for name, entry in STRATEGIES.items() if not entry.refusal(config.precision, config.optimizer.name)
-        ]
-        strategies = [name for name in suitable if (found / f"{name}.yaml").is_file()]
+        refusals = {name: entry.refusal(config.precision, config.optimizer.name) for name, entry in STRATEGIES.items()}
+        suitable = [name for name, refusal in refusals.items() if not refusal]
+        strategies = [name for name in suitable if name in files]
         if not strategies:
             raise UserError(
-                f"{found} has no Accelerate config that the recipe's precision {config.precision} and optimizer "
-                f"{config.optimizer.name} can be trained with; write --accelerate-configs FOLDER, one with some of "
+                f"{found} has no Accelerate config that can train precision {config.precision} with optimizer "
+                f"{config.optimizer.name}; write --accelerate-configs FOLDER, one with some of "
                 + ", ".join(f"{name}.yaml" for name in suitable)
             )
-    missing = [name for name in strategies if not (found / f"{name}.yaml").is_file()]
+    missing = [name for name in strategies if name not in files]
     if missing:
-        known = ", ".join(sorted(file.stem for file in found.glob("*.yaml")))
-        raise UserError(f"--strategies: there is no {found / missing[0]}.yaml; known: {known}")
-    return {name: (found / f"{name}.yaml").resolve() for name in strategies}
+        raise UserError(f"--strategies: there is no {found / missing[0]}.yaml; known: {', '.join(files)}")
+    return {name: files[name] for name in strategies}

@@ -1,4 +1,4 @@
-"""Imported once by the server that jobs are forked from: imports what jobs need; runs no torch operation."""
+"""Imports what jobs need, once, in the server that they are forked from; runs no torch operation."""
 
 import gc
 import importlib
@@ -11,7 +11,7 @@ import tqdm
 
 from largebatch.tools.verify.jobs import PRELOAD
 
-# DeepSpeed tells what device it has found while it is imported.
+# DeepSpeed logs the device that it finds while it is imported.
 logging.getLogger("DeepSpeed").addFilter(lambda record: record.levelno >= logging.ERROR)
 
 for name in (
@@ -29,7 +29,7 @@ for name in (
 ):
     importlib.import_module(name)
 
-# What is wrong with a task is told by its jobs.
+# Jobs report what is wrong with a task.
 for name in filter(None, os.environ.get(PRELOAD, "").split(",")):
     with suppress(Exception, SystemExit):
         importlib.import_module(name)
@@ -37,9 +37,9 @@ for name in filter(None, os.environ.get(PRELOAD, "").split(",")):
 # Compiles hundreds of regular expressions when a first model is saved.
 importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("gpt2")
 
-# Its own lock would be shared by processes, and left behind by those that are killed.
+# Its own lock would be shared by processes, and stay locked when one of them is killed.
 tqdm.tqdm.set_lock(threading.RLock())
 
-# Collections in the processes of jobs need not go through all that was imported, nor copy its pages.
+# Garbage collection in jobs need not go through all that was imported, nor copy its pages.
 gc.collect()
 gc.freeze()

@@ -1,4 +1,4 @@
-"""What takes the place of a large recipe's model, data and batch: some steps on a laptop's CPU, nothing from a hub."""
+"""Overrides that make a recipe small: its debug model, and data and a batch for a laptop's CPU without a hub."""
 
 import json
 from typing import Any
@@ -7,14 +7,14 @@ from largebatch.config import RecipeConfig
 
 
 def debug_model_overrides(config: RecipeConfig) -> list[str]:
-    """What makes the model the recipe's `debug_model`; nothing if it has none."""
+    """The overrides that replace the model with the recipe's `debug_model`; none if it has none."""
     return _words({f"model.{name}": value for name, value in (config.debug_model or {}).items()})
 
 
 def tiny_data_overrides(config: RecipeConfig) -> list[str]:
-    """What puts the task's tiny data in place of the recipe's; nothing if the recipe's own are small.
+    """The overrides that replace the recipe's data with the task's tiny data; none if the recipe's own is small.
 
-    The batch is 32 samples then, and the run long enough for any warmup; it is to be stopped.
+    The batch is then 32 samples. The run is long enough for any warmup, and must be stopped early.
     """
     tiny = config.tiny_data()
     if tiny is None:

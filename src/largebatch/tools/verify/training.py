@@ -1,47 +1,47 @@
-"""Running a recipe's train.py in this process, and reading what it wrote."""
+"""Running a recipe's train.py in this process."""
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from largebatch.errors import UserError
-from largebatch.storage.json_lines import read_json_lines
 from largebatch.task_folders import run_as_main
 
 
-def train(recipe: Path, *overrides: str, run_dir: Path) -> None:
-    """Run a recipe as if the train.py beside it were started from the command line."""
+def train(recipe: Path, *overrides: str, run_dir: Path, moved_by: int | None = None) -> None:
+    """Run a recipe as if the train.py beside it were started from the command line.
+
+    Args:
+        recipe: The recipe's JSON file.
+        overrides: Command-line overrides of the recipe.
+        run_dir: The folder of the run.
+        moved_by: Seed of the smallest rounding errors, by which starting weights are moved in this process; None moves
+            nothing.
+    """
+    if moved_by is not None:
+        _move_starting_weights(moved_by)
     script = recipe.with_name("train.py")
     sys.argv = [str(script), "--config", str(recipe), "--run-dir", str(run_dir), *overrides]
     run_as_main(script)
 
 
-@dataclass(frozen=True)
-class Trained:
-    """What a run has written."""
+def _move_starting_weights(seed: int) -> None:
+    """Zeros stay zero."""
+    import torch
+    from torch import nn
+    from torch.optim import Optimizer
 
-    metrics: list[dict[str, Any]]  # the logged steps
-    evaluations: list[dict[str, Any]]
-    weights: dict[str, NDArray[np.float64]]  # the final weights and running statistics by name, in float64
+    from largebatch.run import Run
 
+    prepare = Run.prepare
 
-def read_run(run_dir: Path) -> Trained:
-    """The numbers of a finished run.
+    def prepare_moved(run: Run[Any], model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+        # After `prepare`, because a large model has no weights before.
+        prepared = prepare(run, model, optimizer)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for weight in model.parameters():
+                up = torch.randint(0, 2, weight.shape, generator=generator).to(weight)
+                weight.mul_(1 + (2 * up - 1) * torch.finfo(weight.dtype).eps)
+        return prepared
 
-    Raises:
-        UserError: It trained no step, or wrote no weights.
-    """
-    from safetensors.numpy import load_file
-
-    weights: dict[str, NDArray[np.float64]] = {}
-    for file in sorted((run_dir / "model").glob("*.safetensors")):
-        weights |= {name: np.asarray(tensor, dtype=np.float64) for name, tensor in load_file(file).items()}
-    metrics = read_json_lines(run_dir / "metrics.jsonl")
-    if not metrics or not weights:
-        what = "wrote no weights: end it with run.finish()" if metrics else "trained no step"
-        raise UserError(f"the script {what}")
-    return Trained(metrics, read_json_lines(run_dir / "evaluations.jsonl"), weights)
+    Run.prepare = prepare_moved  # type: ignore[method-assign,assignment]

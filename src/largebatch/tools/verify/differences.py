@@ -1,0 +1,137 @@
+"""The numbers that a run has written, their differences from those of another run, and the limits of rounding."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from largebatch.errors import UserError
+from largebatch.storage.json_lines import read_json_lines
+
+# A recipe that enlarges rounding errors may differ by this multiple of what becomes of the smallest ones.
+ROUNDING_FACTOR = 10
+# The norm of a gradient is closer to a difference of large numbers than the other measures.
+GRAD_NORM_FACTOR = 10
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The numbers of a finished run."""
+
+    metrics: list[dict[str, Any]]  # the logged steps
+    evaluations: list[dict[str, Any]]
+    weights: dict[str, NDArray[np.float64]]  # the final weights and running statistics by name, in float64
+
+
+def read_run(run_dir: Path) -> Trained:
+    """Read the numbers of a finished run.
+
+    Raises:
+        UserError: It trained no step, or wrote no weights.
+    """
+    from safetensors.numpy import load_file
+
+    weights: dict[str, NDArray[np.float64]] = {}
+    for file in sorted((run_dir / "model").glob("*.safetensors")):
+        weights |= {name: np.asarray(tensor, dtype=np.float64) for name, tensor in load_file(file).items()}
+    metrics = read_json_lines(run_dir / "metrics.jsonl")
+    if not metrics:
+        raise UserError("the script trained no step")
+    if not weights:
+        raise UserError("the script wrote no weights: end it with run.finish()")
+    return Trained(metrics, read_json_lines(run_dir / "evaluations.jsonl"), weights)
+
+
+class Differences(NamedTuple):
+    """The largest relative differences of a run from its reference, over all steps."""
+
+    loss: float
+    grad_norm: float
+    lr: float
+    parameters: float
+    evaluation: float
+    # Of the loss and the gradient norm of the first step, which no earlier rounding has enlarged; the norm is divided
+    # by GRAD_NORM_FACTOR.
+    first_step: float
+
+    def within(self, limits: "Differences") -> bool:
+        """Whether no difference is larger than its limit."""
+        return all(difference <= limit for difference, limit in zip(self, limits, strict=True))
+
+
+# Beyond these, errors of the mathematics could not be told from rounding.
+CLEAR = Differences(loss=1e-3, grad_norm=1e-2, lr=0.0, parameters=1e-2, evaluation=1e-3, first_step=1e-3)
+
+
+def usual_limits(tolerance: float) -> Differences:
+    """The differences that rounding usually makes; learning rates must be equal."""
+    return Differences(tolerance, GRAD_NORM_FACTOR * tolerance, 0.0, tolerance, tolerance, first_step=tolerance)
+
+
+def limits_with(rounding: Differences, tolerance: float, *, sums_within_the_model: bool) -> Differences:
+    """The limits of a recipe that enlarges rounding, column by column.
+
+    Nothing enlarges the rounding of the first step, unless the model itself sums over processes, as synchronized
+    BatchNorm does: then activations are rounded differently, and the layers after them enlarge that.
+    """
+    usual = usual_limits(tolerance)
+    enlarged = ["loss", "grad_norm", "parameters", "evaluation", *(["first_step"] if sums_within_the_model else [])]
+    measured = {name: max(getattr(usual, name), ROUNDING_FACTOR * getattr(rounding, name)) for name in enlarged}
+    return usual._replace(**measured)
+
+
+def compare(trained: Trained, reference: Trained) -> Differences:
+    """The largest relative differences; infinite if a step, an evaluation or a weight is missing."""
+    first, expected = trained.metrics[:1], reference.metrics[:1]
+    return Differences(
+        loss=_of_lines(trained.metrics, reference.metrics, ["loss"]),
+        grad_norm=_of_lines(trained.metrics, reference.metrics, ["grad_norm"]),
+        lr=_of_lines(trained.metrics, reference.metrics, ["lr"]),
+        parameters=_of_weights(trained.weights, reference.weights),
+        evaluation=_of_lines(trained.evaluations, reference.evaluations),
+        first_step=max(
+            _of_lines(first, expected, ["loss"]), _of_lines(first, expected, ["grad_norm"]) / GRAD_NORM_FACTOR
+        ),
+    )
+
+
+def _of_lines(
+    lines: Sequence[Mapping[str, Any]], reference: Sequence[Mapping[str, Any]], names: Sequence[str] | None = None
+) -> float:
+    if len(lines) != len(reference):
+        return math.inf
+    largest = 0.0
+    for line, expected in zip(lines, reference, strict=True):
+        for name in names or expected:
+            value = line.get(name, math.nan)
+            if value != expected[name]:
+                largest = max(largest, _ratio(abs(value - expected[name]), abs(expected[name])))
+    return largest
+
+
+def _of_weights(weights: Mapping[str, Any], reference: Mapping[str, Any]) -> float:
+    """The largest difference of a tensor, relative to its norm.
+
+    A tensor near zero, such as a bias whose gradient is only rounding errors, is measured by the norm that it would
+    have if its elements were a thousandth of the model's.
+    """
+    shapes, expected_shapes = ({name: tensor.shape for name, tensor in each.items()} for each in (weights, reference))
+    if shapes != expected_shapes:
+        return math.inf
+    squares = sum(float(np.square(tensor).sum()) for tensor in reference.values())
+    typical = np.sqrt(squares / sum(tensor.size for tensor in reference.values()))
+    largest = 0.0
+    for name, expected in reference.items():
+        scale = max(np.linalg.norm(expected), 1e-3 * typical * np.sqrt(expected.size))
+        largest = max(largest, _ratio(float(np.linalg.norm(weights[name] - expected)), float(scale)))
+    return largest
+
+
+def _ratio(difference: float, scale: float) -> float:
+    """The ratio, or infinity where it is not finite, because the maximum of NaN and a number may be either."""
+    ratio = difference / scale if scale else math.inf
+    return ratio if math.isfinite(ratio) else math.inf
