@@ -1,8 +1,7 @@
 """Attempts: the starts of one run, of which only the latest may write to its folder.
 
-A machine that has lost its network can keep writing to the shared folder for a while after its job was requeued and
-started elsewhere. So each start takes the next number and, before it publishes anything, checks whether a later one
-has been taken.
+A machine that has lost its network can keep writing to the shared folder for a while after its job was requeued. So
+each start takes the next number and, before it publishes anything, checks whether a later one has been taken.
 """
 
 import errno
@@ -19,6 +18,7 @@ from typing import Any
 
 from largebatch.errors import TrainingFailed
 from largebatch.storage.files import sync_folder, write_json_file
+from largebatch.storage.layout import FORMAT
 
 FILE_NAME = re.compile(r"([0-9]{4,})\.json")
 
@@ -32,7 +32,7 @@ class Attempt:
     number: int
     """Which start, from 1."""
     token: str
-    """Tells it from the attempt with the same number of another run whose folder took this one's place."""
+    """Distinguishes it from the attempt with the same number of a run whose folder took this one's place."""
 
     @property
     def name(self) -> str:
@@ -40,23 +40,25 @@ class Attempt:
         return f"{self.number:04d}_{self.token}"
 
     def is_current(self) -> bool:
-        """Whether no later attempt has begun, and the folder is still this run's; OSError if it cannot be read."""
-        latest = latest_attempt(self.folder)
-        return latest is not None and latest["attempt"] == self.number and latest["token"] == self.token
+        """Whether no later attempt has begun and the folder is still this run's; OSError if that cannot be read."""
+        return self._is(latest_attempt(self.folder))
 
     def check(self) -> None:
-        """Raise TrainingFailed if a later attempt has begun, and OSError if the file system does not say."""
-        if not self.is_current():
-            latest = latest_attempt(self.folder)
+        """Raise TrainingFailed unless the attempt is current; OSError if that cannot be read."""
+        latest = latest_attempt(self.folder)
+        if not self._is(latest):
             who = f"attempt {latest['attempt']} on {latest['host']}" if latest else "another run"
             raise TrainingFailed(
                 f"{who} has taken over {self.folder.parent}; this one, attempt {self.number} on "
                 f"{socket.gethostname()}, ends here and has published nothing since"
             )
 
+    def _is(self, record: dict[str, Any] | None) -> bool:
+        return record is not None and (record["attempt"], record["token"]) == (self.number, self.token)
+
 
 def claim(folder: Path, about: dict[str, Any]) -> Attempt:
-    """Begin the next attempt, recorded with `about`; it keeps all earlier ones from publishing."""
+    """Begin the next attempt, recorded with `about`; no earlier one can publish from here on."""
     folder.mkdir(exist_ok=True)
     token = secrets.token_hex(4)
     temporary = folder / f".{token}.tmp"
@@ -64,7 +66,7 @@ def claim(folder: Path, about: dict[str, Any]) -> Attempt:
     try:
         while True:
             number += 1
-            write_json_file(temporary, {"attempt": number, "token": token, **identity(), **about})
+            write_json_file(temporary, {"attempt": number, "token": token, "format": FORMAT, **identity(), **about})
             with suppress(FileExistsError):
                 # Complete when it appears under its name, and only if no other has it: `link` does not replace.
                 os.link(temporary, folder / f"{number:04d}.json")
@@ -75,7 +77,7 @@ def claim(folder: Path, about: dict[str, Any]) -> Attempt:
 
 
 def identity() -> dict[str, Any]:
-    """This process, for people and for `is_restart_of`."""
+    """The host and process, for people and for `is_restart_of`."""
     return {"host": socket.gethostname(), "pid": os.getpid(), "time": time.time(), **slurm_start()}
 
 
