@@ -93,7 +93,6 @@ def test_a_manifest_written_by_hand_is_read():
     assert manifest.files == (FIRST, SECOND)
     assert manifest.buffers == {"mean": (0, 1), "mask": (0,)}
     assert manifest.running_statistics == ("mean",)
-    assert manifest.kinds == ["exp_avg"]
     assert manifest.parameters["w"].scalars == {"step": 7.0}
     assert [info.shape for info in manifest.parameters.values()] == [(2, 3), (), (0, 4)]
 

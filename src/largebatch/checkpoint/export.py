@@ -18,7 +18,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 LARGEST_FILE_BYTES = 5 * 10**9
 
 
-def export(checkpoint: Path, out: Path, dtype: str | None = None, largest_file: int = LARGEST_FILE_BYTES) -> Manifest:
+def export(checkpoint: Path, out: Path, dtype: str | None = None) -> Manifest:
     """Write the weights and buffers of a checkpoint, and the model's configuration if it has one.
 
     Of a model with adapters, only the adapters and their configuration are written, as `peft` reads them. At most one
@@ -28,20 +28,17 @@ def export(checkpoint: Path, out: Path, dtype: str | None = None, largest_file: 
         checkpoint: A checkpoint's folder, or a run's, whose newest intact checkpoint is used.
         out: The folder to make.
         dtype: The dtype of floating-point numbers, one of `DTYPES`; None keeps the one they were trained in.
-        largest_file: Bytes of weights in one file.
     """
     if out.exists():
         raise UserError(f"{out} exists; write a folder that does not")
     if not out.absolute().parent.is_dir():
         raise UserError(f"there is no folder {out.absolute().parent}; make it, or write another place")
-    return export_intact(_intact(checkpoint), out, dtype, largest_file)
+    return export_intact(_intact(checkpoint), out, dtype)
 
 
-def export_intact(
-    folder: Path, out: Path, dtype: str | None = None, largest_file: int = LARGEST_FILE_BYTES
-) -> Manifest:
+def export_intact(folder: Path, out: Path, dtype: str | None = None) -> Manifest:
     """As `export`, from the folder of a checkpoint whose checksums need not be verified."""
-    temporary = out.with_name(f".{out.name}.tmp")
+    temporary, torch_dtype = out.with_name(f".{out.name}.tmp"), DTYPES[dtype] if dtype else None
     try:
         manifest = read_manifest(folder)
         remove_folder(temporary)
@@ -49,10 +46,10 @@ def export_intact(
         config = read_json(folder / MODEL_CONFIG) if (folder / MODEL_CONFIG).exists() else None
         with TensorFiles(folder) as files:
             if config is not None and "peft_type" in config:
-                _write_adapters(files, manifest, temporary, DTYPES[dtype] if dtype else None)
+                _write_adapters(files, manifest, temporary, torch_dtype)
                 write_json_file(temporary / "adapter_config.json", config)
             else:
-                dtypes = _write_weights(files, manifest, temporary, DTYPES[dtype] if dtype else None, largest_file)
+                dtypes = _write_weights(files, manifest, temporary, torch_dtype)
                 # The dtype in which `from_pretrained` loads parameters unless told otherwise.
                 written = {"dtype": str(dtypes.pop()).removeprefix("torch.")} if len(dtypes) == 1 else {}
                 if config is not None:
@@ -97,9 +94,7 @@ def _write_adapters(files: TensorFiles, manifest: Manifest, out: Path, dtype: to
     save_tensors(out / "adapter_model.safetensors", shapes, converted, {"format": "pt"})
 
 
-def _write_weights(
-    files: TensorFiles, manifest: Manifest, out: Path, dtype: torch.dtype | None, largest_file: int
-) -> set[torch.dtype]:
+def _write_weights(files: TensorFiles, manifest: Manifest, out: Path, dtype: torch.dtype | None) -> set[torch.dtype]:
     """Write all weights and buffers; returns the dtypes of the weights."""
     shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
     for name, parameter in manifest.parameters.items():
@@ -120,7 +115,7 @@ def _write_weights(
         shapes,
         get_storage_size=lambda shape: shape[0].itemsize * torch.Size(shape[1]).numel(),
         filename_pattern="model{suffix}.safetensors",
-        max_shard_size=largest_file,
+        max_shard_size=LARGEST_FILE_BYTES,
     )
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}

@@ -35,7 +35,8 @@ def load(backend: Backend, folder: Path, manifest: Manifest) -> None:
             raise UserError(f"the checkpoint {folder} cannot be loaded: {error}") from error
 
     scalars = {name: parameter.scalars for name, parameter in manifest.parameters.items()}
-    backend.restore(fill, scalars, has_states=bool(manifest.kinds) or any(scalars.values()))
+    has_vectors = any(not vector.startswith(f"{WEIGHT}/") for vector in manifest.vectors)
+    backend.restore(fill, scalars, has_states=has_vectors or any(scalars.values()))
 
 
 def _check_same_model(state: EngineState, manifest: Manifest) -> None:

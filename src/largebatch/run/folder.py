@@ -75,7 +75,8 @@ class RunFolder:
             if place.exists() and not place.is_dir():
                 raise UserError(f"--run-dir: {place} is a file; write a folder")
         # A start that has just begun, or was killed at once, has no plan yet.
-        if self.path.is_dir() and not self.is_a_run and not all(_precedes_a_run(path) for path in self.path.iterdir()):
+        names = [path.name for path in self.path.iterdir()] if self.path.is_dir() and not self.is_a_run else []
+        if any(name not in ("lock", "slurm", "stop") and not name.startswith(".plan.json.") for name in names):
             raise UserError(
                 f"--run-dir: {self.path} holds files that are not a run's; write another folder, or an empty one"
             )
@@ -193,10 +194,6 @@ def cannot_be_written(path: Path, error: OSError) -> UserError:
 def _who(holder: dict[str, Any]) -> str:
     job = f"SLURM job {holder['slurm_job_id']}, " if holder.get("slurm_job_id") else ""
     return f"{job}process {holder['pid']} on {holder['host']}"
-
-
-def _precedes_a_run(path: Path) -> bool:
-    return path.name in ("lock", "slurm", "stop") or path.name.startswith(".plan.json.")
 
 
 def _close(reference: "weakref.ref[IO[bytes]]") -> None:

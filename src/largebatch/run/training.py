@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
-from typing import Any
 
 from largebatch.backend.base import Backend
 from largebatch.checkpoint.export import export_intact
@@ -54,7 +53,15 @@ class Training:
         self.progress = Progress(plan, backend.is_main_process, start.step)
         self.say = say = self.progress.say
         about = {"recipe": recipe, "strategy": backend.launch.strategy, "world_size": backend.world_size}
-        self.record = Record(folder, self._begin(about), start, backend.is_main_process, say)
+        attempt: Attempt | None = None
+        with backend.raise_on_all_ranks():
+            if backend.is_main_process:
+                attempt, moved = folder.begin(config, plan, start.in_place, about)
+                if moved is not None:
+                    say(f"the earlier run in {folder.path} was moved to {moved}")
+        attempt = backend.gather_objects(attempt)[0]
+        assert attempt is not None
+        self.record = Record(folder, attempt, start, backend.is_main_process, say)
         with backend.raise_on_all_ranks():
             try:
                 self.last_logged, evaluation = self.record.restore(about)
@@ -88,17 +95,6 @@ class Training:
         self.stop_reason = 0
         """Why the run stops after the current step, by its number in `REASONS`; 0 if it does not."""
         self.saved_step = start.step
-
-    def _begin(self, about: dict[str, Any]) -> Attempt:
-        attempt: Attempt | None = None
-        with self.backend.raise_on_all_ranks():
-            if self.backend.is_main_process:
-                attempt, moved = self.folder.begin(self.config, self.plan, self.start.in_place, about)
-                if moved is not None:
-                    self.say(f"the earlier run in {self.folder.path} was moved to {moved}")
-        attempt = self.backend.gather_objects(attempt)[0]
-        assert attempt is not None
-        return attempt
 
     @property
     def completed_steps(self) -> int:

@@ -41,20 +41,18 @@ class Attempt:
 
     def is_current(self) -> bool:
         """Whether no later attempt has begun and the folder is still this run's; OSError if that cannot be read."""
-        return self._is(latest_attempt(self.folder))
+        latest = latest_attempt(self.folder)
+        return latest is not None and (latest["attempt"], latest["token"]) == (self.number, self.token)
 
     def check(self) -> None:
         """Raise TrainingFailed unless the attempt is current; OSError if that cannot be read."""
-        latest = latest_attempt(self.folder)
-        if not self._is(latest):
+        if not self.is_current():
+            latest = latest_attempt(self.folder)
             who = f"attempt {latest['attempt']} on {latest['host']}" if latest else "another run"
             raise TrainingFailed(
                 f"{who} has taken over {self.folder.parent}; this one, attempt {self.number} on "
                 f"{socket.gethostname()}, ends here and has published nothing since"
             )
-
-    def _is(self, record: dict[str, Any] | None) -> bool:
-        return record is not None and (record["attempt"], record["token"]) == (self.number, self.token)
 
 
 def claim(folder: Path, about: dict[str, Any]) -> Attempt:
@@ -82,7 +80,7 @@ def identity() -> dict[str, Any]:
 
 
 def slurm_start() -> dict[str, Any]:
-    """The SLURM job, if there is one, and the number of times it was requeued."""
+    """The SLURM job, if there is one, and how often it was requeued."""
     return {
         "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
         "slurm_restart_count": int(os.environ.get("SLURM_RESTART_COUNT", 0)),

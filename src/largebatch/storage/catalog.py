@@ -133,13 +133,11 @@ def remove_leftovers(folder: Path) -> None:
 
 def set_aside(folder: Path, step: int, attempt: str) -> None:
     """Move checkpoints after `step`, where the run resumes, to a folder of their own; delete those without a marker."""
-    later = [entry for entry in entries(folder) if entry.step > step]
-    for entry in later:
-        discard_incomplete(folder, entry.step, attempt)
-    later = [entry for entry in later if entry.path.exists()]
-    if later:
-        aside = folder / f"set_aside_by_attempt_{attempt}"
-        aside.mkdir()
-        for entry in later:
-            entry.path.rename(aside / entry.path.name)
-        sync_folder(folder)
+    aside = folder / f"set_aside_by_attempt_{attempt}"
+    for entry in entries(folder):
+        if entry.step > step:
+            discard_incomplete(folder, entry.step, attempt)
+            if entry.path.exists():
+                aside.mkdir(exist_ok=True)
+                rename_folder(entry.path, aside / entry.path.name)
+                sync_folder(folder)

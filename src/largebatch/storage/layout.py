@@ -95,11 +95,6 @@ class Manifest(BaseModel):
     buffers: dict[str, Annotated[tuple[Count, ...], Field(min_length=1)]]
     """The files that hold a buffer: the first one has the value of every process whose own file is not named."""
 
-    @property
-    def kinds(self) -> list[str]:
-        """The optimizer's states that are vectors, such as "exp_avg"."""
-        return sorted({vector.partition("/")[0] for vector in self.vectors} - {WEIGHT})
-
     def to_json(self) -> dict[str, Any]:
         """The content of its file."""
         return self.model_dump(exclude_defaults=True)
