@@ -41,7 +41,7 @@ def mean_over_samples(
         backend: The prepared backend.
         batches: As `batches_of`.
         per_sample: From a batch to values by name, each of shape (batch,), or a pair of sums and weights of shape
-            (batch,) each, such as a sample's loss over all its tokens and the number of these.
+            (batch,) each, such as each sample's loss summed over its tokens, and its number of tokens.
     """
     totals: dict[str, torch.Tensor] = {}
     for start, stop, batch in batches:
@@ -63,13 +63,9 @@ def mean_over_samples(
 def rows_of_samples(
     backend: Backend, batches: Iterable[tuple[int, int, Batch]], per_sample: RowsPerSample, num_samples: int
 ) -> dict[str, torch.Tensor]:
-    """One row per sample, in order and on all processes.
+    """One row per sample, in order and on all processes, of the tensors of shape (batch, ...) from `per_sample`.
 
-    Args:
-        backend: The prepared backend.
-        batches: As `batches_of`.
-        per_sample: From a batch to tensors of shape (batch, ...), by name.
-        num_samples: The samples of `batches`, over all processes.
+    `batches` are those of `batches_of` for `num_samples`.
     """
     mine: dict[str, list[torch.Tensor]] = {}
     for start, stop, batch in batches:

@@ -41,11 +41,7 @@ from largebatch.task_folders import folder_of
 
 
 class RunFolder:
-    """The folder of one run.
-
-    Args:
-        path: Where it is or will be.
-    """
+    """The folder of one run, which exists from `begin` on."""
 
     def __init__(self, path: Path):
         # A symbolic link stays as it is; the folder is its target.

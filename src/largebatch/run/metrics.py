@@ -37,12 +37,7 @@ class Stopwatch:
 
 
 class StepMetrics:
-    """Collects the losses of steps on the device, and turns them into numbers when a step is logged.
-
-    Args:
-        backend: The prepared backend.
-        utilization: Turns samples per second into model FLOPs utilization ("mfu").
-    """
+    """Collects the losses of steps on the device, and turns them into numbers when a step is logged."""
 
     def __init__(self, backend: Backend, utilization: Utilization):
         self._backend = backend
@@ -67,13 +62,9 @@ class StepMetrics:
         return step % self._plan.log_every_steps == 0 or step in (1, self._plan.stop_after_steps)
 
     def add(self, step: int, loss_sum: torch.Tensor, weight: int, grad_norm: torch.Tensor | None) -> None:
-        """Take the numbers of the next step without waiting for the device.
+        """Take the numbers of the next step, number `step` from 1, without waiting for the device.
 
-        Args:
-            step: The step, counted from 1.
-            loss_sum: This process's sum of losses, a scalar on the device.
-            weight: The weight of the global batch, which divides the sum over all processes.
-            grad_norm: The gradient's norm, if it was computed.
+        `loss_sum` is this process's, and `weight` that of the global batch, which divides the sum over all processes.
         """
         self._loss_sums[step] = loss_sum
         if grad_norm is not None:

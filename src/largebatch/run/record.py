@@ -129,13 +129,13 @@ class Record:
     def restore(self, about: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Restore the folder to its state at the checkpoint, and begin the attempt's history with `about`.
 
-        Returns:
-            On the main process, the last line of metrics.jsonl and of evaluations.jsonl that are left, or empty ones.
+        Returns the last line of metrics.jsonl and of evaluations.jsonl; empty ones if there are none, or elsewhere than
+        on the main process.
         """
         if not self._is_main_process:
             return {}, {}
         start, folder, logged, evaluation = self._start, self._folder, None, None
-        # A crash may have cut its last line short.
+        # A crash may have cut the last line of the history short.
         self._history.keep_until(math.inf)
         if start.in_place:
             logged = self._metrics.keep_until(start.step)
@@ -181,8 +181,6 @@ class Record:
         """Write lines that still wait, or that the file system has refused."""
         for journal in (self._metrics, self._evaluations, self._history):
             journal.flush()
-
-    # --- the outcome ----------------------------------------------------------------------------------------------
 
     def running(self) -> None:
         """Publish that the attempt is training, and its newest checkpoint."""

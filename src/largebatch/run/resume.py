@@ -155,9 +155,6 @@ def newest_usable(candidates: Iterable[Entry], backend: Backend) -> tuple[Entry 
     return None, skipped
 
 
-# --- the same run ---------------------------------------------------------------------------------------------------
-
-
 def differences(recorded: Mapping[str, Any], config: RecipeConfig) -> dict[str, tuple[Any, Any]]:
     """The fields whose change would train something else: their values in a recorded config, and now."""
     theirs, mine = flatten(recorded), flatten(as_json(config))

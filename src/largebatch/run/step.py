@@ -103,8 +103,6 @@ class Step:
         self.updated = True
         return self._loss_sum
 
-    # --- a loss that couples the whole global batch; see `gradcache` ----------------------------------------------
-
     def gather(self, encode: Callable[[Batch], torch.Tensor]) -> torch.Tensor:
         """Compute the features of the whole global batch, for a coupled loss, without gradients.
 

@@ -88,22 +88,16 @@ def verify_checksums(path: Path, share: int = 0, num_shares: int = 1) -> str | N
     return None
 
 
-def prune(folder: Path, keep_last: int | None, is_kept_for_ever: Callable[[int], bool], attempt: str) -> None:
+def prune(folder: Path, keep_last: int | None, is_kept_forever: Callable[[int], bool], attempt: str) -> None:
     """Delete complete checkpoints that are older than the `keep_last` newest complete ones; None keeps all.
 
-    Those that are not complete are neither counted nor deleted.
-
-    Args:
-        folder: The run's folder of checkpoints.
-        keep_last: How many to keep.
-        is_kept_for_ever: From a checkpoint's step to whether it stays in any case.
-        attempt: Name of the attempt that deletes.
+    Those that are not complete are neither counted nor deleted. `is_kept_forever` is asked for each one's step.
     """
     if keep_last is None:
         return
     complete = [entry for entry in entries(folder) if entry.problem is None]
     for entry in complete[keep_last:]:
-        if not is_kept_for_ever(entry.step):
+        if not is_kept_forever(entry.step):
             discard(entry, attempt)
 
 
