@@ -112,6 +112,17 @@ def test_the_slurm_job_that_moves_a_run_aside_keeps_its_own_logs(tmp_path, monke
     ]
 
 
+def test_a_run_of_another_format_is_refused(tmp_path):
+    folder, _ = begun(tmp_path)
+    folder.check_format()
+    (record,) = (tmp_path / "attempts").iterdir()
+    record.write_text(record.read_text().replace("largebatch ", "largebatch checkpoint "))
+    with pytest.raises(
+        UserError, match=r"has format 'largebatch checkpoint 2', and this version .* reads 'largebatch 2'"
+    ):
+        folder.check_format()
+
+
 def test_other_peoples_files_are_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(UserError, match="holds files that are not a run's"):

@@ -7,11 +7,10 @@ import pytest
 from largebatch.config import load_config
 from largebatch.plan import resolve
 from largebatch.run import progress
-from largebatch.run.metrics import LoggedStep
 from largebatch.run.progress import Progress
 from paths import DIGITS
 
-LOGGED = LoggedStep(10, 640, 0.45, 1.2345, 0.1, 2.0, 64, 1500.0, None, None, 4.0)
+LOGGED = {"step": 10, "loss": 1.2345, "lr": 0.1, "samples_per_second": 1500.0, "seconds": 4.0}
 
 
 class Terminal(io.StringIO):

@@ -17,6 +17,7 @@ from largebatch.run.resume import differences
 from largebatch.storage.json_lines import read_json_lines
 from paths import DIGITS, PYDOC, SIMCLR
 from resuming import CHAIN_BATCH, TINY_GPT, Interruption, assert_same_weights, run_interrupted
+from saving import mark
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +173,26 @@ def test_none_begins_anew_and_moves_the_earlier_run_aside(run):
     assert resume(run_dir, words, "--resume", "none", "--seed=7", "--train.stop_after_steps=2") is None
     assert [line["step"] for line in read_json_lines(run_dir / "metrics.jsonl")] == [1, 2]
     assert len(read_json_lines(run_dir.with_name("run.1") / "metrics.jsonl")) == 4
+
+
+@pytest.mark.slow
+def test_a_run_of_an_older_format_is_refused_in_one_line(run):
+    """Not field by field, though its config has others, too."""
+    run_dir, words = run
+    (record,) = (run_dir / "attempts").iterdir()
+    record.write_text(json.dumps({**json.loads(record.read_text()), "format": "largebatch 1"}))
+    report = resume(run_dir, words, "--seed=7")
+    assert "exit code 2" in report
+    assert (
+        "has format 'largebatch 1', and this version of largebatch reads 'largebatch 2' only; --resume none" in report
+    )
+    assert "in the checkpoint" not in report
+    (manifest,) = run_dir.glob("checkpoints/*/manifest.json")
+    manifest.write_text(json.dumps({"format": "largebatch 1"}))
+    mark(manifest.parent)
+    report = resume(run_dir, words, "--resume", str(manifest.parent))
+    assert "its format is 'largebatch 1', and this version of largebatch reads 'largebatch 2' only" in report
+    assert resume(run_dir, words, "--resume", "none", "--train.stop_after_steps=2") is None
 
 
 @pytest.mark.slow

@@ -64,7 +64,7 @@ def test_names_that_only_look_like_checkpoints_are_ignored(tmp_path):
     for name in [*LOOK_ALIKES, *LEFTOVERS]:
         make_checkpoint(tmp_path / name)
     assert entries(tmp_path) == []
-    assert prune(tmp_path, 1, lambda _: False, ATTEMPT) == []
+    prune(tmp_path, 1, lambda _: False, ATTEMPT)
     set_aside(tmp_path, 0, ATTEMPT)
     remove_leftovers(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(LOOK_ALIKES)
@@ -188,8 +188,7 @@ def test_each_file_is_read_by_one_of_the_processes(num_shares, tmp_path):
     ],
 )
 def test_old_complete_checkpoints_are_deleted(keep_last, for_ever, deleted, folder):
-    paths = prune(folder, keep_last, lambda step: step in for_ever, ATTEMPT)
-    assert [int(path.name[5:]) for path in paths] == deleted
+    prune(folder, keep_last, lambda step: step in for_ever, ATTEMPT)
     assert steps_in(folder) == sorted({1, 2, 3, 4, 5, 6} - set(deleted))
     assert len(list(folder.iterdir())) == 6 - len(deleted)
 

@@ -23,7 +23,7 @@ from largebatch.storage.layout import (
 
 FIRST, SECOND = "rank_00000.safetensors", "rank_00001.safetensors"
 RAW = {
-    "format": "largebatch checkpoint 1",
+    "format": "largebatch 2",
     "step": 7,
     "attempt": 2,
     "world_size": 2,
@@ -88,14 +88,13 @@ def test_a_manifest_written_by_hand_is_read():
     assert (manifest.bad_steps, manifest.time) == (1, 1.5e9)
     assert manifest.config == {"seed": 3, "name": "größer"}
     assert manifest.plan == {"num_steps": 9}
-    assert manifest.vectors["weight/w"] == (Range(FIRST, 0, 4), Range(SECOND, 4, 6))
-    assert manifest.vectors["exp_avg/w"] == (Range(SECOND, 0, 6),)
-    assert manifest.buffers == {"mean": (FIRST, SECOND), "mask": (FIRST,)}
+    assert manifest.vectors["weight/w"] == (Range(0, 0, 4), Range(1, 4, 6))
+    assert manifest.vectors["exp_avg/w"] == (Range(1, 0, 6),)
+    assert manifest.files == (FIRST, SECOND)
+    assert manifest.buffers == {"mean": (0, 1), "mask": (0,)}
     assert manifest.running_statistics == ("mean",)
-    assert manifest.kinds == ["exp_avg"]
     assert manifest.parameters["w"].scalars == {"step": 7.0}
     assert [info.shape for info in manifest.parameters.values()] == [(2, 3), (), (0, 4)]
-    assert [info.size for info in manifest.parameters.values()] == [6, 1, 0]
 
 
 def test_a_manifest_is_written_as_it_was_read():
@@ -177,9 +176,9 @@ def test_what_would_fail_later_is_refused(path, value):
         Manifest.from_json(changed(path, value))
 
 
-@pytest.mark.parametrize("raw", [None, [], "largebatch checkpoint 1", {}, {**RAW, "format": "largebatch checkpoint 2"}])
-def test_other_formats_are_refused_and_named(raw):
-    with pytest.raises(CheckpointError, match="this version reads 'largebatch checkpoint 1'"):
+@pytest.mark.parametrize("raw", [None, [], "largebatch", {}, {"format": "largebatch checkpoint 1", "step": "many"}])
+def test_other_formats_are_refused_in_one_line_whatever_else_is_wrong(raw):
+    with pytest.raises(CheckpointError, match=r"its format is .*, and this version of largebatch reads 'largebatch 2'"):
         Manifest.from_json(raw)
 
 
@@ -197,7 +196,7 @@ def test_files_of_a_checkpoint_are_taken():
 
 def test_overlaps_are_the_elements_asked_for_and_their_places():
     bounds = [0, 3, 3, 4, 9, 12]
-    ranges = [Range(str(number), *pair) for number, pair in enumerate(itertools.pairwise(bounds))]
+    ranges = [Range(number, *pair) for number, pair in enumerate(itertools.pairwise(bounds))]
     elements = [(part.file, place) for part in ranges for place in range(part.stop - part.start)]
     for start in range(13):
         for stop in range(start, 13):

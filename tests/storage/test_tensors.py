@@ -28,9 +28,9 @@ TENSORS = {
 }
 
 
-def saved(folder, tensors, metadata=None):
+def saved(folder, tensors, metadata=()):
     shapes = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
-    record = save_tensors(folder / FILE, shapes, tensors.values(), metadata)
+    record = save_tensors(folder / FILE, shapes, tensors.values(), dict(metadata))
     assert record == read_record(folder / FILE)
     return folder / FILE
 
@@ -94,7 +94,7 @@ def test_one_tensor_is_asked_for_after_the_other(tmp_path):
             yield torch.full((1000,), value)
 
     shapes = dict.fromkeys("ab", (torch.float32, (1000,)))
-    save_tensors(tmp_path / FILE, shapes, tensors())
+    save_tensors(tmp_path / FILE, shapes, tensors(), {})
     assert sizes[1] - sizes[0] == 4000
 
 
@@ -103,13 +103,13 @@ def test_one_tensor_is_asked_for_after_the_other(tmp_path):
 )
 def test_tensors_that_are_not_as_announced_are_not_written(tensor, tmp_path):
     with pytest.raises(AssertionError):
-        save_tensors(tmp_path / FILE, {"x": (torch.float32, (4,))}, [tensor])
+        save_tensors(tmp_path / FILE, {"x": (torch.float32, (4,))}, [tensor], {})
 
 
 @pytest.mark.parametrize("count", [0, 2])
 def test_fewer_or_more_tensors_than_announced_are_an_error(count, tmp_path):
     with pytest.raises(ValueError, match="argument"):
-        save_tensors(tmp_path / FILE, {"x": (torch.float32, (4,))}, [torch.ones(4)] * count)
+        save_tensors(tmp_path / FILE, {"x": (torch.float32, (4,))}, [torch.ones(4)] * count, {})
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 6), (2, 5), (5, 6), (3, 3), (6, 6)])

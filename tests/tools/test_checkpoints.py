@@ -90,11 +90,12 @@ def test_export_is_the_final_weights(recipe, strategy, world_size, tmp_path):
 
 
 @pytest.mark.slow
-def test_export_in_another_dtype_and_in_several_files(run_dir, tmp_path):
-    from largebatch.checkpoint.export import export
+def test_export_in_another_dtype_and_in_several_files(run_dir, tmp_path, monkeypatch):
+    from largebatch.checkpoint import export
 
     assert main(["export", str(run_dir / "checkpoints/step_00000005"), str(tmp_path / "half"), "--dtype=bfloat16"]) == 0
-    manifest = export(run_dir, tmp_path / "pieces", largest_file=4000)
+    monkeypatch.setattr(export, "LARGEST_FILE_BYTES", 4000)
+    manifest = export.export(run_dir, tmp_path / "pieces")
     assert manifest.step == 5
     assert len(list((tmp_path / "pieces").glob("model-*.safetensors"))) > 2
     (whole,) = run_job(logits, run_dir / "model", "float32", strategy="single", world_size=1)

@@ -1,20 +1,25 @@
-"""Reading a checkpoint into a process of any strategy: the ranges it holds, from whichever files have them."""
+"""Setting the state of a process of any strategy, range by range: from a checkpoint, or to initial weights."""
 
 from pathlib import Path
+from typing import Protocol
+
+import torch
 
 from largebatch.backend.base import Backend
 from largebatch.backend.state import EngineState
 from largebatch.checkpoint.assemble import common_buffer
-from largebatch.errors import UserError
-from largebatch.storage.layout import BUFFER, CheckpointError, Manifest, overlaps, rank_file
+from largebatch.errors import BackendMismatch, UserError
+from largebatch.storage.layout import BUFFER, WEIGHT, CheckpointError, Manifest, overlaps, rank_file
 from largebatch.storage.tensors import TensorFiles
 
 
 def load(backend: Backend, folder: Path, manifest: Manifest) -> None:
     """Set the state of this process to that of a checkpoint; every process must call it.
 
-    At most one piece is in memory besides the state itself. UserError if the checkpoint is of another model or
-    optimizer, or its files are not what the manifest says.
+    At most one piece is in memory besides the state itself.
+
+    Raises:
+        UserError: The checkpoint is of another model or optimizer, or its files are not what the manifest says.
     """
 
     def fill(state: EngineState) -> None:
@@ -23,14 +28,15 @@ def load(backend: Backend, folder: Path, manifest: Manifest) -> None:
             with TensorFiles(folder) as files:
                 for piece in state.pieces:
                     for part, place in overlaps(manifest.vectors[piece.vector], piece.start, piece.stop):
-                        values = files.read_range(part.file, piece.vector, place, place + part.stop - part.start)
-                        piece.write(part.start, values)
+                        file, stop = manifest.files[part.file], place + part.stop - part.start
+                        piece.write(part.start, files.read_range(file, piece.vector, place, stop))
                 _load_buffers(backend, files, state, manifest)
         except CheckpointError as error:
             raise UserError(f"the checkpoint {folder} cannot be loaded: {error}") from error
 
     scalars = {name: parameter.scalars for name, parameter in manifest.parameters.items()}
-    backend.restore(fill, scalars, has_states=bool(manifest.kinds) or any(scalars.values()))
+    has_vectors = any(not vector.startswith(f"{WEIGHT}/") for vector in manifest.vectors)
+    backend.restore(fill, scalars, has_states=has_vectors or any(scalars.values()))
 
 
 def _check_same_model(state: EngineState, manifest: Manifest) -> None:
@@ -55,12 +61,42 @@ def _shape(shape: tuple[int, ...] | None) -> str:
 
 def _load_buffers(backend: Backend, files: TensorFiles, state: EngineState, manifest: Manifest) -> None:
     for name, buffer in state.buffers.items():
-        holders = manifest.buffers[name]
         if manifest.world_size == backend.world_size:
-            mine = rank_file(backend.rank)
+            holders, mine = [manifest.files[number] for number in manifest.buffers[name]], rank_file(backend.rank)
             value = files.read(mine if mine in holders else holders[0], f"{BUFFER}/{name}")
         else:
             value = common_buffer(files, name, manifest)
         if value.shape != buffer.shape:
             raise CheckpointError(f"its buffer {name} is {_shape(tuple(value.shape))}, the model's is not")
         buffer.copy_(value)
+
+
+class StartingWeights(Protocol):
+    """Where the initial weights of a model come from."""
+
+    checksums: dict[str, str]
+    """By parameter: a checksum of its values, or of what they depend on, which must be equal on every process."""
+
+    def read(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Elements `start` to `stop` of a parameter, in row-major order, on the CPU."""
+        ...
+
+
+def set_weights(backend: Backend, weights: StartingWeights) -> None:
+    """Set all parameters; every process must call it. BackendMismatch if they would start from different weights."""
+
+    def fill(state: EngineState) -> None:
+        for piece in state.pieces:
+            piece.write(piece.start, weights.read(piece.vector.removeprefix(f"{WEIGHT}/"), piece.start, piece.stop))
+
+    with torch.no_grad():
+        backend.restore(fill, {}, has_states=False)
+    first_seen: dict[str, tuple[int, str]] = {}
+    for rank, checksums in enumerate(backend.gather_objects(weights.checksums)):
+        for name, checksum in checksums.items():
+            other, expected = first_seen.setdefault(name, (rank, checksum))
+            if checksum != expected:
+                raise BackendMismatch(
+                    f"rank {rank} starts from another {name} than rank {other}; start from the same files, on machines "
+                    "of one kind with the same torch"
+                )

@@ -4,79 +4,51 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from contextlib import nullcontext, suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from largebatch.backend.base import Backend
-from largebatch.backend.state import EngineState
+from largebatch.backend.state import EngineState, Piece
 from largebatch.config.sections import Checkpoint
 from largebatch.errors import TrainingFailed, UserError
 from largebatch.storage.attempts import Attempt
 from largebatch.storage.catalog import discard, discard_incomplete, entries, prune
-from largebatch.storage.files import (
-    FileRecord,
-    remove_folder,
-    rename_folder,
-    sync_folder,
-    write_file,
-    write_json_file,
-)
+from largebatch.storage.files import FileRecord, remove_folder, rename_folder, sync_folder, write_file, write_json_file
 from largebatch.storage.layout import (
     BUFFER,
+    FORMAT,
     MANIFEST,
     MARKER,
     MODEL_CONFIG,
     WEIGHT,
     Manifest,
-    ParameterInfo,
     Range,
     folder_name,
     rank_file,
     temporary_name,
 )
-from largebatch.storage.tensors import Shapes, fingerprint, save_tensors
+from largebatch.storage.tensors import fingerprint, save_tensors
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Part:
-    """What one process writes of one step."""
+class NotWritten(Exception):
+    """The storage did not accept a checkpoint; it may accept later ones."""
 
-    ranges: Mapping[str, tuple[int, int]]
-    """The range of each vector, as (start, stop)."""
-    buffers: Sequence[str]
-    scalars: Mapping[str, Mapping[str, float]]
+
+class Part(NamedTuple):
+    """What one process has written of a checkpoint."""
+
+    record: FileRecord
+    ranges: dict[str, tuple[int, int]]
+    """By vector: its first element and the one after its last."""
+    buffers: list[str]
+    scalars: dict[str, Mapping[str, float]]
     """The optimizer's single numbers, by parameter."""
-    record: FileRecord | None = None
-    """The file, once it is written."""
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """The state of one process after one step."""
-
-    step: int
-    bad_steps: int
-    parameters: Mapping[str, ParameterInfo]
-    """All of the model's."""
-    part: Part
-    """What this process writes."""
-    shapes: Shapes
-    """Dtype and shape of each tensor of its file."""
-    tensors: Callable[[], Iterator[torch.Tensor]]
-    """Returns the tensors, in that order."""
-
-
-class Problem(NamedTuple):
-    """Why a checkpoint was not written: "storage" if later ones may succeed; else the run ends with the message."""
-
-    kind: Literal["storage", "user", "bug"]
-    message: str
 
 
 @dataclass
@@ -89,14 +61,14 @@ class CheckpointWriter:
     attempt: Attempt
     """The attempt that writes; once a later one has begun, it may not publish."""
     settings: Checkpoint
-    config: Mapping[str, Any]
+    config: dict[str, Any]
     """The resolved recipe, as JSON."""
     model_config: str | None
     """The JSON text of a `transformers` model's configuration."""
     warn: Callable[[str], None]
-    """Tells a person that a checkpoint could not be written; called by the main process."""
+    """Called by the main process with a warning for people."""
     not_written: Callable[[int, str], None]
-    """Takes the step of such a checkpoint and the reason; called by the main process."""
+    """Called by the main process with the step of a checkpoint that could not be written, and the reason."""
     last_step: int = field(default=0, init=False)
     """Step of the newest checkpoint that is known to be complete; 0 if there is none."""
 
@@ -110,32 +82,32 @@ class CheckpointWriter:
             self._ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copy_stream = torch.cuda.Stream(self.backend.device)  # type: ignore[no-untyped-call]
         self._thread: threading.Thread | None = None
-        self._result: Problem | BaseException | None = None
+        self._error: BaseException | None = None
         self._writing = 0
 
     def save(self, step: int, bad_steps: int) -> None:
-        """Write a checkpoint of the current state; one that is still being written is waited for.
+        """Write a checkpoint of the current state, after waiting for one that is still being written.
 
         Asynchronously, the state is copied while the next step's gradients are computed: call `wait_until_copied`
-        before weights or optimizer states are changed. A storage problem is told by `warn`, and training may go on.
+        before weights or optimizer states change. If the storage refuses it, `warn` is called and training may go on.
 
         Raises:
             TrainingFailed: The checkpoint before could not be written, for a reason that will not go away.
         """
         self.wait()
-        snapshot = self._snapshot(step, bad_steps)
+        state = self._own_state()
         self._writing = step
-        self._result = None
         if self.settings.asynchronous:
             self._copied.clear()
             if self.backend.device.type == "cuda":
                 self._ready.record()
+            arguments = (step, bad_steps, state)
             self._thread = threading.Thread(
-                target=self._write_and_keep, args=(snapshot,), name="checkpoint", daemon=True
+                target=self._write_and_keep_error, args=arguments, name="checkpoint", daemon=True
             )
             self._thread.start()
         else:
-            self._write_and_keep(snapshot)
+            self._write_and_keep_error(step, bad_steps, state)
             self.wait()
 
     def wait_until_copied(self) -> None:
@@ -147,21 +119,19 @@ class CheckpointWriter:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        step, result = self._writing, self._result
-        self._writing, self._result = 0, None
-        if isinstance(result, BaseException):
-            raise result
-        if result is None:
+        step, error = self._writing, self._error
+        self._writing, self._error = 0, None
+        if error is None:
             self.last_step = step or self.last_step
-        elif result.kind != "storage":
-            raise TrainingFailed(result.message, everywhere=True)
+        elif not isinstance(error, NotWritten):
+            raise error
         elif self.backend.is_main_process:
             newest = f"of step {self.last_step}" if self.last_step else "none yet"
             self.warn(
-                f"WARNING: the checkpoint of step {step} could not be written: {result.message}. Training continues, "
-                f"and the next checkpoint will be tried; the newest one is {newest}"
+                f"WARNING: the checkpoint of step {step} could not be written: {error}. Training continues, and the "
+                f"next checkpoint will be tried; the newest one is {newest}"
             )
-            self.not_written(step, result.message)
+            self.not_written(step, str(error))
 
     def poll(self) -> None:
         """Take note of a checkpoint that has been finished meanwhile; raise TrainingFailed as `save` does."""
@@ -170,184 +140,181 @@ class CheckpointWriter:
 
     # --- taking the state -----------------------------------------------------------------------------------------
 
-    def _snapshot(self, step: int, bad_steps: int) -> Snapshot:
+    def _own_state(self) -> EngineState:
+        """What this process writes: pieces that it owns, and on other processes than the first buffers that differ."""
         state = self.backend.engine_state()
         pieces = [piece for piece in state.pieces if piece.owned[0] < piece.owned[1]]
-        buffers = self._own_buffers(state)
-        shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
-            piece.vector: (piece.tensor.dtype, (piece.owned[1] - piece.owned[0],)) for piece in pieces
-        }
-        shapes |= {f"{BUFFER}/{name}": (buffer.dtype, tuple(buffer.shape)) for name, buffer in buffers.items()}
+        buffers = state.buffers
+        if self.backend.world_size > 1 and buffers:
+            mine = {name: fingerprint(buffer) for name, buffer in buffers.items()}
+            first = self._broadcast(mine)
+            if not self.backend.is_main_process:
+                buffers = {name: buffer for name, buffer in buffers.items() if mine[name] != first.get(name)}
         if self.settings.asynchronous:
             # They change in forward passes.
             buffers = {name: buffer.detach().clone() for name, buffer in buffers.items()}
+        return EngineState(state.parameters, pieces, buffers)
 
-        def tensors() -> Iterator[torch.Tensor]:
-            yield from (piece.read(*piece.owned) for piece in pieces)
-            yield from buffers.values()
-
-        scalars = {name: info.scalars for name, info in state.parameters.items() if info.scalars}
-        part = Part({piece.vector: piece.owned for piece in pieces}, list(buffers), scalars)
-        return Snapshot(step, bad_steps, state.parameters, part, shapes, tensors)
-
-    def _own_buffers(self, state: EngineState) -> Mapping[str, torch.Tensor]:
-        """All buffers on the first process, on others those that differ from its."""
-        if self.backend.world_size == 1 or not state.buffers:
-            return state.buffers
-        mine = {name: fingerprint(buffer) for name, buffer in state.buffers.items()}
-        first = self._broadcast(mine)
-        if self.backend.is_main_process:
-            return state.buffers
-        return {name: buffer for name, buffer in state.buffers.items() if mine[name] != first.get(name)}
-
-    # --- writing, in the background -------------------------------------------------------------------------------
-
-    def _copy(self, snapshot: Snapshot) -> Snapshot:
-        """The same with copies on the host, whose memory is kept from one checkpoint to the next."""
+    def _copy(self, state: EngineState) -> EngineState:
+        """The same state on the host, in memory that is kept from one checkpoint to the next."""
         old, self._staging = self._staging, {}
         on_gpu = self.backend.device.type == "cuda"
         if on_gpu:
             torch.cuda.set_device(self.backend.device)
             self._copy_stream.wait_event(self._ready)
+
+        def copied(name: str, tensor: torch.Tensor) -> torch.Tensor:
+            copy = old.pop(name, None)
+            if copy is None or copy.dtype != tensor.dtype or copy.shape != tensor.shape:
+                copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=on_gpu)
+            self._staging[name] = copy.copy_(tensor, non_blocking=True)
+            return copy
+
         with torch.cuda.stream(self._copy_stream) if on_gpu else nullcontext():
-            for (name, (dtype, shape)), tensor in zip(snapshot.shapes.items(), snapshot.tensors(), strict=True):
-                copy = old.pop(name, None)
-                if copy is None or copy.dtype != dtype or copy.shape != shape:
-                    copy = torch.empty(shape, dtype=dtype, pin_memory=on_gpu)
-                copy.copy_(tensor, non_blocking=True)
-                self._staging[name] = copy
+            pieces = [
+                Piece(piece.vector, piece.owned[0], copied(piece.vector, piece.read(*piece.owned)), piece.owned)
+                for piece in state.pieces
+            ]
+            buffers = {name: copied(f"{BUFFER}/{name}", buffer) for name, buffer in state.buffers.items()}
         if on_gpu:
             self._copy_stream.synchronize()
-        copies = list(self._staging.values())
-        return replace(snapshot, tensors=lambda: iter(copies))
+        return EngineState(state.parameters, pieces, buffers)
 
-    def _write_and_keep(self, snapshot: Snapshot) -> None:
+    # --- writing, in the background -------------------------------------------------------------------------------
+
+    def _write_and_keep_error(self, step: int, bad_steps: int, state: EngineState) -> None:
         try:
             if self.settings.asynchronous:
                 try:
-                    snapshot = self._copy(snapshot)
+                    state = self._copy(state)
                 finally:
                     self._copied.set()
-            self._result = self._write(snapshot)
-        # Raised in the training's own thread, when it looks for the result.
+            self._error = self._write(step, bad_steps, state)
+        # Raised in the training's own thread, by `wait`.
         except BaseException as error:
-            self._result = error
+            self._error = error
 
-    def _write(self, snapshot: Snapshot) -> Problem | None:
-        temporary = self.folder / temporary_name(snapshot.step, self.attempt.name, "tmp")
-        parts = self._gather(_or_problem(lambda: self._write_own(temporary, snapshot)))
-        problem: Problem | None = None
+    def _write(self, step: int, bad_steps: int, state: EngineState) -> Exception | None:
+        temporary = self.folder / temporary_name(step, self.attempt.name, "tmp")
+        parts = self._gather(_or_error(lambda: self._write_own(temporary, step, state)))
+        error: Exception | None = None
         if self.backend.is_main_process:
-            problem = next((part for part in parts if isinstance(part, Problem)), None)
-            if problem is None:
+            error = next((part for part in parts if isinstance(part, Exception)), None)
+            if error is None:
                 written = [part for part in parts if isinstance(part, Part)]
-                problem = _or_problem(lambda: self._publish(temporary, snapshot, written))
-            if problem is None:
-                self._delete_older()
+                error = _or_error(lambda: self._publish(temporary, step, bad_steps, state, written))
+            if error is None:
+                try:
+                    keeps = self.backend.plan.keeps_checkpoint_of
+                    prune(self.folder, self.settings.keep_last, keeps, self.attempt.name)
+                except OSError as problem:
+                    self.warn(f"WARNING: an older checkpoint could not be deleted: {problem}")
             else:
                 remove_folder(temporary)
-                if problem.kind != "user":
-                    # It may have its final name already. Without a marker it is worth nothing.
-                    discard_incomplete(self.folder, snapshot.step, self.attempt.name)
-        return self._broadcast(problem)
+                # It may have its final name already. Without a marker it is worth nothing, but a later attempt's is.
+                with suppress(OSError):
+                    if self.attempt.is_current():
+                        discard_incomplete(self.folder, step, self.attempt.name)
+        return self._broadcast(error)
 
-    def _delete_older(self) -> None:
-        try:
-            prune(self.folder, self.settings.keep_last, self.backend.plan.keeps_checkpoint_of, self.attempt.name)
-        except OSError as error:
-            self.warn(f"WARNING: an older checkpoint could not be deleted: {error}")
-
-    def _write_own(self, temporary: Path, snapshot: Snapshot) -> Part:
+    def _write_own(self, temporary: Path, step: int, state: EngineState) -> Part:
         self.attempt.check()
         temporary.mkdir(parents=True, exist_ok=True)
-        file = temporary / rank_file(self.backend.rank)
-        record = save_tensors(file, snapshot.shapes, snapshot.tensors(), {"step": str(snapshot.step)})
-        return replace(snapshot.part, record=record)
+        ranges = {piece.vector: piece.owned for piece in state.pieces}
+        shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
+            piece.vector: (piece.tensor.dtype, (piece.owned[1] - piece.owned[0],)) for piece in state.pieces
+        }
+        shapes |= {f"{BUFFER}/{name}": (buffer.dtype, tuple(buffer.shape)) for name, buffer in state.buffers.items()}
 
-    def _publish(self, temporary: Path, snapshot: Snapshot, parts: Sequence[Part]) -> None:
+        def tensors() -> Iterator[torch.Tensor]:
+            yield from (piece.read(*piece.owned) for piece in state.pieces)
+            yield from state.buffers.values()
+
+        record = save_tensors(temporary / rank_file(self.backend.rank), shapes, tensors(), {"step": str(step)})
+        scalars = {name: info.scalars for name, info in state.parameters.items() if info.scalars}
+        return Part(record, ranges, list(state.buffers), scalars)
+
+    def _publish(self, temporary: Path, step: int, bad_steps: int, state: EngineState, parts: Sequence[Part]) -> None:
         """Complete the folder, give it its name and, last of all, its marker."""
-        manifest = self._manifest(snapshot, parts)
+        manifest = self._manifest(step, bad_steps, state, parts)
         manifest.check_coverage()
         records = {rank_file(rank): part.record for rank, part in enumerate(parts)}
         if self.model_config is not None:
             records[MODEL_CONFIG] = write_file(temporary / MODEL_CONFIG, [memoryview(self.model_config.encode())])
         records[MANIFEST] = write_json_file(temporary / MANIFEST, manifest.to_json())
         sync_folder(temporary)
-        final = self.folder / folder_name(snapshot.step)
+        final = self.folder / folder_name(step)
         self.attempt.check()
         for entry in entries(self.folder):
             # One that was not complete or not intact when the run was resumed.
-            if entry.step == snapshot.step:
+            if entry.step == step:
                 discard(entry, self.attempt.name)
         rename_folder(temporary, final)
         # The folder of checkpoints may be new.
         sync_folder(self.folder.parent)
-        files = {
-            name: {"size": record.size, "checksum": record.checksum}
-            for name, record in records.items()
-            if record is not None
-        }
         self.attempt.check()
-        write_json_file(final / f"{MARKER}.tmp", {"step": snapshot.step, "files": files})
+        files = {name: asdict(record) for name, record in records.items()}
+        write_json_file(final / f"{MARKER}.tmp", {"step": step, "files": files})
         (final / f"{MARKER}.tmp").rename(final / MARKER)
         sync_folder(final)
 
-    def _manifest(self, snapshot: Snapshot, parts: Sequence[Part]) -> Manifest:
+    def _manifest(self, step: int, bad_steps: int, state: EngineState, parts: Sequence[Part]) -> Manifest:
         scalars = {name: numbers for part in parts for name, numbers in part.scalars.items()}
         vectors: dict[str, list[Range]] = {}
-        buffers: dict[str, list[str]] = {}
+        buffers: dict[str, tuple[int, ...]] = {}
         for rank, part in enumerate(parts):
             for vector, (start, stop) in part.ranges.items():
-                vectors.setdefault(vector, []).append(Range(rank_file(rank), start, stop))
+                vectors.setdefault(vector, []).append(Range(rank, start, stop))
             for name in part.buffers:
-                buffers.setdefault(name, []).append(rank_file(rank))
-        for name, info in snapshot.parameters.items():
-            if info.size == 0:
+                buffers[name] = (*buffers.get(name, ()), rank)
+        for name, info in state.parameters.items():
+            if 0 in info.shape:
                 vectors.setdefault(f"{WEIGHT}/{name}", [])
         return Manifest(
-            step=snapshot.step,
+            format=FORMAT,
+            step=step,
             attempt=self.attempt.number,
             world_size=self.backend.world_size,
             strategy=self.backend.launch.strategy,
+            time=time.time(),
+            bad_steps=bad_steps,
             config=self.config,
             plan=json.loads(self.backend.plan.to_json()),
-            bad_steps=snapshot.bad_steps,
-            parameters={
-                name: replace(info, scalars=scalars.get(name, {})) for name, info in snapshot.parameters.items()
-            },
+            files=tuple(rank_file(rank) for rank in range(len(parts))),
+            parameters={name: replace(info, scalars=scalars.get(name, {})) for name, info in state.parameters.items()},
             vectors={
                 name: tuple(sorted(ranges, key=lambda part: part.start)) for name, ranges in sorted(vectors.items())
             },
-            buffers={name: tuple(holders) for name, holders in buffers.items()},
             running_statistics=tuple(sorted(self.backend.running_statistics & buffers.keys())),
-            time=time.time(),
+            buffers=buffers,
         )
 
     # --- between processes ----------------------------------------------------------------------------------------
 
-    def _gather(self, part: Part | Problem) -> list[Part | Problem]:
-        """What every process has, on the main one."""
+    def _gather(self, value: T) -> list[T]:
+        """Every process's value, on the main one."""
         if self.backend.world_size == 1:
-            return [part]
-        parts: list[Any] | None = [None] * self.backend.world_size if self.backend.is_main_process else None
-        torch.distributed.gather_object(part, parts, dst=0, group=self._group)
-        return parts or []
+            return [value]
+        values: list[Any] | None = [None] * self.backend.world_size if self.backend.is_main_process else None
+        torch.distributed.gather_object(value, values, dst=0, group=self._group)
+        return values or []
 
     def _broadcast(self, value: T) -> T:
-        """What the main process has."""
+        """The main process's value."""
         shared = [value]
         if self.backend.world_size > 1:
             torch.distributed.broadcast_object_list(shared, src=0, group=self._group)
         return shared[0]
 
 
-def _or_problem(work: Callable[[], T]) -> T | Problem:
-    """The result of `work`, which may fail on one process without leaving the others waiting for it."""
+def _or_error(work: Callable[[], T]) -> T | Exception:
+    """The result of `work`, or why it failed: a process that left alone would leave the others waiting for it."""
     try:
         return work()
-    except UserError as error:
-        return Problem("user", str(error))
     except OSError as error:
-        return Problem("storage", str(error))
+        return NotWritten(str(error))
+    except UserError as error:
+        return TrainingFailed(str(error), everywhere=True)
     except Exception as error:
-        return Problem("bug", f"the checkpoint could not be written: {type(error).__name__}: {error}")
+        message = f"the checkpoint could not be written: {type(error).__name__}: {error}"
+        return TrainingFailed(message, everywhere=True)

@@ -1,4 +1,4 @@
-"""Exact evaluation: every sample counted once, on any number of processes."""
+"""Exact evaluation: every sample is counted once, on any number of processes."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -20,10 +20,10 @@ RowsPerSample = Callable[[Batch], dict[str, torch.Tensor]]
 def batches_of(
     backend: Backend, source: SampleSource, num_samples: int, num_workers: int, heartbeat: Callable[[], None]
 ) -> Iterator[tuple[int, int, Batch]]:
-    """This process's ranges of the first `num_samples` samples, and their batches.
+    """This process's ranges of the first `num_samples` samples, as (start, stop), and their batches.
 
-    Every process makes the same number of forward passes, because sharded strategies communicate in each; one that has
-    no samples left has an empty range and the batch of the first sample.
+    Every process makes the same number of forward passes, because sharded strategies communicate in each; a process
+    for which no samples are left gets the empty range (0, 0) and the batch of the first sample.
     """
     shares = list(_shares(num_samples, backend.plan.micro_batch_size, backend.rank, backend.world_size))
     requests: list[Request] = [(np.arange(start, max(stop, start + 1)), None) for start, stop in shares]
@@ -41,7 +41,7 @@ def mean_over_samples(
         backend: The prepared backend.
         batches: As `batches_of`.
         per_sample: From a batch to values by name, each of shape (batch,), or a pair of sums and weights of shape
-            (batch,) each, such as a sample's losses and its number of target tokens.
+            (batch,) each, such as each sample's loss summed over its tokens, and its number of tokens.
     """
     totals: dict[str, torch.Tensor] = {}
     for start, stop, batch in batches:
@@ -63,13 +63,9 @@ def mean_over_samples(
 def rows_of_samples(
     backend: Backend, batches: Iterable[tuple[int, int, Batch]], per_sample: RowsPerSample, num_samples: int
 ) -> dict[str, torch.Tensor]:
-    """From a function that returns tensors of shape (batch, ...): one row per sample, in their order, on all processes.
+    """One row per sample, in order and on all processes, of the tensors of shape (batch, ...) from `per_sample`.
 
-    Args:
-        backend: The prepared backend.
-        batches: As `batches_of`.
-        per_sample: From a batch to tensors by name.
-        num_samples: The samples of `batches`, over all processes.
+    `batches` are those of `batches_of` for `num_samples`.
     """
     mine: dict[str, list[torch.Tensor]] = {}
     for start, stop, batch in batches:
@@ -87,16 +83,14 @@ def rows_of_samples(
 
 
 def _shares(num_samples: int, batch_size: int, rank: int, world_size: int) -> Iterator[tuple[int, int]]:
-    """This process's ranges of samples; an empty one at 0 if others still have some."""
-    num_batches = -(-num_samples // batch_size)
-    for first in range(0, num_batches, world_size):
-        start = (first + rank) * batch_size
+    first = rank * batch_size
+    for start in range(first, num_samples + first, world_size * batch_size):
         yield (start, min(start + batch_size, num_samples)) if start < num_samples else (0, 0)
 
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Every module in evaluation mode, and afterwards each in the mode it was in."""
+    """Put every module into evaluation mode, and afterwards back into the mode that it was in."""
     training = {module: module.training for module in model.modules()}
     model.eval()
     yield

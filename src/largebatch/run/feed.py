@@ -1,4 +1,4 @@
-"""What one process works through in each optimizer step, and the weight of the whole global batch."""
+"""The micro-batches of one process in each optimizer step, and the weight of the whole global batch."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -21,21 +21,21 @@ class MicroStep(NamedTuple):
     batch: Batch
     """The micro-batch, on the device."""
     weight: int
-    """Its weight in the loss: samples, or target tokens."""
+    """Its weight in the loss: its number of samples or target tokens."""
     seed: int
     """Seed of the randomness inside the model."""
     contributes: bool
-    """False if the pass is made only because the other processes make one; see `order.MicroBatch`."""
+    """False for a pass that is made only because the other processes make one; see `order.MicroBatch`."""
 
 
 class StepFeed(NamedTuple):
-    """The work of one optimizer step: the global batch, and this process's passes in order."""
+    """The work of one optimizer step: the global batch, and this process's passes, in order."""
 
     batch: GlobalBatch
     micro_steps: Iterator[MicroStep]
     num_micro_steps: int
     total_weight: Callable[[], int]
-    """Waits for and returns the weight of the global batch, over all processes and micro-batches."""
+    """Waits for and returns the weight of the global batch."""
 
 
 def training_feed(
@@ -43,8 +43,8 @@ def training_feed(
 ) -> Iterator[StepFeed]:
     """The work of this process in each step from `first_step` on.
 
-    If samples have unequal weights, a step's micro-batches are loaded during the step before, and their weights
-    summed over the processes meanwhile, so that no step waits for the sum. Otherwise nothing is communicated.
+    If samples have unequal weights, a step's micro-batches are loaded, and their weights summed over the processes,
+    during the step before, so that no step waits for the sum. Otherwise nothing is communicated.
     """
     loaded = _micro_steps(plan, backend, train_set, num_workers, first_step)
     steps = range(first_step, plan.stop_after_steps)
@@ -84,14 +84,10 @@ def _micro_steps(
     for batch, weight in load(train_set, requests(), num_workers, backend.device):
         # Loader processes take requests ahead of the batches, in the same order.
         micro_batch = asked.popleft()
-        _check_weight(plan, weight, len(micro_batch.indices))
+        count, each = len(micro_batch.indices), plan.loss_weight_per_sample
+        if each is not None and weight != count * each:
+            raise DataError(
+                f"{count} samples have {weight} {plan.loss_unit} in the loss, the plan says {each} each; if samples "
+                'have unequal numbers of targets, write data.samples "documents"'
+            )
         yield MicroStep(batch, weight, micro_batch.seed, micro_batch.contributes)
-
-
-def _check_weight(plan: RunPlan, weight: int, num_samples: int) -> None:
-    each = plan.loss_weight_per_sample
-    if each is not None and weight != num_samples * each:
-        raise DataError(
-            f"{num_samples} samples have {weight} {plan.loss_unit} in the loss, the plan says {each} each; if samples "
-            'have unequal numbers of targets, write data.samples "documents"'
-        )

@@ -16,7 +16,7 @@ profile/           Chrome traces of the steps in `logging.profile`, one per proc
 stacks/            what the processes were doing when the run hung
 slurm/             one folder per SLURM job, written by slurm/launch.sh
 report.html        written by `largebatch report`; runs ignore it
-stop               whoever creates this file asks the run to stop; the run deletes it
+stop               a file whose creation asks the run to stop; the run deletes it
 lock               held by the run while it lasts
 """
 
@@ -25,6 +25,7 @@ import itertools
 import os
 import time
 import weakref
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -35,18 +36,15 @@ from largebatch.plan import RunPlan
 from largebatch.run.source import keep_source
 from largebatch.storage.attempts import Attempt, claim, is_restart_of, latest_attempt
 from largebatch.storage.files import replace_file, replace_json_file
+from largebatch.storage.layout import FORMAT
 from largebatch.task_folders import folder_of
 
 
 class RunFolder:
-    """The folder of one run.
-
-    Args:
-        path: Where it is or will be.
-    """
+    """The folder of one run, which exists from `begin` on."""
 
     def __init__(self, path: Path):
-        # A symbolic link stays; its target is the folder.
+        # A symbolic link stays as it is; the folder is its target.
         path = self.path = path.resolve()
         self.config_file = path / "config.json"
         self.plan_file = path / "plan.json"
@@ -72,16 +70,28 @@ class RunFolder:
         for place in (self.path, *self.path.parents):
             if place.exists() and not place.is_dir():
                 raise UserError(f"--run-dir: {place} is a file; write a folder")
-        # A start that is just beginning, or was killed at once, has no plan yet.
-        if self.path.is_dir() and not self.is_a_run and not all(_precedes_a_run(path) for path in self.path.iterdir()):
+        # A start that has just begun, or was killed at once, has no plan yet.
+        names = [path.name for path in self.path.iterdir()] if self.path.is_dir() and not self.is_a_run else []
+        if any(name not in ("lock", "slurm", "stop") and not name.startswith(".plan.json.") for name in names):
             raise UserError(
                 f"--run-dir: {self.path} holds files that are not a run's; write another folder, or an empty one"
             )
 
     @property
     def is_a_run(self) -> bool:
-        """Whether there is an earlier run in it."""
+        """Whether it holds a run."""
         return any(file.exists() for file in (self.plan_file, self.config_file, self.status_file))
+
+    def check_format(self) -> None:
+        """Raise UserError if the latest attempt was made by a version of largebatch with another format."""
+        # A damaged record says nothing; checkpoints name their format, too.
+        with suppress(OSError):
+            latest = latest_attempt(self.attempts_dir)
+            if latest is not None and latest.get("format") != FORMAT:
+                raise UserError(
+                    f"--run-dir: the run in {self.path} has format {latest.get('format')!r}, and this version of "
+                    f"largebatch reads {FORMAT!r} only; --resume none starts over and moves it aside"
+                )
 
     def hold(self) -> None:
         """Keep other runs out of an earlier run's folder from now on; UserError if another run is writing to it."""
@@ -94,12 +104,12 @@ class RunFolder:
     def begin(
         self, config: RecipeConfig, plan: RunPlan, in_place: bool, about: dict[str, Any]
     ) -> tuple[Attempt, Path | None]:
-        """Begin an attempt in the folder, which then holds config, plan and source, and nothing of another run.
+        """Begin an attempt, recorded with `about`, and write config, plan and source.
 
-        Unless the attempt continues `in_place`, an earlier run is moved aside, never written over.
+        Unless the attempt continues `in_place`, an earlier run is moved aside.
 
         Returns:
-            The attempt, and where the earlier run went, if it was moved.
+            The attempt, and where the earlier run was moved, if it was.
 
         Raises:
             UserError: Another run is writing to the folder, or it cannot be written.
@@ -123,7 +133,7 @@ class RunFolder:
             replace_file(self.plan_file, [memoryview(plan.to_json().encode())])
             replace_json_file(self.config_file, as_json(config))
             task = folder_of(type(config).__module__)
-            # A requeued job trains with what is there.
+            # A requeued job trains with the source that is there.
             if task is not None and not task.is_relative_to(self.source_dir):
                 keep_source(self.source_dir, task)
             attempt = claim(self.attempts_dir, about)
@@ -132,14 +142,14 @@ class RunFolder:
         return attempt, moved
 
     def forget_old_request(self) -> None:
-        """Delete a stop file that is older than this process: it was meant for another attempt."""
+        """Delete a stop file that is older than this process, and so was meant for an earlier attempt."""
         if self.stop_file.exists() and self.stop_file.stat().st_mtime < self._opened:
             self.stop_file.unlink()
 
     def _keep_job_folder(self, moved: Path) -> None:
-        """Move this process's SLURM job back: it has been writing its logs into the folder that was moved aside.
+        """Move the folder of this process's SLURM job, which has been writing logs, and any request to stop back.
 
-        It may also have asked this run to stop; `forget_old_request` decides later whether the request is older.
+        `forget_old_request` later decides whether the request is old.
         """
         job = Path("slurm", os.environ.get("SLURM_JOB_ID", "none"))
         if (moved / job).is_dir():
@@ -151,8 +161,8 @@ class RunFolder:
     def _take_lock(self) -> IO[bytes]:
         """Hold the folder for as long as the returned file is open; UserError if a running job holds it.
 
-        The lock of a process that dies is released, but a network file system may not notice for a while that a machine
-        is gone. SLURM does, and requeues its job, which is let in: the new attempt keeps the old one from publishing.
+        A network file system may not release the lock of a machine that is gone for a while. SLURM notices and requeues
+        its job, which is let in: the old attempt cannot publish once the new one has begun.
         """
         lock = (self.path / "lock").open("ab")
         # Loader processes would keep holding it when this one is killed.
@@ -173,17 +183,13 @@ class RunFolder:
 
 
 def cannot_be_written(path: Path, error: OSError) -> UserError:
-    """The error of a run folder that the file system does not accept."""
+    """The error for a run folder to which the file system does not let a run write."""
     return UserError(f"--run-dir: {path} cannot be written: {error}; write another folder")
 
 
 def _who(holder: dict[str, Any]) -> str:
     job = f"SLURM job {holder['slurm_job_id']}, " if holder.get("slurm_job_id") else ""
     return f"{job}process {holder['pid']} on {holder['host']}"
-
-
-def _precedes_a_run(path: Path) -> bool:
-    return path.name in ("lock", "slurm", "stop") or path.name.startswith(".plan.json.")
 
 
 def _close(reference: "weakref.ref[IO[bytes]]") -> None:

@@ -1,12 +1,12 @@
 """A loss that couples the whole global batch, exact for every division into micro-batches and processes.
 
-Such losses compare each sample with all others, so they are not a sum over micro-batches. Two passes turn them
-into one (Gao et al. 2021, "GradCache", arXiv 2101.06983). The first computes the features of each micro-batch, without
+Such a loss compares each sample with all others, so it is not a sum over micro-batches. Two passes turn it into one
+(Gao et al. 2021, "GradCache", arXiv 2101.06983). The first computes the features of each micro-batch, without
 gradients, and gathers those of the whole global batch, in its order of samples. Every process computes the same loss
-from all of them, and its gradient by each feature, g. The second pass goes through the micro-batches once more, with
-the same randomness, and adds the gradient of (features * g).sum(), which is, by the chain rule, the loss's own; and
-that *is* a sum over micro-batches. No gradient travels between processes but the usual ones: each uses the rows of g
-that belong to its own features, and these hold all that the loss says about them.
+from all of them, and g, the loss's gradient with respect to the features. The second pass goes through the
+micro-batches again, with the same randomness, and adds the gradient of (features * g).sum(), which is the loss's own,
+by the chain rule, and *is* a sum over micro-batches. Each process needs only the rows of g of its own features, so
+processes exchange no gradients but the usual ones.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ PASSES_AGREE = {"fp64": 1e-9, "fp32": 1e-2, "bf16": 5e-2}
 
 
 class FeatureCache:
-    """The features of one step's global batch, and the gradient of the loss by them.
+    """The features of one step's global batch, and the gradient of the loss with respect to them.
 
     Args:
         backend: The prepared backend.
@@ -35,23 +35,22 @@ class FeatureCache:
         self._gradient: torch.Tensor | None = None
         self._largest_difference = torch.zeros((), device=backend.device)
         # Slot m x world_size + r of the global batch is micro-batch m of process r; only the last rows can be missing.
-        # What a process computes only because the others do (see `order.MicroBatch`) is in slots beyond its end.
+        # Passes that do not contribute (see `order.MicroBatch`) are in slots beyond its end.
         padded = mine[0].new_zeros(len(mine), self._slot_size, *mine[0].shape[1:])
         for slot, features in zip(padded, mine, strict=True):
             slot[: len(features)] = features
         slots = backend.all_gather(padded).transpose(0, 1)
         self.gathered = slots.flatten(0, 2)[:size].contiguous().requires_grad_()
-        """Features of the global batch, one row per sample, in the order of samples, to compute the loss from."""
+        """The features of the global batch, one row per sample, in the order of samples."""
 
     def differentiate(self, loss_sum: torch.Tensor) -> torch.Tensor:
         """Take the loss of the global batch, and keep its gradient.
 
         Args:
-            loss_sum: A scalar, computed from `gathered` and from nothing else that is trained; the same on every
-                process.
+            loss_sum: A scalar, the same on every process, computed from `gathered` and nothing else that is trained.
 
         Returns:
-            This process's share of it: one process has the whole, the others zero, so that the shares add up to it.
+            This process's share of the loss: all of it on the first process, zero on the others.
         """
         others = [leaf for leaf in _leaves(loss_sum) if leaf is not self.gathered]
         if others:
@@ -68,7 +67,7 @@ class FeatureCache:
         return loss_sum if self._backend.rank == 0 else loss_sum * 0.0
 
     def surrogate(self, micro_step: int, features: torch.Tensor) -> torch.Tensor:
-        """A scalar whose gradient is that of the loss through these features of a micro-batch's second pass."""
+        """A scalar whose gradient is the loss's through the features of a micro-batch in the second pass."""
         if self._gradient is None:
             raise RuntimeError("step.backward_features was called before step.couple; give the loss first")
         first = self._mine[micro_step]
@@ -80,7 +79,7 @@ class FeatureCache:
         difference = (features.detach() - first).norm() / first.norm()
         self._largest_difference = torch.maximum(self._largest_difference, difference)
         slot = micro_step * self._backend.world_size + self._backend.rank
-        # Beyond the end of the global batch there are no rows.
+        # There are no rows beyond the end of the global batch.
         rows = self._gradient[slot * self._slot_size :][: len(features)]
         return (features[: len(rows)] * rows).sum()
 
@@ -90,7 +89,7 @@ class FeatureCache:
 
 
 def _leaves(loss: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors that gradients of `loss` would be accumulated in."""
+    """The tensors in which gradients of `loss` would be accumulated."""
     nodes = [loss.grad_fn]
     seen = set(nodes)
     while nodes:

@@ -2,7 +2,6 @@
 
 import math
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,47 +12,20 @@ from largebatch.model.flops import Utilization
 from largebatch.plan import RunPlan
 
 
-@dataclass(frozen=True)
-class LoggedStep:
-    """The numbers of one optimizer step."""
-
-    step: int
-    """Optimizer steps completed."""
-    samples: int
-    """Training samples seen."""
-    epoch: float
-    """Passes over the training set."""
-    loss: float
-    """Mean loss over the global batch of this step, before its update."""
-    lr: float
-    """Learning rate of this step, as the optimizer had it."""
-    grad_norm: float | None
-    """Global norm of this step's gradient, before clipping."""
-    global_batch_size: int
-    """Samples of this step."""
-    samples_per_second: float
-    """Since the last logged step, over all processes, evaluation left out."""
-    tokens_per_second: float | None
-    mfu: float | None
-    """Model FLOPs utilization, 1 being the devices' peak, over the same time; see `flops`."""
-    seconds: float
-    """Time in training since its start, evaluation left out; of steps that were made again, once."""
-
-
 class Stopwatch:
-    """Seconds of training, without the pauses."""
+    """Counts seconds of training, without the pauses."""
 
     def __init__(self) -> None:
         self._elapsed = 0.0
         self._started: float | None = None
 
     def start(self) -> None:
-        """Start, or go on after a pause."""
+        """Start, or continue after a pause."""
         if self._started is None:
             self._started = time.perf_counter()
 
     def pause(self) -> None:
-        """Stop counting until `start`."""
+        """Count nothing until `start`."""
         self._elapsed = self.seconds
         self._started = None
 
@@ -72,80 +44,69 @@ class StepMetrics:
         self._plan = backend.plan
         self._loss_sums: dict[int, torch.Tensor] = {}
         self._norms: dict[int, torch.Tensor] = {}
-        self._earlier_seconds = 0.0
-        self._earlier_samples = 0
+        self._utilization = utilization
+        self._earlier_seconds, self._earlier_samples = 0.0, 0
         self._weight = 0
-        self._logged_samples = 0
-        self._logged_weight = 0
-        self._logged_seconds = 0.0
-        self.total_weight = 0
-        """Samples or target tokens, whichever the loss is a mean over, of all steps so far."""
+        self._total_weight = 0
+        # Seconds, samples and weight as of the last logged step.
+        self._logged = (0.0, 0, 0)
         self.stopwatch = Stopwatch()
-        self.utilization = utilization
-        """What turns samples per second into `mfu`."""
 
     def resume(self, step: int, seconds: float) -> None:
-        """Go on after `step` steps, which took so many seconds in earlier attempts."""
-        self._logged_samples = self._earlier_samples = self._plan.batch_at(step).samples_before
-        self._earlier_seconds = seconds
-
-    @property
-    def seconds(self) -> float:
-        """Time in training, of earlier attempts too."""
-        return self._earlier_seconds + self.stopwatch.seconds
+        """Continue after `step` steps, which took so many seconds in earlier attempts."""
+        self._earlier_seconds, self._earlier_samples = seconds, self._plan.batch_at(step).samples_before
+        self._logged = (0.0, self._earlier_samples, 0)
 
     def is_logged(self, step: int) -> bool:
         """Whether a step, counted from 1, gets a line: the first, the last and every `log_every_steps`-th."""
         return step % self._plan.log_every_steps == 0 or step in (1, self._plan.stop_after_steps)
 
     def add(self, step: int, loss_sum: torch.Tensor, weight: int, grad_norm: torch.Tensor | None) -> None:
-        """Take the numbers of the next step, number `step` counted from 1, without waiting for the device.
+        """Take the numbers of the next step, number `step` from 1, without waiting for the device.
 
-        Args:
-            step: The step.
-            loss_sum: This process's sum of losses, a scalar on the device.
-            weight: What the sum over all processes is divided by.
-            grad_norm: The gradient's norm, if it was computed.
+        `loss_sum` is this process's, and `weight` that of the global batch, which divides the sum over all processes.
         """
         self._loss_sums[step] = loss_sum
         if grad_norm is not None:
             self._norms[step] = grad_norm
         self._weight = weight
-        self.total_weight += weight
+        self._total_weight += weight
 
     def leave_out(self, step: int) -> None:
-        """Forget a step that was not taken: its loss is excluded from metrics."""
+        """Exclude a step that was not taken from the metrics."""
         del self._loss_sums[step]
         self._norms.pop(step, None)
 
-    def log(self, step: int) -> LoggedStep:
-        """The numbers of step `step`, the last one added, over all processes; fails as `check`."""
+    def log(self, step: int) -> dict[str, Any]:
+        """The line of metrics.jsonl for `step`, the last one added, over all processes; fails as `check` does.
+
+        Loss and gradient norm are those of this step alone, before its update and before clipping; rates are those
+        since the line before. Seconds are those in training since the run's start, with repeated steps counted once.
+        """
         plan = self._plan
         norm = self._norms.get(step)
         loss = math.fsum(self._gather_losses(step)) / self._weight
-        measured_norm = None if norm is None else float(norm)
-
-        seconds = self.stopwatch.seconds
-        place = place_of(plan, step)
-        elapsed = max(seconds - self._logged_seconds, 1e-9)
-        samples_per_second = (place["samples"] - self._logged_samples) / elapsed
-        weight_per_second = (self.total_weight - self._logged_weight) / elapsed
-        self._logged_samples, self._logged_weight = place["samples"], self.total_weight
-        self._logged_seconds = seconds
-        return LoggedStep(
+        place, seconds = place_of(plan, step), self.stopwatch.seconds
+        earlier_seconds, earlier_samples, earlier_weight = self._logged
+        self._logged = (seconds, place["samples"], self._total_weight)
+        elapsed = max(seconds - earlier_seconds, 1e-9)
+        rate = (place["samples"] - earlier_samples) / elapsed
+        in_tokens = plan.loss_unit == "tokens"
+        line = {
             **place,
-            loss=loss,
-            lr=self._backend.learning_rate,
-            grad_norm=measured_norm,
-            global_batch_size=plan.batch_at(step - 1).size,
-            samples_per_second=round(samples_per_second, 3),
-            tokens_per_second=round(weight_per_second, 3) if plan.loss_unit == "tokens" else None,
-            mfu=self.utilization.at(samples_per_second),
-            seconds=round(self.seconds, 3),
-        )
+            "loss": loss,
+            "lr": self._backend.learning_rate,
+            "grad_norm": None if norm is None else float(norm),
+            "global_batch_size": plan.batch_at(step - 1).size,
+            "samples_per_second": round(rate, 3),
+            "tokens_per_second": round((self._total_weight - earlier_weight) / elapsed, 3) if in_tokens else None,
+            "mfu": self._utilization.at(rate),
+            "seconds": round(self._earlier_seconds + self.stopwatch.seconds, 3),
+        }
+        return {name: value for name, value in line.items() if value is not None}
 
     def summary(self, step: int, about: dict[str, Any]) -> dict[str, Any]:
-        """The content of summary.json after `step` steps, with `about` as it is; rates are of this attempt."""
+        """The content of summary.json after `step` steps, including `about`; rates are those of this attempt."""
         seconds = max(self.stopwatch.seconds, 1e-9)
         samples = self._plan.batch_at(step).samples_before
         rate = (samples - self._earlier_samples) / seconds
@@ -154,25 +115,22 @@ class StepMetrics:
             "steps": step,
             "planned_steps": self._plan.total_steps,
             "samples": samples,
-            "train_seconds": round(self.seconds, 3),
+            "train_seconds": round(self._earlier_seconds + self.stopwatch.seconds, 3),
             "samples_per_second": round(rate, 3),
             "world_size": self._plan.world_size,
             **about,
-            **({"tokens_per_second": round(self.total_weight / seconds, 3)} if in_tokens else {}),
-            "mfu": self.utilization.at(rate),
-            "mfu_convention": self.utilization.convention,
+            **({"tokens_per_second": round(self._total_weight / seconds, 3)} if in_tokens else {}),
+            "mfu": self._utilization.at(rate),
+            "mfu_convention": self._utilization.convention,
         }
 
     def check(self, step: int) -> None:
-        """Raise TrainingFailed on all processes if a loss or norm not logged yet, up to `step`, is not finite."""
+        """Raise TrainingFailed on all processes if a loss or norm since the last logged step is not finite."""
         if self._loss_sums:
             self._gather_losses(step)
 
     def _gather_losses(self, step: int) -> list[float]:
-        """Each process's sum of losses of step `step`, the last one added.
-
-        All losses and norms since the last call must be finite. Norms are those of the gradients of all processes.
-        """
+        """Each process's sum of losses in `step`, the last one added; all since the last call must be finite."""
         steps = list(self._loss_sums)
         window = torch.stack(list(self._loss_sums.values())).tolist()
         self._loss_sums.clear()

@@ -1,4 +1,4 @@
-"""A trace of some steps, by torch's profiler: what the host and the device of this process did when."""
+"""Traces of a run's steps by torch's profiler: what the host and the device of this process did when."""
 
 import sys
 from collections.abc import Generator, Iterator
@@ -14,11 +14,11 @@ from largebatch.run.feed import StepFeed
 def traced(
     feed: Iterator[StepFeed], completed: int, window: ProfiledSteps | None, file: Path
 ) -> Generator[StepFeed, None, None]:
-    """The work of the run's steps after `completed` ones; those of the window are traced until the generator is closed.
+    """The work of the run's steps after `completed` ones, while those of the window are traced.
 
-    A step's part of the trace, "step N", is all that happens from asking for its work to asking for the next step's:
-    loading, its passes and update, and the evaluation or checkpoint after it. The file is gzipped Chrome JSON; failing
-    to write it is a warning, and does not end the run.
+    "step N" in the trace spans all from asking for its work to asking for the next step's: loading, its passes and
+    update, and the evaluation or checkpoint after it. The file is gzipped Chrome JSON, written when the window or the
+    generator ends; failing to write it is a warning, and does not end the run.
     """
     if window is None or window.last_step <= completed:
         yield from feed
@@ -38,15 +38,11 @@ def traced(
                 yield next(feed)
     finally:
         profiler.stop()
-        _write(profiler, file)
+        unfinished = file.with_name(f".{file.name}")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            profiler.export_chrome_trace(str(unfinished))
+            unfinished.replace(file)
+        except (OSError, RuntimeError) as error:
+            print(f"WARNING: the trace {file} cannot be written: {error}", file=sys.stderr, flush=True)
     yield from feed
-
-
-def _write(profiler: profile, file: Path) -> None:
-    unfinished = file.with_name(f".{file.name}")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        profiler.export_chrome_trace(str(unfinished))
-        unfinished.replace(file)
-    except (OSError, RuntimeError) as error:
-        print(f"WARNING: the trace {file} cannot be written: {error}", file=sys.stderr, flush=True)

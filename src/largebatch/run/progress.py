@@ -1,4 +1,4 @@
-"""What a person sees of a run: one bar on a terminal, one line per logged step elsewhere, and its final numbers."""
+"""What a run prints: a progress bar on a terminal, one line per logged step elsewhere, and its final numbers."""
 
 import math
 import sys
@@ -8,7 +8,6 @@ from tqdm import tqdm
 
 from largebatch.plan import RunPlan
 from largebatch.run.folder import RunFolder
-from largebatch.run.metrics import LoggedStep
 
 
 class Progress:
@@ -18,38 +17,29 @@ class Progress:
         self._shown = shown
         self._first_step = first_step
         self.earlier_seconds = 0.0
-        """The time they took."""
+        """Seconds that the steps before `first_step` took."""
         self._total = plan.stop_after_steps
-        self._bar = tqdm(
-            total=self._total,
-            initial=first_step,
-            unit="step",
-            dynamic_ncols=True,
-            disable=not (shown and sys.stderr.isatty()),
-        )
+        no_bar = not (shown and sys.stderr.isatty())
+        self._bar = tqdm(total=self._total, initial=first_step, unit="step", dynamic_ncols=True, disable=no_bar)
 
     def step(self) -> None:
-        """One optimizer step is done."""
+        """Count an optimizer step."""
         self._bar.update()
 
-    def logged(self, logged: LoggedStep) -> None:
-        """Show the numbers of a logged step."""
-        if logged.tokens_per_second is None:
-            throughput = f"{logged.samples_per_second:,.0f} samples/s"
-        else:
-            throughput = f"{logged.tokens_per_second:,.0f} tokens/s"
-        if logged.mfu is not None:
-            throughput += f", mfu {logged.mfu:.1%}"
-        numbers = f"loss {logged.loss:.4f}, lr {logged.lr:.3g}, {throughput}"
-        self._bar.set_postfix_str(numbers, refresh=False)
+    def logged(self, line: dict[str, Any]) -> None:
+        """Show a line of metrics.jsonl."""
+        unit = "tokens" if "tokens_per_second" in line else "samples"
+        text = f"loss {line['loss']:.4f}, lr {line['lr']:.3g}, {line[f'{unit}_per_second']:,.0f} {unit}/s"
+        if "mfu" in line:
+            text += f", mfu {line['mfu']:.1%}"
+        self._bar.set_postfix_str(text, refresh=False)
         if self._shown and self._bar.disable:
-            left = (
-                (self._total - logged.step) * (logged.seconds - self.earlier_seconds) / (logged.step - self._first_step)
-            )
-            print(f"step {logged.step}/{self._total}: {numbers}, {tqdm.format_interval(left)} left", flush=True)
+            seconds_per_step = (line["seconds"] - self.earlier_seconds) / (line["step"] - self._first_step)
+            left = tqdm.format_interval((self._total - line["step"]) * seconds_per_step)
+            print(f"step {line['step']}/{self._total}: {text}, {left} left", flush=True)
 
     def say(self, text: str) -> None:
-        """A line of its own, above the bar."""
+        """Print a line of its own, above the bar."""
         if self._shown:
             tqdm.write(text)
             sys.stdout.flush()
@@ -60,7 +50,7 @@ class Progress:
 
 
 def in_words(summary: dict[str, Any], folder: RunFolder) -> str:
-    """The summary as text, and where to find what the run has written."""
+    """The content of summary.json as text, and where the run's results are."""
     throughput = f"{summary['samples_per_second']:,.0f} samples/s"
     if "tokens_per_second" in summary:
         throughput += f", {summary['tokens_per_second']:,.0f} tokens/s"
@@ -78,5 +68,5 @@ def in_words(summary: dict[str, Any], folder: RunFolder) -> str:
 
 
 def numbers(values: dict[str, float]) -> str:
-    """Named numbers for a person."""
+    """Named numbers as text."""
     return ", ".join(f"{name} {value:.4f}" for name, value in values.items())

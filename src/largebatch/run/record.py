@@ -1,11 +1,11 @@
 """What an attempt writes into the run's folder besides checkpoints: files of JSON lines, and the outcome.
 
-The outcome is in status.json, because the launcher answers 1 whatever its workers said:
+The outcome is in status.json, because the launcher exits with 1 whatever the exit code of its workers:
 
     {"outcome": "running" | "finished" | "stopped" | "failed", "message": …, "resume": true | false,
      "step": …, "checkpoint_step": …, "attempt": …, "slurm_job_id": …, "slurm_restart_count": …, "time": …}
 
-"running" of a job that is over means that it was killed; it can be resumed like a stopped one.
+A job that is over and has the outcome "running" was killed; it can be resumed like a stopped one.
 """
 
 import json
@@ -34,31 +34,28 @@ _of_this_process: list["Record"] = []
 
 
 def report_failure(message: str, resume: bool) -> None:
-    """Record that the attempt of this process failed, if it had begun.
-
-    Another start may `resume` it after a crash or hang, but not if the failure would recur.
-    """
+    """Record that the attempt of this process, if it had begun, failed; `resume` is False if that would recur."""
     for record in _of_this_process:
         record.fail(message, resume)
 
 
 @dataclass
 class Journal:
-    """One file of JSON lines, which survives a full disk, a crash, and an attempt that is not over."""
+    """One file of JSON lines, which survives a full disk, a crash, and an earlier attempt that still runs."""
 
     path: Path
     attempt: Attempt
-    """The attempt that writes; it is checked before each writing."""
+    """The attempt that writes, checked before each write."""
     warn: Callable[[str], None]
-    """Tells a person that lines could not be written."""
+    """Called with a warning for people."""
     most_seconds: float = 0.0
-    """How long lines may wait for the next one, to be written together."""
+    """How long lines may wait for the next ones, to be written together."""
     _flushed: float = field(default=-math.inf, init=False)
     _pending: list[str] = field(default_factory=list, init=False)
     _has_warned: bool = field(default=False, init=False)
 
     def append(self, value: dict[str, Any]) -> None:
-        """Add a line; what the file system does not accept is written with later lines. TrainingFailed as `flush`."""
+        """Add a line; one that the file system refuses is written with later lines. Fails as `flush` does."""
         self._pending.append(json.dumps(value) + "\n")
         if time.monotonic() - self._flushed >= self.most_seconds:
             self.flush()
@@ -90,7 +87,7 @@ class Journal:
     def keep_until(self, step: float) -> dict[str, Any] | None:
         """Remove lines of steps after `step`, which training will repeat, and a last line that was cut short.
 
-        Other lines that cannot be read stay as they are. Returns the last readable line that stays.
+        Returns the last readable line that is left. Other lines that cannot be read stay.
         """
         if not self.path.exists():
             return None
@@ -99,21 +96,18 @@ class Journal:
         lines = self.path.read_bytes().split(b"\n")
         for number, text in enumerate(lines, 1):
             line = parse_line(text)
-            if line is None and number == len(lines):
-                continue
-            if line is None:
+            if line is None and number < len(lines):
                 self.warn(f"WARNING: line {number} of {self.path} cannot be read; it is left as it is")
-            elif line.get("step", 0) > step:
-                continue
-            else:
+                kept.append(text + b"\n")
+            elif line is not None and line.get("step", 0) <= step:
+                kept.append(text + b"\n")
                 last = line
-            kept.append(text + b"\n")
         replace_file(self.path, [memoryview(b"".join(kept))])
         return last
 
 
 class Record:
-    """The record of one attempt. Every process has one; the main process writes, the others only failures."""
+    """The record of one attempt, of which every process has one: the main process writes, others only failures."""
 
     def __init__(
         self, folder: RunFolder, attempt: Attempt, start: Start, is_main_process: bool, say: Callable[[str], None]
@@ -135,13 +129,13 @@ class Record:
     def restore(self, about: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Restore the folder to its state at the checkpoint, and begin the attempt's history with `about`.
 
-        Returns:
-            On the main process, the last logged step and the last evaluation of earlier attempts, if there are any.
+        Returns the last line of metrics.jsonl and of evaluations.jsonl; empty ones if there are none, or elsewhere than
+        on the main process.
         """
         if not self._is_main_process:
             return {}, {}
         start, folder, logged, evaluation = self._start, self._folder, None, None
-        # A crash may have cut its last line short.
+        # A crash may have cut the last line of the history short.
         self._history.keep_until(math.inf)
         if start.in_place:
             logged = self._metrics.keep_until(start.step)
@@ -184,14 +178,12 @@ class Record:
             self._history.append({"event": name, "step": step, **about, "time": time.time()})
 
     def flush(self) -> None:
-        """Write lines that still wait, or that the file system did not accept."""
+        """Write lines that still wait, or that the file system has refused."""
         for journal in (self._metrics, self._evaluations, self._history):
             journal.flush()
 
-    # --- the outcome ----------------------------------------------------------------------------------------------
-
     def running(self) -> None:
-        """Publish that the attempt trains, and its newest checkpoint."""
+        """Publish that the attempt is training, and its newest checkpoint."""
         if self._is_main_process:
             self._publish("running", f"from step {self._start.step:,}", resume=True)
 
@@ -202,7 +194,7 @@ class Record:
             self._publish(outcome, message, resume=outcome == "stopped")
 
     def fail(self, message: str, resume: bool) -> None:
-        """As `report_failure`; by any process, because the main one may be the one that hangs."""
+        """As `report_failure`; on any process, because the main one may be the one that hangs."""
         is_the_cause = self._publish("failed", message, resume)
         if self._is_main_process:
             # Even if another process failed first; the lines of a later attempt are its own.
@@ -212,15 +204,15 @@ class Record:
             self._history.append({"event": "failed", "step": self.step, "message": message, "time": time.time()})
 
     def _publish(self, outcome: str, message: str, resume: bool) -> bool:
-        """Write status.json and return whether that was done; a file system that does not accept it is tolerated.
+        """Write status.json if the file system accepts it, and return whether that was done.
 
-        Of several failures in one job the first to be written is the cause, and stays.
+        The first of several failures in one job is the cause, and stays.
         """
         try:
             if not self.attempt.is_current():
                 return False
-            earlier = read_object(self._folder.status_file) if outcome == "failed" else {}
-            if earlier.get("outcome") == "failed" and earlier.get("attempt") == self.attempt.number:
+            earlier = read_object(self._folder.status_file)
+            if outcome == earlier.get("outcome") == "failed" and earlier.get("attempt") == self.attempt.number:
                 return False
             complete = (entry.step for entry in entries(self._folder.checkpoints_dir) if entry.problem is None)
             value = {

@@ -1,4 +1,4 @@
-"""Where a run begins: at step 0 or after a checkpoint; and whether that is still the same run."""
+"""Where a run begins: at step 0 or after a checkpoint, and whether it is still the same run."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ from largebatch.run.folder import RunFolder
 from largebatch.storage.catalog import Entry, entries, entry_at, verify_checksums
 from largebatch.storage.layout import MARKER, CheckpointError, Manifest, read_manifest, read_object
 
-# Fields of the config that change speed, memory, what is measured or what is kept, and never the training.
+# Fields of the config that change speed, memory, or what is measured or kept, but never the training.
 FREE = (
     "$schema",
     "data.num_workers",
@@ -35,12 +35,12 @@ class Start:
     """Where a run begins."""
 
     in_place: bool = False
-    """Whether it continues in the run's folder, rather than in a new one."""
+    """Whether it continues what is in the run's folder, rather than moving that aside."""
     checkpoint: Path | None = None
     """The folder of the checkpoint to load; None means step 0."""
     manifest: Manifest | None = None
     skipped: list[str] = field(default_factory=list)
-    """Newer checkpoints that cannot be used, with the reason."""
+    """Newer checkpoints that cannot be used, with the reasons."""
     changes: list[str] = field(default_factory=list)
     """Allowed differences from the checkpoint's recipe, one line each."""
     is_over: bool = False
@@ -48,7 +48,7 @@ class Start:
 
     @property
     def step(self) -> int:
-        """Optimizer steps completed before it."""
+        """Optimizer steps completed before."""
         return self.manifest.step if self.manifest else 0
 
 
@@ -57,85 +57,75 @@ def find_start(
 ) -> Start:
     """Decide where the run begins, as `RunOptions` say; every process must call it and gets the same answer.
 
-    The processes share the work of verifying checksums. UserError if the requested checkpoint cannot be used, or if it
-    is of a recipe that trains something else.
+    Raises:
+        UserError: The requested checkpoint cannot be used, or is of a recipe that trains something else.
     """
     if resume == "none":
         return Start()
-    if resume != "auto":
-        return _start_at(Path(resume), allow_change, folder, config, plan, backend)
-    # As the main process sees it: others may see a shared folder later, or while another run begins in it.
-    if not backend.gather_objects(folder.is_a_run)[0]:
-        return Start()
-    finished = backend.gather_objects(read_object(folder.status_file).get("outcome"))[0] == "finished"
-    candidates = checkpoints_of(folder.checkpoints_dir, backend)
-    usable, skipped = newest_usable(candidates, backend)
-    if usable is None:
+    finished = False
+    if resume == "auto":
+        # As the main process sees it: others may see a shared folder later, or while another run begins in it.
+        if not backend.gather_objects(folder.is_a_run)[0]:
+            return Start()
         with backend.raise_on_all_ranks():
-            if any((entry.path / MARKER).exists() for entry in candidates):
-                reasons = "\n".join(f"  - {reason}" for reason in skipped[:MOST_DIFFERENCES])
-                raise UserError(
-                    f"{folder.path} has checkpoints, and none of them can be used:\n{reasons}\n"
-                    "repair them and start again; --resume none starts over and moves the earlier run aside"
-                )
+            if backend.is_main_process:
+                folder.check_format()
+        finished = backend.gather_objects(read_object(folder.status_file).get("outcome"))[0] == "finished"
+        candidates = checkpoints_of(folder.checkpoints_dir, backend)
+    else:
+        with backend.raise_on_all_ranks():
+            candidates = [_entry_of(Path(resume))]
+    usable, skipped = newest_usable(candidates, backend)
+    with backend.raise_on_all_ranks():
+        if usable is None and resume != "auto":
+            raise UserError(f"--resume: {skipped[0]}; `largebatch checkpoints` lists those of a run folder")
+        if usable is None and any((entry.path / MARKER).exists() for entry in candidates):
+            reasons = "\n".join(f"  - {reason}" for reason in skipped[:MOST_DIFFERENCES])
+            raise UserError(
+                f"{folder.path} has checkpoints, and none of them can be used:\n{reasons}\n"
+                "repair them and start again; --resume none starts over and moves the earlier run aside"
+            )
+    if usable is None:
         # The same recipe starts over in the same folder, which keeps its history; a finished run is moved aside.
         same = not differences(read_object(folder.config_file), config)
         return Start(in_place=not finished and all(backend.gather_objects(same)), skipped=skipped)
+    path = usable.path.resolve()
     with backend.raise_on_all_ranks():
-        manifest = _manifest_of(usable.path)
+        try:
+            manifest = read_manifest(path)
+        except CheckpointError as error:
+            # On a shared file system, another process may have been able to read it.
+            raise UserError(f"--resume: {path}: {error}") from None
     refused, allowed = _split(manifest, config, plan, allow_change)
     if refused and finished and not allow_change:
         return Start()
-    with backend.raise_on_all_ranks():
-        _check_fields_exist(allow_change, config, manifest)
-        which = "a" if finished else "an unfinished"
-        _refuse(refused, f"{folder.path} holds {which} run of another recipe", allow_change, in_folder=True)
     is_over = finished and manifest.step >= plan.stop_after_steps
     with backend.raise_on_all_ranks():
-        if not is_over:
-            _refuse_to_go_back(manifest, plan)
-    return Start(True, usable.path, manifest, skipped, allowed, is_over)
-
-
-def _start_at(
-    path: Path, allow_change: Sequence[str], folder: RunFolder, config: RecipeConfig, plan: RunPlan, backend: Backend
-) -> Start:
-    with backend.raise_on_all_ranks():
-        if not path.is_dir():
-            raise UserError(f'--resume: there is no checkpoint {path}; write "auto", "none", or the folder of one')
-        inside = entries(path / "checkpoints") or entries(path)
-        if inside:
-            raise UserError(
-                f"--resume: {path} is not a checkpoint; it contains some: write one, such as {inside[0].path}"
-            )
-    usable, skipped = newest_usable([entry_at(path)], backend)
-    with backend.raise_on_all_ranks():
-        if usable is None:
-            raise UserError(f"--resume: {skipped[0]}; `largebatch checkpoints` lists those of a run folder")
-        manifest = _manifest_of(path)
-        refused, allowed = _split(manifest, config, plan, allow_change)
         _check_fields_exist(allow_change, config, manifest)
-        _refuse(refused, f"{path} is of another recipe", allow_change, in_folder=False)
-        _refuse_to_go_back(manifest, plan)
-    resolved = path.resolve()
-    in_place = resolved.is_relative_to(folder.path) or resolved.parent == folder.checkpoints_dir.resolve()
-    return Start(in_place, resolved, manifest, [], allowed)
+        if refused and resume == "auto":
+            which = f"{folder.path} holds {'a' if finished else 'an unfinished'} run of another recipe"
+            others = "--resume none starts over and moves the earlier run aside, --run-dir takes another folder, and"
+            raise _refusal(which, refused, others, allow_change)
+        if refused:
+            raise _refusal(f"{path} is of another recipe", refused, "go back to the checkpoint's values;", allow_change)
+        if manifest.step > plan.stop_after_steps and not is_over:
+            raise UserError(
+                f"the checkpoint is of step {manifest.step}, and the run would end after step {plan.stop_after_steps} "
+                f"(of {plan.total_steps}); resume from an earlier one (--resume PATH), or with the checkpoint's longer "
+                "run"
+            )
+    in_place = path.is_relative_to(folder.path) or path.parent == folder.checkpoints_dir.resolve()
+    return Start(in_place, path, manifest, skipped, allowed, is_over)
 
 
-def _manifest_of(path: Path) -> Manifest:
-    """As this process sees it: on a shared file system, another may have succeeded."""
-    try:
-        return read_manifest(path)
-    except CheckpointError as error:
-        raise UserError(f"--resume: {path}: {error}") from None
-
-
-def _refuse_to_go_back(manifest: Manifest, plan: RunPlan) -> None:
-    if manifest.step > plan.stop_after_steps:
-        raise UserError(
-            f"the checkpoint is of step {manifest.step}, and the run would end after step {plan.stop_after_steps} "
-            f"(of {plan.total_steps}); resume from an earlier one (--resume PATH), or with the checkpoint's longer run"
-        )
+def _entry_of(path: Path) -> Entry:
+    """The checkpoint in the folder that --resume names."""
+    if not path.is_dir():
+        raise UserError(f'--resume: there is no checkpoint {path}; write "auto", "none", or the folder of one')
+    inside = entries(path / "checkpoints") or entries(path)
+    if inside:
+        raise UserError(f"--resume: {path} is not a checkpoint; it contains some: write one, such as {inside[0].path}")
+    return entry_at(path)
 
 
 def checkpoints_of(folder: Path, backend: Backend) -> list[Entry]:
@@ -144,7 +134,10 @@ def checkpoints_of(folder: Path, backend: Backend) -> list[Entry]:
 
 
 def newest_usable(candidates: Iterable[Entry], backend: Backend) -> tuple[Entry | None, list[str]]:
-    """The first of the candidates that is complete and intact, and why the ones before are not."""
+    """The first candidate that is complete and intact, and why those before it are not.
+
+    The processes share the work of verifying checksums.
+    """
     skipped: list[str] = []
     for entry in candidates:
         problem = entry.problem
@@ -162,15 +155,12 @@ def newest_usable(candidates: Iterable[Entry], backend: Backend) -> tuple[Entry 
     return None, skipped
 
 
-# --- the same run ---------------------------------------------------------------------------------------------------
-
-
 def differences(recorded: Mapping[str, Any], config: RecipeConfig) -> dict[str, tuple[Any, Any]]:
-    """The fields that train something else: their values in a recorded config, and now."""
+    """The fields whose change would train something else: their values in a recorded config, and now."""
     theirs, mine = flatten(recorded), flatten(as_json(config))
     free = {*FREE, *config.free_on_resume}
     model = config.model
-    # Synchronized BatchNorm depends on the product with the number of processes; see `_split`.
+    # Synchronized BatchNorm depends on its product with the number of processes; see `_split`.
     per_micro_batch = model.uses_batch_norm and not model.synchronizes_batch_norm
     if not (per_micro_batch or model.uses_dropout):
         free.add("batch.micro_batch_size")
@@ -208,24 +198,18 @@ def _split(
 
 
 def _is_within(name: str, fields: Iterable[str]) -> bool:
-    """Whether a field is one of these, or within one."""
+    """Whether a field is one of these, or inside one."""
     return any(name == other or name.startswith(f"{other}.") for other in fields)
 
 
-def _refuse(lines: Sequence[str], what: str, allow_change: Sequence[str], in_folder: bool) -> None:
-    if not lines:
-        return
+def _refusal(what: str, lines: Sequence[str], others: str, allow_change: Sequence[str]) -> UserError:
+    """The error that `what` differs, with the differences, other remedies, and the option that would allow them."""
     shown = [f"  - {line}" for line in lines[:MOST_DIFFERENCES]]
     if len(lines) > MOST_DIFFERENCES:
         shown.append(f"  - … and {len(lines) - MOST_DIFFERENCES} more")
-    fields = ",".join([*allow_change, *(line.partition(":")[0] for line in lines)])
-    others = (
-        "--resume none starts over and moves the earlier run aside, --run-dir takes another folder, and"
-        if in_folder
-        else "go back to the checkpoint's values;"
-    )
     text = "\n".join(shown)
-    raise UserError(
+    fields = ",".join([*allow_change, *(line.partition(":")[0] for line in lines)])
+    return UserError(
         f"{what}, and resuming would train something else:\n{text}\n"
         f"{others} --allow-change {fields} resumes with the change"
     )

@@ -1,4 +1,4 @@
-"""The run: joins the job, resolves and prints the plan, and takes a recipe through its steps."""
+"""The run that a recipe holds: it joins the job, resolves the plan, and takes the recipe through its steps."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from largebatch.backend.check import DTYPES, check_backend, check_before, expect
 from largebatch.backend.launch import end_with_the_launcher, read_launch
 from largebatch.backend.start import start
 from largebatch.backend.state import check_savable
-from largebatch.checkpoint.load import load
+from largebatch.checkpoint.load import StartingWeights, load, set_weights
 from largebatch.config import RecipeConfig
 from largebatch.config.models import LargeModel
 from largebatch.data.loading import check_size
@@ -38,7 +38,6 @@ from largebatch.run.folder import RunFolder
 from largebatch.run.metrics import StepMetrics, place_of
 from largebatch.run.progress import numbers
 from largebatch.run.resume import find_start
-from largebatch.run.starting_weights import StartingWeights, set_weights
 from largebatch.run.step import Step
 from largebatch.run.trackers import check_trackers
 from largebatch.run.training import Training
@@ -56,11 +55,11 @@ class Run(Generic[Config]):
 
     Args:
         config: The recipe's validated config.
-        options: Where the run writes, and whether it resumes from a checkpoint.
+        options: Where the run writes, and from where it resumes.
 
     Raises:
-        UserError: The job's launch, the batch on this many processes, the folder or the checkpoint cannot be used.
-        SystemExit: The run is finished; there is nothing left to do.
+        UserError: The launch, the batch on this many processes, the folder or the checkpoint cannot be used.
+        SystemExit: The run is finished already.
     """
 
     def __init__(self, config: Config, options: RunOptions):
@@ -85,16 +84,22 @@ class Run(Generic[Config]):
         self._recipe = None if options.recipe is None else str(options.recipe)
         self._start = find_start(options.resume, options.allow_change, self.folder, config, self.plan, self.backend)
         if self._start.is_over:
-            self._leave_finished()
+            self._print(
+                f"the run in {self.folder.path} is finished, after step {self._start.step:,}; there is nothing left to "
+                "do (--resume none starts over and moves this one aside)"
+            )
+            self.backend.wait_for_everyone()
+            self.backend.end()
+            raise SystemExit(0)
         self._starting_weights: StartingWeights | None = None
         self._training: Training | None = None
         torch.set_default_dtype(self.dtype)
-        # The recipe builds its model next: every process draws the same initial weights.
+        # The recipe builds its model next, and every process draws the same initial weights.
         torch.manual_seed(config.seed)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights, gradients and losses: float32, also under bf16 autocast, or float64."""
+        """The dtype of weights, gradients and losses: float64, or float32 (under bf16 autocast, too)."""
         return DTYPES[self.plan.precision]
 
     # --- before training ------------------------------------------------------------------------------------------
@@ -102,16 +107,13 @@ class Run(Generic[Config]):
     def load(
         self, open_sources: Callable[[Config], tuple[SampleSource, SampleSource]]
     ) -> tuple[SampleSource, SampleSource]:
-        """The training and evaluation sets, checked to have the sizes that the plan was made for.
-
-        The first process of each machine opens them before the others do, so that what is downloaded or tokenized is
-        cached by one and read by the rest.
+        """Open the training and evaluation sets, first on one process per machine, whose cache the others read.
 
         Args:
             open_sources: From the config to both sets.
 
         Raises:
-            UserError: They cannot be opened, or have other sizes; every process raises it.
+            UserError: They cannot be opened, or do not have the plan's sizes; every process raises it.
         """
 
         def open_checked() -> tuple[SampleSource, SampleSource]:
@@ -131,10 +133,7 @@ class Run(Generic[Config]):
         return sources
 
     def build(self, build_model: Callable[[Config], M]) -> M:
-        """The recipe's model.
-
-        If the config's model section is a `LargeModel`, it is built without weights: `prepare` sets them when the
-        strategy has said which ranges of them are this process's.
+        """Build the model; a `LargeModel` gets its weights in `prepare`, which knows the ranges that a process holds.
 
         Args:
             build_model: From the config to the model with its initial weights.
@@ -149,7 +148,7 @@ class Run(Generic[Config]):
         with self.backend.raise_on_all_ranks():
             model, draws = build_without_weights(partial(build_model, self.config))
         if self._start.manifest is None and section.initial_weights is not None:
-            # Imported only where it is used: with `transformers` and `datasets` it takes seconds.
+            # Imported only here, because `transformers` and `datasets`, which it imports, take seconds.
             from largebatch.model.initialization.pretrained import PretrainedWeights, find_folder
 
             folder = self._once_per_machine_first(partial(find_folder, section.initial_weights))
@@ -160,10 +159,10 @@ class Run(Generic[Config]):
         return model
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        """Wrap model and optimizer for the strategy, check that it does what the plan says, and begin an attempt.
+        """Wrap model and optimizer for the strategy, and begin an attempt.
 
         Raises:
-            BackendMismatch: It does not; training does not start.
+            BackendMismatch: The strategy would not do what the plan says.
         """
         with self.backend.raise_on_all_ranks():
             check_before(model, optimizer, self.backend)
@@ -180,7 +179,7 @@ class Run(Generic[Config]):
         prepared = self.backend.prepare(model, optimizer)
         with self.backend.raise_on_all_ranks():
             check_backend(self.backend, expected)
-            # What a checkpoint cannot hold is refused now, not at the first one.
+            # Refuses now, not at the first checkpoint, what a checkpoint cannot hold.
             self.backend.engine_state()
         # Models come from `from_pretrained` in evaluation mode, without dropout.
         self.backend.model.train()
@@ -201,24 +200,23 @@ class Run(Generic[Config]):
 
     @property
     def training(self) -> Training:
-        """What exists from `prepare` on."""
+        """The attempt, which exists from `prepare` on."""
         if self._training is None:
             raise RuntimeError("the model is not prepared yet; call run.prepare(model, optimizer) first")
         return self._training
 
     def steps(self, train_set: SampleSource) -> Iterator[Step]:
-        """The optimizer steps of the run that are still to be made; the loop must pass each to `update`.
+        """The optimizer steps that are left; the loop must pass each to `update`.
 
-        If a checkpoint is due, or the run was asked to stop, that happens when the loop asks for the next step, so
-        that a step's evaluation comes before its checkpoint.
+        A checkpoint is written when the loop asks for the next step, after a step's evaluation.
 
         Raises:
-            RunStopped: The run was asked to stop.
+            RunStopped: The run was asked to stop, and its checkpoint is written.
         """
         return self.training.steps(train_set)
 
     def update(self, step: Step) -> None:
-        """Clip, set the learning rate, take the optimizer step and, where it is due, log."""
+        """Clip, set the learning rate, take the optimizer step, and log if that is due."""
         self.training.update(step)
 
     @property
@@ -231,8 +229,7 @@ class Run(Generic[Config]):
 
         Args:
             eval_set: The evaluation set.
-            per_sample: From a batch to values by name, one per sample: {"loss": (batch,), "accuracy": (batch,)}; or to
-                pairs of sums and weights, {"loss": ((batch,), (batch,))}, whose mean is that of sums over weights.
+            per_sample: From a batch to values by name, as for `mean_over_samples`: {"loss": (batch,), …}.
 
         Raises:
             TrainingFailed: A mean is not finite.
@@ -250,7 +247,7 @@ class Run(Generic[Config]):
                         everywhere=True,
                     )
         if self.plan.loss_unit == "tokens" and means.get("loss", math.inf) < LARGEST_LOSS_OF_A_PERPLEXITY:
-            # From the mean over all tokens: a mean of batches' or samples' perplexities would be another number.
+            # Of the mean over all tokens: the mean of batches' or samples' perplexities would be another number.
             means["perplexity"] = math.exp(means["loss"])
         training.record.evaluated(place_of(self.plan, step) | means)
         training.trackers.add("evaluation", means, step)
@@ -263,18 +260,18 @@ class Run(Generic[Config]):
 
         Args:
             source: Either set.
-            num_samples: How many of it, from the first on.
+            num_samples: How many of its samples, from the first on.
             per_sample: From a batch to tensors with one row per sample, by name.
 
         Returns:
-            By name, a row for each of the samples, in their order; whole and the same on every process.
+            By name, one row per sample, in order, and the same on every process.
         """
         with self._evaluating(source, num_samples) as batches:
             return rows_of_samples(self.backend, batches, per_sample, num_samples)
 
     @contextmanager
     def _evaluating(self, source: SampleSource, num_samples: int) -> Iterator[Iterator[tuple[int, int, Batch]]]:
-        """Batches without gradients, in evaluation mode, on averaged statistics; not counted as time in training."""
+        """Batches, without gradients, in evaluation mode, with averaged statistics; not counted as time in training."""
         training, num_workers = self.training, self.config.data.num_workers
         training.metrics.stopwatch.pause()
         self.backend.average_statistics(training.completed_steps)
@@ -283,10 +280,7 @@ class Run(Generic[Config]):
         training.metrics.stopwatch.start()
 
     def finish(self) -> None:
-        """Wait for the last checkpoint, write the final weights and the summary, and leave the job.
-
-        If the loop was left before the end of the run, a checkpoint is written first.
-        """
+        """Write the last checkpoint if there is none yet, the final weights and the summary, and leave the job."""
         self.training.finish()
 
     # --- all processes together -----------------------------------------------------------------------------------
@@ -296,10 +290,10 @@ class Run(Generic[Config]):
             print(text, flush=True)
 
     def _once_per_machine_first(self, function: Callable[[], T]) -> T:
-        """What `function` returns, called on the first process of each machine before the others: downloads are cached.
+        """The result of `function`, which the first process of each machine calls before the others.
 
         Raises:
-            UserError: One of them raised it; every process does.
+            UserError: A call has raised it; every process does.
         """
         results: list[T] = []
         for turn in (True, False):
@@ -309,7 +303,7 @@ class Run(Generic[Config]):
         return results[0]
 
     def _agree_on_the_plan(self) -> None:
-        """Machines with another copy of the recipe would silently train something else."""
+        """Refuse machines with another copy of the recipe, which would silently train something else."""
         launch = self.backend.launch
         mine = (self.config.model_dump_json(), self.plan.to_json(), launch.strategy, launch.deepspeed_config)
         with self.backend.raise_on_all_ranks():
@@ -320,12 +314,3 @@ class Run(Generic[Config]):
                     f"ranks {', '.join(ranks)} have another config than rank 0; launch them with the same recipe, "
                     "overrides, Accelerate config and DeepSpeed config"
                 )
-
-    def _leave_finished(self) -> None:
-        self._print(
-            f"the run in {self.folder.path} is finished, after step {self._start.step:,}; there is nothing left to do "
-            "(--resume none starts over and moves this one aside)"
-        )
-        self.backend.wait_for_everyone()
-        self.backend.end()
-        raise SystemExit(0)

@@ -1,4 +1,4 @@
-"""What a run keeps of its task: the folder's files as of its start, and the git commit that they are of."""
+"""The copy of a task's files, and its git commit, that a run keeps as of its start."""
 
 import os
 import shutil
@@ -12,12 +12,7 @@ SECONDS_FOR_GIT = 10
 
 
 def keep_source(target: Path, task: Path) -> None:
-    """Copy a task's modules and recipes into `target`, under the folder's own name, and write git.json beside them.
-
-    Args:
-        target: A folder, whose earlier content is removed.
-        task: The task's folder, outside of it.
-    """
+    """Replace `target` by a copy of the modules and recipes in a task's folder, under its name, and a git.json."""
     if target.exists():
         shutil.rmtree(target)
     for file in _files(task):
@@ -30,9 +25,9 @@ def keep_source(target: Path, task: Path) -> None:
 
 
 def _files(task: Path) -> Iterator[Path]:
-    """Modules, those of packages inside, too, and recipes, by their paths in the folder."""
+    """The paths, relative to the task's folder, of its recipes and of its modules, including those in packages."""
     for folder, subfolders, names in os.walk(task):
-        # Runs may be written there, which keep copies of their own.
+        # Runs may be in there, which keep copies of their own.
         subfolders[:] = [
             name
             for name in sorted(subfolders)
@@ -45,7 +40,7 @@ def _files(task: Path) -> Iterator[Path]:
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    """What git says of a folder; None if it is not in a repository, or there is no git."""
+    """The output of git in a folder; None if it is not in a repository, or git is not installed."""
     try:
         result = subprocess.run(
             ["git", "-C", folder, *words], capture_output=True, text=True, check=False, timeout=SECONDS_FOR_GIT

@@ -12,7 +12,7 @@ from largebatch.run.gradcache import FeatureCache
 
 
 class Step:
-    """One optimizer step: its micro-batches and their gradients, for `Run.update`."""
+    """One optimizer step: its micro-batches and their gradients; `Run.update` takes it when they are done."""
 
     def __init__(
         self, index: int, backend: Backend, feed: StepFeed, stop_vote: Callable[[], int], heartbeat: Callable[[], None]
@@ -22,9 +22,9 @@ class Step:
         self.batch = feed.batch
         """The global batch."""
         self.weight = 0
-        """What the loss is divided by: the weight of the global batch, known once `micro_batches` has begun."""
+        """The weight of the global batch, which divides the loss; known once `micro_batches` has begun."""
         self.stop_vote = stop_vote
-        """Waits for and returns the reason to stop (see `stop`) that the processes agree on."""
+        """Waits for and returns the reason to stop that the processes agree on, by its number in `stop.REASONS`."""
         self.updated = False
         self._backend = backend
         self._feed = feed
@@ -36,10 +36,10 @@ class Step:
         self._cache: FeatureCache | None = None
 
     def micro_batches(self) -> Iterator[Batch]:
-        """This process's micro-batches; the body must call `backward` once for each.
+        """This process's micro-batches; the loop's body must call `backward` once for each.
 
-        In the ragged batch at the end of an epoch, a process may get a sample of another one, whose loss and gradient
-        do not contribute: sharded models need every process in every pass.
+        In the ragged batch at the end of an epoch, a process may get another one's sample, which does not contribute:
+        sharded models need every process in every pass.
         """
         self.weight = self._feed.total_weight()
         if self.weight == 0:
@@ -63,13 +63,11 @@ class Step:
     def backward(self, loss_sum: torch.Tensor) -> None:
         """Add the gradient of one micro-batch.
 
-        Engines average gradients over the processes: a sum of losses comes out world_size times smaller than in one
-        process. Multiplied back and divided by the whole global batch's weight, it is the mean over the global batch
-        (Goyal et al. 2017, remark 3).
+        Engines average gradients over processes, which makes that of a sum world_size times too small. Multiplied by
+        world_size and divided by the global batch's weight, it is that of the mean (Goyal et al. 2017, remark 3).
 
         Args:
-            loss_sum: The *sum* of the losses of the micro-batch's samples (or target tokens), a scalar. It is divided
-                by the weight of the whole global batch here, the same on every strategy.
+            loss_sum: The *sum* of the losses of the micro-batch's samples (or target tokens), a scalar.
         """
         if loss_sum.ndim != 0:
             raise ValueError(
@@ -88,13 +86,13 @@ class Step:
         plan = self._backend.plan
         factor: float | torch.Tensor = plan.world_size / self.weight if micro_step.contributes else 0.0
         if plan.on_non_finite != "stop":
-            # Makes the whole gradient infinite or NaN, which every process then sees in the reduced gradient.
+            # Makes the whole gradient NaN, which every process then sees in the reduced gradient.
             factor = torch.where(torch.isfinite(loss_sum.detach()), factor, torch.nan)
         self._backend.backward(loss_sum, factor)
         self._micro_steps_done += 1
 
     def finish(self) -> torch.Tensor:
-        """This process's sum of losses, for the update, which can be made once."""
+        """Check that all micro-batches are done, and return this process's sum of losses; can be called once."""
         if self.updated:
             raise RuntimeError("run.update was called twice for one step; call it once, after step.micro_batches()")
         if self._micro_steps_done != self._feed.num_micro_steps or self._loss_sum is None:
@@ -105,17 +103,15 @@ class Step:
         self.updated = True
         return self._loss_sum
 
-    # --- a loss that couples the whole global batch; see `gradcache` ----------------------------------------------
-
     def gather(self, encode: Callable[[Batch], torch.Tensor]) -> torch.Tensor:
-        """Compute the features of the whole global batch, of all micro-batches and processes, for a coupled loss.
+        """Compute the features of the whole global batch, for a coupled loss, without gradients.
 
-        This is a first pass over the micro-batches, without gradients. They stay on the device for the second pass,
-        by `micro_batches`: images as bytes are small compared with what a backward pass keeps.
+        The micro-batches stay on the device for the second pass, by `micro_batches`: images as bytes are small
+        compared with what a backward pass keeps.
 
         Args:
-            encode: From a micro-batch to features with one row per sample: shape (batch, ...). The recipe calls it
-                again in the second pass; what is random in the model is the same there.
+            encode: From a micro-batch to features of shape (batch, ...). The recipe calls it again in the second pass,
+                where the model draws the same random numbers.
 
         Returns:
             Shape (samples of the global batch, ...), in the order of samples, the same on every process.
@@ -144,11 +140,11 @@ class Step:
         return self._cache.gathered
 
     def couple(self, loss_sum: torch.Tensor) -> None:
-        """Give the loss of the whole global batch, whose gradient `backward_features` passes on.
+        """Set the loss of the whole global batch, for `backward_features`.
 
         Args:
-            loss_sum: The *sum* of the losses of all samples of the global batch, a scalar, computed from what `gather`
-                returned. It may depend on the model's parameters through the features only.
+            loss_sum: The *sum* of the losses of all samples, a scalar, computed from what `gather` returned. It may
+                depend on the model's parameters through these features only.
         """
         if self._cache is None:
             raise RuntimeError("step.couple was called without step.gather; compute the loss from gathered features")
@@ -159,11 +155,7 @@ class Step:
         self._loss_sum = self._cache.differentiate(loss_sum)
 
     def backward_features(self, features: torch.Tensor) -> None:
-        """Add the gradient of the coupled loss through one micro-batch's features.
-
-        Args:
-            features: What `encode` returns for the micro-batch, now with gradients.
-        """
+        """Add the gradient of the coupled loss through one micro-batch's features, which `encode` has returned."""
         if self._cache is None or self._micro_step is None:
             raise RuntimeError(
                 "step.backward_features was called outside of step.micro_batches(), or before step.gather"

@@ -1,7 +1,7 @@
 """Requests to stop: signals, a file in the run folder, and the end of a SLURM job's time.
 
-Handlers only note the request. The processes agree once per step, by a reduction that is done while they compute, so
-all of them stop after the same step.
+They are only noted here. The processes agree once per step, by a reduction that runs while they compute, so that all
+of them stop after the same step.
 """
 
 import os
@@ -24,8 +24,8 @@ class StopRequests:
     Args:
         stop_file: The run's stop file; None if another process watches it.
         margin_seconds: How long before the end of the SLURM job's time limit to stop.
-        environment: Has SLURM_JOB_END_TIME, in seconds since 1970, if there is a limit.
-        clock: Seconds since 1970.
+        environment: Variables, with SLURM_JOB_END_TIME in seconds since 1970 if there is a limit.
+        clock: Returns seconds since 1970.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class StopRequests:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Note signals instead of being ended by them."""
+        """Note signals instead of ending on them."""
         before = {number: signal.signal(number, self._note) for number in SIGNALS}
         try:
             yield

@@ -23,10 +23,7 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 class Trackers:
-    """The trackers that the recipe names, with which the accelerator was started.
-
-    What an interrupted attempt has shown of steps after `first_step` is hidden.
-    """
+    """The trackers with which the accelerator was started; what they show of steps after `first_step` is hidden."""
 
     def __init__(
         self, accelerator: Accelerator, config: RecipeConfig, run_name: str, first_step: int, say: Callable[[str], None]

@@ -1,40 +1,41 @@
 """An attempt at training: what exists from `Run.prepare` to the end of the run, and what happens in each step."""
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
-from typing import Any
 
 from largebatch.backend.base import Backend
 from largebatch.checkpoint.export import export_intact
+from largebatch.checkpoint.load import load
 from largebatch.checkpoint.save import CheckpointWriter
 from largebatch.config import RecipeConfig, as_json
 from largebatch.config.models import LargeModel
 from largebatch.data.source import SampleSource
-from largebatch.errors import BackendMismatch, RunStopped, TrainingFailed
+from largebatch.errors import BackendMismatch, RunStopped, TrainingFailed, ordinal
 from largebatch.run.feed import training_feed
 from largebatch.run.folder import RunFolder, cannot_be_written
 from largebatch.run.metrics import StepMetrics, place_of
 from largebatch.run.profile import traced
 from largebatch.run.progress import Progress, in_words
 from largebatch.run.record import Record, report_failure
-from largebatch.run.resume import Start
-from largebatch.run.skipping import SkippedSteps
+from largebatch.run.resume import Start, checkpoints_of, newest_usable
 from largebatch.run.step import Step
 from largebatch.run.stop import REASONS, StopRequests
 from largebatch.run.trackers import Trackers
 from largebatch.run.watchdog import Watchdog
 from largebatch.run.weights import save_weights
 from largebatch.storage.attempts import Attempt
+from largebatch.storage.catalog import entry_at
 from largebatch.storage.files import remove_folder, replace_json_file
-from largebatch.storage.layout import folder_name
+from largebatch.storage.layout import folder_name, read_manifest
 
 
 class Training:
-    """One attempt: it takes over the run folder, and makes the steps that are left.
+    """One attempt: it takes over the run folder, which nothing has changed before, and makes the steps that are left.
 
-    Nothing in the folder is changed before, so that a start that fails moves no results. UserError if another run is
-    writing to it, or it cannot be written.
+    Raises:
+        UserError: Another run is writing to the folder, or it cannot be written.
     """
 
     def __init__(
@@ -52,7 +53,15 @@ class Training:
         self.progress = Progress(plan, backend.is_main_process, start.step)
         self.say = say = self.progress.say
         about = {"recipe": recipe, "strategy": backend.launch.strategy, "world_size": backend.world_size}
-        self.record = Record(folder, self._begin(about), start, backend.is_main_process, say)
+        attempt: Attempt | None = None
+        with backend.raise_on_all_ranks():
+            if backend.is_main_process:
+                attempt, moved = folder.begin(config, plan, start.in_place, about)
+                if moved is not None:
+                    say(f"the earlier run in {folder.path} was moved to {moved}")
+        attempt = backend.gather_objects(attempt)[0]
+        assert attempt is not None
+        self.record = Record(folder, attempt, start, backend.is_main_process, say)
         with backend.raise_on_all_ranks():
             try:
                 self.last_logged, evaluation = self.record.restore(about)
@@ -60,8 +69,8 @@ class Training:
                 raise cannot_be_written(folder.path, error) from error
         self.last_evaluation = {name: value for name, value in evaluation.items() if name not in place_of(plan, 0)}
         self.metrics = metrics
-        metrics.resume(start.step, backend.gather_objects(self.last_logged.get("seconds", 0.0))[0])
-        self.progress.earlier_seconds = metrics.seconds
+        self.progress.earlier_seconds = backend.gather_objects(self.last_logged.get("seconds", 0.0))[0]
+        metrics.resume(start.step, self.progress.earlier_seconds)
         self.writer = CheckpointWriter(
             backend,
             folder.checkpoints_dir,
@@ -72,34 +81,24 @@ class Training:
             say,
             lambda step, reason: self.record.event("checkpoint_failed", step, reason=reason),
         )
-        self.skipped = SkippedSteps(backend, self.record, self.writer, start)
+        self.bad_steps = start.manifest.bad_steps if start.manifest else 0
+        """Steps of the whole run that were skipped because their loss or gradient was not finite."""
         stop_file = folder.stop_file if backend.is_main_process else None
         self.stop = StopRequests(stop_file, config.faults.time_limit_margin_seconds)
         stack_file = self.record.stack_folder / f"rank_{backend.rank:05d}.txt"
         self.watchdog = Watchdog(config.faults.hang_seconds, stack_file, partial(report_failure, resume=True))
         self.trackers = Trackers(backend.accelerator, config, folder.path.name, start.step, say)
         self.watch = ExitStack()
-        """Open while signals are noted and progress is watched."""
+        """Entered while signals are noted and progress is watched."""
         self.saves = False
         """Whether a checkpoint follows the current step."""
         self.stop_reason = 0
-        """Why the run stops after the current step (see `stop`); 0 if it does not."""
+        """Why the run stops after the current step, by its number in `REASONS`; 0 if it does not."""
         self.saved_step = start.step
-
-    def _begin(self, about: dict[str, Any]) -> Attempt:
-        attempt: Attempt | None = None
-        with self.backend.raise_on_all_ranks():
-            if self.backend.is_main_process:
-                attempt, moved = self.folder.begin(self.config, self.plan, self.start.in_place, about)
-                if moved is not None:
-                    self.say(f"the earlier run in {self.folder.path} was moved to {moved}")
-        attempt = self.backend.gather_objects(attempt)[0]
-        assert attempt is not None
-        return attempt
 
     @property
     def completed_steps(self) -> int:
-        """Optimizer steps completed, of earlier attempts too."""
+        """Optimizer steps completed, including those of earlier attempts."""
         return self.record.step
 
     # --- a step ---------------------------------------------------------------------------------------------------
@@ -126,7 +125,7 @@ class Training:
         except BaseException:
             self.watch.close()
             raise
-        # Otherwise it stays open until `finish`, which may hang, too, and which signals must not cut short.
+        # After the last step, `finish` closes it: that may hang, too, and signals must not cut it short.
         self.metrics.stopwatch.pause()
 
     def update(self, step: Step) -> None:
@@ -148,17 +147,13 @@ class Training:
                     # Raises, and names step and rank.
                     self.metrics.check(completed)
                 self.metrics.leave_out(completed)
-                self.say(self.skipped.leave_out(completed, float(loss_sum)))
+                self._skip(completed, float(loss_sum))
             elif is_logged:
-                self._log(completed)
+                self.last_logged = line = self.metrics.log(completed)
+                self.record.logged(line)
+                self.trackers.add("train", {name: value for name, value in line.items() if name != "step"}, completed)
+                self.progress.logged(line)
         self.progress.step()
-
-    def _log(self, completed: int) -> None:
-        logged = self.metrics.log(completed)
-        self.last_logged = line = {name: value for name, value in vars(logged).items() if value is not None}
-        self.record.logged(line)
-        self.trackers.add("train", {name: value for name, value in line.items() if name != "step"}, completed)
-        self.progress.logged(logged)
 
     def _check_gradients(self) -> None:
         """Strategies differ in what they do with a parameter that gets no gradient: skip it, decay it, or fail."""
@@ -169,6 +164,52 @@ class Training:
                     f"{len(names)} trainable parameters got no gradient, such as {names[0]}; leave them out of the "
                     "model, or freeze them (requires_grad = False) before the optimizer is built"
                 )
+
+    def _skip(self, step: int, loss_sum: float) -> None:
+        """Continue without the update of `step`, or of all steps since the last checkpoint if the plan says so.
+
+        Every process calls it, because they have all seen the same gradient. `loss_sum` is this process's.
+        """
+        losses = self.backend.gather_objects(loss_sum)
+        bad_ranks = [rank for rank, loss in enumerate(losses) if not math.isfinite(loss)]
+        where = (
+            f"the loss is {losses[bad_ranks[0]]} on rank {bad_ranks[0]}" if bad_ranks else "the gradient is not finite"
+        )
+        what = f"{where} at step {step}"
+        self.bad_steps += 1
+        most = self.plan.max_bad_steps
+        if self.bad_steps > most:
+            raise TrainingFailed(
+                f"{what}, and it is the {ordinal(self.bad_steps)} such step, more than faults.max_bad_steps {most}. "
+                "Look at the data of these steps (history.jsonl), or try a longer learning_rate.warmup or a lower "
+                "learning_rate.base_lr",
+                everywhere=True,
+            )
+        first = step
+        if self.plan.on_non_finite == "roll_back":
+            first = self._roll_back(what) + 1
+        else:
+            self.backend.forget_step()
+        self.record.event("skipped", step, first_skipped_step=first, bad_steps=self.bad_steps, reason=what)
+        left_out = f"steps {first} to {step} are" if first < step else "the step is"
+        self.say(f"WARNING: {what}; {left_out} left out ({self.bad_steps} of at most {most} such steps)")
+
+    def _roll_back(self, what: str) -> int:
+        """Load the newest intact checkpoint and return its step."""
+        self.writer.wait()
+        candidates = checkpoints_of(self.folder.checkpoints_dir, self.backend)
+        candidates += [entry_at(self.start.checkpoint)] if self.start.checkpoint is not None else []
+        usable, skipped = newest_usable(candidates, self.backend)
+        if usable is None:
+            raise TrainingFailed(
+                f"{what}, and there is no checkpoint to roll back to {f'({skipped[0]})' if skipped else 'yet'}; try a "
+                "longer learning_rate.warmup, a lower learning_rate.base_lr, or a shorter checkpoint.every",
+                everywhere=True,
+            )
+        with self.backend.raise_on_all_ranks():
+            manifest = read_manifest(usable.path)
+            load(self.backend, usable.path, manifest)
+        return manifest.step
 
     def _after_step(self) -> None:
         """After a step and its evaluation: write a checkpoint if one is due, and stop if that was asked for."""
@@ -193,12 +234,12 @@ class Training:
         # What is not finite must not be written.
         with self.saved_before_failing():
             self.metrics.check(self.completed_steps)
-        self.writer.save(self.completed_steps, self.skipped.count)
+        self.writer.save(self.completed_steps, self.bad_steps)
         self.saved_step = self.completed_steps
 
     @contextmanager
     def saved_before_failing(self) -> Iterator[None]:
-        """Have a failure that all processes meet together wait for the checkpoint that is being written."""
+        """Before a failure that all processes meet together is raised, wait for a checkpoint that is being written."""
         try:
             yield
         except TrainingFailed as error:
@@ -215,7 +256,7 @@ class Training:
     # --- the end --------------------------------------------------------------------------------------------------
 
     def _end_stopped(self) -> None:
-        """Wait for the checkpoint, say that the run can be resumed, and leave."""
+        """Wait for the checkpoint, tell that the run can be resumed, and leave the job."""
         self._wait_for_checkpoint()
         saved, step = max(self.writer.last_step, self.start.step), self.completed_steps
         newest = "with a checkpoint" if saved == step else f"with no checkpoint after step {saved}"
@@ -236,7 +277,7 @@ class Training:
         self._save_model()
         if self.backend.is_main_process:
             about = {
-                "bad_steps": self.skipped.count,
+                "bad_steps": self.bad_steps,
                 "attempts": self.record.attempt.number,
                 "train_loss": self.last_logged.get("loss"),
                 "evaluation": self.last_evaluation,
@@ -251,12 +292,12 @@ class Training:
         self.watch.close()
 
     def _save_model(self) -> None:
-        """Write the final weights: those of a large model from its last checkpoint, one parameter at a time."""
+        """Write the final weights; those of a large model from its last checkpoint, if that could be written."""
         step, checkpoint = self.completed_steps, None
-        if isinstance(self.config.model, LargeModel):
-            # It may not have been possible to write it.
-            written = self.folder.checkpoints_dir / folder_name(step) if self.writer.last_step == step else None
-            checkpoint = written or (self.start.checkpoint if self.start.step == step else None)
+        if isinstance(self.config.model, LargeModel) and self.writer.last_step == step:
+            checkpoint = self.folder.checkpoints_dir / folder_name(step)
+        elif isinstance(self.config.model, LargeModel) and self.start.step == step:
+            checkpoint = self.start.checkpoint
         state = self.backend.full_state_dict() if checkpoint is None else {}
         if not self.backend.is_main_process:
             return

@@ -1,4 +1,4 @@
-"""A watch over progress: a process that hangs, or waits for one that does, writes its stack and ends the job."""
+"""The watchdog: a process that hangs, or waits for one that does, writes its stacks and ends the job."""
 
 import faulthandler
 import os
@@ -15,11 +15,11 @@ EXIT_CODE = 70
 class Watchdog:
     """Ends the process when `heartbeat` has not been called for too long.
 
-    A thread of Python looks; in case even that does not run, because a library holds the interpreter, a thread of C
-    that it postpones each time writes the stacks and ends the process.
+    A Python thread looks. In case it cannot run, because a library holds the interpreter, a C thread of `faulthandler`,
+    which it postpones each time, writes the stacks and ends the process.
 
     Args:
-        seconds: How long is too long; None never ends it.
+        seconds: How long is too long; None for no limit.
         stack_file: Where to write the stacks of all threads.
         on_hang: Called with a message before the process ends.
     """
@@ -53,13 +53,13 @@ class Watchdog:
         if self._stack_file.stat().st_size == 0:
             self._stack_file.unlink()
             with suppress(OSError):
-                # Empty unless another process has written, or is still there.
+                # Fails if another process has written stacks, or is still running.
                 self._stack_file.parent.rmdir()
                 self._stack_file.parent.parent.rmdir()
 
     def _open_stack_file(self) -> IO[str]:
         while True:
-            # Another process of this job may stop watching, and remove the still empty folder, in between.
+            # Another process of this job may stop watching, and remove the empty folder, in between.
             with suppress(FileNotFoundError):
                 self._stack_file.parent.mkdir(parents=True, exist_ok=True)
                 return self._stack_file.open("w", encoding="utf-8")

@@ -1,8 +1,7 @@
 """Attempts: the starts of one run, of which only the latest may write to its folder.
 
-A machine that has lost its network can keep writing to the shared folder for a while after its job was requeued and
-started elsewhere. So each start takes the next number and, before it publishes anything, checks whether a later one
-has been taken.
+A machine that has lost its network can keep writing to the shared folder for a while after its job was requeued. So
+each start takes the next number and, before it publishes anything, checks whether a later one has been taken.
 """
 
 import errno
@@ -19,6 +18,7 @@ from typing import Any
 
 from largebatch.errors import TrainingFailed
 from largebatch.storage.files import sync_folder, write_json_file
+from largebatch.storage.layout import FORMAT
 
 FILE_NAME = re.compile(r"([0-9]{4,})\.json")
 
@@ -32,7 +32,7 @@ class Attempt:
     number: int
     """Which start, from 1."""
     token: str
-    """Tells it from the attempt with the same number of another run whose folder took this one's place."""
+    """Distinguishes it from the attempt with the same number of a run whose folder took this one's place."""
 
     @property
     def name(self) -> str:
@@ -40,12 +40,12 @@ class Attempt:
         return f"{self.number:04d}_{self.token}"
 
     def is_current(self) -> bool:
-        """Whether no later attempt has begun, and the folder is still this run's; OSError if it cannot be read."""
+        """Whether no later attempt has begun and the folder is still this run's; OSError if that cannot be read."""
         latest = latest_attempt(self.folder)
-        return latest is not None and latest["attempt"] == self.number and latest["token"] == self.token
+        return latest is not None and (latest["attempt"], latest["token"]) == (self.number, self.token)
 
     def check(self) -> None:
-        """Raise TrainingFailed if a later attempt has begun, and OSError if the file system does not say."""
+        """Raise TrainingFailed unless the attempt is current; OSError if that cannot be read."""
         if not self.is_current():
             latest = latest_attempt(self.folder)
             who = f"attempt {latest['attempt']} on {latest['host']}" if latest else "another run"
@@ -56,7 +56,7 @@ class Attempt:
 
 
 def claim(folder: Path, about: dict[str, Any]) -> Attempt:
-    """Begin the next attempt, recorded with `about`; it keeps all earlier ones from publishing."""
+    """Begin the next attempt, recorded with `about`; no earlier one can publish from here on."""
     folder.mkdir(exist_ok=True)
     token = secrets.token_hex(4)
     temporary = folder / f".{token}.tmp"
@@ -64,7 +64,7 @@ def claim(folder: Path, about: dict[str, Any]) -> Attempt:
     try:
         while True:
             number += 1
-            write_json_file(temporary, {"attempt": number, "token": token, **identity(), **about})
+            write_json_file(temporary, {"attempt": number, "token": token, "format": FORMAT, **identity(), **about})
             with suppress(FileExistsError):
                 # Complete when it appears under its name, and only if no other has it: `link` does not replace.
                 os.link(temporary, folder / f"{number:04d}.json")
@@ -75,12 +75,12 @@ def claim(folder: Path, about: dict[str, Any]) -> Attempt:
 
 
 def identity() -> dict[str, Any]:
-    """This process, for people and for `is_restart_of`."""
+    """The host and process, for people and for `is_restart_of`."""
     return {"host": socket.gethostname(), "pid": os.getpid(), "time": time.time(), **slurm_start()}
 
 
 def slurm_start() -> dict[str, Any]:
-    """The SLURM job, if there is one, and the number of times it was requeued."""
+    """The SLURM job, if there is one, and how often it was requeued."""
     return {
         "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
         "slurm_restart_count": int(os.environ.get("SLURM_RESTART_COUNT", 0)),

@@ -1,6 +1,6 @@
 """Which checkpoints a run has, which of them are complete and intact, and which may be deleted. Needs no torch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ class Entry:
 
     path: Path
     step: int
-    """Optimizer steps completed, by the folder's name."""
+    """Optimizer steps completed, by the folder's name; -1 if it was renamed."""
     problem: str | None
     """Why it cannot be used; None if all files are there with the sizes they must have."""
     size: int
@@ -33,20 +33,15 @@ class Entry:
 
 def entries(folder: Path) -> list[Entry]:
     """The checkpoints in a run's folder of checkpoints, newest first, without those that are still being written."""
-    if not folder.is_dir():
-        return []
-    steps = {path: step_of(path.name) for path in folder.iterdir()}
-    found = [_entry(path, step) for path, step in steps.items() if step is not None]
+    paths = folder.iterdir() if folder.is_dir() else []
+    found = [entry_at(path) for path in paths if step_of(path.name) is not None]
     return sorted(found, key=lambda entry: entry.step, reverse=True)
 
 
 def entry_at(path: Path) -> Entry:
     """The checkpoint in a folder, which may have been renamed."""
     step = step_of(path.name)
-    return _entry(path, -1 if step is None else step)
-
-
-def _entry(path: Path, step: int) -> Entry:
+    step = -1 if step is None else step
     try:
         records = read_marker(path)
         for name, record in records.items():
@@ -60,7 +55,7 @@ def _entry(path: Path, step: int) -> Entry:
 
 
 def read_marker(path: Path) -> dict[str, FileRecord]:
-    """What every file of a checkpoint must be; CheckpointError if it was not completed, or its marker is not valid."""
+    """The record of each file of a checkpoint; CheckpointError if it is not complete or its marker is not valid."""
     if path.is_symlink():
         raise CheckpointError("it is a link, not a folder")
     if path.is_dir() and not (path / MARKER).exists():
@@ -69,7 +64,7 @@ def read_marker(path: Path) -> dict[str, FileRecord]:
     try:
         records = {name: FileRecord(record["size"], record["checksum"]) for name, record in raw["files"].items()}
     except (KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{MARKER} is not that of a checkpoint") from error
+        raise CheckpointError(f"{MARKER} is not a checkpoint's") from error
     named = step_of(path.name)
     if named is not None and raw.get("step") != named:
         raise CheckpointError(f"it is of step {raw.get('step')}, but its name says otherwise")
@@ -80,9 +75,9 @@ def read_marker(path: Path) -> dict[str, FileRecord]:
 
 
 def verify_checksums(path: Path, share: int = 0, num_shares: int = 1) -> str | None:
-    """What is wrong with the content of a complete checkpoint's files, by their checksums; None if they are intact.
+    """What is wrong with the content of a complete checkpoint's files; None if their checksums are right.
 
-    Several processes can share the work: of `num_shares` parts of the files, this one reads number `share`.
+    To divide the work over `num_shares` processes, each reads every `num_shares`-th file, from number `share` on.
     """
     try:
         for name, record in sorted(read_marker(path).items())[share::num_shares]:
@@ -93,33 +88,21 @@ def verify_checksums(path: Path, share: int = 0, num_shares: int = 1) -> str | N
     return None
 
 
-def prune(folder: Path, keep_last: int | None, is_kept_for_ever: Callable[[int], bool], attempt: str) -> Sequence[Path]:
+def prune(folder: Path, keep_last: int | None, is_kept_forever: Callable[[int], bool], attempt: str) -> None:
     """Delete complete checkpoints that are older than the `keep_last` newest complete ones; None keeps all.
 
-    A checkpoint is complete if it has a marker and all files in their sizes; checksums are not verified again. Others
-    are neither counted nor deleted. A checkpoint loses its name first, so that one whose deletion is interrupted is
-    never mistaken for a checkpoint.
-
-    Args:
-        folder: The run's folder of checkpoints.
-        keep_last: How many to keep.
-        is_kept_for_ever: Whether the checkpoint after so many steps stays in any case.
-        attempt: Name of the attempt that deletes.
-
-    Returns:
-        The folders that were deleted.
+    Those that are not complete are neither counted nor deleted. `is_kept_forever` is asked for each one's step.
     """
     if keep_last is None:
-        return []
+        return
     complete = [entry for entry in entries(folder) if entry.problem is None]
-    old = [entry for entry in complete[keep_last:] if not is_kept_for_ever(entry.step)]
-    for entry in old:
-        discard(entry, attempt)
-    return [entry.path for entry in old]
+    for entry in complete[keep_last:]:
+        if not is_kept_forever(entry.step):
+            discard(entry, attempt)
 
 
 def discard(entry: Entry, attempt: str) -> None:
-    """Delete a checkpoint."""
+    """Delete a checkpoint, which loses its name first: an interrupted deletion leaves nothing that looks like one."""
     renamed = entry.path.with_name(temporary_name(entry.step, attempt, "old"))
     remove_folder(renamed)
     rename_folder(entry.path, renamed)
@@ -127,8 +110,7 @@ def discard(entry: Entry, attempt: str) -> None:
 
 
 def discard_incomplete(folder: Path, step: int, attempt: str) -> None:
-    """Delete the checkpoint of a step if it has no marker; if it cannot be deleted, it stays, known as incomplete."""
-    # The file system may not even list what is there.
+    """Delete the checkpoint of a step if it has no marker; if the file system refuses, it stays, and is incomplete."""
     with suppress(OSError):
         for entry in entries(folder):
             if entry.step == step and not (entry.path / MARKER).exists():
@@ -136,7 +118,7 @@ def discard_incomplete(folder: Path, step: int, attempt: str) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete what earlier attempts were writing or deleting when they ended."""
+    """Delete checkpoints that earlier attempts were writing or deleting when they ended."""
     if folder.is_dir():
         for path in folder.iterdir():
             if TEMPORARY_NAME.fullmatch(path.name) and not path.is_symlink():
@@ -144,17 +126,12 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def set_aside(folder: Path, step: int, attempt: str) -> None:
-    """Take the checkpoints of steps after `step`, from which the run resumes, out of the way.
-
-    Those that were never completed are deleted, others are moved to a folder of their own.
-    """
-    later = [entry for entry in entries(folder) if entry.step > step]
-    for entry in later:
-        discard_incomplete(folder, entry.step, attempt)
-    later = [entry for entry in later if entry.path.exists()]
-    if later:
-        aside = folder / f"set_aside_by_attempt_{attempt}"
-        aside.mkdir()
-        for entry in later:
-            entry.path.rename(aside / entry.path.name)
-        sync_folder(folder)
+    """Move checkpoints after `step`, where the run resumes, to a folder of their own; delete those without a marker."""
+    aside = folder / f"set_aside_by_attempt_{attempt}"
+    for entry in entries(folder):
+        if entry.step > step:
+            discard_incomplete(folder, entry.step, attempt)
+            if entry.path.exists():
+                aside.mkdir(exist_ok=True)
+                rename_folder(entry.path, aside / entry.path.name)
+                sync_folder(folder)

@@ -1,7 +1,7 @@
 """Files that are whole or absent, whenever the process or the machine stops.
 
-Every change of the file system is a call of `os` (by `pathlib` and `shutil` too), so that a test can stop the process
-before and after each of them.
+Every change of the file system is a call of `os` (`pathlib` and `shutil` make such calls, too), so that a test can
+stop the process before and after each of them.
 """
 
 import json
@@ -19,14 +19,14 @@ CHUNK_BYTES = 16 * 2**20
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What a file must be: its size in bytes and the XXH3-128 checksum of its content, in hexadecimal."""
+    """A file's size in bytes, and the XXH3-128 checksum of its content, in hexadecimal."""
 
     size: int
     checksum: str
 
 
 def write_file(path: Path, parts: Iterable[memoryview]) -> FileRecord:
-    """Write the parts one after another and wait until they are on the disk; an older file is replaced."""
+    """Write the parts one after another and wait until they are on disk; an older file is replaced."""
     digest, size = xxhash.xxh3_128(), 0
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
@@ -44,13 +44,13 @@ def write_file(path: Path, parts: Iterable[memoryview]) -> FileRecord:
 
 
 def write_json_file(path: Path, value: Any) -> FileRecord:
-    """`write_file` of a value as JSON."""
+    """`write_file` with a value as JSON."""
     text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
     return write_file(path, [memoryview(text.encode())])
 
 
 def replace_file(path: Path, parts: Iterable[memoryview]) -> None:
-    """Write a file that readers see as it was before or as a whole, and that survives a crash as one of the two."""
+    """Replace a file in such a way that readers, also after a crash, see the old one or all of the new one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         write_file(temporary, parts)
@@ -68,7 +68,7 @@ def replace_json_file(path: Path, value: Any) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Wait until the folder's list of files is on the disk."""
+    """Wait until the folder's list of files is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -83,7 +83,7 @@ def rename_folder(old: Path, new: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Delete a folder and all in it; what is not there is no error."""
+    """Delete a folder and everything in it, if it is there."""
     shutil.rmtree(path, ignore_errors=True)
 
 

@@ -1,22 +1,21 @@
-"""The layout of a checkpoint on disk, and what is in it.
+"""The layout of a checkpoint on disk, and its manifest. Needs no torch, so that a login node can list checkpoints.
 
     runs/<run>/checkpoints/
       step_00000400/
-        rank_00000.safetensors   what process 0 of the job owned: flat vectors, one tensor a vector
+        rank_00000.safetensors   what process 0 of the job owned: flat vectors, one tensor per vector
         rank_00001.safetensors   ...
-        model_config.json        the configuration of a `transformers` model, where it is one, or of its adapters
+        model_config.json        the configuration of a `transformers` model or of its adapters, if it is one
         manifest.json            every vector's shape and the ranges of it that each file holds; step, config, plan
-        complete.json            size and checksum of every file above; written last, so that it says: all is here
+        complete.json            size and checksum of every file above; written last, so it says: everything is here
       .step_00000600.attempt_0002_5e1f0a3b.tmp/   one that is being written, or that a crash left behind
 
-Every parameter, and every optimizer state that is no single number, is one *vector*: its elements in row-major order,
-under "<kind>/<parameter's fully qualified name>", the kind being "weight", or the optimizer's own word ("exp_avg",
+Every parameter, and every optimizer state that is not a single number, is a *vector*: its elements in row-major order,
+under "<kind>/<parameter's fully qualified name>", the kind being "weight" or the optimizer's own word ("exp_avg",
 "momentum_buffer"). Whatever the strategy, each process holds contiguous ranges of such vectors, so any number of
 processes of any strategy can read what any other has written: the ranges it needs, intersected with those in the files.
 Buffers are whole, in their own shape, under "buffer/<name>".
 
-There is no pickle, no random generator's state and no loader's state: everything else follows from the step.
-This module needs no torch, so that checkpoints can be listed on a login node.
+There is no pickle and no state of a random generator or loader: everything else follows from the step.
 """
 
 import json
@@ -25,11 +24,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-FORMAT = "largebatch checkpoint 1"
+# Of checkpoints and run folders; changes whenever one of them, or a config or plan in it, cannot be read as before.
+FORMAT = "largebatch 2"
 
 MANIFEST = "manifest.json"
 MODEL_CONFIG = "model_config.json"
@@ -37,129 +37,88 @@ MARKER = "complete.json"
 WEIGHT = "weight"
 BUFFER = "buffer"
 
-# What is the same in a manifest and in its file.
-PLAIN = ("step", "attempt", "world_size", "strategy", "time", "bad_steps", "config", "plan")
-
 FOLDER_NAME = re.compile(r"step_([0-9]{8,})")
 TEMPORARY_NAME = re.compile(r"\.step_[0-9]{8,}\.attempt_[0-9]{4,}_[0-9a-f]{8}\.(tmp|old)")
 FILE_NAME = re.compile(rf"rank_[0-9]{{5,}}\.safetensors|{re.escape(MANIFEST)}|{re.escape(MODEL_CONFIG)}")
+
+Count = Annotated[int, Field(strict=True, ge=0)]
 
 
 class CheckpointError(ValueError):
     """A checkpoint is not complete, or not what it says it is."""
 
 
-@dataclass(frozen=True)
-class Range:
-    """Elements `start` to `stop` of a vector, and the file that holds them."""
+class Range(NamedTuple):
+    """Elements `start` to `stop` of a vector, and the file that holds them, as its number in `Manifest.files`."""
 
-    file: str
-    start: int
-    stop: int
+    file: Count
+    start: Count
+    stop: Count
 
 
 @dataclass(frozen=True)
 class ParameterInfo:
-    """A parameter: its shape, the optimizer's states of it that are single numbers, such as Adam's "step", and the
-    shapes of those states that have another shape than the parameter."""
+    """A parameter's shape, and what the optimizer keeps for it besides vectors of that shape."""
 
-    shape: tuple[int, ...]
-    scalars: Mapping[str, float] = field(default_factory=dict)
-    other_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
+    shape: tuple[Count, ...]
+    scalars: Mapping[str, float]
+    """Its states that are single numbers, such as Adam's "step"."""
+    other_shapes: Mapping[str, tuple[Count, ...]] = field(default_factory=dict)
+    """The shapes of its states that have another shape than the parameter."""
 
 
-@dataclass(frozen=True)
-class Manifest:
-    """What a checkpoint says about itself."""
+class Manifest(BaseModel):
+    """What a checkpoint says about itself, as it stands in its manifest.json."""
 
-    step: int
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: str
+    step: Count
     """Optimizer steps completed."""
-    attempt: int
+    attempt: Count
     """Which start of the run wrote it, from 1."""
-    world_size: int
+    world_size: Annotated[int, Field(strict=True, gt=0)]
     strategy: str
-    config: Mapping[str, Any]
-    """The resolved recipe, as JSON."""
-    plan: Mapping[str, Any]
-    bad_steps: int
-    """Steps so far whose update was left out because their loss or gradient was not finite."""
-    parameters: Mapping[str, ParameterInfo]
-    vectors: Mapping[str, tuple[Range, ...]]
-    """By "<kind>/<name>": the ranges that make it up, in order and without a gap."""
-    buffers: Mapping[str, tuple[str, ...]]
-    """The files that hold a buffer: the first one has the value of every process whose own file is not named."""
-    running_statistics: tuple[str, ...]
-    """Buffers that are BatchNorm's running means and variances: each process has its own, and their mean is used."""
     time: float
     """When it was written, in seconds since 1970."""
-
-    @property
-    def kinds(self) -> list[str]:
-        """The optimizer's states that are vectors, such as "exp_avg"."""
-        return sorted({vector.partition("/")[0] for vector in self.vectors} - {WEIGHT})
+    bad_steps: Count
+    """Steps so far whose update was skipped because their loss or gradient was not finite."""
+    config: dict[str, Any]
+    """The resolved recipe, as JSON."""
+    plan: dict[str, Any]
+    files: tuple[str, ...]
+    parameters: dict[str, ParameterInfo]
+    vectors: dict[str, tuple[Range, ...]]
+    """By "<kind>/<name>": the ranges that make it up, in order and without a gap."""
+    running_statistics: tuple[str, ...]
+    """Buffers that are BatchNorm's running means and variances: each process has its own, and their mean is used."""
+    buffers: dict[str, Annotated[tuple[Count, ...], Field(min_length=1)]]
+    """The files that hold a buffer: the first one has the value of every process whose own file is not named."""
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object; ranges as [number of the file, start, stop]."""
-        files = sorted({part.file for ranges in self.vectors.values() for part in ranges} | self._buffer_files)
-        number = {name: index for index, name in enumerate(files)}
-        return {
-            "format": FORMAT,
-            **{name: getattr(self, name) for name in PLAIN},
-            "files": files,
-            "parameters": {
-                name: {"shape": list(parameter.shape), "scalars": dict(parameter.scalars)}
-                | ({"other_shapes": dict(parameter.other_shapes)} if parameter.other_shapes else {})
-                for name, parameter in self.parameters.items()
-            },
-            "vectors": {
-                name: [[number[part.file], part.start, part.stop] for part in ranges]
-                for name, ranges in self.vectors.items()
-            },
-            "running_statistics": list(self.running_statistics),
-            "buffers": {name: [number[file] for file in holders] for name, holders in self.buffers.items()},
-        }
-
-    @property
-    def _buffer_files(self) -> set[str]:
-        return {file for holders in self.buffers.values() for file in holders}
+        """The content of its file."""
+        return self.model_dump(exclude_defaults=True)
 
     @classmethod
     def from_json(cls, raw: Any) -> "Manifest":
-        """The manifest that `to_json` made; CheckpointError if it has another format, other files or gaps."""
-        if not isinstance(raw, dict) or raw.get("format") != FORMAT:
-            given = raw.get("format") if isinstance(raw, dict) else raw
-            raise CheckpointError(f"its format is {given!r}, this version reads {FORMAT!r}")
+        """The manifest in a file; CheckpointError if it has another format, names other files, or has gaps."""
+        given = raw.get("format") if isinstance(raw, dict) else raw
+        if given != FORMAT:
+            raise CheckpointError(
+                f"its format is {given!r}, and this version of largebatch reads {FORMAT!r} only; use the version that "
+                "wrote it, or start over"
+            )
         try:
-            given = _ManifestJson.model_validate(raw)
+            manifest = cls.model_validate(raw)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             place = ".".join(str(part) for part in first["loc"])
             raise CheckpointError(f"its {MANIFEST} is not readable: {place}: {first['msg']}") from error
-        check_file_names(given.files)
-        numbers = [part[0] for ranges in given.vectors.values() for part in ranges]
-        numbers += [number for holders in given.buffers.values() for number in holders]
-        if numbers and max(numbers) >= len(given.files):
-            raise CheckpointError(f"its {MANIFEST} names file number {max(numbers)} of {len(given.files)}")
-        manifest = cls(
-            **{name: getattr(given, name) for name in PLAIN},
-            parameters={
-                name: ParameterInfo(
-                    tuple(info.shape), info.scalars, {kind: tuple(shape) for kind, shape in info.other_shapes.items()}
-                )
-                for name, info in given.parameters.items()
-            },
-            vectors={
-                name: tuple(Range(given.files[number], start, stop) for number, start, stop in ranges)
-                for name, ranges in given.vectors.items()
-            },
-            running_statistics=tuple(given.running_statistics),
-            buffers={name: tuple(given.files[number] for number in holders) for name, holders in given.buffers.items()},
-        )
+        check_file_names(manifest.files)
+        numbers = [part.file for ranges in manifest.vectors.values() for part in ranges]
+        numbers += [number for holders in manifest.buffers.values() for number in holders]
+        if max(numbers, default=-1) >= len(manifest.files):
+            raise CheckpointError(f"its {MANIFEST} names file number {max(numbers)} of {len(manifest.files)}")
         manifest.check_coverage()
         return manifest
 
@@ -174,42 +133,13 @@ class Manifest:
             kind, _, owner = name.partition("/")
             parameter = self.parameters.get(owner)
             if parameter is None:
-                raise CheckpointError(f"{name} is of no parameter")
+                raise CheckpointError(f"{name} belongs to no parameter")
             size = math.prod(parameter.other_shapes.get(kind, parameter.shape))
             if position != size:
                 raise CheckpointError(f"{name} has {position} of {size} elements")
         missing = [name for name in self.parameters if f"{WEIGHT}/{name}" not in self.vectors]
         if missing:
             raise CheckpointError(f"the weights of {missing[0]} are missing")
-
-
-class _ParameterJson(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    shape: list[NonNegativeInt]
-    scalars: dict[str, float]
-    other_shapes: dict[str, list[NonNegativeInt]] = {}
-
-
-class _ManifestJson(BaseModel):
-    """What `Manifest.to_json` makes, for files that somebody else may have made."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    format: str
-    step: NonNegativeInt
-    attempt: NonNegativeInt
-    world_size: PositiveInt
-    strategy: str
-    time: float
-    bad_steps: NonNegativeInt
-    config: dict[str, Any]
-    plan: dict[str, Any]
-    files: list[str]
-    parameters: dict[str, _ParameterJson]
-    vectors: dict[str, list[Annotated[list[NonNegativeInt], Field(min_length=3, max_length=3)]]]
-    running_statistics: list[str]
-    buffers: dict[str, Annotated[list[NonNegativeInt], Field(min_length=1)]]
 
 
 def overlaps(ranges: Iterable[Range], start: int, stop: int) -> Iterator[tuple[Range, int]]:

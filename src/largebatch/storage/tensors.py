@@ -1,4 +1,4 @@
-"""Tensors in and out of `safetensors` files, one at a time, so that no file is ever in memory as a whole."""
+"""Tensors to and from `safetensors` files, one at a time, so that no file is ever in memory as a whole."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,12 +33,9 @@ DTYPE_NAMES = {
 
 
 def save_tensors(
-    path: Path,
-    shapes: Shapes,
-    tensors: Iterable[torch.Tensor],
-    metadata: Mapping[str, str] | None = None,
+    path: Path, shapes: Shapes, tensors: Iterable[torch.Tensor], metadata: Mapping[str, str]
 ) -> FileRecord:
-    """Write tensors as they come; `safetensors` itself would take them all at once and copy them.
+    """Write tensors one by one; `safetensors` itself would take them all at once and copy them.
 
     Args:
         path: The file.
@@ -46,22 +43,18 @@ def save_tensors(
         tensors: The tensors, in that order, on any device; each may be freed when the next is asked for.
         metadata: Text for the file's header.
     """
-    return write_file(path, _parts(shapes, tensors, metadata or {}))
+    return write_file(path, _parts(shapes, tensors, metadata))
 
 
 def _parts(shapes: Shapes, tensors: Iterable[torch.Tensor], metadata: Mapping[str, str]) -> Iterator[memoryview]:
-    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
     position = 0
     for name, (dtype, shape) in shapes.items():
         size = torch.Size(shape).numel() * dtype.itemsize
-        header[name] = {
-            "dtype": DTYPE_NAMES[dtype],
-            "shape": list(shape),
-            "data_offsets": [position, position + size],
-        }
+        header[name] = {"dtype": DTYPE_NAMES[dtype], "shape": list(shape), "data_offsets": [position, position + size]}
         position += size
     text = json.dumps(header).encode()
-    # Data begin at a multiple of 8 bytes.
+    # The data begin at a multiple of 8 bytes.
     text += b" " * (-len(text) % 8)
     yield memoryview(len(text).to_bytes(8, "little") + text)
     for (dtype, shape), tensor in zip(shapes.values(), tensors, strict=True):
@@ -73,7 +66,7 @@ def _parts(shapes: Shapes, tensors: Iterable[torch.Tensor], metadata: Mapping[st
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor in a file: its dtype and shape, and the byte it begins at."""
+    """A tensor in a file: its dtype, its shape, and the byte at which it begins."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -81,10 +74,10 @@ class Stored:
 
 
 class TensorFiles:
-    """Reads ranges of the tensors in the files of a folder.
+    """Reads ranges of the tensors in the files of a folder; CheckpointError if they cannot be read.
 
-    `safetensors` checks the files, and would map them into memory; they are read instead, which is faster, and takes
-    no more memory than the range. What cannot be read raises CheckpointError.
+    `safetensors` checks the files, and would map them into memory; reading them is faster, and takes no more memory
+    than the range.
     """
 
     def __init__(self, folder: Path):
@@ -102,17 +95,14 @@ class TensorFiles:
 
     def read(self, file: str, name: str) -> torch.Tensor:
         """A whole tensor, in its shape."""
-        stored = self.find(file, name)
-        return self._elements(file, stored, 0, torch.Size(stored.shape).numel()).view(stored.shape)
+        shape = self.find(file, name).shape
+        return self.read_range(file, name, 0, torch.Size(shape).numel()).view(shape)
 
     def read_range(self, file: str, name: str, start: int, stop: int) -> torch.Tensor:
         """Elements `start` to `stop` of a tensor, in row-major order."""
         stored = self.find(file, name)
         if stop > torch.Size(stored.shape).numel():
             raise CheckpointError(f"{file} has {name} in shape {stored.shape}, without elements {start} to {stop}")
-        return self._elements(file, stored, start, stop)
-
-    def _elements(self, file: str, stored: Stored, start: int, stop: int) -> torch.Tensor:
         values = torch.empty(stop - start, dtype=stored.dtype)
         left = values.view(torch.uint8).numpy().data
         with _checked(file):
@@ -126,29 +116,25 @@ class TensorFiles:
 
     def names(self, file: str) -> list[str]:
         """The names of all tensors in a file."""
-        return list(self._tensors_of(file))
+        return list(self._open(file))
 
     def find(self, file: str, name: str) -> Stored:
         """A tensor in a file, without reading it."""
-        tensors = self._tensors_of(file)
-        if name not in tensors:
+        if name not in self._open(file):
             raise CheckpointError(f"{file} cannot be read: it has no tensor {name}")
-        return tensors[name]
+        return self._stored[file][name]
 
-    def _tensors_of(self, file: str) -> dict[str, Stored]:
-        if file not in self._stored:
-            with _checked(file):
-                self._open(file)
-        return self._stored[file]
-
-    def _open(self, file: str) -> None:
+    def _open(self, file: str) -> dict[str, Stored]:
+        if file in self._stored:
+            return self._stored[file]
         path = self._folder / file
-        with safe_open(path, framework="pt"):
-            # It has checked the header: shapes, dtypes, and that the tensors fill the file.
-            pass
-        opened = self._files[file] = FileIO(path)
-        length = int.from_bytes(opened.read(8), "little")
-        header = json.loads(opened.read(length))
+        with _checked(file):
+            with safe_open(path, framework="pt"):
+                # It has checked the header: shapes, dtypes, and that the tensors fill the file.
+                pass
+            opened = self._files[file] = FileIO(path)
+            length = int.from_bytes(opened.read(8), "little")
+            header = json.loads(opened.read(length))
         header.pop("__metadata__", None)
         dtypes = {text: dtype for dtype, text in DTYPE_NAMES.items()}
         for name, about in header.items():
@@ -158,10 +144,11 @@ class TensorFiles:
             name: Stored(dtypes[about["dtype"]], tuple(about["shape"]), 8 + length + about["data_offsets"][0])
             for name, about in header.items()
         }
+        return self._stored[file]
 
 
 def fingerprint(*tensors: torch.Tensor) -> str:
-    """A checksum of the tensors' content, the same wherever they are stored."""
+    """A checksum of the tensors' content, the same on every device and in every memory layout."""
     digest = xxhash.xxh3_128()
     for tensor in tensors:
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
@@ -172,7 +159,7 @@ def fingerprint(*tensors: torch.Tensor) -> str:
 def _checked(file: str) -> Iterator[None]:
     try:
         yield
+    except CheckpointError:
+        raise
     except (SafetensorError, OSError, LookupError, ValueError) as error:
-        if isinstance(error, CheckpointError):
-            raise
         raise CheckpointError(f"{file} cannot be read: {error}") from error
