@@ -155,11 +155,3 @@ def test_options_of_no_sense_are_refused(ask, words):
     with pytest.raises(SystemExit) as caught:
         ask(words)
     assert caught.value.code == 2
-
-
-def test_the_readme_shows_the_real_output(ask):
-    readme = (ROOT / "README.md").read_text()
-    (block,) = (block for block in readme.split("```console\n") if block.startswith("$ largebatch effective-batch"))
-    command, output = block.split("```")[0].replace("\\\n", "").split("\n", 1)
-    _, printed, _ = ask(command.removeprefix("$ largebatch effective-batch"))
-    assert printed == output

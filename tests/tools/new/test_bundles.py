@@ -12,7 +12,7 @@ from jobs import run_job, train
 from largebatch.tools.command_line import main
 from largebatch.tools.new.create import create_bundle
 from largebatch.tools.new.job import BundledJob
-from largebatch.tools.verify.training import read_run
+from largebatch.tools.verify.differences import read_run
 from paths import RECIPES, ROOT
 
 every_recipe = pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)

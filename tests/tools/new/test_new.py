@@ -14,7 +14,7 @@ import pytest
 from jobs import run_job, train
 from largebatch import __version__
 from largebatch.tools.command_line import main
-from largebatch.tools.verify.training import read_run
+from largebatch.tools.verify.differences import read_run
 from paths import RECIPES, ROOT, STRATEGIES
 
 

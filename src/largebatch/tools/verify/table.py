@@ -22,6 +22,9 @@ from largebatch.tools.verify.verification import Combination, Row, Verification
 
 MEASURES = ("loss", "grad_norm", "lr", "parameters", "evaluation")
 LINE = "{:<9}{:>10}{:>7}{:>10}{:>11}{:>10}{:>12}{:>12}{:>9}  {}"
+HEADER = LINE.format(
+    "strategy", "processes", "micro", *(name.replace("_", " ") for name in MEASURES), "seconds", "verdict"
+)
 
 
 def verify(options: argparse.Namespace) -> bool:
@@ -81,8 +84,7 @@ def verify(options: argparse.Namespace) -> bool:
         print(f"tiny data instead of the recipe's own, batch {config.batch.global_batch_size}")
     elif options.tiny_data:
         print("no tiny data: the recipe's own data is small and always available")
-    names = [name.replace("_", " ") for name in MEASURES]
-    print("\n" + LINE.format("strategy", "processes", "micro", *names, "seconds", "verdict"), flush=True)
+    print(f"\n{HEADER}", flush=True)
     rows: list[Row] = []
     for row in verification.rows(combinations):
         _print_row(row)
