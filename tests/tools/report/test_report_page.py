@@ -260,6 +260,7 @@ def test_what_cannot_be_reported(words, message, tmp_path, monkeypatch, capsys):
         ("metrics.jsonl", "step", None),
         ("metrics.jsonl", "loss", 10**400),
         ("evaluations.jsonl", "samples", []),
+        ("evaluations.jsonl", "half a character: \ud800", 0.5),
         ("history.jsonl", "time", None),
         ("history.jsonl", "time", 1e300),
         ("history.jsonl", "step", True),

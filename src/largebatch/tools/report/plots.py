@@ -200,7 +200,7 @@ def _draw_curve(axes: Axes, run: int, curve: Array, axis: str) -> None:
 def _set_axes(axes: Axes, panel: Panel) -> None:
     axes.grid(linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.set_ylabel(panel.label)
+    axes.set_ylabel(panel.label.encode(errors="replace").decode())
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     if panel.scale == "log":
