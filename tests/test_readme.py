@@ -8,8 +8,8 @@ import pytest
 
 from jobs import run_job
 from largebatch.task_folders import import_from
-from largebatch.tools.verify.table import HEADER
 from largebatch.tools.verify.differences import read_run
+from largebatch.tools.verify.table import HEADER
 from paths import RECIPES, ROOT, STRATEGIES
 
 README, RECIPE_TABLE, STRATEGY_PAGE = (

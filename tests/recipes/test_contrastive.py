@@ -32,4 +32,4 @@ def test_a_batch_of_one_sample_has_nothing_to_contrast():
 def test_the_plan_says_that_the_batch_is_part_of_the_loss():
     plan = resolve(load_config(SIMCLR), 2)
     assert plan.coupled_loss
-    assert "another global_batch_size, also that of a smaller last batch, is another loss" in explain(plan, "title")
+    assert "another global_batch_size, such as that of a smaller last batch, is another loss" in explain(plan, "title")

@@ -6,7 +6,6 @@ import shlex
 import pytest
 
 from largebatch.tools.command_line import main
-from paths import ROOT
 
 
 @pytest.fixture
