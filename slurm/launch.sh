@@ -59,7 +59,7 @@ asked_to_stop=
 ask_to_stop() {
   asked_to_stop=$1
   say "asked to stop by $1; passed on to the run"
-  touch "$run_dir/stop" || say "error: the stop file cannot be made; the run goes on"
+  touch "$run_dir/stop" || say "error: the stop file cannot be made; the run continues"
 }
 rm -f "$run_dir/stop"
 trap 'ask_to_stop SIGUSR1' USR1
@@ -148,7 +148,7 @@ give_up_without_progress() {
   local starts
   starts=$(grep -cxs "$(checkpoint_step)" "$job_dir/starts" || true)
   if ((starts > max_restarts)); then
-    leave 1 "error: $1; $starts starts came no further than step $(checkpoint_step): given up (LARGEBATCH_MAX_RESTARTS); see $job_dir"
+    leave 1 "error: $1; $starts starts made no progress past step $(checkpoint_step): given up (LARGEBATCH_MAX_RESTARTS); see $job_dir"
   fi
 }
 
@@ -158,12 +158,12 @@ requeue() {
   state=$(squeue --noheader --jobs "$SLURM_JOB_ID" --format %T || true)
   [[ -z $state || $state == RUNNING ]] || leave 1 "$1; Slurm is ending this start: not requeued from here"
   give_up_without_progress "$1"
-  say "$1; requeued, to go on behind step $(checkpoint_step)"
+  say "$1; requeued, to resume from step $(checkpoint_step)"
   for try in 1 2 3; do
     if scontrol "${2:-requeue}" "$SLURM_JOB_ID"; then exit 0; fi
     sleep $((10 * try))
   done
-  leave 1 "error: the job cannot be requeued; submit it again to go on"
+  leave 1 "error: the job cannot be requeued; submit it again to resume"
 }
 
 # Slurm changes a job's excluded nodes only while it is pending: a small job does that, and then releases it.
@@ -239,7 +239,7 @@ killed=$(grep -oE "Signal [0-9]+ \(SIG[A-Z]+\) received by PID [0-9]+" "$logs"/*
 case $(status outcome):$(status resume) in
   stopped:*)
     if [[ $message == "by the stop file"* ]]; then
-      [[ -n $asked_to_stop ]] || leave 75 "stopped $message; submit the script again, with the same overrides, to go on"
+      [[ -n $asked_to_stop ]] || leave 75 "stopped $message; submit the script again, with the same overrides, to resume"
       message="by $asked_to_stop to the batch script${message#by the stop file}"
     fi
     requeue "stopped $message"

@@ -34,7 +34,7 @@ def check_causal(model: PreTrainedModel) -> None:
         # Also true if the difference is not a number.
         if not difference <= OF_OTHER_TOKENS:
             raise UserError(
-                f"model: {type(model).__name__} is no causal language model: a token changes the logits of those "
+                f"model: {type(model).__name__} is not a causal language model: a token changes the logits of those "
                 f"before it, by {difference:.1e} of the largest, so it would read the answers that it is to predict; "
                 "write another model"
             )

@@ -168,7 +168,7 @@ class PairEncoder:
             ) from error
         if not whole.startswith(before) or whole == before:
             raise DataError(
-                "data.format: the tokenizer's chat template does not write an answer behind the prompt as it asks for "
+                "data.format: the tokenizer's chat template does not write an answer after the prompt as it asks for "
                 'it, so it is not clear what to predict; write "plain", with templates of your own'
             )
         return before, whole[len(before) :]

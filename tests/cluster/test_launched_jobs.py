@@ -78,7 +78,7 @@ def test_a_job_that_always_fails_is_given_up(submit):
     job = submit(*WORDS, options=TWO_NODES, programs=programs, LARGEBATCH_MAX_RESTARTS="1")
     assert job.wait_for_end() == "FAILED"
     assert job.starts == 2
-    assert "2 starts came no further than step 0: given up (LARGEBATCH_MAX_RESTARTS)" in job.log
+    assert "2 starts made no progress past step 0: given up (LARGEBATCH_MAX_RESTARTS)" in job.log
     assert job.exit_code == "1:0"
     job.assert_no_survivors()
 

@@ -111,7 +111,7 @@ def test_a_chat_template_writes_both(tmp_path, tokenizer):
         (None, "the tokenizer has no chat template"),
         ("{{ raise_exception('no system') }}", "the tokenizer's chat template fails: no system"),
         ("{% for %}", "the tokenizer's chat template fails: "),
-        (CHAT.replace("<say> {% endif %}", "<say> <say> {% endif %}"), "does not write an answer behind the prompt"),
+        (CHAT.replace("<say> {% endif %}", "<say> <say> {% endif %}"), "does not write an answer after the prompt"),
     ],
 )
 def test_chat_templates_that_cannot_be_used(template, message, tmp_path, tokenizer):
@@ -291,12 +291,12 @@ def test_data_that_does_not_fit(data, words, message, tmp_path):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"prompt": "no column"}, "data.prompt: 'no column' is no template; write names of columns in braces"),
-        ({"answer": "{reply:>5}"}, "data.answer: '{reply:>5}' is no template"),
-        ({"answer": "{}"}, "data.answer: '{}' is no template"),
-        ({"prompt": "{0}"}, "data.prompt: '{0}' is no template"),
-        ({"prompt": "{question.x}"}, "is no template"),
-        ({"prompt": "{question"}, "data.prompt: '{question' is no template: "),
+        ({"prompt": "no column"}, "data.prompt: 'no column' is not a template; write names of columns in braces"),
+        ({"answer": "{reply:>5}"}, "data.answer: '{reply:>5}' is not a template"),
+        ({"answer": "{}"}, "data.answer: '{}' is not a template"),
+        ({"prompt": "{0}"}, "data.prompt: '{0}' is not a template"),
+        ({"prompt": "{question.x}"}, "is not a template"),
+        ({"prompt": "{question"}, "data.prompt: '{question' is not a template: "),
         ({"prompt": r"{question}\nAnswer:"}, "has a backslash and an n where a new line may be meant"),
         ({"format": "chat"}, '"bytes" has none; write "plain"'),
     ],

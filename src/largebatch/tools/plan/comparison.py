@@ -119,7 +119,7 @@ def _suggest(
         if not config.compute.activation_checkpointing:
             remedies.append("compute.activation_checkpointing")
         return None, (
-            f"nothing fits in {memory}; {least} needs least, {together(least)}: try "
+            f"nothing fits in {memory}; {least} needs the least, {together(least)}: try "
             f"{', '.join(remedies[:-1])} or {remedies[-1]}"
         )
     # Prefer what shards least and, among strategies that shard the same, what sends least.
@@ -132,7 +132,7 @@ def _suggest(
     else:
         reason += f" and an estimated {activations / GIB:.3g} GiB of activations fit in {memory}"
     if sent(best) == min(map(sent, fitting)):
-        reason += "; it sends least of those that fit"
+        reason += "; it sends the least of those that fit"
     if too_large := [f"{name} needs {together(name)}" for name in options if rank(name) < rank(best)]:
         reason += f"; {', '.join(too_large)}"
     return best, reason

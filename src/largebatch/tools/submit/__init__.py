@@ -15,7 +15,7 @@ def add_parser(commands: Commands) -> None:
         help="plan and check a recipe's SLURM job, submit it, and say how to follow it",
         description="Submit slurm/RECIPE.sbatch with sbatch: shows the batch on that many nodes, checks recipe, script "
         "and configs with the values given here, shows the sbatch line, runs it, and prints job, log and how to follow "
-        "it. Exit code 1 if a check speaks against it; then nothing is submitted.",
+        "it. Exit code 1 if a check fails; nothing is submitted then.",
         epilog="""examples:
   largebatch submit gpt2_124m --nodes 4 --gpus-per-node 8 --dry-run
   largebatch submit gpt2_124m --nodes 4 --gpus-per-node 8 --strategy zero3 --partition=gpu --optimizer.weight_decay 0
@@ -32,7 +32,7 @@ Fields of the recipe are overridden as in a run, --resume is the run's; all othe
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show what is run, and run it; 1 if a check speaks against it."""
+    """Show what is run, and run it; return 1 if a check fails."""
     from largebatch.tools.submit.submission import submit
 
     return 0 if submit(options) else 1
