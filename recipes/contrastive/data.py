@@ -3,7 +3,8 @@
 A view depends only on (seed, epoch, sample, number of the view).
 """
 
-import datasets
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 from PIL import Image, ImageEnhance, ImageFilter
@@ -16,6 +17,9 @@ from largebatch.data.order import Indices, derive_seed
 from largebatch.data.source import Batch, SampleSource
 
 from .config import Config, ViewedImages, Views
+
+if TYPE_CHECKING:
+    import datasets
 
 NUM_VIEWS = 2
 
@@ -68,7 +72,7 @@ class DigitViews:
 class HubImageViews(HubImageSource):
     """Views of encoded images in the training split of a `datasets` data set."""
 
-    def __init__(self, dataset: datasets.Dataset, config: ViewedImages, views: Views, seed: int):
+    def __init__(self, dataset: "datasets.Dataset", config: ViewedImages, views: Views, seed: int):
         super().__init__(dataset, config, augmentation_seed=None)
         self.views = views
         self.seed = seed

@@ -62,7 +62,9 @@ class HubPairs(HubOrLocal, PairData):
         try:
             fields = list(Formatter().parse(template))
         except ValueError as error:
-            raise ValueError(f"{template!r} is not a template: {error}; a brace itself is written {{{{ or }}}}") from error
+            raise ValueError(
+                f"{template!r} is not a template: {error}; a brace itself is written {{{{ or }}}}"
+            ) from error
         names = [name for _, name, _, _ in fields if name is not None]
         plain = all(name and not name.isdigit() and not set(name) & set(".[") for name in names)
         if "\\n" in template and "\n" not in template:
@@ -72,7 +74,7 @@ class HubPairs(HubOrLocal, PairData):
             )
         if not names or not plain or any(spec or conversion for _, _, spec, conversion in fields):
             raise ValueError(
-                f'{template!r} is not a template; write names of columns in braces, and nothing else in them: "{{answer}}"'
+                f'{template!r} is not a template; write column names in braces, and nothing else in them: "{{answer}}"'
             )
         return template
 

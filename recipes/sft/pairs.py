@@ -1,8 +1,8 @@
 """Tokenized prompts with their answers as samples, single or packed."""
 
 from itertools import islice
+from typing import TYPE_CHECKING
 
-import datasets
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -11,6 +11,9 @@ from largebatch.data.order import Indices
 from largebatch.data.source import Batch
 from largebatch.data.text import IGNORE_INDEX, count_targets
 from largebatch.errors import DataError
+
+if TYPE_CHECKING:
+    import datasets
 
 
 class Pairs:
@@ -27,7 +30,7 @@ class Pairs:
         DataError: There are unusable pairs that may not be left out, or no usable ones.
     """
 
-    def __init__(self, dataset: datasets.Dataset, block_size: int, split: str, leave_out: bool):
+    def __init__(self, dataset: "datasets.Dataset", block_size: int, split: str, leave_out: bool):
         self.dataset = dataset.with_format("arrow")
         num_tokens = np.asarray(dataset["num_tokens"][:], dtype=np.int64)
         is_empty, is_long = num_tokens == 0, num_tokens - 1 > block_size

@@ -12,6 +12,8 @@ from paths import DIGITS, ROOT
 
 PROGRAM = """
 import sys
+import largebatch.data.images
+import largebatch.data.text
 import largebatch.run
 import torch
 from largebatch.backend.launch import read_launch

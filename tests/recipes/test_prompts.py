@@ -291,7 +291,7 @@ def test_data_that_does_not_fit(data, words, message, tmp_path):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"prompt": "no column"}, "data.prompt: 'no column' is not a template; write names of columns in braces"),
+        ({"prompt": "no column"}, "data.prompt: 'no column' is not a template; write column names in braces"),
         ({"answer": "{reply:>5}"}, "data.answer: '{reply:>5}' is not a template"),
         ({"answer": "{}"}, "data.answer: '{}' is not a template"),
         ({"prompt": "{0}"}, "data.prompt: '{0}' is not a template"),

@@ -109,7 +109,9 @@ def test_models_that_see_the_answers_are_refused(vocab_size):
     """Also where all the tokens that it is asked about might be one and the same."""
     bert = {"model_type": "bert", "vocab_size": vocab_size}
     bert |= {name: SMALL[name] for name in ("hidden_size", "intermediate_size")}
-    with pytest.raises(UserError, match="is not a causal language model: a token changes the logits of those before it"):
+    with pytest.raises(
+        UserError, match="is not a causal language model: a token changes the logits of those before it"
+    ):
         check_causal(build(bert | {"num_hidden_layers": 2, "num_attention_heads": 4}))
 
 

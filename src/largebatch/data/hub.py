@@ -2,17 +2,20 @@
 
 from glob import glob
 from pathlib import Path
-from typing import Any
-
-import datasets
+from typing import TYPE_CHECKING, Any
 
 from largebatch.config.data import HubOrLocal
 from largebatch.errors import DataError, reason_of
 from largebatch.local_folder import local_folder
 
+if TYPE_CHECKING:
+    import datasets
 
-def open_splits(config: HubOrLocal) -> tuple[datasets.Dataset, datasets.Dataset]:
+
+def open_splits(config: HubOrLocal) -> "tuple[datasets.Dataset, datasets.Dataset]":
     """The training and evaluation splits that the config names; DataError if they cannot be found or read."""
+    import datasets
+
     if config.data_files is not None:
         files = {"train": config.data_files.train, "validation": config.data_files.eval}
         for split, pattern in (("train", config.data_files.train), ("eval", config.data_files.eval)):
@@ -41,7 +44,7 @@ def open_splits(config: HubOrLocal) -> tuple[datasets.Dataset, datasets.Dataset]
     return train, evaluation
 
 
-def column(dataset: datasets.Dataset, name: str, field: str) -> str:
+def column(dataset: "datasets.Dataset", name: str, field: str) -> str:
     """`name`, which the config's `field` must give as a column of the data set; otherwise DataError."""
     if name not in dataset.column_names:
         raise DataError(f"data.{field}: no column {name!r}; the data has {', '.join(dataset.column_names)}")

@@ -2,8 +2,8 @@
 
 import io
 from functools import cache
+from typing import TYPE_CHECKING
 
-import datasets
 import numpy as np
 import torch
 from PIL import Image
@@ -14,6 +14,9 @@ from largebatch.data.hub import column
 from largebatch.data.order import Indices, derive_seed
 from largebatch.data.source import Batch
 from largebatch.errors import DataError
+
+if TYPE_CHECKING:
+    import datasets
 
 RANDOM_CROPS = {"inception_crop": inception_crop, "padded_crop": padded_crop}
 
@@ -81,7 +84,9 @@ class HubImageSource:
     the center crop.
     """
 
-    def __init__(self, dataset: datasets.Dataset, config: HubImages, augmentation_seed: int | None):
+    def __init__(self, dataset: "datasets.Dataset", config: HubImages, augmentation_seed: int | None):
+        import datasets
+
         image_column = column(dataset, config.image_column, "image_column")
         label_column = column(dataset, config.label_column, "label_column")
         dataset = dataset.select_columns([image_column, label_column])

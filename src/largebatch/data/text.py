@@ -7,9 +7,8 @@ model reads the first block_size and predicts the last block_size, so each token
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import datasets
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -20,6 +19,9 @@ from largebatch.data.order import Indices
 from largebatch.data.source import Batch, SampleSource
 from largebatch.data.tokenizer import ByteTokenizer, Tokenizer
 from largebatch.errors import DataError
+
+if TYPE_CHECKING:
+    import datasets
 
 
 def hub_samples(data: HubText, tokenizer: Tokenizer) -> tuple[SampleSource, SampleSource]:
@@ -41,8 +43,10 @@ def _both(
     )
 
 
-def tokenize(dataset: datasets.Dataset, config: HubText, tokenizer: Tokenizer) -> datasets.Dataset:
+def tokenize(dataset: "datasets.Dataset", config: HubText, tokenizer: Tokenizer) -> "datasets.Dataset":
     """The documents' tokens in a column "input_ids"; `datasets` keeps the result in its cache on disk."""
+    import datasets
+
     text_column = column(dataset, config.text_column, "text_column")
     width = "uint16" if tokenizer.vocab_size <= 2**16 else "int32"
     return dataset.map(
@@ -117,7 +121,7 @@ class TokenStream:
         return np.concatenate(pieces, dtype=np.int64)
 
 
-def stored_stream(dataset: datasets.Dataset) -> TokenStream:
+def stored_stream(dataset: "datasets.Dataset") -> TokenStream:
     """The tokens of all documents of a tokenized data set, in its stored order, from its memory-mapped files."""
     # The values of all lists of a chunk, without copying them; slicing Arrow's own arrays takes longer.
     return TokenStream([chunk.flatten().to_numpy() for chunk in dataset.data.column("input_ids").chunks])
