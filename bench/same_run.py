@@ -52,7 +52,7 @@ def main() -> None:
             for part in parts:
                 train(run_dir, *part)
             losses[name] = [line["loss"] for line in read_lines(run_dir / "metrics.jsonl")]
-            starts = [line["step"] for line in read_lines(run_dir / "history.jsonl") if line["event"] == "start"]
+            starts = [line["step"] for line in read_lines(run_dir / "history.jsonl") if line["event"] == "started"]
             resumed_at[name] = starts[1:]
             print(f"{name}: {largest_difference(losses, name):.1e} from {REFERENCE}, resumed after {resumed_at[name]}")
     results = {"facts": facts, "losses": losses, "resumed after step": resumed_at}
