@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from pydoc_data.topics import topics
 
-import datasets  # noqa: F401 - as the recipe does
 import numpy as np
 import torch
+import xxhash  # noqa: F401 - as the recipe does
 from accelerate import Accelerator
 from pydantic import BaseModel, Field  # noqa: F401
 from torch.nn.functional import cross_entropy
