@@ -102,7 +102,7 @@ def test_a_limit(tmp_path):
 
 def test_nothing_to_roll_back_to(tmp_path):
     report = failure(tmp_path / "run", "--faults.on_non_finite=roll_back", bad_steps={3})
-    assert "there is no checkpoint to roll back to yet" in report
+    assert "no checkpoint can be restored (none has been written yet)" in report
 
 
 def train_poisoned_and_damaged(run_dir: Path, words) -> None:

@@ -114,7 +114,7 @@ def test_the_remedy_names_all_fields(run):
 def test_the_folder_of_a_run_is_no_checkpoint_but_has_some(run, folder):
     run_dir, words = run
     report = resume(run_dir, words, "--resume", str(run_dir / folder))
-    assert "is not a checkpoint; it contains some: write one, such as " in report
+    assert "is not a checkpoint but contains some; name one, such as " in report
     assert "step_00000004" in report
 
 

@@ -121,10 +121,10 @@ def find_start(
 def _entry_of(path: Path) -> Entry:
     """The checkpoint in the folder that --resume names."""
     if not path.is_dir():
-        raise UserError(f'--resume: there is no checkpoint {path}; write "auto", "none", or the folder of one')
+        raise UserError(f'--resume: there is no checkpoint {path}; write "auto", "none", or a checkpoint\'s folder')
     inside = entries(path / "checkpoints") or entries(path)
     if inside:
-        raise UserError(f"--resume: {path} is not a checkpoint; it contains some: write one, such as {inside[0].path}")
+        raise UserError(f"--resume: {path} is not a checkpoint but contains some; name one, such as {inside[0].path}")
     return entry_at(path)
 
 

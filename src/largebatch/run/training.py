@@ -201,9 +201,10 @@ class Training:
         candidates += [entry_at(self.start.checkpoint)] if self.start.checkpoint is not None else []
         usable, skipped = newest_usable(candidates, self.backend)
         if usable is None:
+            why = skipped[0] if skipped else "none has been written yet"
             raise TrainingFailed(
-                f"{what}, and there is no checkpoint to roll back to {f'({skipped[0]})' if skipped else 'yet'}; try a "
-                "longer learning_rate.warmup, a lower learning_rate.base_lr, or a shorter checkpoint.every",
+                f"{what}, and no checkpoint can be restored ({why}); try a longer learning_rate.warmup, a lower "
+                "learning_rate.base_lr, or a shorter checkpoint.every",
                 everywhere=True,
             )
         with self.backend.raise_on_all_ranks():
