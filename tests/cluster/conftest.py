@@ -1,6 +1,7 @@
 """Jobs on a real Slurm cluster of three hosts on this machine; each test has a cluster of its own."""
 
 import itertools
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,8 +12,11 @@ from paths import ROOT
 from resuming import run_interrupted
 from slurm_cluster import Cluster, why_not
 from slurm_job import Job
+from tiny_jobs import MAPS
 
 NUM_HOSTS = 3
+# The same launcher, without the imports of Accelerate's other commands.
+LAUNCH = """[[ $1 == launch ]] && exec accelerate-launch "${@:2}" """
 
 
 @pytest.fixture
@@ -46,41 +50,51 @@ def play(tmp_path: Path) -> Play:
     return write
 
 
+def script_of(recipe: Path, folder: Path) -> Path:
+    """A batch script in `folder` that is the shipped smoke job's but for its recipe."""
+    script = folder / f"{recipe.stem}.sbatch"
+    text = (ROOT / "slurm/gpt_pydoc.sbatch").read_text()
+    script.write_text(re.sub("^RECIPE=.*$", f"RECIPE={recipe.relative_to(ROOT)}", text, flags=re.MULTILINE))
+    return script
+
+
 Submit = Callable[..., Job]
 
 
 @pytest.fixture
 def submit(cluster: Cluster, play: Play, tmp_path: Path) -> Submit:
-    """Submits a shipped batch script from the login node; by default, `programs` makes the job skip the pre-flight."""
+    """Submits a recipe from the login node; by default, `programs` makes the job skip the pre-flight."""
 
     def submit_script(
         *words: str,
         options: tuple[str, ...],
         name: str = "run",
+        recipe: Path = MAPS,
         programs: dict[str, str] | None = None,
         **settings: str,
     ) -> Job:
         programs = {"largebatch": "exit 0"} if programs is None else programs
-        settings = {"LARGEBATCH_ENV": str(play(**programs)), "RUN_DIR": str(tmp_path / name), **settings}
+        settings = {"LARGEBATCH_ENV": str(play(**{"accelerate": LAUNCH, **programs})), **settings}
+        settings = {"RUN_DIR": str(tmp_path / name), **settings}
         log = tmp_path / f"{name}.log"
-        command = ("sbatch", "--parsable", f"--output={log}", *options, "slurm/gpt_pydoc.sbatch", *words)
+        command = ("sbatch", "--parsable", f"--output={log}", *options, str(script_of(recipe, tmp_path)), *words)
         number = cluster.command(*command, environment=settings, cwd=ROOT).strip()
         return Job(cluster, number, Path(settings["RUN_DIR"]), log)
 
     return submit_script
 
 
-Uninterrupted = Callable[[tuple[str, ...], int], Path]
+Uninterrupted = Callable[..., Path]
 
 
 @pytest.fixture
 def uninterrupted(tmp_path: Path) -> Uninterrupted:
     """Trains the run that a job is compared with: one host, no Slurm, nothing happens to it."""
 
-    def run(words: tuple[str, ...], world_size: int) -> Path:
+    def run(words: tuple[str, ...], world_size: int, recipe: Path = MAPS) -> Path:
         run_dir = tmp_path / "uninterrupted/run"
         strategy = "single" if world_size == 1 else "ddp"
-        assert run_interrupted(run_dir, words, strategy=strategy, world_size=world_size) is None
+        assert run_interrupted(run_dir, words, strategy=strategy, world_size=world_size, recipe=recipe) is None
         return run_dir
 
     return run

@@ -8,13 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from paths import ROOT
+from paths import PYDOC, ROOT
+from resuming import TINY_GPT
 from slurm_job import Job
-from tiny_jobs import TWO_NODES, assert_same_weights, steps
+from tiny_jobs import TWO_NODES, WORDS, assert_same_weights
 
 pytestmark = pytest.mark.slow
 
-WORDS = steps(40)
+SMALL_GPT = (
+    *TINY_GPT,
+    "--model.dropout=0.0",
+    "--optimizer.eps=1e-3",
+    "--evaluation.every=null",
+    "--batch.micro_batch_size=12",
+    "--logging.every=20",
+    '--train.duration={"steps": 40}',
+)
 # What would be launched is printed.
 TOLD = f"""exec {sys.executable} -c "import json, sys; print('GOT', json.dumps(sys.argv[1:]))" "$@" """
 ONLY_TOLD = {"largebatch": "exit 0", "accelerate": TOLD}
@@ -25,10 +34,10 @@ def test_strategies_on_the_same_two_hosts_at_once(submit, uninterrupted):
     options = (*TWO_NODES, "--nodelist=h1,h2")
     secrets = {"WANDB_API_KEY": "secret-of-wandb", "HF_TOKEN": "secret-of-the-hub"}
     jobs = {
-        name: submit(*WORDS, options=options, name=name, programs={}, STRATEGY=name, **secrets)
+        name: submit(*SMALL_GPT, options=options, name=name, recipe=PYDOC, programs={}, STRATEGY=name, **secrets)
         for name in ("fsdp", "zero3")
     }
-    reference = uninterrupted(WORDS, 1)
+    reference = uninterrupted(SMALL_GPT, 1, PYDOC)
     for strategy, job in jobs.items():
         assert job.wait_for_end() == "COMPLETED", job.log
         assert "all-reduce of 64 MiB over 2 nodes by gloo" in job.log
@@ -51,7 +60,7 @@ def test_words_arrive_as_they_were_given(submit):
     for arguments in got:
         assert arguments[arguments.index("--config") :] == [
             "--config",
-            "recipes/causal_lm/gpt_pydoc.json",
+            "tests/outside_task/maps.json",
             "--run-dir",
             str(job.run_dir),
             *words,

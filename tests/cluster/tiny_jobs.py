@@ -8,15 +8,16 @@ from safetensors.numpy import load_file
 
 from largebatch.checkpoint.export import export
 from largebatch.storage.json_lines import read_json_lines
-from resuming import TINY_GPT
+from paths import ROOT
 from slurm_job import Job
 
-# A model so small that a job is all launch, and AdamW with an epsilon that does not enlarge rounding.
+# A task that imports little and has a tiny model, so that a job is all launch; AdamW with an epsilon that does not
+# enlarge rounding.
+MAPS = ROOT / "tests/outside_task/maps.json"
 WORDS = (
-    *TINY_GPT,
-    "--model.dropout=0.0",
-    "--optimizer.eps=1e-3",
-    "--evaluation.every=null",
+    '--optimizer={"name": "adamw", "weight_decay": 0.01, "eps": 1e-3}',
+    "--data.side=6",
+    "--model.channels=[2]",
     "--batch.micro_batch_size=12",
     "--logging.every=20",
     '--checkpoint.every={"steps": 50}',
