@@ -16,4 +16,6 @@ PYDOC = ROOT / "recipes/causal_lm/gpt_pydoc.json"
 VIT_DIGITS = ROOT / "recipes/image_classification/vit_digits.json"
 LLAMA = ROOT / "recipes/causal_lm/llama_pydoc.json"
 BERT = ROOT / "recipes/masked_lm/bert_pydoc.json"
+# Imports little: a job of it is all launch.
+MAPS = ROOT / "tests/outside_task/maps.json"
 SIMCLR = ROOT / "recipes/contrastive/simclr_digits.json"

@@ -35,6 +35,14 @@ TINY_GPT = (
     "--logging.every=1",
     "--logging.trackers=[]",
 )
+# A tiny model of the task outside, and AdamW with an epsilon that does not enlarge rounding.
+TINY_MAPS = (
+    '--optimizer={"name": "adamw", "weight_decay": 0.01, "eps": 1e-3}',
+    "--data.side=6",
+    "--model.channels=[2]",
+    "--batch.micro_batch_size=12",
+    '--checkpoint.every={"steps": 50}',
+)
 # Divides over one to four processes.
 CHAIN_BATCH = ("--batch.global_batch_size=48",)
 # Numbers of a logged step that do not depend on the clock.

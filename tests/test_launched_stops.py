@@ -11,13 +11,13 @@ import pytest
 from safetensors.numpy import load_file
 
 from largebatch.storage.json_lines import read_json_lines
-from paths import PYDOC, ROOT
-from resuming import TINY_GPT, run_interrupted
+from paths import MAPS, ROOT
+from resuming import TINY_MAPS, run_interrupted
 from test_launched import launch, launch_command
 
 pytestmark = pytest.mark.slow
 
-WORDS = (*TINY_GPT, "--model.dropout=0.0", '--train.duration={"steps": 4000}', "--optimizer.eps=1e-3")
+WORDS = (*TINY_MAPS, '--train.duration={"steps": 100000}')
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_a_signal_to_the_launcher_stops_the_run_behind_a_checkpoint(
     run_dir = tmp_path / "run"
     words = (*WORDS, f"--data.num_workers={num_workers}")
     job = subprocess.Popen(
-        launch_command(PYDOC, run_dir, *words, strategy="ddp"),
+        launch_command(MAPS, run_dir, *words, strategy="ddp"),
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -49,15 +49,15 @@ def test_a_signal_to_the_launcher_stops_the_run_behind_a_checkpoint(
     status = json.loads((run_dir / "status.json").read_text())
     assert (status["outcome"], status["resume"]) == ("stopped", True), (status, output)
     assert f"by {number.name}" in status["message"]
-    assert 12 <= status["step"] == status["checkpoint_step"] < 4000
+    assert 12 <= status["step"] == status["checkpoint_step"] < 100000
 
     if not resumed:
         return
     last = f"--train.stop_after_steps={status['step'] + 4}"
-    result = launch(PYDOC, run_dir, *WORDS, last, strategy="zero2")
+    result = launch(MAPS, run_dir, *WORDS, last, strategy="zero2")
     assert result.returncode == 0, result.stdout + result.stderr
     assert f"Resume        after step {status['step']:,}, from " in result.stdout
-    assert run_interrupted(tmp_path / "whole", (*WORDS, last), strategy="fsdp") is None
+    assert run_interrupted(tmp_path / "whole", (*WORDS, last), strategy="fsdp", recipe=MAPS) is None
     mine, theirs = (load_file(path / "model/model.safetensors") for path in (run_dir, tmp_path / "whole"))
     for name in theirs:
         difference = np.linalg.norm(mine[name] - theirs[name]) / max(np.linalg.norm(theirs[name]), 1e-8)

@@ -7,8 +7,6 @@ section of its own with a check, random mirroring, plain layers as a model, and 
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import jsonschema
@@ -91,14 +89,15 @@ def test_config_schema_and_plans(capsys):
 
 
 @pytest.mark.slow
-def test_every_strategy_trains_the_same(project):
+@pytest.mark.usefixtures("project")
+def test_every_strategy_trains_the_same(capfd):
     words = ["--world-sizes=2", "--steps=3", "--tiny-data", "--data.stretch=4"]
-    command = [sys.executable, "-m", "largebatch", "verify", RECIPE, *words]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=project, timeout=600)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "the model is the recipe's debug_model" in result.stdout
+    code = main(["verify", RECIPE, *words])
+    output, errors = capfd.readouterr()
+    assert code == 0, output + errors
+    assert "the model is the recipe's debug_model" in output
     for strategy in ("ddp", "fsdp", "zero1", "zero2", "zero3"):
-        assert re.search(rf"^{strategy} .* agrees$", result.stdout, re.MULTILINE), result.stdout
+        assert re.search(rf"^{strategy} .* agrees$", output, re.MULTILINE), output
 
 
 def train_maps(recipe, last_step, run_dir):

@@ -52,17 +52,23 @@ def recorded(recipe: Path, run_dir: Path, *overrides: str) -> dict:
     """Train, and return the metrics, the weights after the first and last step (on rank 0) and the evaluations."""
     from largebatch.run import Run
 
-    weights = []
-    update = Run.update
+    weights, update, finish = [], Run.update, Run.finish
 
+    def record(run):
+        state = run.backend.full_state_dict()
+        weights.append({name: tensor.numpy(force=True).copy() for name, tensor in state.items()})
+
+    # What is wrong in between shows in the losses that follow.
     def update_and_record(run, step):
         update(run, step)
-        # What is wrong in between shows in the losses that follow.
-        if step.index in (0, STEPS - 1):
-            state = run.backend.full_state_dict()
-            weights.append({name: tensor.numpy(force=True).copy() for name, tensor in state.items()})
+        if step.index == 0:
+            record(run)
 
-    Run.update = update_and_record
+    def record_and_finish(run):
+        record(run)
+        finish(run)
+
+    Run.update, Run.finish = update_and_record, record_and_finish
     words = (f"--train.stop_after_steps={STEPS}", "--logging.every=1", "--logging.trackers=[]", *overrides)
     train(recipe, *words, run_dir=run_dir)
     return {
@@ -79,9 +85,9 @@ def reference(name: str) -> dict:
     return result
 
 
-def assert_same(result: dict, expected: dict, tolerance: float = TOLERANCE) -> None:
+def assert_same(result: dict, expected: dict, steps: int = STEPS, tolerance: float = TOLERANCE) -> None:
     """Loss, learning rate and gradient norm of each step, and weights after the first and last, up to rounding."""
-    assert len(result["metrics"]) == len(expected["metrics"]) == STEPS
+    assert len(result["metrics"]) == len(expected["metrics"]) == steps
     for mine, theirs in zip(result["metrics"], expected["metrics"], strict=True):
         assert mine["loss"] == pytest.approx(theirs["loss"], rel=tolerance)
         assert mine["lr"] == pytest.approx(theirs["lr"], rel=1e-12)

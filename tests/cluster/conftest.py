@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from paths import ROOT
+from paths import MAPS, ROOT
 from resuming import run_interrupted
 from slurm_cluster import Cluster, why_not
 from slurm_job import Job
-from tiny_jobs import MAPS
 
 NUM_HOSTS = 3
 # The same launcher, without the imports of Accelerate's other commands.

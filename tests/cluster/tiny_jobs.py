@@ -8,20 +8,10 @@ from safetensors.numpy import load_file
 
 from largebatch.checkpoint.export import export
 from largebatch.storage.json_lines import read_json_lines
-from paths import ROOT
+from resuming import TINY_MAPS
 from slurm_job import Job
 
-# A task that imports little and has a tiny model, so that a job is all launch; AdamW with an epsilon that does not
-# enlarge rounding.
-MAPS = ROOT / "tests/outside_task/maps.json"
-WORDS = (
-    '--optimizer={"name": "adamw", "weight_decay": 0.01, "eps": 1e-3}',
-    "--data.side=6",
-    "--model.channels=[2]",
-    "--batch.micro_batch_size=12",
-    "--logging.every=20",
-    '--checkpoint.every={"steps": 50}',
-)
+WORDS = (*TINY_MAPS, "--logging.every=20")
 # Until the test stops it: no job may finish before the test has done to it what it wants to.
 ENDLESS = (*WORDS, '--train.duration={"steps": 100000}')
 # One process per node.

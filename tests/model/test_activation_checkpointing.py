@@ -35,21 +35,18 @@ RECIPES = {
 }
 CASES = [
     ("dropout", "ddp"),
-    ("dropout", "fsdp"),
-    ("dropout", "zero2"),
     ("bf16", "fsdp"),
     ("large model", "zero3"),
-    ("masked", "fsdp"),
-    ("vit", "zero3"),
-    ("batch norm", "zero1"),
+    ("masked", "zero2"),
+    ("vit", "fsdp"),
     ("batch norm", "zero3"),
-    ("synchronized", "zero2"),
+    ("synchronized", "zero1"),
     ("two passes", "fsdp"),
 ]
 
 
 def assert_bit_identical(one: dict, other: dict) -> None:
-    """Losses, norms and evaluations, and weights and buffers after each step."""
+    """Losses, norms and evaluations, and weights and buffers after the first and last step."""
     for kind in ("metrics", "evaluations"):
         for mine, theirs in zip(one[kind], other[kind], strict=True):
             assert {name: mine[name] for name in EXACT if name in mine} == {
@@ -67,7 +64,7 @@ def test_not_a_bit_changes(name, strategy, tmp_path):
     words = (*overrides, *SHORT)
     plain = run_job(recorded, recipe, tmp_path / "plain", *words, strategy=strategy)[0]
     checkpointed = run_job(recorded, recipe, tmp_path / "other", *words, CHECKPOINTING, strategy=strategy)[0]
-    assert len(plain["metrics"]) == len(plain["weights"]) == 4
+    assert len(plain["metrics"]) == 4
     assert_bit_identical(checkpointed, plain)
 
 

@@ -44,7 +44,7 @@ def assert_starts_from(found: dict[str, np.ndarray], weights: dict[str, np.ndarr
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "world_size"),
-    [("ddp", 2), ("fsdp", 1), ("fsdp", 3), ("zero1", 3), ("zero2", 2), ("zero3", 1), ("zero3", 2), ("zero3", 3)],
+    [("ddp", 2), ("fsdp", 1), ("fsdp", 3), ("zero1", 3), ("zero3", 1), ("zero3", 3)],
 )
 def test_the_same_bits_everywhere(strategy, world_size, tmp_path):
     results = run_job(prepared, tmp_path / "run", strategy=strategy, world_size=world_size)

@@ -173,8 +173,8 @@ def rows_of(own, words, *combinations):
 
 @pytest.mark.slow
 def test_every_strategy_trains_the_same(own):
-    rows = rows_of(own, SOFTSIGN, *(Combination(strategy, 2, 4) for strategy in ("ddp", "fsdp", "zero1", "zero3")))
-    assert [row.verdict for row in rows] == ["reference", *["agrees"] * 4], rows
+    rows = rows_of(own, SOFTSIGN, *(Combination(strategy, 2, 4) for strategy in ("ddp", "fsdp", "zero2")))
+    assert [row.verdict for row in rows] == ["reference", *["agrees"] * 3], rows
 
 
 @pytest.mark.slow
@@ -246,8 +246,8 @@ def train_own(own, words, last, run_dir):
 @pytest.mark.parametrize(
     ("words", "chain"),
     [
-        (SOFTSIGN, [("ddp", 2), ("zero3", 3), ("fsdp", 2), ("zero1", 2)]),
-        (ROW_SCALED, [("ddp", 2), ("single", 1), ("ddp", 3)]),
+        (SOFTSIGN, [("ddp", 2), ("zero3", 2), ("fsdp", 3)]),
+        (ROW_SCALED, [("single", 1), ("ddp", 3)]),
     ],
 )
 def test_a_run_is_resumed_under_other_strategies(words, chain, own, tmp_path):

@@ -233,7 +233,7 @@ def test_adapters_are_saved_and_exported_as_peft_has_them(strategy, base, tmp_pa
         assert np.abs(after - before).max() > 1e-3 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize(("strategy", "world_size"), [("fsdp", 2), ("zero1", 2), ("zero3", 3)])
+@pytest.mark.parametrize(("strategy", "world_size"), [("fsdp", 2), ("zero1", 2), ("zero3", 2)])
 def test_adapters_resume_bit_for_bit(strategy, world_size, base, tmp_path):
     """With dropout, whose seeds must go on where they were."""
     place = {"strategy": strategy, "world_size": world_size, "recipe": ADDITION}

@@ -139,7 +139,7 @@ def test_nt_xent_is_equation_1_of_the_paper():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
+@pytest.mark.parametrize("strategy", ["zero2", "zero3"])
 def test_steps_in_fp32(strategy, tmp_path):
     """DeepSpeed has no fp64; DDP and FSDP2 follow in it."""
     result = run_job(recorded, SIMCLR, tmp_path / "run", *SMALL, strategy=strategy)[0]
@@ -149,7 +149,7 @@ def test_steps_in_fp32(strategy, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "world_size", "micro_batch_size"),
-    [("single", 1, 8), ("ddp", 4, 8), ("fsdp", 2, 4)],
+    [("single", 1, 8), ("ddp", 4, 4), ("fsdp", 2, 4)],
 )
 def test_factorisations_are_exact(strategy, world_size, micro_batch_size, tmp_path):
     words = (*SMALL, FP64, FEW, f"--batch.micro_batch_size={micro_batch_size}")
@@ -356,9 +356,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("strategy", "where"), [("ddp", "loss"), ("fsdp", "features"), ("zero2", "features"), ("zero3", "loss")]
-)
+@pytest.mark.parametrize(("strategy", "where"), [("ddp", "features"), ("fsdp", "loss"), ("zero2", "features")])
 def test_a_step_that_is_not_finite_is_skipped_by_all(strategy, where, tmp_path):
     words = (*NAN_WORDS, "--faults.on_non_finite=skip")
     run_job(train_with_nan, tmp_path / "run", 3, where, words, strategy=strategy)

@@ -39,11 +39,9 @@ DIGITS_WORDS = (
         (PYDOC, "single", 1),
         (PYDOC, "ddp", 3),
         (PYDOC, "fsdp", 3),
-        (PYDOC, "zero1", 2),
-        (PYDOC, "zero2", 3),
+        (PYDOC, "zero2", 2),
         (PYDOC, "zero3", 2),
-        (DIGITS, "fsdp", 2),
-        (DIGITS, "zero2", 2),
+        (DIGITS, "zero1", 2),
     ],
 )
 def test_stopped_twice_and_resumed_bit_for_bit(recipe, strategy, world_size, tmp_path):
@@ -126,7 +124,7 @@ def train_with_slow_copies(run_dir, words):
     train(PYDOC, *words, run_dir=run_dir)
 
 
-@pytest.mark.parametrize(("strategy", "world_size"), [("fsdp", 3), ("zero1", 2)])
+@pytest.mark.parametrize(("strategy", "world_size"), [("fsdp", 2), ("zero1", 2)])
 def test_lars_goes_on_bit_for_bit(strategy, world_size, tmp_path):
     words = (*DIGITS_WORDS, '--optimizer={"name": "lars", "weight_decay": 0.001}', "--batch.global_batch_size=96")
     place = {"strategy": strategy, "world_size": world_size, "recipe": DIGITS}
@@ -147,9 +145,9 @@ def test_updates_wait_for_the_copy(strategy, tmp_path):
 
 # --- other strategies and numbers of processes --------------------------------------------------------------------
 
-FP32_CHAIN = [("ddp", 2), ("zero3", 4), ("fsdp", 3), ("zero1", 1), ("zero2", 2), ("single", 1), ("fsdp", 4)]
-LAYERWISE_CHAIN = [("zero3", 3), ("ddp", 2), ("fsdp", 3), ("zero2", 2), ("single", 1)]
-FP64_CHAIN = [("ddp", 2), ("fsdp", 3), ("single", 1), ("fsdp", 2)]
+FP32_CHAIN = [("ddp", 2), ("zero3", 3), ("fsdp", 2), ("zero1", 1), ("zero2", 2), ("single", 1), ("fsdp", 4)]
+LAYERWISE_CHAIN = [("zero3", 2), ("fsdp", 3), ("zero2", 2), ("single", 1)]
+FP64_CHAIN = [("fsdp", 3), ("single", 1), ("ddp", 2)]
 
 
 def run_chain(run_dir, chain, *words):

@@ -352,16 +352,19 @@ def test_a_failure_in_one_line():
 # --- the command --------------------------------------------------------------------------------------------------
 
 
-def verify(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "largebatch", "verify", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, timeout=600)
+def verify(capfd, *words: str) -> tuple[int, str, str]:
+    """Exit code, output and errors of the command, whose jobs are forked from the server of the other tests."""
+    capfd.readouterr()
+    code = main(["verify", *words])
+    return code, *capfd.readouterr()
 
 
 @pytest.mark.slow
 def test_the_command(tmp_path):
     output = tmp_path / "report.json"
     words = ["--strategies", "ddp,zero2", "--world-sizes=1,2", "--steps=3", "--output", str(output), *TINY]
-    result = verify(str(PYDOC), *words)
+    command = [sys.executable, "-m", "largebatch", "verify", str(PYDOC), *words]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=600)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count(" agrees") == 8
     assert "8 of 8 combinations agree with one process" in result.stdout
@@ -373,33 +376,31 @@ def test_the_command(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_for_a_copy_of_a_recipe_with_a_bug(tmp_path):
+def test_the_command_for_a_copy_of_a_recipe_with_a_bug(tmp_path, monkeypatch, capfd):
     recipe = recipe_with(BUGS["the loss is divided by each process's own weight"][0], tmp_path)
     recipe.rename(recipe.with_name("tiny.json"))
-    words = [
-        "--accelerate-configs",
-        str(ROOT / "recipes/accelerate_configs"),
-        "--strategies=ddp,zero1",
-        "--world-sizes=2",
-    ]
-    result = verify("causal_lm/tiny.json", *words, "--steps=3", *TINY, *SGD, cwd=tmp_path)
-    assert result.returncode == 1, result.stderr
-    assert "differs" in result.stdout
-    assert "0 of 4 combinations agree" in result.stdout
-    assert result.stdout.count("differs") == 4
+    monkeypatch.chdir(tmp_path)
+    configs = f"--accelerate-configs={ROOT / 'recipes/accelerate_configs'}"
+    words = [configs, "--strategies=ddp,zero1", "--world-sizes=2", "--steps=3", *TINY, *SGD]
+    code, output, errors = verify(capfd, "causal_lm/tiny.json", *words)
+    assert code == 1, errors
+    assert "differs" in output
+    assert "0 of 4 combinations agree" in output
+    assert output.count("differs") == 4
     assert json.loads((tmp_path / "runs/tiny.verify.json").read_text())["agree"] is False
 
 
 @pytest.mark.slow
-def test_the_command_with_tiny_data_instead_of_a_hubs(tmp_path):
+def test_the_command_with_tiny_data_instead_of_a_hubs(tmp_path, capfd):
     words = ["--tiny-data", "--strategies=ddp", "--world-sizes=2", "--steps=2", f"--output={tmp_path / 'report.json'}"]
-    result = verify(str(PYDOC.with_name("gpt2_124m.json")), *words, "--batch.global_batch_size=16")
-    assert result.returncode == 0, result.stderr
+    gpt2 = str(PYDOC.with_name("gpt2_124m.json"))
+    code, output, errors = verify(capfd, gpt2, *words, "--batch.global_batch_size=16")
+    assert code == 0, errors
     # What is given on the command line counts more.
-    assert "tiny data instead of the recipe's own, batch 16\n" in result.stdout
-    assert "2 of 2 combinations agree" in result.stdout
-    result = verify(str(DIGITS), *words, "--steps=1")
-    assert "no tiny data: the recipe's own data is small and always available\n" in result.stdout
+    assert "tiny data instead of the recipe's own, batch 16\n" in output
+    assert "2 of 2 combinations agree" in output
+    output = verify(capfd, str(DIGITS), *words, "--steps=1")[1]
+    assert "no tiny data: the recipe's own data is small and always available\n" in output
 
 
 @pytest.mark.parametrize(
