@@ -49,13 +49,13 @@ NUM_PAIRS, PACK = 20_000, 2048
 # What a step of GPT-2 124M is to read on one GPU (bench/gpu_throughput.py), and as much again.
 TOKENS_PER_SECOND = 2 * 500_000
 ROOM = 0.5
-ABOUT = f"""What data costs on one CPU core. *Order* is which samples come next (`order.TrainingOrder`), asked for in
-the middle of a run; *fetching* reads their blocks of {BLOCK} tokens from a stream of Arrow chunks, in micro-batches of
-{BATCH}. The chunks of the data sets of up to 10⁹ rows are all the same one, so that what is measured is finding them,
-not a disk. *Tokenising* is of Python's reference with a tokenizer trained on it, beside a plain `Dataset.map` of the
-same tokenizer; *packing* is of pairs of a few hundred tokens into {PACK}. *Beside the model* is all that a micro-batch
-of 2 x {BLOCK} tokens needs before its forward pass, and the passes of a GPT-2 of 3 million parameters on the same
-core."""
+ABOUT = f"""What data costs on one CPU core. *Order* is computing which samples come next (`order.TrainingOrder`), in
+the middle of a run. *Fetching* reads their blocks of {BLOCK} tokens from a stream of Arrow chunks, in micro-batches of
+{BATCH}; all chunks of a data set, up to 10⁹ rows, are the same one, so this measures finding them and not a disk.
+*Tokenising* is of Python's reference, with a tokenizer trained on it, compared with a plain `Dataset.map` of the
+same tokenizer. *Packing* puts pairs of a few hundred tokens into {PACK}. *Beside the model* compares all that a
+micro-batch of 2 x {BLOCK} tokens needs before its forward pass with the passes of a GPT-2 of 3 million parameters on
+the same core."""
 
 
 def seconds(work: Callable[[], Any]) -> float:

@@ -26,12 +26,12 @@ from record import OURS, ROOT, Comparison, Figure, Record, add_output_options, r
 STRATEGIES = ("ddp", "fsdp", "zero1", "zero2", "zero3")
 LIMITS = dict.fromkeys(STRATEGIES, 1.03) | {"ddp": 1.01}
 NUM_SAMPLES = 4096
-ABOUT = """Time of an optimizer step on one GPU, one process: GPT-2 124M on 1,024 tokens, a Llama of 1.3 billion
-parameters on 2,048, and ResNet-50 on 224 pixels, generated samples, bf16 autocast with fp32 weights, `torch.compile`,
-scaled dot-product attention, fused optimizers. `bare` is a compiled loop without a wrapper, `trainer` is Transformers'
-`Trainer` (`bench/peers/throughput`), `ours` the shipped `train.py` with `--compute.compile=true`. Both of a pair are
-alive at once and take turns of some steps. At most 1.01 of the bare loop's time is aimed at on DDP, 1.03 on FSDP2 and
-ZeRO; the throughputs are aimed at on an H200."""
+ABOUT = """Time of an optimizer step on one GPU with one process: GPT-2 124M on 1,024 tokens, a Llama of 1.3 billion
+parameters on 2,048, and ResNet-50 on 224 pixels, with generated samples, bf16 autocast, fp32 weights, `torch.compile`,
+scaled dot-product attention and fused optimizers. `bare` is a compiled loop without a wrapper, `trainer` is
+Transformers' `Trainer` (`bench/peers/throughput`), and `ours` is the shipped `train.py` with `--compute.compile=true`.
+Both of a pair stay alive and take turns of some steps. The aims are at most 1.01 times the bare loop on DDP, 1.03 times
+on FSDP2 and ZeRO, and the throughputs below on an H200."""
 
 
 @dataclass(frozen=True)

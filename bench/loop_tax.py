@@ -34,12 +34,12 @@ PEERS = {
     "lightning": "lightning_loop",
     "trainer": "trainer_loop",
 }
-ABOUT = """A step's time of loops around a perceptron of 64 x 64 on scikit-learn's digits, batches of 64, AdamW, on one
-CPU core: the model takes so little that the loop is what is measured. `raw` is what PyTorch's tutorials show,
-`hand_optimised` the least that can be done in Python, `accelerate`, `lightning` and `trainer` are that package's own
-loop, the last two with a line for TensorBoard every ten steps; all are in `bench/peers/digits`. `ours` is all of this
-library: plan, order, seeds, learning rate, TensorBoard and a line every ten steps, watchdog, stop votes. Each
-measurement is a process of its own, and leaves out the first 40 of its 1,980 steps."""
+ABOUT = """Time per step of training loops around a 64 x 64 perceptron on scikit-learn's digits, in batches of 64 with
+AdamW, on one CPU core. The model takes so little time that the loop is what is measured. `raw` is the loop of PyTorch's
+tutorials, `hand_optimised` the least that can be done in Python, and `accelerate`, `lightning` and `trainer` are those
+packages' own loops, the last two with a TensorBoard line every ten steps; all are in `bench/peers/digits`. `ours` does
+everything that this library does: plan, order, seeds, learning rate, TensorBoard and a line every ten steps, watchdog,
+requests to stop. Each measurement is a process of its own, and excludes the first 40 of its 1,980 steps."""
 
 
 class Clock:

@@ -55,10 +55,10 @@ WORDS = (
 )
 MIB = 2**20
 ABOUT = """Peak memory of training a Llama of 30 million parameters with a vocabulary of 50,304 tokens: two steps of 8 x
-512 tokens with AdamW, in fp32 on a CPU (the peak of the resident set above what imports take), under bf16 autocast on a
-GPU. `raw` is a loop by hand, `trainer` Transformers' `Trainer`, `logits` this library with the loss computed from
-logits, `ours` as `recipes/causal_lm` trains, with losses from the output layer; and with activation checkpointing. A
-process each."""
+512 tokens with AdamW, in fp32 on a CPU (the peak resident set minus what imports take), or under bf16 autocast on a
+GPU. `raw` is a loop by hand, `trainer` is Transformers' `Trainer`, `logits` is this library with the loss computed from
+logits, and `ours` is `recipes/causal_lm`, with losses from the output layer; each but `raw` also with activation
+checkpointing. Each measurement is a process of its own."""
 
 Report = Callable[[], None]
 

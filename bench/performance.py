@@ -13,10 +13,9 @@ INTRODUCTION = """# Performance
 
 <!-- Made by bench/performance.py from the samples in bench/results: change a program or measure again, not this. -->
 
-`make bench` measures all of this and makes this page; [bench/README.md](../bench/README.md) says what programs do.
-Everything that is compared was measured in one run, in pairs or rounds, by turns; a ratio is the median over the rounds
-of two measurements of the same round, with quartiles in brackets. Raw samples are in the JSON files of
-[bench/results](../bench/results).
+`make bench` measures everything here and generates this page; [bench/README.md](../bench/README.md) describes the
+programs. Contenders take turns within one run. A ratio divides two measurements of the same round; the median over the
+rounds is shown, with quartiles in brackets. Raw samples are in the JSON files of [bench/results](../bench/results).
 """
 
 

@@ -27,10 +27,10 @@ COMMANDS = {
     "largebatch plan": ["plan", "recipes/image_classification/resnet50_imagenet_8k.json", "--world-size", "256"],
     "largebatch lint": ["lint"],
 }
-ABOUT = f"""From `accelerate launch` to the end of the first optimizer step, two processes on DDP: `ours` is the shipped
-recipe `gpt_pydoc.json`, `bare` a script with the same imports, model and batch, and nothing else
-(`bench/peers/start/bare.py`). {LIMIT} of its time is aimed at. `largebatch plan` and `largebatch lint` (of this whole
-repository) are what people run on a login node: {LOGIN_NODE_SECONDS} s each."""
+ABOUT = f"""Time from `accelerate launch` to the end of the first optimizer step, with two processes on DDP. `ours` is
+the shipped recipe `gpt_pydoc.json`; `bare` is a script with the same imports, model and batch, and nothing else
+(`bench/peers/start/bare.py`). The aim is at most {LIMIT} times `bare`, and {LOGIN_NODE_SECONDS} s each for the commands
+that people run on a login node: `largebatch plan` and `largebatch lint` (of this whole repository)."""
 
 
 def launch_command(name: str, folder: Path) -> tuple[list[str | Path], Path]:

@@ -27,11 +27,11 @@ WORLD_SIZE = 2
 WARMUP = 3
 LIMIT = 1.03
 ABOUT = f"""Time of an optimizer step on two CPU processes over gloo: a GPT-2 of 3 million parameters in fp32, 4
-micro-batches of 2 x 128 tokens a process, fused AdamW, clipping to a norm of 1. `by_hand` is
+micro-batches of 2 x 128 tokens per process, fused AdamW, clipping to a norm of 1. `by_hand` is
 DistributedDataParallel with `no_sync`, FSDP2 with `fully_shard`, or DeepSpeed's own loop, with the same settings
-(`bench/peers/gpt`), and logs nothing; `ours` is the loop of `recipes/causal_lm/train.py`, with a line in each
-turn. Both jobs are alive at once and take turns of a few steps; the slower process counts. At most {LIMIT} of the time
-by hand is aimed at."""
+(`bench/peers/gpt`) and no logging; `ours` is the loop of `recipes/causal_lm/train.py`, with one logged line per turn.
+Both jobs stay alive and take turns of a few steps; the slower process counts. The aim is at most {LIMIT} times the loop
+by hand."""
 
 
 def by_hand(connections: Sequence[Connection], strategy: str, steps: int) -> None:

@@ -4,48 +4,48 @@ TOLERANCE = 0.05
 
 HEAD = """# Scale, on paper
 
-`python bench/scale/scale.py bench/results/scale`, {when}, Python {python}. Nothing here was measured on GPUs:
-formulas and their sources are in bench/scale/model.py; published figures, data sheets and latencies in
+`python bench/scale/scale.py bench/results/scale`, {when}, Python {python}. Nothing here was measured on GPUs.
+Formulas and their sources are in bench/scale/model.py; published figures, data sheets and latencies are in
 bench/scale/published.py.
 
 ## Against published figures
 
-A collective takes a latency for each hop and a time for each byte, within a node and between nodes; each strategy
-sends what its engine sends; a forward or backward pass takes the longer of computing and communicating, and the
-exposed share of the shorter. How long computing takes follows from a series' smallest number of GPUs, and efficiency
-is a GPU's throughput over that one.
+A collective takes a latency for each hop and a time for each byte, within a node and between nodes, and each strategy
+sends what its engine sends. A forward or backward pass takes the longer of computing and communicating, plus the
+"exposed share" of the shorter. The computing time is that of a series' smallest number of GPUs, and efficiency is a
+GPU's throughput relative to it.
 
 One constant is fitted, to the {num_fitted} figures marked so: the exposed share, {share:.2f} ({share_of_all:.2f} if
 fitted to all). Of {num_held_out} figures held out, {within} are within {tolerance:.0%}; the errors' root mean square
-is {rms:.1%}, the largest {largest:+.1%}. Efficiencies near 1 make that a mild test: a model that says 1 always has
-{perfect_within} within {tolerance:.0%}, {perfect_rms:.1%} and {perfect_largest:+.1%}. They are held out from the fit,
-but were known when the form of the model was chosen.
+is {rms:.1%}, the largest {largest:+.1%}. Efficiencies near 1 make that a mild test: for a model that always says
+1, these are {perfect_within} within {tolerance:.0%}, {perfect_rms:.1%} and {perfect_largest:+.1%}. The figures were
+held out from the fit, but were known when the form of the model was chosen.
 """
 
 AFTER_COMPARISON = """
-Of Goyal et al. the abstract's 0.90 was read; what stands in the paper's sections 4 and 5.5 is as the issue tracker
-quotes it. llm-foundry's 8 H100s, and those from 128 on, are of two tables, which MPT-7B's row crosses; it does not
-say what connects them. Left out of a series: MPT-1B on 32 A100s, a fifth slower than on 16 and on 64.
+For Goyal et al., 0.90 is from the abstract; sections 4 and 5.5 of the paper were only read as an issue tracker quotes
+them. llm-foundry's figures for 8 H100s and for 128 or more are from two tables, which MPT-7B's series combines; the
+source does not say what network connects them. One figure was left out of its series: MPT-1B on 32 A100s, which is a
+fifth slower than on 16 and on 64.
 
-There is no term for stragglers. Where there is little to communicate the model promises too much (MPT-70B; MPT-350M
-on A100s), which would ask for one; but one that was fitted to the same figures made the others worse. Congestion, or
-a network below its data sheet, is not in the model.
+There is no term for stragglers. With little to communicate, the model is too optimistic (MPT-70B; MPT-350M on A100s),
+which suggests one, but a term fitted to the same figures made the others worse. Congestion, or a network below its data
+sheet, is not in the model either.
 
 ## This project's recipes
 
-Assumed, not measured: nodes of 8 H100 with {node:g} GB/s of NVLink and {net:g} GB/s of network a GPU in one
+Assumed, not measured: nodes of 8 H100 with {node:g} GB/s of NVLink and {net:g} GB/s of network per GPU in one
 direction (data sheets); computing at an MFU of {mfu:g} of {peak:g} TFLOP/s (`--mfu`, `--peak`); the exposed share
-from above. Weights are gathered and gradients reduced in fp32, which is the project's contract. Efficiency is
-computing over the whole step. "No room": weights, gradients and Adam's moments alone take more than {memory:g} GB of
+from above. Weights are gathered and gradients reduced in fp32, as this project does. Efficiency is computing time
+divided by the time of the step. "No room": weights, gradients and Adam's moments alone take more than {memory:g} GB of
 each GPU; whether activations fit beside them is not considered.
 
-No published figure checks the columns above 512 GPUs. There the hops of a ring decide, taken for each of FSDP2's
-layers and of ZeRO-3's prefetches: other algorithms than the ring, or sharding within nodes, are what one would turn
-to.
+No published figure checks the columns above 512 GPUs. There, the latency of a ring's hops dominates, once for each of
+FSDP2's layers and of ZeRO-3's prefetches; one would use other algorithms than rings, or shard within nodes.
 
-ZeRO-1 and ZeRO-2 are counted as DeepSpeed 0.19.8 does them: it all-reduces gradients, twice their bytes, where the
-ZeRO paper scatters them, once. HSDP is FSDP2 in each node and a sum between nodes; there is no Accelerate config for
-it here.
+ZeRO-1 and ZeRO-2 are counted as DeepSpeed 0.19.8 implements them: it all-reduces gradients (twice their bytes), while
+the ZeRO paper reduce-scatters them (once). HSDP is FSDP2 in each node and a sum between nodes; there is no Accelerate
+config for it here.
 """
 
 RECIPE = """
