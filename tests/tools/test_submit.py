@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from largebatch.tools.command_line import main
-from paths import RECIPES
 from planting import plant
 
 SMOKE = "slurm/gpt_pydoc.sbatch"
@@ -192,8 +191,6 @@ def test_a_strategy_that_the_script_would_not_take(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["gpt"], f"gpt: no such recipe; known: {', '.join(sorted(path.stem for path in RECIPES))}"),
-        (["gpt_pydocs"], "gpt_pydocs: no such recipe, did you mean gpt_pydoc?; known: "),
         (["none.json"], "none.json: no such file"),
         (["elsewhere/mine.json"], "there is no slurm/mine.sbatch to submit elsewhere/mine.json with"),
         (["lone.json"], "1 problem in lone.json:\n  - there is no config.py, which says what a recipe may say"),

@@ -12,8 +12,8 @@ from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import ConfigError
 from largebatch.tools.lint.findings import COMMAND_LINE, read_text
 from largebatch.tools.lint.sbatch import gpus, gpus_of_gres, node_counts, positive, read_options
+from largebatch.tools.options import RECIPES
 
-RECIPES = Path("recipes")
 ACCELERATE_CONFIGS = RECIPES / "accelerate_configs"
 SCRIPTS = Path("slurm")
 

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from largebatch.tools.options import Commands, add_command
+from largebatch.tools.options import Commands, add_command, add_recipe
 
 
 def add_parser(commands: Commands) -> None:
@@ -23,7 +23,7 @@ def add_parser(commands: Commands) -> None:
 Fields of the recipe are overridden as in a run, --resume is the run's; all other options are sbatch's.""",
         takes_overrides=True,
     )
-    parser.add_argument("recipe", metavar="RECIPE", help="the recipe's JSON file, or its name")
+    add_recipe(parser)
     parser.add_argument("--nodes", required=True, help="nodes of the job, such as 4, or 2-4 for as many as there are")
     parser.add_argument("--gpus-per-node", help="default: the script's; without GPUs, one process per CPU")
     parser.add_argument("--strategy", help="the name of an Accelerate config; default: the script's")
