@@ -13,7 +13,7 @@ def add_parser(commands: Commands) -> None:
         "submit",
         run,
         help="plan and check a recipe's SLURM job, submit it, and say how to follow it",
-        description="Submit slurm/RECIPE.sbatch with sbatch: shows the batch on that many nodes, checks recipe, script "
+        description="Submit slurm/RECIPE.sbatch with sbatch: shows the plan on that many nodes, checks recipe, script "
         "and configs with the values given here, shows the sbatch line, runs it, and prints job, log and how to follow "
         "it. Exit code 1 if a check fails; nothing is submitted then.",
         epilog="""examples:

@@ -110,9 +110,15 @@ def _print_plans(job: Job) -> None:
     assert job.recipe is not None
     assert job.layout is not None
     node_counts, processes = job.layout
+    devices = "GPUs" if job.asks_for_gpus else "CPU processes"
     for nodes in node_counts:
-        title = f"{job.recipe.stem} under {job.strategy}, nodes x processes per node = {nodes} x {processes}"
-        print(explain(resolve(job.config, nodes * processes), title, sections=("Batch",)))
+        title = f"{job.recipe.stem} under {job.strategy}, nodes x {devices} per node = {nodes} x {processes}"
+        # Only the batch is divided differently on another number of nodes.
+        sections = ("Batch", "Steps", "Learning rate") if nodes == node_counts[-1] else ("Batch",)
+        print(explain(resolve(job.config, nodes * processes), title, sections))
+    estimate = ["largebatch", "plan", job.recipe.stem, f"--world-sizes={node_counts[-1] * processes}", *job.overrides]
+    print("not checked: the data and any tokenizer, which the job opens when it starts")
+    print(f"not checked: memory, which is estimated by {shlex.join(estimate)}")
 
 
 def _run(words: Sequence[str], environment: Mapping[str, str]) -> str:
