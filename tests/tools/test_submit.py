@@ -69,7 +69,7 @@ def test_submits_and_says_how_to_follow(recipe, capsys):
     assert printed == (
         f"gpt_pydoc under ddp, nodes x CPU processes per node = 2 x 2: {plan}"
         "not checked: the data and any tokenizer, which the job opens when it starts\n"
-        "not checked: memory, which is estimated by largebatch plan gpt_pydoc --world-sizes=4\n"
+        f"not checked: memory, which is estimated by largebatch plan {RECIPE} --world-sizes=4\n"
         "\n"
         f"sbatch --parsable --nodes=2 {SMOKE}\n"
         "\n"
@@ -154,7 +154,7 @@ def test_dry_run(capsys):
         "Steps",
         "Learning",
     ]
-    assert "largebatch plan gpt_pydoc --world-sizes=4 --batch.global_batch_size=96\n" in printed
+    assert f"largebatch plan {RECIPE} --world-sizes=4 --batch.global_batch_size=96\n" in printed
     assert "log    slurm-gpt_pydoc.sbatch-%j.log (Slurm fills in %j)" in printed
 
 

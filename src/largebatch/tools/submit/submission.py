@@ -116,7 +116,7 @@ def _print_plans(job: Job) -> None:
         # Only the batch is divided differently on another number of nodes.
         sections = ("Batch", "Steps", "Learning rate") if nodes == node_counts[-1] else ("Batch",)
         print(explain(resolve(job.config, nodes * processes), title, sections))
-    estimate = ["largebatch", "plan", job.recipe.stem, f"--world-sizes={node_counts[-1] * processes}", *job.overrides]
+    estimate = ["largebatch", "plan", str(job.recipe), f"--world-sizes={node_counts[-1] * processes}", *job.overrides]
     print("not checked: the data and any tokenizer, which the job opens when it starts")
     print(f"not checked: memory, which is estimated by {shlex.join(estimate)}")
 
