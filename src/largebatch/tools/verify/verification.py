@@ -57,7 +57,8 @@ class Row:
 
     combination: Combination
     # "reference", "agrees", "differs", "unclear" (rounding alone differs as much), "failed" (it or what it is compared
-    # with did not train to the end), or "does not divide" (the global batch is not a multiple of its micro-batch size times its processes).
+    # with did not train to the end), or "does not divide" (the global batch is not a multiple of its micro-batch size
+    # times its processes).
     verdict: str
     seconds: float = 0.0  # time it took
     differences: Differences | None = None  # from the reference, if it trained to the end
