@@ -5,10 +5,9 @@ import pytest
 import tasks
 from jobs import run_job
 from paths import PYDOC, STRATEGIES
+from tasks import SMALL
 
 pytestmark = pytest.mark.slow
-
-SMALL = ("--model.num_layers=1", "--model.hidden_size=16", "--model.num_heads=2", "--data.block_size=16")
 
 
 def loop_with(mistake: str, run_dir) -> str:

@@ -17,17 +17,9 @@ from largebatch.tools.command_line import main
 from largebatch.tools.verify import verification
 from largebatch.tools.verify.differences import Differences, Trained, compare, limits_with, usual_limits
 from largebatch.tools.verify.verification import Combination, CombinationFailed, Verification, in_one_line
-from paths import DIGITS, PYDOC, ROOT, STRATEGIES
+from paths import ACCELERATE_CONFIGS, DIGITS, PYDOC, ROOT
+from tasks import TINY
 
-CONFIGS = {name: ROOT / f"recipes/accelerate_configs/{name}.yaml" for name in STRATEGIES}
-TINY = (
-    "--model.num_layers=1",
-    "--model.hidden_size=16",
-    "--model.num_heads=2",
-    "--data.block_size=16",
-    "--batch.global_batch_size=24",
-    "--batch.micro_batch_size=4",
-)
 SGD = (
     '--optimizer={"name": "sgd", "weight_decay": 0.01, "momentum": 0.9, "nesterov": true, "clip_norm": null}',
     "--learning_rate.base_lr=0.1",
@@ -39,7 +31,7 @@ RAGGED = ("--data.num_train_samples=34", "--batch.drop_last=false", '--train.dur
 
 
 def rows_of(recipe: Path, overrides: tuple[str, ...], *combinations: Combination, steps: int = 6):
-    comparison = Verification(load_config(recipe, overrides), recipe, overrides, CONFIGS, steps=steps)
+    comparison = Verification(load_config(recipe, overrides), recipe, overrides, ACCELERATE_CONFIGS, steps=steps)
     return list(comparison.rows(combinations))
 
 
