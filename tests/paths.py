@@ -8,6 +8,7 @@ from largebatch.task_folders import recipes_in
 ROOT = Path(__file__).parent.parent
 RECIPES = recipes_in(ROOT / "recipes")
 STRATEGIES = tuple(strategies.STRATEGIES)
+ACCELERATE_CONFIGS = {name: ROOT / f"recipes/accelerate_configs/{name}.yaml" for name in STRATEGIES}
 DIGITS = ROOT / "recipes/image_classification/resnet_digits.json"
 CIFAR = ROOT / "recipes/image_classification/resnet_cifar10.json"
 IMAGENET = ROOT / "recipes/image_classification/resnet50_imagenet_8k.json"

@@ -1,4 +1,4 @@
-"""The repository's tasks, by the names of their folders: their modules, and copies of them."""
+"""The repository's tasks, by the names of their folders: modules, copies, and overrides for small runs."""
 
 import shutil
 from pathlib import Path
@@ -8,6 +8,9 @@ from largebatch.task_folders import import_from
 from paths import ROOT
 
 TASKS = sorted(path.parent.name for path in ROOT.glob("recipes/*/config.py"))
+# Overrides that make GPT's recipe small, and those with another batch.
+SMALL = ("--model.num_layers=1", "--model.hidden_size=16", "--model.num_heads=2", "--data.block_size=16")
+TINY = (*SMALL, "--batch.global_batch_size=24", "--batch.micro_batch_size=4")
 
 
 def module(task: str, name: str) -> ModuleType:

@@ -6,10 +6,9 @@ import pytest
 
 from jobs import JobFailed, run_job, train
 from paths import PYDOC
+from tasks import SMALL
 
 pytestmark = pytest.mark.slow
-
-SMALL = ("--model.num_layers=1", "--model.hidden_size=16", "--model.num_heads=2", "--data.block_size=16")
 
 
 def mutate(change: str) -> None:
@@ -52,6 +51,8 @@ def mutate(change: str) -> None:
         change_config(communication_data_type="bf16")
     elif change == "weight decay":
         prepare_after(lambda optimizer: optimizer.param_groups[1].update(weight_decay=0.1))
+    elif change == "maximize":
+        prepare_after(lambda optimizer: optimizer.param_groups[1].update(maximize=True))
     elif change == "lost parameter":
         prepare_after(lambda optimizer: optimizer.param_groups[0]["params"].pop())
     elif change == "single number":
@@ -101,6 +102,13 @@ def test_weight_decay_after_wrapping(strategy, tmp_path):
     report = failure("weight decay", strategy, tmp_path / "run")
     assert "hyperparameters per group" in report
     assert "exit code 2" in report
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero2"])
+def test_an_optimizer_that_ascends_after_wrapping(strategy, tmp_path):
+    report = failure("maximize", strategy, tmp_path / "run")
+    assert "hyperparameters per group" in report
+    assert "'maximize': True" in report
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero3"])

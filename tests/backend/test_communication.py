@@ -5,8 +5,7 @@ import pytest
 import tasks
 from jobs import run_job
 from paths import PYDOC
-
-SMALL = ("--model.num_layers=1", "--model.hidden_size=16", "--model.num_heads=2", "--data.block_size=16")
+from tasks import SMALL
 
 
 def reductions_of_a_step(run_dir, *words: str) -> list[int]:

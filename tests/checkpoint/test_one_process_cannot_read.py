@@ -6,10 +6,9 @@ import pytest
 
 from jobs import JobFailed, run_job, train
 from paths import PYDOC
+from tasks import SMALL
 
 pytestmark = pytest.mark.slow
-
-SMALL = ("--model.num_layers=1", "--model.hidden_size=16", "--model.num_heads=2", "--data.block_size=16")
 
 
 def train_one_step(run_dir):

@@ -79,18 +79,34 @@ def test_all_problems_of_both_kinds_in_one_error(tmp_path):
             '"adam" is unknown, did you mean adamw?; write one of "adamw", "lamb", "lars", "sgd"',
         ),
         ("--optimizer.betas=[0.9,1.0]", "optimizer.betas[1]: given 1.0; must be below 1"),
-        ("--optimizer.clip_norm=0", "optimizer.clip_norm: given 0; must be above 0"),
         ("--model.num_heads=3", "hidden_size 128 is not a multiple of num_heads 3"),
         ("--train.duration={}", "give exactly one of epochs, steps, samples, tokens"),
         ("--train.duration.steps=5", "give exactly one of epochs, steps, samples, tokens"),
         ("--model=5", "model: given 5; write an object"),
         ("--logging.trackers=tensorboard", 'logging.trackers: given "tensorboard"; write a list'),
         ("--data.source=hub", 'data.source: "hub" is unknown; write one of "pydoc", "datasets"'),
+        ("--data={}", 'data.source: missing; it says which kind of data this is; write one of "datasets", "pydoc"'),
         ("--data.num_train_sample=3", "did you mean num_train_samples?"),
+        ("--train.stop_after_steps=x", 'train.stop_after_steps: given "x"; write a whole number, such as 64, or null'),
+        ("--optimizer.clip_norm=0", "optimizer.clip_norm: given 0; must be above 0.0, or null"),
+        ("--learning_rate.warmup=3", "learning_rate.warmup: given 3; write an object, { … }, or null"),
+        (
+            "--faults.on_non_finite=null",
+            'faults.on_non_finite: null is not allowed; write "stop", "skip" or "roll_back"',
+        ),
     ],
 )
 def test_one_problem(override, words):
     assert words in "\n".join(problems_of(override))
+
+
+@pytest.mark.parametrize("field", ["train.duration", "learning_rate.warmup.duration", "checkpoint.every"])
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [('{"epoch": 2}', "epoch: unknown key, did you mean epochs?"), ('{"steps": -2}', "steps: given")],
+)
+def test_a_duration_without_a_valid_unit_is_one_problem(field, value, words):
+    assert problem_of(f"--{field}", value).startswith(f"{field}.{words}")
 
 
 TEN_TIMES = ("--batch.global_batch_size=320", "--learning_rate.warmup=null")

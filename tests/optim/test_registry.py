@@ -28,19 +28,11 @@ from largebatch.tools.verify.launch import find_accelerate_configs
 from largebatch.tools.verify.training import train
 from largebatch.tools.verify.verification import Combination, Verification
 from own_optimizers import write_own_task
-from paths import PYDOC, ROOT
+from paths import ACCELERATE_CONFIGS, PYDOC, ROOT
+from tasks import TINY
 
-TINY = (
-    "--model.num_layers=1",
-    "--model.hidden_size=16",
-    "--model.num_heads=2",
-    "--data.block_size=16",
-    "--batch.global_batch_size=24",
-    "--batch.micro_batch_size=4",
-)
 SOFTSIGN = (*TINY, '--optimizer={"name": "softsign", "weight_decay": 0.1, "clip_norm": 1.0}')
 ROW_SCALED = (*TINY, '--optimizer={"name": "row_scaled", "weight_decay": 0.1}')
-CONFIGS = {name: ROOT / f"recipes/accelerate_configs/{name}.yaml" for name in STRATEGIES}
 
 
 @pytest.fixture(name="own")
@@ -167,7 +159,7 @@ def test_what_entries_name_is_there():
 
 
 def rows_of(own, words, *combinations):
-    verification = Verification(load_config(own, words), own, words, CONFIGS, steps=6)
+    verification = Verification(load_config(own, words), own, words, ACCELERATE_CONFIGS, steps=6)
     return list(verification.rows(combinations))
 
 

@@ -9,10 +9,9 @@ import tasks
 from jobs import JobFailed, run_job, train
 from largebatch.task_folders import run_as_main
 from paths import DIGITS, IMAGENET, PYDOC
+from tasks import SMALL
 
 pytestmark = pytest.mark.slow
-
-SMALL = ("--model.num_layers=1", "--model.hidden_size=16", "--model.num_heads=2", "--data.block_size=16")
 
 
 def train_words(recipe: Path, run_dir: Path, words: tuple[str, ...]) -> None:

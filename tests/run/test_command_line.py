@@ -5,7 +5,7 @@ import json
 import pytest
 
 from largebatch.errors import RunStopped, TrainingFailed, UserError
-from largebatch.run import user_errors
+from largebatch.run import command_line, user_errors
 
 
 @pytest.fixture
@@ -15,6 +15,15 @@ def files(tmp_path, monkeypatch):
     monkeypatch.setenv("LARGEBATCH_REFUSAL", str(refusal))
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(launcher))
     return refusal, launcher
+
+
+LAUNCHERS = [{"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "2"}, {"ACCELERATE_MIXED_PRECISION": "no"}]
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch):
+    for name in ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def leave_with(error):
@@ -29,6 +38,39 @@ def test_a_refusal_is_told_to_the_batch_script_and_to_the_launcher(files, capsys
     assert capsys.readouterr().err == "error: seed: no\n"
     assert refusal.read_text() == "seed: no"
     assert json.loads(launcher.read_text())["message"]["message"] == "error: seed: no"
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_traceback_of_a_launcher_is_introduced(launcher, monkeypatch, capsys):
+    for name, value in launcher.items():
+        monkeypatch.setenv(name, value)
+    assert leave_with(UserError("seed: no")) == 2
+    message, note = capsys.readouterr().err.splitlines()
+    assert message == "error: seed: no"
+    assert note.startswith("note: the reason is the message above; what follows is the launcher's report")
+
+
+def test_only_the_first_process_introduces_it(monkeypatch, capsys):
+    for name, value in (LAUNCHERS[0] | {"RANK": "1", "LOCAL_RANK": "1"}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(command_line, "SECONDS_FOR_THE_REPORT", 0)
+    assert leave_with(UserError("seed: no")) == 2
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("launcher", "count"), [({}, 0), *((launcher, 1) for launcher in LAUNCHERS)])
+def test_a_crash_says_which_traceback_to_read(launcher, count, files, monkeypatch):
+    for name, value in launcher.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RuntimeError) as caught, user_errors():
+        raise RuntimeError("gone")
+    notes = getattr(caught.value, "__notes__", [])
+    assert len(notes) == count
+    assert all("the traceback above of the process that failed first" in note for note in notes)
+    # At the end of the launcher's report.
+    reported = json.loads(files[1].read_text())["message"]["extraInfo"]["py_callstack"]
+    assert reported.startswith("Traceback (most recent call last):\n")
+    assert reported.endswith("RuntimeError: gone\n")
 
 
 def test_a_stop_is_no_refusal(files, capsys):

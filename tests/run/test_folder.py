@@ -14,8 +14,7 @@ from largebatch.plan import resolve
 from largebatch.run.folder import RunFolder
 from largebatch.run.source import keep_source
 from paths import DIGITS, PYDOC
-
-SMALL = ("--model.num_layers=1", "--model.hidden_size=16", "--model.num_heads=2", "--data.block_size=16")
+from tasks import SMALL
 
 
 def begun(path, in_place=False):

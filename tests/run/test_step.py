@@ -5,10 +5,9 @@ import pytest
 import tasks
 from jobs import run_job
 from paths import PYDOC, STRATEGIES
+from tasks import SMALL
 
 pytestmark = pytest.mark.slow
-
-SMALL = ("--model.num_layers=1", "--model.hidden_size=16", "--model.num_heads=2", "--data.block_size=16")
 
 
 def loop_with(mistake: str, run_dir) -> str:
@@ -36,6 +35,10 @@ def loop_with(mistake: str, run_dir) -> str:
         optimizer = torch.optim.SGD(optimizer.param_groups, lr=0.0)
     if mistake == "other betas":
         optimizer.param_groups[1]["betas"] = (0.5, 0.5)
+    if mistake == "maximize":
+        optimizer.param_groups[1]["maximize"] = True
+    if mistake == "another weight":
+        train_set.weight = lambda _: 7
     if mistake == "no weight decay":
         optimizer.param_groups[0]["weight_decay"] = 0.0
     if mistake == "forgotten parameter":
@@ -86,6 +89,9 @@ def loop_with(mistake: str, run_dir) -> str:
         ("not prepared", "call run.prepare(model, optimizer) first"),
         ("another optimizer", "the optimizer is SGD, the plan says AdamW"),
         ("other betas", "the optimizer's betas is (0.5, 0.5), the plan says (0.9, 0.99)"),
+        ("maximize", "the optimizer's maximize is True, the plan says False"),
+        # Whatever the fields of the task's data section are called.
+        ("another weight", "8 samples have 7 tokens in the loss, the plan says 16 each; correct the source's `weight`"),
         ("no weight decay", "weight_decay of transformer.wte.weight is 0.0, the plan says 0.1 ("),
         (
             "forgotten parameter",

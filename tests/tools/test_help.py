@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from largebatch.tools.command_line import build_parser, main
+from paths import ROOT
 
 
 def test_every_command_has_help_with_an_example_or_its_caller_and_exit_codes(capsys):
@@ -23,7 +24,8 @@ def test_every_command_has_help_with_an_example_or_its_caller_and_exit_codes(cap
         assert f"largebatch {name}" in text.partition("examples")[2] or "slurm/launch.sh runs it" in text, name
 
 
-def test_examples_of_help_are_taken_by_the_parser():
+def test_examples_of_help_are_taken_by_the_parser(monkeypatch):
+    monkeypatch.chdir(ROOT)
     parser = build_parser()
     (subcommands,) = parser._subparsers._group_actions
     found = 0

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -11,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from largebatch.tools.command_line import main
-from paths import RECIPES
 from planting import plant
 
 SMOKE = "slurm/gpt_pydoc.sbatch"
@@ -58,10 +58,18 @@ def test_submits_and_says_how_to_follow(recipe, capsys):
     before = {path: path.read_bytes() for path in Path().glob("slurm/*")}
     assert submit(recipe, "--nodes", "2") == 0
     assert called()["words"] == ["--parsable", "--nodes=2", SMOKE]
-    assert capsys.readouterr().out == (
-        "gpt_pydoc under ddp, nodes x processes per node = 2 x 2: causal_lm on 4 processes\n"
-        "  Batch         32 samples per optimizer step = 8 per micro-batch x 1 accumulated x 4 processes\n"
-        "                each process loads 8 samples per step, 8 at a time\n"
+    printed = capsys.readouterr().out
+    # The lines are those of the plan.
+    assert main(["plan", RECIPE, "--world-size=4"]) == 0
+    plan = capsys.readouterr().out.removeprefix("gpt_pydoc: ")
+    plan = re.sub("(  Loss.*?)(?=  Steps)|  Optimizer.*", "", plan, flags=re.DOTALL)
+    assert "x 4 processes\n" in plan
+    assert "the run is 200 steps = 2 epochs" in plan
+    assert "peak 0.002" in plan
+    assert printed == (
+        f"gpt_pydoc under ddp, nodes x CPU processes per node = 2 x 2: {plan}"
+        "not checked: the data and any tokenizer, which the job opens when it starts\n"
+        f"not checked: memory, which is estimated by largebatch plan {RECIPE} --world-sizes=4\n"
         "\n"
         f"sbatch --parsable --nodes=2 {SMOKE}\n"
         "\n"
@@ -73,13 +81,14 @@ def test_submits_and_says_how_to_follow(recipe, capsys):
 
 
 @pytest.mark.usefixtures("sbatch")
-def test_which_words_go_where():
+def test_which_words_go_where(capsys):
     words = "--seed 1 --partition gpu --optimizer.weight_decay=0 -t 40 --resume none --requeue --allow-change seed"
     given = shlex.split(f"{words} --strategy zero3 --run-dir /tmp/my/run --gpus-per-node h100:4 --nodes 1")
     assert submit("gpt_pydoc", *given) == 0
     before, _, behind = " ".join(called()["words"]).partition(f" {SMOKE} ")
     assert before == "--parsable --nodes=1 --gpus-per-node=h100:4 --partition gpu -t 40 --requeue"
     assert behind == "--seed 1 --optimizer.weight_decay=0 --resume none --allow-change seed"
+    assert "gpt_pydoc under zero3, nodes x GPUs per node = 1 x 4: " in capsys.readouterr().out
     environment = called()["environment"]
     assert (environment["STRATEGY"], environment["RUN_DIR"]) == ("zero3", "/tmp/my/run")
 
@@ -137,9 +146,15 @@ def test_dry_run(capsys):
     assert not Path("called.json").exists()
     printed = capsys.readouterr().out
     assert [line for line in printed.splitlines() if "under ddp" in line] == [
-        f"gpt_pydoc under ddp, nodes x processes per node = {nodes} x 1: causal_lm on {nodes} processes"
+        f"gpt_pydoc under ddp, nodes x CPU processes per node = {nodes} x 1: causal_lm on {nodes} processes"
         for nodes in (2, 3, 4)
     ]
+    assert [line.split()[0] for line in printed.splitlines() if line.startswith("  ") and line[2] != " "] == [
+        *["Batch"] * 3,
+        "Steps",
+        "Learning",
+    ]
+    assert f"largebatch plan {RECIPE} --world-sizes=4 --batch.global_batch_size=96\n" in printed
     assert "log    slurm-gpt_pydoc.sbatch-%j.log (Slurm fills in %j)" in printed
 
 
@@ -192,8 +207,6 @@ def test_a_strategy_that_the_script_would_not_take(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["gpt"], f"gpt: no such recipe; known: {', '.join(sorted(path.stem for path in RECIPES))}"),
-        (["gpt_pydocs"], "gpt_pydocs: no such recipe, did you mean gpt_pydoc?; known: "),
         (["none.json"], "none.json: no such file"),
         (["elsewhere/mine.json"], "there is no slurm/mine.sbatch to submit elsewhere/mine.json with"),
         (["lone.json"], "1 problem in lone.json:\n  - there is no config.py, which says what a recipe may say"),

@@ -347,5 +347,5 @@ class Backend(ABC):
 
 def group_options(optimizer: Optimizer) -> list[Mapping[str, Any]]:
     """The hyperparameters of each parameter group, without learning rate and choice of implementation."""
-    names = set(optimizer.defaults) - {"lr", "foreach", "fused", "capturable", "differentiable", "maximize"}
+    names = set(optimizer.defaults) - {"lr", "foreach", "fused", "capturable", "differentiable"}
     return [{name: group.get(name) for name in sorted(names)} for group in optimizer.param_groups]

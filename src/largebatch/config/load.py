@@ -176,7 +176,8 @@ JSON_TYPE_OF_TAG = {"number": "integer", "list": "array", "ramp": "object"}
 def _explain(details: ErrorDetails, schema: JsonObject) -> str:
     """One line: where, what was given, why it is wrong, what to write instead."""
     kind, context = details["type"], details.get("ctx", {})
-    where, known, description = _locate(details["loc"], schema)
+    where, known, field = _locate(details["loc"], schema)
+    or_null = ", or null" if {"type": "null"} in field.get("anyOf", ()) else ""
     name = where.rpartition(".")[2]
     given = json.dumps(details["input"], ensure_ascii=False, default=str)
     given = given if len(given) <= 60 else f"{given[:57]}…"
@@ -186,29 +187,30 @@ def _explain(details: ErrorDetails, schema: JsonObject) -> str:
         case "extra_forbidden":
             return f"{where}: unknown key{did_you_mean(name, known)}; known here: {', '.join(known)}"
         case "missing":
-            sentence = " ".join(description.split()).partition(". ")[0].rstrip(".")
+            sentence = " ".join(field.get("description", "").split()).partition(". ")[0].rstrip(".")
             return f"{where}: missing" + (f"; {sentence[:1].lower()}{sentence[1:]}" if sentence else "")
         case "value_error":
             return f"{where}: {context['error']}"
         case "union_tag_not_found":
             key = context["discriminator"].strip("'")
-            return f"{where}.{key}: missing; it says which kind of {name} this is"
+            kinds = ", ".join(f'"{kind}"' for kind in known)
+            return f"{where}.{key}: missing; it says which kind of {name} this is; write one of {kinds}"
         case "union_tag_invalid":
             key = context["discriminator"].strip("'")
             expected = context["expected_tags"].replace("'", '"')
             meant = did_you_mean(context["tag"], re.findall(r'"(.*?)"', expected))
-            return f'{where}.{key}: "{context["tag"]}" is unknown{meant}; write one of {expected}'
+            return f'{where}.{key}: "{context["tag"]}" is unknown{meant}; write one of {expected}{or_null}'
         case "literal_error":
             expected = context["expected"].replace("'", '"')
-            return f"{where}: {given} is not allowed; write {expected}"
+            return f"{where}: {given} is not allowed; write {expected}{or_null}"
         case _ if kind in REQUIREMENTS:
-            return f"{where}: given {given}; {REQUIREMENTS[kind].format(**context)}"
-    return f"{where}: given {given}; {details['msg'][:1].lower()}{details['msg'][1:]}"
+            return f"{where}: given {given}; {REQUIREMENTS[kind].format(**context)}{or_null}"
+    return f"{where}: given {given}; {details['msg'][:1].lower()}{details['msg'][1:]}{or_null}"
 
 
-def _locate(location: Sequence[int | str], schema: JsonObject) -> tuple[str, list[str], str]:
-    """The JSON path of an error, without the union tags that pydantic puts into it, the keys that are known there, and
-    the description of the field."""
+def _locate(location: Sequence[int | str], schema: JsonObject) -> tuple[str, list[str], JsonObject]:
+    """The JSON path of an error, without the union tags that pydantic puts into it; the keys that are known there, or
+    the kinds of a section that has several; and the schema of the field, empty if it is unknown."""
     definitions = schema.get("$defs", {})
 
     def resolved(node: Any) -> Any:
@@ -241,4 +243,5 @@ def _locate(location: Sequence[int | str], schema: JsonObject) -> tuple[str, lis
         if not is_tag:
             path += f".{part}" if path else part
             node = node.get("properties", {}).get(part, {})
-    return path or "the whole file", [key for key in keys if key != "$schema"], node.get("description", "")
+    keys = list(resolved(node).get("discriminator", {}).get("mapping", keys))
+    return path or "the whole file", [key for key in keys if key != "$schema"], node

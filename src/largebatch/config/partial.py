@@ -20,14 +20,10 @@ def valid_part(section: type[Section], raw: Mapping[str, Any]) -> Section | None
     Returns:
         The part, or None if the fields are valid one by one but wrong together.
     """
-    wrong = set()
-    try:
-        section.model_validate_json(json.dumps(raw))
-    except ValidationError as error:
-        locations = [details["loc"] for details in error.errors(include_url=False)]
-        if () in locations:
-            return None
-        wrong = {location[0] for location in locations}
+    wrong = _wrong_keys(section, raw)
+    # Without the wrong ones, the others may be wrong together: a duration is left without its unit.
+    if None in wrong | _wrong_keys(section, {key: value for key, value in raw.items() if key not in wrong}):
+        return None
     valid: dict[str, Any] = {}
     for name, field in section.model_fields.items():
         key = field.alias or name
@@ -44,6 +40,15 @@ def valid_part(section: type[Section], raw: Mapping[str, Any]) -> Section | None
     for name in section.model_fields.keys() - valid.keys():
         part.__dict__.pop(name, None)
     return part
+
+
+def _wrong_keys(section: type[Section], raw: Mapping[str, Any]) -> set[int | str | None]:
+    """The keys that are wrong; None is among them if the section as a whole is."""
+    try:
+        section.model_validate_json(json.dumps(raw))
+    except ValidationError as error:
+        return {next(iter(details["loc"]), None) for details in error.errors(include_url=False)}
+    return set()
 
 
 def _inner_section(field: FieldInfo, raw: Any) -> type[Section] | None:

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,6 +19,10 @@ from largebatch.errors import RunStopped, UserError
 from largebatch.run.record import report_failure
 
 SECONDS_FOR_THE_REPORT = 10
+AFTER_A_MESSAGE = "note: the reason is the message above; what follows is the launcher's report that a process ended"
+AFTER_A_TRACEBACK = (
+    "note: the reason is the traceback above of the process that failed first, the last one in the launcher's report"
+)
 
 Config = TypeVar("Config", bound=RecipeConfig)
 
@@ -80,7 +85,8 @@ def user_errors() -> Iterator[None]:
                 if error.exit_code == UserError.exit_code:
                     _tell_the_batch_script(str(error))
             where = f"[rank {rank}] " if alone else ""
-            print(f"{where}{error.title}: {error}", file=sys.stderr, flush=True)
+            lines = [f"{where}{error.title}: {error}", *([AFTER_A_MESSAGE] if _has_a_launcher() else [])]
+            print(*lines, sep="\n", file=sys.stderr, flush=True)
             _tell_the_launcher(f"{error.title}: {error}")
         else:
             # The launcher ends the job when a process exits, so the one that reports should be the first.
@@ -88,7 +94,17 @@ def user_errors() -> Iterator[None]:
         sys.exit(error.exit_code)
     except Exception as error:
         report_failure(f"{type(error).__name__}: {error}", resume=True)
+        _tell_the_launcher(traceback.format_exc())
+        if _has_a_launcher():
+            error.add_note(AFTER_A_TRACEBACK)
         raise
+
+
+def _has_a_launcher() -> bool:
+    """Whether this process was started by torchrun or accelerate launch, which print a long traceback if it fails."""
+    # For one process, accelerate launch sets nothing of torchrun's, and no WORLD_SIZE.
+    alone = "WORLD_SIZE" not in os.environ
+    return "TORCHELASTIC_RUN_ID" in os.environ or (alone and "ACCELERATE_MIXED_PRECISION" in os.environ)
 
 
 def _tell_the_batch_script(message: str) -> None:
@@ -100,6 +116,7 @@ def _tell_the_batch_script(message: str) -> None:
 
 def _tell_the_launcher(message: str) -> None:
     """Put the message where torch's launcher looks for a worker's traceback, so that its own report shows it too."""
-    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        failure = {"message": message, "extraInfo": {"py_callstack": message, "timestamp": str(int(time.time()))}}
-        Path(path).write_text(json.dumps({"message": failure}), encoding="utf-8")
+    with suppress(OSError):
+        if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+            failure = {"message": message, "extraInfo": {"py_callstack": message, "timestamp": str(int(time.time()))}}
+            Path(path).write_text(json.dumps({"message": failure}), encoding="utf-8")

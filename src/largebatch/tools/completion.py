@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from largebatch.tools.options import Commands, add_command
+from largebatch.tools.options import Commands, add_command, recipe_file
 
 
 def add_parser(commands: Commands) -> None:
@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
     (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     for command in commands.choices.values():
         for action in command._actions:
-            if action.type is Path:
+            if action.type in (Path, recipe_file):
                 action.complete = shtab.FILE  # where shtab looks for it
     print(shtab.complete(parser, shell=options.shell))
     return 0

@@ -8,7 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
+from largebatch.errors import did_you_mean
+from largebatch.task_folders import recipes_in
+
 WIDTH = 100
+RECIPES = Path("recipes")
+"""The folder of the tasks' folders, from the top of a project."""
 EXIT_CODES = "Exit codes: 0 done, 1 a check failed, 2 the input cannot be used."
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -51,7 +56,8 @@ def add_command(
 
 def add_recipe(parser: argparse.ArgumentParser) -> None:
     """Add the recipe, as `config`."""
-    parser.add_argument("config", type=Path, help="the recipe's JSON file; the config.py beside it is run")
+    help = "the recipe's JSON file or, at the top of a project, its name; the config.py beside it is run"
+    parser.add_argument("config", metavar="RECIPE", type=recipe_file, help=help)
 
 
 def add_accelerate_configs(parser: argparse.ArgumentParser) -> None:
@@ -67,6 +73,19 @@ def add_options_of_a_run(parser: argparse.ArgumentParser) -> None:
     """Accept and ignore the options of a run, so that its command line can be given as it is."""
     for name in ("--run-dir", "--resume", "--allow-change"):
         parser.add_argument(name, help=argparse.SUPPRESS)
+
+
+def recipe_file(text: str) -> Path:
+    """Return the file of a recipe, which is given by its path or, at the top of a project, by its name."""
+    found = {file.stem: file for file in recipes_in(RECIPES)}
+    path = found.get(text, Path(text))
+    if not path.suffix and not path.exists():
+        known = ", ".join(sorted(found)) or f"none in {Path.cwd()}"
+        raise argparse.ArgumentTypeError(
+            f"{text}: no such recipe{did_you_mean(text, found)}; give a recipe's JSON file or its name, before any "
+            f"overrides; known: {known}"
+        )
+    return path
 
 
 def words(text: str) -> list[str]:

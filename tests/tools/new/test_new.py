@@ -16,6 +16,7 @@ from largebatch import __version__
 from largebatch.tools.command_line import main
 from largebatch.tools.verify.differences import read_run
 from paths import RECIPES, ROOT, STRATEGIES
+from planting import plant
 
 
 def new(folder, *words: str, recipe: str = "gpt_pydoc") -> int:
@@ -96,6 +97,18 @@ def test_the_smallest_task(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert main(["plan", recipe, "--world-size=2", "--model.hidden_size=3"]) == 2
     assert "model.hidden_size: less than the 4 of data.num_inputs; write at least that" in capsys.readouterr().err
+
+
+def test_the_smallest_task_with_other_data(tmp_path, capsys):
+    """The template's check is about its own data."""
+    assert main(["new", str(tmp_path / "job"), "--task", "tides"]) == 0
+    folder = tmp_path / "job/recipes/tides"
+    rows = 'class Rows(HubOrLocal):\n    """Rows of a table."""\n\n\nclass Config'
+    plant(folder / "config.py", "class Config", rows)
+    plant(folder / "config.py", "data: Points", "data: Points | Rows")
+    plant(folder / "config.py", "import Data\n", "import Data, HubOrLocal\n")
+    data = '{"source": "datasets", "path": "csv", "num_train_samples": 512, "num_eval_samples": 9}'
+    assert main(["plan", str(folder / "tides.json"), "--world-size=2", "--data", data]) == 0, capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -10,9 +10,11 @@ from largebatch.config import load_config
 from largebatch.plan.model_shape import ModelShape, ParameterShape, Strategy, ZeroSettings
 from largebatch.plan.model_states import model_states
 from largebatch.plan.traffic import traffic_of_a_step
+from largebatch.tools.command_line import main
+from largebatch.tools.lint.job import read_job
 from largebatch.tools.plan.comparison import GIB, compare
 from largebatch.tools.plan.table import table
-from paths import PYDOC
+from paths import PYDOC, ROOT
 
 # A block of 2^28 weights, one of as many, and the rest: 3 GiB of fp32 weights.
 BLOCK = 2**28
@@ -129,3 +131,11 @@ def test_a_batch_that_grows_is_counted_at_its_largest():
     assert "accumulation 16" in text
     assert "what is sent are those of the largest, 64 samples" in text
     assert "of the largest" not in table(comparison([4]), RECIPE)
+
+
+@pytest.mark.slow
+def test_the_script_of_llama_1b_takes_the_strategy_that_is_suggested(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    assert main(["plan", "llama_1b", "--world-sizes=64", "--gpu-memory=80", "--json"]) == 0
+    (column,) = json.loads(capsys.readouterr().out)["world_sizes"]
+    assert read_job(ROOT / "slurm/llama_1b.sbatch").strategy == column["suggested"] == "ddp"

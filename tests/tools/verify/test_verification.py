@@ -16,18 +16,10 @@ from largebatch.config import load_config
 from largebatch.tools.command_line import main
 from largebatch.tools.verify import verification
 from largebatch.tools.verify.differences import Differences, Trained, compare, limits_with, usual_limits
-from largebatch.tools.verify.verification import Combination, Verification, in_one_line
-from paths import DIGITS, PYDOC, ROOT, STRATEGIES
+from largebatch.tools.verify.verification import Combination, CombinationFailed, Verification, in_one_line
+from paths import ACCELERATE_CONFIGS, DIGITS, PYDOC, ROOT
+from tasks import TINY
 
-CONFIGS = {name: ROOT / f"recipes/accelerate_configs/{name}.yaml" for name in STRATEGIES}
-TINY = (
-    "--model.num_layers=1",
-    "--model.hidden_size=16",
-    "--model.num_heads=2",
-    "--data.block_size=16",
-    "--batch.global_batch_size=24",
-    "--batch.micro_batch_size=4",
-)
 SGD = (
     '--optimizer={"name": "sgd", "weight_decay": 0.01, "momentum": 0.9, "nesterov": true, "clip_norm": null}',
     "--learning_rate.base_lr=0.1",
@@ -39,7 +31,7 @@ RAGGED = ("--data.num_train_samples=34", "--batch.drop_last=false", '--train.dur
 
 
 def rows_of(recipe: Path, overrides: tuple[str, ...], *combinations: Combination, steps: int = 6):
-    comparison = Verification(load_config(recipe, overrides), recipe, overrides, CONFIGS, steps=steps)
+    comparison = Verification(load_config(recipe, overrides), recipe, overrides, ACCELERATE_CONFIGS, steps=steps)
     return list(comparison.rows(combinations))
 
 
@@ -274,6 +266,19 @@ def test_a_failed_reference_leaves_nothing_to_compare_with(tmp_path):
     assert [row.verdict for row in rows] == ["failed", "failed"]
     assert rows[0].problem.startswith("rank 0: ValueError: broken (")
     assert rows[1].problem == "there is nothing to compare it with"
+
+
+def test_a_reference_that_fails_only_when_it_is_moved_by_rounding(monkeypatch):
+    def train(_, combination, timeout, seed=None):  # noqa: ARG001
+        if seed is not None:
+            raise CombinationFailed("the loss of step 3 is nan")
+        return RUN if combination.strategy == "single" else dataclasses.replace(RUN, evaluations=[{"loss": 9.0}])
+
+    monkeypatch.setattr(Verification, "_train", train)
+    _, *rows = rows_of(PYDOC, TINY, Combination("ddp", 2, 4), Combination("fsdp", 2, 4))
+    for row in rows:
+        assert row.verdict == "failed"
+        assert row.problem.endswith("moved by rounding fails: the loss of step 3 is nan")
 
 
 # --- the comparison -----------------------------------------------------------------------------------------------

@@ -1,9 +1,8 @@
 """`largebatch lint`: mistakes in the files of a job, found without a GPU, a cluster or torch."""
 
 import argparse
-from pathlib import Path
 
-from largebatch.tools.options import Commands, add_command
+from largebatch.tools.options import Commands, add_command, recipe_file
 
 
 def add_parser(commands: Commands) -> None:
@@ -22,10 +21,11 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument(
         "files",
-        type=Path,
+        type=recipe_file,
         nargs="*",
         metavar="FILES",
-        help="what to check, with the files that it names; default: the repository in the current folder",
+        help="what to check, with the files that it names, or names of recipes; default: the repository in the "
+        "current folder",
     )
 
 

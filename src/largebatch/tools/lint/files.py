@@ -7,8 +7,9 @@ from largebatch.errors import UserError
 from largebatch.task_folders import recipes_in
 from largebatch.tools.lint.config_rules import config_findings
 from largebatch.tools.lint.findings import Finding
-from largebatch.tools.lint.job import ACCELERATE_CONFIGS, RECIPES, SCRIPTS, Job, read_job
+from largebatch.tools.lint.job import ACCELERATE_CONFIGS, SCRIPTS, Job, read_job
 from largebatch.tools.lint.job_rules import job_findings
+from largebatch.tools.options import RECIPES
 
 
 def files_of_repository() -> list[Path]:

@@ -12,10 +12,12 @@ from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import ConfigError
 from largebatch.tools.lint.findings import COMMAND_LINE, read_text
 from largebatch.tools.lint.sbatch import gpus, gpus_of_gres, node_counts, positive, read_options
+from largebatch.tools.options import RECIPES
 
-RECIPES = Path("recipes")
 ACCELERATE_CONFIGS = RECIPES / "accelerate_configs"
 SCRIPTS = Path("slurm")
+GPU_OPTIONS = {"gpus-per-node": gpus, "gres": gpus_of_gres, "gpus-per-task": gpus}
+"""The options that ask for GPUs, and how the number of their value is read."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +78,16 @@ class Job:
         """
         nodes = self.options.get("nodes")
         counts = node_counts(nodes.value) if nodes else range(1, 2)
-        readers = {"gpus-per-node": gpus, "gres": gpus_of_gres, "gpus-per-task": gpus, "cpus-per-task": positive}
+        readers = GPU_OPTIONS | {"cpus-per-task": positive}
         processes = [read(self.options[name].value) for name, read in readers.items() if name in self.options]
         if counts is None or None in processes:
             return None
         return counts, next(filter(None, processes), 1)
+
+    @property
+    def asks_for_gpus(self) -> bool:
+        """Whether its processes run on GPUs; otherwise they run on CPUs."""
+        return any(read(self.options[name].value) for name, read in GPU_OPTIONS.items() if name in self.options)
 
 
 def sbatch_lines(text: str) -> Iterator[tuple[int, str, bool]]:

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from largebatch.tools.options import Commands, add_command
+from largebatch.tools.options import Commands, add_command, add_recipe
 
 
 def add_parser(commands: Commands) -> None:
@@ -13,7 +13,7 @@ def add_parser(commands: Commands) -> None:
         "submit",
         run,
         help="plan and check a recipe's SLURM job, submit it, and say how to follow it",
-        description="Submit slurm/RECIPE.sbatch with sbatch: shows the batch on that many nodes, checks recipe, script "
+        description="Submit slurm/RECIPE.sbatch with sbatch: shows the plan on that many nodes, checks recipe, script "
         "and configs with the values given here, shows the sbatch line, runs it, and prints job, log and how to follow "
         "it. Exit code 1 if a check fails; nothing is submitted then.",
         epilog="""examples:
@@ -23,7 +23,7 @@ def add_parser(commands: Commands) -> None:
 Fields of the recipe are overridden as in a run, --resume is the run's; all other options are sbatch's.""",
         takes_overrides=True,
     )
-    parser.add_argument("recipe", metavar="RECIPE", help="the recipe's JSON file, or its name")
+    add_recipe(parser)
     parser.add_argument("--nodes", required=True, help="nodes of the job, such as 4, or 2-4 for as many as there are")
     parser.add_argument("--gpus-per-node", help="default: the script's; without GPUs, one process per CPU")
     parser.add_argument("--strategy", help="the name of an Accelerate config; default: the script's")

@@ -10,11 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from largebatch.config import config_class_of
-from largebatch.errors import UserError, did_you_mean
+from largebatch.errors import UserError
 from largebatch.plan import explain, resolve
-from largebatch.task_folders import recipes_in
 from largebatch.tools.lint.files import lint_jobs
-from largebatch.tools.lint.job import RECIPES, SCRIPTS, Job, log_path, read_job
+from largebatch.tools.lint.job import SCRIPTS, Job, log_path, read_job
 from largebatch.tools.lint.sbatch import read_options
 
 RUN_OPTIONS = {"resume", "allow-change"}
@@ -23,7 +22,9 @@ RUN_OPTIONS = {"resume", "allow-change"}
 def submit(options: argparse.Namespace) -> bool:
     """Submit a recipe's job, as `run` of the command does; return whether the checks found nothing."""
     run_options, words = _take(options.overrides, RUN_OPTIONS)
-    recipe = _find_recipe(options.recipe)
+    recipe: Path = options.config
+    if not recipe.is_file():
+        raise UserError(f"{recipe}: no such file; give the path of a recipe's JSON, or its name")
     fields = config_class_of(recipe.parent, recipe).model_fields
     overrides, words = _take(words, fields)
     per_node = [f"--gpus-per-node={options.gpus_per_node}"] if options.gpus_per_node else []
@@ -93,19 +94,6 @@ def _require_options(sbatch_options: Sequence[str], fields: Collection[str]) -> 
             raise UserError(f"--{name}: neither a field of the recipe nor an option of sbatch; sections are {known}")
 
 
-def _find_recipe(recipe: str) -> Path:
-    path = Path(recipe)
-    if path.suffix == ".json":
-        if not path.is_file():
-            raise UserError(f"{recipe}: no such file; give the path of a recipe's JSON, or its name")
-        return path
-    found = {path.stem: path for path in recipes_in(RECIPES)}
-    if recipe not in found:
-        known = ", ".join(sorted(found)) or f"none in {Path.cwd()}"
-        raise UserError(f"{recipe}: no such recipe{did_you_mean(recipe, found)}; known: {known}")
-    return found[recipe]
-
-
 def _missing_environment() -> str | None:
     """What slurm/launch.sh would say about the environment, after the job has waited in the queue."""
     file = os.environ.get("LARGEBATCH_ENV", ".venv/bin/activate")
@@ -122,9 +110,15 @@ def _print_plans(job: Job) -> None:
     assert job.recipe is not None
     assert job.layout is not None
     node_counts, processes = job.layout
+    devices = "GPUs" if job.asks_for_gpus else "CPU processes"
     for nodes in node_counts:
-        title = f"{job.recipe.stem} under {job.strategy}, nodes x processes per node = {nodes} x {processes}"
-        print(explain(resolve(job.config, nodes * processes), title, sections=("Batch",)))
+        title = f"{job.recipe.stem} under {job.strategy}, nodes x {devices} per node = {nodes} x {processes}"
+        # Only the batch is divided differently on another number of nodes.
+        sections = ("Batch", "Steps", "Learning rate") if nodes == node_counts[-1] else ("Batch",)
+        print(explain(resolve(job.config, nodes * processes), title, sections))
+    estimate = ["largebatch", "plan", str(job.recipe), f"--world-sizes={node_counts[-1] * processes}", *job.overrides]
+    print("not checked: the data and any tokenizer, which the job opens when it starts")
+    print(f"not checked: memory, which is estimated by {shlex.join(estimate)}")
 
 
 def _run(words: Sequence[str], environment: Mapping[str, str]) -> str:

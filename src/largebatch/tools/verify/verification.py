@@ -56,8 +56,9 @@ class Row:
     """The outcome of one combination."""
 
     combination: Combination
-    # "reference", "agrees", "differs", "unclear" (rounding alone differs as much), "failed" (it did not train to the
-    # end), or "does not divide" (the global batch is not a multiple of its micro-batch size times its processes).
+    # "reference", "agrees", "differs", "unclear" (rounding alone differs as much), "failed" (it or what it is compared
+    # with did not train to the end), or "does not divide" (the global batch is not a multiple of its micro-batch size
+    # times its processes).
     verdict: str
     seconds: float = 0.0  # time it took
     differences: Differences | None = None  # from the reference, if it trained to the end
@@ -138,7 +139,11 @@ class Verification:
         # Differences larger than usual may still be rounding, which some recipes enlarge with every step: measure how
         # far the reference gets when each starting weight is moved by one rounding error.
         if reference not in self._rounding:
-            moved = [self._train(reference, PATIENCE_OF_THE_REFERENCE, seed) for seed in PERTURBATIONS]
+            try:
+                moved = [self._train(reference, PATIENCE_OF_THE_REFERENCE, seed) for seed in PERTURBATIONS]
+            except CombinationFailed as failure:
+                why = f"it differs, and one process whose starting weights are moved by rounding fails: {failure}"
+                return dataclasses.replace(row, verdict="failed", problem=why)
             self._rounding[reference] = Differences(*map(max, *(compare(each, expected) for each in moved)))
         rounding, synchronizes = self._rounding[reference], self.config.model.synchronizes_batch_norm
         if not differences.within(limits_with(rounding, self.tolerance, sums_within_the_model=synchronizes)):

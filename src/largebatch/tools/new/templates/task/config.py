@@ -30,5 +30,5 @@ class Config(RecipeConfig):
 
     @check
     def _wide_enough(self) -> Iterator[str]:
-        if self.model.hidden_size < self.data.num_inputs:
+        if isinstance(self.data, Points) and self.model.hidden_size < self.data.num_inputs:
             yield f"model.hidden_size: less than the {self.data.num_inputs} of data.num_inputs; write at least that"
