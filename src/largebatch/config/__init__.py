@@ -1,4 +1,4 @@
-"""What a recipe's JSON may say."""
+"""What a recipe's JSON may contain."""
 
 from largebatch.config.load import load_config, validate
 from largebatch.config.recipe import RecipeConfig, as_json, check, flatten

@@ -81,7 +81,7 @@ class LayerwiseOptimizer(Optimizer):
         Args:
             tensors: The tensors of the parameter group.
             updates: Gradients or updates of what this process has of the tensors.
-            trust_ratio: From the norms of the layers' weights and updates, each of shape (layers,), to their ratios.
+            trust_ratio: Maps the norms of the layers' weights and updates, each of shape (layers,), to their ratios.
         """
         weights, views = [], []
         numbers: list[int] = []

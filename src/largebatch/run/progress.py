@@ -45,7 +45,7 @@ class Progress:
             sys.stdout.flush()
 
     def close(self) -> None:
-        """Leave the bar as it is."""
+        """Close the bar, which stays visible."""
         self._bar.close()
 
 

@@ -48,7 +48,7 @@ def entry_at(path: Path) -> Entry:
             if not (path / name).is_file():
                 raise CheckpointError(f"{name} is missing")
             if (size := (path / name).stat().st_size) != record.size:
-                raise CheckpointError(f"{name} has {size} bytes, it had {record.size} when it was complete")
+                raise CheckpointError(f"{name} has {size} bytes, but had {record.size} when it was complete")
     except (CheckpointError, OSError) as error:
         return Entry(path, step, str(error), 0)
     return Entry(path, step, None, sum(record.size for record in records.values()))

@@ -1,4 +1,4 @@
-"""A job: a batch script with its options, recipe and strategy, and what a command line changes of them."""
+"""A job: a batch script with its options, recipe and strategy, and what a command line changes about them."""
 
 import re
 import shlex
@@ -20,7 +20,7 @@ SCRIPTS = Path("slurm")
 
 @dataclass(frozen=True)
 class Option:
-    """An option of sbatch under its long name; `line` is 0 for one of the command line."""
+    """An option of sbatch under its long name; `line` is 0 for one on the command line."""
 
     name: str
     value: str
