@@ -27,7 +27,7 @@ def config_class_of(folder: Path, recipe: str | Path | None = None) -> type[Reci
     file = folder / "config.py"
     if not file.is_file():
         raise ConfigError(
-            f"there is no {file}, which defines a recipe's fields; a recipe's JSON must be in the folder of its task, "
+            f"there is no {file}, which defines a recipe's fields; a recipe's JSON must be in its task's folder, "
             "next to config.py, data.py, model.py and train.py",
             str(recipe) if recipe else None,
         )
@@ -37,7 +37,7 @@ def config_class_of(folder: Path, recipe: str | Path | None = None) -> type[Reci
         if not (isinstance(found, type) and issubclass(found, RecipeConfig)):
             raise ConfigError([f"{file}: has no class Config(RecipeConfig); write one, as docs/tasks.md describes"])
         if found.__module__ != module.__name__:
-            raise ConfigError([f"{file}: its Config is that of {found.__module__}; write class Config(…) in this file"])
+            raise ConfigError([f"{file}: its Config is from {found.__module__}; write class Config(…) in this file"])
         found = found.with_optimizers()
     # A task replaces these sections, but plans need what the base classes declare.
     for name, base in (("data", Data), ("model", Model)):

@@ -107,8 +107,7 @@ def find_start(
             others = "--resume none starts over and moves the earlier run aside, --run-dir uses another folder, and"
             raise _refusal(which, refused, others, allow_change)
         if refused:
-            others = "go back to the checkpoint's values;"
-            raise _refusal(f"{path} is of a different recipe", refused, others, allow_change)
+            raise _refusal(f"{path} is of a different recipe", refused, "restore the earlier values;", allow_change)
         if manifest.step > plan.stop_after_steps and not is_over:
             raise UserError(
                 f"the checkpoint is of step {manifest.step}, but the run would end after step {plan.stop_after_steps} "

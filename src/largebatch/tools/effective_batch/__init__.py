@@ -53,16 +53,15 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--gradients",
         choices=["average", "sum", "separate"],
-        help="how processes combine gradients, if there is a choice: Horovod's op, DeepSpeed's gradient_allreduce_op, a "
+        help="how processes combine gradients, if they can choose: Horovod's op, DeepSpeed's gradient_allreduce_op, a "
         "parameter server that waits for all workers (average, sum) or for none (separate, its default)",
     )
-    parser.add_argument("--lr", dest="learning_rate", type=positive_float, help="the script's learning rate; default: the file's")
-    size = "--to-global-batch-size"
-    parser.add_argument(size, type=positive_int, help="the recipe's batch; default: the effective batch")
+    parser.add_argument("--lr", dest="learning_rate", type=positive_float, help="the script's; default: the file's")
+    parser.add_argument("--to-global-batch-size", type=positive_int, help="the recipe's; default: the effective batch")
     parser.add_argument("--micro-batch-size", type=positive_int, help="the recipe's; default: the script's per device")
     parser.add_argument("--world-size", type=positive_int, help="the recipe's processes; default: the script's devices")
     parser.add_argument(
-        "--scaling", choices=["linear", "sqrt", "none"], help="how to scale the learning rate: linear (SGD), sqrt (Adam), none"
+        "--scaling", choices=["linear", "sqrt", "none"], help="of the learning rate: linear (SGD), sqrt (Adam) or none"
     )
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
 

@@ -97,9 +97,7 @@ def _time(job: Job) -> Iterator[Finding]:
     earliest = max(int(lead[1]) if lead else 0, job.config.faults.time_limit_margin_seconds)
     limit = seconds(time.value)
     if limit is not None and limit <= earliest:
-        why = (
-            f"--time={time.value}: the run is asked to stop {earliest:g} seconds before the limit, so it would not train"
-        )
+        why = f"--time={time.value}: the run is asked to stop {earliest:g} seconds before the limit, and never trains"
         yield _at(time, "time-too-short", why, "write more than --signal and faults.time_limit_margin_seconds")
 
 

@@ -1,4 +1,4 @@
-"""What a node says about itself, and how that gets to the node that judges: in short lines of its output."""
+"""What a node says about itself, and how that reaches the node that judges: in short lines of its output."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 MARK = "largebatch-preflight "
 LINE = re.compile(rf"{MARK}(\S+) (\d+) (\d+) (.+)")
 LINE_BYTES = 800
-"""Bytes of a report in one line: srun mixes up the nodes' lines that are longer than 1,024 bytes."""
+"""Bytes of a report in one line: srun mixes up lines of different nodes that are longer than 1,024 bytes."""
 
 
 @dataclass

@@ -84,7 +84,7 @@ def _take(words: Sequence[str], names: Collection[str]) -> tuple[list[str], list
 
 
 def _require_options(sbatch_options: Sequence[str], fields: Collection[str]) -> None:
-    """sbatch would take the first word that is not an option for its script."""
+    """Refuse a word that is not an option: sbatch would take the first one as its script."""
     for name, value in read_options(sbatch_options):
         if not name:
             raise UserError(f"{value}: not an option; write --section.field VALUE, or an option of sbatch")
@@ -112,8 +112,8 @@ def _missing_environment() -> str | None:
     if not file or Path(file).is_file() or os.environ.get("LARGEBATCH_CONTAINER"):
         return None
     return (
-        f"LARGEBATCH_ENV={file}: there is no such file in {Path.cwd()}, which the job would source on every node; make "
-        "the environment there, or name the file that activates yours: export LARGEBATCH_ENV=/path/to/bin/activate"
+        f"LARGEBATCH_ENV={file}: there is no such file in {Path.cwd()}, which the job would source on every node; "
+        "create it there, or name the file that activates your environment: export LARGEBATCH_ENV=/path/to/bin/activate"
     )
 
 
