@@ -117,11 +117,11 @@ PLANTED = {
     "no files": (lambda folder: (folder / "model.safetensors").unlink(), "neither model.safetensors nor model.safe"),
     "missing": (
         lambda folder: change_tensors(folder, lambda tensors: tensors.pop(NORM)),
-        rf"weights of another model:\n  - it has no {NORM}$",
+        rf"weights of a different model:\n  - it has no {NORM}$",
     ),
     "unexpected": (
         lambda folder: change_tensors(folder, lambda tensors: tensors.update(model_extra=torch.ones(2))),
-        r"another model:\n  - the model has no model_extra$",
+        r"different model:\n  - the model has no model_extra$",
     ),
     "shape": (
         lambda folder: change_tensors(folder, lambda tensors: tensors.update({NORM: torch.ones(10, 2)})),
@@ -141,11 +141,11 @@ PLANTED = {
     "heads": (lambda folder: change_config(folder, num_attention_heads=10), "has num_attention_heads 10, this model 5"),
     "another type": (
         lambda folder: change_config(folder, model_type="mistral"),
-        "of type mistral, this is one of llama",
+        "of type mistral, but this one is of type llama",
     ),
     "heads that do not divide": (
         lambda folder: change_config(folder, num_attention_heads=3),
-        r"model: its config\.json is not one of a model: .*hidden size",
+        r"model: its config\.json does not describe a model: .*hidden size",
     ),
     "cut short": (cut_short, r"model: model\.safetensors cannot be read"),
     "both of tied": (

@@ -144,8 +144,8 @@ def _batch_norm_problems(model: nn.Module, plan: RunPlan) -> Iterator[str]:
             return
         if plan.sync_batch_norm and type(layer) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
             yield (
-                f"{name} is a {type(layer).__name__}, which may compute something other than torch's BatchNorm; use "
-                "torch's own layer, or set model.sync_batch_norm to false"
+                f"{name} is of class {type(layer).__name__}, which may compute something other than torch's BatchNorm; "
+                "use torch's own layer, or set model.sync_batch_norm to false"
             )
             return
 
