@@ -145,6 +145,6 @@ class Config(RecipeConfig):
     def _norms_in_fp64(self) -> Iterator[str]:
         if self.precision == "fp64":
             yield (
-                'precision: "fp64" would not be that: norms of many models of `transformers`, RMSNorm among them, '
-                'compute in fp32 whatever they are given; write "fp32"'
+                'precision: "fp64" would not be fp64 throughout: norms of many models of `transformers`, RMSNorm among '
+                'them, compute in fp32 whatever their input; write "fp32"'
             )

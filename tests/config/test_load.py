@@ -45,7 +45,7 @@ def test_all_problems_of_both_kinds_in_one_error(tmp_path):
         'seed: given "zero"; write a whole number',
         "learning_rate.reference_batch_size: missing; the global batch size `base_lr` was tuned at",
         "optimizer.weight_decay: given -0.1; must be at least 0",
-        "learning_rate.warmup.duration: 40 epochs are 4000 steps, longer than the whole run of 200",
+        "learning_rate.warmup.duration: 40 epochs is 4000 steps, longer than the whole run of 200",
         'precision: "fp16" is not allowed; write "fp32", "bf16" or "fp64"',
     ):
         assert words in text
@@ -131,11 +131,11 @@ def test_rules_outside_their_range(overrides, words):
     [
         (
             {"name": "step", "factor": 0.1, "at": [{"epochs": 2}]},
-            "decay.at[0]: 2 epochs is step 200, not within the run",
+            "decay.at[0]: 2 epochs is step 200, which is not within the run",
         ),
         (
             {"name": "step", "factor": 0.1, "at": [{"steps": 9}, {"steps": 9}]},
-            "decay.at[1]: 9 steps is step 9, not after",
+            "decay.at[1]: 9 steps is step 9, which is not after",
         ),
         (
             {"name": "warmup_stable_decay", "decay": {"steps": 161}},
@@ -156,7 +156,7 @@ def test_decay_outside_the_run(decay, words):
         ),
         (
             '[{"from": {"steps": 0}, "size": 32}, {"from": {"epochs": 2}, "size": 64}]',
-            "size 64 starts at step 200, not",
+            "size 64 starts at step 200, which is not",
         ),
         (
             '[{"from": {"steps": 0}, "size": 32}, {"from": {"steps": 0}, "size": 64}]',
@@ -174,7 +174,7 @@ def test_decay_outside_the_run(decay, words):
         ("[]", "batch.global_batch_size: given []; "),
         (
             '{"start": 8, "end": 60, "increment": 8, "over": {"epochs": 1}}',
-            "does not lead to end 60; write an end such as 56",
+            "do not lead to end 60; write an end such as 56",
         ),
         ('{"start": 8, "end": 16, "increment": 8}', "batch.global_batch_size.over: missing"),
         ('"big"', 'batch.global_batch_size: given "big"; write a whole number'),

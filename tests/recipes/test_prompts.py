@@ -243,7 +243,7 @@ def test_unusable_pairs_are_left_out(tmp_path):
     train, _ = pair_sources(config)
     assert [bytes(targets_of(train, index)) for index in range(3)] == [b"gamma\0", b"alpha alpha beta\0", b"beta\0"]
     assert train.remark.startswith("1 of 5 training pairs has an empty prompt or answer (the first is row 1) and 1 has")
-    assert train.remark.endswith(": left out")
+    assert train.remark.endswith(": skipped")
 
 
 @pytest.mark.parametrize("on_invalid", ["refuse", "skip"])
@@ -267,7 +267,7 @@ def test_the_longest_pair_that_fits(tmp_path):
         ({"prompt": "{query}"}, (), "data.prompt: no column 'query'; the data has question, reply, both, yes"),
         ({"answer": "{text}"}, (), "data.answer: no column 'text'"),
         ({"num_train_samples": 4}, (), "data.num_train_samples: 4, but the data has only 3 pairs; write at most 3"),
-        ({"answer": "{both}"}, (), "the column 'both' has \"['gamma']\", a list and neither"),
+        ({"answer": "{both}"}, (), "the column 'both' has \"['gamma']\", a list, neither"),
         ({"answer": "{yes}"}, (), "the column 'yes' has 'True', a bool, neither text nor a number"),
         (
             {},

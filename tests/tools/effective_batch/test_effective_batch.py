@@ -52,7 +52,7 @@ def ask(capsys):
         ),
         (
             "--from horovod --batch-size 8 --devices 4 --gradients sum",
-            "gradients       are summed over 4 processes, and not divided",
+            "gradients       are summed over 4 processes and not divided",
         ),
         (
             "--from dp --batch-size 10 --devices 4",
