@@ -210,7 +210,7 @@ def test_a_run_that_is_refused_says_so_once_and_leaves_nothing(tmp_path):
 
 def test_no_such_folder_and_no_such_model(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"there is no folder './none' \(looked from "):
+    with pytest.raises(UserError, match=r"there is no folder './none' \(relative to "):
         find_folder("./none")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(
