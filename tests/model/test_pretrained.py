@@ -125,11 +125,11 @@ PLANTED = {
     ),
     "shape": (
         lambda folder: change_tensors(folder, lambda tensors: tensors.update({NORM: torch.ones(10, 2)})),
-        rf"  - {NORM} is of shape \(10, 2\), the model's is of shape \(20,\)$",
+        rf"  - {NORM} is of shape \(10, 2\), but the model's is of shape \(20,\)$",
     ),
     "rotary base": (
         lambda folder: change_config(folder, rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
-        r"its config.json has rope_parameters .*10000.0.*, this model .*500000.0",
+        r"its config.json has rope_parameters .*10000.0.*, but this model has .*500000.0",
     ),
     "rotary scaling": (
         lambda folder: change_config(
@@ -137,8 +137,14 @@ PLANTED = {
         ),
         "its config.json has rope_parameters .*linear",
     ),
-    "eps": (lambda folder: change_config(folder, rms_norm_eps=1e-6), "has rms_norm_eps 1e-06, this model 1e-05"),
-    "heads": (lambda folder: change_config(folder, num_attention_heads=10), "has num_attention_heads 10, this model 5"),
+    "eps": (
+        lambda folder: change_config(folder, rms_norm_eps=1e-6),
+        "has rms_norm_eps 1e-06, but this model has 1e-05",
+    ),
+    "heads": (
+        lambda folder: change_config(folder, num_attention_heads=10),
+        "has num_attention_heads 10, but this model has 5",
+    ),
     "another type": (
         lambda folder: change_config(folder, model_type="mistral"),
         "of type mistral, but this one is of type llama",
@@ -153,7 +159,7 @@ PLANTED = {
         "it has both model.embed_tokens.weight and lm_head.weight, which are one",
         "--model.tie_embeddings=true",
     ),
-    "not tied": (lambda _: None, "tie_word_embeddings False, this model True", "--model.tie_embeddings=true"),
+    "not tied": (lambda _: None, "tie_word_embeddings False, but this model has True", "--model.tie_embeddings=true"),
 }
 
 

@@ -38,7 +38,7 @@ class Update(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What Accelerate is started with; `group` says how long processes wait for each other."""
+    """The inputs for starting Accelerate; `group` says how long processes wait for each other."""
 
     launch: Launch
     plan: RunPlan
@@ -206,7 +206,7 @@ class Backend(ABC):
 
     @abstractmethod
     def engine_state(self) -> EngineState:
-        """What this process holds of parameters, optimizer states and buffers, as a checkpoint stores them."""
+        """The parameters, optimizer states and buffers that this process holds, as a checkpoint stores them."""
 
     @abstractmethod
     def _layer_parts(self) -> dict[torch.Tensor, list[LayerPart]]:
@@ -333,7 +333,7 @@ class Backend(ABC):
 
     @abstractmethod
     def observe(self) -> Observed:
-        """What the prepared engine would actually do, under the names of `check.expect`."""
+        """The actual settings of the prepared engine, under the names of `check.expect`."""
 
     def observe_launch(self) -> Observed:
         """The part of `observe` that is the same for every strategy."""

@@ -22,7 +22,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
 
 
 def expect(plan: RunPlan, launch: Launch, optimizer: Optimizer) -> Observed:
-    """What the engine must do, according to the plan and to the optimizer as the recipe built it, before `prepare`."""
+    """The engine's required behavior, from the plan and from the optimizer as the recipe built it, before `prepare`."""
     expected: Observed = {
         "world size": launch.world_size,
         "strategy": launch.strategy,
@@ -168,7 +168,7 @@ def check_backend(backend: Backend, expected: Observed) -> None:
 
 
 def compare(expected: Observed, observed: Observed) -> list[str]:
-    """What differs between the two, one line per name; a name that was not observed counts as a difference."""
+    """The differences between the two, one line per name; a name that was not observed counts as one."""
     return [
         f"{name}: the plan says {value}, the engine has {observed.get(name, 'nothing')}"
         for name, value in expected.items()

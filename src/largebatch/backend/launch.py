@@ -1,4 +1,4 @@
-"""What the launcher asked for, read from the environment before torch is imported, and which settings are refused."""
+"""The launcher's settings, read from the environment before torch is imported, and which of them are refused."""
 
 import ctypes
 import os

@@ -72,7 +72,7 @@ def _load_buffers(backend: Backend, files: TensorFiles, state: EngineState, mani
 
 
 class StartingWeights(Protocol):
-    """Where the initial weights of a model come from."""
+    """A source of a model's initial weights."""
 
     checksums: dict[str, str]
     """By parameter: a checksum of its values, or of what they depend on, which must be equal on every process."""

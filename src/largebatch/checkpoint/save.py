@@ -41,7 +41,7 @@ class NotWritten(Exception):
 
 
 class Part(NamedTuple):
-    """What one process has written for a checkpoint."""
+    """One process's part of a checkpoint, as written."""
 
     record: FileRecord
     ranges: dict[str, tuple[int, int]]
@@ -141,7 +141,7 @@ class CheckpointWriter:
     # --- taking the state -----------------------------------------------------------------------------------------
 
     def _own_state(self) -> EngineState:
-        """What this process writes: the pieces it owns and, on all but the first process, only buffers that differ."""
+        """The state this process writes: pieces it owns and, on all but the first process, only buffers that differ."""
         state = self.backend.engine_state()
         pieces = [piece for piece in state.pieces if piece.owned[0] < piece.owned[1]]
         buffers = state.buffers

@@ -1,1 +1,1 @@
-"""What models need on every strategy: starting weights, memory savings that keep the mathematics, operation counts."""
+"""Support for models on every strategy: starting weights, memory savings that keep the mathematics, FLOPs."""

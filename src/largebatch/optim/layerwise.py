@@ -105,7 +105,7 @@ class LayerwiseOptimizer(Optimizer):
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What this process has of a tensor; a view."""
+    """The part of a tensor that this process holds, as a view."""
     tensor = tensor.detach()
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 

@@ -32,7 +32,7 @@ class ModelStates:
         gradients: Gradients when all of a step's are reduced.
         optimizer: The optimizer's states, such as momentum.
         buffers: Running statistics and the like.
-        beside: What is also held for a part of a step, approximately, by reason.
+        beside: Bytes also held during part of a step, approximately, by reason.
     """
 
     weights: int

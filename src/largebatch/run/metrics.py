@@ -53,7 +53,7 @@ class StepMetrics:
         self.stopwatch = Stopwatch()
 
     def resume(self, step: int, seconds: float) -> None:
-        """Continue after `step` steps, which took so many seconds in earlier attempts."""
+        """Continue after `step` steps, which took this many seconds in earlier attempts."""
         self._earlier_seconds, self._earlier_samples = seconds, self._plan.batch_at(step).samples_before
         self._logged = (0.0, self._earlier_samples, 0)
 
@@ -151,7 +151,7 @@ class StepMetrics:
 
 
 def place_of(plan: RunPlan, step: int) -> dict[str, Any]:
-    """Where training is after `step` steps: "step", "samples" trained on and "epoch"."""
+    """The progress of training after `step` steps: "step", "samples" trained on and "epoch"."""
     return {
         "step": step,
         "samples": plan.batch_at(step).samples_before,

@@ -1,4 +1,4 @@
-"""What an attempt writes into the run's folder besides checkpoints: files of JSON lines, and the outcome.
+"""The record of an attempt in the run's folder, besides checkpoints: files of JSON lines, and the outcome.
 
 The outcome is in status.json, because the launcher exits with 1 whatever the exit code of its workers:
 

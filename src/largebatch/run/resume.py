@@ -1,4 +1,4 @@
-"""Where a run begins: at step 0 or after a checkpoint, and whether it is still the same run."""
+"""Finds where a run begins, at step 0 or after a checkpoint, and whether it is still the same run."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ MOST_DIFFERENCES = 20
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run begins."""
+    """The beginning of an attempt: step 0, or a checkpoint."""
 
     in_place: bool = False
     """Whether it continues what is in the run's folder, rather than moving that aside."""
@@ -111,8 +111,8 @@ def find_start(
         if manifest.step > plan.stop_after_steps and not is_over:
             raise UserError(
                 f"the checkpoint is of step {manifest.step}, but the run would end after step {plan.stop_after_steps} "
-                f"(of {plan.total_steps}); resume from an earlier one (--resume PATH), or make the run as long again "
-                "as the checkpoint's"
+                f"(of {plan.total_steps}); resume from an earlier one (--resume PATH), or make the run at "
+                "least that long"
             )
     in_place = path.is_relative_to(folder.path) or path.parent == folder.checkpoints_dir.resolve()
     return Start(in_place, path, manifest, skipped, allowed, is_over)

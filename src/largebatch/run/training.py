@@ -232,7 +232,7 @@ class Training:
     def _save(self) -> None:
         # A run that resumes from the checkpoint has all lines up to it.
         self.record.flush()
-        # What is not finite must not be written.
+        # A state that is not finite must not be written.
         with self.saved_before_failing():
             self.metrics.check(self.completed_steps)
         self.writer.save(self.completed_steps, self.bad_steps)

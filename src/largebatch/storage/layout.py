@@ -68,7 +68,7 @@ class ParameterInfo:
 
 
 class Manifest(BaseModel):
-    """What a checkpoint says about itself, as stored in its manifest.json."""
+    """A checkpoint's description of itself, as stored in its manifest.json."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -1,4 +1,4 @@
-"""What the commands share: how a command is declared, common options, and types of values."""
+"""Shared by all commands: how a command is declared, common options, and types of values."""
 
 import argparse
 import math

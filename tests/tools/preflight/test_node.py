@@ -37,7 +37,7 @@ def test_two_checkpoints_must_fit(tmp_path, monkeypatch):
     for free, fits in ((needed, True), (needed - 1, False)):
         monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: shutil._ntuple_diskusage(free, 0, free))
         report = check_node(job(tmp_path), PYDOC, DDP, ())
-        assert (report.disk_problem == "", "make room" in report.disk_problem) == (fits, not fits)
+        assert (report.disk_problem == "", "free some space" in report.disk_problem) == (fits, not fits)
 
 
 @pytest.mark.parametrize("text", [None, "41"])

@@ -1,4 +1,4 @@
-"""What a DeepSpeed JSON or a `TrainingArguments` JSON says about the batch."""
+"""Reads the batch from a DeepSpeed JSON or a `TrainingArguments` JSON."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Which files are checked."""
+"""Selects the files to check, and checks them."""
 
 from collections.abc import Sequence
 from pathlib import Path

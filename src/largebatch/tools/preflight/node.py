@@ -1,4 +1,4 @@
-"""What a node checks before a job trains on it: itself, the shared run folder, and the connections to the other nodes.
+"""Checks of a node before a job trains on it: of itself, the shared run folder, and connections to the other nodes.
 
 Nodes tell each other where they listen through the run folder, which must be shared anyway. They print what they find,
 so that it arrives even if the folder is not shared or no node reaches another.
@@ -32,7 +32,7 @@ FREE_SHARE_OF_GPU = 0.9
 
 @dataclass(frozen=True)
 class Job:
-    """What a node must know about the job."""
+    """The facts about the job that a node must know."""
 
     node: str  # this node's name
     rank: int  # from 0
@@ -241,7 +241,7 @@ def _tell(job: Job, what: str, text: str) -> None:
 
 
 def _of_all_nodes(job: Job, what: str) -> dict[str, str]:
-    """What the nodes reported, by name, without those that did not report in time."""
+    """The nodes' reports by node name, without those that did not arrive in time."""
     _until(job.deadline, lambda: len(list(job.folder.glob(f"*.{what}"))) == job.num_nodes)
     return {path.name.removesuffix(f".{what}"): _text(path) for path in job.folder.glob(f"*.{what}")}
 

@@ -1,4 +1,4 @@
-"""What a node says about itself, and how that reaches the node that judges: in short lines of its output."""
+"""A node's report about itself, and how it reaches the node that judges: in short lines of output."""
 
 import json
 import re
@@ -14,7 +14,7 @@ LINE_BYTES = 800
 
 @dataclass
 class Report:
-    """What one node found."""
+    """The findings of one node."""
 
     node: str
     # Versions of Python and of packages, and checksums of the code and the recipe, by name.

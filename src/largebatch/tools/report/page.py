@@ -15,7 +15,7 @@ from largebatch.tools.report.results import NONE, Row, config_rows, result_rows
 from largebatch.tools.report.runs import Event, ReportedRun
 
 GENERATOR = '<meta name="generator" content="largebatch report '
-"""What the pages of all versions have among their first bytes."""
+"""Text among the first bytes of the pages of all versions."""
 FIRST_BYTES = 4096
 MOST_NAMES = 3  # in the title
 YEAR_10000 = 253_402_300_800  # in seconds since 1970

@@ -1,4 +1,4 @@
-"""What a run's folder says, read while the run may still be writing to it.
+"""The content of a run's folder, read while the run may still be writing to it.
 
 A value that is missing, or that is not of the kind a run writes, is omitted from the report.
 """

@@ -107,7 +107,7 @@ def _find_recipe(recipe: str) -> Path:
 
 
 def _missing_environment() -> str | None:
-    """What slurm/launch.sh would say about the environment, after the job has waited in the queue."""
+    """The error that slurm/launch.sh would report about the environment, after the job has waited in the queue."""
     file = os.environ.get("LARGEBATCH_ENV", ".venv/bin/activate")
     if not file or Path(file).is_file() or os.environ.get("LARGEBATCH_CONTAINER"):
         return None

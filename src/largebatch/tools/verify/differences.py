@@ -54,7 +54,7 @@ class Differences(NamedTuple):
     lr: float
     parameters: float
     evaluation: float
-    # Of the loss and the gradient norm of the first step, which no earlier rounding has enlarged; the norm is divided
+    # For the loss and the gradient norm of the first step, which no earlier rounding has enlarged; the norm is divided
     # by GRAD_NORM_FACTOR.
     first_step: float
 

@@ -1,4 +1,4 @@
-"""What a recipe of this task may contain. Does not import torch, so that plans appear at once."""
+"""The fields of this task's recipes. Does not import torch, so that plans appear at once."""
 
 from collections.abc import Iterator
 
