@@ -1,4 +1,4 @@
-# Carries a recipe through one start of a Slurm job; sourced by slurm/<recipe>.sbatch, which sets RECIPE and STRATEGY.
+# Runs a recipe for one start of a Slurm job; sourced by slurm/<recipe>.sbatch, which sets RECIPE and STRATEGY.
 # docs/slurm.md says how to use it. Settings, all optional, from the environment (RUN_DIR=/scratch/me/x sbatch …):
 #
 #   STRATEGY                     ddp, fsdp, zero1, zero2, zero3, or the path of an Accelerate config
@@ -23,7 +23,7 @@ leave() { say "$2"; exit "$1"; }
 [[ -n ${SLURM_JOB_ID:-} ]] || leave 2 "error: this is not a Slurm job; submit it: sbatch slurm/<recipe>.sbatch"
 for word in "$@"; do
   case $word in
-    --run_dir | --run_dir=* | --run-dir | --run-dir=*) leave 2 "error: ${word%%=*}: this script must know it too; write RUN_DIR=… sbatch …" ;;
+    --run_dir | --run_dir=* | --run-dir | --run-dir=*) leave 2 "error: ${word%%=*}: this script needs it too; write RUN_DIR=… sbatch …" ;;
     --config | --config=*) leave 2 "error: --config: the script's recipe is $RECIPE; submit the other recipe's script" ;;
   esac
 done
@@ -45,7 +45,7 @@ logs=$job_dir/start_$restart
 preflight=$logs/preflight
 mkdir -p "$preflight"
 
-# A run that has begun resumes with the task's files as of its start, even if they changed while the job was queued.
+# A run that has begun resumes with the task's files from its start, even if they changed while the job was queued.
 has_begun=
 ! grep -qs "\"slurm_job_id\": \"$SLURM_JOB_ID\"" "$run_dir/status.json" || has_begun=1
 used_recipe=$run_dir/source/$(basename "$(dirname "$RECIPE")")/$(basename "$RECIPE")
@@ -59,7 +59,7 @@ asked_to_stop=
 ask_to_stop() {
   asked_to_stop=$1
   say "asked to stop by $1; passed on to the run"
-  touch "$run_dir/stop" || say "error: the stop file cannot be made; the run continues"
+  touch "$run_dir/stop" || say "error: the stop file cannot be created; the run continues"
 }
 rm -f "$run_dir/stop"
 trap 'ask_to_stop SIGUSR1' USR1
@@ -71,7 +71,7 @@ first_node=${node_names[0]}
 port=$((10000 + (SLURM_JOB_ID * 16 + restart) % 22000))
 
 export LARGEBATCH_ENV=${LARGEBATCH_ENV-.venv/bin/activate}
-[[ -z $LARGEBATCH_ENV || -f $LARGEBATCH_ENV || -n ${LARGEBATCH_CONTAINER:-} ]] || leave 2 "error: LARGEBATCH_ENV=$LARGEBATCH_ENV: there is no such file in $PWD; make your environment as README.md says, or name the shell file that activates it"
+[[ -z $LARGEBATCH_ENV || -f $LARGEBATCH_ENV || -n ${LARGEBATCH_CONTAINER:-} ]] || leave 2 "error: LARGEBATCH_ENV=$LARGEBATCH_ENV: there is no such file in $PWD; create your environment as README.md says, or name the shell file that activates it"
 export LARGEBATCH_REFUSAL=$logs/refusal
 if [[ -z ${SLURM_JOB_END_TIME:-} ]]; then
   # Slurm before 23.02 does not set it in the environment. A job without a time limit has no end.
@@ -130,7 +130,7 @@ checkpoint_step() {
   for marker in "$run_dir"/checkpoints/step_*/complete.json; do
     step=$(basename "$(dirname "$marker")")
     step=${step#step_}
-    # There may be other files beside the checkpoints.
+    # There may be other files next to the checkpoints.
     if [[ -f $marker && $step =~ ^[0-9]+$ ]]; then ((newest = 10#$step > newest ? 10#$step : newest)) || true; fi
   done
   echo "$newest"
@@ -148,7 +148,7 @@ give_up_without_progress() {
   local starts
   starts=$(grep -cxs "$(checkpoint_step)" "$job_dir/starts" || true)
   if ((starts > max_restarts)); then
-    leave 1 "error: $1; $starts starts made no progress past step $(checkpoint_step): given up (LARGEBATCH_MAX_RESTARTS); see $job_dir"
+    leave 1 "error: $1; giving up after $starts starts without progress past step $(checkpoint_step) (LARGEBATCH_MAX_RESTARTS); see $job_dir"
   fi
 }
 
@@ -156,7 +156,7 @@ give_up_without_progress() {
 requeue() {
   local state try
   state=$(squeue --noheader --jobs "$SLURM_JOB_ID" --format %T || true)
-  [[ -z $state || $state == RUNNING ]] || leave 1 "$1; Slurm is ending this start: not requeued from here"
+  [[ -z $state || $state == RUNNING ]] || leave 1 "$1; Slurm is ending this start, so this script does not requeue the job"
   give_up_without_progress "$1"
   say "$1; requeued, to resume from step $(checkpoint_step)"
   for try in 1 2 3; do
@@ -177,7 +177,7 @@ requeue_without() {
     --exclude="$excluded" --nodes=1 --ntasks=1 --time=10 --output="$logs/exclude.log" --wrap '
       until scontrol update JobId="$JOB" ExcNodeList="$EXCLUDED"; do sleep 1; done
       scontrol release "$JOB"' ||
-    leave 3 "error: bad nodes ($1), and no job could be submitted that excludes them; submit again with --exclude=$1"
+    leave 3 "error: bad nodes ($1), and the job that excludes them could not be submitted; submit again with --exclude=$1"
   requeue "bad nodes: $1" requeuehold
 }
 
@@ -207,7 +207,7 @@ if ((code == 3)) && [[ ${LARGEBATCH_EXCLUDE_BAD_NODES:-} == 1 ]]; then
   IFS=, read -ra bad_names <<<"$bad_nodes"
   if ((${#bad_names[@]} < nodes)); then requeue_without "$bad_nodes"; fi
 fi
-((code == 0)) || leave "$code" "error: the pre-flight found what is said above; training was not started"
+((code == 0)) || leave "$code" "error: the pre-flight found the problems above; training was not started"
 
 # --resume is for the first start; later starts resume from the newest checkpoint.
 words=()

@@ -69,6 +69,6 @@ class Config(RecipeConfig):
     def _norms_in_fp64(self) -> Iterator[str]:
         if self.precision == "fp64" and isinstance(self.model, Llama):
             yield (
-                'precision: "fp64" would not be that: the RMSNorm of Llama in `transformers` computes in fp32 whatever '
-                'it is given; write "fp32", or model.architecture "gpt2"'
+                'precision: "fp64" would not be fp64 throughout: Llama\'s RMSNorm in `transformers` computes in fp32 '
+                'whatever its input; write "fp32", or model.architecture "gpt2"'
             )

@@ -5,7 +5,8 @@ gpt2_124m.json   GPT-2 124M on 10B tokens of FineWeb at batch 2M tokens, AdamW w
                  learning rate is the one commonly used at 0.5M tokens, where validation loss 3.28 is expected; 8 GPUs
 llama_pydoc.json a small Llama on the same bytes, 1.53 nats per byte, initialized like the large ones
 llama_1b.json    Llama 1B on 26B tokens of FineWeb-Edu at batch 2M tokens, after TinyLlama (2401.02385); 64 GPUs
-llama_8b.json    Llama 8B on 168B tokens at batch 4M tokens, after Llama 3 (2407.21783); 128 GPUs; neither trained here
+llama_8b.json    Llama 8B on 168B tokens at batch 4M tokens, after Llama 3 (2407.21783); 128 GPUs
+                 (this project has trained neither of the two)
 
     accelerate launch --config_file recipes/accelerate_configs/ddp.yaml recipes/causal_lm/train.py \
         --config recipes/causal_lm/gpt_pydoc.json

@@ -14,7 +14,7 @@ CHANNELS_PER_GROUP = 16
 
 
 class Views(Section):
-    """The random views of an image (Chen et al. 2020, appendix A): two are drawn of each image in every epoch."""
+    """The random views of an image (Chen et al. 2020, appendix A): two are drawn for each image in every epoch."""
 
     min_area: PositiveFraction = 0.08
     """A view is a random crop of at least this fraction of the area, with an aspect ratio of 3/4 to 4/3."""
@@ -22,7 +22,7 @@ class Views(Section):
     """Whether half of the views are flipped horizontally."""
     color_strength: NonNegativeFloat
     """Strength s of the color distortion: in 80 % of the views brightness, contrast and saturation change by up to
-    0.8 s and hue by up to 0.2 s of a turn, and 20 % are made gray; 0 leaves colors unchanged."""
+    0.8 s and hue by up to 0.2 s of a turn, and 20 % are turned gray; 0 leaves colors unchanged."""
     blur: Fraction
     """Fraction of the views that get a Gaussian blur of 0.1 to 2 pixels; the paper's is 0.5."""
 
@@ -56,8 +56,8 @@ class ConvNet(Model):
         for size in self.hidden_sizes:
             if size % CHANNELS_PER_GROUP:
                 raise ValueError(
-                    f"hidden_sizes has {size}, which is not a multiple of {CHANNELS_PER_GROUP}, the channels of a "
-                    "group that GroupNorm normalizes; write multiples of it"
+                    f"hidden_sizes has {size}, which is not a multiple of {CHANNELS_PER_GROUP}, the number of channels "
+                    "that GroupNorm normalizes together; write multiples of it"
                 )
         return self
 
@@ -88,7 +88,7 @@ class Neighbors(Section):
     temperature: PositiveFloat = 0.07
     """Temperature of the votes' weights."""
     bank_samples: PositiveInt | None = None
-    """Only this many training samples, from the first on, may vote; every process keeps their features. null is all."""
+    """Only this many training samples, from the first on, may vote; every process keeps their features. null: all."""
 
 
 class Config(RecipeConfig):
@@ -118,9 +118,12 @@ class Config(RecipeConfig):
         num_samples = self.data.num_train_samples
         bank_samples = self.neighbors.bank_samples or num_samples
         if bank_samples > num_samples:
-            yield f"neighbors.bank_samples: {bank_samples} is more than the {num_samples} training samples"
+            yield (
+                f"neighbors.bank_samples: {bank_samples} is more than the {num_samples} training samples; write at "
+                f"most {num_samples}, or null for all"
+            )
         elif self.neighbors.count > bank_samples:
             yield (
-                f"neighbors.count: {self.neighbors.count} neighbors are more than the {bank_samples} samples they "
-                "are among"
+                f"neighbors.count: {self.neighbors.count} is more than the {bank_samples} samples that neighbors are "
+                f"chosen from; write at most {bank_samples}"
             )

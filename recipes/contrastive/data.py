@@ -44,7 +44,7 @@ def sources(config: Config) -> tuple[SampleSource, SampleSource]:
 
 
 class DigitViews:
-    """Views of images in memory, of one channel."""
+    """Views of single-channel images in memory."""
 
     def __init__(self, images: TensorImages, views: Views, seed: int):
         self.images = images

@@ -76,7 +76,7 @@ def main() -> None:
         features = step.gather(features_of)
         step.couple(nt_xent(features, config.loss.temperature).sum())
         for batch in step.micro_batches():
-            # Each micro-batch again, with gradients: the loss's gradient by its features flows on to the weights.
+            # Each micro-batch again, with gradients: the features pass the loss's gradient on to the weights.
             step.backward_features(features_of(batch))
         run.update(step)
         if run.should_evaluate:

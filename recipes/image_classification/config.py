@@ -35,7 +35,7 @@ class CrossEntropy(Section):
     """Fraction of each label that is spread over all classes (Szegedy et al. 2016, arXiv 1512.00567, section 7)."""
     mixup_alpha: PositiveFloat | None = None
     """Images and labels are mixed in pairs, weighted by a draw from Beta(alpha, alpha) (Zhang et al. 2018, arXiv
-    1710.09412); null mixes none. Pairs are consecutive samples, so `batch.micro_batch_size` must be even."""
+    1710.09412); null: no mixing. Pairs are consecutive samples, so `batch.micro_batch_size` must be even."""
 
 
 class Config(RecipeConfig):
@@ -63,7 +63,7 @@ class Config(RecipeConfig):
         if isinstance(self.model, Vit) and self.data.image_size % self.model.patch_size:
             yield (
                 f"model.patch_size: {self.model.patch_size} does not divide data.image_size {self.data.image_size}, so "
-                f"a part of each image would be left out; write a divisor of {self.data.image_size}, or change "
+                f"a part of each image would be cut off; write a divisor of {self.data.image_size}, or change "
                 "data.image_size"
             )
 
@@ -71,6 +71,6 @@ class Config(RecipeConfig):
     def _whole_pairs(self) -> Iterator[str]:
         if self.loss.mixup_alpha is not None and self.batch.micro_batch_size % 2:
             yield (
-                f"batch.micro_batch_size: {self.batch.micro_batch_size} is odd, and loss.mixup_alpha mixes samples in "
-                "pairs, which micro-batches would part; write an even one"
+                f"batch.micro_batch_size: {self.batch.micro_batch_size} is odd, but loss.mixup_alpha mixes samples in "
+                "pairs, which micro-batches must not split; write an even number"
             )

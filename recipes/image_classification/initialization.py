@@ -43,7 +43,7 @@ def small_classifier(model: nn.Module) -> None:
 
 
 def set_batch_norm_momentum(model: nn.Module) -> None:
-    """Have BatchNorm's running statistics keep 0.9 of their old value at each step, and take 0.1 of the new one.
+    """Make BatchNorm's running statistics keep 0.9 of their old value at each step, and take 0.1 of the new one.
 
     Goyal et al. 2017, section 5.1, call this a momentum of 0.9; torch calls the other weight, 0.1, the momentum. The
     new value comes from micro-batches (the paper's n = 32 images per worker), not from the global batch (section 2.3):

@@ -28,13 +28,13 @@ class MaskedText(TextData):
         if self.tokens_per_sample == 0:
             raise ValueError(
                 f"mask_fraction {self.mask_fraction:g} of block_size {self.block_size} is less than half a token, so "
-                "there is nothing to predict; write larger ones"
+                "there is nothing to predict; increase one of them"
             )
         return self
 
 
 class MaskedPydoc(MaskedText, PydocData):
-    """The Python reference as bytes, masked by the additional token 256."""
+    """The Python reference as bytes, masked with the additional token 256."""
 
 
 class MaskedHubText(MaskedText, HubText):
@@ -51,7 +51,7 @@ class Bert(TransformerWithDropout, LargeModel):
     vocab_size: PositiveInt
     """Rows of the embedding; at least the tokenizer's number of tokens (257 for bytes and their mask)."""
     max_positions: PositiveInt
-    """Learned positions; at least `data.block_size`, also that of a later phase with longer blocks."""
+    """Learned positions; at least `data.block_size`, including that of a later phase with longer blocks."""
     initializer_range: PositiveFloat = 0.02
     """Standard deviation of the initial weights."""
 

@@ -38,8 +38,8 @@ def sources(config: Config) -> tuple[SampleSource, SampleSource]:
     mask = tokenizer.mask_token
     if mask is None:
         raise DataError(
-            f"data.tokenizer: {name!r} has no mask token; write that of a masked language model, such as "
-            "google-bert/bert-base-uncased"
+            f"data.tokenizer: {name!r} has no mask token; write the tokenizer of a masked language model, such "
+            "as google-bert/bert-base-uncased"
         )
     whose = "bytes with a mask" if name == "bytes" else repr(name)
     check_vocabulary(config.model.vocab_size, max(tokenizer.vocab_size, mask + 1), whose)
@@ -91,8 +91,8 @@ class MaskedBlocks:
         candidates = np.flatnonzero(np.isin(tokens, self.ordinary))
         if len(candidates) < self.num_targets:
             raise DataError(
-                f"data: block {index} has {len(candidates)} tokens besides special ones, and {self.num_targets} are to "
-                "be predicted; leave empty documents out of the data, or write a smaller data.mask_fraction"
+                f"data: block {index} has {len(candidates)} tokens besides special ones, but {self.num_targets} must "
+                "be predicted; remove empty documents from the data, or write a smaller data.mask_fraction"
             )
         targets = random.choice(candidates, self.num_targets, replace=False)
         inputs, labels = tokens.copy(), np.full_like(tokens, IGNORE_INDEX)

@@ -2,7 +2,8 @@
 
 bert_pydoc.json           a small BERT on the bytes of Python's own reference: a laptop's CPU, a minute
 bert_large_64k_128.json   BERT-Large, blocks of 128 tokens at batch 65,536, the first 7,037 of the paper's 8,599 steps
-bert_large_32k_512.json   its weights, blocks of 512 tokens at batch 32,768, the other 1,562; neither trained here
+bert_large_32k_512.json   from its weights, blocks of 512 tokens at batch 32,768, the other 1,562 steps
+                          (this project has trained neither of the two)
 
     accelerate launch --config_file recipes/accelerate_configs/ddp.yaml recipes/masked_lm/train.py \
         --config recipes/masked_lm/bert_pydoc.json

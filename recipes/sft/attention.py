@@ -35,8 +35,8 @@ def check_causal(model: PreTrainedModel) -> None:
         if not difference <= OF_OTHER_TOKENS:
             raise UserError(
                 f"model: {type(model).__name__} is not a causal language model: a token changes the logits of those "
-                f"before it, by {difference:.1e} of the largest, so it would read the answers that it is to predict; "
-                "write another model"
+                f"before it, by {difference:.1e} of the largest, so it would read the answers that it must predict; "
+                "use another model"
             )
 
 
@@ -94,7 +94,7 @@ def _asked(model: PreTrainedModel) -> Iterator[None]:
             yield
     except UserError:
         raise
-    # For sizes that do not fit torch raises exceptions of many kinds.
+    # For sizes that do not match, torch raises exceptions of many kinds.
     except Exception as error:
         raise UserError(
             f"model: {type(model).__name__} can be built but not run: {reason_of(error)}; correct model.config, or the "

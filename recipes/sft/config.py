@@ -16,7 +16,7 @@ class PairData(Data):
     """Prompts with their answers; the answers are predicted, followed by the end-of-text token."""
 
     block_size: PositiveInt
-    """Most tokens that a sample predicts from: a pair's tokens except its last one, or those of all pairs of a pack."""
+    """Maximum tokens a sample predicts from: a pair's tokens except its last one, or those of all pairs of a pack."""
     packing: bool = False
     """Whether a training sample is a pack: as many consecutive pairs, in their stored order, as `block_size` tokens
     hold. Pairs do not attend to each other, so each has the same loss as alone. `num_train_samples` then counts packs;
@@ -54,7 +54,7 @@ class HubPairs(HubOrLocal, PairData):
     """Hub id or local folder of a `transformers` tokenizer, usually the model's, or "bytes"."""
     on_invalid: Literal["refuse", "skip"] = "refuse"
     """How to treat pairs that have more than `block_size` tokens, or a prompt or an answer whose columns are all empty:
-    a run prints how many there are, and either does not start or leaves them out."""
+    a run prints how many there are, and either does not start or skips them."""
 
     @field_validator("prompt", "answer")
     @classmethod
@@ -69,7 +69,7 @@ class HubPairs(HubOrLocal, PairData):
         plain = all(name and not name.isdigit() and not set(name) & set(".[") for name in names)
         if "\\n" in template and "\n" not in template:
             raise ValueError(
-                f"{template!r} has a backslash and an n where a new line may be meant; in JSON write \\n, in a shell "
+                f"{template!r} has a backslash and an n where a newline may be meant; in JSON write \\n, in a shell "
                 "$'…\\n…', or the whole section as JSON"
             )
         if not names or not plain or any(spec or conversion for _, _, spec, conversion in fields):
@@ -97,7 +97,7 @@ class Lora(Section):
     dropout: BelowOne = 0.0
     """Dropout on the adapters' inputs."""
     target_modules: Literal["all-linear"] | Annotated[list[str], Field(min_length=1)] = "all-linear"
-    """Names of the layers that get an adapter, such as ["q_proj", "v_proj"]; "all-linear" is all but the output."""
+    """Names of the layers that get an adapter, such as ["q_proj", "v_proj"]; "all-linear": all but the output."""
 
 
 class AutoCausalLM(Model):
@@ -145,6 +145,6 @@ class Config(RecipeConfig):
     def _norms_in_fp64(self) -> Iterator[str]:
         if self.precision == "fp64":
             yield (
-                'precision: "fp64" would not be that: norms of many models of `transformers`, RMSNorm among them, '
-                'compute in fp32 whatever they are given; write "fp32"'
+                'precision: "fp64" would not be fp64 throughout: norms of many models of `transformers`, RMSNorm among '
+                'them, compute in fp32 whatever their input; write "fp32"'
             )

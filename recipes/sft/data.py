@@ -64,21 +64,21 @@ def _check_fits_the_model(config: Config, tokenizer: Tokenizer, longest: int) ->
     if tokenizer.vocab_size > model.vocab_size:
         raise DataError(
             f"data.tokenizer: it has {tokenizer.vocab_size} tokens, more than the model's vocabulary of "
-            f"{model.vocab_size}; write the tokenizer that belongs to the model"
+            f"{model.vocab_size}; write the model's own tokenizer"
         )
     rope = getattr(model, "rope_parameters", None) or {}
     name = "original_max_position_embeddings"
     original = rope.get(name, getattr(model, name, None))
     if rope.get("rope_type") in ("longrope", "dynamic") and original is not None and longest > original:
         raise DataError(
-            f"data.block_size: the longest pair has {longest} tokens to predict from, and beyond {original} the "
+            f"data.block_size: the longest pair has {longest} tokens to predict from, but beyond {original} the "
             "model's positions depend on the longest pair of a batch, so that a pair's loss would depend on others; "
             f"write {original}"
         )
     positions = getattr(model, "max_position_embeddings", None)
     if positions is not None and longest > positions:
         raise DataError(
-            f"data.block_size: the longest pair has {longest} tokens to predict from, and the model reads at most "
+            f"data.block_size: the longest pair has {longest} tokens to predict from, but the model reads at most "
             f"{positions}; write {positions}"
         )
 
@@ -100,7 +100,7 @@ def addition() -> tuple[datasets.Dataset, datasets.Dataset]:
 
 
 class PairEncoder:
-    """Rows of a data set to tokens.
+    """Turns rows of a data set into tokens.
 
     Args:
         prompt: The prompt's template, with names of columns in braces.
@@ -118,7 +118,7 @@ class PairEncoder:
         self.answer = answer
         self.tokenizer = tokenizer
         self.chat = chat
-        # Tokens with which the tokenizer begins each text; chat templates write their own.
+        # Tokens that the tokenizer puts before each text; chat templates write their own.
         self.begin: list[int] = []
         if isinstance(tokenizer, PretrainedTokenizer):
             inner = tokenizer.tokenizer
@@ -168,8 +168,8 @@ class PairEncoder:
             ) from error
         if not whole.startswith(before) or whole == before:
             raise DataError(
-                "data.format: the tokenizer's chat template does not write an answer after the prompt as it asks for "
-                'it, so it is not clear what to predict; write "plain", with templates of your own'
+                "data.format: the tokenizer's chat template writes a prompt differently when an answer follows, so it "
+                'is not clear what to predict; write "plain", with templates of your own'
             )
         return before, whole[len(before) :]
 
@@ -181,8 +181,8 @@ def _as_text(name: str, value: Any) -> Any:
     if isinstance(value, str | int | float) and not isinstance(value, bool):
         return value
     raise DataError(
-        f"data: the column {name!r} has {str(value)[:60]!r}, a {type(value).__name__} and neither text nor a number; "
-        "make a column of text of it, and name that in data.prompt or data.answer"
+        f"data: the column {name!r} has {str(value)[:60]!r}, a {type(value).__name__}, neither text nor a number; "
+        "convert it to a column of text, and name that in data.prompt or data.answer"
     )
 
 

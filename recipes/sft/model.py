@@ -45,7 +45,7 @@ def configuration(model: AutoCausalLM) -> PretrainedConfig:
             unknown = [name for name in given if not _knows(config, name)]
             if unknown:
                 kind = model.config["model_type"]
-                raise UserError(f"model.config: {kind} has no setting {unknown[0]}; correct it, or leave it out")
+                raise UserError(f"model.config: {kind} has no setting {unknown[0]}; correct it, or remove it")
         else:
             config = AutoConfig.from_pretrained(_place(model))
     except UserError:
@@ -66,7 +66,7 @@ def load_causal_lm(model: AutoCausalLM) -> PreTrainedModel:
     """The model that a recipe starts from, with the recipe's adapters if there are any.
 
     Its weights have torch's default dtype, which `Run` sets, whatever their stored dtype. On torch's "meta" device only
-    shapes are made, and no weights are read.
+    shapes are created, and no weights are read.
 
     Raises:
         UserError: It cannot be loaded, weights are missing, an adapter has no layer, or `peft` is missing.
@@ -106,7 +106,7 @@ def _check_whole(path: str | None, missing: Iterable[str]) -> None:
     if names:
         raise UserError(
             f"model.path: {path!r} has no weights for {len(names)} of the model's parameters, such as "
-            f"{', '.join(names[:3])}, which would begin at random; write the folder or hub id of a whole causal "
+            f"{', '.join(names[:3])}, which would start at random; write the folder or hub id of a whole causal "
             "language model, saved with save_pretrained"
         )
 

@@ -22,12 +22,12 @@ class Pairs:
     Args:
         dataset: Rows of tokens "input_ids", empty if the prompt or the answer is empty, of which the first "num_prompt"
             are the prompt's.
-        block_size: Most tokens that a pair may predict from.
+        block_size: The most tokens that a pair may predict from.
         split: "training" or "evaluation", for messages.
-        leave_out: Whether to leave out unusable pairs.
+        leave_out: Whether to skip unusable pairs.
 
     Raises:
-        DataError: There are unusable pairs that may not be left out, or no usable ones.
+        DataError: There are unusable pairs that may not be skipped, or no usable ones.
     """
 
     def __init__(self, dataset: "datasets.Dataset", block_size: int, split: str, leave_out: bool):
@@ -43,19 +43,21 @@ class Pairs:
             return
         problems = []
         if is_empty.any():
-            problems.append(f"{is_empty.sum():,} have an empty prompt or answer (the first is row {is_empty.argmax()})")
+            problems.append((is_empty, f"an empty prompt or answer (the first is row {is_empty.argmax()})"))
         if is_long.any():
-            problems.append(
-                f"{is_long.sum():,} have more than data.block_size {block_size:,} tokens to predict from (the first is "
-                f"row {is_long.argmax()}, the longest has {num_tokens.max() - 1:,})"
-            )
-        self.remark = f"of {len(num_tokens):,} {split} pairs {' and '.join(problems)}"
+            what = f"more than data.block_size {block_size:,} tokens to predict from (the first is row "
+            problems.append((is_long, f"{what}{is_long.argmax()}, the longest has {num_tokens.max() - 1:,})"))
+        among = f"of {len(num_tokens):,} {split} pairs "
+        self.remark = " and ".join(
+            f"{chosen.sum():,} {among if number == 0 else ''}{'has' if chosen.sum() == 1 else 'have'} {what}"
+            for number, (chosen, what) in enumerate(problems)
+        )
         if not leave_out or not len(self.rows):
             remedies = ["correct the data", *(["raise data.block_size"] if is_long.any() else [])]
             if len(self.rows):
                 raise DataError(f'data.on_invalid: {self.remark}; {", ".join(remedies)}, or write "skip"')
-            raise DataError(f"{self.remark}, so that none is left; {' or '.join(remedies)}")
-        self.remark += ": left out"
+            raise DataError(f"{self.remark}, so none is left; {' or '.join(remedies)}")
+        self.remark += ": skipped"
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -93,7 +95,7 @@ class PairSamples:
         pairs: The pairs.
         num_samples: Number of samples to use.
         field: The config's field for `num_samples`, for the error.
-        pack_size: Most tokens of a pack; None is one pair per sample.
+        pack_size: The most tokens in a pack; None means one pair per sample.
 
     Raises:
         DataError: There are too few samples.
@@ -107,10 +109,10 @@ class PairSamples:
         self.num_available = len(self.starts) - 1
         self.remark = pairs.remark
         if self.num_available < num_samples:
-            what = f"make {self.num_available} packs of at most {pack_size} tokens" if pack_size else "are fewer"
-            raise DataError(
-                f"{field}: {num_samples}, but the data's {len(pairs)} pairs {what}; write at most {self.num_available}"
-            )
+            found = f"the data has only {len(pairs)} pairs"
+            if pack_size:
+                found = f"the data's {len(pairs)} pairs make {self.num_available} packs of at most {pack_size} tokens"
+            raise DataError(f"{field}: {num_samples}, but {found}; write at most {self.num_available}")
 
     def __len__(self) -> int:
         return self.num_samples

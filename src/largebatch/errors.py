@@ -1,7 +1,7 @@
 """Errors that a user can fix, and what their messages need.
 
 Each message names what was given, why it is wrong and what to write instead. Recipes and the command line print only
-the message, and exit with the class's `exit_code`; any other exception is a bug of ours and keeps its traceback.
+the message, and exit with the class's `exit_code`; any other exception is a bug in largebatch and keeps its traceback.
 """
 
 import difflib
@@ -21,9 +21,9 @@ def counted(number: float, one: str, many: str | None = None, form: str = ",") -
     """ "1 step", "2,000 steps", "0.5 epochs".
 
     Args:
-        number: The number; it is singular if it is formatted as 1.
+        number: The number; the noun is singular if it is formatted as 1.
         one: The noun in the singular.
-        many: The noun in the plural; None appends an s.
+        many: The noun in the plural; None means the singular with an s.
         form: The format of the number.
     """
     shown = format(number, form)

@@ -23,7 +23,7 @@ PACKAGES = (
 
 
 def installed_versions() -> dict[str, str]:
-    """The versions of Python, largebatch and `PACKAGES`, by name; missing packages are left out."""
+    """The versions of Python, largebatch and `PACKAGES`, by name; missing packages are omitted."""
     versions = {"python": platform.python_version(), "largebatch": __version__}
     for name in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):

@@ -11,7 +11,7 @@ def local_folder(where: str, field: str, what: str) -> Path | None:
     Args:
         where: The folder or id, as in the config.
         field: Path of the config field, for the error.
-        what: What has the id, such as "a model", for the error.
+        what: What the id names, such as "a model", for the error.
 
     Raises:
         UserError: It looks like a folder that does not exist.
@@ -21,7 +21,7 @@ def local_folder(where: str, field: str, what: str) -> Path | None:
         return path
     if where.startswith((".", "/", "~")) or path.exists():
         raise UserError(
-            f"{field}: there is no folder {where!r} (looked from {Path.cwd()}); write a local folder, or the id of "
+            f"{field}: there is no folder {where!r} (relative to {Path.cwd()}); write a local folder, or the id of "
             f"{what} on the hub"
         )
     return None

@@ -20,7 +20,7 @@ def load_named(name: str) -> Any:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
         owner = owner_of(module)
-        # The package of a task's folder has a name that nobody wrote.
+        # The package of a task's folder has a generated name.
         what = f"{module.removeprefix(owner)[1:]}.py in {folder_of(owner)}" if owner else f"the module {error.name}"
         raise UserError(f'"{name.removeprefix(f"{owner}.")}" names {what}, which cannot be imported') from error
     except AttributeError as error:

@@ -166,7 +166,9 @@ def test_batch_norm_over_all_processes():
 def test_batch_norm_and_activation_checkpointing():
     """Blocks without BatchNorm are compiled with what is computed again; see `tests/model`."""
     checkpointing = "--compute.activation_checkpointing=true"
-    with pytest.raises(ConfigError, match=r"gives up at blocks with BatchNorm.*compute.activation_checkpointing"):
+    with pytest.raises(
+        ConfigError, match=r"gives up on recomputed blocks with BatchNorm.*compute.activation_checkpointing"
+    ):
         resolve(load_config(DIGITS, [COMPILED, checkpointing]), 4)
     assert resolve(load_config(VIT_DIGITS, [COMPILED, checkpointing]), 4).compile
 

@@ -50,7 +50,7 @@ def test_alone():
         ({"FSDP_IGNORED_MODULES": ".*head"}, "fsdp_ignored_modules"),
         ({"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, "dynamo_backend"),
         ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}, "parallelism_config"),
-        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, "mixed_precision: bf16, the recipe precision fp32"),
+        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, "mixed_precision: bf16, the recipe has precision fp32"),
         ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}, "gradient_accumulation_steps: 4; remove it"),
         ({"ACCELERATE_GRADIENT_CLIPPING": "1.0"}, "set optimizer.clip_norm in the recipe"),
         ({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "1"}, "write fsdp_version: 2"),

@@ -258,18 +258,18 @@ def run_with(change: str, words: tuple[str, ...], run_dir) -> None:
     ("change", "words", "message"),
     [
         ("group norm", (SYNC,), "no BatchNorm layer to synchronize; set model.sync_batch_norm to false"),
-        ("instance norm", (), "the model has no BatchNorm layer, and the plan says"),
+        ("instance norm", (), "the model has no BatchNorm layer, but the plan says"),
         (
             "batch norm",
             ("--data.block_size=128",),
             "transformer.ln_f is a BatchNorm layer, so micro_batch_size is part",
         ),
-        ("torch's", (), "is a SyncBatchNorm layer, and the plan says model.sync_batch_norm: false"),
-        ("torch's", (SYNC,), "is a SyncBatchNorm layer, and the plan says model.sync_batch_norm: true"),
+        ("torch's", (), "is a SyncBatchNorm layer, but the plan has model.sync_batch_norm: false"),
+        ("torch's", (SYNC,), "is a SyncBatchNorm layer, but the plan has model.sync_batch_norm: true"),
         (
             "another class",
             (SYNC,),
-            "embedder.normalization is of the class OtherNorm, which may compute something other",
+            "embedder.normalization is of class OtherNorm, which may compute something other",
         ),
         ("not synchronized", (SYNC,), "BatchNorm over all processes: the plan says True, the engine has False"),
     ],

@@ -87,7 +87,7 @@ def test_a_job_that_always_fails_is_given_up(submit):
     job = submit(*WORDS, options=TWO_NODES, programs=programs, LARGEBATCH_MAX_RESTARTS="1")
     assert job.wait_for_end() == "FAILED"
     assert job.starts == 2
-    assert "2 starts made no progress past step 0: given up (LARGEBATCH_MAX_RESTARTS)" in job.log
+    assert "giving up after 2 starts without progress past step 0 (LARGEBATCH_MAX_RESTARTS)" in job.log
     assert job.exit_code == "1:0"
     job.assert_no_survivors()
 
@@ -112,7 +112,7 @@ def test_a_host_with_another_package_is_left_out(submit, cluster, tmp_path):
     job = submit(*WORDS, options=TWO_NODES, programs={"accelerate": TOLD}, LARGEBATCH_EXCLUDE_BAD_NODES="1")
     assert job.wait_for_end() == "COMPLETED", job.log
     version = importlib.metadata.version("safetensors")
-    assert f"bad node h2: safetensors is 9{version} there, and {version} on 1 node" in job.log
+    assert f"bad node h2: safetensors is 9{version}, but {version} on 1 node" in job.log
     assert "bad nodes: h2; requeued" in job.log
     assert job.starts == 2
     assert job.show("NodeList") == "h[1,3]"

@@ -45,7 +45,7 @@ def test_all_problems_of_both_kinds_in_one_error(tmp_path):
         'seed: given "zero"; write a whole number',
         "learning_rate.reference_batch_size: missing; the global batch size `base_lr` was tuned at",
         "optimizer.weight_decay: given -0.1; must be at least 0",
-        "learning_rate.warmup.duration: 40 epochs are 4000 steps, longer than the whole run of 200",
+        "learning_rate.warmup.duration: 40 epochs is 4000 steps, longer than the whole run of 200",
         'precision: "fp16" is not allowed; write "fp32", "bf16" or "fp64"',
     ):
         assert words in text
@@ -59,9 +59,9 @@ def test_all_problems_of_both_kinds_in_one_error(tmp_path):
         ("--seed=99999999999999999999999", "must be at most 9223372036854775807"),
         ("--learning_rate.base_lr=1e308", "must be at most 1000000000000"),
         ("--batch.last=keep", 'batch.last: write "batch": {"drop_last": true}, or false to keep'),
-        ("--optimizer.moments=sde", "optimizer.moments: it is beta_scaling now"),
-        ("--task=causal_lm", "task: a recipe's task is the folder that it is in; remove it"),
-        ('--verify={"model": {"num_layers": 1}}', 'verify: its model is debug_model now; write "debug_model"'),
+        ("--optimizer.moments=sde", "optimizer.moments: renamed; write beta_scaling"),
+        ("--task=causal_lm", "task: a recipe's task is the folder it is in; remove it"),
+        ('--verify={"model": {"num_layers": 1}}', 'verify: replaced; write its model as "debug_model"'),
         ("--batch.global_batch_size=" + "9" * 5000, "batch.global_batch_size: given"),
         ("--data=null", "data: given null; write an object"),
         ("--optimizer=[]", "optimizer: given []; write an object"),
@@ -128,7 +128,7 @@ GROWING = '--batch.global_batch_size=[{"from": {"steps": 0}, "size": 32}, {"from
             ["--optimizer.beta_scaling=half_life", "--optimizer.betas=[0.9,0.95]", *TEN_TIMES],
             '"half_life": at 10 times the batch that they were tuned at, the second beta becomes 0.95 ** 10',
         ),
-        (["--optimizer.beta_scaling=sde", "--learning_rate.scaling=linear"], 'write "sqrt" as learning_rate.scaling'),
+        (["--optimizer.beta_scaling=sde", "--learning_rate.scaling=linear"], 'set learning_rate.scaling to "sqrt"'),
         (["--optimizer.beta_scaling=half_life", GROWING], 'write "fixed", or a global_batch_size that does not grow'),
         (["--learning_rate.warmup.shape=constant"], "a constant warmup at zero would not train"),
         (
@@ -147,15 +147,15 @@ def test_rules_outside_their_range(overrides, words):
     [
         (
             {"name": "step", "factor": 0.1, "at": [{"epochs": 2}]},
-            "decay.at[0]: 2 epochs is step 200, not within the run",
+            "decay.at[0]: 2 epochs is step 200, which is not within the run",
         ),
         (
             {"name": "step", "factor": 0.1, "at": [{"steps": 9}, {"steps": 9}]},
-            "decay.at[1]: 9 steps is step 9, not after",
+            "decay.at[1]: 9 steps is step 9, which is not after",
         ),
         (
             {"name": "warmup_stable_decay", "decay": {"steps": 161}},
-            "161 steps of decay after 40 steps of warmup are longer",
+            "161 steps of decay after 40 steps of warmup is longer",
         ),
     ],
 )
@@ -172,7 +172,7 @@ def test_decay_outside_the_run(decay, words):
         ),
         (
             '[{"from": {"steps": 0}, "size": 32}, {"from": {"epochs": 2}, "size": 64}]',
-            "size 64 starts at step 200, not",
+            "size 64 starts at step 200, which is not",
         ),
         (
             '[{"from": {"steps": 0}, "size": 32}, {"from": {"steps": 0}, "size": 64}]',
@@ -190,7 +190,7 @@ def test_decay_outside_the_run(decay, words):
         ("[]", "batch.global_batch_size: given []; "),
         (
             '{"start": 8, "end": 60, "increment": 8, "over": {"epochs": 1}}',
-            "does not lead to end 60; write an end such as 56",
+            "do not lead to end 60; write an end such as 56",
         ),
         ('{"start": 8, "end": 16, "increment": 8}', "batch.global_batch_size.over: missing"),
         ('"big"', 'batch.global_batch_size: given "big"; write a whole number'),
@@ -260,14 +260,14 @@ def test_missing_file_folder_and_binary(tmp_path):
 
 def test_a_recipe_of_another_task_is_refused():
     (problem,) = problems_of(recipe=DIGITS, task=CausalLMConfig)
-    assert problem == f"belongs to another task; run {DIGITS.with_name('train.py')} instead"
+    assert problem == f"belongs to a different task; run {DIGITS.with_name('train.py')} instead"
     assert load_config(DIGITS, (), ImageClassificationConfig).data.num_train_samples == 1437
 
 
 def test_a_recipe_without_its_task(tmp_path):
     (tmp_path / "lone.json").write_text(DIGITS.read_text())
     (problem,) = problems_of(recipe=tmp_path / "lone.json")
-    assert problem.startswith(f"there is no {tmp_path}/config.py, which says what a recipe may say; a recipe's JSON")
+    assert problem.startswith(f"there is no {tmp_path}/config.py, which defines a recipe's fields; a recipe's JSON")
 
 
 HEAD = "from largebatch.config import RecipeConfig\n\nclass Config(RecipeConfig):\n"
@@ -279,16 +279,16 @@ HEAD = "from largebatch.config import RecipeConfig\n\nclass Config(RecipeConfig)
         ("import largebatch\nx = 1 +\n", ":2: SyntaxError: invalid syntax"),
         ("\n\nwords = nothing\n", ":3: NameError: name 'nothing' is not defined"),
         ("from .missing import x\n", ":1: ModuleNotFoundError: No module named "),
-        ("Config = 5\n", ": has no class Config(RecipeConfig); write one, as docs/tasks.md says"),
+        ("Config = 5\n", ": has no class Config(RecipeConfig); write one, as docs/tasks.md describes"),
         ("class Config:\n    pass\n", ": has no class Config(RecipeConfig)"),
         (f"{HEAD}    pass\n", ": data is Data; write a subclass of largebatch.config.data.Data"),
-        ("from largebatch.config import RecipeConfig as Config\n", ": its Config is that of largebatch.config.recipe"),
+        ("from largebatch.config import RecipeConfig as Config\n", ": its Config is from largebatch.config.recipe"),
         ("raise SystemExit(0)\n", ":1: SystemExit: 0"),
         (f"{HEAD}    x: y\n", ":4: NameError: name 'y' is not defined"),
         (f"{HEAD}    data: 'Nothing'\n", ": PydanticUndefinedAnnotation: name 'Nothing' is not defined"),
         (
             f"{HEAD}    data: int\n",
-            ": data is int; write a subclass of largebatch.config.data.Data, or a union of such",
+            ": data is int; write a subclass of largebatch.config.data.Data, or a union of subclasses",
         ),
     ],
 )
@@ -318,8 +318,8 @@ def with_check(tmp_path, lines):
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ("return 'model: wrong'", "config.py: Config._own returned 'model: wrong'; a check yields its problems"),
-        ("pass", "config.py: Config._own returned None; a check yields its problems"),
+        ("return 'model: wrong'", "config.py: Config._own returned 'model: wrong'; a check must yield its problems"),
+        ("pass", "config.py: Config._own returned None; a check must yield its problems"),
         ("yield from self.nothing", "AttributeError: 'Config' object has no attribute 'nothing'"),
     ],
 )
@@ -401,7 +401,7 @@ FILES = '--data.data_files={"train": "a.jsonl", "eval": "b.jsonl"}'
         (
             [FILES],
             """data_files.eval would not be read: train_split is 'train[5000:]', eval_split 'train[:5000]'; write """
-            'eval_split "validation", or the same files for both',
+            'eval_split "validation", or give the same files for both',
         ),
         (
             [FILES, "--data.eval_split=test"],

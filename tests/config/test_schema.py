@@ -28,7 +28,7 @@ def test_what_is_stale_is_told(tmp_path, capsys):
     (folder / "configuration.md").unlink()
     assert main(["schema", "--check", "--markdown", str(folder)]) == 1
     told = [
-        f"{folder / name} is not what config.py says; run largebatch schema {folder}"
+        f"{folder / name} does not match config.py; run largebatch schema {folder}"
         for name in (SCHEMA, "configuration.md")
     ]
     assert capsys.readouterr().out.splitlines() == told

@@ -57,7 +57,7 @@ def test_every_token_is_predicted_once():
     labels = blocks.fetch(np.arange(100), 0)["labels"]
     assert labels.flatten().tolist() == list(range(1, 1001))
     with pytest.raises(
-        DataError, match="n: 101, but the data's 1,001 tokens hold 100 blocks of 10; write at most that"
+        DataError, match="n: 101, but the data's 1,001 tokens hold 100 blocks of 10; write at most that many"
     ):
         TokenBlocks(stream, block_size=10, num_samples=101, field="n")
 

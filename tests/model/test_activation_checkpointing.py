@@ -129,6 +129,6 @@ def test_residual_blocks_keep_less():
 
 @pytest.mark.slow
 def test_models_without_such_blocks_are_refused(tmp_path):
-    with pytest.raises(JobFailed, match=r"Encoder has no blocks that can be computed again.*write false"):
+    with pytest.raises(JobFailed, match=r"Encoder has no blocks that can be recomputed.*write false"):
         run_job(train_in, SIMCLR, tmp_path / "run", CHECKPOINTING, strategy="ddp")
     assert not (tmp_path / "run").exists()

@@ -180,7 +180,7 @@ class Own(nn.Module):
 )
 def test_what_does_not_follow_from_a_name_is_refused(initialize, last):
     build_without_weights(lambda: Own(nn.init.normal_))
-    with pytest.raises(BackendMismatch, match=f"parameter weight would begin with values .* is {last}"):
+    with pytest.raises(BackendMismatch, match=f"parameter weight would start with values .* is {last}"):
         build_without_weights(lambda: Own(initialize))
 
 

@@ -35,7 +35,7 @@ def test_gpt2_124m():
     # 300 samples a second on two devices of 312 TFLOP/s: 262.8 of 624.
     assert replace(found, peak_tflops=312.0).at(300.0) == pytest.approx(300 * 1024 * 0.855166e9 / 624e12, rel=1e-4)
     assert found.at(300.0) is None
-    assert "no peak of the CPU in bf16 is known" in found.convention
+    assert "the peak of the CPU in bf16 is unknown" in found.convention
 
 
 def test_llama_3_8b():

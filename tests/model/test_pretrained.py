@@ -117,19 +117,19 @@ PLANTED = {
     "no files": (lambda folder: (folder / "model.safetensors").unlink(), "neither model.safetensors nor model.safe"),
     "missing": (
         lambda folder: change_tensors(folder, lambda tensors: tensors.pop(NORM)),
-        rf"weights of another model:\n  - it has no {NORM}$",
+        rf"weights of a different model:\n  - it has no {NORM}$",
     ),
     "unexpected": (
         lambda folder: change_tensors(folder, lambda tensors: tensors.update(model_extra=torch.ones(2))),
-        r"another model:\n  - the model has no model_extra$",
+        r"different model:\n  - the model has no model_extra$",
     ),
     "shape": (
         lambda folder: change_tensors(folder, lambda tensors: tensors.update({NORM: torch.ones(10, 2)})),
-        rf"  - {NORM} is of shape \(10, 2\), the model's is of shape \(20,\)$",
+        rf"  - {NORM} is of shape \(10, 2\), but the model's is of shape \(20,\)$",
     ),
     "rotary base": (
         lambda folder: change_config(folder, rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
-        r"its config.json has rope_parameters .*10000.0.*, this model .*500000.0",
+        r"its config.json has rope_parameters .*10000.0.*, but this model has .*500000.0",
     ),
     "rotary scaling": (
         lambda folder: change_config(
@@ -137,15 +137,21 @@ PLANTED = {
         ),
         "its config.json has rope_parameters .*linear",
     ),
-    "eps": (lambda folder: change_config(folder, rms_norm_eps=1e-6), "has rms_norm_eps 1e-06, this model 1e-05"),
-    "heads": (lambda folder: change_config(folder, num_attention_heads=10), "has num_attention_heads 10, this model 5"),
+    "eps": (
+        lambda folder: change_config(folder, rms_norm_eps=1e-6),
+        "has rms_norm_eps 1e-06, but this model has 1e-05",
+    ),
+    "heads": (
+        lambda folder: change_config(folder, num_attention_heads=10),
+        "has num_attention_heads 10, but this model has 5",
+    ),
     "another type": (
         lambda folder: change_config(folder, model_type="mistral"),
-        "of type mistral, this is one of llama",
+        "of type mistral, but this one is of type llama",
     ),
     "heads that do not divide": (
         lambda folder: change_config(folder, num_attention_heads=3),
-        r"model: its config\.json is not one of a model: .*hidden size",
+        r"model: its config\.json does not describe a model: .*hidden size",
     ),
     "cut short": (cut_short, r"model: model\.safetensors cannot be read"),
     "both of tied": (
@@ -153,7 +159,7 @@ PLANTED = {
         "it has both model.embed_tokens.weight and lm_head.weight, which are one",
         "--model.tie_embeddings=true",
     ),
-    "not tied": (lambda _: None, "tie_word_embeddings False, this model True", "--model.tie_embeddings=true"),
+    "not tied": (lambda _: None, "tie_word_embeddings False, but this model has True", "--model.tie_embeddings=true"),
 }
 
 
@@ -210,7 +216,7 @@ def test_a_run_that_is_refused_says_so_once_and_leaves_nothing(tmp_path):
 
 def test_no_such_folder_and_no_such_model(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"there is no folder './none' \(looked from "):
+    with pytest.raises(UserError, match=r"there is no folder './none' \(relative to "):
         find_folder("./none")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(

@@ -92,7 +92,7 @@ def prepared_with_another_seed_on_rank_1(run_dir):
 def test_processes_that_draw_other_weights_are_refused(strategy, tmp_path):
     with pytest.raises(JobFailed) as failure:
         run_job(prepared_with_another_seed_on_rank_1, tmp_path / "run", strategy=strategy, world_size=2)
-    assert "rank 1 starts from another model.layers.1.mlp.up_proj.weight than rank 0" in str(failure.value)
+    assert "rank 1 starts with a different model.layers.1.mlp.up_proj.weight than rank 0" in str(failure.value)
     assert not (tmp_path / "run").exists()
 
 

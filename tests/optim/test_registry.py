@@ -174,8 +174,8 @@ def test_whole_matrices_are_had_where_parameters_are_whole(own):
     rows = rows_of(own, ROW_SCALED, Combination("ddp", 2, 4), Combination("fsdp", 2, 4), Combination("zero2", 2, 4))
     assert [row.verdict for row in rows] == ["reference", "agrees", "failed", "failed"], rows
     assert rows[2].problem == (
-        'optimizer "row_scaled" needs whole matrices, and under fsdp it would step rows of parameters; '
-        "launch with ddp, or take another optimizer"
+        'optimizer "row_scaled" needs whole matrices, but under fsdp it would step rows of parameters; '
+        "launch with ddp, or use another optimizer"
     )
     assert "under zero2 it would step flat pieces of several parameters" in rows[3].problem
     # Only they are compared by default.
@@ -187,7 +187,7 @@ def test_the_plan_says_which_strategies_cannot_train_it(own, capsys):
     words = ["--world-sizes=2", f"--accelerate-configs={ROOT / 'recipes/accelerate_configs'}", *ROW_SCALED]
     assert main(["plan", str(own), *words]) == 0
     output = " ".join(capsys.readouterr().out.split())
-    assert 'fsdp is not counted: optimizer "row_scaled" needs whole matrices, and under fsdp it would step' in output
+    assert 'fsdp is not counted: optimizer "row_scaled" needs whole matrices, but under fsdp it would step' in output
     assert "model states" in output
 
 
@@ -272,8 +272,8 @@ def train_with_other_states(own, words, run_dir, change):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("more", "the optimizer's state 'more' of a parameter of shape"),
-        ("average", "the optimizer keeps no state 'average' of a parameter of shape"),
+        ("more", "the optimizer's state 'more' for a parameter of shape"),
+        ("average", "the optimizer keeps no state 'average' for a parameter of shape"),
     ],
 )
 def test_states_other_than_declared_are_refused_before_training(change, words, own, tmp_path):

@@ -12,7 +12,7 @@ from paths import SIMCLR
     ("words", "message"),
     [
         (["--model.hidden_sizes=[16, 24]"], "hidden_sizes has 24, which is not a multiple of 16"),
-        (["--neighbors.count=101"], "neighbors.count: 101 neighbors are more than the 100 samples"),
+        (["--neighbors.count=101"], "neighbors.count: 101 is more than the 100 samples"),
         (["--neighbors.bank_samples=1500"], "neighbors.bank_samples: 1500 is more than the 1437 training samples"),
         (["--views.color_strength=3.0"], "color_strength 3 would turn hues by more than half a turn"),
         (["--views.min_area=0.0"], "views.min_area: given 0.0; must be above 0"),
@@ -25,11 +25,11 @@ def test_refused(words, message):
 
 
 def test_a_batch_of_one_sample_has_nothing_to_contrast():
-    with pytest.raises(ConfigError, match="1 sample has no others to be compared with"):
+    with pytest.raises(ConfigError, match="a single sample has no others to be compared with"):
         load_config(SIMCLR, ["--batch.global_batch_size=1", "--batch.micro_batch_size=1"])
 
 
 def test_the_plan_says_that_the_batch_is_part_of_the_loss():
     plan = resolve(load_config(SIMCLR), 2)
     assert plan.coupled_loss
-    assert "another global_batch_size, such as that of a smaller last batch, is another loss" in explain(plan, "title")
+    assert "changing global_batch_size, as a smaller last batch would, changes the loss" in explain(plan, "title")

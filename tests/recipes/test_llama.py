@@ -10,7 +10,7 @@ from paths import LLAMA, PYDOC
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--precision=fp64",), r'precision: "fp64" would not be that: the RMSNorm of Llama'),
+        (("--precision=fp64",), r'precision: "fp64" would not be fp64 throughout: Llama'),
         (("--model.num_heads=128",), r"hidden_size 128 is not a multiple of 2 x num_heads 128"),
         (("--model.num_kv_heads=3",), r"num_heads 4 is not a multiple of num_kv_heads 3"),
         (("--model.dropout=0.1",), r"model\.dropout"),

@@ -112,6 +112,6 @@ def test_weights_of_another_model_are_refused(first_phase, tmp_path):
         run_job(starting_weights, tmp_path / "run", *words)
     message = str(failure.value)
     assert "exit code 2" in message
-    assert f"model.initial_weights: {other} has the weights of another model" in message
-    assert "num_hidden_layers 2, this model 3" in message
+    assert f"model.initial_weights: {other} has the weights of a different model" in message
+    assert "num_hidden_layers 2, but this model has 3" in message
     assert not (tmp_path / "run").exists()

@@ -127,7 +127,7 @@ def test_special_tokens_are_neither_predicted_nor_drawn(tmp_path):
 
 
 def test_what_cannot_be_masked(tmp_path):
-    with pytest.raises(DataError, match=r"data\.tokenizer: '.*' has no mask token; write that of a masked"):
+    with pytest.raises(DataError, match=r"data\.tokenizer: '.*' has no mask token; write the tokenizer of a masked"):
         masked_sources(hub_config(tmp_path, mask=None))
     with pytest.raises(DataError, match=r"model\.vocab_size: 256 is smaller than the 257 tokens of bytes with a mask"):
         masked_sources(load_config(BERT, ("--model.vocab_size=256",)))
@@ -136,7 +136,7 @@ def test_what_cannot_be_masked(tmp_path):
     blocks = TokenBlocks(TokenStream([np.array([0, 7, 0, 0, 8, 9, 7, 0, 7])]), 4, 2, "n")
     masked = MaskedBlocks(blocks, 2, 20, np.arange(1, 20), seed=0)
     assert (masked.fetch(np.array([1]), 0)["labels"] >= 0).sum() == 2
-    with pytest.raises(DataError, match="block 0 has 1 tokens besides special ones, and 2 are to be predicted"):
+    with pytest.raises(DataError, match="block 0 has 1 tokens besides special ones, but 2 must be predicted"):
         masked.fetch(np.array([0]), 0)
 
 
@@ -160,7 +160,7 @@ def test_durations_in_tokens_count_those_that_are_predicted():
     from largebatch.plan import resolve
 
     words = ('--train.duration={"tokens": 12160}', "--evaluation.every=null")
-    with pytest.raises(ConfigError, match="are 40 steps, longer than the whole run of 10"):
+    with pytest.raises(ConfigError, match="is 40 steps, longer than the whole run of 10"):
         load_config(BERT, words)
     plan = resolve(load_config(BERT, (*words, "--learning_rate.warmup=null")), 2)
     assert (plan.total_steps, plan.loss_weight_per_sample) == (10, 19)

@@ -72,7 +72,7 @@ def test_evaluation_is_of_plain_images():
 
 def test_odd_micro_batches_would_part_pairs():
     words = ("--batch.global_batch_size=45", "--batch.micro_batch_size=15")
-    with pytest.raises(ConfigError, match=r"batch\.micro_batch_size: 15 is odd, and loss\.mixup_alpha mixes"):
+    with pytest.raises(ConfigError, match=r"batch\.micro_batch_size: 15 is odd, but loss\.mixup_alpha mixes"):
         load_config(VIT_DIGITS, ("--loss.mixup_alpha=0.2", *words))
     load_config(VIT_DIGITS, words)
 

@@ -111,7 +111,10 @@ def test_a_chat_template_writes_both(tmp_path, tokenizer):
         (None, "the tokenizer has no chat template"),
         ("{{ raise_exception('no system') }}", "the tokenizer's chat template fails: no system"),
         ("{% for %}", "the tokenizer's chat template fails: "),
-        (CHAT.replace("<say> {% endif %}", "<say> <say> {% endif %}"), "does not write an answer after the prompt"),
+        (
+            CHAT.replace("<say> {% endif %}", "<say> <say> {% endif %}"),
+            "writes a prompt differently when an answer follows",
+        ),
     ],
 )
 def test_chat_templates_that_cannot_be_used(template, message, tmp_path, tokenizer):
@@ -206,7 +209,7 @@ def test_unusable_pairs_are_told_and_refused(tmp_path):
     with pytest.raises(DataError) as caught:
         pair_sources(pair_config(tmp_path, UNUSABLE))
     assert str(caught.value) == (
-        "data.on_invalid: of 6 training pairs 2 have an empty prompt or answer (the first is row 3) and 1 have more "
+        "data.on_invalid: 2 of 6 training pairs have an empty prompt or answer (the first is row 3) and 1 has more "
         "than data.block_size 64 tokens to predict from (the first is row 5, the longest has 71); correct the data, "
         'raise data.block_size, or write "skip"'
     )
@@ -220,7 +223,9 @@ def test_one_empty_column_of_several_leaves_a_prompt(tmp_path):
     read = [bytes(row).rstrip(b"\0") for row in batch["input_ids"].tolist()]
     assert read == [b"2+3\n=5", b"2+3\n=5", b"2+3\nof numbers=5"]
     rows.append({"question": "", "context": None, "reply": "5"})
-    with pytest.raises(DataError, match=r"1 have an empty prompt or answer \(the first is row 3\); correct the"):
+    with pytest.raises(
+        DataError, match=r"1 of \d+ \w+ pairs has an empty prompt or answer \(the first is row 3\); correct the"
+    ):
         pair_sources(pair_config(tmp_path, rows, prompt="{question}\n{context}="))
 
 
@@ -237,15 +242,13 @@ def test_unusable_pairs_are_left_out(tmp_path):
     config = pair_config(tmp_path, [UNUSABLE[5], UNUSABLE[3], *ROWS], on_invalid="skip", num_train_samples=3)
     train, _ = pair_sources(config)
     assert [bytes(targets_of(train, index)) for index in range(3)] == [b"gamma\0", b"alpha alpha beta\0", b"beta\0"]
-    assert train.remark.startswith(
-        "of 5 training pairs 1 have an empty prompt or answer (the first is row 1) and 1 have"
-    )
-    assert train.remark.endswith(": left out")
+    assert train.remark.startswith("1 of 5 training pairs has an empty prompt or answer (the first is row 1) and 1 has")
+    assert train.remark.endswith(": skipped")
 
 
 @pytest.mark.parametrize("on_invalid", ["refuse", "skip"])
 def test_no_usable_pair_is_an_error(on_invalid, tmp_path):
-    with pytest.raises(DataError, match="so that none is left; correct the data"):
+    with pytest.raises(DataError, match="so none is left; correct the data"):
         pair_sources(pair_config(tmp_path, UNUSABLE[3:5], on_invalid=on_invalid, num_train_samples=2))
 
 
@@ -254,7 +257,7 @@ def test_the_longest_pair_that_fits(tmp_path):
     rows = [{"question": "q" * 60, "reply": "abcd"}]
     train, _ = pair_sources(pair_config(tmp_path, rows))
     assert train.fetch(np.array([0]), 0)["input_ids"].shape == (1, 64)
-    with pytest.raises(DataError, match=r"1 have more than data\.block_size 63 tokens"):
+    with pytest.raises(DataError, match=r"has more than data\.block_size 63 tokens"):
         pair_sources(pair_config(tmp_path, rows, block_size=63))
 
 
@@ -263,16 +266,16 @@ def test_the_longest_pair_that_fits(tmp_path):
     [
         ({"prompt": "{query}"}, (), "data.prompt: no column 'query'; the data has question, reply, both, yes"),
         ({"answer": "{text}"}, (), "data.answer: no column 'text'"),
-        ({"num_train_samples": 4}, (), "data.num_train_samples: 4, but the data's 3 pairs are fewer; write at most 3"),
-        ({"answer": "{both}"}, (), "the column 'both' has \"['gamma']\", a list and neither"),
-        ({"answer": "{yes}"}, (), "the column 'yes' has 'True', a bool and neither text nor a number"),
+        ({"num_train_samples": 4}, (), "data.num_train_samples: 4, but the data has only 3 pairs; write at most 3"),
+        ({"answer": "{both}"}, (), "the column 'both' has \"['gamma']\", a list, neither"),
+        ({"answer": "{yes}"}, (), "the column 'yes' has 'True', a bool, neither text nor a number"),
         (
             {},
             (
                 '--model.config.rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0, '
                 '"original_max_position_embeddings": 19}',
             ),
-            "the longest pair has 20 tokens to predict from, and beyond 19 the model's positions depend on the longest",
+            "the longest pair has 20 tokens to predict from, but beyond 19 the model's positions depend on the longest",
         ),
         ({}, ("--model.config.vocab_size=255",), "it has 256 tokens, more than the model's vocabulary of 255"),
         ({}, ("--model.config.max_position_embeddings=19",), "the longest pair has 20 tokens to predict from"),
@@ -297,7 +300,7 @@ def test_data_that_does_not_fit(data, words, message, tmp_path):
         ({"prompt": "{0}"}, "data.prompt: '{0}' is not a template"),
         ({"prompt": "{question.x}"}, "is not a template"),
         ({"prompt": "{question"}, "data.prompt: '{question' is not a template: "),
-        ({"prompt": r"{question}\nAnswer:"}, "has a backslash and an n where a new line may be meant"),
+        ({"prompt": r"{question}\nAnswer:"}, "has a backslash and an n where a newline may be meant"),
         ({"format": "chat"}, '"bytes" has none; write "plain"'),
     ],
 )

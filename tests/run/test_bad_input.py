@@ -90,7 +90,7 @@ def different_configs(run_dir: Path) -> None:
 
 
 def test_machines_with_different_configs(tmp_path):
-    with pytest.raises(JobFailed, match="ranks 1 have another config than rank 0"):
+    with pytest.raises(JobFailed, match="ranks 1 have a different config than rank 0"):
         run_job(different_configs, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -127,7 +127,7 @@ def test_an_error_of_one_process_ends_all_of_them(tmp_path):
 def test_command_line_mistakes(tmp_path):
     assert "error: the following arguments are required: --config" in report_of_words("--seed=1")
     assert "no such file" in report_of_words("--config", str(tmp_path / "none.json"))
-    assert "belongs to another task; run " in report_of_words("--config", str(PYDOC))
+    assert "belongs to a different task; run " in report_of_words("--config", str(PYDOC))
 
 
 def report_of_words(*words: str) -> str:

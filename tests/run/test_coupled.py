@@ -308,14 +308,14 @@ def loop_with(mistake: str, run_dir) -> str:
         ("no gather", "step.couple was called without step.gather"),
         ("not declared", "let couples_the_batch of Config in config.py return True"),
         ("gathered twice", "step.gather was called twice"),
-        ("a row a view", "features with one row per sample, of 8 samples; given shape (16, 16)"),
+        ("a row a view", "features with one row per sample, for 8 samples; given shape (16, 16)"),
         ("a trained temperature", "the loss depends on a trained tensor of shape (16, 1, 3, 3) besides the features"),
         ("another loss", "the loss does not depend on the features"),
         ("not a scalar", "step.couple needs a scalar, the sum of the global batch's losses; given shape (32,)"),
         ("no loss", "step.backward_features was called before step.couple"),
         ("plain backward", "step.backward was called after step.gather"),
         ("other shape", "the micro-batch's features have shape (1, 2, 16), and had (8, 2, 16) in step.gather"),
-        ("other augmentation", "BackendMismatch: a micro-batch has other features in step.micro_batches() than in"),
+        ("other augmentation", "BackendMismatch: a micro-batch has different features in step.micro_batches() than in"),
     ],
 )
 def test_mistakes_of_a_loop(mistake, words, tmp_path):

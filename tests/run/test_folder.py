@@ -117,7 +117,7 @@ def test_a_run_of_another_format_is_refused(tmp_path):
     (record,) = (tmp_path / "attempts").iterdir()
     record.write_text(record.read_text().replace("largebatch ", "largebatch checkpoint "))
     with pytest.raises(
-        UserError, match=r"has format 'largebatch checkpoint 2', and this version .* reads 'largebatch 2'"
+        UserError, match=r"has format 'largebatch checkpoint 2', but this version .* reads only 'largebatch 2'"
     ):
         folder.check_format()
 
@@ -126,7 +126,7 @@ def test_other_peoples_files_are_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(UserError, match="holds files that are not a run's"):
         RunFolder(tmp_path).check_usable()
-    with pytest.raises(UserError, match=r"thesis\.tex is a file; write a folder"):
+    with pytest.raises(UserError, match=r"thesis\.tex is a file; choose a folder"):
         RunFolder(tmp_path / "thesis.tex").check_usable()
     RunFolder(tmp_path / "new").check_usable()
 
@@ -150,7 +150,7 @@ def test_a_link_to_another_disk_stays_one(tmp_path):
 
 def test_places_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="file is a file; write a folder"):
+    with pytest.raises(UserError, match="file is a file; choose a folder"):
         RunFolder(tmp_path / "file/run").check_usable()
     with pytest.raises(UserError, match="/proc/run cannot be written"):
         created(Path("/proc/run"))

@@ -184,14 +184,14 @@ def test_a_run_of_an_older_format_is_refused_in_one_line(run):
     report = resume(run_dir, words, "--seed=7")
     assert "exit code 2" in report
     assert (
-        "has format 'largebatch 1', and this version of largebatch reads 'largebatch 2' only; --resume none" in report
+        "has format 'largebatch 1', but this version of largebatch reads only 'largebatch 2'; --resume none" in report
     )
     assert "in the checkpoint" not in report
     (manifest,) = run_dir.glob("checkpoints/*/manifest.json")
     manifest.write_text(json.dumps({"format": "largebatch 1"}))
     mark(manifest.parent)
     report = resume(run_dir, words, "--resume", str(manifest.parent))
-    assert "its format is 'largebatch 1', and this version of largebatch reads 'largebatch 2' only" in report
+    assert "its format is 'largebatch 1', but this version of largebatch reads only 'largebatch 2'" in report
     assert resume(run_dir, words, "--resume", "none", "--train.stop_after_steps=2") is None
 
 
@@ -218,7 +218,7 @@ def test_how_features_are_judged_may_change():
 def test_an_earlier_stop_is_refused(run):
     run_dir, words = run
     report = resume(run_dir, words, "--train.stop_after_steps=3")
-    assert "the checkpoint is of step 4, and the run would end after step 3 (of 12)" in report
+    assert "the checkpoint is of step 4, but the run would end after step 3 (of 12)" in report
 
 
 @pytest.mark.slow
@@ -237,7 +237,7 @@ def test_damage_to_all_checkpoints_is_refused(run):
     file.write_bytes(file.read_bytes()[:-1])
     before = (run_dir / "metrics.jsonl").read_bytes()
     report = resume(run_dir, words)
-    assert "has checkpoints, and none of them can be used" in report
+    assert "has checkpoints, but none of them can be used" in report
     assert "step_00000004: rank_00000.safetensors has" in report
     assert (run_dir / "metrics.jsonl").read_bytes() == before
 

@@ -84,7 +84,7 @@ def loop_with(mistake: str, run_dir) -> str:
         ("no backward", "step.backward was called 0 times for a micro-batch"),
         ("two backwards", "step.backward was called 2 times for a micro-batch"),
         ("left early", "run.update was called after 1 of 4 micro-batches"),
-        ("no update", "the loop went on to the next step without run.update(step)"),
+        ("no update", "the loop asked for the next step without calling run.update(step)"),
         ("two updates", "run.update was called twice for one step"),
         ("not prepared", "call run.prepare(model, optimizer) first"),
         ("another optimizer", "the optimizer is SGD, the plan says AdamW"),
@@ -95,7 +95,7 @@ def loop_with(mistake: str, run_dir) -> str:
         ("no weight decay", "weight_decay of transformer.wte.weight is 0.0, the plan says 0.1 ("),
         (
             "forgotten parameter",
-            "the optimizer does not have each trainable parameter of the model exactly once; missing: ",
+            "the optimizer does not contain each trainable parameter of the model exactly once; missing: ",
         ),
         ("another weight decay", "the optimizer's weight_decay of transformer.wte.weight is 0.2, the plan says 0.1 ("),
     ],

@@ -89,7 +89,7 @@ def start(tmp_path):
         # The controller says that somebody is ending the job.
         ({"STATUS": status("stopped", "by SIGTERM", resume=True), "STATE": "COMPLETING"}, 1, "is ending this start"),
         ({"STATUS": status("failed", "reset", resume=True), "SCONTROL_CODE": "1"}, 1, "the job cannot be requeued"),
-        ({"LARGEBATCH_MAX_RESTARTS": "0"}, 1, "1 starts made no progress past step 0: given up"),
+        ({"LARGEBATCH_MAX_RESTARTS": "0"}, 1, "giving up after 1 starts without progress past step 0"),
         ({"PREFLIGHT_CODE": "3"}, 3, "training was not started"),
         ({"LARGEBATCH_ENV": "/nope"}, 2, "LARGEBATCH_ENV=/nope: there is no such file"),
         ({"STRATEGY": "none"}, 2, "there is no recipes/accelerate_configs/none.yaml"),
@@ -138,10 +138,10 @@ def test_starts_without_progress_are_counted_over_lost_batch_hosts_too(start, tm
     """Slurm requeues a job whose first node is gone; the start before has not come to its end."""
     for restart in range(3):
         _, log, _ = start(SLURM_RESTART_COUNT=str(restart), LARGEBATCH_MAX_RESTARTS="2")
-    assert "3 starts made no progress past step 0: given up" in log
+    assert "giving up after 3 starts without progress past step 0" in log
     returned, log, _ = start(SLURM_RESTART_COUNT="3", LARGEBATCH_MAX_RESTARTS="2")
     assert returned == 1
-    assert "the earlier start was ended by Slurm; 3 starts made no progress" in log
+    assert "the earlier start was ended by Slurm; giving up after 3 starts" in log
     # A newer checkpoint is progress; one that is not complete is none.
     (tmp_path / "run/checkpoints/step_00000040").mkdir(parents=True)
     assert start(SLURM_RESTART_COUNT="4", LARGEBATCH_MAX_RESTARTS="2")[0] == 1
@@ -164,7 +164,7 @@ def test_bad_nodes_are_excluded_by_a_small_job(start):
     bad |= {"BAD_NODES": "n2"}
     returned, log, _ = start(**bad, LARGEBATCH_MAX_RESTARTS="0")
     assert (returned, "sbatch" in log) == (1, False), log
-    assert "bad nodes: n2; 1 starts made no progress past step 0: given up" in log
+    assert "bad nodes: n2; giving up after 1 starts without progress past step 0" in log
     returned, log, _ = start(**bad | {"BAD_NODES": "n1,n2"})
     assert (returned, "sbatch" in log) == (3, False), log
     for before, excluded in (("(null)", "n2"), ("n8,n9", "n2,n8,n9")):

@@ -80,7 +80,7 @@ def test_problems_are_named(tmp_path):
     path = make_checkpoint(tmp_path / "step_00000007")
     assert entry_at(path).problem is None
     (path / "rank_00000.safetensors").write_bytes(b"tens")
-    assert entry_at(path).problem == "rank_00000.safetensors has 4 bytes, it had 7 when it was complete"
+    assert entry_at(path).problem == "rank_00000.safetensors has 4 bytes, but had 7 when it was complete"
     (path / "rank_00000.safetensors").unlink()
     assert entry_at(path).problem == "rank_00000.safetensors is missing"
     (path / "rank_00000.safetensors").mkdir()

@@ -53,7 +53,7 @@ def test_without_an_older_checkpoint_there_is_none(asynchronous, disk):
     fill(disk)
     run.save(4)
     assert len(run.warnings) == 1
-    assert "the newest one is none yet" in run.warnings[0]
+    assert "there is none yet" in run.warnings[0]
     assert run.writer.last_step == 0
     assert entries(run.checkpoints) == []
 

@@ -178,7 +178,9 @@ def test_what_would_fail_later_is_refused(path, value):
 
 @pytest.mark.parametrize("raw", [None, [], "largebatch", {}, {"format": "largebatch checkpoint 1", "step": "many"}])
 def test_other_formats_are_refused_in_one_line_whatever_else_is_wrong(raw):
-    with pytest.raises(CheckpointError, match=r"its format is .*, and this version of largebatch reads 'largebatch 2'"):
+    with pytest.raises(
+        CheckpointError, match=r"its format is .*, but this version of largebatch reads only 'largebatch 2'"
+    ):
         Manifest.from_json(raw)
 
 

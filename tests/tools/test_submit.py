@@ -200,7 +200,7 @@ def test_the_values_of_the_command_line_mend_the_scripts(capsys):
 def test_a_strategy_that_the_script_would_not_take(capsys):
     plant(SMOKE, "STRATEGY=${STRATEGY:-ddp}", "STRATEGY=ddp")
     assert submit("gpt_pydoc", "--nodes=2", "--strategy=fsdp") == 1
-    assert "STRATEGY=ddp leaves no choice: fsdp would not be used" in capsys.readouterr().out
+    assert "STRATEGY=ddp cannot be overridden: fsdp would not be used" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("sbatch")
@@ -209,7 +209,7 @@ def test_a_strategy_that_the_script_would_not_take(capsys):
     [
         (["none.json"], "none.json: no such file"),
         (["elsewhere/mine.json"], "there is no slurm/mine.sbatch to submit elsewhere/mine.json with"),
-        (["lone.json"], "1 problem in lone.json:\n  - there is no config.py, which says what a recipe may say"),
+        (["lone.json"], "1 problem in lone.json:\n  - there is no config.py, which defines a recipe's fields"),
         (["elsewhere/gpt_pydoc.json"], f"{SMOKE} runs {RECIPE}, not elsewhere/gpt_pydoc.json"),
         (["gpt_pydoc", "word"], "word: not an option"),
         (["gpt_pydoc", "--optimzer.eps=1"], "--optimzer.eps: neither a field of the recipe nor an option of sbatch"),

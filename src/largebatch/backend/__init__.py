@@ -1,1 +1,1 @@
-"""The only place that knows Accelerate, DDP, FSDP2 and DeepSpeed."""
+"""The only place that knows about Accelerate, DDP, FSDP2 and DeepSpeed."""

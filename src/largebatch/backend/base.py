@@ -1,4 +1,4 @@
-"""What a run asks of a strategy; nothing outside this folder knows which strategy it is."""
+"""The interface between a run and a strategy; nothing outside this package knows which strategy is in use."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -38,7 +38,7 @@ class Update(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What Accelerate is started for; `group` is how the processes wait for each other."""
+    """The inputs for starting Accelerate; `group` says how long processes wait for each other."""
 
     launch: Launch
     plan: RunPlan
@@ -70,7 +70,7 @@ class Backend(ABC):
         self._compiled: list[nn.Module] = []
         """The parts of the model that go through torch.compile."""
         self._patient_group = self.new_host_group()
-        # On the host, so that no step waits for the device.
+        # On the host, so that summing a count does not wait for the device.
         self._host_group = self.new_host_group()
 
     @staticmethod
@@ -206,7 +206,7 @@ class Backend(ABC):
 
     @abstractmethod
     def engine_state(self) -> EngineState:
-        """What this process holds of parameters, optimizer states and buffers, as a checkpoint stores them."""
+        """The parameters, optimizer states and buffers that this process holds, as a checkpoint stores them."""
 
     @abstractmethod
     def _layer_parts(self) -> dict[torch.Tensor, list[LayerPart]]:
@@ -224,18 +224,18 @@ class Backend(ABC):
 
         Args:
             fill: Writes every piece and buffer of the given state. A user error on one process is raised on all.
-            scalars: The optimizer's single numbers for each parameter.
+            scalars: The optimizer's scalar states, such as its step count, for each parameter.
             has_states: Whether the optimizer has taken a step and so has states.
 
         Raises:
-            BackendMismatch: Parameters that share one optimizer state here have different numbers.
+            BackendMismatch: Parameters that share one optimizer state under this strategy have different scalars.
         """
         optimizer, layer_parts = self._torch_optimizer, self._layer_parts()
         if has_states:
             fresh_state(optimizer, layer_parts, self.plan)
         else:
             optimizer.state.clear()
-        # The engine may communicate next, so no process may leave alone.
+        # The engine may communicate next, so if one process raises, all must.
         with self.raise_on_all_ranks():
             fill(self.engine_state())
         if not has_states:
@@ -244,8 +244,8 @@ class Backend(ABC):
             numbers = [dict(scalars[part.name]) for part in parts]
             if any(other != numbers[0] for other in numbers):
                 raise BackendMismatch(
-                    f"the optimizer's numbers of {parts[0].name} and others differ in the checkpoint, and "
-                    f"{self.launch.strategy} has one for all of them; resume with "
+                    f"the optimizer's scalar states differ between {parts[0].name} and other parameters in the "
+                    f"checkpoint, but {self.launch.strategy} has one for all of them; resume with "
                     + names_of(lambda entry: entry.steps != "flat pieces of several parameters")
                 )
             if numbers:
@@ -263,7 +263,7 @@ class Backend(ABC):
     # --- numbers over all processes -------------------------------------------------------------------------------
 
     def all_gather(self, values: torch.Tensor) -> torch.Tensor:
-        """The values of every process, of the same shape on all: (world_size, *shape)."""
+        """The values of every process, which must have the same shape on all: (world_size, *shape)."""
         if self.world_size == 1:
             return values.unsqueeze(0)
         gathered = [torch.empty_like(values) for _ in range(self.world_size)]
@@ -333,7 +333,7 @@ class Backend(ABC):
 
     @abstractmethod
     def observe(self) -> Observed:
-        """What the prepared engine would really do, under the names of `check.expect`."""
+        """The actual settings of the prepared engine, under the names of `check.expect`."""
 
     def observe_launch(self) -> Observed:
         """The part of `observe` that is the same for every strategy."""

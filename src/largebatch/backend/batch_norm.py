@@ -2,7 +2,7 @@
 
 In training, BatchNorm normalizes each micro-batch by its own statistics (Goyal et al. 2017, section 2.3), and torch
 moves the running ones after each micro-batch, so that they would depend on how many micro-batches each process has.
-Here they move once per optimizer step, towards the mean of all its micro-batches' statistics, and are averaged over the
+Here they move once per optimizer step, toward the mean of all its micro-batches' statistics, and are averaged over the
 processes before they are used. With one micro-batch per process that is what torch does.
 """
 
@@ -51,7 +51,7 @@ class RunningStatistics:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """In the block, layers normalize as in training, and leave their statistics unchanged.
+        """In the block, layers normalize as in training but leave their statistics unchanged.
 
         A momentum of zero would not do that: zero times a value that is not finite is not zero.
         """

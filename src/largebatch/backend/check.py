@@ -22,7 +22,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
 
 
 def expect(plan: RunPlan, launch: Launch, optimizer: Optimizer) -> Observed:
-    """What the engine must do, according to the plan and to the optimizer as the recipe built it, before `prepare`."""
+    """The engine's required behavior, from the plan and from the optimizer as the recipe built it, before `prepare`."""
     expected: Observed = {
         "world size": launch.world_size,
         "strategy": launch.strategy,
@@ -68,12 +68,12 @@ def check_before(model: nn.Module, optimizer: Optimizer, backend: Backend) -> No
     differing = [str(rank) for rank, fingerprint in enumerate(fingerprints) if fingerprint != fingerprints[0]]
     if differing:
         problems.append(
-            f"ranks {', '.join(differing)} start from different weights than rank 0; build the same model everywhere, "
+            f"ranks {', '.join(differing)} start from different weights than rank 0; build the same model on all, "
             "right after run.load"
         )
     if problems:
         lines = "\n".join(f"  - {problem}" for problem in problems)
-        raise BackendMismatch(f"the recipe's model and optimizer are not what the plan says:\n{lines}")
+        raise BackendMismatch(f"the recipe's model and optimizer do not match the plan:\n{lines}")
 
 
 def _optimizer_problems(model: nn.Module, optimizer: Optimizer, plan: RunPlan) -> Iterator[str]:
@@ -107,7 +107,7 @@ def _optimizer_problems(model: nn.Module, optimizer: Optimizer, plan: RunPlan) -
     if sum(len(group["params"]) for group in optimizer.param_groups) != len(planned) or given.keys() != planned.keys():
         missing = [name for parameter, name in names.items() if parameter not in given]
         what = f"; missing: {', '.join(missing[:5])}" if missing else ""
-        yield f"the optimizer does not have each trainable parameter of the model exactly once{what}; {remedy}"
+        yield f"the optimizer does not contain each trainable parameter of the model exactly once{what}; {remedy}"
         return
     for setting in groups[0].keys() - {"params"}:
         wrong = [parameter for parameter, settings in planned.items() if given[parameter][setting] != settings[setting]]
@@ -120,32 +120,32 @@ def _optimizer_problems(model: nn.Module, optimizer: Optimizer, plan: RunPlan) -
 
 
 def _batch_norm_problems(model: nn.Module, plan: RunPlan) -> Iterator[str]:
-    """Compare the model's layers with what the plan says of BatchNorm, and so of `micro_batch_size` and the loss."""
+    """Compare the model's layers with what the plan says about BatchNorm."""
     layers = {name or "the model": module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
     if layers and not plan.uses_batch_norm:
         yield (
-            f"{next(iter(layers))} is a BatchNorm layer, so micro_batch_size is part of the loss, and the plan says "
-            "that it is not; take another normalization, or let uses_batch_norm be true in the class of the config's "
-            "model section"
+            f"{next(iter(layers))} is a BatchNorm layer, so micro_batch_size is part of the loss, but the plan says "
+            "that it is not; use a different normalization, or set uses_batch_norm to True in the class of the "
+            "config's model section"
         )
     elif not layers and plan.sync_batch_norm:
         yield "the model has no BatchNorm layer to synchronize; set model.sync_batch_norm to false"
     elif not layers and plan.uses_batch_norm:
         yield (
-            "the model has no BatchNorm layer, and the plan says that micro_batch_size is part of the loss because of "
-            "one; let uses_batch_norm be false in the class of the config's model section"
+            "the model has no BatchNorm layer, but the plan says that micro_batch_size is part of the loss because of "
+            "one; set uses_batch_norm to False in the class of the config's model section"
         )
     for name, layer in layers.items():
         if isinstance(layer, nn.SyncBatchNorm):
             yield (
-                f"{name} is a SyncBatchNorm layer, and the plan says model.sync_batch_norm: "
-                f"{str(plan.sync_batch_norm).lower()}; build BatchNorm layers, which the setting true synchronizes"
+                f"{name} is a SyncBatchNorm layer, but the plan has model.sync_batch_norm: "
+                f"{str(plan.sync_batch_norm).lower()}; build plain BatchNorm layers, which true synchronizes"
             )
             return
         if plan.sync_batch_norm and type(layer) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
             yield (
-                f"{name} is of the class {type(layer).__name__}, which may compute something other than torch's "
-                "BatchNorm; build that, or set model.sync_batch_norm to false"
+                f"{name} is of class {type(layer).__name__}, which may compute something other than torch's BatchNorm; "
+                "use torch's own layer, or set model.sync_batch_norm to false"
             )
             return
 
@@ -168,7 +168,7 @@ def check_backend(backend: Backend, expected: Observed) -> None:
 
 
 def compare(expected: Observed, observed: Observed) -> list[str]:
-    """The names on which the two differ, one line each; a name that was not observed is a difference too."""
+    """The differences between the two, one line per name; a name that was not observed counts as one."""
     return [
         f"{name}: the plan says {value}, the engine has {observed.get(name, 'nothing')}"
         for name, value in expected.items()

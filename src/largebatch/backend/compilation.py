@@ -18,7 +18,7 @@ MOST_VERSIONS = 64
 
 
 def compile_in_place(model: nn.Module, device: torch.device) -> list[nn.Module]:
-    """Have the model's regions, which are returned, compiled when they are first called; before the strategy wraps it.
+    """Compile the model's regions, which are returned, when they are first called; to call before the model is wrapped.
 
     A region called with a second shape is compiled once more, for any size of the dimensions that changed.
 
@@ -38,9 +38,9 @@ def compile_in_place(model: nn.Module, device: torch.device) -> list[nn.Module]:
 
 
 def refuse_to_compile(region: nn.Module, strategy: str) -> UserError:
-    """The refusal of a region whose weights the strategy gathers in parts, by code that cannot be compiled."""
+    """The error for a region whose weights the strategy gathers part by part, in code that cannot be compiled."""
     return UserError(
-        f"compute.compile: {strategy} gathers the weights of {type(region).__name__} part by part, and it is compiled "
+        f"compute.compile: {strategy} gathers the weights of {type(region).__name__} part by part, but it is compiled "
         f"as a whole; write false, or launch with {names_of(lambda entry: not entry.shards.endswith('weights'))}"
     )
 
@@ -58,7 +58,7 @@ def _check_compiler(device: torch.device) -> None:
             get_cpp_compiler()
         except InvalidCxxCompiler as error:
             raise UserError(
-                "compute.compile: on a CPU torch.compile needs a C++ compiler, and there is none; install g++, or "
+                "compute.compile: on a CPU torch.compile needs a C++ compiler, and none was found; install g++, or "
                 "write false"
             ) from error
     else:

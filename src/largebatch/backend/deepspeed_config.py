@@ -81,7 +81,7 @@ def read_deepspeed_config(environment: Mapping[str, str]) -> dict[str, Any]:
         config = json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise LaunchError(
-            f"there is no DeepSpeed config {path!r} (looked from {Path.cwd()}); launch "
+            f"there is no DeepSpeed config {path!r} (relative to {Path.cwd()}); launch "
             "from the folder it is relative to, or write an absolute path in the Accelerate config"
         ) from None
     except (OSError, ValueError) as error:
@@ -109,7 +109,7 @@ def deepspeed_config_problems(config: object) -> list[str]:
     if isinstance(zero, dict):
         unknown += [f"zero_optimization.{key}" for key in zero if key not in ZERO_MEMORY_AND_SPEED]
         problems += [
-            f"zero_optimization.{key}.device: nvme is not supported: a checkpoint cannot hold what is there; write cpu"
+            f"zero_optimization.{key}.device: nvme is not supported: a checkpoint cannot hold what is on it; write cpu"
             for key in ("offload_optimizer", "offload_param")
             if isinstance(zero.get(key), dict) and zero[key].get("device") == "nvme"
         ]
@@ -120,7 +120,7 @@ def deepspeed_config_problems(config: object) -> list[str]:
 
 
 def fill_from_plan(config: Mapping[str, Any], plan: RunPlan) -> dict[str, Any]:
-    """The complete DeepSpeed config: the user's settings of memory and speed, and the plan's numbers.
+    """The complete DeepSpeed config: the user's settings for memory and speed, and the plan's numbers.
 
     Accumulation is 1 inside DeepSpeed: the loss is already divided by the whole global batch, and the end of each
     accumulation is marked by hand, so only the plan decides the number of micro-batches.

@@ -40,8 +40,8 @@ class FsdpBackend(NativeBackend):
             prepared = super()._wrap(model, optimizer)
         if len(list(model.named_parameters())) != len(names):
             raise BackendMismatch(
-                "FSDP has split a parameter that modules share into several, which would be trained apart; leave "
-                "fsdp_transformer_layer_cls_to_wrap out of the Accelerate config, or name modules that share none"
+                "FSDP has split a parameter that modules share into several, which would be trained separately; remove "
+                "fsdp_transformer_layer_cls_to_wrap from the Accelerate config, or name modules that share no parameter"
             )
         if parameters_without_memory(model):
             self._materialize_shards(groups)
@@ -85,7 +85,7 @@ class FsdpBackend(NativeBackend):
 
 
 def _rehearse_fsdp_on_cpu() -> None:
-    """Have Accelerate take the CPU for an accelerator, over gloo, because it uses FSDP only on accelerators."""
+    """Make Accelerate treat the CPU as an accelerator, over gloo, because it uses FSDP only on accelerators."""
     os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
 
     def prepare_backend(*_: object, **__: object) -> tuple[str, DistributedType]:
@@ -96,7 +96,7 @@ def _rehearse_fsdp_on_cpu() -> None:
 
 @contextmanager
 def shardable_parts(model: nn.Module) -> Iterator[None]:
-    """In the block, have Accelerate shard as units only parts of a model that share no parameter with the rest.
+    """In the block, let Accelerate shard as units only parts of a model that share no parameter with the rest.
 
     It takes the blocks that the model names, and the embeddings that the model returns. Some models of `transformers`
     name as a block an embedding that the output layer shares, which FSDP would silently make two parameters; some
@@ -131,7 +131,7 @@ def _shares_nothing(model: nn.Module, modules: Sequence[nn.Module]) -> bool:
 
 
 def fsdp_units(model: nn.Module) -> tuple[dict[nn.Parameter, int], frozenset[int]]:
-    """The number of each parameter's unit, as Accelerate makes them, and the units that are gathered only once.
+    """The number of each parameter's unit, as Accelerate forms them, and the units that are gathered only once.
 
     Each block and each embedding is a unit. The final norm with the output layer (the tail), and everything else (the
     root), stay gathered from the forward to the backward pass.

@@ -1,4 +1,4 @@
-"""What the launcher asked for, read from the environment before torch is imported, and which settings are refused."""
+"""The launcher's settings, read from the environment before torch is imported, and which of them are refused."""
 
 import ctypes
 import os
@@ -17,16 +17,16 @@ PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 # The values of distributed_type for which `accelerate launch` starts as many processes as it is asked for.
 STARTS_PROCESSES = ("MULTI_GPU", "FSDP", "DEEPSPEED")
 FSDP_VERSION = "2"
-NOT_FSDP2 = "the first version keeps parameters in flat buffers, for which nothing here is checked"
+NOT_FSDP2 = "version 1 keeps parameters in flat buffers, which largebatch is not tested with"
 
 
 class Setting(NamedTuple):
-    """A setting of an Accelerate config that must be off, because it is the recipe's or its effect is not checked.
+    """A setting of an Accelerate config that must be off, because the recipe decides it or its effect is not tested.
 
     Args:
         key: Its name in the YAML.
         variable: The environment variable that `accelerate launch` sets for it.
-        off: The values that change nothing, in lower case, beginning with the default.
+        off: The values that change nothing, in lowercase, beginning with the default.
         reason: Why any other value is refused.
         remedy: What to write instead.
     """
@@ -57,10 +57,10 @@ REFUSED = (
         "fsdp_activation_checkpointing",
         "FSDP_ACTIVATION_CHECKPOINTING",
         ("false",),
-        "Accelerate recomputes with different dropout masks and moves BatchNorm twice",
+        "Accelerate recomputes with different dropout masks and updates BatchNorm's statistics twice",
         "remove it and set compute.activation_checkpointing in the recipe",
     ),
-    Setting("fsdp_offload_params", "FSDP_OFFLOAD_PARAMS", ("false",), "it is not tested here"),
+    Setting("fsdp_offload_params", "FSDP_OFFLOAD_PARAMS", ("false",), "largebatch is not tested with it"),
     Setting(
         "fsdp_cpu_ram_efficient_loading",
         "FSDP_CPU_RAM_EFFICIENT_LOADING",
@@ -68,14 +68,14 @@ REFUSED = (
         "every process builds the same weights, and models with BatchNorm fail with it",
     ),
     Setting("fsdp_ignored_modules", "FSDP_IGNORED_MODULES", ("", "none"), "their gradients would not be reduced"),
-    Setting("dynamo_backend", "ACCELERATE_DYNAMO_BACKEND", ("no",), "dynamo_config is not tested here"),
+    Setting("dynamo_backend", "ACCELERATE_DYNAMO_BACKEND", ("no",), "largebatch is not tested with dynamo_config"),
     Setting(
         "parallelism_config",
         "ACCELERATE_USE_PARALLELISM_CONFIG",
         ("false",),
-        "processes are data-parallel only here",
+        "largebatch supports data parallelism only",
     ),
-    Setting("megatron_lm_config", "ACCELERATE_USE_MEGATRON_LM", ("false",), "it is not tested here"),
+    Setting("megatron_lm_config", "ACCELERATE_USE_MEGATRON_LM", ("false",), "largebatch is not tested with it"),
 )
 
 
@@ -105,7 +105,7 @@ def read_launch(
     Args:
         environment: The process's environment variables.
         precision: The recipe's precision, which an Accelerate config must not contradict.
-        optimizer: The name of the recipe's optimizer, which the strategy must support; None is any.
+        optimizer: The name of the recipe's optimizer, which the strategy must support; None means any.
 
     Raises:
         LaunchError: The launch would silently train something other than the recipe, or cannot train it.
@@ -140,7 +140,7 @@ def _refuse_settings(environment: Mapping[str, str], precision: str) -> None:
     launched_precision = environment.get(PRECISION.variable, "no")
     if launched_precision not in ("no", precision):
         raise LaunchError(
-            f"the Accelerate config has mixed_precision: {launched_precision}, the recipe precision {precision}; "
+            f"the Accelerate config has mixed_precision: {launched_precision}, the recipe has precision {precision}; "
             "remove it from the Accelerate config, or set precision in the recipe"
         )
     for setting in REFUSED:
@@ -157,7 +157,7 @@ def _refuse_tasks_without_a_launcher(environment: Mapping[str, str]) -> None:
         if environment.get(variable, "1") != "1":
             raise LaunchError(
                 f"{environment[variable]} tasks were started ({variable}) without a launcher; each would train alone. "
-                "Start one task per machine, and accelerate launch in it"
+                "Start one task per machine, and run accelerate launch in it"
             )
 
 
@@ -169,9 +169,9 @@ def _refuse_use_cpu(environment: Mapping[str, str]) -> None:
     """
     if is_true(environment, "ACCELERATE_USE_CPU"):
         raise LaunchError(
-            "the Accelerate config has use_cpu: true (or distributed_type: MULTI_CPU), with which the processes would "
-            "each train alone; remove it and use one of recipes/accelerate_configs: without a GPU they run on the CPU "
-            "as they are"
+            "the Accelerate config has use_cpu: true (or distributed_type: MULTI_CPU), with which each process would "
+            "train alone; remove it and use one of recipes/accelerate_configs, which run on the CPU when there is no "
+            "GPU"
         )
     if "MASTER_ADDR" in environment and "ACCELERATE_USE_CPU" in environment and "WORLD_SIZE" not in environment:
         raise LaunchError(

@@ -1,4 +1,4 @@
-"""Strategies whose gradients and optimizer are torch's own: what FSDP2 shares with them; one process, and DDP."""
+"""Strategies that use torch's own gradients and optimizer: the base they share with FSDP2, one process, and DDP."""
 
 import math
 from typing import Any

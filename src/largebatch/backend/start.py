@@ -1,4 +1,4 @@
-"""Joining the job: starts Accelerate for the launched strategy, on GPUs or, from the same files, on CPU processes."""
+"""Joins the job: starts Accelerate for the launched strategy, on GPUs or, from the same files, on CPU processes."""
 
 import logging
 import os

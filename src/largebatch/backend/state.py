@@ -1,4 +1,4 @@
-"""What a checkpoint must hold of a strategy's state: which ranges of which vectors this process has, and writes.
+"""A strategy's state as a checkpoint stores it: which ranges of which vectors this process holds, and which it writes.
 
 Every parameter and every optimizer state is a vector (`storage.layout`). Under DDP each process holds all vectors
 whole; under FSDP2 it holds rows, under ZeRO parts of flat buffers: always a contiguous range.
@@ -63,8 +63,8 @@ class EngineState:
     """The state of one process.
 
     Args:
-        parameters: All parameters of the model, including those of which this process holds nothing; those of which it
-            holds something have the optimizer's single numbers.
+        parameters: All parameters of the model. Those of which this process holds any part have the optimizer's scalar
+            states.
         pieces: What this process holds.
         buffers: The model's persistent buffers.
     """
@@ -134,7 +134,7 @@ def local_range(parameter: torch.Tensor) -> tuple[torch.Tensor, int, bool]:
 def pieces_of(tensors: Mapping[str, torch.Tensor], rank: int, world_size: int) -> list[Piece]:
     """Pieces of torch's own parameters and states, by vector name: whole, or sharded by FSDP2.
 
-    Of all elements of the vectors that every process holds whole, each process writes an equal share.
+    Each process writes an equal share of the vectors that every process holds whole.
     """
     held = {vector: local_range(tensor) for vector, tensor in tensors.items()}
     total = sum(part.numel() for part, _, is_sharded in held.values() if not is_sharded)
@@ -155,7 +155,7 @@ def pieces_of(tensors: Mapping[str, torch.Tensor], rank: int, world_size: int) -
 def split_state(
     state: Mapping[str, Any], like: torch.Tensor, owner: str, plan: RunPlan
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-    """The optimizer's states of one tensor, as tensors and as single numbers; a state that is None is left out.
+    """The optimizer's states for one tensor, as tensors and as scalars; states that are None are omitted.
 
     Raises:
         BackendMismatch: A state is not what the plan's optimizer declares.
@@ -163,8 +163,8 @@ def split_state(
     declared = find_optimizer(plan.optimizer, plan.optimizer_owner).states(plan.optimizer_options, tuple(like.shape))
     if state and (unkept := declared.keys() - state.keys()):
         raise BackendMismatch(
-            f"the optimizer keeps no state {min(unkept)!r} of {owner}, which its entry declares; correct `states` in "
-            f"the entry of {plan.optimizer!r}"
+            f"the optimizer keeps no state {min(unkept)!r} for {owner}, although its entry declares one; correct "
+            f"`states` in the entry of {plan.optimizer!r}"
         )
     vectors: dict[str, torch.Tensor] = {}
     scalars: dict[str, float] = {}
@@ -175,7 +175,7 @@ def split_state(
         if declared.get(kind) != shape or not isinstance(value, torch.Tensor | int | float):
             given = f"of shape {shape}" if isinstance(value, torch.Tensor) else type(value).__name__
             raise BackendMismatch(
-                f"the optimizer's state {kind!r} of {owner} is {given}, where its entry declares "
+                f"the optimizer's state {kind!r} for {owner} is {given}, but its entry declares "
                 f"{declared.get(kind, 'none')}; correct `states` in the entry of {plan.optimizer!r}"
             )
         if isinstance(value, torch.Tensor) and shape:
@@ -203,7 +203,7 @@ def fresh_state(optimizer: Optimizer, tensors: Iterable[torch.Tensor], plan: Run
 
 
 def set_scalars(state: dict[str, Any], scalars: Mapping[str, float]) -> None:
-    """Set the single numbers in an optimizer's state of one tensor, keeping the type of each."""
+    """Set the scalars in an optimizer's state for one tensor, keeping the type of each."""
     for kind, number in scalars.items():
         current = state[kind]
         if isinstance(current, torch.Tensor):

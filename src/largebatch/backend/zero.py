@@ -43,7 +43,7 @@ class ZeroBackend(Backend):
     def accelerate_arguments(request: Request) -> dict[str, Any]:
         launch, plan, on_gpu, group = request
         if not on_gpu:
-            # DeepSpeed would compile a shared-memory collective (about 40 s), and a run killed meanwhile would leave a
+            # DeepSpeed would compile a shared-memory collective (about 40 s), and a run killed during it would leave a
             # lock on which every later run waits forever.
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
             group.backend = "gloo"

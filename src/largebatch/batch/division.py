@@ -1,4 +1,4 @@
-"""How a global batch divides: global = micro x accumulation x world, exactly, or an error that says what would."""
+"""How a global batch divides: global = micro x accumulation x world exactly, or an error that names what would fit."""
 
 from largebatch.errors import ConfigError
 
@@ -12,7 +12,7 @@ def gradient_accumulation_steps(global_batch_size: int, micro_batch_size: int, w
         world_size: Data-parallel processes.
 
     Raises:
-        ConfigError: The three do not divide; nothing is ever rounded.
+        ConfigError: The global batch does not divide evenly; nothing is ever rounded.
     """
     per_micro_step = micro_batch_size * world_size
     if global_batch_size % per_micro_step == 0:

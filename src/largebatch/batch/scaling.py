@@ -1,4 +1,4 @@
-"""Scaling rules: how the learning rate and Adam's moments, tuned at one batch size, follow another."""
+"""Scaling rules: how the learning rate and Adam's moments, tuned at one batch size, change for another."""
 
 import math
 from typing import Literal

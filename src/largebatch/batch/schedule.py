@@ -11,13 +11,13 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Schedule:
-    """The shape of a learning rate. Places are numbers of samples trained on before.
+    """The shape of a learning rate over the run. Places are numbers of samples trained on so far.
 
     Args:
         end: Samples of the whole run.
-        warmup: Samples until the peak is reached; 0 is no warmup.
+        warmup: Samples until the peak is reached; 0 means no warmup.
         warmup_start_lr: Learning rate at the start of warmup; the peak, if that is lower.
-        warmup_shape: Whether the rate grows to the peak during warmup, or stays until its end.
+        warmup_shape: Whether the rate grows to the peak during warmup, or keeps its first value until the end of it.
         decay: Shape after warmup.
         final_fraction: Learning rate at `end` as a fraction of the peak, for the decays that begin at `decay_start`.
         power: Exponent of "polynomial".

@@ -23,7 +23,7 @@ class Length:
 
     @cached_property
     def exact(self) -> Fraction:
-        """The amount as the fraction that was meant: 0.1 epochs are 1/10 and 0.3333333 epochs are 1/3."""
+        """The amount as the fraction that was meant: 0.1 epochs is 1/10 and 0.3333333 epochs is 1/3."""
         return Fraction(self.amount).limit_denominator(10**9)
 
     def __str__(self) -> str:
@@ -94,8 +94,8 @@ class Timeline:
                 step, previous = timeline.steps_in(moment), timeline.phases[-1].first_step
                 if step <= previous:
                     raise ValueError(
-                        f"size {size} starts at {moment}, which is step {step}, not after step {previous} of the size "
-                        "before; write a later moment, or for a ramp a larger increment"
+                        f"size {size} starts at {moment}, which is step {step}, not after step {previous}, where the "
+                        "previous size starts; write a later start, or a larger increment for a ramp"
                     )
                 batch = timeline.at(step)
                 phase = Phase(step, size, batch.epoch, batch.start, batch.samples_before)
@@ -145,8 +145,8 @@ class Timeline:
         if unit == "tokens":
             if self.tokens_per_sample is None:
                 raise ValueError(
-                    "is given in tokens, but the samples of this data have none, or different numbers; use epochs, "
-                    "steps or samples"
+                    "is given in tokens, but the samples of this data have none, or different numbers of them; use "
+                    "epochs, steps or samples"
                 )
             return batch.samples_before * self.tokens_per_sample, 1
         _, left = self._left_in_epoch(batch.start, batch.global_batch_size)
@@ -154,12 +154,12 @@ class Timeline:
         return batch.epoch * whole + batch.start, whole
 
     def steps_in(self, length: Length) -> int:
-        """The smallest number of steps from the start of training that are at least `length`; errors as `progress`."""
+        """The smallest number of steps from the start of training that are at least `length`; raises as `progress`."""
         return _first(lambda step: self.progress(step, length.unit) >= length.exact)
 
     def steps_before(self, step: int, length: Length) -> int | None:
         """The last step that is at least `length` before step `step`; None if it would be before the start of training.
-        Errors as `progress`."""
+        Raises as `progress`."""
         left = self.progress(step, length.unit) - length.exact
         return None if left < 0 else _first(lambda earlier: self.progress(earlier, length.unit) > left) - 1
 
@@ -174,7 +174,7 @@ class Timeline:
 
 
 def _first(reached: Callable[[int], bool]) -> int:
-    """The first step, from 0 on, at which a condition holds that holds ever after."""
+    """The first step, from 0 on, at which a condition holds that remains true from then on."""
     bound = 1
     while not reached(bound):
         bound *= 2

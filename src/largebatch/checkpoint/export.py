@@ -21,18 +21,18 @@ LARGEST_FILE_BYTES = 5 * 10**9
 def export(checkpoint: Path, out: Path, dtype: str | None = None) -> Manifest:
     """Write the weights and buffers of a checkpoint, and the model's configuration if it has one.
 
-    Of a model with adapters, only the adapters and their configuration are written, as `peft` reads them. At most one
-    parameter of any other is in memory. The folder appears when it is complete.
+    For a model with adapters, only the adapters and their configuration are written, as `peft` reads them. For any
+    other, at most one parameter at a time is in memory. The folder appears when it is complete.
 
     Args:
         checkpoint: A checkpoint's folder, or a run's, whose newest intact checkpoint is used.
-        out: The folder to make.
+        out: The folder to create.
         dtype: The dtype of floating-point numbers, one of `DTYPES`; None keeps the one they were trained in.
     """
     if out.exists():
-        raise UserError(f"{out} exists; write a folder that does not")
+        raise UserError(f"{out} already exists; give a folder that does not")
     if not out.absolute().parent.is_dir():
-        raise UserError(f"there is no folder {out.absolute().parent}; make it, or write another place")
+        raise UserError(f"there is no folder {out.absolute().parent}; create it, or give a different path")
     return export_intact(_intact(checkpoint), out, dtype)
 
 
@@ -66,13 +66,13 @@ def export_intact(folder: Path, out: Path, dtype: str | None = None) -> Manifest
 
 
 def _intact(checkpoint: Path) -> Path:
-    """The folder of the checkpoint that is meant, with its checksums verified."""
+    """The folder of the requested checkpoint, with its checksums verified."""
     if (checkpoint / "checkpoints").is_dir():
         candidates = entries(checkpoint / "checkpoints")
     elif checkpoint.is_dir():
         candidates = [entry_at(checkpoint)]
     else:
-        raise UserError(f"there is no folder {checkpoint}; write the folder of a checkpoint or of a run")
+        raise UserError(f"there is no folder {checkpoint}; give the folder of a checkpoint or of a run")
     problems = []
     for entry in candidates:
         problem = entry.problem or verify_checksums(entry.path)

@@ -1,4 +1,4 @@
-"""Setting the state of a process of any strategy, range by range: from a checkpoint, or to initial weights."""
+"""Sets the state of a process under any strategy, range by range: from a checkpoint, or to initial weights."""
 
 from pathlib import Path
 from typing import Protocol
@@ -16,10 +16,10 @@ from largebatch.storage.tensors import TensorFiles
 def load(backend: Backend, folder: Path, manifest: Manifest) -> None:
     """Set the state of this process to that of a checkpoint; every process must call it.
 
-    At most one piece is in memory besides the state itself.
+    At most one piece at a time is in memory besides the state itself.
 
     Raises:
-        UserError: The checkpoint is of another model or optimizer, or its files are not what the manifest says.
+        UserError: The checkpoint is of a different model or optimizer, or its files are not what the manifest says.
     """
 
     def fill(state: EngineState) -> None:
@@ -45,7 +45,7 @@ def _check_same_model(state: EngineState, manifest: Manifest) -> None:
     for name in [*mine, *theirs]:
         if mine.get(name) != theirs.get(name):
             raise CheckpointError(
-                f"its parameter {name} is {_shape(theirs.get(name))}, the model's is {_shape(mine.get(name))}"
+                f"its parameter {name} is {_shape(theirs.get(name))}, but the model's is {_shape(mine.get(name))}"
             )
     for name in [*state.buffers, *manifest.buffers]:
         if (name in state.buffers) != (name in manifest.buffers):
@@ -67,12 +67,12 @@ def _load_buffers(backend: Backend, files: TensorFiles, state: EngineState, mani
         else:
             value = common_buffer(files, name, manifest)
         if value.shape != buffer.shape:
-            raise CheckpointError(f"its buffer {name} is {_shape(tuple(value.shape))}, the model's is not")
+            raise CheckpointError(f"its buffer {name} is {_shape(tuple(value.shape))}, but the model's is not")
         buffer.copy_(value)
 
 
 class StartingWeights(Protocol):
-    """Where the initial weights of a model come from."""
+    """A source of a model's initial weights."""
 
     checksums: dict[str, str]
     """By parameter: a checksum of its values, or of what they depend on, which must be equal on every process."""
@@ -97,6 +97,6 @@ def set_weights(backend: Backend, weights: StartingWeights) -> None:
             other, expected = first_seen.setdefault(name, (rank, checksum))
             if checksum != expected:
                 raise BackendMismatch(
-                    f"rank {rank} starts from another {name} than rank {other}; start from the same files, on machines "
-                    "of one kind with the same torch"
+                    f"rank {rank} starts with a different {name} than rank {other}; use the same files, machines of "
+                    "the same kind and the same version of torch on all ranks"
                 )

@@ -1,4 +1,4 @@
-"""Writing checkpoints: every process its own ranges, in the background, and published only when everything is there."""
+"""Writes checkpoints: every process writes its own ranges, in the background; only complete ones are published."""
 
 import json
 import threading
@@ -41,14 +41,14 @@ class NotWritten(Exception):
 
 
 class Part(NamedTuple):
-    """What one process has written of a checkpoint."""
+    """One process's part of a checkpoint, as written."""
 
     record: FileRecord
     ranges: dict[str, tuple[int, int]]
     """By vector: its first element and the one after its last."""
     buffers: list[str]
     scalars: dict[str, Mapping[str, float]]
-    """The optimizer's single numbers, by parameter."""
+    """The optimizer's scalar states, by parameter."""
 
 
 @dataclass
@@ -66,7 +66,7 @@ class CheckpointWriter:
     model_config: str | None
     """The JSON text of a `transformers` model's configuration."""
     warn: Callable[[str], None]
-    """Called by the main process with a warning for people."""
+    """Called by the main process with a warning for the user."""
     not_written: Callable[[int, str], None]
     """Called by the main process with the step of a checkpoint that could not be written, and the reason."""
     last_step: int = field(default=0, init=False)
@@ -92,7 +92,7 @@ class CheckpointWriter:
         before weights or optimizer states change. If the storage refuses it, `warn` is called and training may go on.
 
         Raises:
-            TrainingFailed: The checkpoint before could not be written, for a reason that will not go away.
+            TrainingFailed: The previous checkpoint could not be written, for a reason that will not go away.
         """
         self.wait()
         state = self._own_state()
@@ -126,22 +126,22 @@ class CheckpointWriter:
         elif not isinstance(error, NotWritten):
             raise error
         elif self.backend.is_main_process:
-            newest = f"of step {self.last_step}" if self.last_step else "none yet"
+            newest = f"the newest one is of step {self.last_step}" if self.last_step else "there is none yet"
             self.warn(
-                f"WARNING: the checkpoint of step {step} could not be written: {error}. Training continues, and the "
-                f"next checkpoint will be tried; the newest one is {newest}"
+                f"WARNING: the checkpoint of step {step} could not be written: {error}. Training continues and will "
+                f"write the next checkpoint; {newest}"
             )
             self.not_written(step, str(error))
 
     def poll(self) -> None:
-        """Take note of a checkpoint that has been finished meanwhile; raise TrainingFailed as `save` does."""
+        """Take note of a checkpoint that has been finished in the meantime; raise TrainingFailed as `save` does."""
         if self._thread is not None and not self._thread.is_alive():
             self.wait()
 
     # --- taking the state -----------------------------------------------------------------------------------------
 
     def _own_state(self) -> EngineState:
-        """What this process writes: pieces that it owns, and on other processes than the first buffers that differ."""
+        """The state this process writes: pieces it owns and, on all but the first process, only buffers that differ."""
         state = self.backend.engine_state()
         pieces = [piece for piece in state.pieces if piece.owned[0] < piece.owned[1]]
         buffers = state.buffers
@@ -190,7 +190,7 @@ class CheckpointWriter:
                 finally:
                     self._copied.set()
             self._error = self._write(step, bad_steps, state)
-        # Raised in the training's own thread, by `wait`.
+        # Raised in the main thread, by `wait`.
         except BaseException as error:
             self._error = error
 
@@ -211,7 +211,7 @@ class CheckpointWriter:
                     self.warn(f"WARNING: an older checkpoint could not be deleted: {problem}")
             else:
                 remove_folder(temporary)
-                # It may have its final name already. Without a marker it is worth nothing, but a later attempt's is.
+                # It may have its final name already. Without a marker it is useless, but a later attempt's is not.
                 with suppress(OSError):
                     if self.attempt.is_current():
                         discard_incomplete(self.folder, step, self.attempt.name)
@@ -308,7 +308,7 @@ class CheckpointWriter:
 
 
 def _or_error(work: Callable[[], T]) -> T | Exception:
-    """The result of `work`, or why it failed: a process that left alone would leave the others waiting for it."""
+    """The result of `work`, or why it failed: a process that raised alone would leave the others waiting for it."""
     try:
         return work()
     except OSError as error:

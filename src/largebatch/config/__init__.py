@@ -1,4 +1,4 @@
-"""What a recipe's JSON may say."""
+"""The fields of a recipe's JSON, and how it is read and checked."""
 
 from largebatch.config.load import load_config, validate
 from largebatch.config.recipe import RecipeConfig, as_json, check, flatten

@@ -33,7 +33,7 @@ class Data(Section):
 
     @property
     def loss_weight_per_sample(self) -> int | None:
-        """The weight of each sample in the loss, in that unit; None if it differs, and the source says it."""
+        """The weight of each sample in the loss, in that unit; None if it differs and the source reports it."""
         return 1 if self.loss_unit == "samples" else self.tokens_per_sample
 
     @property
@@ -53,9 +53,9 @@ class HubOrLocal(Data):
     data_files: DataFiles | None = None
     """Local files, with their format in `path`."""
     train_split: str = "train"
-    """Split to train on, or a part of it, such as "train[1%:]"; `data_files` have "train" and "validation"."""
+    """Split to train on, or a part of it, such as "train[1%:]"; with `data_files`, of "train" or "validation"."""
     eval_split: str = "validation"
-    """Split to evaluate on, written in the same way."""
+    """Split to evaluate on, in the same notation."""
 
     @model_validator(mode="after")
     def _files_are_read(self) -> Self:
@@ -77,7 +77,7 @@ class HubOrLocal(Data):
             if file not in read:
                 raise ValueError(
                     f"data_files.{field} would not be read: train_split is {self.train_split!r}, eval_split "
-                    f'{self.eval_split!r}; write {field}_split "{name}", or the same files for both'
+                    f'{self.eval_split!r}; write {field}_split "{name}", or give the same files for both'
                 )
         return self
 
@@ -159,7 +159,7 @@ class HubText(HubOrLocal, TextData):
     text_column: str = "text"
     """Column with the documents."""
     tokenizer: str
-    """Hub id or local folder of a `transformers` tokenizer, or "bytes"; `largebatch train-tokenizer` makes one."""
+    """Hub id or local folder of a `transformers` tokenizer, or "bytes"; `largebatch train-tokenizer` creates one."""
     attention: Literal["block", "document"] = "block"
     """Tokens that a token of a block attends to: "block", all tokens before it; "document", only those of its own
     document, with positions that start at 0 in each document and in each block."""

@@ -1,4 +1,4 @@
-"""Reading a recipe: JSON plus overrides, validated as a whole, with every problem reported at once."""
+"""Reads a recipe: JSON plus overrides, validated as a whole, with every problem reported at once."""
 
 import inspect
 import json
@@ -22,12 +22,12 @@ JsonObject = dict[str, Any]
 
 FORMER_OPTIONS = {"--run_dir": "--run-dir", "--resume.allow_change": "--allow-change"}
 FORMER_FIELDS = {
-    "task": "a recipe's task is the folder that it is in; remove it",
+    "task": "a recipe's task is the folder it is in; remove it",
     "batch.last": 'write "batch": {"drop_last": true}, or false to keep a smaller last batch',
-    "optimizer.moments": "it is beta_scaling now",
-    "data.unusable": 'it is on_invalid now; write "refuse" or "skip"',
-    "neighbours": "it is neighbors now",
-    "verify": 'its model is debug_model now; write "debug_model": { … }',
+    "optimizer.moments": "renamed; write beta_scaling",
+    "data.unusable": 'renamed; write on_invalid, with "refuse" or "skip"',
+    "neighbours": "renamed; write neighbors",
+    "verify": 'replaced; write its model as "debug_model": { … }',
 }
 
 
@@ -47,7 +47,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), config_class: t
     _apply_overrides(raw, overrides)
     found = config_class_of(Path(path).parent, path)
     if config_class is not None and found is not config_class:
-        raise ConfigError([f"belongs to another task; run {Path(path).with_name('train.py')} instead"], str(path))
+        raise ConfigError([f"belongs to a different task; run {Path(path).with_name('train.py')} instead"], str(path))
     return validate(raw, found, source=str(path))  # type: ignore[return-value]  # it is `config_class`
 
 
@@ -67,7 +67,7 @@ def validate(raw: JsonObject, config_class: type[Config], source: str | None = N
         except ValidationError as error:
             schema = config_class.model_json_schema()
             problems = [_explain(details, schema) for details in error.errors(include_url=False)]
-            # A default may be made of what is wrong. The problems are told anyway.
+            # A default may be computed from an invalid value. The problems are reported anyway.
             with suppress(Exception):
                 config = cast(RecipeConfig | None, valid_part(config_class, raw))
         if config is not None:
@@ -83,10 +83,10 @@ def _inconsistencies(config: RecipeConfig, is_whole: bool) -> Iterator[str]:
             found = check(config)
             if not isinstance(found, Iterator):
                 what = f"{inspect.getsourcefile(check)}: {check.__qualname__} returned {found!r}"
-                raise ConfigError([f"{what}; a check yields its problems"])
+                raise ConfigError([f"{what}; a check must yield its problems"])
             yield from found
         except Exception:
-            # Otherwise the check has read a field that is missing or wrong, which is told already.
+            # Otherwise the check has read a field that is missing or wrong, which is already reported.
             if is_whole:
                 raise
 
@@ -148,7 +148,7 @@ def _apply_overrides(raw: JsonObject, overrides: Sequence[str]) -> None:
         raise ConfigError(problems, "the command line")
 
 
-# --- pydantic's errors in our words -------------------------------------------------------------------------------
+# --- pydantic's errors, reworded ----------------------------------------------------------------------------------
 
 WHOLE_NUMBER, LIST, OBJECT = "write a whole number, such as 64", "write a list, [ … ]", "write an object, {{ … }}"
 REQUIREMENTS = {

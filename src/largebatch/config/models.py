@@ -91,8 +91,8 @@ class TransformerWithDropout(Transformer):
 
 
 class LargeModel(Model):
-    """A model that is sharded before any process holds it whole: it is built without weights, and each process then
-    sets the ranges that it holds. Random weights are a function of the run's seed and each parameter's name."""
+    """A model that is built without weights; each process then sets the ranges that it holds, so that FSDP2 and ZeRO-3
+    need not hold it whole. Random weights are a function of the run's seed and each parameter's name."""
 
     initial_weights: str | None = None
     """Starting weights: a local folder or hub id of `safetensors` files for exactly this model; null draws them."""

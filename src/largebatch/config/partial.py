@@ -1,4 +1,4 @@
-"""The valid part of a config that is wrong, so that checks across fields can still be made."""
+"""The valid part of an invalid config, so that checks across fields can still be made."""
 
 import json
 from collections.abc import Mapping
@@ -11,14 +11,14 @@ from largebatch.config.sections import Section
 
 
 def valid_part(section: type[Section], raw: Mapping[str, Any]) -> Section | None:
-    """The section with only those fields that are valid; reading another one is an AttributeError.
+    """The section with only those fields that are valid; reading any other raises an AttributeError.
 
     Args:
         section: The class of the section.
         raw: The parsed JSON of the section.
 
     Returns:
-        The part, or None if the fields are valid one by one but wrong together.
+        The part, or None if the fields are valid one by one but not together.
     """
     wrong = _wrong_keys(section, raw)
     # Without the wrong ones, the others may be wrong together: a duration is left without its unit.

@@ -42,7 +42,7 @@ def check(method: Check) -> Check:
 
     The method yields problems, one line each, starting with the path of the field to change: "data.block_size: 512 is
     more than …; write …". A check that reads a field that is itself wrong or missing is skipped, so that one error
-    lists the problems of fields and those between fields.
+    lists the problems within fields and those between them.
     """
     method._is_check = True  # type: ignore[attr-defined]
     return method
@@ -58,8 +58,8 @@ class RecipeConfig(Section):
     seed: NonNegativeInt = 0
     """Seed of everything random: initial weights, sample order, augmentation and dropout."""
     precision: Literal["fp32", "bf16", "fp64"]
-    """"fp32". "bf16": matrix products in bfloat16 under autocast; weights, gradients and their reduction in fp32.
-    "fp64": slow, shows differences that are not rounding errors (not on DeepSpeed ZeRO)."""
+    """"fp32": no autocast. "bf16": matrix products in bfloat16 under autocast; weights, gradients and their reduction
+    in fp32. "fp64": slow, shows differences that are not rounding errors (not on DeepSpeed ZeRO)."""
     data: Data
     model: Model
     batch: Batch
@@ -76,7 +76,7 @@ class RecipeConfig(Section):
     model as it is."""
 
     free_on_resume: ClassVar[tuple[str, ...]] = ()
-    """Fields of the task, such as those of its evaluation, that a resumed run may change: they never change training.
+    """Fields of the task, such as those of its evaluation, that a resumed run may change: they do not affect training.
     """
     _built_with: ClassVar[list[type[OptimizerSection]]] = []
 
@@ -130,8 +130,8 @@ class RecipeConfig(Section):
     def _checkpoints_to_roll_back_to(self) -> Iterator[str]:
         if self.faults.on_non_finite == "roll_back" and self.checkpoint.every is None:
             yield (
-                'checkpoint.every: faults.on_non_finite "roll_back" needs checkpoints to go back to; write a '
-                'distance, such as {"steps": 100}'
+                'checkpoint.every: faults.on_non_finite "roll_back" needs checkpoints to go back to; write an '
+                'interval, such as {"steps": 100}'
             )
 
     @check
@@ -148,23 +148,23 @@ class RecipeConfig(Section):
         if not self.batch.drop_last and self.model.uses_batch_norm:
             yield (
                 "batch.drop_last: false would normalize the last micro-batch of an epoch over fewer samples than the "
-                "others, which is another loss for a model with BatchNorm; write true"
+                "others, which changes the loss of a model with BatchNorm; write true"
             )
 
     @check
     def _others_in_the_batch(self) -> Iterator[str]:
         if self.couples_the_batch and min(size for _, size in self.batch.sizes) == 1:
             yield (
-                "batch.global_batch_size: 1 sample has no others to be compared with, and so no gradient; write at "
-                "least 2"
+                "batch.global_batch_size: a single sample has no others to be compared with, and so no gradient; "
+                "write at least 2"
             )
 
     @check
     def _compiled_blocks_run_once(self) -> Iterator[str]:
         if self.compute.compile and self.compute.activation_checkpointing and self.model.uses_batch_norm:
             yield (
-                "compute.compile: torch.compile gives up at blocks with BatchNorm that are recomputed, and leaves most "
-                "of the model uncompiled; write false, or false as compute.activation_checkpointing"
+                "compute.compile: torch.compile gives up on recomputed blocks with BatchNorm and leaves most of the "
+                "model uncompiled; write false, or set compute.activation_checkpointing to false"
             )
 
     @check
@@ -173,7 +173,7 @@ class RecipeConfig(Section):
         if isinstance(self.learning_rate.decay, BatchGrowth) and max(sizes) == sizes[0]:
             yield (
                 'learning_rate.decay: "batch_growth" needs a batch that grows, and this one does not; write a list of '
-                'sizes as batch.global_batch_size, or another decay, such as {"name": "cosine"}'
+                'sizes as batch.global_batch_size, or a different decay, such as {"name": "cosine"}'
             )
 
     @check
@@ -183,10 +183,10 @@ class RecipeConfig(Section):
             return
         rule = f'optimizer.beta_scaling: "{optimizer.beta_scaling}"'
         if optimizer.beta_scaling == "sde" and rate.scaling != "sqrt":
-            yield f'{rule} goes with the square-root rule; write "sqrt" as learning_rate.scaling, or "fixed" here'
+            yield f'{rule} requires the square-root rule; write "fixed", or set learning_rate.scaling to "sqrt"'
         if len(set(sizes)) > 1:
             yield (
-                f"{rule} would change betas with the batch size, which Adam's bias correction does not allow for; "
+                f"{rule} would change the betas with the batch size, which Adam's bias correction does not allow for; "
                 'write "fixed", or a global_batch_size that does not grow'
             )
             return
@@ -232,7 +232,7 @@ class RecipeConfig(Section):
             yield from self._problems_of_the_run(timeline, steps)
 
     def _problems_of_the_run(self, timeline: Timeline, steps: Mapping[str, int]) -> Iterator[str]:
-        """What does not fit into the run, whose durations are `steps` by their paths."""
+        """What does not fit into the run; `steps` are the durations by their paths."""
         total = steps["train.duration"]
         end = min(self.train.stop_after_steps or total, total)
         profile = self.logging.profile
@@ -245,14 +245,14 @@ class RecipeConfig(Section):
         if last_phase.first_step >= total:
             yield (
                 f"batch.global_batch_size: size {last_phase.global_batch_size} starts at step "
-                f"{last_phase.first_step}, not within the run of {total} steps; leave it out, or lengthen "
+                f"{last_phase.first_step}, which is not within the run of {total} steps; remove it, or lengthen "
                 "train.duration"
             )
         rate = self.learning_rate
         warmup = steps.get("learning_rate.warmup.duration", 0)
         if rate.warmup and warmup > total:
             yield (
-                f"learning_rate.warmup.duration: {rate.warmup.duration.length} are {warmup} steps, longer than the "
+                f"learning_rate.warmup.duration: {rate.warmup.duration.length} is {warmup} steps, longer than the "
                 f"whole run of {total}; shorten it, or lengthen train.duration"
             )
             return
@@ -264,16 +264,16 @@ class RecipeConfig(Section):
                     continue
                 given = f"{path}: {milestone.length} is step {steps[path]}"
                 if steps[path] <= previous:
-                    yield f"{given}, not after step {previous}; write them in increasing order"
+                    yield f"{given}, which is not after step {previous}; write the milestones in increasing order"
                 if steps[path] >= total:
-                    yield f"{given}, not within the run of {total} steps; leave it out or lower it"
+                    yield f"{given}, which is not within the run of {total} steps; remove it or lower it"
                 previous = steps[path]
         path = "learning_rate.decay.decay"
         if isinstance(rate.decay, WarmupStableDecay) and path in steps:
             start = timeline.steps_before(total, rate.decay.decay.length)
             if start is None or start < warmup:
                 yield (
-                    f"{path}: {rate.decay.decay.length} of decay after {warmup} steps of warmup are longer than the "
+                    f"{path}: {rate.decay.decay.length} of decay after {warmup} steps of warmup is longer than the "
                     f"whole run of {total} steps; shorten one of them"
                 )
 
@@ -284,7 +284,7 @@ def as_json(config: RecipeConfig) -> dict[str, Any]:
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested sections as dotted names: {"batch": {"drop_last": true}} is {"batch.drop_last": true}."""
+    """Nested sections as dotted names: {"batch": {"drop_last": true}} becomes {"batch.drop_last": true}."""
     flat: dict[str, Any] = {}
     for name, value in config.items():
         flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}

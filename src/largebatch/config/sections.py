@@ -1,4 +1,4 @@
-"""The sections that every recipe's JSON has, whatever its task: one typed model each, one sentence per field."""
+"""The sections that every recipe's JSON has, whatever its task: a typed model each, with a sentence per field."""
 
 import math
 from typing import Annotated, Any, Literal, Self, cast
@@ -21,7 +21,7 @@ BelowOne = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
-    """A part of the config: types are not coerced, unknown keys are errors, and values cannot be changed afterwards."""
+    """A part of the config: types are not coerced, unknown keys are errors, and values cannot be changed afterward."""
 
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
@@ -79,7 +79,7 @@ MOST_PHASES = 1000
 
 
 class LinearRamp(Section):
-    """A batch size that grows from `start` to `end` by `increment` after each of equal parts of `over`."""
+    """A batch size that grows from `start` to `end` by `increment`, at equal intervals over the duration `over`."""
 
     start: PositiveInt
     """Batch size at the start of training."""
@@ -97,7 +97,7 @@ class LinearRamp(Section):
             raise ValueError(f"a ramp grows, but end {self.end} is not above start {self.start}; write a list of sizes")
         if growth % self.increment:
             raise ValueError(
-                f"from start {self.start} the increment {self.increment} does not lead to end {self.end}; write an end "
+                f"increments of {self.increment} from start {self.start} do not lead to end {self.end}; write an end "
                 f"such as {self.start + max(1, growth // self.increment) * self.increment}"
             )
         if growth // self.increment > MOST_PHASES:
@@ -129,8 +129,8 @@ class Batch(Section):
     micro_batch_size: PositiveInt
     """Samples per process per forward pass. With BatchNorm it is part of the loss function (Goyal et al. 2017, 2.3)."""
     drop_last: bool = True
-    """Whether to drop the samples at the end of an epoch that do not fill a global batch, different ones in each
-    epoch. If not, they form a smaller global batch, whose loss is the mean over its own samples."""
+    """Whether to drop the samples at the end of an epoch that do not fill a global batch (different ones in each
+    epoch). If not, they form a smaller global batch, whose loss is the mean over its own samples."""
 
     @model_validator(mode="after")
     def _list_starts_at_zero(self) -> Self:
@@ -247,7 +247,7 @@ Decay = Annotated[
 
 
 class LearningRate(Section):
-    """The learning rate that was tuned, and how it follows the batch size."""
+    """The learning rate that was tuned, and how it scales with the batch size."""
 
     base_lr: PositiveFloat
     """The learning rate that was tuned."""
@@ -274,22 +274,22 @@ class Evaluation(Section):
     """When to evaluate; the end of the run is always evaluated."""
 
     every: Duration | None = None
-    """Distance between evaluations; null evaluates only at the end."""
+    """Interval between evaluations; null means only at the end."""
     max_samples: PositiveInt | None = None
-    """Evaluate only on this many samples, the first ones; null is all of them."""
+    """Evaluate on only the first samples, this many; null means all."""
 
 
 class Checkpoint(Section):
     """When to write checkpoints, and which to keep; the end of a run and a request to stop always write one."""
 
     every: Duration | None = None
-    """Distance between checkpoints; null writes one only at the end and when asked to stop."""
+    """Interval between checkpoints; null means only at the end and when asked to stop."""
     keep_last: PositiveInt | None = 2
-    """Number of the latest complete checkpoints to keep; null is all."""
+    """Number of the latest complete checkpoints to keep; null means all."""
     keep_every: Duration | None = None
-    """Distance between checkpoints that are never deleted, and written even where `every` has none; null is none."""
+    """Interval between checkpoints that are never deleted, and written even where `every` has none; null means none."""
     asynchronous: bool = True
-    """Whether training continues while a copy of the state is written; the copy needs memory on the host."""
+    """Whether training continues while a copy of the state is written; the copy needs host memory."""
 
 
 class Faults(Section):
@@ -297,12 +297,12 @@ class Faults(Section):
 
     on_non_finite: Literal["stop", "skip", "roll_back"] = "stop"
     """Reaction to a loss or gradient that is not finite: "stop" the run, at the next logged step or checkpoint at the
-    latest; "skip" the update of the step; or "roll_back" to the latest checkpoint and continue after the step, without
+    latest; "skip" the step's update; or "roll_back" to the latest checkpoint and continue after the step, without
     the samples in between. The last two check the norm of the gradient in every step, before the update."""
     max_bad_steps: PositiveInt = 10
-    """Number of such steps in the whole run after which it stops."""
+    """Number of such steps that the whole run may have; one more stops it."""
     hang_seconds: PositiveFloat | None = 1800.0
-    """A process that makes no progress for this long writes its stack to the run folder, and the job ends; null is
+    """A process that makes no progress for this long writes its stack to the run folder, and the job ends; null means
     never. The longest step, evaluation batch or checkpoint must be shorter."""
     time_limit_margin_seconds: NonNegativeFloat = 300.0
     """Seconds before the time limit of a SLURM job at which the run stops by itself: enough for two steps and a
@@ -310,7 +310,7 @@ class Faults(Section):
 
 
 class Compute(Section):
-    """How a step is computed; this changes its time and memory, and nothing else."""
+    """How a step is computed; this affects its time and memory and, apart from rounding, nothing else."""
 
     compile: bool = False
     """Whether to `torch.compile` the repeated blocks of the model, or the whole model if it has none. The first steps
@@ -345,8 +345,8 @@ class Logging(Section):
     trackers: list[Literal["tensorboard", "wandb"]] = ["tensorboard"]
     """Trackers that get the same numbers, through Accelerate."""
     peak_tflops: PositiveFloat | None = None
-    """Peak that `mfu` is a fraction of: dense TFLOP/s of one process's device in the recipe's precision; null takes it
-    from the GPU's data sheet, if its name is known."""
+    """The peak that `mfu` is a fraction of: dense TFLOP/s of one process's device in the recipe's precision; null uses
+    the GPU's data sheet, if its name is known."""
     profile: ProfiledSteps | None = None
     """Steps to trace, such as {"first_step": 11, "last_step": 13}: each process writes a Chrome trace to `profile` in
-    the run folder. Traced steps are slower, and traces of many steps are large; null is none."""
+    the run folder. Traced steps are slower, and traces of many steps are large; null means none."""

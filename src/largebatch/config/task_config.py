@@ -1,4 +1,4 @@
-"""The class `Config` of a task's folder, and errors of the folder's files, which are their author's program."""
+"""The class `Config` of a task's folder, and the reporting of errors in the folder's own code."""
 
 import sys
 import traceback
@@ -27,25 +27,25 @@ def config_class_of(folder: Path, recipe: str | Path | None = None) -> type[Reci
     file = folder / "config.py"
     if not file.is_file():
         raise ConfigError(
-            f"there is no {file}, which says what a recipe may say; a recipe's JSON must be in the folder of its task, "
-            "beside config.py, data.py, model.py and train.py",
+            f"there is no {file}, which defines a recipe's fields; a recipe's JSON must be in its task's folder, "
+            "next to config.py, data.py, model.py and train.py",
             str(recipe) if recipe else None,
         )
     with authors_program(folder, file.name):
         module = import_from(folder, "config")
         found = getattr(module, "Config", None)
         if not (isinstance(found, type) and issubclass(found, RecipeConfig)):
-            raise ConfigError([f"{file}: has no class Config(RecipeConfig); write one, as docs/tasks.md says"])
+            raise ConfigError([f"{file}: has no class Config(RecipeConfig); write one, as docs/tasks.md describes"])
         if found.__module__ != module.__name__:
-            raise ConfigError([f"{file}: its Config is that of {found.__module__}; write class Config(…) here"])
+            raise ConfigError([f"{file}: its Config is from {found.__module__}; write class Config(…) in this file"])
         found = found.with_optimizers()
-    # A task replaces these sections, but plans need what every data set and model says.
+    # A task replaces these sections, but plans need what the base classes declare.
     for name, base in (("data", Data), ("model", Model)):
         annotation = found.model_fields[name].annotation
         for each in get_args(annotation) or (annotation,):
             if not (isinstance(each, type) and issubclass(each, base)) or each is base:
                 shown = getattr(each, "__name__", each)
-                remedy = f"write a subclass of {base.__module__}.{base.__name__}, or a union of such"
+                remedy = f"write a subclass of {base.__module__}.{base.__name__}, or a union of subclasses"
                 raise ConfigError([f"{file}: {name} is {shown}; {remedy}"])
     return found
 
@@ -56,8 +56,7 @@ def authors_program(folder: Path | None, blamed: str | None = None) -> Iterator[
 
     Args:
         folder: The folder of the task; None changes nothing.
-        blamed: File of the folder to name in errors that went through no line of the folder; None leaves those as they
-            are.
+        blamed: File to name in errors whose traceback has no line in the folder; None leaves those unchanged.
     """
     if folder is None:
         yield
@@ -76,7 +75,7 @@ def authors_program(folder: Path | None, blamed: str | None = None) -> Iterator[
         text = error.msg if isinstance(error, SyntaxError) else str(error).partition("\n\nFor further information")[0]
         described = f"{type(error).__name__}: {' '.join(text.split())}".rstrip(": ")
         if isinstance(error, SystemExit):
-            described += '; write what only a run does below if __name__ == "__main__":'
+            described += '; move what only a run does below if __name__ == "__main__":'
         raise ConfigError([f"{place}: {described}"]) from error
 
 

@@ -1,1 +1,1 @@
-"""What a recipe trains on: samples by index, out of data sets and files."""
+"""Samples by index, from data sets and files."""

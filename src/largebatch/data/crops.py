@@ -1,4 +1,4 @@
-"""Crops of encoded images, in the loader's process; mirroring and normalizing are left to the device."""
+"""Crops of encoded images, in the loader's process; mirroring and normalizing are done on the device."""
 
 import math
 from typing import NamedTuple
@@ -56,7 +56,7 @@ def padded_crop(image: Image.Image, size: int, random: np.random.Generator) -> C
 def random_box(image: Image.Image, min_area: float, random: np.random.Generator) -> Box:
     """A random box of at least `min_area` of an image's area with an aspect ratio between 3/4 and 4/3.
 
-    After ten boxes that do not fit, it is the largest centered square.
+    After ten boxes that do not fit, it falls back to the largest centered square.
     """
     for _ in range(10):
         area = image.width * image.height * random.uniform(min_area, 1.0)

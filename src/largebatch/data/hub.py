@@ -1,4 +1,4 @@
-"""Opening a data set through Hugging Face `datasets`: from the hub, a local folder, or local files."""
+"""Opens a data set through Hugging Face `datasets`: from the hub, a local folder, or local files."""
 
 from glob import glob
 from pathlib import Path
@@ -21,7 +21,7 @@ def open_splits(config: HubOrLocal) -> "tuple[datasets.Dataset, datasets.Dataset
         for split, pattern in (("train", config.data_files.train), ("eval", config.data_files.eval)):
             if not glob(pattern, recursive=True):  # noqa: PTH207 - `Path.glob` takes no absolute patterns
                 raise DataError(
-                    f"data.data_files.{split}: no file matches {pattern!r} (looked from {Path.cwd()}); "
+                    f"data.data_files.{split}: no file matches {pattern!r} (relative to {Path.cwd()}); "
                     "write the path or glob of the files"
                 )
         arguments: dict[str, Any] = {"path": config.path, "data_files": files}
@@ -45,7 +45,7 @@ def open_splits(config: HubOrLocal) -> "tuple[datasets.Dataset, datasets.Dataset
 
 
 def column(dataset: "datasets.Dataset", name: str, field: str) -> str:
-    """`name`, which the config's `field` must give as a column of the data set; otherwise DataError."""
+    """`name`, if it is a column of the data set; otherwise a DataError that names the config's `field`."""
     if name not in dataset.column_names:
         raise DataError(f"data.{field}: no column {name!r}; the data has {', '.join(dataset.column_names)}")
     return name

@@ -109,7 +109,7 @@ class HubImageSource:
         if labels.min() < 0 or labels.max() >= self.config.num_classes:
             bad = int(labels.min() if labels.min() < 0 else labels.max())
             raise DataError(
-                f"data.num_classes: {self.config.num_classes}, but the data has the label {bad}; correct it"
+                f"data.num_classes: {self.config.num_classes}, but the data has the label {bad}; correct one of them"
             )
         batch = {"pixel_values": torch.from_numpy(np.stack([crop.pixels for crop in crops])), "labels": labels}
         if self._is_random(epoch):

@@ -19,7 +19,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class Loaded(NamedTuple):
-    """A micro-batch, and what it counts in the loss."""
+    """A micro-batch, and its weight in the loss."""
 
     batch: Batch
     weight: int
@@ -45,7 +45,7 @@ class _MicroBatches(Dataset[Loaded | DataError]):
             return Loaded(batch, operator.index(weight))
         except TypeError:
             kind = type(self.source).__name__
-            return DataError(f"{kind}.weight(batch) returned {weight!r}; return a whole number, the count")
+            return DataError(f"{kind}.weight(batch) returned {weight!r}; it must return a whole number")
 
 
 def load(source: SampleSource, requests: Iterable[Request], num_workers: int, device: torch.device) -> Iterator[Loaded]:
@@ -61,7 +61,7 @@ def load(source: SampleSource, requests: Iterable[Request], num_workers: int, de
     if num_workers or device.type != "cpu":
         micro_batches = _load_on_host(samples, requests, num_workers, pin=device.type == "cuda")
     else:
-        # As torch's loader, which would take longer than a small batch.
+        # As torch's loader does, which would take longer than loading a small batch.
         micro_batches = map(samples.__getitem__, requests)
     for loaded in micro_batches:
         if isinstance(loaded, DataError):
@@ -93,7 +93,7 @@ def _load_on_host(
 
 
 def _obey_only_the_training(_: int) -> None:
-    """Have a loader process end only when its parent says so: the training must save first if all are signaled."""
+    """Let a loader process end only when its parent says so: if all are signaled, training must save first."""
 
     def wait_for_the_parent() -> None:
         while signal.sigwaitinfo(STOP_SIGNALS).si_pid != os.getppid():

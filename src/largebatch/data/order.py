@@ -2,7 +2,7 @@
 
 All processes share one shuffle per epoch (Goyal et al. 2017, remark 4). It is a permutation that is computed, not
 stored: any position of any epoch is found in constant time and memory, even among 10^9 samples, so a run can start
-anywhere, on any number of processes, and see the samples it would have seen.
+anywhere, on any number of processes, and see the same samples.
 """
 
 import hashlib

@@ -19,9 +19,9 @@ class SampleSource(Protocol):
 
         Args:
             indices: int64, shape (batch,).
-            epoch: Counted from 0; with the run's seed and the sample's index it decides the augmentation. None is
+            epoch: Counted from 0; with the run's seed and the sample's index it decides the augmentation. None means
                 evaluation, without augmentation.
         """
 
     def weight(self, batch: Batch) -> int:
-        """What a fetched batch counts in the mean that is the loss: its samples, or its target tokens."""
+        """The weight of a fetched batch in the mean loss: its number of samples, or of target tokens."""

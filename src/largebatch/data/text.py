@@ -90,7 +90,7 @@ class _TokenSamples:
         if self.num_available < num_samples:
             found = content.format(max(self.num_available, 0))
             besides = f" besides the {first} of data.num_train_samples" if first else ""
-            raise DataError(f"{field}: {num_samples}, but {found}{besides}; write at most that")
+            raise DataError(f"{field}: {num_samples}, but {found}{besides}; write at most that many")
 
     def __len__(self) -> int:
         return self.num_samples

@@ -12,7 +12,7 @@ class ByteTokenizer:
     vocab_size = 256
     end_of_text = 0
     special_tokens: Sequence[int] = (0,)
-    """Tokens that stand for no text."""
+    """Tokens that represent no text."""
     mask_token: int | None = 256
     """The token that hides others in masked language modeling; it follows all bytes."""
 
@@ -40,13 +40,13 @@ class PretrainedTokenizer:
         if not self.tokenizer("a", add_special_tokens=False)["input_ids"]:
             raise DataError(
                 f"data.tokenizer: {path!r} has no tokenizer: text becomes no tokens; write the folder or hub id of the "
-                "one that the model was trained with"
+                "tokenizer that the model was trained with"
             )
         # An encoder's tokenizer has a separator instead of an end-of-text token.
         candidates = (self.tokenizer.eos_token_id, self.tokenizer.sep_token_id)
         ends: list[int] = [token for token in candidates if token is not None]
         if not ends:
-            raise DataError(f"data.tokenizer: {path!r} has no end-of-text token to put between documents; use another")
+            raise DataError(f"data.tokenizer: {path!r} has no end-of-text token to separate documents; use another one")
         self.end_of_text = ends[0]
         self.vocab_size = len(self.tokenizer)
         self.special_tokens: Sequence[int] = self.tokenizer.all_special_ids

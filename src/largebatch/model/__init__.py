@@ -1,1 +1,1 @@
-"""What models need on every strategy: starting weights, less memory for the same mathematics, and their operations."""
+"""Support for models on every strategy: starting weights, memory savings that keep the mathematics, FLOPs."""

@@ -19,7 +19,7 @@ from largebatch.model.parts import outermost_modules
 
 
 def checkpoint_activations(model: nn.Module) -> None:
-    """Have each block of a model keep only its inputs; classes, names and parameters remain the same.
+    """Make each block of a model keep only its inputs; classes, names and parameters remain the same.
 
     Raises:
         UserError: The model has no blocks that are known to recompute the same values.
@@ -27,8 +27,8 @@ def checkpoint_activations(model: nn.Module) -> None:
     blocks = blocks_to_recompute(model)
     if not blocks:
         raise UserError(
-            f"compute.activation_checkpointing: {type(model).__name__} has no blocks that can be computed again, "
-            "neither layers that `transformers` marks so (GradientCheckpointingLayer) nor those of its ResNet; "
+            f"compute.activation_checkpointing: {type(model).__name__} has no blocks that can be recomputed, "
+            "neither layers that `transformers` marks as such (GradientCheckpointingLayer) nor blocks of its ResNet; "
             "write false"
         )
     for block in blocks:
@@ -62,7 +62,7 @@ def _recomputed(block: nn.Module) -> Callable[..., Any]:
 
 @contextmanager
 def _statistics_kept(layers: Sequence[_BatchNorm]) -> Iterator[None]:
-    """In the block, have BatchNorm layers move throw-away statistics, because the first run has moved their own.
+    """In the block, let BatchNorm layers update throwaway statistics, because the first run has updated their own.
 
     Without any statistics (as in `RunningStatistics.kept`), they would save fewer tensors than in the first run.
     """

@@ -18,7 +18,7 @@ from torch import nn
 from largebatch.config import RecipeConfig
 from largebatch.config.models import Transformer
 
-# Data sheets: dense TFLOP/s by precision, for GPUs whose name has these words; the first match counts. bf16 is with
+# Data sheets: dense TFLOP/s by precision, for GPUs whose name has these words; the first match wins. bf16 is with
 # tensor cores, fp32 without them (no TF32), fp64 with them if they support it.
 DATA_SHEETS: list[tuple[tuple[str, ...], dict[str, float]]] = [
     (("NVIDIA B200",), {"bf16": 2250.0}),
@@ -68,11 +68,11 @@ def utilization_of(config: RecipeConfig, model: nn.Module, device: torch.device,
     )
     given, known = config.logging.peak_tflops, data_sheet(name, config.precision)
     if given is not None:
-        peak = f"of {given:g} TFLOP/s per process, as logging.peak_tflops says"
+        peak = f"of {given:g} TFLOP/s per process, from logging.peak_tflops"
     elif known is not None:
         peak = f"of {known:g} TFLOP/s per process, {name}'s data sheet for {config.precision}"
     else:
-        peak = f"not reported: no peak of {name} in {config.precision} is known; write logging.peak_tflops"
+        peak = f"not reported: the peak of {name} in {config.precision} is unknown; set logging.peak_tflops"
     return Utilization(num_tokens * each, given or known, world_size, f"{count}, {peak}")
 
 

@@ -14,7 +14,7 @@ from largebatch.model.parts import embedding_layer
 
 
 def return_token_losses(model: nn.Module) -> None:
-    """Have a language model of `transformers`, called with `targets`, return each token's loss, in fp32 or fp64.
+    """Make a language model of `transformers`, called with `targets`, return each token's loss, in fp32 or fp64.
 
     Targets, of shape (batch, tokens), are the tokens to predict at each place, or `IGNORE_INDEX`, whose loss is zero.
     (The `labels` of `transformers` are different: the inputs, which the model itself shifts by one.) Without targets
@@ -22,7 +22,7 @@ def return_token_losses(model: nn.Module) -> None:
 
     The loss is computed inside the output layer's own `forward`, where FSDP2 and ZeRO-3 have gathered its weight. A
     model that changes its logits (scales, caps), or whose output layer is not linear (an adapter), computes losses from
-    logits. One forward pass finds out which; a model without weights is checked in each forward pass.
+    logits. One forward pass determines which; a model without weights is checked in each forward pass.
     """
     layer = embedding_layer(model, "get_output_embeddings")
     # Exactly linear: an adapter's layer is a subclass or a different class.
@@ -43,8 +43,8 @@ def return_token_losses(model: nn.Module) -> None:
             outputs = forward(*arguments, **options)
             if layer.given is None or not layer.given.is_still(outputs.logits):
                 raise UserError(
-                    f"{type(model).__name__} changes the logits that its output layer gives, which it cannot do with "
-                    "losses; remove return_token_losses, and compute the loss from logits"
+                    f"{type(model).__name__} changes the logits that its output layer returns, so the layer cannot "
+                    "return losses instead; remove return_token_losses, and compute the loss from logits"
                 )
             return outputs.logits
         finally:
@@ -75,7 +75,7 @@ class LinearWithTargets(nn.Linear):
 
 
 class _Given:
-    """An output of the layer, to be distinguished from anything computed from it."""
+    """An output of the layer, kept to tell it apart from anything computed from it."""
 
     def __init__(self, tensor: torch.Tensor):
         self._tensor = tensor

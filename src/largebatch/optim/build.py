@@ -60,7 +60,7 @@ def parameter_groups(
 
 
 def _kind_of(module: nn.Module, name: str) -> ParameterKind | None:
-    """The kind of the parameter `name` that `module` itself holds; None is an ordinary weight.
+    """The kind of the parameter `name` that `module` itself holds; None means an ordinary weight.
 
     A norm's own bias is of the kind "norm". Normalization layers outside torch are recognized by their class names.
     """

@@ -81,7 +81,7 @@ class LayerwiseOptimizer(Optimizer):
         Args:
             tensors: The tensors of the parameter group.
             updates: Gradients or updates of what this process has of the tensors.
-            trust_ratio: From the norms of the layers' weights and updates, each of shape (layers,), to their ratios.
+            trust_ratio: Maps the norms of the layers' weights and updates, each of shape (layers,), to their ratios.
         """
         weights, views = [], []
         numbers: list[int] = []
@@ -105,7 +105,7 @@ class LayerwiseOptimizer(Optimizer):
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What this process has of a tensor; a view."""
+    """The part of a tensor that this process holds, as a view."""
     tensor = tensor.detach()
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 

@@ -80,9 +80,9 @@ class RunPlan:
     activation_checkpointing: bool
 
     optimizer_owner: str | None = field(default=None, compare=False)
-    """Package of the task's folder, which decides which optimizers are visible; a path, and so not in JSON."""
+    """Package of the task's folder, which decides which optimizers are visible; it is a path, so not in JSON."""
 
-    # --- of a step, counted from 0 --------------------------------------------------------------------------------
+    # --- for a step, counted from 0 -------------------------------------------------------------------------------
 
     def batch_at(self, step: int) -> GlobalBatch:
         """The samples of a step."""
@@ -114,14 +114,14 @@ class RunPlan:
             self.scaling, self.scaled_batch_size or global_batch_size, self.reference_batch_size
         )
 
-    # --- when so many steps are completed -------------------------------------------------------------------------
+    # --- after a number of completed steps ------------------------------------------------------------------------
 
     def evaluates_after(self, completed_steps: int) -> bool:
         """Whether an evaluation is due."""
         return completed_steps == self.stop_after_steps or self._is_due(completed_steps, self.evaluate_every)
 
     def checkpoints_after(self, completed_steps: int) -> bool:
-        """Whether a checkpoint is due; those to keep need not be among the others: every 25 steps, and every 10."""
+        """Whether a checkpoint is due; those to keep need not be among the others, as every 25 steps and every 10."""
         at_end = completed_steps == self.stop_after_steps
         return at_end or any(
             self._is_due(completed_steps, every) for every in (self.checkpoint_every, self.keep_checkpoint_every)
@@ -134,7 +134,7 @@ class RunPlan:
     def _is_due(self, completed_steps: int, every: Length | None) -> bool:
         return every is not None and self.timeline.completes(completed_steps, every)
 
-    # --- of the largest batch size --------------------------------------------------------------------------------
+    # --- for the largest batch size -------------------------------------------------------------------------------
 
     @property
     def global_batch_size(self) -> int:
@@ -164,7 +164,7 @@ class RunPlan:
         """The plan that `to_json` wrote.
 
         Raises:
-            ValueError: It is not a plan, or one of another version.
+            ValueError: It is not a plan, or is from a different version.
         """
         plan = TypeAdapter(cls).validate_json(text)
         # JSON has lists in place of tuples.
@@ -179,7 +179,7 @@ def resolve(config: RecipeConfig, world_size: int, micro_batch_size: int | None 
     Args:
         config: A validated recipe of any task.
         world_size: Data-parallel processes of the job.
-        micro_batch_size: Samples per process per forward pass; None is the recipe's own.
+        micro_batch_size: Samples per process per forward pass; None means the recipe's own.
 
     Raises:
         ConfigError: A global batch does not divide over these processes, or the model cannot be compiled on them.
@@ -254,12 +254,12 @@ def _check_compiled_batch_norm(config: RecipeConfig, world_size: int, accumulati
     if config.model.synchronizes_batch_norm and world_size > 1:
         raise ConfigError(
             "compute.compile: BatchNorm over all processes communicates inside the blocks to compile; write false, or "
-            "false as model.sync_batch_norm, which is another loss"
+            "set model.sync_batch_norm to false, which changes the loss"
         )
     if accumulation > 1:
         raise ConfigError(
-            f"compute.compile: the running statistics of BatchNorm move by another factor in each of {accumulation} "
-            "accumulated micro-batches, and the model would be recompiled for each; write false, or start "
+            f"compute.compile: BatchNorm's running statistics move by a different factor in each of {accumulation} "
+            "accumulated micro-batches, so the model would be recompiled for each; write false, or start "
             f"{accumulation * world_size} processes"
         )
 

@@ -16,12 +16,12 @@ MOMENT_RULES = {
 
 
 def explain(plan: RunPlan, title: str, sections: Collection[str] | None = None) -> str:
-    """The plan as text for people, in lines of about 110 characters or fewer.
+    """The plan as readable text, in lines of about 110 characters or fewer.
 
     Args:
         plan: The resolved plan.
         title: Title of the first line, such as the recipe's name.
-        sections: Names of the sections to show; None is all.
+        sections: Names of the sections to show; None means all.
     """
     lines = [f"{title}: {plan.task} on {counted(plan.world_size, 'process', 'processes')}"]
     for name, body in bodies(plan):
@@ -86,18 +86,18 @@ def _loss(plan: RunPlan) -> list[str]:
     if plan.coupled_loss:
         lines += [
             "each sample's loss depends on the whole global batch, whose features are computed first and gathered:",
-            "another global_batch_size, such as that of a smaller last batch, is another loss",
+            "changing global_batch_size, as a smaller last batch would, changes the loss",
         ]
     if plan.sync_batch_norm:
         lines += [
             "BatchNorm normalizes over the micro-batches of all processes together, micro_batch_size x world_size =",
             f"{plan.micro_batch_size:,} x {plan.world_size:,} = {plan.micro_batch_size * plan.world_size:,} samples: "
-            "another product is another loss",
+            "changing this product changes the loss",
         ]
     elif plan.uses_batch_norm:
         lines.append(
-            f"BatchNorm normalizes each micro-batch of {plan.micro_batch_size:,} on its own: another "
-            "micro_batch_size is another loss"
+            f"BatchNorm normalizes each micro-batch of {plan.micro_batch_size:,} on its own: changing "
+            "micro_batch_size changes the loss"
         )
     return lines
 
@@ -120,7 +120,7 @@ def _steps(plan: RunPlan) -> list[str]:
     epochs = counted(float(timeline.progress(plan.total_steps, "epochs")), "epoch", form=".4g")
     lines.append(f"the run is {counted(plan.total_steps, 'step')} = {epochs} = {counted(samples, 'sample')}{tokens}")
     if plan.stop_after_steps < plan.total_steps:
-        lines.append(f"it stops early, after step {plan.stop_after_steps:,}, at the learning rate of the whole run")
+        lines.append(f"it stops early, after step {plan.stop_after_steps:,}, with the learning rate of the whole run")
     when = f"every {plan.evaluate_every} and at the end" if plan.evaluate_every else "at the end"
     is_part = plan.evaluated_samples < plan.num_eval_samples
     which = (

@@ -2,7 +2,7 @@
 
 `held` is exact: the tensors of a running job before the optimizer's update (tests/plan/test_model_states.py counts
 them). `beside` is what comes and goes within a step, with its reason: about that much, and not all at once. Neither
-includes activations, an optimizer's single numbers (such as the step count of each tensor), the temporary tensors of
+includes activations, an optimizer's scalar states (such as the step count of each tensor), the temporary tensors of
 its arithmetic, and the rounding of the allocator (to 512 bytes per tensor on NVIDIA GPUs).
 
 Weights stay in fp32 under bf16 autocast, so an element is 4 bytes everywhere (8 in fp64).
@@ -24,7 +24,7 @@ from largebatch.plan.strategies import find_strategy
 
 @dataclass(frozen=True)
 class ModelStates:
-    """Bytes on the process that holds most.
+    """Bytes on the process that holds the most.
 
     Args:
         weights: Weights that passes compute with, trained or not, as held between passes.
@@ -32,7 +32,7 @@ class ModelStates:
         gradients: Gradients when all of a step's are reduced.
         optimizer: The optimizer's states, such as momentum.
         buffers: Running statistics and the like.
-        beside: What is also held for a part of a step, approximately, by reason.
+        beside: Bytes also held during part of a step, approximately, by reason.
     """
 
     weights: int
@@ -54,7 +54,7 @@ class ModelStates:
 
 
 NumbersKept = Callable[[tuple[int, ...]], int]
-"""From the shape of a tensor that an optimizer steps to the count of numbers kept for it, without single numbers."""
+"""Maps the shape of a tensor that an optimizer steps to the count of numbers kept for it, not counting scalars."""
 
 
 def optimizer_states(plan: RunPlan) -> NumbersKept:

@@ -1,6 +1,6 @@
 """The strategies: a table entry declares all that plan, launch, `verify` and lint know about a strategy.
 
-An entry imports no torch: its backend and formulas are named.
+An entry does not import torch: its backend and formulas are given by name.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,8 +28,8 @@ class StrategyEntry:
 
     Args:
         name: Name of the strategy and of its Accelerate config, recipes/accelerate_configs/NAME.yaml.
-        launched: Whether a launch is of this strategy, given the environment that `accelerate launch` makes and the
-            stage of the DeepSpeed JSON, if there is one; the first entry that says so is chosen.
+        launched: Whether a launch is of this strategy, given the environment that `accelerate launch` sets and the
+            stage of the DeepSpeed JSON, if there is one; the first entry that matches is chosen.
         backend: "module:class" of its `backend.base.Backend`.
         memory: "module:function" that counts what the fullest process holds; see `plan.model_states`.
         traffic: "module:function" that counts what a step sends; see `plan.traffic`.
@@ -58,10 +58,10 @@ class StrategyEntry:
 
     def _conflict(self, precision: str, optimizer: str | None) -> Refusal | None:
         if precision == "fp64" and self.no_fp64:
-            return Refusal(f"{self.no_fp64}, the recipe says precision fp64", "set precision fp32")
+            return Refusal(f"{self.no_fp64}, but the recipe has precision fp64", "set precision fp32")
         if optimizer and find_optimizer(optimizer).needs == "whole matrices" and self.steps != "whole parameters":
-            why = f'optimizer "{optimizer}" needs whole matrices, and under {self.name} it would step {self.steps}'
-            return Refusal(why, "take another optimizer")
+            why = f'optimizer "{optimizer}" needs whole matrices, but under {self.name} it would step {self.steps}'
+            return Refusal(why, "use another optimizer")
         return None
 
 
@@ -72,7 +72,7 @@ def names_of(are_meant: Callable[[StrategyEntry], bool]) -> str:
 
 
 def is_true(environment: Environment, name: str) -> bool:
-    """Whether a variable is set to yes."""
+    """Whether a variable is set to a form of true."""
     return environment.get(name, "false").lower() in ("true", "1", "yes")
 
 

@@ -4,7 +4,7 @@
 In a ring of n processes, each sends N (n - 1) / n to gather N bytes, or to reduce and scatter them; an all-reduce does
 both. They count as N, N and 2 N in a `volume`, which is the traffic of each of many processes.
 
-    strategy                        gathered             reduced     together
+    strategy                        gathered             reduced     total
     ddp                             0                    2 Ψ         2 Ψ
     fsdp                            2 A Ψ                Ψ           (2 A + 1) Ψ, less what stays gathered
     zero1                           Ψ                    2 Ψ         3 Ψ
@@ -15,14 +15,14 @@ These differ from the ZeRO paper's 2 Ψ, 2 Ψ and 3 Ψ for A = 1 (Rajbhandari et
 
 - DeepSpeed all-reduces the buckets of stages 1 and 2, and discards what is not its own. With "zero_optimization"
   {"use_multi_rank_bucket_allreduce": false} it reduces each part to its owner instead, which sends Ψ less, but takes a
-  call per owner of a bucket and, on a GPU with overlap_comm, a wait of the host before each call.
+  call per owner of a bucket and, on a GPU with overlap_comm, makes the host wait before each call.
 - ZeRO-3 keeps parameters of at most stage3_param_persistence_threshold elements (1e5) gathered, and gathers them once
   after each update. It frees others only if at least stage3_max_reuse_distance elements (1e9) come before they are used
   again. It gathers parameters shared by two modules once for each.
 - FSDP2 keeps two units gathered from the forward to the backward pass: the root, with everything outside of blocks, and
   the tail that Accelerate makes of the final norm and the output layer.
 
-Single numbers are not counted (a vote on a stop, a norm for each parameter or group), nor what the loss itself
+Scalars are not counted (a vote on a stop, a norm for each parameter or group), nor what the loss itself
 exchanges: features of a loss that couples samples, statistics of BatchNorm over all processes.
 """
 
@@ -61,7 +61,7 @@ def traffic_of_a_step(
 
 
 Formula = Callable[[ModelShape, Strategy, int, int, bool], tuple[int, int]]
-"""From the arguments of `traffic_of_a_step` to elements, least and most."""
+"""Maps the arguments of `traffic_of_a_step` to elements, least and most."""
 
 
 def replicated(model: ModelShape, _: Strategy, __: int, ___: int, ____: bool) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What a recipe holds: the run, its steps and micro-batches, evaluation, and the run folder."""
+"""The interface for training scripts: the run, its steps and micro-batches, evaluation, and the run folder."""
 
 from largebatch.run.command_line import RunOptions, parse_command_line, user_errors
 from largebatch.run.evaluate import Value

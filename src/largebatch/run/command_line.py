@@ -29,7 +29,7 @@ Config = TypeVar("Config", bound=RecipeConfig)
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What a run is told besides its recipe."""
+    """The options of a run besides its recipe."""
 
     run_dir: Path
     """The run's folder, whose name is the run's."""
@@ -43,18 +43,16 @@ class RunOptions:
 
 
 def parse_command_line(config_class: type[Config], arguments: Sequence[str] | None = None) -> tuple[Config, RunOptions]:
-    """The recipe's validated config, and the options of the run; ConfigError has all problems at once."""
+    """The recipe's validated config, and the options of the run; ConfigError lists all problems at once."""
     parser = argparse.ArgumentParser(
         description="Run a recipe; start it with accelerate launch.",
         epilog="Any field of the config can be overridden: --batch.global_batch_size 512. "
-        "The same text as `largebatch plan` is printed at the start.",
+        "The run prints the same text as `largebatch plan` when it starts.",
         allow_abbrev=False,
     )
     parser.add_argument("--config", type=Path, required=True, help="the recipe's JSON file")
     parser.add_argument("--run-dir", type=Path, help="folder of the run; default: runs/<name of the config>")
-    resume = (
-        '"auto" (default): resume from the newest checkpoint of this run in its folder, or start; "none": start over; '
-    )
+    resume = '"auto" (default): resume from the newest checkpoint in the run\'s folder, if any; "none": start over; '
     parser.add_argument("--resume", default="auto", help=f"{resume}or the folder of a checkpoint")
     may_differ = "fields of the config that may differ from the checkpoint's"
     parser.add_argument("--allow-change", action="append", default=[], metavar="FIELD,…", help=may_differ)
@@ -89,7 +87,7 @@ def user_errors() -> Iterator[None]:
             print(*lines, sep="\n", file=sys.stderr, flush=True)
             _tell_the_launcher(f"{error.title}: {error}")
         else:
-            # The launcher ends the job when a process exits, so the one that reports should be the first.
+            # The launcher ends the job when a process exits, so the one that reports should exit first.
             time.sleep(SECONDS_FOR_THE_REPORT)
         sys.exit(error.exit_code)
     except Exception as error:

@@ -40,7 +40,7 @@ def mean_over_samples(
     Args:
         backend: The prepared backend.
         batches: As `batches_of`.
-        per_sample: From a batch to values by name, each of shape (batch,), or a pair of sums and weights of shape
+        per_sample: Maps a batch to values by name, each of shape (batch,), or a pair of sums and weights of shape
             (batch,) each, such as each sample's loss summed over its tokens, and its number of tokens.
     """
     totals: dict[str, torch.Tensor] = {}
@@ -90,7 +90,7 @@ def _shares(num_samples: int, batch_size: int, rank: int, world_size: int) -> It
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put every module into evaluation mode, and afterwards back into the mode that it was in."""
+    """Put every module into evaluation mode, and afterward back into the mode that it was in."""
     training = {module: module.training for module in model.modules()}
     model.eval()
     yield

@@ -44,7 +44,7 @@ def training_feed(
     """The work of this process in each step from `first_step` on.
 
     If samples have unequal weights, a step's micro-batches are loaded, and their weights summed over the processes,
-    during the step before, so that no step waits for the sum. Otherwise nothing is communicated.
+    during the step before, so that the sum is usually ready in time. Otherwise nothing is communicated.
     """
     loaded = _micro_steps(plan, backend, train_set, num_workers, first_step)
     steps = range(first_step, plan.stop_after_steps)
@@ -87,7 +87,7 @@ def _micro_steps(
         count, each = len(micro_batch.indices), plan.loss_weight_per_sample
         if each is not None and weight != count * each:
             raise DataError(
-                f"{count} samples have {weight} {plan.loss_unit} in the loss, the plan says {each} each; correct the "
+                f"{count} samples have {weight} {plan.loss_unit} in the loss, but the plan says {each} each; correct the "
                 "source's `weight`, or let loss_weight_per_sample be None in the class of the config's data section if "
                 "it differs from sample to sample"
             )

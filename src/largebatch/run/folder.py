@@ -1,8 +1,8 @@
-"""The run folder: what is where in it, and who may write to it.
+"""The run folder: its layout, and who may write to it.
 
 config.json        the resolved config
 plan.json          the resolved plan
-source/            the task's folder that the latest start used, and its git commit; requeued jobs train with it
+source/            a copy of the task's folder at the latest start, and its git commit; requeued jobs train with it
 status.json        the outcome: running, finished, stopped or failed
 metrics.jsonl      one line per logged step
 evaluations.jsonl  one line per evaluation
@@ -17,7 +17,7 @@ stacks/            what the processes were doing when the run hung
 slurm/             one folder per SLURM job, written by slurm/launch.sh
 report.html        written by `largebatch report`; runs ignore it
 stop               a file whose creation asks the run to stop; the run deletes it
-lock               held by the run while it lasts
+lock               held by the run while it is running
 """
 
 import fcntl
@@ -69,12 +69,12 @@ class RunFolder:
         """Raise UserError, before anything is written, if the path is a file or holds files that are not a run's."""
         for place in (self.path, *self.path.parents):
             if place.exists() and not place.is_dir():
-                raise UserError(f"--run-dir: {place} is a file; write a folder")
+                raise UserError(f"--run-dir: {place} is a file; choose a folder")
         # A start that has just begun, or was killed at once, has no plan yet.
         names = [path.name for path in self.path.iterdir()] if self.path.is_dir() and not self.is_a_run else []
         if any(name not in ("lock", "slurm", "stop") and not name.startswith(".plan.json.") for name in names):
             raise UserError(
-                f"--run-dir: {self.path} holds files that are not a run's; write another folder, or an empty one"
+                f"--run-dir: {self.path} holds files that are not a run's; choose another folder, or an empty one"
             )
 
     @property
@@ -84,13 +84,13 @@ class RunFolder:
 
     def check_format(self) -> None:
         """Raise UserError if the latest attempt was made by a version of largebatch with another format."""
-        # A damaged record says nothing; checkpoints name their format, too.
+        # A damaged record says nothing, but checkpoints name their format, too.
         with suppress(OSError):
             latest = latest_attempt(self.attempts_dir)
             if latest is not None and latest.get("format") != FORMAT:
                 raise UserError(
-                    f"--run-dir: the run in {self.path} has format {latest.get('format')!r}, and this version of "
-                    f"largebatch reads {FORMAT!r} only; --resume none starts over and moves it aside"
+                    f"--run-dir: the run in {self.path} has format {latest.get('format')!r}, but this version of "
+                    f"largebatch reads only {FORMAT!r}; --resume none starts over and moves it aside"
                 )
 
     def hold(self) -> None:
@@ -128,7 +128,7 @@ class RunFolder:
                 self._lock = self._take_lock()
                 if self.is_a_run:
                     # It was not there when `hold` looked.
-                    raise UserError(f"--run-dir: another run has just begun in {self.path}; write another folder")
+                    raise UserError(f"--run-dir: another run has just begun in {self.path}; choose another folder")
             # The plan first: it is what marks the folder as a run's.
             replace_file(self.plan_file, [memoryview(plan.to_json().encode())])
             replace_json_file(self.config_file, as_json(config))
@@ -161,7 +161,7 @@ class RunFolder:
     def _take_lock(self) -> IO[bytes]:
         """Hold the folder for as long as the returned file is open; UserError if a running job holds it.
 
-        A network file system may not release the lock of a machine that is gone for a while. SLURM notices and requeues
+        A network file system may take a while to release the lock of a machine that is gone. SLURM notices and requeues
         its job, which is let in: the old attempt cannot publish once the new one has begun.
         """
         lock = (self.path / "lock").open("ab")
@@ -177,14 +177,14 @@ class RunFolder:
             raise UserError(
                 f"--run-dir: another run is writing to {self.path}"
                 + (f" ({_who(holder)})" if holder else "")
-                + "; wait until it ends, or write another folder"
+                + "; wait until it ends, or choose another folder"
             ) from None
         return lock
 
 
 def cannot_be_written(path: Path, error: OSError) -> UserError:
-    """The error for a run folder to which the file system does not let a run write."""
-    return UserError(f"--run-dir: {path} cannot be written: {error}; write another folder")
+    """The error for a run folder that the file system does not let a run write to."""
+    return UserError(f"--run-dir: {path} cannot be written: {error}; choose another folder")
 
 
 def _who(holder: dict[str, Any]) -> str:

@@ -59,7 +59,7 @@ class FeatureCache:
                 "would get no gradient; use it in the model's forward pass, for example as a factor of the features"
             )
         if loss_sum.grad_fn is None:
-            raise ValueError("the loss does not depend on the features that step.gather has returned")
+            raise ValueError("the loss does not depend on the features that step.gather returned")
         (gradient,) = torch.autograd.grad(loss_sum, self.gathered)
         loss_sum = loss_sum.detach()
         # A loss that is not finite must show even if its gradient is finite.
@@ -73,7 +73,7 @@ class FeatureCache:
         first = self._mine[micro_step]
         if features.shape != first.shape:
             raise ValueError(
-                f"the micro-batch's features have shape {tuple(features.shape)}, and had {tuple(first.shape)} in "
+                f"the micro-batch's features have shape {tuple(features.shape)}, but had {tuple(first.shape)} in "
                 "step.gather; compute them with the same function"
             )
         difference = (features.detach() - first).norm() / first.norm()

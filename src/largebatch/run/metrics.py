@@ -1,4 +1,4 @@
-"""Training metrics: gathered at log points only, so that no step waits for the device in between."""
+"""Training metrics: gathered only at log points, so that they do not make other steps wait for the device."""
 
 import math
 import time
@@ -53,7 +53,7 @@ class StepMetrics:
         self.stopwatch = Stopwatch()
 
     def resume(self, step: int, seconds: float) -> None:
-        """Continue after `step` steps, which took so many seconds in earlier attempts."""
+        """Continue after `step` steps, which took this many seconds in earlier attempts."""
         self._earlier_seconds, self._earlier_samples = seconds, self._plan.batch_at(step).samples_before
         self._logged = (0.0, self._earlier_samples, 0)
 
@@ -62,7 +62,7 @@ class StepMetrics:
         return step % self._plan.log_every_steps == 0 or step in (1, self._plan.stop_after_steps)
 
     def add(self, step: int, loss_sum: torch.Tensor, weight: int, grad_norm: torch.Tensor | None) -> None:
-        """Take the numbers of the next step, number `step` from 1, without waiting for the device.
+        """Take the numbers of the next step, counted from 1, without waiting for the device.
 
         `loss_sum` is this process's, and `weight` that of the global batch, which divides the sum over all processes.
         """
@@ -151,7 +151,7 @@ class StepMetrics:
 
 
 def place_of(plan: RunPlan, step: int) -> dict[str, Any]:
-    """Where training is after `step` steps: "step", "samples" trained on and "epoch"."""
+    """The progress of training after `step` steps: "step", "samples" trained on and "epoch"."""
     return {
         "step": step,
         "samples": plan.batch_at(step).samples_before,
@@ -163,6 +163,6 @@ def _not_finite(what: str) -> TrainingFailed:
     return TrainingFailed(
         f"{what}; training stopped and no weights were written. Try a longer learning_rate.warmup, a lower "
         "learning_rate.base_lr, or optimizer.clip_norm, and look at the data of that step; faults.on_non_finite can "
-        "leave such steps out",
+        "skip such steps",
         everywhere=True,
     )

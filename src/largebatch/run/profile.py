@@ -1,4 +1,4 @@
-"""Traces of a run's steps by torch's profiler: what the host and the device of this process did when."""
+"""Traces of a run's steps by torch's profiler: what the host and the device of this process did, and when."""
 
 import sys
 from collections.abc import Generator, Iterator
@@ -16,9 +16,9 @@ def traced(
 ) -> Generator[StepFeed, None, None]:
     """The work of the run's steps after `completed` ones, while those of the window are traced.
 
-    "step N" in the trace spans all from asking for its work to asking for the next step's: loading, its passes and
-    update, and the evaluation or checkpoint after it. The file is gzipped Chrome JSON, written when the window or the
-    generator ends; failing to write it is a warning, and does not end the run.
+    "step N" in the trace spans everything from asking for its work to asking for the next step's: loading, its passes
+    and update, and the evaluation or checkpoint after it. The file is gzipped Chrome JSON, written when the window or
+    the generator ends; if it cannot be written, the run warns and continues.
     """
     if window is None or window.last_step <= completed:
         yield from feed

@@ -1,4 +1,4 @@
-"""What a run prints: a progress bar on a terminal, one line per logged step elsewhere, and its final numbers."""
+"""The output of a run: a progress bar on a terminal, otherwise one line per logged step, and its final numbers."""
 
 import math
 import sys
@@ -45,7 +45,7 @@ class Progress:
             sys.stdout.flush()
 
     def close(self) -> None:
-        """Leave the bar as it is."""
+        """Close the bar, which stays visible."""
         self._bar.close()
 
 

@@ -1,4 +1,4 @@
-"""What an attempt writes into the run's folder besides checkpoints: files of JSON lines, and the outcome.
+"""The record of an attempt in the run's folder, besides checkpoints: files of JSON lines, and the outcome.
 
 The outcome is in status.json, because the launcher exits with 1 whatever the exit code of its workers:
 
@@ -28,7 +28,7 @@ from largebatch.storage.json_lines import parse_line
 from largebatch.storage.layout import read_object
 
 MOST_PENDING_LINES = 100_000
-SECONDS_UNTIL_WRITTEN = 1.0  # of a line of metrics.jsonl, at most, and the time to the next one
+SECONDS_UNTIL_WRITTEN = 1.0  # at most, for a line of metrics.jsonl, plus the time to the next one
 
 _of_this_process: list["Record"] = []
 
@@ -41,13 +41,13 @@ def report_failure(message: str, resume: bool) -> None:
 
 @dataclass
 class Journal:
-    """One file of JSON lines, which survives a full disk, a crash, and an earlier attempt that still runs."""
+    """One file of JSON lines, which survives a full disk, a crash, and an earlier attempt that is still running."""
 
     path: Path
     attempt: Attempt
     """The attempt that writes, checked before each write."""
     warn: Callable[[str], None]
-    """Called with a warning for people."""
+    """Called with a warning for the user."""
     most_seconds: float = 0.0
     """How long lines may wait for the next ones, to be written together."""
     _flushed: float = field(default=-math.inf, init=False)
@@ -129,8 +129,8 @@ class Record:
     def restore(self, about: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Restore the folder to its state at the checkpoint, and begin the attempt's history with `about`.
 
-        Returns the last line of metrics.jsonl and of evaluations.jsonl; empty ones if there are none, or elsewhere than
-        on the main process.
+        Returns the last line of metrics.jsonl and of evaluations.jsonl; empty ones if there are none, or if this is
+        not the main process.
         """
         if not self._is_main_process:
             return {}, {}
@@ -146,7 +146,7 @@ class Record:
         for reason in start.skipped:
             self._say(f"WARNING: a checkpoint is not used: {reason}")
         for change in start.changes:
-            self._say(f"WARNING: changed, as --allow-change says: {change}")
+            self._say(f"WARNING: changed, as --allow-change permits: {change}")
         if start.checkpoint is not None:
             self._say(f"  {'Resume':<14}after step {start.step:,}, from {start.checkpoint}")
         self.event(

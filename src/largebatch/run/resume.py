@@ -1,4 +1,4 @@
-"""Where a run begins: at step 0 or after a checkpoint, and whether it is still the same run."""
+"""Finds where a run begins, at step 0 or after a checkpoint, and whether it is still the same run."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ MOST_DIFFERENCES = 20
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run begins."""
+    """The beginning of an attempt: step 0, or a checkpoint."""
 
     in_place: bool = False
     """Whether it continues what is in the run's folder, rather than moving that aside."""
@@ -58,7 +58,7 @@ def find_start(
     """Decide where the run begins, as `RunOptions` say; every process must call it and gets the same answer.
 
     Raises:
-        UserError: The requested checkpoint cannot be used, or is of a recipe that trains something else.
+        UserError: The requested checkpoint cannot be used, or is from a recipe that trains something else.
     """
     if resume == "none":
         return Start()
@@ -78,11 +78,11 @@ def find_start(
     usable, skipped = newest_usable(candidates, backend)
     with backend.raise_on_all_ranks():
         if usable is None and resume != "auto":
-            raise UserError(f"--resume: {skipped[0]}; `largebatch checkpoints` lists those of a run folder")
+            raise UserError(f"--resume: {skipped[0]}; `largebatch checkpoints` lists the checkpoints in a run folder")
         if usable is None and any((entry.path / MARKER).exists() for entry in candidates):
             reasons = "\n".join(f"  - {reason}" for reason in skipped[:MOST_DIFFERENCES])
             raise UserError(
-                f"{folder.path} has checkpoints, and none of them can be used:\n{reasons}\n"
+                f"{folder.path} has checkpoints, but none of them can be used:\n{reasons}\n"
                 "repair them and start again; --resume none starts over and moves the earlier run aside"
             )
     if usable is None:
@@ -103,16 +103,16 @@ def find_start(
     with backend.raise_on_all_ranks():
         _check_fields_exist(allow_change, config, manifest)
         if refused and resume == "auto":
-            which = f"{folder.path} holds {'a' if finished else 'an unfinished'} run of another recipe"
-            others = "--resume none starts over and moves the earlier run aside, --run-dir takes another folder, and"
+            which = f"{folder.path} holds {'a' if finished else 'an unfinished'} run of a different recipe"
+            others = "--resume none starts over and moves the earlier run aside, --run-dir uses another folder, and"
             raise _refusal(which, refused, others, allow_change)
         if refused:
-            raise _refusal(f"{path} is of another recipe", refused, "go back to the checkpoint's values;", allow_change)
+            raise _refusal(f"{path} is of a different recipe", refused, "restore the earlier values;", allow_change)
         if manifest.step > plan.stop_after_steps and not is_over:
             raise UserError(
-                f"the checkpoint is of step {manifest.step}, and the run would end after step {plan.stop_after_steps} "
-                f"(of {plan.total_steps}); resume from an earlier one (--resume PATH), or with the checkpoint's longer "
-                "run"
+                f"the checkpoint is of step {manifest.step}, but the run would end after step {plan.stop_after_steps} "
+                f"(of {plan.total_steps}); resume from an earlier one (--resume PATH), or make the run at "
+                "least that long"
             )
     in_place = path.is_relative_to(folder.path) or path.parent == folder.checkpoints_dir.resolve()
     return Start(in_place, path, manifest, skipped, allowed, is_over)
@@ -219,4 +219,4 @@ def _check_fields_exist(allow_change: Sequence[str], config: RecipeConfig, manif
     known = flatten(as_json(config)) | flatten(manifest.config)
     for name in allow_change:
         if not any(_is_within(field, [name]) for field in known):
-            raise UserError(f"--allow-change: the recipe has no field {name}; write one such as optimizer.clip_norm")
+            raise UserError(f"--allow-change: the recipe has no field {name}; name one, such as optimizer.clip_norm")

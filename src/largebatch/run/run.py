@@ -1,4 +1,4 @@
-"""The run that a recipe holds: it joins the job, resolves the plan, and takes the recipe through its steps."""
+"""The run that a training script drives: it joins the job, resolves the plan, and yields the optimizer steps."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -55,11 +55,11 @@ class Run(Generic[Config]):
 
     Args:
         config: The recipe's validated config.
-        options: Where the run writes, and from where it resumes.
+        options: Where the run writes, and what it resumes from.
 
     Raises:
         UserError: The launch, the batch on this many processes, the folder or the checkpoint cannot be used.
-        SystemExit: The run is finished already.
+        SystemExit: The run is already finished.
     """
 
     def __init__(self, config: Config, options: RunOptions):
@@ -110,7 +110,7 @@ class Run(Generic[Config]):
         """Open the training and evaluation sets, first on one process per machine, whose cache the others read.
 
         Args:
-            open_sources: From the config to both sets.
+            open_sources: Opens both sets, given the config.
 
         Raises:
             UserError: They cannot be opened, or do not have the plan's sizes; every process raises it.
@@ -136,7 +136,7 @@ class Run(Generic[Config]):
         """Build the model; a `LargeModel` gets its weights in `prepare`, which knows the ranges that a process holds.
 
         Args:
-            build_model: From the config to the model with its initial weights.
+            build_model: Builds the model with its initial weights, given the config.
 
         Raises:
             UserError: The files with its initial weights cannot be used; every process raises it.
@@ -179,7 +179,7 @@ class Run(Generic[Config]):
         prepared = self.backend.prepare(model, optimizer)
         with self.backend.raise_on_all_ranks():
             check_backend(self.backend, expected)
-            # Refuses now, not at the first checkpoint, what a checkpoint cannot hold.
+            # Refuse state that a checkpoint cannot hold now, not at the first checkpoint.
             self.backend.engine_state()
         # Models come from `from_pretrained` in evaluation mode, without dropout.
         self.backend.model.train()
@@ -216,7 +216,7 @@ class Run(Generic[Config]):
         return self.training.steps(train_set)
 
     def update(self, step: Step) -> None:
-        """Clip, set the learning rate, take the optimizer step, and log if that is due."""
+        """Clip, set the learning rate, take the optimizer step, and log if due."""
         self.training.update(step)
 
     @property
@@ -229,7 +229,7 @@ class Run(Generic[Config]):
 
         Args:
             eval_set: The evaluation set.
-            per_sample: From a batch to values by name, as for `mean_over_samples`: {"loss": (batch,), …}.
+            per_sample: Maps a batch to values by name, as for `mean_over_samples`: {"loss": (batch,), …}.
 
         Raises:
             TrainingFailed: A mean is not finite.
@@ -247,7 +247,7 @@ class Run(Generic[Config]):
                         everywhere=True,
                     )
         if self.plan.loss_unit == "tokens" and means.get("loss", math.inf) < LARGEST_LOSS_OF_A_PERPLEXITY:
-            # Of the mean over all tokens: the mean of batches' or samples' perplexities would be another number.
+            # From the mean over all tokens: a mean of batches' or samples' perplexities would be a different number.
             means["perplexity"] = math.exp(means["loss"])
         training.record.evaluated(place_of(self.plan, step) | means)
         training.trackers.add("evaluation", means, step)
@@ -256,15 +256,15 @@ class Run(Generic[Config]):
         return means
 
     def rows(self, source: SampleSource, num_samples: int, per_sample: RowsPerSample) -> dict[str, torch.Tensor]:
-        """Values of single samples, without augmentation and with the model in evaluation mode.
+        """Values of individual samples, without augmentation and with the model in evaluation mode.
 
         Args:
             source: Either set.
             num_samples: How many of its samples, from the first on.
-            per_sample: From a batch to tensors with one row per sample, by name.
+            per_sample: Maps a batch to tensors by name, with one row per sample.
 
         Returns:
-            By name, one row per sample, in order, and the same on every process.
+            The tensors by name, with one row per sample, in order, the same on every process.
         """
         with self._evaluating(source, num_samples) as batches:
             return rows_of_samples(self.backend, batches, per_sample, num_samples)
@@ -293,7 +293,7 @@ class Run(Generic[Config]):
         """The result of `function`, which the first process of each machine calls before the others.
 
         Raises:
-            UserError: A call has raised it; every process does.
+            UserError: A call raised it; then every process raises it.
         """
         results: list[T] = []
         for turn in (True, False):
@@ -303,7 +303,7 @@ class Run(Generic[Config]):
         return results[0]
 
     def _agree_on_the_plan(self) -> None:
-        """Refuse machines with another copy of the recipe, which would silently train something else."""
+        """Refuse machines with a different copy of the recipe, which would silently train something else."""
         launch = self.backend.launch
         mine = (self.config.model_dump_json(), self.plan.to_json(), launch.strategy, launch.deepspeed_config)
         with self.backend.raise_on_all_ranks():
@@ -311,6 +311,6 @@ class Run(Generic[Config]):
             ranks = [str(rank) for rank, other in enumerate(gathered) if other != gathered[0]]
             if ranks:
                 raise UserError(
-                    f"ranks {', '.join(ranks)} have another config than rank 0; launch them with the same recipe, "
-                    "overrides, Accelerate config and DeepSpeed config"
+                    f"ranks {', '.join(ranks)} have a different config than rank 0; launch all ranks with the same "
+                    "recipe, overrides, Accelerate config and DeepSpeed config"
                 )

@@ -1,4 +1,4 @@
-"""The copy of a task's files, and its git commit, that a run keeps as of its start."""
+"""The copy of a task's files, and its git commit, that a run keeps from its start."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ SECONDS_FOR_GIT = 10
 
 
 def keep_source(target: Path, task: Path) -> None:
-    """Replace `target` by a copy of the modules and recipes in a task's folder, under its name, and a git.json."""
+    """Replace `target` with a copy of the modules and recipes in a task's folder, under its name, and a git.json."""
     if target.exists():
         shutil.rmtree(target)
     for file in _files(task):
@@ -27,7 +27,7 @@ def keep_source(target: Path, task: Path) -> None:
 def _files(task: Path) -> Iterator[Path]:
     """The paths, relative to the task's folder, of its recipes and of its modules, including those in packages."""
     for folder, subfolders, names in os.walk(task):
-        # Runs may be in there, which keep copies of their own.
+        # Runs in there keep copies of their own.
         subfolders[:] = [
             name
             for name in sorted(subfolders)

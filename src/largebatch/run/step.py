@@ -110,17 +110,17 @@ class Step:
         compared with what a backward pass keeps.
 
         Args:
-            encode: From a micro-batch to features of shape (batch, ...). The recipe calls it again in the second pass,
+            encode: Maps a micro-batch to features of shape (batch, ...). The recipe calls it again in the second pass,
                 where the model draws the same random numbers.
 
         Returns:
             Shape (samples of the global batch, ...), in the order of samples, the same on every process.
         """
         if self._micro_steps_done or self._cache is not None:
-            raise RuntimeError("step.gather was called twice, or after step.backward; call it first, and once")
+            raise RuntimeError("step.gather was called twice, or after step.backward; call it once, and first")
         if not self._backend.plan.coupled_loss:
             raise RuntimeError(
-                "step.gather was called, and the plan says that samples have losses of their own; let "
+                "step.gather was called, but the plan says that each sample has its own loss; make "
                 "couples_the_batch of Config in config.py return True"
             )
         micro_steps = self._micro_steps = list(self._micro_steps)
@@ -133,7 +133,7 @@ class Step:
                 num_samples = len(next(iter(micro_step.batch.values())))
                 if features[-1].shape[:1] != (num_samples,):
                     raise ValueError(
-                        f"step.gather needs features with one row per sample, of {num_samples} samples; given shape "
+                        f"step.gather needs features with one row per sample, for {num_samples} samples; given shape "
                         f"{tuple(features[-1].shape)}: put several views of a sample into one row"
                     )
         self._cache = FeatureCache(self._backend, self.batch.size, features)
@@ -155,7 +155,7 @@ class Step:
         self._loss_sum = self._cache.differentiate(loss_sum)
 
     def backward_features(self, features: torch.Tensor) -> None:
-        """Add the gradient of the coupled loss through one micro-batch's features, which `encode` has returned."""
+        """Add the gradient of the coupled loss through one micro-batch's features, which `encode` returned."""
         if self._cache is None or self._micro_step is None:
             raise RuntimeError(
                 "step.backward_features was called outside of step.micro_batches(), or before step.gather"
@@ -169,6 +169,6 @@ class Step:
         with self._backend.raise_on_all_ranks():
             if not self._cache.passes_agree():
                 raise BackendMismatch(
-                    "a micro-batch has other features in step.micro_batches() than in step.gather, so their gradient "
-                    "is not the loss's; compute them with the same function, and with no randomness but torch's"
+                    "a micro-batch has different features in step.micro_batches() than in step.gather, so their "
+                    "gradient is not the loss's; compute them with the same function, and no randomness but torch's"
                 )

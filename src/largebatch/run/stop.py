@@ -44,7 +44,7 @@ class StopRequests:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Note signals instead of ending on them."""
+        """Note signals instead of exiting on them."""
         before = {number: signal.signal(number, self._note) for number in SIGNALS}
         try:
             yield

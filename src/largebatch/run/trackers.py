@@ -16,10 +16,10 @@ SECONDS_UNTIL_SHOWN = 1.0
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Raise UserError for a tracker whose package is missing; Accelerate would silently leave it out."""
+    """Raise UserError for a tracker whose package is missing; Accelerate would silently skip it."""
     for name in names:
         if importlib.util.find_spec(name) is None:
-            raise UserError(f"logging.trackers: {name} is not installed; pip install {name}, or leave it out")
+            raise UserError(f"logging.trackers: {name} is not installed; pip install {name}, or remove it")
 
 
 class Trackers:
@@ -49,7 +49,7 @@ class Trackers:
             self.flush()
 
     def flush(self) -> None:
-        """Show values that still wait; trackers that cannot be written are given up with a warning."""
+        """Show values that are still waiting; trackers that cannot be written are dropped with a warning."""
         pending, self._pending = self._pending, []
         self._flushed = time.monotonic()
         try:
@@ -60,7 +60,7 @@ class Trackers:
                     for values, step, _ in pending:
                         tracker.log(values, step=step)
         except OSError as error:
-            self._say(f"WARNING: the trackers cannot be written: {error}; they get no more numbers of this attempt")
+            self._say(f"WARNING: the trackers cannot be written: {error}; they get no more values in this attempt")
             self._accelerator.trackers = []
 
 

@@ -32,7 +32,7 @@ from largebatch.storage.layout import folder_name, read_manifest
 
 
 class Training:
-    """One attempt: it takes over the run folder, which nothing has changed before, and makes the steps that are left.
+    """One attempt: it takes over the run folder, which is unchanged until then, and takes the steps that are left.
 
     Raises:
         UserError: Another run is writing to the folder, or it cannot be written.
@@ -104,7 +104,7 @@ class Training:
     # --- a step ---------------------------------------------------------------------------------------------------
 
     def steps(self, train_set: SampleSource) -> Iterator[Step]:
-        """As `Run.steps`."""
+        """See `Run.steps`."""
         first = self.start.step
         feed = training_feed(self.plan, self.backend, train_set, self.config.data.num_workers, first)
         trace = self.record.profile_folder / f"rank_{self.backend.rank:05d}.json.gz"
@@ -118,7 +118,7 @@ class Training:
                     step = Step(index, self.backend, step_feed, vote, self.watchdog.heartbeat)
                     yield step
                     if not step.updated:
-                        raise RuntimeError("the loop went on to the next step without run.update(step)")
+                        raise RuntimeError("the loop asked for the next step without calling run.update(step)")
                     if index == first:
                         step.check_passes()
                     self._after_step()
@@ -129,7 +129,7 @@ class Training:
         self.metrics.stopwatch.pause()
 
     def update(self, step: Step) -> None:
-        """As `Run.update`."""
+        """See `Run.update`."""
         loss_sum = step.finish()
         completed = step.index + 1
         with self.saved_before_failing():
@@ -161,7 +161,7 @@ class Training:
             names = self.backend.parameters_without_gradient()
             if names:
                 raise BackendMismatch(
-                    f"{len(names)} trainable parameters got no gradient, such as {names[0]}; leave them out of the "
+                    f"{len(names)} trainable parameters got no gradient, such as {names[0]}; remove them from the "
                     "model, or freeze them (requires_grad = False) before the optimizer is built"
                 )
 
@@ -191,8 +191,8 @@ class Training:
         else:
             self.backend.forget_step()
         self.record.event("skipped", step, first_skipped_step=first, bad_steps=self.bad_steps, reason=what)
-        left_out = f"steps {first} to {step} are" if first < step else "the step is"
-        self.say(f"WARNING: {what}; {left_out} left out ({self.bad_steps} of at most {most} such steps)")
+        skipped = f"steps {first} to {step} are" if first < step else "the step is"
+        self.say(f"WARNING: {what}; {skipped} skipped ({self.bad_steps} of at most {most} such steps)")
 
     def _roll_back(self, what: str) -> int:
         """Load the newest intact checkpoint and return its step."""
@@ -232,7 +232,7 @@ class Training:
     def _save(self) -> None:
         # A run that resumes from the checkpoint has all lines up to it.
         self.record.flush()
-        # What is not finite must not be written.
+        # A state that is not finite must not be written.
         with self.saved_before_failing():
             self.metrics.check(self.completed_steps)
         self.writer.save(self.completed_steps, self.bad_steps)
@@ -257,7 +257,7 @@ class Training:
     # --- the end --------------------------------------------------------------------------------------------------
 
     def _end_stopped(self) -> None:
-        """Wait for the checkpoint, tell that the run can be resumed, and leave the job."""
+        """Wait for the checkpoint, report that the run can be resumed, and leave the job."""
         self._wait_for_checkpoint()
         saved, step = max(self.writer.last_step, self.start.step), self.completed_steps
         newest = "with a checkpoint" if saved == step else f"with no checkpoint after step {saved}"
@@ -270,7 +270,7 @@ class Training:
         raise RunStopped(f"{message}; the same command resumes from there", everywhere=True)
 
     def finish(self) -> None:
-        """As `Run.finish`."""
+        """See `Run.finish`."""
         if self.completed_steps > self.saved_step:
             self._save()
         self._wait_for_checkpoint()

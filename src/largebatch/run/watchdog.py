@@ -15,7 +15,7 @@ EXIT_CODE = 70
 class Watchdog:
     """Ends the process when `heartbeat` has not been called for too long.
 
-    A Python thread looks. In case it cannot run, because a library holds the interpreter, a C thread of `faulthandler`,
+    A Python thread checks. If it cannot run, because a library holds the interpreter, a C thread of `faulthandler`,
     which it postpones each time, writes the stacks and ends the process.
 
     Args:
@@ -35,7 +35,7 @@ class Watchdog:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch as long as this lasts."""
+        """Watch while the block runs."""
         if self._seconds is None:
             yield
             return

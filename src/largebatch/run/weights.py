@@ -27,7 +27,7 @@ def save_weights(model: nn.Module, state: dict[str, torch.Tensor], folder: Path)
     umask = os.umask(0)
     os.umask(umask)
     for file in temporary.iterdir():
-        # safetensors makes files that only their owner can read.
+        # safetensors creates files that only their owner can read.
         file.chmod(0o666 & ~umask)
     shutil.rmtree(folder, ignore_errors=True)
     temporary.rename(folder)

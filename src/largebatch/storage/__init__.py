@@ -1,1 +1,1 @@
-"""Checkpoints on disk: their layout, and files that are whole or absent. Knows no strategy."""
+"""Checkpoints on disk: their layout, and files that are whole or absent. Does not depend on the strategy."""

@@ -30,9 +30,9 @@ class Attempt:
     folder: Path
     """The run's folder of attempts."""
     number: int
-    """Which start, from 1."""
+    """The number of the start, counted from 1."""
     token: str
-    """Distinguishes it from the attempt with the same number of a run whose folder took this one's place."""
+    """Tells it apart from the attempt with the same number of a run whose folder has taken this one's place."""
 
     @property
     def name(self) -> str:
@@ -75,7 +75,7 @@ def claim(folder: Path, about: dict[str, Any]) -> Attempt:
 
 
 def identity() -> dict[str, Any]:
-    """The host and process, for people and for `is_restart_of`."""
+    """The host and process, for users and for `is_restart_of`."""
     return {"host": socket.gethostname(), "pid": os.getpid(), "time": time.time(), **slurm_start()}
 
 

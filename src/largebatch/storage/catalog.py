@@ -1,4 +1,4 @@
-"""Which checkpoints a run has, which of them are complete and intact, and which may be deleted. Needs no torch."""
+"""Finds a run's checkpoints, checks that they are complete and intact, and deletes old ones. Needs no torch."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -48,7 +48,7 @@ def entry_at(path: Path) -> Entry:
             if not (path / name).is_file():
                 raise CheckpointError(f"{name} is missing")
             if (size := (path / name).stat().st_size) != record.size:
-                raise CheckpointError(f"{name} has {size} bytes, it had {record.size} when it was complete")
+                raise CheckpointError(f"{name} has {size} bytes, but had {record.size} when it was complete")
     except (CheckpointError, OSError) as error:
         return Entry(path, step, str(error), 0)
     return Entry(path, step, None, sum(record.size for record in records.values()))
@@ -75,7 +75,7 @@ def read_marker(path: Path) -> dict[str, FileRecord]:
 
 
 def verify_checksums(path: Path, share: int = 0, num_shares: int = 1) -> str | None:
-    """What is wrong with the content of a complete checkpoint's files; None if their checksums are right.
+    """Return what is wrong with the content of a complete checkpoint's files; None if their checksums are right.
 
     To divide the work over `num_shares` processes, each reads every `num_shares`-th file, from number `share` on.
     """

@@ -50,7 +50,7 @@ def write_json_file(path: Path, value: Any) -> FileRecord:
 
 
 def replace_file(path: Path, parts: Iterable[memoryview]) -> None:
-    """Replace a file in such a way that readers, also after a crash, see the old one or all of the new one."""
+    """Replace a file in such a way that readers, even after a crash, see the old one or all of the new one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         write_file(temporary, parts)

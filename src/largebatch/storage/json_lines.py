@@ -12,7 +12,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def parse_line(text: bytes) -> dict[str, Any] | None:
-    """The object in a line; None where it is not one of a journal."""
+    """The object in a line; None if it is not a line of a journal."""
     try:
         line = json.loads(text)
     except (ValueError, RecursionError):

@@ -6,11 +6,11 @@
         rank_00001.safetensors   ...
         model_config.json        the configuration of a `transformers` model or of its adapters, if it is one
         manifest.json            every vector's shape and the ranges of it that each file holds; step, config, plan
-        complete.json            size and checksum of every file above; written last, so it says: everything is here
+        complete.json            size and checksum of every file above; written last, so it proves that all are there
       .step_00000600.attempt_0002_5e1f0a3b.tmp/   one that is being written, or that a crash left behind
 
-Every parameter, and every optimizer state that is not a single number, is a *vector*: its elements in row-major order,
-under "<kind>/<parameter's fully qualified name>", the kind being "weight" or the optimizer's own word ("exp_avg",
+Every parameter, and every optimizer state that is not a scalar, is a *vector*: its elements in row-major order,
+under "<kind>/<parameter's fully qualified name>", where the kind is "weight" or the optimizer's own term ("exp_avg",
 "momentum_buffer"). Whatever the strategy, each process holds contiguous ranges of such vectors, so any number of
 processes of any strategy can read what any other has written: the ranges it needs, intersected with those in the files.
 Buffers are whole, in their own shape, under "buffer/<name>".
@@ -28,7 +28,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-# Of checkpoints and run folders; changes whenever one of them, or a config or plan in it, cannot be read as before.
+# For checkpoints and run folders; changes whenever one of them, or a config or plan in it, cannot be read as before.
 FORMAT = "largebatch 2"
 
 MANIFEST = "manifest.json"
@@ -62,13 +62,13 @@ class ParameterInfo:
 
     shape: tuple[Count, ...]
     scalars: Mapping[str, float]
-    """Its states that are single numbers, such as Adam's "step"."""
+    """Its scalar states, such as Adam's "step"."""
     other_shapes: Mapping[str, tuple[Count, ...]] = field(default_factory=dict)
-    """The shapes of its states that have another shape than the parameter."""
+    """The shapes of its states whose shape differs from the parameter's."""
 
 
 class Manifest(BaseModel):
-    """What a checkpoint says about itself, as it stands in its manifest.json."""
+    """A checkpoint's description of itself, as stored in its manifest.json."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -76,7 +76,7 @@ class Manifest(BaseModel):
     step: Count
     """Optimizer steps completed."""
     attempt: Count
-    """Which start of the run wrote it, from 1."""
+    """The start of the run that wrote it, counted from 1."""
     world_size: Annotated[int, Field(strict=True, gt=0)]
     strategy: str
     time: float
@@ -105,7 +105,7 @@ class Manifest(BaseModel):
         given = raw.get("format") if isinstance(raw, dict) else raw
         if given != FORMAT:
             raise CheckpointError(
-                f"its format is {given!r}, and this version of largebatch reads {FORMAT!r} only; use the version that "
+                f"its format is {given!r}, but this version of largebatch reads only {FORMAT!r}; use the version that "
                 "wrote it, or start over"
             )
         try:

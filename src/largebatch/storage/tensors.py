@@ -139,7 +139,7 @@ class TensorFiles:
         dtypes = {text: dtype for dtype, text in DTYPE_NAMES.items()}
         for name, about in header.items():
             if about["dtype"] not in dtypes:
-                raise CheckpointError(f"{file} has {name} in {about['dtype']}, and can be read in {', '.join(dtypes)}")
+                raise CheckpointError(f"{file} has {name} in {about['dtype']}, which is not one of {', '.join(dtypes)}")
         self._stored[file] = {
             name: Stored(dtypes[about["dtype"]], tuple(about["shape"]), 8 + length + about["data_offsets"][0])
             for name, about in header.items()

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 SCHEMA = "recipe.schema.json"
-"""A task folder's JSON Schema, beside its recipes."""
+"""A task folder's JSON Schema, next to its recipes."""
 
 
 def package_of(folder: str | Path) -> str:

@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     found = entries(options.run_dir / "checkpoints")
     if not found:
         why = "has no checkpoints" if options.run_dir.is_dir() else "is not a folder"
-        raise UserError(f"{options.run_dir} {why}; write the folder of a run, such as runs/resnet_digits")
+        raise UserError(f"{options.run_dir} {why}; give the folder of a run, such as runs/resnet_digits")
     print(LINE.format(*COLUMNS))
     states = []
     for entry in found:

@@ -15,7 +15,7 @@ from largebatch.tools.options import EXIT_CODES
 COMMANDS = (
     "plan verify checkpoints report export train_tokenizer preflight lint submit new effective_batch schema completion"
 )
-"""Modules beside this one, in the order of `--help`. They import what they need when they run, not before."""
+"""Modules next to this one, in the order of `--help`. They import what they need when they run, not before."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,7 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
     parser = argparse.ArgumentParser(
         prog="largebatch",
-        description="Plan large-batch training recipes, and prove that they train the same everywhere.",
+        description="Plan large-batch training recipes, and verify that they train the same everywhere.",
         epilog=f"{EXIT_CODES} largebatch COMMAND --help has examples.",
         allow_abbrev=False,
     )

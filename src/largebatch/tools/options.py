@@ -1,4 +1,4 @@
-"""What the commands share: how a command is declared, common options, and types of values."""
+"""Shared by all commands: how a command is declared, common options, and types of values."""
 
 import argparse
 import math
@@ -56,21 +56,21 @@ def add_command(
 
 def add_recipe(parser: argparse.ArgumentParser) -> None:
     """Add the recipe, as `config`."""
-    help = "the recipe's JSON file or, at the top of a project, its name; the config.py beside it is run"
+    help = "the recipe's JSON file or, at the top of a project, its name; the config.py next to it is run"
     parser.add_argument("config", metavar="RECIPE", type=recipe_file, help=help)
 
 
 def add_accelerate_configs(parser: argparse.ArgumentParser) -> None:
-    """Add the folder of Accelerate configs, as `accelerate_configs`; None is that of the recipe's project."""
+    """Add the folder of Accelerate configs, as `accelerate_configs`; None means that of the recipe's project."""
     parser.add_argument(
         "--accelerate-configs",
         type=Path,
-        help="folder of the strategies' YAML files; default: accelerate_configs beside the recipe's folder",
+        help="folder of the strategies' YAML files; default: accelerate_configs next to the recipe's folder",
     )
 
 
 def add_options_of_a_run(parser: argparse.ArgumentParser) -> None:
-    """Accept and ignore the options of a run, so that its command line can be given as it is."""
+    """Accept and ignore the options of a run, so that its command line can be reused unchanged."""
     for name in ("--run-dir", "--resume", "--allow-change"):
         parser.add_argument(name, help=argparse.SUPPRESS)
 

@@ -1,4 +1,4 @@
-"""`largebatch train-tokenizer`: a byte-level byte-pair encoding of a recipe's documents (Radford et al. 2019, 2.2)."""
+"""`largebatch train-tokenizer`: byte-level byte-pair encoding for a recipe's documents (Radford et al. 2019, 2.2)."""
 
 import argparse
 from collections.abc import Iterator
@@ -23,13 +23,13 @@ def add_parser(commands: Commands) -> None:
         run,
         help="train a tokenizer on a recipe's documents",
         description="Train a byte-pair encoding on all documents of a recipe's training split, and save it for "
-        "data.tokenizer. The recipe may name the folder already. Fields are overridden as in a run: --data.path json.",
+        "data.tokenizer. The recipe may already name the folder. Fields are overridden as in a run: --data.path json.",
         epilog="""examples:
   largebatch train-tokenizer my_recipe.json --vocab-size 16384 --out my_tokenizer""",
         takes_overrides=True,
     )
     add_recipe(parser)
-    parser.add_argument("--vocab-size", type=positive_int, required=True, help="the most tokens; at least 258")
+    parser.add_argument("--vocab-size", type=positive_int, required=True, help="maximum number of tokens; at least 258")
     parser.add_argument("--out", type=Path, required=True, help="the folder to create")
 
 
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     from largebatch.config import load_config
 
     num_tokens = train_tokenizer(load_config(options.config, options.overrides), options.vocab_size, options.out)
-    print(f"{num_tokens:,} tokens; write data.tokenizer {options.out} and a model.vocab_size of at least that")
+    print(f"{num_tokens:,} tokens; write data.tokenizer {options.out} and a model.vocab_size of at least that many")
     return 0
 
 

@@ -33,7 +33,7 @@ def ask(capsys):
         ),
         (
             "--from dp --batch-size 7 --devices 8",
-            "effective batch 7 in one process, whatever its 8 devices, x accumulation 1 = 7",
+            "effective batch 7 in one process, shared by its 8 devices, x accumulation 1 = 7",
         ),
         ("--from parameter-server --batch-size 7 --devices 8", "effective batch 7 per worker x accumulation 1 = 7"),
         (
@@ -52,7 +52,7 @@ def ask(capsys):
         ),
         (
             "--from horovod --batch-size 8 --devices 4 --gradients sum",
-            "gradients       are summed over 4 processes, and not divided",
+            "gradients       are summed over 4 processes and not divided",
         ),
         (
             "--from dp --batch-size 10 --devices 4",
@@ -64,7 +64,7 @@ def ask(capsys):
         ),
         (
             "--from ddp --batch-size 256 --nodes 2 --to-global-batch-size 1024 --scaling linear --lr 0.1",
-            "                the recipe gets the rate before scaling: learning_rate.base_lr 0.1, "
+            "                in the recipe, write the rate before scaling: learning_rate.base_lr 0.1, "
             'learning_rate.reference_batch_size 512, learning_rate.scaling "linear"',
         ),
         (
@@ -73,7 +73,7 @@ def ask(capsys):
         ),
         (
             "--from ddp --batch-size 256 --nodes 2 --to-global-batch-size 1024 --scaling none --lr 0.1",
-            "learning rate   0.1, because no rule scales it",
+            "learning rate   0.1, because it is not scaled",
         ),
         ("--from ddp --batch-size 256 --lr 0.1", "learning rate   0.1, because the batch is the same"),
         (
@@ -92,7 +92,7 @@ def test_a_sum_needs_another_learning_rate_of_sgd(ask):
     """One step of SGD on the sum / processes there, and on the mean here, by hand: lr x 24 / 3 = lr x 8."""
     _, output, _ = ask("--from ddp --batch-size 8 --devices 3 --loss sum --lr 0.01")
     assert (
-        "8 times as large as the recipe's, which are means: SGD needs its rate x 8 = 0.08 and its weight decay / 8"
+        "8 times as large as the recipe's, which are means: for SGD, the rate x 8 = 0.08 and the weight decay / 8"
         in output
     )
 
@@ -128,17 +128,17 @@ def test_files(ask, tmp_path):
     for words in ("--batch-size 4", "--accumulation 2", "--split-batches", "--gradients average"):
         code, output, errors = ask(f"{trainer} {words}")
         assert (code, output) == (2, "")
-        assert errors == f"error: {words.split()[0]}: {trainer} says that; leave one of them out\n"
+        assert errors == f"error: {words.split()[0]}: {trainer} already says that; remove one of them\n"
     code, _, errors = ask(f"{trainer} --from deepspeed")
-    assert (code, errors) == (2, f"error: --from deepspeed: {trainer} is for hf-trainer; leave --from out\n")
+    assert (code, errors) == (2, f"error: --from deepspeed: {trainer} is for hf-trainer; remove --from\n")
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--batch-size 8", "--from is missing; write it, or give a DeepSpeed JSON"),
-        ("--from ddp", "--batch-size is missing; write it, or"),
-        ("--from ddp --batch-size 8 --to-global-batch-size 16", "write --scaling linear (SGD), sqrt (Adam) or none"),
+        ("--batch-size 8", "--from is missing; add it, or give a DeepSpeed JSON"),
+        ("--from ddp", "--batch-size is missing; add it, or"),
+        ("--from ddp --batch-size 8 --to-global-batch-size 16", "add --scaling linear (SGD), sqrt (Adam) or none"),
         ("--from ddp --batch-size 8 --world-size 3", "global_batch_size 8 is not a multiple of micro_batch_size"),
         ("--from ddp --batch-size 9 --devices 2 --split-batches", "write --batch-size 8 or 10"),
     ],

@@ -87,9 +87,9 @@ def test_another_batch_that_does_not_divide_is_refused():
     [
         ({"framework": "ddp", "batch_size": 30, "devices": 8, "split_batches": True}, "write --batch-size 24 or 32"),
         ({"framework": "ddp", "batch_size": 3, "devices": 8, "split_batches": True}, "write --batch-size 8, or"),
-        ({"framework": "dp", "batch_size": 8, "nodes": 2}, "write --from ddp, or --nodes 1"),
-        ({"framework": "dp", "batch_size": 8, "split_batches": True}, "always splits its batch; leave it out"),
-        ({"framework": "ddp", "batch_size": 8, "gradients": "sum"}, "write --gradients average, or leave it out"),
+        ({"framework": "dp", "batch_size": 8, "nodes": 2}, "use --from ddp, or --nodes 1"),
+        ({"framework": "dp", "batch_size": 8, "split_batches": True}, "always splits its batch; remove it"),
+        ({"framework": "ddp", "batch_size": 8, "gradients": "sum"}, "write --gradients average, or remove it"),
     ],
 )
 def test_refused_with_what_to_write(arguments, words):

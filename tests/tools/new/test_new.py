@@ -96,7 +96,7 @@ def test_the_smallest_task(tmp_path, monkeypatch, capsys):
     assert main(["plan", recipe, "--world-sizes=1,4", "--gpu-memory=1", "--json"]) == 0
     capsys.readouterr()
     assert main(["plan", recipe, "--world-size=2", "--model.hidden_size=3"]) == 2
-    assert "model.hidden_size: less than the 4 of data.num_inputs; write at least that" in capsys.readouterr().err
+    assert "model.hidden_size: less than data.num_inputs, 4; write at least that" in capsys.readouterr().err
 
 
 def test_the_smallest_task_with_other_data(tmp_path, capsys):
@@ -169,17 +169,17 @@ def test_what_is_printed_can_be_done_there(tmp_path, capsys):
         (
             "x",
             ["--task=Tide tables"],
-            "--task Tide tables: this is the name of a folder beside",
+            "--task Tide tables: this names a folder next to",
         ),
-        ("x", ["--task=../x"], "--task ../x: this is the name of a folder"),
+        ("x", ["--task=../x"], "--task ../x: this names a folder"),
         ("x", ["--task=tides", "--strategy=zero4"], "--strategy zero4: no such strategy, did you mean zero3?"),
-        ("circle", [], "circle cannot be made (File exists)"),
-        ("full", [], "full cannot be made (File exists); give a new folder, where you may write"),
-        ("full/a", [], "full/a cannot be made (File exists)"),
-        ("none/x", [], "none/x cannot be made (No such file or directory)"),
-        ("full/a/x", [], "full/a/x cannot be made (Not a directory)"),
-        ("/proc/x", [], "/proc/x cannot be made (No such file or directory)"),
-        ("x" * 300, [], f"{'x' * 300} cannot be made (File name too long)"),
+        ("circle", [], "circle cannot be created (File exists)"),
+        ("full", [], "full cannot be created (File exists); give a new folder, where you may write"),
+        ("full/a", [], "full/a cannot be created (File exists)"),
+        ("none/x", [], "none/x cannot be created (No such file or directory)"),
+        ("full/a/x", [], "full/a/x cannot be created (Not a directory)"),
+        ("/proc/x", [], "/proc/x cannot be created (No such file or directory)"),
+        ("x" * 300, [], f"{'x' * 300} cannot be created (File name too long)"),
     ],
 )
 def test_refused(place, words, message, tmp_path, monkeypatch, capsys):
@@ -212,7 +212,9 @@ def test_nothing_half_made_is_left(error, tmp_path, monkeypatch, capsys):
     assert new(tmp_path / "job") == (130 if isinstance(error, KeyboardInterrupt) else 2)
     assert len(calls) == 9
     assert sorted(tmp_path.rglob("*")) == before
-    message = "interrupted" if isinstance(error, KeyboardInterrupt) else "job cannot be made (No space left on device)"
+    message = (
+        "interrupted" if isinstance(error, KeyboardInterrupt) else "job cannot be created (No space left on device)"
+    )
     assert message in capsys.readouterr().err
 
 

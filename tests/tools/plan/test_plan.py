@@ -108,8 +108,8 @@ def test_activations_of_images_in_fp64(compare):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("raise SystemExit", "model.py:1: SystemExit; write what only a run does below if __name__"),
-        ("import argparse; argparse.ArgumentParser().error('no')", "model.py:1: SystemExit: 2; write what only a run"),
+        ("raise SystemExit", "model.py:1: SystemExit; move what only a run does below if __name__"),
+        ("import argparse; argparse.ArgumentParser().error('no')", "model.py:1: SystemExit: 2; move what only a run"),
         ("def build_model(config): return None", "returned NoneType, which is not a torch.nn.Module"),
         ("from torch import nn; build_model = lambda config: nn.ReLU()", "no parameter to train"),
         ("from torch import nn; build_model = lambda config: nn.Linear(2, 2).requires_grad_(False)", "no parameter to"),
@@ -130,7 +130,7 @@ def test_a_file_without_a_model_that_can_be_counted(compare, tmp_path, text, mes
 def test_a_task_without_model_py(compare, tmp_path):
     recipe = recipe_with_model(tmp_path, "")
     recipe.with_name("model.py").unlink()
-    assert f"there is no {recipe.with_name('model.py')}, whose build_model(config) makes" in compare(recipe, *TWO)[2]
+    assert f"there is no {recipe.with_name('model.py')}, whose build_model(config) builds" in compare(recipe, *TWO)[2]
 
 
 def test_a_folder_without_strategies_is_refused(compare, tmp_path):
@@ -143,7 +143,7 @@ def test_a_folder_without_strategies_is_refused(compare, tmp_path):
     ("words", "message"),
     [
         (["--world-sizes", "3,5"], "--world-sizes 5: batch: global_batch_size 64 is not a multiple"),
-        (["--world-sizes", "2", "--accelerate-configs", "nowhere"], "there is no nowhere; write --accelerate-configs"),
+        (["--world-sizes", "2", "--accelerate-configs", "nowhere"], "there is no nowhere; add --accelerate-configs"),
     ],
 )
 def test_what_cannot_be_used_is_one_message(compare, words, message):
@@ -155,7 +155,7 @@ def test_what_cannot_be_used_is_one_message(compare, words, message):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--world-size", "2", "--gpu-memory", "80"], "go with --world-sizes"),
+        (["--world-size", "2", "--gpu-memory", "80"], "require --world-sizes"),
         (["--world-sizes", "2", "--gpu-memory", "lots"], "'lots' is not a positive number"),
         (["--world-sizes", "2", "--gpu-memory", "1e300"], "is too large"),
         (["--world-sizes", "2", "--world-size", "2"], "not allowed with argument"),

@@ -37,7 +37,7 @@ def test_two_checkpoints_must_fit(tmp_path, monkeypatch):
     for free, fits in ((needed, True), (needed - 1, False)):
         monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: shutil._ntuple_diskusage(free, 0, free))
         report = check_node(job(tmp_path), PYDOC, DDP, ())
-        assert (report.disk_problem == "", "make room" in report.disk_problem) == (fits, not fits)
+        assert (report.disk_problem == "", "free some space" in report.disk_problem) == (fits, not fits)
 
 
 @pytest.mark.parametrize("text", [None, "41"])
@@ -59,7 +59,7 @@ def test_missing_gpus(tmp_path):
     assert (
         check_node(job(tmp_path, gpus=99), PYDOC, DDP, ())
         .problems[0]
-        .endswith("GPUs are visible, the job was given 99")
+        .endswith("GPUs are visible, but the job was given 99")
     )
 
 
@@ -68,7 +68,7 @@ def test_missing_gpus(tmp_path):
     [
         ("print('no model here')\n", "has no function build_model(config)"),
         # Which would otherwise end the node's report.
-        ("import sys\nsys.exit()\n", "model.py:2: SystemExit; write what only a run does below"),
+        ("import sys\nsys.exit()\n", "model.py:2: SystemExit; move what only a run does below"),
     ],
 )
 def test_a_script_without_a_model(script, reason, tmp_path, capsys):
@@ -123,4 +123,4 @@ def test_outside_of_slurm(monkeypatch, capsys, tmp_path):
         monkeypatch.delenv(name)
     words = ["--accelerate-config", str(DDP), "--folder", str(tmp_path), "--token", "1", "--rendezvous", "a:1"]
     assert main(["preflight", str(PYDOC), *words, "--gpus", "0", "--world-size", "2"]) == 2
-    assert "SLURMD_NODENAME is not set: run it by srun" in capsys.readouterr().err
+    assert "SLURMD_NODENAME is not set: run it with srun" in capsys.readouterr().err

@@ -25,19 +25,17 @@ def test_a_node_that_does_not_answer():
 
 def test_the_usual_version_is_right_even_if_the_first_node_has_another():
     verdict = judge(reports(n1={"versions": {"torch": "2.12"}}), NODES)
-    assert verdict.bad_nodes == {"n1": ["torch is 2.12 there, and 2.13 on 3 nodes"]}
+    assert verdict.bad_nodes == {"n1": ["torch is 2.12, but 2.13 on 3 nodes"]}
 
 
 def test_of_two_alike_the_first_node_is_right():
     two = [Report("n1", {"torch": "2.12"}), Report("n2", {"torch": "2.13"})]
-    assert judge(two, ["n1", "n2"]).bad_nodes == {"n2": ["torch is 2.13 there, and 2.12 on 1 node"]}
+    assert judge(two, ["n1", "n2"]).bad_nodes == {"n2": ["torch is 2.13, but 2.12 on 1 node"]}
     assert judge(two[::-1], ["n1", "n2"]).bad_nodes.keys() == {"n2"}
 
 
 def test_a_missing_package():
-    assert judge(reports(n3={"versions": {}}), NODES).bad_nodes == {
-        "n3": ["torch is missing there, and 2.13 on 3 nodes"]
-    }
+    assert judge(reports(n3={"versions": {}}), NODES).bad_nodes == {"n3": ["torch is missing, but 2.13 on 3 nodes"]}
 
 
 def test_what_a_node_says_of_itself():

@@ -100,7 +100,7 @@ def test_what_a_start_was_of(tmp_path):
     assert main(["report", str(tmp_path / "run"), str(tmp_path / "old"), "--out", str(out)]) == 0
     _, page = read(out)
     assert page.row("recipe") == ["recipes/x/second.json", "–"]
-    assert page.row("versions, of the last start") == ["largebatch 0.1.0, torch 2.13.0", "–"]
+    assert page.row("versions at the last start") == ["largebatch 0.1.0, torch 2.13.0", "–"]
     changes = [event["text"] for event in page.events if event["data-kind"] == "changed"]
     assert len(changes) == 1
     assert "changed: torch 2.13.0, before 2.12.0" in changes[0]
@@ -192,7 +192,7 @@ def test_a_plan_of_another_version(tmp_path):
     (tmp_path / "run/plan.json").write_text(json.dumps(plan))
     assert main(["report", str(tmp_path / "run")]) == 0
     _, page = read(tmp_path / "run/report.html")
-    assert "written by another version of largebatch" in page.text
+    assert "written by a different version of largebatch" in page.text
     assert page.row("samples") == ["12,800"]
 
 
@@ -219,7 +219,7 @@ def test_a_report_is_written_over_and_nothing_else(tmp_path, capsys):
     mine = b"<html>a page of mine, beside a largebatch report</html>"
     out.write_bytes(mine)
     assert main(words) == 2
-    assert f"{out} exists, and is not a report; write another --out" in capsys.readouterr().err
+    assert f"{out} exists and is not a report; choose another --out" in capsys.readouterr().err
     assert out.read_bytes() == mine
     assert not list(tmp_path.rglob("*.tmp"))
 
@@ -227,10 +227,10 @@ def test_a_report_is_written_over_and_nothing_else(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nowhere"], "is not a folder; write the folder of a run"),
+        (["nowhere"], "is not a folder; give the folder of a run"),
         (["empty"], "has no plan.json, which a run writes when it starts"),
-        (["run", "run/"], "is given twice; write each run once"),
-        (["run", "--out", "report.pdf"], "write a file name that ends in .html"),
+        (["run", "run/"], "is given twice; give each run once"),
+        (["run", "--out", "report.pdf"], "give a file name that ends in .html"),
         (["run", "--out", "file/x.html"], "cannot be written"),
     ],
 )

@@ -115,7 +115,7 @@ def test_values_that_cannot_be_drawn_are_counted(tmp_path):
     write_lines(tmp_path / "run/metrics.jsonl", lines)
     text, page = report(tmp_path / "run", out=tmp_path / "report.html")
     assert len(Plot(text, "Training loss", "step").curve("run-0")) == len(STEPS) - 2
-    assert page.text.count("not finite, and left out: 2 values") == 1
+    assert page.text.count("not shown, because not finite: 2 values") == 1
 
 
 def test_a_long_run_is_a_small_file_and_keeps_its_spike(tmp_path):

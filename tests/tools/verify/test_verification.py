@@ -195,11 +195,11 @@ def test_what_rounding_alone_makes_is_measured(monkeypatch):
     _, row = rows_of(*arguments, steps=20)
     assert row.verdict == "agrees"
     assert row.differences.parameters > 1e-6
-    assert row.problem.startswith("rounding alone makes as much difference: loss ")
+    assert row.problem.startswith("rounding alone causes such differences: loss ")
     monkeypatch.setattr(verification, "CLEAR", usual_limits(1e-7))
     _, row = rows_of(*arguments, steps=20)
     assert row.verdict == "unclear"
-    assert row.problem.endswith("too much to tell: use fewer --steps, or --precision fp64")
+    assert row.problem.endswith("too large to tell apart from errors: use fewer --steps, or --precision fp64")
 
 
 @pytest.mark.slow
@@ -265,7 +265,7 @@ def test_a_failed_reference_leaves_nothing_to_compare_with(tmp_path):
     rows = rows_of(recipe, TINY, Combination("ddp", 2, 4), steps=2)
     assert [row.verdict for row in rows] == ["failed", "failed"]
     assert rows[0].problem.startswith("rank 0: ValueError: broken (")
-    assert rows[1].problem == "there is nothing to compare it with"
+    assert rows[1].problem == "its reference failed, so there is nothing to compare it with"
 
 
 def test_a_reference_that_fails_only_when_it_is_moved_by_rounding(monkeypatch):
@@ -421,7 +421,7 @@ def test_the_command_with_tiny_data_instead_of_a_hubs(tmp_path, capfd):
         (['--debug_model={"hidden_sise": 8}'], "model.hidden_sise: unknown key, did you mean hidden_size?"),
         (["--world-sizes=0"], "'0' is not a positive whole number"),
         (["--strategies=ddp,zero4"], "zero4.yaml; known: ddp, fsdp, zero1, zero2, zero3"),
-        (["--accelerate-configs=nowhere"], "there is no nowhere; write --accelerate-configs FOLDER"),
+        (["--accelerate-configs=nowhere"], "there is no nowhere; add --accelerate-configs FOLDER"),
         (["--batch.micro_batch_size=5"], "32 is not a multiple of batch.micro_batch_size 5; nearest: 30, 35"),
     ],
 )

@@ -1,8 +1,8 @@
-"""The optimizers that a recipe may name: what their JSON sections share, and the registry. Each file beside this one
-registers an optimizer.
+"""The optimizers that a recipe may name: what their JSON sections share, and the registry. Each other file in this
+folder registers an optimizer.
 
-An entry declares all that configs, plans, `verify` and checkpoints know of an optimizer. It imports no torch: what
-computes is named. A task's `config.py` may register entries of its own.
+An entry declares all that configs, plans, `verify` and checkpoints know about an optimizer. It does not import torch:
+its constructor is given by name. A task's `config.py` may register entries of its own.
 """
 
 import importlib
@@ -29,17 +29,17 @@ class OptimizerSection(Section):
     """The fields that every optimizer has; those of a subclass are the options that its constructor is called with."""
 
     name: str
-    """Which optimizer it is."""
+    """Name of the optimizer."""
     weight_decay: NonNegativeFloat
     """Weight decay: an L2 penalty added to the gradient, or decoupled from it, as is usual for the optimizer."""
     no_decay: list[ParameterKind] = Field(default=["norm", "bias"])
     """Kinds of parameters without weight decay; layer-wise optimizers do not adapt their steps either."""
     clip_norm: PositiveFloat | None = None
-    """Clip gradients to this global norm; null is no clipping, on every strategy."""
+    """Clip gradients to this global norm; null means no clipping, on every strategy."""
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of the optimizer's constructor, as they were tuned."""
+        """The options of the optimizer's constructor, as tuned."""
         return self.model_dump(exclude={*OptimizerSection.model_fields})
 
 
@@ -113,14 +113,14 @@ class OptimizerEntry:
         constructor: "module:name" of a class or function that is called with parameter groups, `lr=0.0` and the options
             (the section's own fields), and returns a torch optimizer.
         states: A function of the options and the shape of a tensor that it steps, which may be a part of a parameter or
-            of several. It returns the shapes of the states kept for the tensor, by name; () is a single number. Only
-            an optimizer that needs whole matrices may keep states of other shapes than the tensor's.
+            of several. It returns the shapes of the states kept for the tensor, by name; () means a scalar. Only an
+            optimizer that needs whole matrices may keep states of other shapes than the tensor's.
         tolerance: How far rounding may move a run, for `verify`.
         needs: "elements": each element of a parameter is stepped by itself. "norms of layers": the optimizer is an
             `optim.layerwise.LayerwiseOptimizer`. "whole matrices": it must see each parameter in its own shape; refused
             on strategies that cut parameters up.
         explanation: A line that the plan adds to the optimizer's name and options.
-        constants: Further options of the constructor, which change speed, not numbers.
+        constants: Further constructor options, which affect speed but not results.
     """
 
     section: type[OptimizerSection]
@@ -133,7 +133,7 @@ class OptimizerEntry:
 
     @property
     def name(self) -> str:
-        """The name that recipes call it by."""
+        """The name that recipes use."""
         (name,) = get_args(self.section.model_fields["name"].annotation)
         return str(name)
 
@@ -151,10 +151,10 @@ def adam_moments(_: Options, shape: Shape) -> Mapping[str, Shape]:
 # --- the registry -------------------------------------------------------------------------------------------------
 
 _registered: dict[str | None, dict[str, tuple[OptimizerEntry, str]]] = {None: {}}
-"""Entries by name, with the "file:line" that registered them, by the package of the task's folder; None is every task.
-"""
+"""Entries by name, with the "file:line" that registered them, by the package of the task's folder; None means every
+task."""
 _shown: str | None = None
-"""The package of the task's folder whose entries are visible beside those of every task."""
+"""The package of the task's folder whose entries are visible in addition to those of every task."""
 
 
 def register_optimizer(entry: OptimizerEntry) -> None:
@@ -164,12 +164,12 @@ def register_optimizer(entry: OptimizerEntry) -> None:
     The same line may register again, as when a module is imported a second time.
 
     Raises:
-        UserError: Another optimizer has its name, or the entry's section has no name.
+        UserError: Another optimizer has the same name, or the entry's section has no name.
     """
     frame = sys._getframe(1)
     owner, place = owner_of(str(frame.f_globals["__name__"])), f"{frame.f_code.co_filename}:{frame.f_lineno}"
     if len(get_args(entry.section.model_fields["name"].annotation)) != 1:
-        raise UserError(f'{place}: {entry.section.__name__} does not say its name; give it a field name: Literal["…"]')
+        raise UserError(f'{place}: {entry.section.__name__} has no name; give it a field name: Literal["…"]')
     own = _registered.setdefault(owner, {})
     for known in (own, _registered[None]):
         _, other = known.get(entry.name, (entry, place))
@@ -179,22 +179,22 @@ def register_optimizer(entry: OptimizerEntry) -> None:
 
 
 def show_optimizers_of(owner: str | None) -> None:
-    """Make the optimizers of one task visible, given the package of its folder, beside those of every task."""
+    """Make the optimizers of one task visible, given the package of its folder, in addition to those of every task."""
     global _shown
     _shown = owner
 
 
 def registered_optimizers(owner: str | None = None) -> list[OptimizerEntry]:
-    """The entries that a task sees, sorted by name; None is the task shown last."""
+    """The entries that a task sees, sorted by name; None means the task shown last."""
     seen = _registered[None] | _registered.get(owner or _shown, {})
     return [entry for _, (entry, _) in sorted(seen.items())]
 
 
 def find_optimizer(name: str, owner: str | None = None) -> OptimizerEntry:
-    """The entry with a name, as a task sees it; None is the task shown last.
+    """The entry with a name, as a task sees it; None means the task shown last.
 
     Raises:
-        UserError: There is none, for example because the plan was made where another optimizer was registered.
+        UserError: There is none, for example because the plan was made where other optimizers were registered.
     """
     seen = {entry.name: entry for entry in registered_optimizers(owner)}
     if name not in seen:

@@ -7,8 +7,8 @@ from largebatch.config.sections import PositiveFloat
 
 
 class Lamb(WithBetas):
-    """LAMB (You et al. 2019, arXiv 1904.00962): AdamW, the step u of each layer multiplied by |w| / |u|. Weight
-    decay is decoupled from the gradient."""
+    """LAMB (You et al. 2019, arXiv 1904.00962): AdamW with the step u of each layer multiplied by |w| / |u|.
+    Weight decay is decoupled from the gradient."""
 
     name: Literal["lamb"]
     eps: PositiveFloat = 1e-6

@@ -7,7 +7,7 @@ from largebatch.config.sections import PositiveFloat
 
 
 class Lars(WithMomentum):
-    """LARS (You et al. 2017, arXiv 1708.03888): SGD with momentum, the step of each layer multiplied by
+    """LARS (You et al. 2017, arXiv 1708.03888): SGD with momentum, with the step of each layer multiplied by
     trust_coefficient |w| / (|g| + weight_decay |w|). Weight decay is an L2 penalty added to the gradient."""
 
     name: Literal["lars"]

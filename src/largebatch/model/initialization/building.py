@@ -2,7 +2,7 @@
 
 Modules register their parameters on the meta device, so that at most one parameter at a time has memory. Buffers are
 computed as usual, because some, such as rotary frequencies, are in no file. The model's own initialization of each
-parameter is recorded as it passes through torch; the last operation counts.
+parameter is recorded as it passes through torch; the last operation wins.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from largebatch.storage.tensors import fingerprint
 
 M = TypeVar("M", bound=nn.Module)
 
-# Operations of torch on a tensor in place that can be repeated for a parameter of any name.
+# In-place operations of torch that can be repeated for a parameter of any name.
 RANDOM = ("normal_", "uniform_")
 REPEATABLE = (*RANDOM, "fill_", "zero_")
 
@@ -47,7 +47,7 @@ def build_without_weights(build: Callable[[], M]) -> tuple[M, dict[str, Draw]]:
 def build_shapes(build: Callable[[], M]) -> M:
     """The model that `build` makes, all of it on the meta device, with no weights read from files.
 
-    If a model looks at numbers while it is built, as some do for stochastic depth, only its parameters are.
+    If a model reads numbers while it is built, as some do for stochastic depth, only its parameters are on it.
     """
     try:
         with torch.device("meta"):
@@ -88,11 +88,11 @@ class SeededWeights:
 
 
 class _Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The last operation in place on each tensor on the meta device."""
+    """The last in-place operation on each tensor on the meta device."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        # With the storage itself, because another tensor must not get the address of one that is gone.
+        # With the storage itself, so that no later tensor gets the address of a freed one.
         self._notes: dict[int, tuple[torch.UntypedStorage, Draw | str]] = {}
 
     def __torch_dispatch__(
@@ -112,7 +112,7 @@ class _Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     note = Draw(operation, tuple(float(number) for number in args[1:]))
                 self._notes[storage_of(tensor)] = (tensor.untyped_storage(), note)
         if operation == "constant_pad_nd" and args[0].is_meta and not any(args[1]):
-            # `transformers` replaces an output layer's bias by itself, padded by nothing.
+            # `transformers` replaces an output layer's bias with itself, padded with nothing.
             self._notes[storage_of(result)] = (result.untyped_storage(), self._note_of(args[0]))
         return result
 
@@ -124,8 +124,8 @@ class _Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         note = self._note_of(parameter)
         if isinstance(note, str):
             raise BackendMismatch(
-                f"the model's parameter {name} would begin with values that do not follow from its name: the last "
-                f"operation on it in place, after its module has registered it, is {note}; initialize it with one of "
+                f"the model's parameter {name} would start with values that do not follow from its name: the last "
+                f"in-place operation on it, after its module has registered it, is {note}; initialize it with one of "
                 f"{', '.join(REPEATABLE)}, as torch.nn.init does"
             )
         return note
@@ -138,7 +138,7 @@ def storage_of(tensor: torch.Tensor) -> int:
 
 @contextmanager
 def _parameters_without_memory() -> Iterator[None]:
-    """Have modules register parameters on the meta device; a shared parameter remains one parameter."""
+    """Make modules register parameters on the meta device; a shared parameter remains one parameter."""
     register = nn.Module.register_parameter
     replaced = WeakTensorKeyDictionary()
 

@@ -1,4 +1,4 @@
-"""Initial weights from `safetensors` files of `save_pretrained`, of which each process reads the ranges it holds."""
+"""Initial weights from `safetensors` files of `save_pretrained`; each process reads only the ranges it holds."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,7 +51,7 @@ class PretrainedWeights:
     """The weights in a folder, one file or several with their index, for a model with parameters on the meta device.
 
     Raises:
-        UserError: The weights are those of another model.
+        UserError: The weights are those of a different model.
     """
 
     def __init__(self, folder: Path, model: nn.Module):
@@ -66,7 +66,7 @@ class PretrainedWeights:
             raise UserError(f"model.initial_weights: {folder}: {error}") from error
         if problems:
             lines = "\n".join(f"  - {problem}" for problem in problems)
-            raise UserError(f"model.initial_weights: {folder} has the weights of another model:\n{lines}")
+            raise UserError(f"model.initial_weights: {folder} has the weights of a different model:\n{lines}")
 
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Elements `start` to `stop` of a parameter, in row-major order."""
@@ -105,7 +105,7 @@ class PretrainedWeights:
             self._places[aliases[0]] = (file, found[0])
             stored_tensor = self._files.find(file, found[0])
             if stored_tensor.shape != shape:
-                yield f"{found[0]} is of shape {stored_tensor.shape}, the model's is of shape {shape}"
+                yield f"{found[0]} is of shape {stored_tensor.shape}, but the model's is of shape {shape}"
             self.checksums[aliases[0]] = f"{file}, {(self._folder / file).stat().st_size} bytes, {stored_tensor}"
         known = {name for aliases in names.values() for name in aliases} | {name for name, _ in model.named_buffers()}
         for what, lacking in (("it has no", missing), ("the model has no", [n for n in stored if n not in known])):
@@ -115,20 +115,20 @@ class PretrainedWeights:
 
 
 def _config_problems(folder: Path, model: nn.Module) -> Iterator[str]:
-    """Differences of the configuration beside the weights, which shapes may not show: heads, rotary frequencies."""
+    """Differences from the configuration next to the weights that shapes may not show: heads, rotary frequencies."""
     config = getattr(model, "config", None)
     if not isinstance(config, PretrainedConfig) or not (folder / CONFIG).exists():
         return
     raw = read_json(folder / CONFIG)
     kind = raw.get("model_type") if isinstance(raw, dict) else None
     if kind != config.model_type:
-        yield f"its {CONFIG} is of a model of type {kind}, this is one of {config.model_type}"
+        yield f"its {CONFIG} is for a model of type {kind}, but this one is of type {config.model_type}"
         return
     try:
         theirs: dict[str, Any] = type(config).from_dict(raw).to_dict()
     # For values that it does not understand `transformers` raises exceptions of many kinds.
     except Exception as error:
-        raise CheckpointError(f"its {CONFIG} is not one of a model: {reason_of(error)}") from error
+        raise CheckpointError(f"its {CONFIG} does not describe a model: {reason_of(error)}") from error
     for name, mine in config.to_dict().items():
         if name not in FREE and not name.startswith("_") and theirs.get(name) != mine:
-            yield f"its {CONFIG} has {name} {theirs.get(name)}, this model {mine}"
+            yield f"its {CONFIG} has {name} {theirs.get(name)}, but this model has {mine}"

@@ -1,4 +1,4 @@
-"""`largebatch effective-batch`: the batch of a script for another framework, and what a recipe says instead."""
+"""`largebatch effective-batch`: the batch of a script for another framework, and the same batch in a recipe."""
 
 import argparse
 
@@ -12,17 +12,17 @@ def add_parser(commands: Commands) -> None:
         commands,
         "effective-batch",
         run,
-        help="the effective batch of a script for another framework, and what a recipe says instead",
-        description="From the numbers of a script, or its DeepSpeed or TrainingArguments JSON: how many samples make "
+        help="find the effective batch of a script for another framework, and how to write it in a recipe",
+        description="From a script's settings, or its DeepSpeed or TrainingArguments JSON, find how many samples make "
         "up an optimizer step, what each process loads, how gradients are combined, and the batch and learning rate of "
         "a recipe that trains the same. Needs no torch.",
         epilog="""examples:
   64 samples shared by 2 nodes of 4 GPUs:
     largebatch effective-batch --from ddp --batch-size 64 --split-batches --nodes 2 --devices 4
-  Lightning's batch_size, devices and accumulate_grad_batches, moved to a batch of 1024:
+  Lightning's batch_size, devices and accumulate_grad_batches, scaled to a batch of 1024:
     largebatch effective-batch --from lightning --batch-size 32 --devices 8 --accumulation 2 \\
         --lr 0.1 --to-global-batch-size 1024 --scaling linear
-  a file with the batch in it:
+  a file that contains the batch size:
     largebatch effective-batch ds_config.json --nodes 2 --devices 8
     largebatch effective-batch training_args.json --devices 8""",
     )
@@ -33,10 +33,10 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--batch-size",
         type=positive_int,
-        help="the loader's: Lightning's batch_size, per_device_train_batch_size, train_micro_batch_size_per_gpu",
+        help="the data loader's: Lightning's batch_size, per_device_train_batch_size, train_micro_batch_size_per_gpu",
     )
     parser.add_argument("--devices", type=positive_int, default=1, help="GPUs per node; default: 1")
-    parser.add_argument("--nodes", type=positive_int, default=1, help="default: 1")
+    parser.add_argument("--nodes", type=positive_int, default=1, help="number of nodes; default: 1")
     parser.add_argument(
         "--accumulation",
         type=positive_int,
@@ -48,12 +48,12 @@ def add_parser(commands: Commands) -> None:
         help="all processes share the batch size: Accelerate's split_batches, or batch_size // world_size in a script",
     )
     parser.add_argument(
-        "--loss", choices=["mean", "sum"], default="mean", help="over the samples of a backward pass; default: mean"
+        "--loss", choices=["mean", "sum"], default="mean", help="of a backward pass, over its samples; default: mean"
     )
     parser.add_argument(
         "--gradients",
         choices=["average", "sum", "separate"],
-        help="how processes combine them, where there is a choice: Horovod's op, DeepSpeed's gradient_allreduce_op, a "
+        help="how processes combine gradients, if they can choose: Horovod's op, DeepSpeed's gradient_allreduce_op, a "
         "parameter server that waits for all workers (average, sum) or for none (separate, its default)",
     )
     parser.add_argument("--lr", dest="learning_rate", type=positive_float, help="the script's; default: the file's")
@@ -61,7 +61,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--micro-batch-size", type=positive_int, help="the recipe's; default: the script's per device")
     parser.add_argument("--world-size", type=positive_int, help="the recipe's processes; default: the script's devices")
     parser.add_argument(
-        "--scaling", choices=["linear", "sqrt", "none"], help="of the learning rate: linear (SGD), sqrt (Adam), none"
+        "--scaling", choices=["linear", "sqrt", "none"], help="of the learning rate: linear (SGD), sqrt (Adam) or none"
     )
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
 

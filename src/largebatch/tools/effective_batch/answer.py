@@ -16,14 +16,14 @@ def answer(options: argparse.Namespace) -> str:
     """Return the answer in words, or with `options.json` as JSON.
 
     Raises:
-        UserError: The numbers do not go together, or something is missing.
+        UserError: The numbers contradict each other, or something is missing.
     """
     script = _read(options)
     recipe = recipe_batch(script, options.to_global_batch_size, options.micro_batch_size, options.world_size)
     if options.scaling is None and recipe.global_batch_size != script.global_batch_size:
         raise UserError(
             f"--to-global-batch-size {recipe.global_batch_size}: the script's batch is {script.global_batch_size}, and "
-            "how the learning rate follows is your choice; write --scaling linear (SGD), sqrt (Adam) or none"
+            "how to scale the learning rate is your choice; add --scaling linear (SGD), sqrt (Adam) or none"
         )
     rule: ScalingRule = options.scaling or "none"
     factor = scaling_factor(rule, recipe.global_batch_size, script.global_batch_size)
@@ -57,15 +57,15 @@ def _read(options: argparse.Namespace) -> OtherBatch:
     if options.file is None:
         for option, value in (("--from", options.framework), ("--batch-size", options.batch_size)):
             if value is None:
-                raise UserError(f"{option} is missing; write it, or give a DeepSpeed JSON or a TrainingArguments JSON")
+                raise UserError(f"{option} is missing; add it, or give a DeepSpeed JSON or a TrainingArguments JSON")
         numbers = {field.name: getattr(options, field.name) for field in fields(OtherBatch)}
         return OtherBatch(**numbers | {"accumulation": options.accumulation or 1})
     for name in ("batch_size", "accumulation", "split_batches", "gradients"):
         if getattr(options, name):
-            raise UserError(f"--{name.replace('_', '-')}: {options.file} says that; leave one of them out")
+            raise UserError(f"--{name.replace('_', '-')}: {options.file} already says that; remove one of them")
     script = read_config(Path(options.file), options.devices, options.nodes, options.loss)
     if options.framework not in (None, script.framework):
-        raise UserError(f"--from {options.framework}: {options.file} is for {script.framework}; leave --from out")
+        raise UserError(f"--from {options.framework}: {options.file} is for {script.framework}; remove --from")
     return script if options.learning_rate is None else replace(script, learning_rate=options.learning_rate)
 
 
@@ -77,15 +77,15 @@ def _in_words(script: OtherBatch, recipe: RecipeBatch, rule: ScalingRule, factor
     if combined in ("sum", "average") and script.processes == 1:
         combined = "one process"
     samples = {
-        "replicas": f"{script.per_process} in one process, whatever its {devices},",
+        "replicas": f"{script.per_process} in one process, shared by its {devices},",
         "separate": f"{script.per_process} per worker",
     }.get(combined, f"{script.per_process} per process x {nodes} x {devices}")
     gradients = {
-        "replicas": "are summed over the devices' replicas; the loss is of the whole batch, so nothing is divided",
+        "replicas": "are summed over the devices' replicas; the loss covers the whole batch, so nothing is divided",
         "separate": "are applied worker by worker, to weights that others have changed in the meantime (asynchronous, "
-        "assumed of a parameter server; write --gradients average if it waits for all)",
-        "one process": "are those of the one process",
-        "sum": f"are summed over {processes}, and not divided",
+        "assumed for a parameter server; write --gradients average if it waits for all)",
+        "one process": "come from one process",
+        "sum": f"are summed over {processes} and not divided",
         "average": f"are summed over {processes} and divided by {script.processes}: averaged",
     }[combined]
 
@@ -124,19 +124,19 @@ def _learning_rate(script: OtherBatch, recipe: RecipeBatch, rule: ScalingRule, f
     if recipe.global_batch_size == script.global_batch_size:
         yield f"{start}, because the batch is the same"
     elif rule == "none":
-        yield f"{start}, because no rule scales it"
+        yield f"{start}, because it is not scaled"
     else:
         result = f"x {factor:.6g}" if rate is None else f"{rate * factor:.6g}"
         yield f"{start} x {ratio if rule == 'linear' else f'sqrt({ratio})'} = {result}, by {RULE_NAMES[rule]}"
-    # The rate as it was tuned: a rate that is scaled already would be scaled again.
+    # The rate as it was tuned: a rate that is already scaled would be scaled again.
     base = "" if rate is None else f"learning_rate.base_lr {rate:g}, "
     yield (
-        f"the recipe gets the rate before scaling: {base}learning_rate.reference_batch_size "
+        f"in the recipe, write the rate before scaling: {base}learning_rate.reference_batch_size "
         f'{script.global_batch_size}, learning_rate.scaling "{rule}"'
     )
     if k > 1:
         sgd = "" if rate is None else f" = {rate * factor * k:g}"
         yield (
-            f"the script's gradients are {k} times as large as the recipe's, which are means: SGD needs its rate x "
-            f"{k}{sgd} and its weight decay / {k}; Adam needs no change; a clipping norm is / {k}"
+            f"the script's gradients are {k} times as large as the recipe's, which are means: for SGD, the rate x "
+            f"{k}{sgd} and the weight decay / {k}; for Adam, no change; for clipping, the norm / {k}"
         )

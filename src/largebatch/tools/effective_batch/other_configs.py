@@ -1,4 +1,4 @@
-"""What a DeepSpeed JSON or a `TrainingArguments` JSON says about the batch."""
+"""Reads the batch from a DeepSpeed JSON or a `TrainingArguments` JSON."""
 
 import json
 import math
@@ -33,7 +33,7 @@ def read_config(path: Path, devices: int, nodes: int = 1, loss: Loss = "mean") -
     else:
         raise UserError(
             f"{path}: has none of {PER_DEVICE}, {TRAIN}, {MICRO} and zero_optimization, so it is neither a "
-            "TrainingArguments JSON nor a DeepSpeed JSON; write --from and --batch-size instead"
+            "TrainingArguments JSON nor a DeepSpeed JSON; use --from and --batch-size instead"
         )
     return OtherBatch(devices=devices, nodes=nodes, loss=loss, **numbers)
 
@@ -41,14 +41,14 @@ def read_config(path: Path, devices: int, nodes: int = 1, loss: Loss = "mean") -
 def _training_arguments(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     if content.get("auto_find_batch_size"):
         raise UserError(
-            f"{path}: auto_find_batch_size takes whatever batch fits into memory; write --from hf-trainer "
-            "--batch-size with the one that it found"
+            f"{path}: auto_find_batch_size uses whatever batch fits into memory; use --from hf-trainer "
+            "--batch-size with the size that it found"
         )
     accelerator = content.get("accelerator_config")
     if isinstance(accelerator, str):
         raise UserError(
-            f"{path}: accelerator_config is the file {accelerator}, which may set split_batches; write its content "
-            "in place of its name"
+            f"{path}: accelerator_config is the file {accelerator}, which may set split_batches; replace "
+            "its name with its content"
         )
     return {
         "framework": "hf-trainer",
@@ -63,7 +63,7 @@ def _deepspeed(path: Path, content: Mapping[str, Any], processes: int) -> dict[s
     elasticity = content.get("elasticity")
     if isinstance(elasticity, dict) and elasticity.get("enabled"):
         raise UserError(
-            f"{path}: elasticity lets DeepSpeed choose the batch by the number of GPUs; write --from deepspeed "
+            f"{path}: elasticity lets DeepSpeed choose the batch by the number of GPUs; use --from deepspeed "
             "--batch-size with the micro-batch, and --accumulation"
         )
     train, micro, accumulation = (_positive(path, content, name) for name in (TRAIN, MICRO, ACCUMULATION))

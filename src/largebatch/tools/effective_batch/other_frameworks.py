@@ -43,7 +43,7 @@ class OtherBatch:
     """A script's numbers.
 
     Raises:
-        UserError: The numbers do not go together.
+        UserError: The numbers contradict each other.
     """
 
     framework: str  # one of `FRAMEWORKS`
@@ -53,7 +53,7 @@ class OtherBatch:
     accumulation: int = 1  # backward passes per optimizer step
     split_batches: bool = False  # whether all processes share the loader's batch
     loss: Loss = "mean"  # what the loss is over the samples of one backward pass, before it is divided by accumulation
-    gradients: Gradients | None = None  # how the processes' gradients are combined; None is the framework's default
+    gradients: Gradients | None = None  # how the processes' gradients are combined; None means the framework's default
     learning_rate: float | None = None  # the script's, if it is known
 
     def __post_init__(self) -> None:
@@ -62,27 +62,27 @@ class OtherBatch:
             object.__setattr__(self, "gradients", known.gradients[0])
         elif self.gradients not in known.gradients:
             raise UserError(
-                f"--gradients {self.gradients}: {self.framework} does not combine them like that; write --gradients "
-                f"{' or '.join(known.gradients)}, or leave it out"
+                f"--gradients {self.gradients}: {self.framework} does not combine them that way; write --gradients "
+                f"{' or '.join(known.gradients)}, or remove it"
             )
         if known.one_process and self.nodes > 1:
             raise UserError(
                 f"--from {self.framework} --nodes {self.nodes}: DataParallel is one process on one node, so each node "
-                "would train a model of its own; write --from ddp, or --nodes 1"
+                "would train a model of its own; use --from ddp, or --nodes 1"
             )
         if known.one_process and self.split_batches:
-            raise UserError(f"--split-batches: --from {self.framework} always splits its batch; leave it out")
+            raise UserError(f"--split-batches: --from {self.framework} always splits its batch; remove it")
         if self.split_batches and self.batch_size % self.processes:
             raise UserError(
                 f"--batch-size {self.batch_size} --split-batches: not a multiple of {self.nodes} nodes x "
                 f"{self.devices} devices = {self.processes} processes; write --batch-size "
-                f"{nearest_multiples(self.batch_size, self.processes)}, or leave --split-batches out if each process "
+                f"{nearest_multiples(self.batch_size, self.processes)}, or remove --split-batches if each process "
                 "loads that many"
             )
 
     @property
     def processes(self) -> int:
-        """Processes with a loader each."""
+        """Processes that have a loader each."""
         return 1 if FRAMEWORKS[self.framework].one_process else self.nodes * self.devices
 
     @property
@@ -137,7 +137,7 @@ def recipe_batch(
     script had at a time, and there are as many processes as the script had devices.
 
     Raises:
-        ConfigError: They do not divide.
+        ConfigError: The global batch does not divide evenly.
     """
     size = global_batch_size or script.global_batch_size
     samples, devices = script.per_device[0], max(script.processes_per_update, len(script.per_device))

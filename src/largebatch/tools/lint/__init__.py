@@ -13,8 +13,8 @@ def add_parser(commands: Commands) -> None:
         run,
         help="find mistakes in recipes, SLURM scripts and configs, before a job waits in the queue",
         description="Check recipes, #SBATCH lines, Accelerate and DeepSpeed configs against each other, without a "
-        "GPU, a cluster or torch. Each finding has its file and line, why it is wrong, what to write instead, and its "
-        "rule's name. Exit code 1 if there are any.",
+        "GPU, a cluster or torch. Each finding names the file and line, what is wrong, what to write instead, and "
+        "the rule. Exit code 1 if there are any.",
         epilog="""examples:
   largebatch lint
   largebatch lint slurm/gpt2_124m.sbatch""",
@@ -24,7 +24,7 @@ def add_parser(commands: Commands) -> None:
         type=recipe_file,
         nargs="*",
         metavar="FILES",
-        help="what to check, with the files that it names, or names of recipes; default: the repository in the "
+        help="what to check, with the files that they name, or names of recipes; default: the repository in the "
         "current folder",
     )
 

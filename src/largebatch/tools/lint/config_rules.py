@@ -57,7 +57,7 @@ def _explained(file: Path | str, text: str, rule: str, problems: Iterable[str]) 
 
 
 def _accelerate_findings(path: Path, text: str, config: object) -> Iterator[Finding]:
-    """Yield what a launch would refuse, or silently do otherwise on several nodes."""
+    """Yield what a launch would refuse, or silently do differently on several nodes."""
 
     def finding(key: str, rule: str, why: str, remedy: str) -> Finding:
         return Finding(str(path), line_of(text, key), rule, f"{key}: {why}", remedy)
@@ -72,18 +72,18 @@ def _accelerate_findings(path: Path, text: str, config: object) -> Iterator[Find
         why = f"with {kind} one process is started, whatever num_processes says"
         yield finding("distributed_type", "one-process", why, f"write {', '.join(STARTS_PROCESSES[:-1])} or DEEPSPEED")
     if config.get("use_cpu"):
-        why = "the processes would each train alone; without a GPU they run on the CPU by themselves"
+        why = "each process would train alone; without a GPU, processes run on the CPU anyway"
         yield finding("use_cpu", "one-process", why, "remove it")
     settings = _settings(config)
     if kind == "FSDP":
         version, key = settings.get("fsdp_version", (1, "fsdp_config.fsdp_version"))
         if str(version) != FSDP_VERSION:
             remedy = f"write fsdp_version: {FSDP_VERSION}"
-            yield finding(key, "fsdp-version", f"it is {version}, and {NOT_FSDP2}", remedy)
+            yield finding(key, "fsdp-version", f"it is {version}, but {NOT_FSDP2}", remedy)
     if kind == "DEEPSPEED":
         launcher, key = settings.get("deepspeed_multinode_launcher", ("pdsh", "deepspeed_config"))
         if launcher != "standard":
-            why = f"on several nodes {launcher} would start processes of its own, over ssh, beside Slurm's"
+            why = f"on several nodes {launcher} would start its own processes over ssh, in addition to Slurm's"
             yield finding(key, "deepspeed-launcher", why, "write deepspeed_multinode_launcher: standard")
         file, key = settings.get("deepspeed_config_file", ("deepspeed_config_file", "deepspeed_config"))
         if Path(str(file)).is_file():
@@ -98,7 +98,7 @@ def _accelerate_findings(path: Path, text: str, config: object) -> Iterator[Find
         value, key = settings.get(setting.key, (None, ""))
         # Accelerate leaves out empty sections.
         if value not in (None, {}) and str(value).lower() not in setting.off:
-            yield finding(key, "recipe-setting", f"it is {value}, and {setting.reason}", setting.remedy)
+            yield finding(key, "recipe-setting", f"it is {value}, but {setting.reason}", setting.remedy)
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:

@@ -1,4 +1,4 @@
-"""Which files are checked."""
+"""Selects the files to check, and checks them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,7 +35,7 @@ def lint_files(files: Sequence[Path]) -> list[Finding]:
     """Check recipes, batch scripts, Accelerate and DeepSpeed configs, and the files that they name.
 
     Raises:
-        UserError: A file cannot be read, or is of no known kind.
+        UserError: A file cannot be read, or is of an unknown kind.
     """
     for file in files:
         if file.suffix not in (".sbatch", ".json", ".yaml", ".yml"):

@@ -46,7 +46,7 @@ def line_of(text: str, key: str) -> int:
     except (yaml.YAMLError, RecursionError):
         return 1
     while key:
-        # Some problems name the last part of a key only.
+        # Some problems name only the last part of a key.
         names = [name for name in lines if name.endswith(f".{key}")]
         if names:
             return lines[min(names, key=len)]

@@ -1,4 +1,4 @@
-"""A job: a batch script with its options, recipe and strategy, and what a command line changes of them."""
+"""A job: a batch script with its options, recipe and strategy, and what a command line changes about them."""
 
 import re
 import shlex
@@ -22,7 +22,7 @@ GPU_OPTIONS = {"gpus-per-node": gpus, "gres": gpus_of_gres, "gpus-per-task": gpu
 
 @dataclass(frozen=True)
 class Option:
-    """An option of sbatch under its long name; `line` is 0 for one of the command line."""
+    """An option of sbatch under its long name; `line` is 0 for one on the command line."""
 
     name: str
     value: str

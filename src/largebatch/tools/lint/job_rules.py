@@ -14,8 +14,8 @@ from largebatch.tools.lint.sbatch import WITH_VALUE, WITHOUT_VALUE, gpus, gpus_o
 
 MOST_COUNTS = 6
 _VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w*|\{[^}]*\}|\([^)]*\))|`[^`]*`")
-_UNEVEN = "it does not say how many GPUs each node gives, and all nodes must start as many processes"
-_ONE_TASK = "slurm/launch.sh starts one task per node, the launcher, which starts the node's processes"
+_UNEVEN = "it does not say how many GPUs each node gives, but all nodes must start the same number of processes"
+_ONE_TASK = "slurm/launch.sh starts one task per node: the launcher, which starts the node's processes"
 _STOP_IN_TIME = "the script waits for USR1 before the time limit; without B: the signal kills the launchers instead"
 
 OPTION_RULES: dict[str, tuple[Callable[[str], object], str, str]] = {
@@ -33,7 +33,7 @@ OPTION_RULES: dict[str, tuple[Callable[[str], object], str, str]] = {
     "requeue": (re.compile("").fullmatch, "a job that loses a node does not resume by itself", "write --requeue"),
     "open-mode": (re.compile("append").fullmatch, "a requeued job overwrites its log", "write --open-mode=append"),
 }
-"""For each option: a reader that returns None for a value that it may not have, why that is wrong, and the remedy."""
+"""For each option: a reader that returns None for an invalid value, why that is wrong, and the remedy."""
 REQUIRED = ("time", "signal", "requeue", "open-mode")
 
 
@@ -69,20 +69,20 @@ def _options(job: Job) -> Iterator[Finding]:
     for name, option in job.options.items():
         read, why, remedy = OPTION_RULES.get(name, (str, "", ""))
         if option.line and (variable := _VARIABLE.search(option.value)):
-            why = f"Slurm expands no variables in #SBATCH lines: {variable[0]} stays as it is"
-            yield _at(option, "variable-in-sbatch-line", why, f"write the value, or give --{name} to sbatch")
+            why = f"Slurm does not expand variables in #SBATCH lines: {variable[0]} stays as it is"
+            yield _at(option, "variable-in-sbatch-line", why, f"write the value, or pass --{name} to sbatch")
         elif read(option.value) is None:
             yield _at(option, name, f"--{name}={option.value}: {why}", remedy)
         elif name in ("output", "error") and not (folder := Path(log_path(job, option)).parent).is_dir():
-            why = f"--{name}: there is no folder {folder}; Slurm does not make it, and the job fails without a word"
-            yield _at(option, "log-folder", why, f"make it: mkdir -p {folder}; or write another file")
+            why = f"--{name}: there is no folder {folder}; Slurm does not create it, and the job fails silently"
+            yield _at(option, "log-folder", why, f"create it: mkdir -p {folder}; or write another file")
         elif meant := _misspelled(name):
             yield _at(option, "unknown-option", f"sbatch has no option --{name}", f"write --{meant}")
 
 
 def _misspelled(name: str) -> str | None:
     """The option that was probably meant. Names unlike any of sbatch's may be those of a site's plugins."""
-    # --container-image and its like are those of pyxis.
+    # --container-image and the like belong to pyxis.
     known = [*WITH_VALUE, *WITHOUT_VALUE]
     if name in known or name.startswith("container-"):
         return None
@@ -97,9 +97,7 @@ def _time(job: Job) -> Iterator[Finding]:
     earliest = max(int(lead[1]) if lead else 0, job.config.faults.time_limit_margin_seconds)
     limit = seconds(time.value)
     if limit is not None and limit <= earliest:
-        why = (
-            f"--time={time.value}: the run is asked to stop {earliest:g} seconds before the limit, and would not train"
-        )
+        why = f"--time={time.value}: the run is asked to stop {earliest:g} seconds before the limit, and never trains"
         yield _at(time, "time-too-short", why, "write more than --signal and faults.time_limit_margin_seconds")
 
 
@@ -114,7 +112,7 @@ def _recipe(job: Job) -> Iterator[Finding]:
         remedy = f"write RECIPE=recipes/TASK/{name}.json, the path from the top of the repository"
         yield Finding(file, line, "recipe-missing", why, remedy)
     elif job.recipe.stem != name:
-        why = f"RECIPE is {job.recipe.name}, the script is {job.path.name}: recipe and script have the same name"
+        why = f"RECIPE is {job.recipe.name}, but the script is {job.path.name}: they must have the same name"
         yield Finding(file, line, "names-differ", why, f"name {name}.json, or rename the script")
     elif not (train := job.recipe.with_name("train.py")).is_file():
         why = f"there is no {train} to train {job.recipe.name} with"
@@ -125,7 +123,7 @@ def _strategy(job: Job) -> Iterator[Finding]:
     value, line = job.variable("STRATEGY")
     file = str(job.path)
     if value not in ("", job.strategy) and "${STRATEGY" not in job.text:
-        why = f"STRATEGY={value} leaves no choice: {job.strategy} would not be used"
+        why = f"STRATEGY={value} cannot be overridden: {job.strategy} would not be used"
         yield Finding(file, line, "strategy", why, f"write STRATEGY=${{STRATEGY:-{value}}}")
     if job.given_strategy:
         file, line = COMMAND_LINE, 0
@@ -142,7 +140,7 @@ def _strategy(job: Job) -> Iterator[Finding]:
 
 
 def _plan(job: Job) -> Iterator[Finding]:
-    """The batch must divide on every number of nodes that the job may get."""
+    """The batch must divide for every number of nodes that the job may get."""
     if job.config is None or job.layout is None:
         return
     counts, processes = job.layout

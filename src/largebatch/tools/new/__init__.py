@@ -1,4 +1,4 @@
-"""`largebatch new`: a recipe copied into a folder that stands alone: the beginning of somebody's own repository."""
+"""`largebatch new`: copies a recipe into a self-contained folder, to start a repository of your own."""
 
 import argparse
 import shlex
@@ -14,8 +14,8 @@ def add_parser(commands: Commands) -> None:
         commands,
         "new",
         run,
-        help="copy a recipe as the beginning of a repository of your own",
-        description="Copy a recipe, and all that it runs with, into a new folder that stands alone: train.py, JSON, "
+        help="copy a recipe to start a repository of your own",
+        description="Copy a recipe, and everything it needs to run, into a new self-contained folder: train.py, JSON, "
         "sbatch script, launch.sh, Accelerate and DeepSpeed configs, a test, requirements and a README that says what "
         "to change first. All commands work there. Nothing is overwritten.",
         epilog="""examples:
@@ -24,14 +24,14 @@ def add_parser(commands: Commands) -> None:
   largebatch new my_job --recipe resnet_digits --vendor
   largebatch new my_job --task my_task""",
     )
-    parser.add_argument("folder", type=Path, metavar="DIR", help="the folder to make")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="the folder to create")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--recipe", metavar="NAME", help="a shipped one, such as gpt2_124m")
+    what.add_argument("--recipe", metavar="NAME", help="a shipped recipe, such as gpt2_124m")
     what.add_argument(
-        "--task", metavar="NAME", help="the smallest complete task, on generated data, as the beginning of your own"
+        "--task", metavar="NAME", help="the smallest complete task, on generated data, to start your own from"
     )
     parser.add_argument(
-        "--strategy", help="the one that its script and README begin with; default: the recipe's script's"
+        "--strategy", help="the one that its script and README start with; default: that of the recipe's script"
     )
     parser.add_argument(
         "--vendor", action="store_true", help="copy the package as well, instead of naming it in requirements.txt"
@@ -39,7 +39,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Make the folder, and print what can be done there at once."""
+    """Create the folder, and print what to run there first."""
     from largebatch.tools.new.create import create_bundle
     from largebatch.tools.new.job import BundledJob
 
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     print(f"\n  cd {shlex.quote(str(folder))}")
     environment = ""
     if options.vendor:
-        # Else the package of this environment would go on being used.
+        # Otherwise this environment's package would still be used.
         print("  python3 -m venv .venv && . .venv/bin/activate")
         print("  pip install -r requirements.txt && pip install --no-deps --editable .")
     elif (activate := Path(sys.prefix, "bin", "activate")).is_file():

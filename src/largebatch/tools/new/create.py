@@ -1,4 +1,4 @@
-"""Making a bundle: the files that are copied, and the texts that are written for it."""
+"""Creates a bundle: the files that are copied, and the texts that are written for it."""
 
 import math
 import re
@@ -20,9 +20,9 @@ CHECKS = "# Tests and checks"
 
 
 def create_bundle(folder: Path, job: BundledJob, vendor: bool) -> None:
-    """Copy a recipe, and all that it runs with, into a new folder that stands alone.
+    """Copy a recipe, and everything it needs to run, into a new self-contained folder.
 
-    The layout is the repository's, so that every command works there as it does here. With `vendor` the package is
+    The layout is the repository's, so that every command works the same in both. With `vendor` the package is
     copied as well, instead of being named in requirements.txt.
 
     Raises:
@@ -38,7 +38,7 @@ def create_bundle(folder: Path, job: BundledJob, vendor: bool) -> None:
             raise
     except OSError as error:
         why = error.strerror or str(error)
-        raise UserError(f"{folder} cannot be made ({why}); give a new folder, where you may write") from error
+        raise UserError(f"{folder} cannot be created ({why}); give a new folder, where you may write") from error
 
 
 def _write(folder: Path, job: BundledJob, vendor: bool) -> None:
@@ -73,7 +73,7 @@ def _set_strategy(script: Path, strategy: str) -> None:
 
 
 class _Text(Template):
-    # A dollar belongs to shells.
+    # Dollar signs belong to shells.
     delimiter = "@"
 
 
@@ -124,7 +124,7 @@ def _texts(job: BundledJob, vendor: bool) -> dict[str, str]:
 def _requirements(vendor: bool) -> str:
     """The tested versions of what a run needs and of pytest, and largebatch itself."""
     run, _, checks = (shipped_folder() / "requirements.txt").read_text(encoding="utf-8").partition(CHECKS)
-    lines = [f"# The set that largebatch {__version__} was tested with.", *_pins(run), "", CHECKS]
+    lines = [f"# The versions that largebatch {__version__} was tested with.", *_pins(run), "", CHECKS]
     lines += [pin for pin in _pins(checks) if pin.startswith("pytest==")]
     if not vendor:
         lines += ["", "# From the wheel that README.md names.", f"largebatch=={__version__}"]

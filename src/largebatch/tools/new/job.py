@@ -56,14 +56,14 @@ class BundledJob:
 
     @classmethod
     def template(cls, task: str, strategy: str | None) -> "BundledJob":
-        """The smallest complete task, under a name of the user's.
+        """The smallest complete task, under a name that the user chose.
 
         Raises:
             UserError: It is not a valid name, or there is no such strategy.
         """
         if not re.fullmatch("[a-z][a-z0-9_]*", task) or task == "accelerate_configs":
             raise UserError(
-                f"--task {task}: this is the name of a folder beside accelerate_configs and of a recipe; write small "
+                f"--task {task}: this names a folder next to accelerate_configs, and a recipe; write lowercase "
                 "letters, digits and _, such as my_task"
             )
         script = TEMPLATE / "task.sbatch"
@@ -115,7 +115,7 @@ class BundledJob:
 
 
 def _strategy(given: str | None, script: Path) -> str:
-    """The strategy that is asked for, or else the script's."""
+    """The requested strategy, or else the script's."""
     strategy = read_job(script).strategy if given is None else given
     known = [path.stem for path in shipped_folder().glob("recipes/accelerate_configs/*.yaml")]
     if strategy not in known:

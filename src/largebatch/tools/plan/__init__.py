@@ -31,7 +31,7 @@ def add_parser(commands: Commands) -> None:
         run,
         help="explain the plan of a recipe for a number of processes",
         description="Print what a recipe would do on a number of processes; needs no GPU, no data and no torch. For "
-        "several numbers of processes, print what each strategy holds and sends, and which one to take.",
+        "several numbers of processes, print what each strategy holds and sends, and which one to use.",
         epilog="""examples:
   largebatch plan RECIPE.json --world-size 256
   largebatch plan RECIPE.json --world-sizes 8,64,512 --gpu-memory 80
@@ -52,7 +52,7 @@ Fields are overridden as in a run: --batch.global_batch_size 512.""",
         "--gpu-memory",
         type=memory,
         metavar="GIB",
-        help="memory of a GPU: print what fits, and which strategy to take; with --world-sizes",
+        help="memory of a GPU: print what should fit, and which strategy to use; with --world-sizes",
     )
     add_accelerate_configs(parser)
     add_options_of_a_run(parser)
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     if options.world_sizes:
         return _compare(options)
     if options.gpu_memory or options.accelerate_configs:
-        options.refuse("--gpu-memory and --accelerate-configs go with --world-sizes")
+        options.refuse("--gpu-memory and --accelerate-configs require --world-sizes")
     plan = resolve(load_config(options.config, options.overrides), options.world_size)
     sys.stdout.write(plan.to_json() if options.json else explain(plan, options.config.stem) + "\n")
     return 0
@@ -100,7 +100,7 @@ def _compare(options: argparse.Namespace) -> int:
 def first_plan(
     config: "RecipeConfig", world_sizes: Sequence[int], micro_batch_sizes: Sequence[int | None] = (None,)
 ) -> "RunPlan":
-    """The first plan of these numbers of processes and micro-batch sizes, of which None is the recipe's own.
+    """The first plan of these numbers of processes and micro-batch sizes, where None means the recipe's own.
 
     Raises:
         ConfigError: The batch divides over none of them.

@@ -1,4 +1,4 @@
-"""A recipe on several numbers of processes, under every strategy: memory, traffic, what fits, and what to take."""
+"""A recipe on several numbers of processes, under every strategy: memory, traffic, what should fit, and what to use."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -98,7 +98,7 @@ def _counted(
 def _suggest(
     options: Mapping[str, Json], activations: int | None, gpu_memory: int | None, config: RecipeConfig
 ) -> tuple[str | None, str | None]:
-    """The strategy to take and the reason; no strategy if nothing fits, and neither without a memory."""
+    """The strategy to use and the reason; no strategy if nothing fits, and neither if no memory is given."""
     if gpu_memory is None or not options:
         return None, None
     memory = f"{gpu_memory / GIB:.4g} GiB"
@@ -119,20 +119,20 @@ def _suggest(
         if not config.compute.activation_checkpointing:
             remedies.append("compute.activation_checkpointing")
         return None, (
-            f"nothing fits in {memory}; {least} needs the least, {together(least)}: try "
+            f"nothing is estimated to fit in {memory}; {least} needs the least, about {together(least)}: try "
             f"{', '.join(remedies[:-1])} or {remedies[-1]}"
         )
     # Prefer what shards least and, among strategies that shard the same, what sends least.
     best = min(fitting, key=lambda name: (rank(name), sent(name)))
     reason = f"model states of {options[best]['model_state_bytes']['together'] / GIB:.3g} GiB"
     if beside := options[best]["bytes_beside_about"]:
-        reason += f", about {sum(beside.values()) / GIB:.3g} GiB beside them"
+        reason += f", about {sum(beside.values()) / GIB:.3g} GiB of temporary memory"
     if activations is None:
-        reason += f" fit in {memory}, of which activations, not estimated, may take the rest"
+        reason += f" should fit in {memory}; activations, which are not estimated, may take the rest"
     else:
-        reason += f" and an estimated {activations / GIB:.3g} GiB of activations fit in {memory}"
+        reason += f" and an estimated {activations / GIB:.3g} GiB of activations should fit in {memory}"
     if sent(best) == min(map(sent, fitting)):
         reason += "; it sends the least of those that fit"
-    if too_large := [f"{name} needs {together(name)}" for name in options if rank(name) < rank(best)]:
+    if too_large := [f"{name} needs about {together(name)}" for name in options if rank(name) < rank(best)]:
         reason += f"; {', '.join(too_large)}"
     return best, reason

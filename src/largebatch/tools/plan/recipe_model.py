@@ -4,8 +4,8 @@ For the estimate, the model runs on fake tensors, which have shapes and no memor
 activation checkpointing. The storages that autograd saves for the backward pass are counted, without parameters but
 with the copies of weights that autocast casts.
 
-This is what torch's operations for the CPU would keep. Those of a GPU may keep other things: causal attention has a
-mask here that it mostly does without there. Gradients of activations and work space come on top.
+This is what torch's operations on the CPU would keep. Those on a GPU may keep other things: causal attention has a mask
+on the CPU that it mostly does without on a GPU. Gradients of activations and work space come on top.
 """
 
 import warnings
@@ -32,23 +32,23 @@ ExampleBatch = Callable[[RecipeConfig], Mapping[str, torch.Tensor]]
 
 
 def recipe_model(config: RecipeConfig, recipe: Path) -> tuple[nn.Module, ExampleBatch | None]:
-    """The model that `build_model(config)` of the model.py beside a recipe makes, on the meta device, and the file's
+    """The model that `build_model(config)` of the model.py next to a recipe builds, on the meta device, and the file's
     `example_batch`.
 
     Raises:
-        UserError: There is no model.py, it cannot be imported, it has no `build_model`, or that fails or makes nothing
+        UserError: There is no model.py, it cannot be imported, it has no `build_model`, or that fails or builds nothing
             to train.
     """
     file = recipe.with_name("model.py")
     if not file.is_file():
-        raise UserError(f"there is no {file}, whose build_model(config) makes the model; write one")
+        raise UserError(f"there is no {file}, whose build_model(config) builds the model; write one")
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64 if config.precision == "fp64" else torch.float32)
     try:
         with authors_program(recipe.parent, file.name):
             module = import_from(recipe.parent, "model")
             if not hasattr(module, "build_model"):
-                raise UserError(f"{file} has no function build_model(config), which makes the model; write one")
+                raise UserError(f"{file} has no function build_model(config), which builds the model; write one")
             model: object = build_shapes(partial(module.build_model, config))
     finally:
         torch.set_default_dtype(before)
@@ -58,7 +58,7 @@ def recipe_model(config: RecipeConfig, recipe: Path) -> tuple[nn.Module, Example
         )
     lazy = next((name for name, each in model.named_parameters() if is_lazy(each)), None)
     if lazy is not None:
-        raise UserError(f"{file}: the shape of {lazy} is unknown until data comes; give its layer all sizes")
+        raise UserError(f"{file}: the shape of {lazy} is unknown until data arrives; give its layer all sizes")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UserError(f"{file}: the model of build_model(config) has no parameter to train; give it one")
     return model, getattr(module, "example_batch", None)
@@ -71,7 +71,7 @@ def activation_bytes(model: nn.Module, config: RecipeConfig, example_batch: Exam
     recomputed.
 
     Args:
-        model: The recipe's model on the meta device; it cannot be used afterwards.
+        model: The recipe's model on the meta device; it cannot be used afterward.
         config: The recipe, which has the precision, the micro-batch and activation checkpointing.
         example_batch: The task's hook, which makes the keyword arguments of the model for a micro-batch.
     """
@@ -98,7 +98,7 @@ def activation_bytes(model: nn.Module, config: RecipeConfig, example_batch: Exam
             return sum(forward().values()) + largest
         except UserError:
             raise
-        # A model may look at numbers, which fake tensors do not have, and may raise anything then.
+        # A model may read numbers, which fake tensors do not have, and may then raise anything.
         except Exception:
             return None
 
@@ -123,7 +123,7 @@ def _kept_by(
 ) -> dict[nn.Module | None, int]:
     """Bytes that a forward pass keeps in each of the blocks and, under None, elsewhere."""
     others = {storage_of(tensor) for tensor in (*model.parameters(), *model.buffers())}
-    # The storages themselves are kept, so that a later one cannot get the address of one that is gone.
+    # The storages themselves are kept, so that a later one cannot get the address of a freed one.
     kept: dict[int, tuple[nn.Module | None, torch.UntypedStorage]] = {}
     inside: list[nn.Module] = []
 

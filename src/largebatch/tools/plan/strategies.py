@@ -13,7 +13,7 @@ from largebatch.plan.model_shape import Strategy, ZeroSettings
 from largebatch.plan.strategies import STRATEGIES
 from largebatch.tools.verify.launch import find_accelerate_configs, launch_environment
 
-# With any other value of these settings of "zero_optimization", states or traffic are somewhere else.
+# With any other value of these settings of "zero_optimization", the counts of memory or traffic would be wrong.
 COUNTED_AT = {
     "offload_optimizer": None,
     "offload_param": None,
@@ -31,7 +31,7 @@ def find_strategies(
 
     Args:
         recipe: The recipe's JSON file.
-        folder: The folder of Accelerate configs; None is that of the recipe's own project.
+        folder: The folder of Accelerate configs; None means that of the recipe's own project.
         config: The recipe.
 
     Raises:

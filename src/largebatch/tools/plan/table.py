@@ -1,4 +1,4 @@
-"""A comparison as a table for people, in lines of at most 110 characters."""
+"""A comparison as a readable table, in lines of at most 110 characters."""
 
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,7 +10,7 @@ WIDTH, NAME_WIDTH, COLUMN_WIDTH = 110, 28, 16
 MOST_COLUMNS = (WIDTH - NAME_WIDTH) // COLUMN_WIDTH
 NOTES = (
     "Model states are exact for the fullest process: weights, gradients, optimizer, and DeepSpeed's fp32 copies.",
-    "Beside them, about, and not all at once: gradients of micro-batches, gathered weights, buckets.",
+    "Temporary memory is approximate, not all held at once: gradients of micro-batches, gathered weights, buckets.",
     "Sent: in rings, where each of n processes sends (n - 1) / n of what is gathered or reduced.",
 )
 
@@ -34,7 +34,7 @@ def table(comparison: Json, config: RecipeConfig) -> str:
     for about, world_sizes in remarks.items():
         lines += _wrapped(f"{_processes(world_sizes)}: {about}")
     if trained := next((column for column in columns if not column["problem"]), None):
-        lines.append(f"Beside the model states on {_processes([trained['world_size']])}, about, in GiB:")
+        lines.append(f"Temporary memory on {_processes([trained['world_size']])}, approximately, in GiB:")
         for name, option in trained["strategies"].items():
             parts = [f"{_size(size)} {reason}" for reason, size in option["bytes_beside_about"].items()]
             lines += textwrap.wrap(f"  {name:<7}{', '.join(parts) or 'nothing'}", WIDTH, subsequent_indent=" " * 9)
@@ -42,16 +42,16 @@ def table(comparison: Json, config: RecipeConfig) -> str:
     sizes = {size for _, size in config.batch.sizes}
     if len(sizes) > 1:
         notes.append(
-            "The batch size changes: accumulation, what is beside the model states, and what is sent are those of the "
-            f"largest, {max(sizes):,} samples."
+            "The batch size changes: accumulation, temporary memory and what is sent are those of the largest, "
+            f"{max(sizes):,} samples."
         )
     if activations is None:
         notes.append("Activations are not estimated for this task or model: leave room for them.")
     else:
         how = "with" if config.compute.activation_checkpointing else "without"
         notes.append(
-            f"Activations, an estimate: {_size(activations)} GiB for a micro-batch {how} activation checkpointing, "
-            "what autograd keeps of a forward pass of shapes alone; work space and CUDA's own memory are not counted."
+            f"Activations are an estimate: {_size(activations)} GiB for a micro-batch {how} activation checkpointing, "
+            "what autograd keeps in a forward pass on shapes alone; work space and CUDA's own memory are not counted."
         )
     notes += [f"{name} is not counted: {reason}" for name, reason in comparison["left_out"].items()]
     return "\n".join([*lines, *(line for note in notes for line in _wrapped(note))]) + "\n"
@@ -74,12 +74,12 @@ def _rows(comparison: Json, columns: Sequence[Json]) -> list[str]:
     lines = [
         row("processes", [f"{column['world_size']:,}" for column in columns]),
         row("accumulation", [f"{steps:,}" if steps else "-" for steps in accumulation]),
-        "model states + beside, GiB per process",
+        "model states + temporary memory, GiB per process",
         *rows(_states),
     ]
     if gpu_memory is not None:
-        with_activations = " with activations" if comparison["estimated_activation_bytes"] is not None else ""
-        lines += [f"together{with_activations}, of {_size(gpu_memory)} GiB", *rows(_together)]
+        known = "with" if comparison["estimated_activation_bytes"] is not None else "without"
+        lines += [f"estimated total {known} activations, of {_size(gpu_memory)} GiB", *rows(_total)]
     lines += ["sent per step, GiB by each process", *rows(_sent)]
     if gpu_memory is not None:
         lines.append(row("suggested", [column.get("suggested", "-") or "none fits" for column in columns]))
@@ -90,7 +90,7 @@ def _states(option: Json) -> str:
     return f"{_size(option['model_state_bytes']['together'])} + {_size(sum(option['bytes_beside_about'].values()))}"
 
 
-def _together(option: Json) -> str:
+def _total(option: Json) -> str:
     return f"{_size(option['bytes_together_about'])} {'fits' if option['fits'] else 'does not'}"
 
 
@@ -103,7 +103,7 @@ def _size(size: int) -> str:
     """Bytes as GiB, in three digits or fewer."""
     number = size / GIB
     if number < 0.01:
-        # Small models beside buckets of a fixed size.
+        # Small models next to buckets of a fixed size.
         return f"{number:.2g}"
     return f"{number:,.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
 

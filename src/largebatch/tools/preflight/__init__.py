@@ -17,15 +17,15 @@ def add_parser(commands: Commands) -> None:
         "preflight",
         run,
         help="check a node before a Slurm job trains on it",
-        description="Print what this node finds: versions, GPUs, the shared run folder, the way to the other nodes and "
-        "an all-reduce with them.",
+        description="Print what this node finds: versions, GPUs, the shared run folder, connections to the other nodes "
+        "and an all-reduce with them.",
         epilog="slurm/launch.sh runs it on every node of a job; docs/slurm.md says what it finds.",
         takes_overrides=True,
     )
     add_recipe(parser)
     parser.add_argument("--accelerate-config", type=Path, required=True, help="the strategy's YAML file")
     parser.add_argument("--folder", type=Path, required=True, help="a folder that all nodes share")
-    parser.add_argument("--token", required=True, help="what the file `token` in that folder says")
+    parser.add_argument("--token", required=True, help="the content of the file `token` in that folder")
     parser.add_argument("--rendezvous", required=True, metavar="HOST:PORT", help="where the processes will meet")
     parser.add_argument("--gpus", type=int, required=True, help="GPUs of each node; 0 for a job on CPUs")
     parser.add_argument("--world-size", type=positive_int, required=True, help="processes of the job")
@@ -35,7 +35,7 @@ def add_parser(commands: Commands) -> None:
         commands,
         "preflight-verdict",
         run_verdict,
-        help="name the bad nodes from what all nodes found",
+        help="name the bad nodes, given what all nodes found",
         description="Compare the nodes' reports. Exit code 3 if there are bad nodes.",
         epilog="slurm/launch.sh runs it once `preflight` has run on every node.",
     )
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
         node, rank, num_nodes = (os.environ[f"SLURM{name}"] for name in ("D_NODENAME", "_NODEID", "_STEP_NUM_NODES"))
     except KeyError as error:
         raise LaunchError(
-            f"{error.args[0]} is not set: run it by srun, one task per node, as slurm/launch.sh does"
+            f"{error.args[0]} is not set: run it with srun, one task per node, as slurm/launch.sh does"
         ) from None
     host, port = options.rendezvous.rsplit(":", 1)
     job = Job(
@@ -73,10 +73,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def run_verdict(options: argparse.Namespace) -> int:
-    """Print what the reports say together, and write the names of bad nodes into a file, separated by commas.
+    """Print what all reports show, and write the names of bad nodes into a file, separated by commas.
 
     Returns:
-        The exit code: 0 the job may start, 2 something is wrong that no node is to blame for, 3 there are bad nodes.
+        The exit code: 0 the job may start, 2 there is a problem that is no node's fault, 3 there are bad nodes.
     """
     from largebatch.errors import counted
     from largebatch.tools.preflight.report import read_reports

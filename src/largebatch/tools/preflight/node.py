@@ -1,4 +1,4 @@
-"""What a node checks before a job trains on it: itself, the shared run folder, and the way to the other nodes.
+"""Checks of a node before a job trains on it: of itself, the shared run folder, and connections to the other nodes.
 
 Nodes tell each other where they listen through the run folder, which must be shared anyway. They print what they find,
 so that it arrives even if the folder is not shared or no node reaches another.
@@ -32,7 +32,7 @@ FREE_SHARE_OF_GPU = 0.9
 
 @dataclass(frozen=True)
 class Job:
-    """What a node must know about the job."""
+    """The facts about the job that a node must know."""
 
     node: str  # this node's name
     rank: int  # from 0
@@ -41,7 +41,7 @@ class Job:
     token: str  # what that file must say
     host: str  # where the processes will meet
     port: int  # the port there
-    gpus: int  # GPUs that the job was given on each node; 0 is a job on CPUs
+    gpus: int  # GPUs that the job was given on each node; 0 for a job on CPUs
     world_size: int  # processes of the whole job
     deadline: float = field(default_factory=lambda: time.monotonic() + SECONDS_TO_WAIT)
     """Until when to wait for other nodes, by `time.monotonic`."""
@@ -119,7 +119,7 @@ def _gpu_problems(gpus: int) -> list[str]:
 
     found = torch.cuda.device_count()
     if found < gpus:
-        return [f"{found} GPUs are visible, the job was given {gpus}"]
+        return [f"{found} GPUs are visible, but the job was given {gpus}"]
     problems = []
     for index in range(gpus):
         try:
@@ -130,10 +130,10 @@ def _gpu_problems(gpus: int) -> list[str]:
             problems.append(f"GPU {index} fails: {str(error).splitlines()[0]}")
             continue
         if not right:
-            problems.append(f"GPU {index} computes wrong numbers")
+            problems.append(f"GPU {index} computes wrong results")
         if free < FREE_SHARE_OF_GPU * total:
             problems.append(
-                f"GPU {index} has {free / 2**30:.1f} of {total / 2**30:.1f} GiB free: another process is on it"
+                f"GPU {index} has {free / 2**30:.1f} of {total / 2**30:.1f} GiB free: another process is using it"
             )
     return problems
 
@@ -144,11 +144,11 @@ def _room_for_checkpoints(folder: Path, recipe: Path, config: RecipeConfig) -> t
         needed = 2 * checkpoint_bytes(recipe, config)
     except Exception as error:
         reason = f"build_model(config) of model.py cannot be used: {type(error).__name__}: {error}"
-        return "", f"whether two checkpoints fit on the disk was not checked: {reason}"
+        return "", f"it was not checked whether two checkpoints fit on the disk: {reason}"
     free = shutil.disk_usage(folder).free
     figures = f"two checkpoints take {needed / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free in the run folder"
     if free < needed:
-        return f"{figures}; make room, or set RUN_DIR to a larger disk", ""
+        return f"{figures}; free some space, or set RUN_DIR to a folder on a larger disk", ""
     return "", figures
 
 
@@ -168,7 +168,7 @@ def checkpoint_bytes(recipe: Path, config: RecipeConfig) -> int:
     )
 
 
-# --- the way to the others ----------------------------------------------------------------------------------------
+# --- connections to the other nodes -------------------------------------------------------------------------------
 
 
 def _unreachable(job: Job) -> list[tuple[str, int]]:
@@ -200,7 +200,7 @@ def _connects(host: str, port: int) -> bool:
 
 
 def _all_reduce(job: Job) -> str:
-    """What an all-reduce over all nodes measured, in a sentence."""
+    """Measure an all-reduce over all nodes, and return the result as a sentence."""
     import torch
     import torch.distributed
 
@@ -241,7 +241,7 @@ def _tell(job: Job, what: str, text: str) -> None:
 
 
 def _of_all_nodes(job: Job, what: str) -> dict[str, str]:
-    """What the nodes told, by name, without those that told nothing in time."""
+    """The nodes' reports by node name, without those that did not arrive in time."""
     _until(job.deadline, lambda: len(list(job.folder.glob(f"*.{what}"))) == job.num_nodes)
     return {path.name.removesuffix(f".{what}"): _text(path) for path in job.folder.glob(f"*.{what}")}
 

@@ -1,4 +1,4 @@
-"""What a node says about itself, and how that gets to the node that judges: in short lines of its output."""
+"""A node's report about itself, and how it reaches the node that judges: in short lines of output."""
 
 import json
 import re
@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass, field
 MARK = "largebatch-preflight "
 LINE = re.compile(rf"{MARK}(\S+) (\d+) (\d+) (.+)")
 LINE_BYTES = 800
-"""Bytes of a report in one line: srun mixes up the nodes' lines that are longer than 1,024 bytes."""
+"""Bytes of a report in one line: srun mixes up lines of different nodes that are longer than 1,024 bytes."""
 
 
 @dataclass
 class Report:
-    """What one node found."""
+    """The findings of one node."""
 
     node: str
     # Versions of Python and of packages, and checksums of the code and the recipe, by name.

@@ -1,4 +1,4 @@
-"""From all nodes' reports to the nodes that are bad."""
+"""Finds the bad nodes, given all nodes' reports."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ class Verdict:
     """Whether a job may start, and why not."""
 
     bad_nodes: dict[str, list[str]]  # nodes that it should not run on, with the reasons
-    problems: list[str]  # what no node is to blame for
+    problems: list[str]  # what is no node's fault
     notes: list[str]  # what was measured
 
 
@@ -28,7 +28,7 @@ def judge(reports: Sequence[Report], nodes: Sequence[str]) -> Verdict:
     bad |= {report.node: [*report.problems] for report in present if report.problems}
     for node, difference in _differing_versions(present):
         bad.setdefault(node, []).append(difference)
-    # Nodes known to be bad explain why others do not reach them, or they others.
+    # A node known to be bad explains failed connections to it and from it.
     edges = [
         (report.node, node, port)
         for report in present
@@ -54,7 +54,7 @@ def _differing_versions(reports: Sequence[Report]) -> list[tuple[str, str]]:
         # In a tie, `most_common` takes the value that it met first: the first node's.
         usual = Counter(values).most_common(1)[0][0]
         differing += [
-            (report.node, f"{name} is {value} there, and {usual} on {counted(values.count(usual), 'node')}")
+            (report.node, f"{name} is {value}, but {usual} on {counted(values.count(usual), 'node')}")
             for report, value in zip(reports, values, strict=True)
             if value != usual
         ]
@@ -62,7 +62,7 @@ def _differing_versions(reports: Sequence[Report]) -> list[tuple[str, str]]:
 
 
 def _unreachable_nodes(edges: Sequence[tuple[str, str, int]]) -> list[tuple[str, str]]:
-    """The fewest nodes that explain which connections fail; in a tie, the one that was to be reached."""
+    """The fewest nodes that explain which connections fail; in a tie, the target of the connection."""
     named = []
     left = list(edges)
     while left:
@@ -71,6 +71,6 @@ def _unreachable_nodes(edges: Sequence[tuple[str, str, int]]) -> list[tuple[str,
         mine = [edge for edge in left if worst in edge[:2]]
         source, target, port = mine[0]
         more = f" (and {len(mine) - 1} more connections)" if len(mine) > 1 else ""
-        named.append((worst, f"{source} cannot connect to {target} at port {port}{more}: blocked, or no route"))
+        named.append((worst, f"{source} cannot connect to {target} on port {port}{more}: blocked, or no route"))
         left = [edge for edge in left if worst not in edge[:2]]
     return named

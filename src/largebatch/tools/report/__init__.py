@@ -1,4 +1,4 @@
-"""`largebatch report`: one HTML file on one or several runs. Needs matplotlib, and no torch."""
+"""`largebatch report`: one HTML file about one or several runs. Needs matplotlib, but not torch."""
 
 import argparse
 from pathlib import Path
@@ -13,10 +13,10 @@ def add_parser(commands: Commands) -> None:
         commands,
         "report",
         run,
-        help="write one HTML file on a run, or on several to compare them",
+        help="write one HTML file about a run, or about several to compare them",
         description="Write a report from run folders, whether the runs are finished or not: results, plots against "
         "steps and samples, the plan in words, and what happened; several runs are shown side by side. The report is "
-        "one HTML file that loads nothing. Needs matplotlib, and no torch.",
+        "one HTML file that loads nothing else. Needs matplotlib, but not torch.",
         epilog="""examples:
   largebatch report runs/resnet_digits
   largebatch report runs/batch_64 runs/batch_512 --out comparison.html""",
@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     runs = read_runs(options.run_dirs)
     out: Path = options.out or (options.run_dirs[0] if len(runs) == 1 else Path()) / "report.html"
     if out.suffix != ".html":
-        raise UserError(f"--out {out}: write a file name that ends in .html")
+        raise UserError(f"--out {out}: give a file name that ends in .html")
     try:
         from largebatch.tools.report.page import write_report
     except ModuleNotFoundError as error:

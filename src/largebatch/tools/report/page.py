@@ -1,4 +1,4 @@
-"""The report as one HTML file that loads nothing: style and plots are in it, and it has no script."""
+"""The report as one HTML file that loads nothing else: style and plots are in it, and it has no script."""
 
 import time
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from largebatch.tools.report.results import NONE, Row, config_rows, result_rows
 from largebatch.tools.report.runs import Event, ReportedRun
 
 GENERATOR = '<meta name="generator" content="largebatch report '
-"""What the pages of all versions have among their first bytes."""
+"""Text among the first bytes of the pages of all versions."""
 FIRST_BYTES = 4096
 MOST_NAMES = 3  # in the title
 YEAR_10000 = 253_402_300_800  # in seconds since 1970
@@ -25,26 +25,26 @@ def write_report(runs: Sequence[ReportedRun], out: Path) -> None:
     """Write the page to `out`, in place of an older report.
 
     Raises:
-        UserError: Something that is not a report is there, or the file cannot be written.
+        UserError: The file exists and is not a report, or it cannot be written.
     """
     try:
         if out.exists() and GENERATOR.encode() not in out.read_bytes()[:FIRST_BYTES]:
-            raise UserError(f"{out} exists, and is not a report; write another --out, or move it away")
-        # JSON may have half characters (lone surrogates), which no file has.
+            raise UserError(f"{out} exists and is not a report; choose another --out, or move it away")
+        # JSON may have lone surrogates, which cannot be encoded.
         content = page(runs, time.time()).encode(errors="replace")
         out.parent.mkdir(parents=True, exist_ok=True)
         replace_file(out, [memoryview(content)])
     except OSError as error:
-        raise UserError(f"{out} cannot be written: {error}; write another --out") from error
+        raise UserError(f"{out} cannot be written: {error}; choose another --out") from error
 
 
 def page(runs: Sequence[ReportedRun], now: float) -> str:
-    """Return the whole file, on runs as they stood at `now`, in seconds since 1970."""
+    """Return the whole file, about runs as they stood at `now`, in seconds since 1970."""
     title = escape(", ".join(run.name for run in runs) if len(runs) <= MOST_NAMES else f"{len(runs)} runs")
     sections = {
         "Results": _table("Results", runs, result_rows(runs)),
         "Plots": _plots(runs),
-        "Differences of the recipes": _differences(runs) if len(runs) > 1 else "",
+        "Differences between the recipes": _differences(runs) if len(runs) > 1 else "",
         "Plan": _plans(runs),
         "History": "".join(f"<h3>{escape(run.name)}</h3>\n{_history(run)}" for run in runs),
     }
@@ -90,7 +90,7 @@ def _table(caption: str, runs: Sequence[ReportedRun], rows: Sequence[Row]) -> st
 
 
 def _swatch(run: int) -> str:
-    """How the curves of a run are drawn."""
+    """A sample of how a run's curves are drawn."""
     color, dashes = run % len(COLORS), " ".join(map(str, DASHES[run % len(DASHES)]))
     return (
         f'<svg class="swatch" style="color: var(--run-{color})" viewBox="0 0 40 12" aria-hidden="true">'
@@ -123,7 +123,8 @@ def _plots(runs: Sequence[ReportedRun]) -> str:
 
 def _differences(runs: Sequence[ReportedRun]) -> str:
     rows = config_rows(runs)
-    return _table("Differences of the recipes", runs, rows) if rows else "<p>None: all runs have the same recipe.</p>\n"
+    same = "<p>None: all runs have the same recipe.</p>\n"
+    return _table("Differences between the recipes", runs, rows) if rows else same
 
 
 def _plans(runs: Sequence[ReportedRun]) -> str:
@@ -136,7 +137,7 @@ def _plans(runs: Sequence[ReportedRun]) -> str:
 
 def _plan(run: ReportedRun) -> str:
     if run.plan is None:
-        return "<p>plan.json is damaged, or was written by another version of largebatch.</p>\n"
+        return "<p>plan.json is damaged, or was written by a different version of largebatch.</p>\n"
     rows = (f"<dt>{name}</dt><dd>{'<br>'.join(map(escape, lines))}</dd>\n" for name, lines in bodies(run.plan))
     return f"<dl>\n{''.join(rows)}</dl>\n"
 

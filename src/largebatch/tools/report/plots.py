@@ -1,7 +1,7 @@
-"""What is plotted, and drawing it with matplotlib as SVG whose colors and fonts are those of the page.
+"""Chooses what to plot, and draws it with matplotlib as SVG that has the colors and fonts of the page.
 
 The colors are those of the light page. In the SVG each becomes a CSS variable, to which `page.css` gives another value
-in the dark. Text stays text, and a unit is a pixel where the plot is `WIDTH` pixels wide.
+in dark mode. Text stays text, and a unit is a pixel where the plot is `WIDTH` pixels wide.
 """
 
 import io
@@ -31,14 +31,14 @@ MARK_HEIGHT = 13
 BINS = 400
 """Equal parts of the steps of a long run; each is about a pixel wide."""
 MOST_DOTS = 30
-"""Points up to which each is marked by a dot."""
+"""A curve of at most this many points has a dot at each."""
 LARGE_RANGE = 10.0
 """Ratio of the largest to the smallest value from which on a scale is logarithmic where it may be."""
 AXES = {"step": "optimizer steps", "samples": "training samples"}
 
 INK, MUTED, RULE = "#1b1f24", "#59636e", "#d9dee3"
 COLORS = ["#0068a8", "#c04a00", "#00784f", "#a0307a", "#7a5c00", "#5c5f66"]
-"""Contrast to the page is at least 3, and at least 4.5 for text, in the light and in the dark (WCAG 2.2)."""
+"""Contrast with the page is at least 3, and at least 4.5 for text, in light and dark mode (WCAG 2.2)."""
 DASHES = [(), (6, 2), (2, 1.5), (7, 2, 2, 2)]
 """Neighboring runs can be told apart without seeing colors."""
 VARIABLES = dict(
@@ -85,20 +85,20 @@ class Panel:
 
     @property
     def remarks(self) -> list[str]:
-        """What else there is to know about the plot."""
+        """Remarks to show below the plot."""
         remarks = ["logarithmic scale"] if self.scale == "log" else []
         longest = max(curve.shape[1] for curve in self.curves.values())
         if longest > 2 * BINS:
             remarks.append(
-                f"{longest:,} values: means of {BINS} equal parts of a run, and faintly each part's extremes"
+                f"{longest:,} values: means of {BINS} equal parts of a run, with each part's extremes drawn faintly"
             )
         if self.num_not_finite:
-            remarks.append(f"not finite, and left out: {counted(self.num_not_finite, 'value')}")
+            remarks.append(f"not shown, because not finite: {counted(self.num_not_finite, 'value')}")
         return remarks
 
 
 def panels_of(runs: Sequence[ReportedRun]) -> list[Panel]:
-    """The plots of runs; quantities that no run has logged are left out."""
+    """The plots of runs; quantities that no run has logged are omitted."""
     units = {run.plan.loss_unit for run in runs if run.plan}
     loss_label = f"mean per {units.pop()[:-1]}" if len(units) == 1 else "loss"
     quantities = [("loss", "Training loss", loss_label, "log", False)]
@@ -142,7 +142,7 @@ def svg(panel: Panel, runs: Sequence[ReportedRun], axis: str, prefix: str) -> st
     Args:
         panel: What to plot.
         runs: The runs of the report.
-        axis: What the horizontal axis is, "step" or "samples".
+        axis: What the horizontal axis shows, "step" or "samples".
         prefix: Put before the plot's ids, to make them unique in the page.
     """
     height = HEIGHT + MARK_HEIGHT * len(marked_kinds(runs))

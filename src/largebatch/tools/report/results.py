@@ -19,7 +19,7 @@ Row = tuple[str, list[str]]
 
 
 def result_rows(runs: Sequence[ReportedRun]) -> list[Row]:
-    """One row per quantity: its name, and its value in each run. Rows without any value are left out."""
+    """One row per quantity: its name, and its value in each run. Rows without any value are omitted."""
     columns = [_results(run, evaluated(runs)) for run in runs]
     rows = [(name, [column[name] for column in columns]) for name in columns[0]]
     return [(name, values) for name, values in rows if set(values) != {NONE}]
@@ -79,7 +79,7 @@ def _results(run: ReportedRun, evaluations: Sequence[str]) -> dict[str, str]:
         "starts": str(len(run.starts)),
         "steps that were not finite": str(kinds.count("skipped")),
         "checkpoints not written": str(kinds.count("checkpoint_failed")),
-        "versions, of the last start": ", ".join(versions) or NONE,
+        "versions at the last start": ", ".join(versions) or NONE,
     }
 
 

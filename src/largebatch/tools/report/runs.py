@@ -1,6 +1,6 @@
-"""What a run's folder says, read while the run may still be writing to it.
+"""The content of a run's folder, read while the run may still be writing to it.
 
-A value that is missing, or that is not of the kind a run writes, is left out of the report.
+A value that is missing, or that is not of the kind a run writes, is omitted from the report.
 """
 
 import os
@@ -31,16 +31,16 @@ class Event:
     kind: str  # "restarted", "skipped", …; the plots mark those of `plots.MARKS`
     step: int
     time: float  # in seconds since 1970
-    text: str  # for a person
+    text: str  # for the reader
 
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """One run, as its folder tells it."""
+    """One run, as its folder describes it."""
 
     name: str  # unique among the runs of a report
     config: Line  # the resolved recipe
-    plan: RunPlan | None  # None if plan.json is damaged, or of another version
+    plan: RunPlan | None  # None if plan.json is damaged, or from a different version
     metrics: list[Line]  # one line per logged step, in the order of steps
     evaluations: list[Line]  # one line per evaluation, in the order of steps
     starts: list[Line]  # the line of each start in history.jsonl
@@ -74,11 +74,11 @@ def read_runs(folders: Sequence[Path]) -> list[ReportedRun]:
     Raises:
         UserError: One of them is not the folder of a run, or is given twice.
     """
-    # Unlike Path.resolve, realpath accepts links that lead in a circle.
+    # Unlike Path.resolve, realpath accepts circular links.
     resolved = [Path(os.path.realpath(folder)) for folder in folders]
     twice = next((folder for folder in resolved if resolved.count(folder) > 1), None)
     if twice is not None:
-        raise UserError(f"{twice} is given twice; write each run once")
+        raise UserError(f"{twice} is given twice; give each run once")
     shared = os.path.commonpath([folder.parent for folder in resolved])
     return [_read(folder, str(folder.relative_to(shared))) for folder in resolved]
 
@@ -86,7 +86,7 @@ def read_runs(folders: Sequence[Path]) -> list[ReportedRun]:
 def _read(folder: Path, name: str) -> ReportedRun:
     if not (folder / "plan.json").is_file():
         problem = "has no plan.json, which a run writes when it starts" if folder.is_dir() else "is not a folder"
-        raise UserError(f"{folder} {problem}; write the folder of a run, such as runs/resnet_digits")
+        raise UserError(f"{folder} {problem}; give the folder of a run, such as runs/resnet_digits")
     try:
         metrics, evaluations, history = (
             [line for line in read_json_lines(folder / f"{file}.jsonl") if number(line, "step") is not None]
@@ -111,7 +111,7 @@ def _read(folder: Path, name: str) -> ReportedRun:
 def _plan(text: bytes) -> RunPlan | None:
     try:
         plan = RunPlan.from_json(text.decode())
-        # A plan whose numbers do not belong together fails here, if anywhere.
+        # A plan whose numbers contradict each other fails here, if anywhere.
         bodies(plan)
     except (ValueError, ArithmeticError, LookupError):
         return None
@@ -152,7 +152,7 @@ def _events(history: Sequence[Line]) -> list[Event]:
             events.append(Event("checkpoint_not_used", step if of is None else of, time, text))
         new = value_of(line, "versions", dict)
         changed = [name for name in new if versions.get(name, new[name]) != new[name]]
-        changes = [f"{name} {new[name]}, before {versions[name]}" for name in changed]
+        changes = [f"{name} {new[name]}, previously {versions[name]}" for name in changed]
         changes += map(str, value_of(line, "changes", list))
         events += [Event("changed", step, time, f"changed: {change}") for change in changes]
         versions = new or versions
@@ -160,7 +160,7 @@ def _events(history: Sequence[Line]) -> list[Event]:
 
 
 def number(line: Line, name: str) -> float | None:
-    """The number of this name in a line; None if there is none that can be computed with."""
+    """The number of this name in a line; None if there is none that can be used."""
     value = line.get(name)
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
@@ -168,6 +168,6 @@ def number(line: Line, name: str) -> float | None:
 
 
 def value_of(line: Line, name: str, kind: type[Kind]) -> Kind:
-    """The value of this name in a line; an empty one if it is of another kind."""
+    """The value of this name in a line; an empty one if it is of a different kind."""
     value = line.get(name)
     return value if isinstance(value, kind) else kind()

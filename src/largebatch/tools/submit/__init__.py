@@ -1,4 +1,4 @@
-"""`largebatch submit`: a recipe's job, planned, checked and handed to sbatch. The script stays as it is."""
+"""`largebatch submit`: a recipe's job, planned, checked and handed to sbatch. The script is not changed."""
 
 import argparse
 from pathlib import Path
@@ -13,22 +13,22 @@ def add_parser(commands: Commands) -> None:
         "submit",
         run,
         help="plan and check a recipe's SLURM job, submit it, and say how to follow it",
-        description="Submit slurm/RECIPE.sbatch with sbatch: shows the plan on that many nodes, checks recipe, script "
-        "and configs with the values given here, shows the sbatch line, runs it, and prints job, log and how to follow "
+        description="Submit slurm/RECIPE.sbatch with sbatch: show the plan on that many nodes, check recipe, script "
+        "and configs with the values given here, show the sbatch line, run it, and print job, log and how to follow "
         "it. Exit code 1 if a check fails; nothing is submitted then.",
         epilog="""examples:
   largebatch submit gpt2_124m --nodes 4 --gpus-per-node 8 --dry-run
   largebatch submit gpt2_124m --nodes 4 --gpus-per-node 8 --strategy zero3 --partition=gpu --optimizer.weight_decay 0
 
-Fields of the recipe are overridden as in a run, --resume is the run's; all other options are sbatch's.""",
+Fields of the recipe are overridden as in a run; --resume goes to the run, and all other options go to sbatch.""",
         takes_overrides=True,
     )
     add_recipe(parser)
-    parser.add_argument("--nodes", required=True, help="nodes of the job, such as 4, or 2-4 for as many as there are")
+    parser.add_argument("--nodes", required=True, help="number of nodes, such as 4, or 2-4 for as many as are free")
     parser.add_argument("--gpus-per-node", help="default: the script's; without GPUs, one process per CPU")
     parser.add_argument("--strategy", help="the name of an Accelerate config; default: the script's")
     parser.add_argument("--run-dir", type=Path, help="folder of the run; default: runs/RECIPE")
-    parser.add_argument("--dry-run", action="store_true", help="show all that, and submit nothing")
+    parser.add_argument("--dry-run", action="store_true", help="show all this, but submit nothing")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -85,7 +85,7 @@ def _take(words: Sequence[str], names: Collection[str]) -> tuple[list[str], list
 
 
 def _require_options(sbatch_options: Sequence[str], fields: Collection[str]) -> None:
-    """sbatch would take the first word that is not an option for its script."""
+    """Refuse a word that is not an option: sbatch would take the first one as its script."""
     for name, value in read_options(sbatch_options):
         if not name:
             raise UserError(f"{value}: not an option; write --section.field VALUE, or an option of sbatch")
@@ -95,13 +95,13 @@ def _require_options(sbatch_options: Sequence[str], fields: Collection[str]) -> 
 
 
 def _missing_environment() -> str | None:
-    """What slurm/launch.sh would say about the environment, after the job has waited in the queue."""
+    """The error that slurm/launch.sh would report about the environment, after the job has waited in the queue."""
     file = os.environ.get("LARGEBATCH_ENV", ".venv/bin/activate")
     if not file or Path(file).is_file() or os.environ.get("LARGEBATCH_CONTAINER"):
         return None
     return (
-        f"LARGEBATCH_ENV={file}: there is no such file in {Path.cwd()}, which the job would source on every node; make "
-        "the environment there, or name the file that activates yours: export LARGEBATCH_ENV=/path/to/bin/activate"
+        f"LARGEBATCH_ENV={file}: there is no such file in {Path.cwd()}, which the job would source on every node; "
+        "create it there, or name the file that activates your environment: export LARGEBATCH_ENV=/path/to/bin/activate"
     )
 
 

@@ -1,4 +1,4 @@
-"""`largebatch verify`: prove on one machine that a recipe trains the same however it is launched."""
+"""`largebatch verify`: check on one machine that a recipe trains the same however it is launched."""
 
 import argparse
 from pathlib import Path
@@ -20,7 +20,7 @@ def add_parser(commands: Commands) -> None:
         commands,
         "verify",
         run,
-        help="prove that a recipe trains the same on every strategy, number of processes and micro-batch size",
+        help="check that a recipe trains the same on every strategy, number of processes and micro-batch size",
         description="Train the first steps of a recipe under every combination of strategy, number of processes and "
         "micro-batch size, on GPUs if there are enough and otherwise in CPU processes, and compare loss, gradient "
         "norm, learning rate, weights and evaluation with one process. The exit code is 0 only if all agree.",
@@ -35,7 +35,7 @@ Fields are overridden as in a run: --batch.global_batch_size 64.""",
     parser.add_argument(
         "--strategies", type=words, help="names of Accelerate configs; default: all that can train the recipe"
     )
-    parser.add_argument("--world-sizes", type=positive_ints, default=[1, 2, 4], help="default: 1,2,4")
+    parser.add_argument("--world-sizes", type=positive_ints, default=[1, 2, 4], help="processes; default: 1,2,4")
     parser.add_argument(
         "--micro-batch-sizes",
         type=positive_ints,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from largebatch.errors import UserError
 from largebatch.storage.json_lines import read_json_lines
 
-# A recipe that enlarges rounding errors may differ by this multiple of what becomes of the smallest ones.
+# A recipe that enlarges rounding errors may differ by this multiple of what the smallest ones grow to.
 ROUNDING_FACTOR = 10
 # The norm of a gradient is closer to a difference of large numbers than the other measures.
 GRAD_NORM_FACTOR = 10
@@ -54,7 +54,7 @@ class Differences(NamedTuple):
     lr: float
     parameters: float
     evaluation: float
-    # Of the loss and the gradient norm of the first step, which no earlier rounding has enlarged; the norm is divided
+    # For the loss and the gradient norm of the first step, which no earlier rounding has enlarged; the norm is divided
     # by GRAD_NORM_FACTOR.
     first_step: float
 
@@ -63,7 +63,7 @@ class Differences(NamedTuple):
         return all(difference <= limit for difference, limit in zip(self, limits, strict=True))
 
 
-# Beyond these, errors of the mathematics could not be told from rounding.
+# Beyond these, mathematical errors could not be told apart from rounding.
 CLEAR = Differences(loss=1e-3, grad_norm=1e-2, lr=0.0, parameters=1e-2, evaluation=1e-3, first_step=1e-3)
 
 

@@ -31,7 +31,7 @@ SECONDS_TO_FOLLOW = 1
 
 
 class Outcome(NamedTuple):
-    """The outcome of one process: a "result", or an "error" with its reason, and the time of it."""
+    """The outcome of one process: a "result", or an "error" with its reason, and its time."""
 
     kind: str
     value: Any
@@ -78,7 +78,7 @@ def run_job(
     """Call `function(*arguments)` in every process of a job and return the results by rank.
 
     Args:
-        function: Function that can be pickled, as its results.
+        function: Function that can be pickled, and so can its results.
         arguments: Arguments that can be pickled.
         world_size: Number of processes; if `environment` has a WORLD_SIZE, they get RANK, LOCAL_RANK and a rendezvous.
         environment: Variables added to the environment of this process.

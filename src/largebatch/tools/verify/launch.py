@@ -32,7 +32,7 @@ def launch_environment(accelerate_config: Path, world_size: int) -> dict[str, st
         launched = prepare_multi_gpu_env(args)
     changed = {name: value for name, value in launched.items() if os.environ.get(name) != value}
     if DEEPSPEED_FILE in changed and not Path(changed[DEEPSPEED_FILE]).is_file():
-        # Written to be launched from the top of its project, which may be another folder than this one.
+        # It is meant to be launched from the top of its project, which may not be this folder.
         beside = accelerate_config.resolve().parent.parent.parent / changed[DEEPSPEED_FILE]
         changed[DEEPSPEED_FILE] = str(beside) if beside.is_file() else changed[DEEPSPEED_FILE]
     return changed | {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
@@ -45,8 +45,8 @@ def find_accelerate_configs(
 
     Args:
         recipe: The recipe's JSON file.
-        folder: The folder of the configs; None is that of the recipe's own project, or else that of this folder.
-        strategies: Names of strategies; None is all that can train the recipe.
+        folder: The folder of the configs; None means that of the recipe's own project, or else that of this folder.
+        strategies: Names of strategies; None means all that can train the recipe.
         config: The recipe.
 
     Raises:
@@ -57,7 +57,7 @@ def find_accelerate_configs(
     found = next((place for place in folders if place.is_dir()), None)
     if found is None:
         raise UserError(
-            f"there is no {' or '.join(map(str, folders))}; write --accelerate-configs FOLDER, the one with "
+            f"there is no {' or '.join(map(str, folders))}; add --accelerate-configs FOLDER, the one with "
             f"{next(iter(STRATEGIES))}.yaml and the others"
         )
     files = {file.stem: file.resolve() for file in sorted(found.glob("*.yaml"))}
@@ -68,7 +68,7 @@ def find_accelerate_configs(
         if not strategies:
             raise UserError(
                 f"{found} has no Accelerate config that can train precision {config.precision} with optimizer "
-                f"{config.optimizer.name}; write --accelerate-configs FOLDER, one with some of "
+                f"{config.optimizer.name}; add --accelerate-configs FOLDER, one with some of "
                 + ", ".join(f"{name}.yaml" for name in suitable)
             )
     missing = [name for name in strategies if name not in files]

@@ -36,7 +36,7 @@ def verify(options: argparse.Namespace) -> bool:
     world_sizes: list[int] = options.world_sizes
     large: RecipeConfig = load_config(recipe, options.overrides)
     tiny_data = tiny_data_overrides(large) if options.tiny_data else []
-    # The command line comes last, because it counts more than the recipe's debug model and tiny data.
+    # The command line comes last, because it overrides the recipe's debug model and tiny data.
     overrides = [*debug_model_overrides(large), *tiny_data, *options.overrides]
     config: RecipeConfig = load_config(recipe, overrides)
     if not recipe.with_name("train.py").is_file():
@@ -61,7 +61,7 @@ def verify(options: argparse.Namespace) -> bool:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.open("a").close()
     except OSError as error:
-        raise UserError(f"--output: {output} cannot be written: {error}; write another file") from error
+        raise UserError(f"--output: {output} cannot be written: {error}; choose another file") from error
     on_gpus = _choose_device(max(world_sizes))
 
     preload_tasks([recipe.parent])
@@ -70,14 +70,14 @@ def verify(options: argparse.Namespace) -> bool:
     print(
         f"{recipe.stem}: {steps} steps of {config.precision} {config.optimizer.name} on "
         f"{'GPUs' if on_gpus else 'the CPU'}, each combination against one process\n"
-        f"largest relative differences: at most {tolerance:g}, of the gradient norm {GRAD_NORM_FACTOR * tolerance:g}, "
-        "of the learning rate 0"
+        f"relative differences may be at most {tolerance:g}, {GRAD_NORM_FACTOR * tolerance:g} for the gradient norm "
+        "and 0 for the learning rate"
     )
     for what in _not_reached(resolve(config, 1), steps):
         print(f"not reached in these steps: {what}")
     if len(set(micro_batch_sizes)) == 1 or is_part_of_the_loss:
         remedy = "; turn dropout off to compare it" if config.model.uses_dropout else ""
-        print(f"not compared with another micro_batch_size: a loss that is a mean over it would not be noticed{remedy}")
+        print(f"not compared with another micro_batch_size: a loss that is a mean over it would go unnoticed{remedy}")
     if config.debug_model:
         print(f"the model is the recipe's debug_model: {json.dumps(config.debug_model)}")
     if tiny_data:

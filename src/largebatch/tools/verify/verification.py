@@ -1,4 +1,4 @@
-"""The proof that a recipe is the same training run on every strategy, number of processes and micro-batch size.
+"""Checks that a recipe is the same training run on every strategy, number of processes and micro-batch size.
 
 Every combination is trained for some steps from the recipe's own files, and compared with one process without any
 strategy. They may differ only by rounding; any other difference is an error of the recipe or of this library.
@@ -38,7 +38,7 @@ MOST_EVALUATED_SAMPLES = 50
 PATIENCE_FACTOR, PATIENCE = 30, 600
 PATIENCE_OF_THE_REFERENCE = 6 * 3600
 
-# Seeds of the runs that measure what becomes of rounding errors.
+# Seeds of the runs that measure how rounding errors grow.
 PERTURBATIONS = (1, 2, 3)
 
 
@@ -128,7 +128,7 @@ class Verification:
     def _compared(self, combination: Combination, reference: Combination) -> Row:
         row_of_reference, expected = self._references[reference]
         if expected is None:
-            return Row(combination, "failed", problem="there is nothing to compare it with")
+            return Row(combination, "failed", problem="its reference failed, so there is nothing to compare it with")
         row, trained = self._try(combination, max(PATIENCE, PATIENCE_FACTOR * row_of_reference.seconds))
         if trained is None:
             return row
@@ -137,7 +137,7 @@ class Verification:
         if differences.within(usual_limits(self.tolerance)):
             return row
         # Differences larger than usual may still be rounding, which some recipes enlarge with every step: measure how
-        # far the reference gets when each starting weight is moved by one rounding error.
+        # far the reference diverges when each starting weight is perturbed by one rounding error.
         if reference not in self._rounding:
             try:
                 moved = [self._train(reference, PATIENCE_OF_THE_REFERENCE, seed) for seed in PERTURBATIONS]
@@ -151,15 +151,15 @@ class Verification:
         makes = ", ".join(
             f"{name.replace('_', ' ')} {value:.1e}" for name, value in rounding._asdict().items() if value
         )
-        problem = f"rounding alone makes as much difference: {makes}"
+        problem = f"rounding alone causes such differences: {makes}"
         if differences.within(CLEAR):
             return dataclasses.replace(row, problem=problem)
         finer = "fp32" if self.config.precision == "bf16" else "fp64"
-        problem += f"; too much to tell: use fewer --steps, or --precision {finer}"
+        problem += f"; too large to tell apart from errors: use fewer --steps, or --precision {finer}"
         return dataclasses.replace(row, verdict="unclear", problem=problem)
 
     def _train(self, combination: Combination, timeout: float, seed: int | None = None) -> Trained:
-        """Train a combination, from starting weights moved by rounding errors of a seed if there is one.
+        """Train a combination, from starting weights perturbed by rounding errors if there is a seed for them.
 
         Raises:
             CombinationFailed: It did not train to the end.
@@ -202,7 +202,7 @@ class Verification:
 
 def in_one_line(failure: JobFailed, folder: Path | None = None) -> str:
     """Why a job failed: the message for the user if there is one; otherwise the last line of the first traceback, with
-    the last place in the task's folder that it went through."""
+    the last file and line in the task's folder that it names."""
     for _, _, output in failure.reports:
         lines = output.splitlines()
         for number, line in enumerate(lines):

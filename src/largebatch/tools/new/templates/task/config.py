@@ -1,4 +1,4 @@
-"""What a recipe of this task may say. Imports no torch, so that plans are made at once."""
+"""The fields of this task's recipes. Does not import torch, so that plans appear at once."""
 
 from collections.abc import Iterator
 
@@ -31,4 +31,4 @@ class Config(RecipeConfig):
     @check
     def _wide_enough(self) -> Iterator[str]:
         if isinstance(self.data, Points) and self.model.hidden_size < self.data.num_inputs:
-            yield f"model.hidden_size: less than the {self.data.num_inputs} of data.num_inputs; write at least that"
+            yield f"model.hidden_size: less than data.num_inputs, {self.data.num_inputs}; write at least that"

@@ -1,4 +1,4 @@
-"""The samples: here, points that are made up."""
+"""The samples: made-up points."""
 
 import numpy as np
 import torch
