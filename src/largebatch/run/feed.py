@@ -87,8 +87,8 @@ def _micro_steps(
         count, each = len(micro_batch.indices), plan.loss_weight_per_sample
         if each is not None and weight != count * each:
             raise DataError(
-                f"{count} samples have {weight} {plan.loss_unit} in the loss, but the plan says {each} each; correct the "
-                "source's `weight`, or let loss_weight_per_sample be None in the class of the config's data section if "
-                "it differs from sample to sample"
+                f"{count} samples have {weight} {plan.loss_unit} in the loss, but the plan says {each} each; correct "
+                "the source's `weight`, or let loss_weight_per_sample be None in the class of the config's data "
+                "section if it differs from sample to sample"
             )
         yield MicroStep(batch, weight, micro_batch.seed, micro_batch.contributes)
