@@ -100,7 +100,7 @@ def installed(wheel, tmp_path_factory) -> Path:
 @pytest.fixture
 def bundle(installed, tmp_path) -> Path:
     """The smoke recipe, made by the installed command."""
-    run(installed / "largebatch", "new", "job", "--recipe=gpt_pydoc", "--strategy=zero2", cwd=tmp_path)
+    run(installed / "largebatch", "new", "job", "--recipe=gpt_pydoc", cwd=tmp_path)
     return tmp_path / "job"
 
 
@@ -175,7 +175,7 @@ def test_the_job_of_a_bundle(bundle, installed, tmp_path):
     words = ["--train.stop_after_steps=2", "--evaluation.max_samples=8"]
     log = run("bash", "slurm/gpt_pydoc.sbatch", *words, cwd=bundle, **environment)
     assert log.rstrip().endswith("finished")
-    assert "gpt_pydoc.json under zero2 on 1 nodes x 2 processes" in log
+    assert "gpt_pydoc.json under ddp on 1 nodes x 2 processes" in log
     assert (bundle / "runs/gpt_pydoc/summary.json").is_file()
 
 
