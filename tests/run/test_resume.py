@@ -30,6 +30,7 @@ DIGITS_WORDS = (
     '--evaluation.every={"steps": 6}',
     "--data.image_size=16",
     "--checkpoint.asynchronous=false",
+    "--evaluation.max_samples=40",
 )
 
 
