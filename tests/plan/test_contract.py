@@ -147,7 +147,7 @@ def test_a_batch_that_grows_instead_of_the_rate_decaying():
     assert decaying.lr_at(43) / 64 == pytest.approx(growing.lr_at(43) / 64)
     assert decaying.lr_at(44) / 64 == pytest.approx(growing.lr_at(44) / 320)
     text = explain(growing, "x")
-    assert "peak 0.3 = 0.3 x 1, by the linear rule: 0.3 was tuned at batch 64, this starts with 64" in text
+    assert "peak 0.3 = 0.3 x 1, by the linear rule: 0.3 was tuned at batch 64; this one starts at 64" in text
     assert "then constant: the batch grows by a factor of 5, which for SGD is like dividing the rate by it" in text
 
 

@@ -68,7 +68,7 @@ def check_before(model: nn.Module, optimizer: Optimizer, backend: Backend) -> No
     differing = [str(rank) for rank, fingerprint in enumerate(fingerprints) if fingerprint != fingerprints[0]]
     if differing:
         problems.append(
-            f"ranks {', '.join(differing)} start from different weights than rank 0; build the same model on all, "
+            f"the starting weights differ from rank 0's on rank {', '.join(differing)}; build the same model on all, "
             "right after run.load"
         )
     if problems:

@@ -138,12 +138,12 @@ def _steps(plan: RunPlan) -> list[str]:
 def _learning_rate(plan: RunPlan) -> list[str]:
     schedule = plan.schedule
     size = plan.scaled_batch_size or plan.global_batch_size
-    this = "this is" if plan.scaled_batch_size is None else "this starts with"
+    this = "this one is" if plan.scaled_batch_size is None else "this one starts at"
     k = f"{size / plan.reference_batch_size:.6g}"
     factor = {"linear": k, "sqrt": f"sqrt({k})", "none": "1"}[plan.scaling]
     lines = [
         f"peak {plan.peak_lr:.6g} = {plan.base_lr:.6g} x {factor}, by {RULE_NAMES[plan.scaling]}: "
-        f"{plan.base_lr:.6g} was tuned at batch {plan.reference_batch_size:,}, {this} {size:,}"
+        f"{plan.base_lr:.6g} was tuned at batch {plan.reference_batch_size:,}; {this} {size:,}"
     ]
     if schedule.warmup:
         steps = _steps_to(plan, schedule.warmup)

@@ -311,6 +311,6 @@ class Run(Generic[Config]):
             ranks = [str(rank) for rank, other in enumerate(gathered) if other != gathered[0]]
             if ranks:
                 raise UserError(
-                    f"ranks {', '.join(ranks)} have a different config than rank 0; launch all ranks with the same "
+                    f"the config differs from rank 0's on rank {', '.join(ranks)}; launch all ranks with the same "
                     "recipe, overrides, Accelerate config and DeepSpeed config"
                 )
