@@ -138,4 +138,4 @@ def test_an_unshared_folder_and_a_blocked_port(submit, cluster, tmp_path):
         job.assert_no_survivors()
     assert "bad node h2: " in unshared.log
     assert "is not the folder that the batch script wrote to" in unshared.log
-    assert f"bad node h1: h2 cannot connect to h1 at port {port}" in blocked.log
+    assert f"bad node h1: h2 cannot connect to h1 on port {port}" in blocked.log

@@ -103,7 +103,7 @@ def test_what_a_start_was_of(tmp_path):
     assert page.row("versions at the last start") == ["largebatch 0.1.0, torch 2.13.0", "–"]
     changes = [event["text"] for event in page.events if event["data-kind"] == "changed"]
     assert len(changes) == 1
-    assert "changed: torch 2.13.0, before 2.12.0" in changes[0]
+    assert "changed: torch 2.13.0, previously 2.12.0" in changes[0]
 
 
 def test_names_are_text(comparison):
