@@ -120,7 +120,7 @@ def _steps(plan: RunPlan) -> list[str]:
     epochs = counted(float(timeline.progress(plan.total_steps, "epochs")), "epoch", form=".4g")
     lines.append(f"the run is {counted(plan.total_steps, 'step')} = {epochs} = {counted(samples, 'sample')}{tokens}")
     if plan.stop_after_steps < plan.total_steps:
-        lines.append(f"it stops early, after step {plan.stop_after_steps:,}, with the learning rate of the whole run")
+        lines.append(f"it stops early, after step {plan.stop_after_steps:,}, on the whole run's learning-rate schedule")
     when = f"every {plan.evaluate_every} and at the end" if plan.evaluate_every else "at the end"
     is_part = plan.evaluated_samples < plan.num_eval_samples
     which = (
@@ -142,7 +142,7 @@ def _learning_rate(plan: RunPlan) -> list[str]:
     k = f"{size / plan.reference_batch_size:.6g}"
     factor = {"linear": k, "sqrt": f"sqrt({k})", "none": "1"}[plan.scaling]
     lines = [
-        f"peak {plan.peak_lr:.6g} = {plan.base_lr:.6g} x {factor}, by {RULE_NAMES[plan.scaling]}: "
+        f"peak {plan.peak_lr:.6g} = {plan.base_lr:.6g} x {factor}, {RULE_NAMES[plan.scaling]}: "
         f"{plan.base_lr:.6g} was tuned at batch {plan.reference_batch_size:,}; {this} {size:,}"
     ]
     if schedule.warmup:
@@ -162,8 +162,8 @@ def _learning_rate(plan: RunPlan) -> list[str]:
             lines.append(f"warmup from {start} to {goal} in {how_long}, {each}")
     elif plan.warmup_left_out:
         lines.append(
-            f"no warmup: it would start at base_lr {plan.base_lr:.6g}, which is not below the peak "
-            '(start "zero" would warm up from 0)'
+            f"no warmup: the peak is not above base_lr {plan.base_lr:.6g}, where it would start "
+            '(with start "zero", it starts at 0)'
         )
     else:
         lines.append("no warmup")
@@ -189,7 +189,8 @@ def _decay(plan: RunPlan) -> str:
     if schedule.decay == "step":
         milestones = ", ".join(f"{_steps_to(plan, milestone):,}" for milestone in schedule.milestones)
         return f"then x {schedule.factor:g} at steps {milestones}; {last}"
-    end = f"{schedule.final_fraction:g} of the peak at the end; {last}"
+    share = f"{schedule.final_fraction:g} of the peak" if schedule.final_fraction else "0"
+    end = f"{share} at the end; {last}"
     if schedule.decay == "warmup_stable_decay":
         start = _steps_to(plan, schedule.decay_start)
         return f"then constant until step {start:,}, then a straight line to {end}"

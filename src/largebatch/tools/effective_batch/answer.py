@@ -127,7 +127,7 @@ def _learning_rate(script: OtherBatch, recipe: RecipeBatch, rule: ScalingRule, f
         yield f"{start}, because it is not scaled"
     else:
         result = f"x {factor:.6g}" if rate is None else f"{rate * factor:.6g}"
-        yield f"{start} x {ratio if rule == 'linear' else f'sqrt({ratio})'} = {result}, by {RULE_NAMES[rule]}"
+        yield f"{start} x {ratio if rule == 'linear' else f'sqrt({ratio})'} = {result}, {RULE_NAMES[rule]}"
     # The rate as it was tuned: a rate that is already scaled would be scaled again.
     base = "" if rate is None else f"learning_rate.base_lr {rate:g}, "
     yield (

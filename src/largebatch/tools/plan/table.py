@@ -103,8 +103,7 @@ def _size(size: int) -> str:
     """Bytes as GiB, in three digits or fewer."""
     number = size / GIB
     if number < 0.01:
-        # Small models next to buckets of a fixed size.
-        return f"{number:.2g}"
+        return "<0.01" if size else "0"
     return f"{number:,.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
 
 
