@@ -306,7 +306,7 @@ def loop_with(mistake: str, run_dir) -> str:
     [
         ("none", "no error"),
         ("no gather", "step.couple was called without step.gather"),
-        ("not declared", "let couples_the_batch of Config in config.py return True"),
+        ("not declared", "couples_the_batch of Config in config.py return True"),
         ("gathered twice", "step.gather was called twice"),
         ("a row a view", "features with one row per sample, for 8 samples; given shape (16, 16)"),
         ("a trained temperature", "the loss depends on a trained tensor of shape (16, 1, 3, 3) besides the features"),
@@ -314,7 +314,7 @@ def loop_with(mistake: str, run_dir) -> str:
         ("not a scalar", "step.couple needs a scalar, the sum of the global batch's losses; given shape (32,)"),
         ("no loss", "step.backward_features was called before step.couple"),
         ("plain backward", "step.backward was called after step.gather"),
-        ("other shape", "the micro-batch's features have shape (1, 2, 16), and had (8, 2, 16) in step.gather"),
+        ("other shape", "the micro-batch's features have shape (1, 2, 16), but had (8, 2, 16) in step.gather"),
         ("other augmentation", "BackendMismatch: a micro-batch has different features in step.micro_batches() than in"),
     ],
 )

@@ -333,7 +333,7 @@ def test_a_model_of_another_shape_is_named(run):
     run_dir, words = run
     change = ("--model.num_heads=4", "--model.hidden_size=32")
     report = resume(run_dir, words, *change, "--allow-change", "model")
-    assert "its parameter transformer.wte.weight is of shape (256, 16), the model's is of shape (256, 32)" in report
+    assert "its parameter transformer.wte.weight is of shape (256, 16), but the model's is of shape (256, 32)" in report
     assert "exit code 2" in report
 
 
