@@ -10,7 +10,16 @@ from largebatch.tools.verify.jobs import JobFailed
 from paths import ROOT
 from tasks import TASKS
 
-jobs.preload_tasks([ROOT / "recipes" / task for task in TASKS], "sklearn.datasets")
+jobs.preload_tasks(
+    [ROOT / "recipes" / task for task in TASKS],
+    "sklearn.datasets",
+    "pydoc_data.topics",
+    # What the installed DeepSpeed imports when an engine starts; names inside it may change.
+    "deepspeed.module_inject.auto_ep_layer",
+    "deepspeed.ops.op_builder.all_ops",
+    "deepspeed.runtime.superoffload.superoffload_stage3",
+    "setuptools.dist",
+)
 
 # Whether the test that runs is marked as slow; set by conftest.py.
 allowed = True

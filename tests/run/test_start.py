@@ -1,10 +1,12 @@
 """Which run a start goes on with, what it refuses, and what becomes of two at once."""
 
+import io
 import json
 import os
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 
 import pytest
@@ -276,10 +278,19 @@ def test_a_loop_that_is_left_early_has_a_checkpoint_of_its_end(half_done, tmp_pa
     assert (status["outcome"], status["step"], status["checkpoint_step"]) == ("finished", 6, 6)
 
 
+def output_of_training(run_dir, words):
+    with redirect_stdout(io.StringIO()) as output, suppress(SystemExit):
+        train(PYDOC, *words, run_dir=run_dir)
+    return output.getvalue()
+
+
 @pytest.mark.slow
 def test_a_longer_stop_goes_on(run, tmp_path):
     run_dir, words = run
-    assert resume(run_dir, words, "--train.stop_after_steps=6") is None
+    early = (*words, "--train.stop_after_steps=6")
+    assert resume(run_dir, early) is None
+    (output,) = run_job(output_of_training, run_dir, early, strategy="single", world_size=1)
+    assert "is finished, after step 6 of 12; raise train.stop_after_steps to train on (" in output
     assert resume(run_dir, words) is None
     assert resume(tmp_path / "whole", words) is None
     assert_same_weights(run_dir / "model", tmp_path / "whole/model")

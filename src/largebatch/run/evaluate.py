@@ -47,10 +47,10 @@ def mean_over_samples(
     for start, stop, batch in batches:
         for name, value in per_sample(batch).items():
             sums, weights = value if isinstance(value, tuple) else (value, torch.ones_like(value))
-            for values, which in ((sums, ""), (weights, "weights of ")):
+            for values, which in ((sums, "values"), (weights, "weights")):
                 if values.shape != (max(stop - start, 1),):
                     raise ValueError(
-                        f"the evaluation's {which}{name!r} have shape {tuple(values.shape)}; return one per sample"
+                        f"the evaluation's {which} of {name!r} have shape {tuple(values.shape)}; return one per sample"
                     )
             total = torch.stack([values[: stop - start].double().sum() for values in (sums, weights)])
             totals[name] = totals[name] + total if name in totals else total

@@ -111,6 +111,14 @@ def test_lines_are_short_however_many_columns_there_are():
     assert sum(line.startswith("processes") for line in lines) == ceil(9 / 5)
 
 
+def test_columns_of_a_tiny_model_stay_apart():
+    tiny = ModelShape((ParameterShape("weight", (1000,), 0, 0),), frozenset(), 0, 4)
+    text = table(compare("recipe", RECIPE, tiny, STRATEGIES, [1, 2, 4], None, None, {}), RECIPE)
+    (row,) = (line for line in text.splitlines() if line.startswith("  ddp") and "+" in line)
+    # One process sends nothing, and needs no buckets to send.
+    assert row.split() == ["ddp", "<0.01", "+", "0", *2 * ["<0.01", "+", "<0.01"]]
+
+
 def test_nothing_is_said_of_fitting_without_a_memory():
     compared = comparison([4])
     assert "fits" not in table(compared, RECIPE)

@@ -17,13 +17,8 @@ logging.getLogger("DeepSpeed").addFilter(lambda record: record.levelno >= loggin
 for name in (
     "accelerate.commands.launch",
     "datasets",
-    "deepspeed.module_inject.auto_ep_layer",
-    "deepspeed.ops.op_builder.all_ops",
-    "deepspeed.runtime.superoffload.superoffload_stage3",
     "deepspeed.runtime.zero.muon.muon_optimizer",
     "deepspeed.runtime.zero.utils",
-    "pydoc_data.topics",
-    "setuptools.dist",
     "torch._inductor.compile_fx",
     "torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks",
     "torch.distributed.checkpoint.state_dict",
