@@ -399,10 +399,10 @@ def test_the_command_for_a_copy_of_a_recipe_with_a_bug(tmp_path, monkeypatch, ca
 def test_the_command_with_tiny_data_instead_of_a_hubs(tmp_path, capfd):
     words = ["--tiny-data", "--strategies=ddp", "--world-sizes=2", "--steps=2", f"--output={tmp_path / 'report.json'}"]
     gpt2 = str(PYDOC.with_name("gpt2_124m.json"))
-    code, output, errors = verify(capfd, gpt2, *words, "--batch.global_batch_size=16", "--model.vocab_size=512")
+    code, output, errors = verify(capfd, gpt2, *words, "--batch.global_batch_size=16")
     assert code == 0, errors
     # What is given on the command line counts more.
-    assert "tiny data instead of the recipe's own, batch 16\n" in output
+    assert "tiny data, model.vocab_size and a batch of 16 instead of the recipe's own\n" in output
     assert "2 of 2 combinations agree" in output
     output = verify(capfd, str(DIGITS), *words, "--steps=1")[1]
     assert "no tiny data: the recipe's own data is small and always available\n" in output

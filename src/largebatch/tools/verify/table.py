@@ -81,7 +81,8 @@ def verify(options: argparse.Namespace) -> bool:
     if config.debug_model:
         print(f"the model is the recipe's debug_model: {json.dumps(config.debug_model)}")
     if tiny_data:
-        print(f"tiny data instead of the recipe's own, batch {config.batch.global_batch_size}")
+        replaced = ", ".join(["tiny data", *(name for name in large.tiny_data() or {} if name != "data")])
+        print(f"{replaced} and a batch of {config.batch.global_batch_size} instead of the recipe's own")
     elif options.tiny_data:
         print("no tiny data: the recipe's own data is small and always available")
     print(f"\n{HEADER}", flush=True)
