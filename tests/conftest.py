@@ -9,6 +9,9 @@ import pytest
 # Several processes share the cores of one machine; one thread each also makes sums come out in one order.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# The numbers of processes and the tolerances are those of CPUs; `make gpu` is for GPUs.
+if os.environ.get("LARGEBATCH_TEST_ON_GPU") != "1":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 # No test may wait for a hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
 

@@ -8,6 +8,7 @@ from unittest.mock import patch
 import torch
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -19,9 +20,11 @@ READING_METHODS = ("tolist", "numpy", "cpu", "__array__")
 class HostReads(TorchDispatchMode):
     """Follows what would be on the device, and notes in `found` where it is read.
 
-    What is computed from a tensor on the device, or written over with it, is on the device, too; a tensor that was
-    made on the host, such as a request to stop or the indices of samples, is not. What cannot be told from a tensor's
-    use on the CPU, such as a copy by `.to("cpu")`, is left to CUDA's own check.
+    What is computed from a tensor on the device, or written over with it, is on the device, too, and so is what is made
+    with an explicit `device`; a tensor that was made on the host, such as a request to stop or the indices of samples,
+    is not. The host also waits for what is copied to the device from memory that is not pinned: the numbers of
+    `torch.tensor(…, device=…)`, and tensors that are not contiguous, which are first copied to such memory. What cannot
+    be told from a tensor's use on the CPU, such as a copy by `.to("cpu")`, is left to CUDA's own check.
     """
 
     def __init__(self):
@@ -38,10 +41,10 @@ class HostReads(TorchDispatchMode):
         if any(issubclass(each, DTensor) for each in types):
             return NotImplemented
         keywords = keywords or {}
-        if not self._on_device([arguments, keywords]):
+        if not self.has([arguments, keywords]):
             return function(*arguments, **keywords)
         if function._schema.name in READS or _indexes_by_mask(function, arguments):
-            self._note(function._schema.name)
+            self.note(function._schema.name)
         results = function(*arguments, **keywords)
         self.put_on_device(results)
         for number, argument in enumerate(function._schema.arguments):
@@ -53,30 +56,61 @@ class HostReads(TorchDispatchMode):
         self._patches = [patch.object(torch.Tensor, name, self._noting(name)) for name in READING_METHODS]
         for each in self._patches:
             each.start()
+        self._placements = _Placements(self)
+        self._placements.__enter__()
         return super().__enter__()
 
     def __exit__(self, *exception):
+        result = super().__exit__(*exception)
+        self._placements.__exit__(*exception)
         for each in self._patches:
             each.stop()
-        return super().__exit__(*exception)
+        return result
 
     def _noting(self, name):
         method = getattr(torch.Tensor, name)
 
         def noting(tensor, *arguments, **keywords):
-            if self._on_device(tensor):
-                self._note(name)
+            if self.has(tensor):
+                self.note(name)
             return method(tensor, *arguments, **keywords)
 
         return noting
 
-    def _on_device(self, values: object) -> bool:
+    def has(self, values: object) -> bool:
+        """Whether any of the tensors in `values` is on the device."""
         return any(StorageWeakRef(tensor.untyped_storage()) in self._storages for tensor in _tensors(values))
 
-    def _note(self, what: str) -> None:
+    def note(self, what: str) -> None:
+        """Add what was read, and who reads it, to `found`."""
         frames = [frame for frame in traceback.extract_stack() if frame.filename != __file__]
         callers = [frame for frame in frames if "/torch/" not in frame.filename]
         self.found.append(f"{what} in {Path(callers[-1].filename).name}: {callers[-1].name}")
+
+
+class _Placements(TorchFunctionMode):
+    """Takes what a call puts on a device that it names for tensors on the device.
+
+    Operations, which `HostReads` sees, do not tell whether the caller named it.
+    """
+
+    def __init__(self, reads: HostReads):
+        super().__init__()
+        self._reads = reads
+
+    def __torch_function__(self, function, types, arguments=(), keywords=None):
+        keywords = keywords or {}
+        results = function(*arguments, **keywords)
+        moves = function is torch.Tensor.to
+        named = keywords.get("device") is not None or (moves and isinstance(arguments[1], str | torch.device))
+        if not named or self._reads.has(arguments):
+            return results
+        if function in (torch.tensor, torch.as_tensor):
+            self._reads.note(f"torch.{function.__name__}")
+        elif moves and not arguments[0].is_contiguous():
+            self._reads.note("to (not contiguous)")
+        self._reads.put_on_device(results)
+        return results
 
 
 def _indexes_by_mask(function, arguments) -> bool:

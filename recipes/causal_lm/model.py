@@ -52,6 +52,8 @@ def build_gpt2(section: Gpt2, block_size: int) -> GPT2LMHeadModel:
             n_embd=section.hidden_size,
             n_layer=section.num_layers,
             n_head=section.num_heads,
+            # GPT-2's own function in one kernel; the default computes it in eight.
+            activation_function="gelu_pytorch_tanh",
             embd_pdrop=section.dropout,
             attn_pdrop=section.dropout,
             resid_pdrop=section.dropout,

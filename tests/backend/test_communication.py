@@ -80,7 +80,12 @@ def test_equal_samples_need_no_communication_of_weights(words, sums):
     backend = SimpleNamespace(
         rank=1, device=torch.device("cpu"), sum_over_processes=lambda count: counts.append(count) or (lambda: count)
     )
-    for step in training_feed(resolve(config, 2), backend, text_sources(config)[0], 0, 0):
-        assert len(list(step.micro_steps)) == 2
+    for number, step in enumerate(training_feed(resolve(config, 2), backend, text_sources(config)[0], 0, 0), 1):
         assert step.total_weight() > 0
+        micro_steps = [next(step.micro_steps), next(step.micro_steps)]
+        assert len(micro_steps) == 2
+        # The next step's data are loaded when this step's passes have been launched, and not before.
+        assert len(counts) == min(number, sums)
+        assert list(step.micro_steps) == []
+        assert len(counts) == min(number + 1, sums)
     assert len(counts) == sums

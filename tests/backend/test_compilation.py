@@ -1,6 +1,8 @@
 """A compiled model is the same training, on every strategy, and its checkpoints are the same files."""
 
 import json
+import shutil
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -114,6 +116,32 @@ def test_what_is_compiled(monkeypatch):
         regions = compile_in_place(model, CPU)
         assert [type(region).__name__ for region in regions] == [kind] * count
         assert list(model.state_dict()) == names
+        # A model that is compiled whole is cut up for DDP's reductions; blocks are parts enough.
+        assert torch._dynamo.config.optimize_ddp is (regions == [model])
+
+
+@pytest.mark.parametrize(
+    ("compiler", "headers", "message"),
+    [
+        ("gcc", True, None),
+        (None, True, "Triton needs a C compiler, and none of gcc, clang was found; install gcc, or write false"),
+        ("gcc", False, r"Triton needs Python's headers, and there is no /.*/Python.h; install them \(python3-dev"),
+    ],
+)
+def test_what_triton_needs_is_missed_at_the_start(compiler, headers, message, monkeypatch, tmp_path):
+    from torch.utils import _triton
+
+    monkeypatch.setattr(_triton, "has_triton", lambda: True)
+    monkeypatch.setattr(shutil, "which", lambda name: name if name == compiler else None)
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    monkeypatch.delenv("CC", raising=False)
+    if headers:
+        (tmp_path / "Python.h").touch()
+    if message is None:
+        compile_in_place(nn.Linear(1, 1), torch.device("cuda", 0))
+    else:
+        with pytest.raises(UserError, match=message):
+            compile_in_place(nn.Linear(1, 1), torch.device("cuda", 0))
 
 
 def test_without_a_compiler(monkeypatch):

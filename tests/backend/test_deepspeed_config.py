@@ -64,6 +64,7 @@ def test_filled_from_the_plan():
     assert filled["communication_data_type"] == "fp32"
     assert filled["torch_autocast"] == {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
     assert filled["wall_clock_breakdown"] is True
+    assert filled["timers"] == {"throughput": {"enabled": False}}
     assert user["zero_optimization"] == {"stage": 3}
 
 

@@ -18,12 +18,14 @@ from collectives import Recorder, bytes_sent_in, replay
 from jobs import run_job, write_zero_config
 from largebatch.plan.model_shape import Strategy, ZeroSettings
 from largebatch.plan.traffic import traffic_of_a_step
-from paths import PYDOC
+from paths import LLAMA, PYDOC
 
 pytestmark = pytest.mark.slow
 
 # Sizes that neither 2 nor 4 processes divide.
 MODEL = ("--model.num_layers=1", "--model.hidden_size=34", "--model.num_heads=2", "--data.block_size=17")
+# Its output layer, a unit of its own, is the first of a backward pass.
+UNTIED = (*MODEL, "--model.num_heads=1", "--model.num_kv_heads=1", "--model.intermediate_size=67")
 MICRO_BATCH_SIZE = 2
 ACCUMULATION = [1, 1, 1, 1, 3, 3]  # of each step; the first and the last are logged
 COUNTED = [2, 3, 4]  # ZeRO-3 learns in which order parameters are used from the first two passes
@@ -39,6 +41,7 @@ ENGINES = {
     "ddp": ("ddp", None),
     "fsdp": ("fsdp", None),
     "fsdp without clipping": ("fsdp", None),
+    "fsdp with an output layer of its own": ("fsdp", None),
     "zero1": ("zero1", None),
     "zero1 reductions": ("zero1", REDUCTIONS),
     "zero2": ("zero2", None),
@@ -52,7 +55,7 @@ ENGINES = {
 JOBS = [(name, 2) for name in ENGINES] + [(name, 4) for name in ("fsdp", "zero2", "zero3 large")]
 
 
-def steps_of_a_run(run_dir, words):
+def steps_of_a_run(run_dir, recipe, words):
     """The model's shape, each step's collectives, bytes on the sockets, and the losses."""
     from torch import distributed
     from torch.nn.functional import cross_entropy
@@ -65,9 +68,9 @@ def steps_of_a_run(run_dir, words):
     from largebatch.optim import build_optimizer
     from largebatch.run import Run, RunOptions
 
-    run = Run(load_config(PYDOC, words, CausalLMConfig), RunOptions(run_dir))
+    run = Run(load_config(recipe, words, CausalLMConfig), RunOptions(run_dir))
     train_set, _ = run.load(text_sources)
-    model = tasks.build_model(PYDOC)(run.config)
+    model = run.build(tasks.build_model(recipe))
     shape = shape_of(model, run.plan)
     model, _ = run.prepare(model, build_optimizer(model, run.plan))
     steps, losses, sent = run.steps(train_set), [], {}
@@ -105,8 +108,9 @@ def steps_by_rank(name, world_size):
     sizes = [MICRO_BATCH_SIZE * world_size * accumulation for accumulation in ACCUMULATION]
     grows = ACCUMULATION.index(3)
     phases = [{"from": {"steps": 0}, "size": sizes[0]}, {"from": {"steps": grows}, "size": sizes[grows]}]
+    recipe, model = (LLAMA, UNTIED) if name == "fsdp with an output layer of its own" else (PYDOC, MODEL)
     words = (
-        *MODEL,
+        *model,
         f"--batch.micro_batch_size={MICRO_BATCH_SIZE}",
         f"--batch.global_batch_size={json.dumps(phases)}",
         f"--train.stop_after_steps={len(ACCUMULATION)}",
@@ -122,6 +126,7 @@ def steps_by_rank(name, world_size):
         return run_job(
             steps_of_a_run,
             folder / "run",
+            recipe,
             words,
             strategy=strategy,
             world_size=world_size,

@@ -32,7 +32,6 @@ def train_without(run_dir: Path, recipe: Path, words, left_out) -> None:
         for step in steps(run, train_set):
             if step.index + 1 in left_out:
                 list(step._feed.micro_steps)
-                step.stop_vote()
                 run.training.record.step, run.training.saves, step.updated = step.index + 1, False, True
             else:
                 yield step

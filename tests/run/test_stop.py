@@ -7,7 +7,8 @@ import time
 import pytest
 
 from jobs import JobFailed, run_job
-from largebatch.run.stop import REASONS, StopRequests
+from largebatch.plan.contract import STEPS_TO_STOP
+from largebatch.run.stop import REASONS, Agreement, StopRequests
 from largebatch.storage.json_lines import read_json_lines
 from paths import PYDOC
 from resuming import TINY_GPT, train_interrupted
@@ -66,3 +67,24 @@ def test_a_run_stops_before_its_time_is_over(tmp_path):
     assert "stopped: by the end of the job's time limit, after step" in str(caught.value)
     (last,) = (line for line in read_json_lines(tmp_path / "run/history.jsonl") if line["event"] == "stopped")
     assert list((tmp_path / "run").glob(f"checkpoints/step_{last['step']:08d}/complete.json"))
+
+
+@pytest.mark.parametrize("asked_in", [0, 3])
+def test_a_vote_is_read_while_later_ones_are_under_way(asked_in):
+    """A request during a step is in the next step's vote, which is read two steps later: the plan says at most 4."""
+    votes, read = [], []
+
+    def largest_of_processes(number):
+        votes.append(number)
+        place = len(votes) - 1
+        return lambda: read.append(place) or votes[place]
+
+    agreement = Agreement(largest_of_processes)
+    reasons = []
+    for step in range(10):
+        agreement.vote(1 if step > asked_in else 0)
+        reasons.append(agreement.reason())
+        assert read == [*range(max(0, step - 1))]
+    assert reasons.index(1) == asked_in + 3 < asked_in + STEPS_TO_STOP
+    agreement.close()
+    assert read == [*range(10)]

@@ -69,7 +69,6 @@ class Backend(ABC):
         self.optimizer: Optimizer
         self._compiled: list[nn.Module] = []
         """The parts of the model that go through torch.compile."""
-        self._patient_group = self.new_host_group()
         # On the host, so that summing a count does not wait for the device.
         self._host_group = self.new_host_group()
 
@@ -100,6 +99,10 @@ class Backend(ABC):
 
     def _wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         self.unwrapped_model = model
+        if self.plan.precision == "bf16":
+            # Not by Accelerate, which for FSDP2 would instead cast weights and gradients, and so reduce in bf16. With
+            # its cache, a copy of every weight would live until the end of the forward pass, recomputed or not.
+            model.forward = torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)(model.forward)
         if self.plan.sync_batch_norm and self.world_size > 1:
             synchronize(model, self.device)
         self._statistics = RunningStatistics(model)
@@ -266,9 +269,9 @@ class Backend(ABC):
         """The values of every process, which must have the same shape on all: (world_size, *shape)."""
         if self.world_size == 1:
             return values.unsqueeze(0)
-        gathered = [torch.empty_like(values) for _ in range(self.world_size)]
-        torch.distributed.all_gather(gathered, values)
-        return torch.stack(gathered)
+        gathered = values.new_empty(self.world_size * values.numel())
+        torch.distributed.all_gather_into_tensor(gathered, values.flatten())
+        return gathered.view(self.world_size, *values.shape)
 
     def new_host_group(self) -> torch.distributed.ProcessGroup | None:
         """A group of all processes that communicates over the host, for one thread; every process must call this."""
@@ -299,7 +302,7 @@ class Backend(ABC):
         if self.world_size == 1:
             return [value]
         gathered: list[Any] = [None] * self.world_size
-        torch.distributed.all_gather_object(gathered, value, group=self._patient_group)
+        torch.distributed.all_gather_object(gathered, value, group=self._host_group)
         return gathered
 
     @contextmanager

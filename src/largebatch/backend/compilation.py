@@ -5,6 +5,11 @@ compiled code, so that a deep model compiles as fast as a shallow one; FSDP2 and
 region's `forward` is replaced, not the module, so that names and the strategies' hooks on modules are unaffected.
 """
 
+import os
+import shutil
+import sysconfig
+from pathlib import Path
+
 import torch
 from torch import nn
 
@@ -32,6 +37,9 @@ def compile_in_place(model: nn.Module, device: torch.device) -> list[nn.Module]:
     regions = [block for blocks in outermost_modules(model, _is_list_of_blocks) for block in blocks.children()] or [
         model
     ]
+    # Under DDP, Dynamo cuts compiled code at the boundaries of DDP's buckets, so that reductions overlap with the rest
+    # of the backward pass. Regions that are blocks are boundaries enough, and smaller pieces fuse less.
+    torch._dynamo.config.optimize_ddp = regions == [model]
     for region in regions:
         region.forward = torch.compile(region.forward)
     return regions
@@ -68,4 +76,17 @@ def _check_compiler(device: torch.device) -> None:
             raise UserError(
                 "compute.compile: on this GPU torch.compile needs Triton, which is not installed or does not support "
                 "the GPU; pip install triton, or write false"
+            )
+        # Triton compiles the launchers of its kernels when they first run.
+        compilers = [name for name in (os.environ.get("CC"), "gcc", "clang") if name]
+        if not any(map(shutil.which, compilers)):
+            raise UserError(
+                f"compute.compile: Triton needs a C compiler, and none of {', '.join(compilers)} was found; install "
+                "gcc, or write false"
+            )
+        header = Path(sysconfig.get_paths()["include"], "Python.h")
+        if not header.exists():
+            raise UserError(
+                f"compute.compile: Triton needs Python's headers, and there is no {header}; install them (python3-dev "
+                "on Debian), or write false"
             )

@@ -134,6 +134,8 @@ def fill_from_plan(config: Mapping[str, Any], plan: RunPlan) -> dict[str, Any]:
         "gradient_clipping": plan.clip_norm or 0.0,
         "communication_data_type": "fp32",
         "zero_allow_untested_optimizer": True,
+        # It waits for the device before each micro-batch.
+        "timers": {"throughput": {"enabled": False}},
     }
     filled["zero_optimization"] = dict(config["zero_optimization"])
     if filled["zero_optimization"]["stage"] == 3:

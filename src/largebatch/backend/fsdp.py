@@ -68,8 +68,9 @@ class FsdpBackend(NativeBackend):
             group["params"] = [parameters[name] for name in names]
 
     def mark_micro_step(self, is_last: bool) -> None:
+        # Each backward pass stays the "last": otherwise FSDP2 would keep the order of its units from one micro-batch to
+        # the next, and gather the tail once more than it is used.
         assert isinstance(self.model, FSDPModule)
-        self.model.set_is_last_backward(is_last)
         self.model.set_requires_gradient_sync(is_last)
 
     def engine_state(self) -> EngineState:

@@ -12,6 +12,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from largebatch.backend.base import Backend, Observed, Request, Update, group_options
+from largebatch.backend.gradient_watch import GradientWatch
 from largebatch.backend.state import EngineState, local_range, persistent_buffers, pieces_of, split_state
 from largebatch.optim.layerwise import LayerPart
 from largebatch.storage.layout import WEIGHT, ParameterInfo
@@ -19,12 +20,6 @@ from largebatch.storage.layout import WEIGHT, ParameterInfo
 
 class NativeBackend(Backend):
     """Gradients are in `parameter.grad` and the optimizer is torch's, so clipping and stepping are done here."""
-
-    def _wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        if self.plan.precision == "bf16":
-            # Not by Accelerate, which for FSDP2 would instead cast weights and gradients, and so reduce in bf16.
-            model.forward = torch.autocast(self.device.type, torch.bfloat16)(model.forward)
-        return super()._wrap(model, optimizer)
 
     def backward(self, loss: torch.Tensor, factor: float | torch.Tensor) -> None:
         # Not by Accelerate, whose `backward` and optimizer step look for a package on the disk at each call.
@@ -142,7 +137,12 @@ class DdpBackend(ReplicatedBackend):
         prepared = super()._wrap(model, optimizer)
         if isinstance(self.model, DistributedDataParallel):
             self._settle_buckets(self.model)
+        self._watch = GradientWatch(self.unwrapped_model)
         return prepared
+
+    def parameters_without_gradient(self) -> list[str]:
+        # Gradients exist from the start.
+        return self._watch.end()
 
     def _settle_buckets(self, model: DistributedDataParallel) -> None:
         """Let DDP assign gradients to the buckets that it will keep.
@@ -162,7 +162,11 @@ class DdpBackend(ReplicatedBackend):
             total = total + parameter.flatten()[:1].sum() * 0.0
         total.backward()  # type: ignore[no-untyped-call]
         reducer._rebuild_buckets()
-        self.optimizer.zero_grad(set_to_none=True)
+        self._clear_gradients()
+
+    def _clear_gradients(self) -> None:
+        # They remain views of the buckets, in which micro-batches are then summed, instead of in memory beside them.
+        torch._foreach_zero_([each.grad for each in self.model.parameters() if each.grad is not None])
 
     def mark_micro_step(self, is_last: bool) -> None:
         # As `DistributedDataParallel.no_sync` does, but for the forward pass too. One process has no wrapper.

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import resource
 import sys
 import warnings
 from datetime import timedelta
@@ -10,7 +11,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs
 
-from largebatch.backend.base import Backend, Request
+from largebatch.backend.base import PATIENCE, Backend, Request
 from largebatch.backend.launch import Launch
 from largebatch.errors import LaunchError
 from largebatch.named import load_named
@@ -29,11 +30,12 @@ def start(
         plan: The resolved plan.
         trackers: Names of Accelerate's trackers.
         project_dir: Folder for trackers that write files.
-        hang_seconds: Time after which the run's watchdog ends a hanging job. The engine, whose message says less, gives
-            up later.
+        hang_seconds: Time after which the run's watchdog ends a hanging job; None means never. The engine, whose
+            message says less, gives up later.
 
     Raises:
-        LaunchError: There are more processes than GPUs, or the processes did not find each other.
+        LaunchError: There are more processes than GPUs, or than this machine lets a process have connections, or the
+            processes did not find each other.
     """
     quiet(launch.rank)
     on_gpu = torch.cuda.is_available()
@@ -47,10 +49,17 @@ def start(
         # torch lets convolutions round their inputs to TF32 unless told otherwise.
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cuda.matmul.allow_tf32 = False
+    if on_gpu:
+        # Let cuDNN try its algorithms for each shape; those it prefers may differ from one start to the next.
+        torch.backends.cudnn.benchmark = not plan.deterministic
+    if plan.deterministic:
+        _use_deterministic_kernels()
+    _allow_open_files(launch.world_size)
     backend_class: type[Backend] = load_named(launch.entry.backend)
-    group = InitProcessGroupKwargs()
-    if hang_seconds is not None:
-        group.timeout = timedelta(seconds=2 * hang_seconds + 60)
+    timeout = PATIENCE if hang_seconds is None else timedelta(seconds=2 * hang_seconds + 60)
+    group = InitProcessGroupKwargs(timeout=timeout)
+    # NCCL's own watchdog would end a process whose thread is stuck for 8 minutes.
+    os.environ.setdefault("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", str(round(timeout.total_seconds())))
     arguments = backend_class.accelerate_arguments(Request(launch, plan, on_gpu, group))
     # The backends apply autocast, in the same way on every strategy.
     accelerator = Accelerator(mixed_precision="no", log_with=trackers, project_dir=project_dir, **arguments)
@@ -61,6 +70,32 @@ def start(
             "alone; use one of recipes/accelerate_configs"
         )
     return backend
+
+
+def _use_deterministic_kernels() -> None:
+    torch.use_deterministic_algorithms(True)
+    # Read when CUDA and NCCL start; cuBLAS and NCCL's choice of algorithm are not torch's.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ.setdefault("NCCL_ALGO", "Ring")
+    os.environ.setdefault("NCCL_PROTO", "Simple")
+
+
+# gloo connects each process with all others: once for the run, once for the thread that writes checkpoints and, on
+# CPUs, once for the engine. A connection has a file descriptor, and as many are spare while connecting.
+CONNECTIONS_PER_PROCESS = 3
+OTHER_FILES = 256  # data, loader processes, libraries
+
+
+def _allow_open_files(world_size: int) -> None:
+    """Raise this process's limit on open files, usually 1,024, as far as the machine allows."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    needed = CONNECTIONS_PER_PROCESS * world_size + OTHER_FILES
+    if most != resource.RLIM_INFINITY and most < needed:
+        raise LaunchError(
+            f"a process may open {most} files here (ulimit -Hn), but each of {world_size} processes needs about "
+            f"{needed}; raise the limit (LimitNOFILE= of slurmd's unit, or /etc/security/limits.conf)"
+        )
 
 
 def quiet(rank: int) -> None:

@@ -1,7 +1,6 @@
 """DeepSpeed ZeRO-1, -2 and -3."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import deepspeed
@@ -11,12 +10,12 @@ from deepspeed.runtime.zero import Init
 from deepspeed.utils import set_z3_leaf_module
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from largebatch.backend.base import Backend, Observed, Request, Update, group_options
 from largebatch.backend.compilation import refuse_to_compile
 from largebatch.backend.deepspeed_config import fill_from_plan
+from largebatch.backend.gradient_watch import GradientWatch
 from largebatch.backend.launch import Launch
 from largebatch.backend.state import (
     EngineState,
@@ -80,7 +79,7 @@ class ZeroBackend(Backend):
                 # Gather its weights together before its compiled code runs, instead of in each layer inside it.
                 set_z3_leaf_module(region, True)
         self.engine, wrapped = super()._wrap(model, optimizer)
-        self._watch_gradients()
+        self._watch = GradientWatch(self.unwrapped_model)
         return self.engine, wrapped
 
     def _materialize(self, model: nn.Module) -> None:
@@ -102,23 +101,9 @@ class ZeroBackend(Backend):
             else:
                 first.convert_to_zero_parameters(param_list=[parameter])
 
-    def _watch_gradients(self) -> None:
-        """Note which parameters get gradients, which the engine takes away, until `parameters_without_gradient`."""
-        trainable = {name: p for name, p in self.unwrapped_model.named_parameters() if p.requires_grad}
-        self._without_gradient = set(trainable)
-
-        def note_gradient(name: str, _: torch.Tensor) -> None:
-            self._without_gradient.discard(name)
-
-        self._watches: list[RemovableHandle] = [
-            parameter.register_hook(partial(note_gradient, name))  # type: ignore[no-untyped-call]
-            for name, parameter in trainable.items()
-        ]
-
     def parameters_without_gradient(self) -> list[str]:
-        for watch in self._watches:
-            watch.remove()
-        return sorted(self._without_gradient)
+        # The engine takes gradients away.
+        return self._watch.end()
 
     def mark_micro_step(self, is_last: bool) -> None:
         self.engine.set_gradient_accumulation_boundary(is_last)

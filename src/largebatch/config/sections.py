@@ -305,7 +305,7 @@ class Faults(Section):
     """A process that makes no progress for this long writes its stack to the run folder, and the job ends; null means
     never. The longest step, evaluation batch or checkpoint must be shorter."""
     time_limit_margin_seconds: NonNegativeFloat = 300.0
-    """Seconds before the time limit of a SLURM job at which the run stops by itself: enough for two steps and a
+    """Seconds before the time limit of a SLURM job at which the run stops by itself: enough for four steps and a
     checkpoint."""
 
 
@@ -318,6 +318,11 @@ class Compute(Section):
     activation_checkpointing: bool = False
     """Whether transformer and residual blocks keep only their inputs and recompute the rest in the backward pass: much
     less memory for one more forward pass of the blocks."""
+    channels_last: bool = False
+    """Whether images are laid out with their channels last (NHWC), which tensor cores need for convolutions."""
+    deterministic: bool = False
+    """Whether to use only kernels that give the same bits each time, which some operations lack and then refuse; slower
+    on GPUs. CPUs give the same bits in any case."""
 
 
 class ProfiledSteps(Section):

@@ -21,6 +21,8 @@ from largebatch.data.text import IGNORE_INDEX
 
 # Logits per chunk: 256 MiB in fp32. Smaller chunks make matrix products slower.
 MOST_LOGITS = 2**26
+# GPUs compute matrix products in tiles, of at most this many tokens; a part of one takes as long as all of it.
+TILE = 256
 
 
 def linear_token_losses(
@@ -81,6 +83,11 @@ class _LinearTokenLosses(torch.autograd.Function):
         return *gradients, None, None, None
 
 
+def _tokens_per_chunk(classes: int) -> int:
+    most = max(1, MOST_LOGITS // classes)
+    return most - most % TILE if most > TILE else most
+
+
 def _through_chunks(
     inputs: torch.Tensor,
     weight: torch.Tensor,
@@ -103,7 +110,7 @@ def _through_chunks(
     of_inputs = torch.empty_like(inputs) if needed[0] else None
     of_weight = torch.zeros_like(weight) if needed[1] else None
     of_bias = torch.zeros_like(bias) if bias is not None and needed[2] else None
-    size = max(1, MOST_LOGITS // len(weight))
+    size = _tokens_per_chunk(len(weight))
     for start in range(0, len(inputs), size):
         chunk = slice(start, start + size)
         chunk_inputs, chunk_targets = inputs[chunk].to(dtype), targets[chunk]

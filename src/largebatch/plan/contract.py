@@ -19,6 +19,12 @@ from largebatch.config.sections import BatchGrowth, LearningRate, StepDecay, War
 from largebatch.errors import ConfigError
 from largebatch.task_folders import owner_of
 
+# Processes read a vote on stopping this many steps after they have begun it: over the hosts of hundreds of processes it
+# takes as long as a short step.
+STEPS_OF_A_VOTE = 2
+# A request during a step is in the vote of the next one.
+STEPS_TO_STOP = STEPS_OF_A_VOTE + 2
+
 
 @dataclass(frozen=True)
 class RunPlan:
@@ -78,6 +84,8 @@ class RunPlan:
     max_bad_steps: int
     compile: bool
     activation_checkpointing: bool
+    channels_last: bool
+    deterministic: bool
 
     optimizer_owner: str | None = field(default=None, compare=False)
     """Package of the task's folder, which decides which optimizers are visible; it is a path, so not in JSON."""
@@ -246,6 +254,8 @@ def resolve(config: RecipeConfig, world_size: int, micro_batch_size: int | None 
         max_bad_steps=config.faults.max_bad_steps,
         compile=config.compute.compile,
         activation_checkpointing=config.compute.activation_checkpointing,
+        channels_last=config.compute.channels_last,
+        deterministic=config.compute.deterministic,
         optimizer_owner=owner,
     )
 

@@ -6,7 +6,7 @@ from typing import Any
 from largebatch.batch import Length
 from largebatch.batch.scaling import RULE_NAMES
 from largebatch.errors import counted
-from largebatch.plan.contract import RunPlan
+from largebatch.plan.contract import STEPS_TO_STOP, RunPlan
 
 MOST_LINES = 6
 MOMENT_RULES = {
@@ -131,7 +131,7 @@ def _steps(plan: RunPlan) -> list[str]:
     lines.append(f"evaluated {when} on {which} samples, each counted once")
     every = f"every {plan.checkpoint_every}, " if plan.checkpoint_every else ""
     kept = f"; one every {plan.keep_checkpoint_every} is never deleted" if plan.keep_checkpoint_every else ""
-    lines.append(f"checkpoint {every}at the end, and when the run is asked to stop{kept}")
+    lines.append(f"checkpoint {every}at the end, and when asked to stop, at most {STEPS_TO_STOP} steps later{kept}")
     return lines
 
 

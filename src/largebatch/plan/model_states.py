@@ -98,13 +98,10 @@ Formula = Callable[[ModelShape, Strategy, int, bool], Elements]
 """From a model, a strategy, the number of processes, and whether a step has several micro-batches."""
 
 
-def replicated(model: ModelShape, _: Strategy, world_size: int, accumulates: bool) -> Elements:
-    """Everything on every process."""
-    trained = _elements(model.trained)
-    # Gradients are not views of the buckets until they are reduced; one process has no buckets.
-    own = trained if accumulates and world_size > 1 else 0
+def replicated(model: ModelShape, _strategy: Strategy, _world_size: int, _accumulates: bool) -> Elements:
+    """Everything on every process; micro-batches are summed in the buckets that are reduced."""
     stepped = [parameter.shape for parameter in model.trained]
-    return Elements(model.elements, 0, trained, stepped, {"gradients of micro-batches": own})
+    return Elements(model.elements, 0, _elements(model.trained), stepped, {})
 
 
 def fsdp(model: ModelShape, strategy: Strategy, world_size: int, accumulates: bool) -> Elements:

@@ -44,7 +44,8 @@ def training_feed(
     """The work of this process in each step from `first_step` on.
 
     If samples have unequal weights, a step's micro-batches are loaded, and their weights summed over the processes,
-    during the step before, so that the sum is usually ready in time. Otherwise nothing is communicated.
+    after the last micro-batch of the step before, so that the sum is usually ready in time. Otherwise nothing is
+    communicated. The micro-batches of each step must be used up before the next step.
     """
     loaded = _micro_steps(plan, backend, train_set, num_workers, first_step)
     steps = range(first_step, plan.stop_after_steps)
@@ -55,17 +56,25 @@ def training_feed(
             yield StepFeed(batch, islice(loaded, count), count, partial(int, batch.size * plan.loss_weight_per_sample))
         return
 
-    def fetch(step: int) -> StepFeed:
+    upcoming: deque[StepFeed] = deque()
+
+    def fetch(step: int) -> None:
+        if step not in steps:
+            return
         batch = plan.batch_at(step)
         micro_steps = list(islice(loaded, plan.micro_steps_of(batch)))
         mine = sum(micro_step.weight for micro_step in micro_steps if micro_step.contributes)
-        return StepFeed(batch, iter(micro_steps), len(micro_steps), backend.sum_over_processes(mine))
+        total_weight = backend.sum_over_processes(mine)
+        upcoming.append(StepFeed(batch, then_fetch(micro_steps, step + 1), len(micro_steps), total_weight))
 
-    upcoming = fetch(first_step) if steps else None
-    for step in steps:
-        assert upcoming is not None
-        current, upcoming = upcoming, fetch(step + 1) if step + 1 in steps else None
-        yield current
+    def then_fetch(micro_steps: list[MicroStep], step: int) -> Iterator[MicroStep]:
+        yield from micro_steps
+        # The device still computes this step.
+        fetch(step)
+
+    fetch(first_step)
+    for _ in steps:
+        yield upcoming.popleft()
 
 
 def _micro_steps(

@@ -1,6 +1,7 @@
 """The run that a training script drives: it joins the job, resolves the plan, and yields the optimizer steps."""
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -22,7 +23,9 @@ from largebatch.data.loading import check_size
 from largebatch.data.source import Batch, SampleSource
 from largebatch.errors import TrainingFailed, UserError
 from largebatch.model.activation_checkpointing import checkpoint_activations
+from largebatch.model.channels_last import channels_last_inputs
 from largebatch.model.flops import utilization_of
+from largebatch.model.given_positions import keep_apart_by_given_positions
 from largebatch.model.initialization.building import SeededWeights, build_without_weights
 from largebatch.plan import explain, resolve
 from largebatch.run.command_line import RunOptions
@@ -172,6 +175,10 @@ class Run(Generic[Config]):
             RunningStatistics(model)
             if self.plan.activation_checkpointing:
                 checkpoint_activations(model)
+            if self.plan.channels_last:
+                channels_last_inputs(model)
+            if "transformers" in sys.modules:
+                keep_apart_by_given_positions(model)
         # Before the strategy changes the model's class.
         description = model_config(model)
         utilization = utilization_of(self.config, model, self.backend.device, self.plan.world_size)

@@ -14,17 +14,13 @@ from largebatch.run.gradcache import FeatureCache
 class Step:
     """One optimizer step: its micro-batches and their gradients; `Run.update` takes it when they are done."""
 
-    def __init__(
-        self, index: int, backend: Backend, feed: StepFeed, stop_vote: Callable[[], int], heartbeat: Callable[[], None]
-    ):
+    def __init__(self, index: int, backend: Backend, feed: StepFeed, heartbeat: Callable[[], None]):
         self.index = index
         """The step, counted from 0."""
         self.batch = feed.batch
         """The global batch."""
         self.weight = 0
         """The weight of the global batch, which divides the loss; known once `micro_batches` has begun."""
-        self.stop_vote = stop_vote
-        """Waits for and returns the reason to stop that the processes agree on, by its number in `stop.REASONS`."""
         self.updated = False
         self._backend = backend
         self._feed = feed

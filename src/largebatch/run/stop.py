@@ -1,21 +1,49 @@
 """Requests to stop: signals, a file in the run folder, and the end of a SLURM job's time.
 
-They are only noted here. The processes agree once per step, by a reduction that runs while they compute, so that all
-of them stop after the same step.
+They are only noted here. In each step the processes begin a reduction, over the host, whose result they read a fixed
+number of steps later, so that all of them stop after the same step, and none waits for it.
 """
 
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from largebatch.plan.contract import STEPS_OF_A_VOTE
+
 SIGNALS = (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM)
 # Processes agree on the number of a reason in this list: the largest that any of them has; 0 means none.
 REASONS = ("", "the stop file", "the end of the job's time limit", *(name.name for name in SIGNALS))
 SECONDS_BETWEEN_LOOKS = 1.0
+
+
+class Agreement:
+    """The reason to stop that all processes agree on, as they read it in each step.
+
+    Args:
+        largest: Begins to find the largest of all processes' numbers, and returns a function that waits for it.
+    """
+
+    def __init__(self, largest: Callable[[int], Callable[[], int]]):
+        self._largest = largest
+        self._votes: deque[Callable[[], int]] = deque()
+
+    def vote(self, reason: int) -> None:
+        """Begin the vote of a step, with this process's reason by its number in `REASONS`."""
+        self._votes.append(self._largest(reason))
+
+    def reason(self) -> int:
+        """The largest number in the vote of `STEPS_OF_A_VOTE` steps ago; call it once in each step."""
+        return self._votes.popleft()() if len(self._votes) > STEPS_OF_A_VOTE else 0
+
+    def close(self) -> None:
+        """Wait for all votes: one that is under way when a process leaves would fail on the others."""
+        while self._votes:
+            self._votes.popleft()()
 
 
 class StopRequests:

@@ -21,7 +21,7 @@ from largebatch.run.progress import Progress, in_words
 from largebatch.run.record import Record, report_failure
 from largebatch.run.resume import Start, checkpoints_of, newest_usable
 from largebatch.run.step import Step
-from largebatch.run.stop import REASONS, StopRequests
+from largebatch.run.stop import REASONS, Agreement, StopRequests
 from largebatch.run.trackers import Trackers
 from largebatch.run.watchdog import Watchdog
 from largebatch.run.weights import save_weights
@@ -85,6 +85,7 @@ class Training:
         """Steps of the whole run that were skipped because their loss or gradient was not finite."""
         stop_file = folder.stop_file if backend.is_main_process else None
         self.stop = StopRequests(stop_file, config.faults.time_limit_margin_seconds)
+        self.agreement = Agreement(backend.largest_of_processes)
         stack_file = self.record.stack_folder / f"rank_{backend.rank:05d}.txt"
         self.watchdog = Watchdog(config.faults.hang_seconds, stack_file, partial(report_failure, resume=True))
         self.trackers = Trackers(backend.accelerator, config, folder.path.name, start.step, say)
@@ -114,8 +115,8 @@ class Training:
             self.watch.enter_context(self.watchdog.watching())
             with closing(traced(feed, first, self.config.logging.profile, trace)) as feeds:
                 for index, step_feed in enumerate(feeds, first):
-                    vote = self.backend.largest_of_processes(self.stop.requested())
-                    step = Step(index, self.backend, step_feed, vote, self.watchdog.heartbeat)
+                    self.agreement.vote(self.stop.requested())
+                    step = Step(index, self.backend, step_feed, self.watchdog.heartbeat)
                     yield step
                     if not step.updated:
                         raise RuntimeError("the loop asked for the next step without calling run.update(step)")
@@ -135,7 +136,7 @@ class Training:
         with self.saved_before_failing():
             if step.index == self.start.step:
                 self._check_gradients()
-            self.stop_reason = step.stop_vote()
+            self.stop_reason = self.agreement.reason()
             self.saves = self.stop_reason > 0 or self.plan.checkpoints_after(completed)
             is_logged = self.metrics.is_logged(completed)
             self.writer.wait_until_copied()
@@ -265,8 +266,7 @@ class Training:
         self.record.end("stopped", message, message=message)
         if self.backend.is_main_process:
             self.folder.stop_file.unlink(missing_ok=True)
-        self.backend.wait_for_everyone()
-        self.backend.end()
+        self._leave()
         raise RunStopped(f"{message}; the same command resumes from there", everywhere=True)
 
     def finish(self) -> None:
@@ -288,9 +288,13 @@ class Training:
             replace_json_file(self.folder.summary_file, summary)
             print(in_words(summary, self.folder), flush=True)
         self.record.end("finished", f"after step {self.completed_steps:,}")
+        self._leave()
+        self.watch.close()
+
+    def _leave(self) -> None:
+        self.agreement.close()
         self.backend.wait_for_everyone()
         self.backend.end()
-        self.watch.close()
 
     def _save_model(self) -> None:
         """Write the final weights; those of a large model from its last checkpoint, if that could be written."""

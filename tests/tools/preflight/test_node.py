@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import socket
 
 import pytest
 
@@ -10,7 +11,7 @@ import tasks
 from jobs import run_job
 from largebatch.config import load_config
 from largebatch.tools.command_line import main
-from largebatch.tools.preflight.node import Job, check_node, checkpoint_bytes
+from largebatch.tools.preflight.node import Job, _connects, _listen, check_node, checkpoint_bytes
 from paths import PYDOC, RECIPES, ROOT
 
 DDP = ROOT / "recipes/accelerate_configs/ddp.yaml"
@@ -29,6 +30,16 @@ def test_a_good_node(tmp_path):
     assert "pytest" not in report.versions
     assert "GB are free in the run folder" in report.disk_note
     assert report.disk_problem == ""
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_a_node_is_reached_over_both_versions_of_ip(address):
+    if not socket.has_dualstack_ipv6():
+        address = "127.0.0.1"
+    with _listen(0) as server:
+        port = server.getsockname()[1]
+        assert _connects(address, port)
+    assert not _connects(address, port)
 
 
 def test_two_checkpoints_must_fit(tmp_path, monkeypatch):

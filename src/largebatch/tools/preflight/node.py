@@ -175,10 +175,10 @@ def _unreachable(job: Job) -> list[tuple[str, int]]:
     """Nodes, with the port, that this one cannot connect to."""
     with ExitStack() as listening:
         # The kernel accepts connections by itself.
-        server = listening.enter_context(socket.create_server(("", 0), backlog=4096))
+        server = listening.enter_context(_listen(0))
         if job.rank == 0:
             # Closed before the processes meet there.
-            listening.enter_context(socket.create_server(("", job.port), backlog=4096))
+            listening.enter_context(_listen(job.port))
         _tell(job, "port", str(server.getsockname()[1]))
         ports = _of_all_nodes(job, "port")
         places = [(node, int(ports[node])) for node in ports if node != job.node]
@@ -189,6 +189,13 @@ def _unreachable(job: Job) -> list[tuple[str, int]]:
         _tell(job, "connected", "")
         _of_all_nodes(job, "connected")
     return failed
+
+
+def _listen(port: int) -> socket.socket:
+    """A socket that accepts connections at a port (any free one if 0), over IPv4 and IPv6."""
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    return socket.create_server(("", port), family=family, backlog=4096, dualstack_ipv6=both)
 
 
 def _connects(host: str, port: int) -> bool:

@@ -1,0 +1,58 @@
+"""Under bf16 autocast, copies of weights live only as long as a block computes with them."""
+
+import pytest
+
+from jobs import run_job
+from paths import LLAMA
+
+pytestmark = pytest.mark.slow
+
+MODEL = ("--model.num_layers=3", "--model.hidden_size=32", "--model.num_heads=2", "--model.num_kv_heads=2")
+WIDTH = 96  # of the matrices that are looked for; no activation has it
+
+
+def copies_after_the_blocks(folder, *words):
+    """How many copies of blocks' matrices in bf16 a forward pass makes, and how many live when it is through them."""
+    import torch
+    from torch.multiprocessing.reductions import StorageWeakRef
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    import tasks
+    from largebatch.config import load_config
+    from largebatch.optim import build_optimizer
+    from largebatch.run import Run, RunOptions
+
+    copies = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+            result = function(*arguments, **(keywords or {}))
+            is_copy = function is torch.ops.aten._to_copy.default and result.dtype == torch.bfloat16
+            if is_copy and sorted(result.shape) == [32, WIDTH]:
+                copies.append(StorageWeakRef(result.untyped_storage()))
+            return result
+
+    run = Run(
+        load_config(LLAMA, (*MODEL, f"--model.intermediate_size={WIDTH}", "--precision=bf16", *words)),
+        RunOptions(folder),
+    )
+    train_set, _ = run.load(tasks.module("causal_lm", "data").sources)
+    model = run.build(tasks.build_model(LLAMA))
+    model, _ = run.prepare(model, build_optimizer(model, run.plan))
+    alive = []
+    run.backend.unwrapped_model.lm_head.register_forward_pre_hook(
+        lambda *_: alive.append(sum(not copy.expired() for copy in copies))
+    )
+    for step in run.steps(train_set):
+        for batch in step.micro_batches():
+            with Watch():
+                model(input_ids=batch["input_ids"], targets=batch["labels"])
+            return len(copies), alive[0]
+    raise AssertionError
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero1", "zero3"])
+def test_recomputed_blocks_keep_no_copies(strategy, tmp_path):
+    words = ("--compute.activation_checkpointing=true", "--data.block_size=24")
+    for made, alive in run_job(copies_after_the_blocks, tmp_path / "run", *words, strategy=strategy):
+        assert (made, alive) == (3 * 3, 0)

@@ -1,0 +1,86 @@
+"""What joining a job sets in its process: limits, timeouts and deterministic kernels."""
+
+import os
+import resource
+from datetime import timedelta
+
+import pytest
+
+from jobs import run_job
+from largebatch.backend import start as module
+from largebatch.errors import LaunchError
+from paths import DIGITS, PYDOC
+
+
+def test_the_limit_on_open_files_is_raised_to_what_the_machine_allows():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, before[1]), before[1]))
+        module._allow_open_files(2)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize(("world_size", "fits"), [(512, True), (600, False)])
+def test_too_low_a_limit_is_refused_before_processes_connect(world_size, fits, monkeypatch):
+    """2,048 files are 3 connections with each of 597 processes, and 256 others."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 2048))
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    if fits:
+        module._allow_open_files(world_size)
+        return
+    with pytest.raises(
+        LaunchError, match=r"may open 2048 files here \(ulimit -Hn\), but each of 600 .* needs about 2056"
+    ):
+        module._allow_open_files(world_size)
+
+
+def settings_of_a_run(folder, hang_seconds, deterministic):
+    """The timeouts of the process groups, and the settings of the process."""
+    import torch
+    from torch import distributed
+
+    from largebatch.config import load_config
+    from largebatch.run import Run, RunOptions
+
+    words = [f"--faults.hang_seconds={hang_seconds}", f"--compute.deterministic={deterministic}"]
+    run = Run(load_config(PYDOC, words), RunOptions(folder))
+    groups = [distributed.group.WORLD, run.backend._host_group]
+    names = ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO", "NCCL_PROTO")
+    return (
+        [group._get_backend(torch.device("cpu")).options._timeout for group in groups],
+        [os.environ.get(name) for name in names],
+        torch.are_deterministic_algorithms_enabled(),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("hang_seconds", "deterministic", "timeout", "settings"),
+    [
+        ("30", "false", timedelta(seconds=120), ["120", None, None, None]),
+        ("null", "true", timedelta(days=2), ["172800", ":4096:8", "Ring", "Simple"]),
+    ],
+)
+@pytest.mark.parametrize("strategy", ["ddp", "zero1"])
+def test_settings(strategy, hang_seconds, deterministic, timeout, settings, tmp_path):
+    """Without a limit NCCL's own would be 10 minutes."""
+    for timeouts, environment, is_deterministic in run_job(
+        settings_of_a_run, tmp_path / "run", hang_seconds, deterministic, strategy=strategy
+    ):
+        assert timeouts == [timeout, timedelta(days=2)]
+        assert environment == settings
+        assert is_deterministic == (deterministic == "true")
+
+
+def train_deterministically(recipe, run_dir):
+    from jobs import train
+
+    train(recipe, "--compute.deterministic=true", "--train.stop_after_steps=2", run_dir=run_dir)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", [DIGITS, PYDOC], ids=lambda path: path.stem)
+def test_recipes_use_no_operation_without_a_deterministic_kernel(recipe, tmp_path):
+    run_job(train_deterministically, recipe, tmp_path / "run", strategy="single", world_size=1)
