@@ -65,7 +65,7 @@ class Staging:
 
 def _lock_pages(buffer: torch.Tensor) -> None:
     """Page-lock a tensor's memory until it is freed; RuntimeError if CUDA refuses."""
-    runtime = torch.cuda.cudart()
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     code = int(runtime.cudaHostRegister(buffer.data_ptr(), buffer.nbytes, PORTABLE))
     if code:
         raise RuntimeError(f"cudaHostRegister returned error {code}")

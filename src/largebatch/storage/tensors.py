@@ -156,7 +156,7 @@ def to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     for some in places.values():
         parts = [tensors[place].detach().contiguous().reshape(-1).view(torch.uint8) for place in some]
         # Each part is copied again on the host, because a tensor of another dtype cannot begin at any byte.
-        on_host = torch.cat(parts).cpu().split([part.numel() for part in parts])
+        on_host = torch.cat(parts).cpu().split_with_sizes([part.numel() for part in parts])
         for place, part in zip(some, on_host, strict=True):
             copies[place] = part.clone().view(tensors[place].dtype).view(tensors[place].shape)
     return copies
