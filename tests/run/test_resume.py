@@ -121,7 +121,7 @@ def train_with_slow_copies(run_dir, words):
     from largebatch.checkpoint.save import CheckpointWriter
 
     copy = CheckpointWriter._copy
-    CheckpointWriter._copy = lambda writer, snapshot: time.sleep(0.5) or copy(writer, snapshot)
+    CheckpointWriter._copy = lambda *arguments: time.sleep(0.5) or copy(*arguments)
     train(PYDOC, *words, run_dir=run_dir)
 
 

@@ -11,8 +11,9 @@ import torch
 
 from largebatch.storage.files import read_record
 from largebatch.storage.layout import CheckpointError
-from largebatch.storage.tensors import DTYPE_NAMES, TensorFiles, save_tensors
+from largebatch.storage.tensors import DTYPE_NAMES, TensorFiles, save_tensors, to_host
 from saving import Bomb, assert_same
+from transfers import OnDevice, on_device
 
 FILE = "rank_00000.safetensors"
 TENSORS = {
@@ -175,3 +176,15 @@ def test_a_file_that_is_missing_or_a_folder_is_refused(tmp_path):
     for name in (FILE, "rank_00001.safetensors"):
         with pytest.raises(CheckpointError, match="cannot be read"):
             TensorFiles(tmp_path).read(name, "x")
+
+
+def test_tensors_come_to_the_host_in_one_transfer():
+    strided = {"columns": torch.arange(6.0).reshape(2, 3).t(), "slice": torch.arange(10)[3:9:2]}
+    tensors = [*TENSORS.values(), *strided.values(), torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))]
+    copies = to_host([on_device(tensor) for tensor in tensors])
+    assert OnDevice.transfers == 1
+    for copy, tensor in zip(copies, tensors, strict=True):
+        assert type(copy) is torch.Tensor
+        assert copy.is_contiguous()
+        assert_same(copy, tensor)
+    assert to_host([]) == []

@@ -59,7 +59,10 @@ class Backend(ABC):
         self.accelerator = accelerator
         self.launch = launch
         self.plan = plan
+        # Without a launcher it is "cuda", which other threads cannot select: they need the index.
         self.device: torch.device = accelerator.device
+        if self.device == torch.device("cuda"):
+            self.device = torch.device("cuda", torch.cuda.current_device())
         self.rank: int = accelerator.process_index
         self.world_size: int = accelerator.num_processes
         self.model: nn.Module

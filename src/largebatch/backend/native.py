@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from largebatch.backend.base import Backend, Observed, Request, Update, group_options
 from largebatch.backend.gradient_watch import GradientWatch
-from largebatch.backend.state import EngineState, local_range, persistent_buffers, pieces_of, split_state
+from largebatch.backend.state import EngineState, local_range, persistent_buffers, pieces_of, read_scalars, split_state
 from largebatch.optim.layerwise import LayerPart
 from largebatch.storage.layout import WEIGHT, ParameterInfo
 
@@ -82,15 +82,18 @@ class NativeBackend(Backend):
     def engine_state(self) -> EngineState:
         model = self.unwrapped_model
         vectors: dict[str, torch.Tensor] = {f"{WEIGHT}/{name}": weight for name, weight in model.named_parameters()}
-        parameters = {}
+        scalars, others = {}, {}
         for name, parameter in model.named_parameters():
             state = self._torch_optimizer.state.get(parameter, {})
-            states, scalars = split_state(state, parameter, name, self.plan)
+            states, scalars[name] = split_state(state, parameter, name, self.plan)
             vectors |= {f"{kind}/{name}": tensor for kind, tensor in states.items()}
-            others = {kind: tuple(tensor.shape) for kind, tensor in states.items() if tensor.shape != parameter.shape}
-            parameters[name] = ParameterInfo(tuple(parameter.shape), scalars, others)
+            others[name] = {kind: tuple(each.shape) for kind, each in states.items() if each.shape != parameter.shape}
+        numbers = read_scalars(scalars)
         return EngineState(
-            parameters=parameters,
+            parameters={
+                name: ParameterInfo(tuple(parameter.shape), numbers[name], others[name])
+                for name, parameter in model.named_parameters()
+            },
             pieces=pieces_of(vectors, self.rank, self.world_size),
             buffers=persistent_buffers(model),
         )

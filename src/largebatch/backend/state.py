@@ -20,7 +20,7 @@ from largebatch.errors import BackendMismatch
 from largebatch.optim.build import optimizer_over
 from largebatch.plan import RunPlan
 from largebatch.storage.layout import ParameterInfo
-from largebatch.storage.tensors import DTYPE_NAMES
+from largebatch.storage.tensors import DTYPE_NAMES, to_host
 
 
 @dataclass(frozen=True)
@@ -154,8 +154,8 @@ def pieces_of(tensors: Mapping[str, torch.Tensor], rank: int, world_size: int) -
 
 def split_state(
     state: Mapping[str, Any], like: torch.Tensor, owner: str, plan: RunPlan
-) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-    """The optimizer's states for one tensor, as tensors and as scalars; states that are None are omitted.
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor | float]]:
+    """The optimizer's states for one tensor, those with dimensions and those without; states that are None are omitted.
 
     Raises:
         BackendMismatch: A state is not what the plan's optimizer declares.
@@ -167,7 +167,7 @@ def split_state(
             f"`states` in the entry of {plan.optimizer!r}"
         )
     vectors: dict[str, torch.Tensor] = {}
-    scalars: dict[str, float] = {}
+    scalars: dict[str, torch.Tensor | float] = {}
     for kind, value in state.items():
         if value is None:
             continue
@@ -181,8 +181,20 @@ def split_state(
         if isinstance(value, torch.Tensor) and shape:
             vectors[kind] = value
         else:
-            scalars[kind] = float(value)
+            scalars[kind] = value
     return vectors, scalars
+
+
+def read_scalars(scalars: Mapping[str, Mapping[str, torch.Tensor | float]]) -> dict[str, dict[str, float]]:
+    """The numbers in the optimizer's scalar states by parameter, for which the host waits once."""
+    tensors = [value for states in scalars.values() for value in states.values() if isinstance(value, torch.Tensor)]
+    numbers = iter(to_host(tensors))
+    return {
+        name: {
+            kind: float(next(numbers) if isinstance(value, torch.Tensor) else value) for kind, value in states.items()
+        }
+        for name, states in scalars.items()
+    }
 
 
 def fresh_state(optimizer: Optimizer, tensors: Iterable[torch.Tensor], plan: RunPlan) -> None:

@@ -24,6 +24,7 @@ from largebatch.backend.state import (
     parameters_without_memory,
     persistent_buffers,
     pieces_of,
+    read_scalars,
     split_state,
 )
 from largebatch.errors import UserError
@@ -166,15 +167,15 @@ class ZeroBackend(Backend):
 
     def engine_state(self) -> EngineState:
         pieces: list[Piece] = []
-        scalars: dict[str, dict[str, float]] = {}
+        scalars: dict[str, dict[str, torch.Tensor | float]] = {}
         for flat, parts in self._layer_parts().items():
             owner = parts[0].name if parts else "no parameter"
-            states, numbers = split_state(self._torch_optimizer.state.get(flat, {}), flat, owner, self.plan)
+            states, singles = split_state(self._torch_optimizer.state.get(flat, {}), flat, owner, self.plan)
             if self._shards_weights:
                 states[WEIGHT] = flat
             for kind, state in states.items():
                 pieces += _pieces(kind, state, parts)
-            scalars |= {part.name: numbers for part in parts}
+            scalars |= {part.name: singles for part in parts}
         parameters: dict[str, Any] = dict(self.unwrapped_model.named_parameters())
         if self._shards_weights:
             for name, parameter in parameters.items():
@@ -187,8 +188,9 @@ class ZeroBackend(Backend):
             vectors = {f"{WEIGHT}/{name}": parameter for name, parameter in parameters.items()}
             pieces += pieces_of(vectors, self.rank, self.world_size)
             shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+        numbers = read_scalars(scalars)
         return EngineState(
-            parameters={name: ParameterInfo(shape, scalars.get(name, {})) for name, shape in shapes.items()},
+            parameters={name: ParameterInfo(shape, numbers.get(name, {})) for name, shape in shapes.items()},
             pieces=pieces,
             buffers=persistent_buffers(self.unwrapped_model),
         )

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from largebatch.backend.base import Backend
-from largebatch.backend.state import EngineState, Piece
+from largebatch.backend.state import EngineState
+from largebatch.checkpoint.staging import Staging
 from largebatch.config.sections import Checkpoint
 from largebatch.errors import TrainingFailed, UserError
 from largebatch.storage.attempts import Attempt
@@ -31,7 +32,7 @@ from largebatch.storage.layout import (
     rank_file,
     temporary_name,
 )
-from largebatch.storage.tensors import fingerprint, save_tensors
+from largebatch.storage.tensors import Shapes, fingerprint, save_tensors, to_host
 
 T = TypeVar("T")
 
@@ -75,7 +76,7 @@ class CheckpointWriter:
     def __post_init__(self) -> None:
         # Threads must not share a group.
         self._group = self.backend.new_host_group()
-        self._staging: dict[str, torch.Tensor] = {}
+        self._staging = Staging(page_locked=self.backend.device.type == "cuda")
         self._copied = threading.Event()
         self._copied.set()
         if self.backend.device.type == "cuda":
@@ -92,16 +93,19 @@ class CheckpointWriter:
         before weights or optimizer states change. If the storage refuses it, `warn` is called and training may go on.
 
         Raises:
-            TrainingFailed: The previous checkpoint could not be written, for a reason that will not go away.
+            TrainingFailed: The previous checkpoint could not be written, for a reason that will not go away; or the
+                host has no memory for a copy of the state.
         """
         self.wait()
         state = self._own_state()
+        # Before the thread runs: page-locking, in the first save, takes seconds in which no kernel can be launched.
+        copy = self._space_for(state) if self.settings.asynchronous else None
         self._writing = step
-        if self.settings.asynchronous:
+        if copy is not None:
             self._copied.clear()
             if self.backend.device.type == "cuda":
                 self._ready.record()
-            arguments = (step, bad_steps, state)
+            arguments = (step, bad_steps, state, copy)
             self._thread = threading.Thread(
                 target=self._write_and_keep_error, args=arguments, name="checkpoint", daemon=True
             )
@@ -146,7 +150,7 @@ class CheckpointWriter:
         pieces = [piece for piece in state.pieces if piece.owned[0] < piece.owned[1]]
         buffers = state.buffers
         if self.backend.world_size > 1 and buffers:
-            mine = {name: fingerprint(buffer) for name, buffer in buffers.items()}
+            mine = dict(zip(buffers, map(fingerprint, to_host(list(buffers.values()))), strict=True))
             first = self._broadcast(mine)
             if not self.backend.is_main_process:
                 buffers = {name: buffer for name, buffer in buffers.items() if mine[name] != first.get(name)}
@@ -155,41 +159,35 @@ class CheckpointWriter:
             buffers = {name: buffer.detach().clone() for name, buffer in buffers.items()}
         return EngineState(state.parameters, pieces, buffers)
 
-    def _copy(self, state: EngineState) -> EngineState:
-        """The same state on the host, in memory that is kept from one checkpoint to the next."""
-        old, self._staging = self._staging, {}
+    def _space_for(self, state: EngineState) -> EngineState:
+        """Uninitialized memory on the host for what this process writes of a state."""
+        space = self._staging.tensors(_shapes(state))
+        pieces = [replace(piece, start=piece.owned[0], tensor=space[piece.vector]) for piece in state.pieces]
+        return EngineState(state.parameters, pieces, {name: space[f"{BUFFER}/{name}"] for name in state.buffers})
+
+    def _copy(self, state: EngineState, copy: EngineState) -> None:
         on_gpu = self.backend.device.type == "cuda"
         if on_gpu:
             torch.cuda.set_device(self.backend.device)
             self._copy_stream.wait_event(self._ready)
-
-        def copied(name: str, tensor: torch.Tensor) -> torch.Tensor:
-            copy = old.pop(name, None)
-            if copy is None or copy.dtype != tensor.dtype or copy.shape != tensor.shape:
-                copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=on_gpu)
-            self._staging[name] = copy.copy_(tensor, non_blocking=True)
-            return copy
-
         with torch.cuda.stream(self._copy_stream) if on_gpu else nullcontext():
-            pieces = [
-                Piece(piece.vector, piece.owned[0], copied(piece.vector, piece.read(*piece.owned)), piece.owned)
-                for piece in state.pieces
-            ]
-            buffers = {name: copied(f"{BUFFER}/{name}", buffer) for name, buffer in state.buffers.items()}
+            for target, source in zip(_tensors(copy), _tensors(state), strict=True):
+                target.copy_(source, non_blocking=True)
         if on_gpu:
             self._copy_stream.synchronize()
-        return EngineState(state.parameters, pieces, buffers)
 
     # --- writing, in the background -------------------------------------------------------------------------------
 
-    def _write_and_keep_error(self, step: int, bad_steps: int, state: EngineState) -> None:
+    def _write_and_keep_error(
+        self, step: int, bad_steps: int, state: EngineState, copy: EngineState | None = None
+    ) -> None:
         try:
-            if self.settings.asynchronous:
+            if copy is not None:
                 try:
-                    state = self._copy(state)
+                    self._copy(state, copy)
                 finally:
                     self._copied.set()
-            self._error = self._write(step, bad_steps, state)
+            self._error = self._write(step, bad_steps, copy or state)
         # Raised in the main thread, by `wait`.
         except BaseException as error:
             self._error = error
@@ -221,16 +219,8 @@ class CheckpointWriter:
         self.attempt.check()
         temporary.mkdir(parents=True, exist_ok=True)
         ranges = {piece.vector: piece.owned for piece in state.pieces}
-        shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
-            piece.vector: (piece.tensor.dtype, (piece.owned[1] - piece.owned[0],)) for piece in state.pieces
-        }
-        shapes |= {f"{BUFFER}/{name}": (buffer.dtype, tuple(buffer.shape)) for name, buffer in state.buffers.items()}
-
-        def tensors() -> Iterator[torch.Tensor]:
-            yield from (piece.read(*piece.owned) for piece in state.pieces)
-            yield from state.buffers.values()
-
-        record = save_tensors(temporary / rank_file(self.backend.rank), shapes, tensors(), {"step": str(step)})
+        file = temporary / rank_file(self.backend.rank)
+        record = save_tensors(file, _shapes(state), _tensors(state), {"step": str(step)})
         scalars = {name: info.scalars for name, info in state.parameters.items() if info.scalars}
         return Part(record, ranges, list(state.buffers), scalars)
 
@@ -305,6 +295,18 @@ class CheckpointWriter:
         if self.backend.world_size > 1:
             torch.distributed.broadcast_object_list(shared, src=0, group=self._group)
         return shared[0]
+
+
+def _shapes(state: EngineState) -> Shapes:
+    """Dtype and shape of each tensor that this process writes, by its name in the file."""
+    pieces = {piece.vector: (piece.tensor.dtype, (piece.owned[1] - piece.owned[0],)) for piece in state.pieces}
+    return pieces | {f"{BUFFER}/{name}": (each.dtype, tuple(each.shape)) for name, each in state.buffers.items()}
+
+
+def _tensors(state: EngineState) -> Iterator[torch.Tensor]:
+    """These tensors, in the same order."""
+    yield from (piece.read(*piece.owned) for piece in state.pieces)
+    yield from state.buffers.values()
 
 
 def _or_error(work: Callable[[], T]) -> T | Exception:

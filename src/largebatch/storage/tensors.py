@@ -1,7 +1,7 @@
 """Tensors to and from `safetensors` files, one at a time, so that no file is ever in memory as a whole."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
@@ -145,6 +145,21 @@ class TensorFiles:
             for name, about in header.items()
         }
         return self._stored[file]
+
+
+def to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Contiguous copies of the tensors on the host, for which it waits once per device and not once per tensor."""
+    places: dict[torch.device, list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        places.setdefault(tensor.device, []).append(place)
+    copies = list(tensors)
+    for some in places.values():
+        parts = [tensors[place].detach().contiguous().reshape(-1).view(torch.uint8) for place in some]
+        # Each part is copied again on the host, because a tensor of another dtype cannot begin at any byte.
+        on_host = torch.cat(parts).cpu().split_with_sizes([part.numel() for part in parts])
+        for place, part in zip(some, on_host, strict=True):
+            copies[place] = part.clone().view(tensors[place].dtype).view(tensors[place].shape)
+    return copies
 
 
 def fingerprint(*tensors: torch.Tensor) -> str:

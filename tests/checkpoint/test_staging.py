@@ -1,0 +1,76 @@
+"""The memory for copies: one buffer of the exact size, page-locked for a GPU only, and exchanged only for a larger."""
+
+import pytest
+import torch
+
+from cuda_recorder import CudaRecorder
+from largebatch.checkpoint.staging import Staging
+
+SHAPES = {
+    "weight/a": (torch.float32, (3, 5)),
+    "exp_avg/a": (torch.bfloat16, (15,)),
+    "buffer/count": (torch.int64, ()),
+    "buffer/none": (torch.float64, (0, 4)),
+    "buffer/mask": (torch.bool, (129,)),
+}
+# Each begins at a multiple of 64 bytes: 60, 30, 8, 0 and 129 of them.
+BYTES = 64 + 64 + 64 + 0 + 192
+
+
+@pytest.fixture
+def gpu():
+    with CudaRecorder() as recorder:
+        yield recorder
+
+
+def test_tensors_do_not_overlap():
+    tensors = Staging(page_locked=False).tensors(SHAPES)
+    assert {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()} == SHAPES
+    for number, tensor in enumerate(tensors.values(), 1):
+        tensor.fill_(number % 2 if tensor.dtype == torch.bool else number)
+    assert [tensor.float().mean().nan_to_num(4).item() for tensor in tensors.values()] == [1, 2, 3, 4, 1]
+    first = tensors["weight/a"].data_ptr()
+    assert [(tensor.data_ptr() - first) for tensor in tensors.values() if tensor.numel()] == [0, 64, 128, 192]
+
+
+def test_as_many_bytes_as_needed_are_locked_until_they_are_freed(gpu):
+    staging = Staging(page_locked=True)
+    assert gpu.locked == {}
+    tensors = staging.tensors(SHAPES)
+    assert gpu.locked == {tensors["weight/a"].data_ptr(): BYTES}
+    del staging
+    assert len(gpu.locked) == 1
+    del tensors
+    assert gpu.locked == {}
+
+
+def test_memory_is_kept_for_less_and_exchanged_for_more(gpu):
+    staging = Staging(page_locked=True)
+    address = staging.tensors(SHAPES)["weight/a"].data_ptr()
+    less = {name: SHAPES[name] for name in ("exp_avg/a", "buffer/mask")}
+    assert staging.tensors(less)["exp_avg/a"].data_ptr() == address
+    assert gpu.log == ["lock pages"]
+    staging.tensors(SHAPES | {"buffer/more": (torch.int8, (1,))})
+    assert list(gpu.locked.values()) == [BYTES + 64]
+
+
+def test_the_old_memory_is_given_up_before_more_is_taken(gpu, monkeypatch):
+    staging = Staging(page_locked=True)
+    staging.tensors(SHAPES)
+    zeros, locked = torch.zeros, []
+    monkeypatch.setattr(
+        torch, "zeros", lambda *size, **options: locked.append(len(gpu.locked)) or zeros(*size, **options)
+    )
+    staging.tensors(SHAPES | {"buffer/more": (torch.int8, (1,))})
+    assert locked == [0]
+
+
+@pytest.mark.parametrize("shapes", [{}, {"buffer/none": SHAPES["buffer/none"]}], ids=["nothing", "empty"])
+def test_a_process_that_writes_nothing_locks_nothing(shapes, gpu):
+    assert [tensor.shape for tensor in Staging(page_locked=True).tensors(shapes).values()] == [(0, 4)] * len(shapes)
+    assert gpu.log == []
+
+
+def test_without_a_gpu_nothing_is_locked(gpu):
+    Staging(page_locked=False).tensors(SHAPES)
+    assert gpu.log == []
