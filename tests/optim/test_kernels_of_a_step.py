@@ -1,7 +1,5 @@
 """A step of LARS or LAMB on a GPU is a few dozen kernels, however many layers there are, and the host never waits."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -57,13 +55,15 @@ def takes_fast_path(arguments) -> bool:
 
 
 def _layout(tensor):
-    return tuple((size, stride if size != 1 else None) for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tuple(
+        (size, stride if size != 1 else None) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_step_has_few_operations_and_no_wait(name):
     recipe, optimizer_name = RECIPES[name]
-    config = load_config(Path(recipe))
+    config = load_config(recipe)
     model = recipe_model(config, recipe)[0].to(memory_format=torch.channels_last)
     optimizer = build_optimizer(model, resolve(config, world_size=64))
     assert type(optimizer).__name__ == optimizer_name
@@ -73,14 +73,15 @@ def test_a_step_has_few_operations_and_no_wait(name):
     for parameter in model.parameters():
         assert parameter.is_meta
         parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    operations = Operations()
-    with operations:
+    for group in groups:
+        optimizer.param_groups = [group]
         optimizer.step()
-    print(name, len(operations.names), operations.names)
-    assert len(operations.names) <= MOST_PER_GROUP * len(groups)
-    assert not operations.slow
-    assert not operations.waits
+        operations = Operations()
+        with operations:
+            optimizer.step()
+        assert 5 < len(operations.names) <= MOST_PER_GROUP, operations.names
+        assert operations.slow == []
+        assert operations.waits == []
 
 
 def test_the_conditions_of_the_fast_path():
