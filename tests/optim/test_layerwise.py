@@ -9,6 +9,7 @@ from torch import nn
 from jobs import OTHER_ZERO_LAYOUTS, run_job, write_zero_config
 from largebatch.optim.lamb import Lamb
 from largebatch.optim.lars import Lars
+from largebatch.optim.layerwise import LayerPart
 from paths import PYDOC
 from test_strategies import SMALL_GPT, recorded
 
@@ -97,6 +98,46 @@ def test_lamb_as_in_the_paper():
             ratio = np.linalg.norm(weight) / np.linalg.norm(update) if number < 3 else 1.0
             expected[number] = weight - rate(step) * (ratio if ratio > 0 else 1.0) * update
     assert_equal(trained(lambda *parameters: Lamb(groups(*parameters, 0.03), lr=0.0, betas=(0.9, 0.99))), expected)
+
+
+@pytest.mark.parametrize("make_optimizer", [Lars, Lamb])
+def test_parts_in_flat_buffers_are_stepped_as_whole_layers_are(make_optimizer):
+    """One buffer has three layers with padding between them, and a part without elements; another has padding only."""
+    shapes, gap = ((3, 500), (7,), (40, 60)), 3
+    starts = [gap, 2 * gap + 1500, 3 * gap + 1507]
+    torch.manual_seed(0)
+    whole = [nn.Parameter(torch.randn(shape)) for shape in shapes]
+    flat, padding = nn.Parameter(torch.zeros(starts[2] + 2400 + gap)), nn.Parameter(torch.zeros(5))
+    parts = [LayerPart(str(number), 0, start, whole[number].numel()) for number, start in enumerate(starts)]
+
+    def layers_in(tensor):
+        return [tensor[part.offset : part.offset + part.length] for part in parts]
+
+    def fill(tensor, layers):
+        for place, layer in zip(layers_in(tensor), layers, strict=True):
+            place.copy_(layer.flatten())
+
+    with torch.no_grad():
+        fill(flat, whole)
+    optimizer = make_optimizer(whole, lr=0.1, weight_decay=0.1)
+    sharded = make_optimizer([{"params": [flat]}, {"params": [padding]}], lr=0.1, weight_decay=0.1)
+    sums = []
+    located = {flat: [*parts, LayerPart("elsewhere", 10, flat.numel(), 0)], padding: []}
+    sharded.locate(located, ["0", "1", "2", "elsewhere"], lambda squares: sums.append(squares) or squares)
+    for step in range(3):
+        for parameter in whole:
+            parameter.grad = torch.randn(parameter.shape)
+        flat.grad, padding.grad = torch.zeros_like(flat), torch.zeros_like(padding)
+        fill(flat.grad, [parameter.grad for parameter in whole])
+        given = flat.grad.clone()
+        optimizer.step()
+        sharded.step()
+        assert torch.equal(flat.grad, given)
+        assert len(sums) == 2 * (step + 1)
+    for mine, parameter in zip(layers_in(flat.detach()), whole, strict=True):
+        assert torch.equal(mine, parameter.detach().flatten())
+    assert flat.detach()[-gap:].eq(0).all()
+    assert padding in sharded.state
 
 
 LAMB = '--optimizer={"name": "lamb", "betas": [0.9, 0.99], "eps": 1e-6, "weight_decay": 0.1, "clip_norm": 1.0}'

@@ -1,11 +1,15 @@
 """LAMB: Adam with its own learning rate for each layer."""
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from largebatch.optim.layerwise import LayerwiseOptimizer, local_part
+from largebatch.optim.layerwise import LayerwiseOptimizer, PartsOfLayers
+
+CHUNK = 2**27
+"""Elements of the temporary tensors beside the updates: 512 MiB in fp32."""
 
 
 class Lamb(LayerwiseOptimizer):
@@ -25,31 +29,52 @@ class Lamb(LayerwiseOptimizer):
     ):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
-    def _step_group(self, group: dict[str, Any]) -> None:
-        tensors = [tensor for tensor in group["params"] if tensor.grad is not None]
-        weights = [local_part(tensor) for tensor in tensors]
-        updates = [self._adam_step(tensor, group) for tensor in tensors]
-        for weight, update in zip(weights, updates, strict=True):
-            update.add_(weight, alpha=group["weight_decay"])
+    def _step_group(self, group: dict[str, Any], tensors: list[torch.Tensor], parts: PartsOfLayers) -> None:
+        for tensor in tensors:
+            state = self.state[tensor]
+            if not state:
+                state["step"] = 0
+                state["exp_avg"] = torch.zeros_like(tensor)
+                state["exp_avg_sq"] = torch.zeros_like(tensor)
+            state["step"] += 1
+        weights = parts.of(tensors)
+        buffer, updates = parts.new_updates()
+        if weights:
+            self._adam_steps(group, tensors, parts, updates)
+            torch._foreach_add_(updates, weights, alpha=group["weight_decay"])
         if group["layerwise"]:
-            for view, ratio in self._trust_ratios(tensors, updates, torch.div):
-                view.mul_(ratio)
-        for weight, update in zip(weights, updates, strict=True):
-            weight.add_(update, alpha=-group["lr"])
+            parts.scale(buffer, self._trust_ratios(parts, weights, updates, torch.div))
+        if weights:
+            torch._foreach_add_(weights, updates, alpha=-group["lr"])
 
-    def _adam_step(self, tensor: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
-        """Update the averages, and return r for what this process has of the tensor."""
-        state = self.state[tensor]
-        if not state:
-            state["step"] = 0
-            state["exp_avg"] = torch.zeros_like(tensor)
-            state["exp_avg_sq"] = torch.zeros_like(tensor)
-        state["step"] += 1
-        steps, (beta1, beta2) = state["step"], group["betas"]
-        assert tensor.grad is not None
-        gradient = local_part(tensor.grad)
-        first, second = local_part(state["exp_avg"]), local_part(state["exp_avg_sq"])
-        first.lerp_(gradient, 1 - beta1)
-        second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        denominator = second.sqrt().div_(math.sqrt(1 - beta2**steps)).add_(group["eps"])
-        return torch.div(first, denominator.mul_(1 - beta1**steps), out=denominator)
+    def _adam_steps(
+        self, group: dict[str, Any], tensors: list[torch.Tensor], parts: PartsOfLayers, updates: list[torch.Tensor]
+    ) -> None:
+        """Update the averages, and write r for each part into its update."""
+        beta1, beta2 = group["betas"]
+        gradients = parts.of([tensor.grad for tensor in tensors if tensor.grad is not None])
+        first, second = (
+            parts.of([self.state[tensor][name] for tensor in tensors]) for name in ("exp_avg", "exp_avg_sq")
+        )
+        torch._foreach_lerp_(first, gradients, 1 - beta1)
+        torch._foreach_mul_(second, beta2)
+        torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
+        torch._foreach_copy_(updates, first)
+        steps = [self.state[tensor]["step"] for tensor in parts.tensor_of_part]
+        for chunk in _chunks(updates):
+            denominators = torch._foreach_sqrt(second[chunk])
+            torch._foreach_div_(denominators, [math.sqrt(1 - beta2**step) for step in steps[chunk]])
+            torch._foreach_add_(denominators, group["eps"])
+            torch._foreach_mul_(denominators, [1 - beta1**step for step in steps[chunk]])
+            torch._foreach_div_(updates[chunk], denominators)
+
+
+def _chunks(tensors: Sequence[torch.Tensor]) -> Iterator[slice]:
+    """Ranges of a list that follow each other, each with at most CHUNK elements or of one tensor."""
+    start, elements = 0, 0
+    for stop, tensor in enumerate(tensors):
+        if start < stop and elements + tensor.numel() > CHUNK:
+            yield slice(start, stop)
+            start, elements = stop, 0
+        elements += tensor.numel()
+    yield slice(start, len(tensors))

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from largebatch.optim.layerwise import LayerwiseOptimizer, local_part
+from largebatch.optim.layerwise import LayerwiseOptimizer, PartsOfLayers
 
 
 class Lars(LayerwiseOptimizer):
@@ -27,26 +27,30 @@ class Lars(LayerwiseOptimizer):
         options = {"momentum": momentum, "nesterov": nesterov, "trust_coefficient": trust_coefficient}
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay} | options)
 
-    def _step_group(self, group: dict[str, Any]) -> None:
-        tensors = [tensor for tensor in group["params"] if tensor.grad is not None]
-        weights = [local_part(tensor) for tensor in tensors]
-        # Engines may still use the gradients.
-        updates = [local_part(tensor.grad).clone() for tensor in tensors]
+    def _step_group(self, group: dict[str, Any], tensors: list[torch.Tensor], parts: PartsOfLayers) -> None:
         decay, eta, momentum = group["weight_decay"], group["trust_coefficient"], group["momentum"]
-        scaled = []
+        weights, gradients = parts.of(tensors), parts.of([tensor.grad for tensor in tensors if tensor.grad is not None])
+        if momentum != 0:
+            for tensor in tensors:
+                if not self.state[tensor]:
+                    self.state[tensor]["momentum_buffer"] = torch.zeros_like(tensor)
+        ratios = None
         if group["layerwise"]:
-            scaled = self._trust_ratios(tensors, updates, lambda w, g: eta * w / (g + decay * w))
-        for weight, update in zip(weights, updates, strict=True):
-            update.add_(weight, alpha=decay)
-        for view, ratio in scaled:
-            view.mul_(ratio)
-        for tensor, weight, update in zip(tensors, weights, updates, strict=True):
-            direction = update
-            if momentum != 0:
-                state = self.state[tensor]
-                if not state:
-                    state["momentum_buffer"] = torch.zeros_like(tensor)
-                velocity = local_part(state["momentum_buffer"])
-                velocity.mul_(momentum).add_(update)
-                direction = update.add_(velocity, alpha=momentum) if group["nesterov"] else velocity
-            weight.add_(direction, alpha=-group["lr"])
+            ratios = self._trust_ratios(parts, weights, gradients, lambda w, g: eta * w / (g + decay * w))
+        if not weights:
+            return
+        buffer, updates = parts.new_updates()
+        torch._foreach_copy_(updates, gradients)
+        torch._foreach_add_(updates, weights, alpha=decay)
+        if ratios is not None:
+            parts.scale(buffer, ratios)
+        directions = updates
+        if momentum != 0:
+            velocities = parts.of([self.state[tensor]["momentum_buffer"] for tensor in tensors])
+            torch._foreach_mul_(velocities, momentum)
+            torch._foreach_add_(velocities, updates)
+            if group["nesterov"]:
+                torch._foreach_add_(updates, velocities, alpha=momentum)
+            else:
+                directions = velocities
+        torch._foreach_add_(weights, directions, alpha=-group["lr"])

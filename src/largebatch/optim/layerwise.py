@@ -11,6 +11,9 @@ from torch.optim import Optimizer
 
 TrustRatio = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
+BLOCK = 1024
+"""Elements of a block in the buffer of `PartsOfLayers`."""
+
 
 @dataclass(frozen=True)
 class LayerPart:
@@ -29,6 +32,82 @@ class LayerPart:
     length: int
 
 
+class PartsOfLayers:
+    """The parts of layers, except empty ones, in tensors that are stepped together, as lists for `torch._foreach_*`.
+
+    Their updates share a buffer, in which each starts a new block. So the layers' trust ratios, on the device, scale
+    all updates by one multiplication, with one ratio per block. A ratio per element would need more buffers of this
+    size, and CUDA takes a list of 0-dimensional ratios one by one: a fast `_foreach_mul_` needs lists of equal shapes
+    (`check_fast_path_restrictions` in ATen/native/ForeachUtils.h).
+
+    What is copied to the device is copied once, when this is made, because the host waits for such copies.
+
+    Args:
+        tensors: The tensors.
+        parts: The parts in each tensor; None means that each tensor is a whole layer.
+        numbers: The number of each layer, by name.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        parts: Mapping[torch.Tensor, Sequence[LayerPart]] | None,
+        numbers: Mapping[str, int],
+    ):
+        self.tensor_of_part: list[torch.Tensor] = []
+        self._splits: list[list[int]] = []
+        layers: list[int] = []
+        for tensor in tensors:
+            size = local_part(tensor).numel()
+            found = [LayerPart("", 0, 0, size)] if parts is None else parts[tensor]
+            found = [part for part in found if part.length]
+            layers += [len(layers) if parts is None else numbers[part.name] for part in found]
+            self.tensor_of_part += [tensor] * len(found)
+            self._splits.append(_sizes_between(found, size))
+        self._num_layers = len(layers) if parts is None else len(numbers)
+
+        self._places: list[tuple[torch.Size, tuple[int, ...], int]] = []
+        blocks: list[int] = []
+        for part in self.of(tensors):
+            # Has the strides of the part, unless that has gaps in memory.
+            like = torch.empty_like(part, device="meta")
+            self._places.append((like.shape, like.stride(), sum(blocks) * BLOCK))
+            blocks.append(-(-like.numel() // BLOCK))
+        self._options: dict[str, Any] = {"dtype": tensors[0].dtype, "device": tensors[0].device} if tensors else {}
+        layer_of_part = torch.tensor(layers, dtype=torch.int64)
+        layer_of_block = layer_of_part.repeat_interleave(torch.tensor(blocks, dtype=torch.int64))
+        self._layer_of_part, self._layer_of_block = (
+            index.to(self._options.get("device")) for index in (layer_of_part, layer_of_block)
+        )
+
+    def of(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Views of the parts in tensors of the same layout, such as gradients or states."""
+        views: list[torch.Tensor] = []
+        for tensor, sizes in zip(tensors, self._splits, strict=True):
+            local = local_part(tensor)
+            # A whole parameter need not be in row-major order in memory.
+            is_whole = sizes == [0, local.numel(), 0]
+            views += [local] if is_whole else torch.split_with_sizes(local.detach().view(-1), sizes)[1::2]
+        return views
+
+    def new_updates(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """A buffer of shape (blocks, BLOCK), uninitialized, and a view of it for each part, of the part's layout."""
+        buffer = torch.empty(len(self._layer_of_block), BLOCK, **self._options)
+        return buffer, [buffer.as_strided(*place) for place in self._places]
+
+    def sums_of_squares(self, *lists: list[torch.Tensor]) -> torch.Tensor:
+        """For lists of one tensor per part, the sums of squares per layer: shape (lists, layers), in float64."""
+        squares = torch.zeros(len(lists), self._num_layers, dtype=torch.float64, device=self._layer_of_part.device)
+        if self.tensor_of_part:
+            norms = torch.stack(torch._foreach_norm([tensor for tensors in lists for tensor in tensors]))
+            squares.index_add_(1, self._layer_of_part, norms.view(len(lists), -1).double().square())
+        return squares
+
+    def scale(self, buffer: torch.Tensor, ratios: torch.Tensor) -> None:
+        """Multiply the updates in a buffer by the ratios of their layers, of shape (layers,)."""
+        buffer.mul_(ratios.to(buffer.dtype)[self._layer_of_block].unsqueeze(1))
+
+
 class LayerwiseOptimizer(Optimizer):
     """An optimizer that multiplies the update of each layer by a trust ratio, a function of two norms of the layer.
 
@@ -41,6 +120,7 @@ class LayerwiseOptimizer(Optimizer):
         self._parts: Mapping[torch.Tensor, Sequence[LayerPart]] | None = None
         self._numbers: dict[str, int] = {}
         self._sum_over_processes: Callable[[torch.Tensor], torch.Tensor] | None = None
+        self._stepped_together: dict[tuple[torch.Tensor, ...], PartsOfLayers] = {}
 
     def locate(
         self,
@@ -51,7 +131,7 @@ class LayerwiseOptimizer(Optimizer):
         """Say which parts of which layers are in the tensors that this process steps.
 
         Args:
-            parts: The parts in each tensor.
+            parts: The parts in each tensor; the rest of it is padding.
             layers: All layers, in the same order on every process.
             sum_over_processes: Sums a vector over all processes; None if this process has every layer whole. It is
                 called once per adapted parameter group, so every process must take the same steps.
@@ -59,58 +139,57 @@ class LayerwiseOptimizer(Optimizer):
         self._parts = parts
         self._numbers = {name: number for number, name in enumerate(layers)}
         self._sum_over_processes = sum_over_processes
+        self._stepped_together.clear()
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Take one step with the gradients that exist."""
         assert closure is None
         for group in self.param_groups:
-            self._step_group(group)
+            tensors = [tensor for tensor in group["params"] if tensor.grad is not None]
+            parts = self._stepped_together.get(tuple(tensors))
+            if parts is None:
+                parts = PartsOfLayers(tensors, self._parts, self._numbers)
+                self._stepped_together[tuple(tensors)] = parts
+            self._step_group(group, tensors, parts)
 
     @abstractmethod
-    def _step_group(self, group: dict[str, Any]) -> None:
-        """Step the tensors of a parameter group that have gradients, without changing the gradients."""
-
-    def _trust_ratios(
-        self, tensors: Sequence[torch.Tensor], updates: Sequence[torch.Tensor], trust_ratio: TrustRatio
-    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """A view of the update of each part of a layer that this process has, and the part's trust ratio, a scalar.
-
-        The ratio is 1 if one of the layer's norms is zero.
+    def _step_group(self, group: dict[str, Any], tensors: list[torch.Tensor], parts: PartsOfLayers) -> None:
+        """Step the tensors of a parameter group that have gradients, without changing the gradients.
 
         Args:
-            tensors: The tensors of the parameter group.
-            updates: Gradients or updates of what this process has of the tensors.
+            group: The parameter group.
+            tensors: Its tensors that have gradients.
+            parts: The parts of layers in `tensors`; possibly none, while other processes have some.
+        """
+
+    def _trust_ratios(
+        self, parts: PartsOfLayers, weights: list[torch.Tensor], updates: list[torch.Tensor], trust_ratio: TrustRatio
+    ) -> torch.Tensor:
+        """The trust ratios of all layers, of shape (layers,); 1 if one of the layer's norms is zero.
+
+        Args:
+            parts: The parts of layers of the parameter group.
+            weights: The weights of each part.
+            updates: The gradient or update of each part.
             trust_ratio: Maps the norms of the layers' weights and updates, each of shape (layers,), to their ratios.
         """
-        weights, views = [], []
-        numbers: list[int] = []
-        for tensor, update in zip(tensors, updates, strict=True):
-            parts = [LayerPart("", 0, 0, update.numel())] if self._parts is None else self._parts[tensor]
-            for part in parts:
-                weights.append(_view(local_part(tensor), part))
-                views.append(_view(update, part))
-                numbers.append(len(numbers) if self._parts is None else self._numbers[part.name])
-        device = views[0].device if views else None
-        index = torch.tensor(numbers, dtype=torch.int64, device=device)
-        squares = torch.zeros(2, len(self._numbers) or len(numbers), dtype=torch.float64, device=device)
-        for row, parts_of_layers in zip(squares, (weights, views), strict=True):
-            if parts_of_layers:
-                row.index_add_(0, index, torch.stack(torch._foreach_norm(parts_of_layers)).double().square())
+        squares = parts.sums_of_squares(weights, updates)
         if self._sum_over_processes is not None:
             squares = self._sum_over_processes(squares)
         weight_norms, norms = squares.sqrt()
-        ratios = torch.where((weight_norms > 0) & (norms > 0), trust_ratio(weight_norms, norms), 1.0)
-        return [(view, ratio.to(view.dtype)) for view, ratio in zip(views, ratios[index], strict=True)]
+        return torch.where((weight_norms > 0) & (norms > 0), trust_ratio(weight_norms, norms), 1.0)
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a tensor that this process holds, as a view."""
-    tensor = tensor.detach()
+    """The part of a tensor that this process holds."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _view(tensor: torch.Tensor, part: LayerPart) -> torch.Tensor:
-    # A whole parameter need not be in row-major order in memory.
-    whole = part.length == tensor.numel()
-    return tensor if whole else tensor.view(-1)[part.offset : part.offset + part.length]
+def _sizes_between(parts: Sequence[LayerPart], size: int) -> list[int]:
+    """The sizes that a tensor of `size` elements is cut into: those of the parts, and of the gaps around them."""
+    sizes, end = [], 0
+    for part in parts:
+        sizes += [part.offset - end, part.length]
+        end = part.offset + part.length
+    return [*sizes, size - end]

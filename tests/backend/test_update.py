@@ -1,0 +1,66 @@
+"""Torch's own optimizers, and clipping, take all tensors of a group together, those that FSDP2 shards, too."""
+
+from collections import Counter
+
+import pytest
+
+import tasks
+from jobs import run_job
+from paths import PYDOC
+from tasks import SMALL
+
+SGD = '--optimizer={"name": "sgd", "nesterov": true, "weight_decay": 0.001, "clip_norm": 0.1}'
+ADAMW = '--optimizer={"name": "adamw", "weight_decay": 0.001, "clip_norm": 0.1}'
+
+
+def operations_of_an_update(run_dir, *words: str) -> tuple[int, Counter]:
+    """The number of parameters, and how often the second update calls each operation on this process's tensors.
+
+    Views and new tensors are not counted.
+    """
+    from torch.distributed.tensor import DTensor
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from largebatch.config import load_config
+    from largebatch.optim import build_optimizer
+    from largebatch.run import Run, RunOptions
+
+    counts = Counter()
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+            if any(issubclass(each, DTensor) for each in types):
+                return NotImplemented
+            if not function.is_view and "empty" not in str(function):
+                counts[str(function)] += 1
+            return function(*arguments, **(keywords or {}))
+
+    config = load_config(PYDOC, [*SMALL, *words], tasks.module("causal_lm", "config").Config)
+    run = Run(config, RunOptions(run_dir))
+    train_set, _ = run.load(tasks.module("causal_lm", "data").sources)
+    model = tasks.build_model(PYDOC)(config)
+    model, _ = run.prepare(model, build_optimizer(model, run.plan))
+    update = run.backend.update
+
+    def counted_update(*arguments, **keywords):
+        counts.clear()
+        with Count():
+            return update(*arguments, **keywords)
+
+    run.backend.update = counted_update
+    for step in run.steps(train_set):
+        for batch in step.micro_batches():
+            step.backward(model(input_ids=batch["input_ids"]).logits.square().sum())
+        run.update(step)
+        if step.index == 1:
+            break
+    return sum(1 for _ in model.parameters()), counts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
+def test_sharded_tensors_are_clipped_and_stepped_together(optimizer, tmp_path):
+    for num_parameters, counts in run_job(operations_of_an_update, tmp_path / "run", optimizer, strategy="fsdp"):
+        assert num_parameters >= 16
+        # Decay, momentum, Nesterov's look ahead and the step itself add, at most once for each of two groups.
+        assert {name: count for name, count in counts.items() if count > 8} == {}
