@@ -143,3 +143,16 @@ STRATEGIES: Mapping[str, StrategyEntry] = {
 def find_strategy(name: str) -> StrategyEntry:
     """The entry of a strategy, or of a single process."""
     return SINGLE if name == SINGLE.name else STRATEGIES[name]
+
+
+def caches_casts(strategy: str, recomputes: bool) -> bool:
+    """Whether bf16 autocast keeps its copy of each weight until the end of a forward pass (its `cache_enabled`).
+
+    It would keep a copy of the whole model where weights are sharded, or where blocks are recomputed and autograd does
+    not keep the copies anyway. Without the cache, a weight that several operations use is cast for each of them.
+
+    Args:
+        strategy: Name of the strategy.
+        recomputes: Whether blocks are computed again in the backward pass (activation checkpointing).
+    """
+    return not recomputes and "weights" not in find_strategy(strategy).shards

@@ -33,7 +33,8 @@ RECIPE = load_config(PYDOC, ["--batch.micro_batch_size=1", "--batch.global_batch
 
 
 def comparison(world_sizes, activations=GIB, gpu_memory=None, config=RECIPE):
-    return compare("recipe", config, MODEL, STRATEGIES, world_sizes, activations, gpu_memory, {})
+    known = activations and {strategy.name: activations for strategy in STRATEGIES}
+    return compare("recipe", config, MODEL, STRATEGIES, world_sizes, known, gpu_memory, {})
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.name)
@@ -88,9 +89,10 @@ def test_what_zero3_gathers_of_a_large_model_is_between_bounds():
 )
 def test_the_first_that_fits_is_suggested(memory, activations, suggested):
     given = activations and activations * GIB
-    (column,) = comparison([32], given, round(memory * GIB))["world_sizes"]
+    # 4 GiB are kept back.
+    (column,) = comparison([32], given, round((memory + 4) * GIB))["world_sizes"]
     assert column["suggested"] == suggested, column
-    assert f"{memory:.4g} GiB" in column["reason"]
+    assert f"{memory:.4g} of {memory + 4:.4g} GiB" in column["reason"]
     if activations is None:
         assert "not estimated" in column["reason"]
 
@@ -126,10 +128,23 @@ def test_nothing_is_said_of_fitting_without_a_memory():
 
 
 def test_rows_by_hand():
-    lines = table(comparison([4, 32], gpu_memory=10 * GIB), RECIPE).splitlines()
+    lines = table(comparison([4, 32], gpu_memory=14 * GIB), RECIPE).splitlines()
+    assert "estimated total with activations, of 10.0 GiB (14.0 less 4.00 kept back)" in lines
     # On 4 processes gradients are accumulated, beside DDP's buckets.
     assert f"{'  ddp':<28}{'16.0 does not':>16}{'13.0 does not':>16}" in lines
     assert f"{'suggested':<28}{'none fits':>16}{'zero1':>16}" in lines
+
+
+def test_activations_that_differ_by_strategy():
+    """Without autocast's cache, where weights are sharded, a weight that is used twice is cast twice."""
+    of_each = {"ddp": GIB, "fsdp": 2 * GIB, "zero1": GIB, "zero2": GIB, "zero3": 2 * GIB}
+    compared = compare("recipe", RECIPE, MODEL, STRATEGIES, [32], of_each, None, {})
+    strategies = compared["world_sizes"][0]["strategies"]
+    equal = comparison([32])["world_sizes"][0]["strategies"]
+    for name, activations in of_each.items():
+        assert strategies[name]["bytes_together_about"] - equal[name]["bytes_together_about"] == activations - GIB
+    assert "an estimate: 1.00 to 2.00 GiB for a micro-batch" in " ".join(table(compared, RECIPE).split())
+    assert "an estimate: 1.00 GiB for a micro-batch" in " ".join(table(comparison([32]), RECIPE).split())
 
 
 def test_a_batch_that_grows_is_counted_at_its_largest():

@@ -156,7 +156,11 @@ def test_what_cannot_be_used_is_one_message(compare, words, message):
     ("words", "message"),
     [
         (["--world-size", "2", "--gpu-memory", "80"], "require --world-sizes"),
-        (["--world-sizes", "2", "--gpu-memory", "lots"], "'lots' is not a positive number"),
+        (
+            ["--world-sizes", "2", "--gpu-memory", "lots"],
+            "'lots' is not a positive number, nor a known GPU: v100-32gb, ",
+        ),
+        (["--world-sizes", "2", "--gpu-memory", "h100"], "h100-80gb, h100-nvl, h200, b200; write GiB"),
         (["--world-sizes", "2", "--gpu-memory", "1e300"], "is too large"),
         (["--world-sizes", "2", "--world-size", "2"], "not allowed with argument"),
         ([], "one of the arguments --world-size --world-sizes is required"),

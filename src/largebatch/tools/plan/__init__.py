@@ -13,10 +13,10 @@ from largebatch.tools.options import (
     add_command,
     add_options_of_a_run,
     add_recipe,
-    memory,
     positive_int,
     positive_ints,
 )
+from largebatch.tools.plan.gpu_memory import KNOWN_GPUS, gpu_memory
 
 if TYPE_CHECKING:
     from largebatch.config import RecipeConfig
@@ -34,7 +34,7 @@ def add_parser(commands: Commands) -> None:
         "several numbers of processes, print what each strategy holds and sends, and which one to use.",
         epilog="""examples:
   largebatch plan RECIPE.json --world-size 256
-  largebatch plan RECIPE.json --world-sizes 8,64,512 --gpu-memory 80
+  largebatch plan RECIPE.json --world-sizes 8,64,512 --gpu-memory h100-80gb
 
 Fields are overridden as in a run: --batch.global_batch_size 512.""",
         takes_overrides=True,
@@ -50,9 +50,10 @@ Fields are overridden as in a run: --batch.global_batch_size 512.""",
     )
     parser.add_argument(
         "--gpu-memory",
-        type=memory,
+        type=gpu_memory,
         metavar="GIB",
-        help="memory of a GPU: print what should fit, and which strategy to use; with --world-sizes",
+        help=f"memory of a GPU, or its name ({', '.join(KNOWN_GPUS)}): print what should fit, and which strategy to "
+        "use; with --world-sizes",
     )
     add_accelerate_configs(parser)
     add_options_of_a_run(parser)
@@ -81,6 +82,7 @@ def _compare(options: argparse.Namespace) -> int:
 
     # These import torch and what model.py imports, which takes seconds.
     from largebatch.backend.model_shape import shape_of
+    from largebatch.plan.strategies import caches_casts
     from largebatch.tools.plan.comparison import compare
     from largebatch.tools.plan.recipe_model import activation_bytes, recipe_model
     from largebatch.tools.plan.strategies import find_strategies
@@ -89,7 +91,9 @@ def _compare(options: argparse.Namespace) -> int:
     strategies, left_out = find_strategies(options.config, options.accelerate_configs, config)
     model, example_batch = recipe_model(config, options.config)
     shape = shape_of(model, plan)
-    activations = activation_bytes(model, config, example_batch)
+    caches = {each.name: caches_casts(each.name, plan.activation_checkpointing) for each in strategies}
+    counted = activation_bytes(model, config, example_batch, caches.values())
+    activations = counted and {name: counted[caches[name]] for name in caches}
     comparison = compare(
         options.config.stem, config, shape, strategies, options.world_sizes, activations, options.gpu_memory, left_out
     )

@@ -11,8 +11,8 @@ from largebatch.plan.model_shape import ModelShape, Strategy
 from largebatch.plan.model_states import model_states, optimizer_states
 from largebatch.plan.strategies import SHARDS, find_strategy
 from largebatch.plan.traffic import traffic_of_a_step
+from largebatch.tools.plan.gpu_memory import GIB, kept_back
 
-GIB = 2**30
 Json = dict[str, Any]
 
 
@@ -22,7 +22,7 @@ def compare(
     model: ModelShape,
     strategies: Sequence[Strategy],
     world_sizes: Sequence[int],
-    activations: int | None,
+    activations: Mapping[str, int] | None,
     gpu_memory: int | None,
     left_out: Mapping[str, str],
 ) -> Json:
@@ -34,7 +34,7 @@ def compare(
         model: Its model.
         strategies: The strategies to count.
         world_sizes: The numbers of processes; one that the batch does not divide over has a problem instead of numbers.
-        activations: Estimated bytes of a micro-batch's activations; None without an estimate.
+        activations: Estimated bytes of a micro-batch's activations under each strategy; None without an estimate.
         gpu_memory: Bytes of a GPU; with None, nothing is said about what fits.
         left_out: Strategies that are not counted, with the reasons.
     """
@@ -45,7 +45,10 @@ def compare(
         except ConfigError as error:
             columns.append({"world_size": world_size, "problem": "; ".join(error.problems)})
             continue
-        counted = {each.name: _counted(config, plan, model, each, activations, gpu_memory) for each in strategies}
+        counted = {
+            each.name: _counted(config, plan, model, each, activations and activations[each.name], gpu_memory)
+            for each in strategies
+        }
         suggested, reason = _suggest(counted, activations, gpu_memory, config)
         columns.append(
             {
@@ -64,8 +67,10 @@ def compare(
         "optimizer": config.optimizer.name,
         "micro_batch_size": config.batch.micro_batch_size,
         "parameters": model.elements,
-        "estimated_activation_bytes": activations,
+        "estimated_activation_bytes": activations and max(activations.values(), default=0),
+        "estimated_activation_bytes_by_strategy": activations,
         "gpu_memory_bytes": gpu_memory,
+        "kept_back_bytes": None if gpu_memory is None else kept_back(gpu_memory),
         "left_out": dict(left_out),
         "world_sizes": columns,
     }
@@ -90,18 +95,19 @@ def _counted(
         "model_state_bytes": kinds | {"together": states.held},
         "bytes_beside_about": beside,
         "bytes_together_about": together,
-        "fits": None if gpu_memory is None else together <= gpu_memory,
+        "fits": None if gpu_memory is None else together <= gpu_memory - kept_back(gpu_memory),
         "sent_bytes_per_step": {"least": least, "most": most},
     }
 
 
 def _suggest(
-    options: Mapping[str, Json], activations: int | None, gpu_memory: int | None, config: RecipeConfig
+    options: Mapping[str, Json], activations: Mapping[str, int] | None, gpu_memory: int | None, config: RecipeConfig
 ) -> tuple[str | None, str | None]:
     """The strategy to use and the reason; no strategy if nothing fits, and neither if no memory is given."""
     if gpu_memory is None or not options:
         return None, None
-    memory = f"{gpu_memory / GIB:.4g} GiB"
+    usable = gpu_memory - kept_back(gpu_memory)
+    memory = f"{usable / GIB:.4g} of {gpu_memory / GIB:.4g} GiB"
 
     def together(name: str) -> str:
         return f"{options[name]['bytes_together_about'] / GIB:.3g} GiB"
@@ -130,7 +136,7 @@ def _suggest(
     if activations is None:
         reason += f" should fit in {memory}; activations, which are not estimated, may take the rest"
     else:
-        reason += f" and an estimated {activations / GIB:.3g} GiB of activations should fit in {memory}"
+        reason += f" and an estimated {activations[best] / GIB:.3g} GiB of activations should fit in {memory}"
     if sent(best) == min(map(sent, fitting)):
         reason += "; it sends the least of those that fit"
     if too_large := [f"{name} needs about {together(name)}" for name in options if rank(name) < rank(best)]:

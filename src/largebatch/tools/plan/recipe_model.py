@@ -2,18 +2,17 @@
 
 For the estimate, the model runs on fake tensors, which have shapes and no memory, under the recipe's precision and
 activation checkpointing. The storages that autograd saves for the backward pass are counted, without parameters but
-with the copies of weights that autocast casts.
-
-This is what torch's operations on the CPU would keep. Those on a GPU may keep other things: causal attention has a mask
-on the CPU that it mostly does without on a GPU. Gradients of activations and work space come on top.
+with the copies of weights that autocast casts. They are those that operations on an NVIDIA GPU would save, as far as
+`cuda_kernels` says. Gradients of activations and work space come on top.
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import cast
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -27,6 +26,7 @@ from largebatch.errors import UserError
 from largebatch.model.activation_checkpointing import blocks_to_recompute, checkpoint_activations
 from largebatch.model.initialization.building import build_shapes, storage_of
 from largebatch.task_folders import import_from
+from largebatch.tools.plan.cuda_kernels import cuda_kernels
 
 ExampleBatch = Callable[[RecipeConfig], Mapping[str, torch.Tensor]]
 
@@ -64,8 +64,11 @@ def recipe_model(config: RecipeConfig, recipe: Path) -> tuple[nn.Module, Example
     return model, getattr(module, "example_batch", None)
 
 
-def activation_bytes(model: nn.Module, config: RecipeConfig, example_batch: ExampleBatch | None) -> int | None:
-    """Bytes that a process keeps for a micro-batch; None if it is not known how the model is called.
+def activation_bytes(
+    model: nn.Module, config: RecipeConfig, example_batch: ExampleBatch | None, cache_settings: Iterable[bool]
+) -> dict[bool, int] | None:
+    """Bytes that a process keeps for a micro-batch, with and without autocast's cache; None if it is not known how the
+    model is called.
 
     With activation checkpointing, these are the inputs of the blocks and all of the largest block, as when it is
     recomputed.
@@ -74,6 +77,7 @@ def activation_bytes(model: nn.Module, config: RecipeConfig, example_batch: Exam
         model: The recipe's model on the meta device; it cannot be used afterward.
         config: The recipe, which has the precision, the micro-batch and activation checkpointing.
         example_batch: The task's hook, which makes the keyword arguments of the model for a micro-batch.
+        cache_settings: What to count, by `plan.strategies.caches_casts`.
     """
     if example_batch is None:
         return None
@@ -90,12 +94,14 @@ def activation_bytes(model: nn.Module, config: RecipeConfig, example_batch: Exam
             raise UserError(f"example_batch(config) of model.py fails: {type(error).__name__}: {error}") from error
         try:
             forward = partial(_kept_by, model, batch, config.precision == "bf16")
+            settings = sorted(set(cache_settings))
             if not config.compute.activation_checkpointing:
-                return sum(forward().values())
+                return {caches: sum(forward(caches).values()) for caches in settings}
             blocks = blocks_to_recompute(model)
-            largest = max(forward(blocks)[block] for block in blocks)
+            kept = {caches: forward(caches, blocks) for caches in settings}
+            largest = {caches: max(kept[caches][block] for block in blocks) for caches in settings}
             checkpoint_activations(model)
-            return sum(forward().values()) + largest
+            return {caches: sum(forward(caches).values()) + largest[caches] for caches in settings}
         except UserError:
             raise
         # A model may read numbers, which fake tensors do not have, and may then raise anything.
@@ -119,7 +125,11 @@ def _give_fake_memory(model: nn.Module) -> None:
 
 
 def _kept_by(
-    model: nn.Module, micro_batch: Mapping[str, torch.Tensor], in_bf16: bool, blocks: Sequence[nn.Module] = ()
+    model: nn.Module,
+    micro_batch: Mapping[str, torch.Tensor],
+    in_bf16: bool,
+    caches_casts: bool,
+    blocks: Sequence[nn.Module] = (),
 ) -> dict[nn.Module | None, int]:
     """Bytes that a forward pass keeps in each of the blocks and, under None, elsewhere."""
     others = {storage_of(tensor) for tensor in (*model.parameters(), *model.buffers())}
@@ -138,8 +148,10 @@ def _kept_by(
             hooks.enter_context(block.register_forward_pre_hook(lambda block, _: inside.append(block)))
             hooks.enter_context(block.register_forward_hook(lambda *_: inside.pop() and None))
         hooks.enter_context(saved_tensors_hooks(keep, lambda tensor: tensor))
-        if in_bf16:
-            hooks.enter_context(torch.autocast("cpu", torch.bfloat16))
+        hooks.enter_context(cuda_kernels(in_bf16, caches_casts))
+        if "position_ids" not in micro_batch:
+            # `transformers` cannot see that positions without numbers are those of a single document.
+            hooks.enter_context(patch("transformers.masking_utils.find_packed_sequence_indices", lambda _: None))
         outputs = model(**micro_batch)
         # The output layer has computed its gradients together with its losses (`linear_token_losses`).
         for gradient in getattr(getattr(outputs, "grad_fn", None), "gradients", None) or ():
