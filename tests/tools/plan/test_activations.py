@@ -88,6 +88,15 @@ def test_a_recomputed_model_keeps_the_inputs_of_its_blocks_and_one_block():
     assert counted(VIT_DIGITS, *words, RECOMPUTE) == pytest.approx(real + block, rel=0.02)
 
 
+def test_each_way_of_running_a_recomputed_model_runs_once(monkeypatch):
+    """Once as it is, for the largest block, and once recomputed, however many blocks there are."""
+    runs = []
+    kept_by = recipe_model_module._kept_by
+    monkeypatch.setattr(recipe_model_module, "_kept_by", lambda *words: runs.append(words) or kept_by(*words))
+    counted(VIT_DIGITS, "--model.num_layers=6", RECOMPUTE)
+    assert len(runs) == 2
+
+
 def test_twice_the_micro_batch_is_twice_as_much():
     sizes = [counted(DIGITS, f"--batch.micro_batch_size={size}") for size in (4, 8, 16)]
     assert sizes[2] - sizes[1] == pytest.approx(2 * (sizes[1] - sizes[0]), rel=0.01)

@@ -12,7 +12,8 @@ from largebatch.plan.model_states import model_states
 from largebatch.plan.traffic import traffic_of_a_step
 from largebatch.tools.command_line import main
 from largebatch.tools.lint.job import read_job
-from largebatch.tools.plan.comparison import GIB, compare
+from largebatch.tools.plan.comparison import compare
+from largebatch.tools.plan.gpu_memory import GIB
 from largebatch.tools.plan.table import table
 from paths import PYDOC, ROOT
 

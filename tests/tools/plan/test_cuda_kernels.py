@@ -21,9 +21,9 @@ def saved_by(compute, *, in_bf16=True, caches_casts=True):
         storages.setdefault(tensor.untyped_storage()._cdata, tensor.untyped_storage())
         return tensor
 
-    with FakeTensorMode(), saved_tensors_hooks(keep, lambda tensor: tensor):
-        with kernels.cuda_kernels(in_bf16, caches_casts):
-            compute()
+    cuda = kernels.cuda_kernels(in_bf16, caches_casts)
+    with FakeTensorMode(), saved_tensors_hooks(keep, lambda tensor: tensor), cuda:
+        compute()
     return sorted(storage.nbytes() for storage in storages.values())
 
 
@@ -48,22 +48,22 @@ def test_a_missing_operation_is_found(monkeypatch):
 @pytest.mark.parametrize(
     ("compute", "dtype"),
     [
-        (lambda low, wide: F.linear(wide, wide), BF16),
+        (lambda _, wide: F.linear(wide, wide), BF16),
         (lambda low, wide: torch.einsum("ij,jk", low, wide), BF16),
-        (lambda low, wide: low**2, FP32),
-        (lambda low, wide: low.exp(), FP32),
-        (lambda low, wide: low.softmax(-1), FP32),
-        (lambda low, wide: low.softmax(-1, dtype=FP64), FP64),
-        (lambda low, wide: F.layer_norm(low, (4,)), FP32),
-        (lambda low, wide: low.sum(), FP32),
-        (lambda low, wide: low.norm(), FP32),
-        (lambda low, wide: low.norm(dim=1), FP32),
-        (lambda low, wide: F.cross_entropy(low, torch.zeros(4, dtype=torch.int64)), FP32),
+        (lambda low, _: low**2, FP32),
+        (lambda low, _: low.exp(), FP32),
+        (lambda low, _: low.softmax(-1), FP32),
+        (lambda low, _: low.softmax(-1, dtype=FP64), FP64),
+        (lambda low, _: F.layer_norm(low, (4,)), FP32),
+        (lambda low, _: low.sum(), FP32),
+        (lambda low, _: low.norm(), FP32),
+        (lambda low, _: low.norm(dim=1), FP32),
+        (lambda low, _: F.cross_entropy(low, torch.zeros(4, dtype=torch.int64)), FP32),
         (lambda low, wide: torch.addcmul(low, low, wide), FP32),
-        (lambda low, wide: torch.tensordot(low, low), BF16),
+        (lambda low, _: torch.tensordot(low, low), BF16),
         # In a list of the CPU's alone, or in none.
-        (lambda low, wide: torch.stack([low, low]), BF16),
-        (lambda low, wide: F.gelu(low), BF16),
+        (lambda low, _: torch.stack([low, low]), BF16),
+        (lambda low, _: F.gelu(low), BF16),
         (lambda low, wide: low.double() @ wide.double(), FP64),
     ],
 )

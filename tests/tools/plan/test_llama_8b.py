@@ -48,7 +48,7 @@ def gradients_of_a_part(processes):
 
 
 def bytes_of_a_process(strategy, processes):
-    accumulates = SAMPLES > processes
+    accumulates = processes < SAMPLES
     if strategy == "ddp":
         # Weights, gradients, two moments; gradients beside the buckets that they are reduced in.
         return 4 * WEIGHTS * (5 if accumulates else 4) + activations()

@@ -69,6 +69,42 @@ def test_a_model_of_ones_own(compare, tmp_path):
     assert json.loads(output)["estimated_activation_bytes"] is None
 
 
+USED_TWICE = """
+import torch
+from torch import nn
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(100, 100, bias=False)
+
+    def forward(self, inputs):
+        return self.layer(self.layer(inputs))
+
+
+def build_model(config):
+    return Twice()
+
+
+def example_batch(config):
+    return {"inputs": torch.zeros(10, 100)}
+"""
+
+
+def test_a_weight_used_twice_has_two_copies_where_weights_are_sharded(compare, tmp_path):
+    _, output, _ = compare(recipe_with_model(tmp_path, USED_TWICE), *TWO, "--precision=bf16", "--json")
+    # In bf16: the inputs of both products, and the weight.
+    once, twice = 2 * (2 * 10 * 100) + 2 * 100 * 100, 2 * (2 * 10 * 100) + 2 * (2 * 100 * 100)
+    assert json.loads(output)["estimated_activation_bytes_by_strategy"] == {
+        "ddp": once,
+        "fsdp": twice,
+        "zero1": once,
+        "zero2": once,
+        "zero3": twice,
+    }
+
+
 PLAIN_MODEL = """
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def _compare(options: argparse.Namespace) -> int:
     shape = shape_of(model, plan)
     caches = {each.name: caches_casts(each.name, plan.activation_checkpointing) for each in strategies}
     counted = activation_bytes(model, config, example_batch, caches.values())
-    activations = counted and {name: counted[caches[name]] for name in caches}
+    activations = {name: counted[caches[name]] for name in caches} if counted else None
     comparison = compare(
         options.config.stem, config, shape, strategies, options.world_sizes, activations, options.gpu_memory, left_out
     )

@@ -46,7 +46,7 @@ def compare(
             columns.append({"world_size": world_size, "problem": "; ".join(error.problems)})
             continue
         counted = {
-            each.name: _counted(config, plan, model, each, activations and activations[each.name], gpu_memory)
+            each.name: _counted(config, plan, model, each, activations[each.name] if activations else None, gpu_memory)
             for each in strategies
         }
         suggested, reason = _suggest(counted, activations, gpu_memory, config)
@@ -67,7 +67,7 @@ def compare(
         "optimizer": config.optimizer.name,
         "micro_batch_size": config.batch.micro_batch_size,
         "parameters": model.elements,
-        "estimated_activation_bytes": activations and max(activations.values(), default=0),
+        "estimated_activation_bytes": max(activations.values()) if activations else None,
         "estimated_activation_bytes_by_strategy": activations,
         "gpu_memory_bytes": gpu_memory,
         "kept_back_bytes": None if gpu_memory is None else kept_back(gpu_memory),

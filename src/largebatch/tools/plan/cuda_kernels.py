@@ -1,8 +1,8 @@
 """Operations on CPU tensors, fake ones above all, that keep for the backward pass what CUDA's would keep.
 
-- Autocast: which operations run in bfloat16 and which in fp32 is decided by lists, and CUDA's are others than the CPU's.
+- Autocast: lists say which operations run in bfloat16 and which in fp32, and those of CUDA and of the CPU differ.
   `pow`, for example, is in fp32 on CUDA only, and so keeps its input in fp32. The tables below are CUDA's lists, as in
-  torch's ATen/autocast_mode.h; tests/tools/plan/test_cuda_kernels.py compares them with the installed header.
+  torch's ATen/autocast_mode.h; bench/autocast_lists.py compares them with the installed torch's.
 - Attention: the kernel that `scaled_dot_product_attention` takes on NVIDIA GPUs since Ampere. FlashAttention, for
   bfloat16 without a mask, and the memory-efficient kernel keep queries, keys, values, outputs and a number per row, the
   latter also the mask as numbers. What neither takes keeps the probabilities.
@@ -26,16 +26,21 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-BF16 = """
+
+def _names(text: str) -> list[str]:
+    return text.split()
+
+
+BF16 = _names("""
     _convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input
     conv_transpose3d.input convolution cudnn_convolution cudnn_convolution_transpose prelu addmm addmv addr matmul
     einsum mm mv linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot _thnn_fused_lstm_cell
     _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell _scaled_dot_product_flash_attention
     scaled_dot_product_attention
-""".split()
+""")
 """Operations whose inputs are cast to bfloat16."""
 
-FP32 = """
+FP32 = _names("""
     acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar pow.Tensor_Tensor
     pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm frobenius_norm.dim nuclear_norm
     nuclear_norm.dim cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss
@@ -44,19 +49,19 @@ FP32 = """
     upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d
     _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d
     upsample_bicubic2d _upsample_bicubic2d_aa
-""".split()
+""")
 """Operations whose inputs are cast to fp32."""
 
-FP32_RESULT = """
+FP32_RESULT = _names("""
     prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
     linalg_matrix_norm.str_ord sum sum.dim_IntList
-""".split()
+""")
 """Operations that compute in fp32 unless they are given another dtype."""
 
 FP32_NORM = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype"}
 """The same for those that have a variant with a dtype."""
 
-WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add".split()
+WIDEST = _names("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add")
 """Operations whose inputs are cast to the widest of their dtypes, bfloat16 or fp32."""
 
 AUTOCAST = DispatchKey.AutocastCPU
@@ -92,18 +97,19 @@ def _cuda_lists(caches_casts: bool) -> Iterator[None]:
     kernels |= {name: partial(_in_widest, _operation(name), cast) for name in WIDEST}
     registered = torch._C._dispatch_get_registrations_for_dispatch_key(AUTOCAST.name)
     of_cpu = {name.removeprefix("aten::") for name in registered if name.startswith("aten::")}
-    library = Library("aten", "IMPL")
+    library = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    register: Callable[..., None] = library.impl
     with warnings.catch_warnings():
         # That they are replaced is meant.
         warnings.filterwarnings("ignore", message="Warning only once for all operators")
         for name in of_cpu - kernels.keys() - {"binary_cross_entropy"}:
-            library.impl(name, fallthrough_kernel, AUTOCAST.name)
+            register(name, fallthrough_kernel, AUTOCAST.name)
         for name, kernel in kernels.items():
-            library.impl(name, partial(_without_autocast, kernel), AUTOCAST.name)
+            register(name, partial(_without_autocast, kernel), AUTOCAST.name)
     try:
         yield
     finally:
-        library._destroy()
+        library._destroy()  # type: ignore[no-untyped-call]
 
 
 def _operation(name: str) -> Any:

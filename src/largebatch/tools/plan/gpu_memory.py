@@ -31,5 +31,5 @@ def gpu_memory(text: str) -> int:
 
 
 def kept_back(memory_bytes: int) -> int:
-    """Bytes that a plan leaves free: for CUDA's context, NCCL's buffers, work space and the allocator's fragmentation."""
+    """Bytes that a plan leaves free: for CUDA's context, NCCL, work space and the allocator's fragmentation."""
     return max(4 * GIB, memory_bytes * 8 // 100)

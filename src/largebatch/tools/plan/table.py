@@ -4,7 +4,8 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from largebatch.config import RecipeConfig
-from largebatch.tools.plan.comparison import GIB, Json
+from largebatch.tools.plan.comparison import Json
+from largebatch.tools.plan.gpu_memory import GIB
 
 WIDTH, NAME_WIDTH, COLUMN_WIDTH = 110, 28, 16
 MOST_COLUMNS = (WIDTH - NAME_WIDTH) // COLUMN_WIDTH
@@ -52,16 +53,16 @@ def table(comparison: Json, config: RecipeConfig) -> str:
     else:
         # They differ where a weight is used twice and autocast casts it for each use.
         each = comparison["estimated_activation_bytes_by_strategy"].values()
-        sizes = dict.fromkeys(map(_size, (min(each), max(each))))
+        least_and_most = dict.fromkeys(map(_size, (min(each), max(each))))
         how = "with" if config.compute.activation_checkpointing else "without"
         notes.append(
-            f"Activations are an estimate: {' to '.join(sizes)} GiB for a micro-batch {how} activation checkpointing, "
-            "what autograd keeps with CUDA's kernels in a forward pass on shapes alone, without work space."
+            f"Activations are an estimate: {' to '.join(least_and_most)} GiB for a micro-batch {how} activation "
+            "checkpointing, what autograd keeps with CUDA's kernels in a forward pass on shapes alone, without work space."
         )
     if comparison["gpu_memory_bytes"] is not None:
         notes.append(
-            f"Of a GPU's memory, {_size(comparison['kept_back_bytes'])} GiB are kept back for CUDA's context, NCCL, work "
-            "space and fragmentation: 8%, and at least 4 GiB."
+            f"{_size(comparison['kept_back_bytes'])} GiB of the GPU's memory are kept back for CUDA's context, NCCL, "
+            "work space and fragmentation: 8 %, and at least 4 GiB."
         )
     notes += [f"{name} is not counted: {reason}" for name, reason in comparison["left_out"].items()]
     return "\n".join([*lines, *(line for note in notes for line in _wrapped(note))]) + "\n"
