@@ -69,22 +69,22 @@ def test_a_model_of_ones_own(compare, tmp_path):
     assert json.loads(output)["estimated_activation_bytes"] is None
 
 
-USED_TWICE = """
+SHARED_LAYER = """
 import torch
 from torch import nn
 
 
-class Twice(nn.Module):
+class Shared(nn.Module):
     def __init__(self):
         super().__init__()
         self.layer = nn.Linear(100, 100, bias=False)
 
     def forward(self, inputs):
-        return self.layer(self.layer(inputs))
+        return self.layer(self.layer(self.layer(inputs)))
 
 
 def build_model(config):
-    return Twice()
+    return Shared()
 
 
 def example_batch(config):
@@ -92,10 +92,11 @@ def example_batch(config):
 """
 
 
-def test_a_weight_used_twice_has_two_copies_where_weights_are_sharded(compare, tmp_path):
-    _, output, _ = compare(recipe_with_model(tmp_path, USED_TWICE), *TWO, "--precision=bf16", "--json")
-    # In bf16: the inputs of both products, and the weight.
-    once, twice = 2 * (2 * 10 * 100) + 2 * 100 * 100, 2 * (2 * 10 * 100) + 2 * (2 * 100 * 100)
+def test_a_shared_weight_has_several_copies_where_weights_are_sharded(compare, tmp_path):
+    _, output, _ = compare(recipe_with_model(tmp_path, SHARED_LAYER), *TWO, "--precision=bf16", "--json")
+    # In bf16: the inputs of all products, and the weight for those products whose inputs need a gradient.
+    inputs, copy = 3 * (2 * 10 * 100), 2 * 100 * 100
+    once, twice = inputs + copy, inputs + 2 * copy
     assert json.loads(output)["estimated_activation_bytes_by_strategy"] == {
         "ddp": once,
         "fsdp": twice,

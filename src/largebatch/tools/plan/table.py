@@ -57,7 +57,8 @@ def table(comparison: Json, config: RecipeConfig) -> str:
         how = "with" if config.compute.activation_checkpointing else "without"
         notes.append(
             f"Activations are an estimate: {' to '.join(least_and_most)} GiB for a micro-batch {how} activation "
-            "checkpointing, what autograd keeps with CUDA's kernels in a forward pass on shapes alone, without work space."
+            "checkpointing, what autograd keeps with CUDA's kernels in a forward pass on shapes alone, without work "
+            "space."
         )
     if comparison["gpu_memory_bytes"] is not None:
         notes.append(
