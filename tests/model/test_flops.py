@@ -107,6 +107,8 @@ def test_what_there_is_no_formula_for(recipe, words, reason):
         ("NVIDIA B200", "fp32", None),
         ("Tesla V100-SXM2-16GB", "fp32", 15.7),
         ("Tesla V100-SXM2-16GB", "bf16", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bf16", None),
+        ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", "bf16", None),
         ("NVIDIA GB200", "bf16", None),
         ("NVIDIA GH200 480GB", "bf16", None),
         ("NVIDIA GeForce RTX 4090", "bf16", None),

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from jobs import OTHER_ZERO_LAYOUTS, run_job, write_zero_config
+from largebatch.optim import lamb
 from largebatch.optim.lamb import Lamb
 from largebatch.optim.lars import Lars
 from largebatch.optim.layerwise import LayerPart
@@ -98,6 +99,16 @@ def test_lamb_as_in_the_paper():
             ratio = np.linalg.norm(weight) / np.linalg.norm(update) if number < 3 else 1.0
             expected[number] = weight - rate(step) * (ratio if ratio > 0 else 1.0) * update
     assert_equal(trained(lambda *parameters: Lamb(groups(*parameters, 0.03), lr=0.0, betas=(0.9, 0.99))), expected)
+
+
+def test_lamb_takes_large_groups_in_chunks(monkeypatch):
+    """The first tensor is larger than a chunk, and the next two fit into one."""
+    together = trained(lambda *parameters: Lamb(groups(*parameters, 0.03), lr=0.0))
+    monkeypatch.setattr(lamb, "CHUNK", 30)
+    for chunked, expected in zip(
+        trained(lambda *parameters: Lamb(groups(*parameters, 0.03), lr=0.0)), together, strict=True
+    ):
+        np.testing.assert_array_equal(chunked, expected)
 
 
 @pytest.mark.parametrize("make_optimizer", [Lars, Lamb])

@@ -98,7 +98,9 @@ def multiplied_parameters(model: nn.Module) -> tuple[int, int]:
 
 
 def data_sheet(gpu: str, precision: str) -> float | None:
-    """The peak of a GPU in TFLOP/s, if its name is known."""
+    """The peak of a GPU in TFLOP/s, if its name is known; a slice of a GPU (MIG) has no data sheet."""
+    if "MIG" in gpu.split():
+        return None
     for words, peaks in DATA_SHEETS:
         if all(word in gpu for word in words):
             return peaks.get(precision)

@@ -5,6 +5,7 @@ Positions that begin anew inside a sample keep the documents of a packed sample 
 so the host waits for the device. Here documents are kept apart exactly if positions are given.
 """
 
+import sys
 from functools import wraps
 from typing import Any
 
@@ -17,7 +18,8 @@ _given: bool | None = None
 
 def keep_apart_by_given_positions(model: nn.Module) -> None:
     """Make a model of `transformers` keep documents apart if it is called with `position_ids`, and only then."""
-    # Imported here because it takes seconds.
+    if "transformers" not in sys.modules:
+        return
     from transformers import PreTrainedModel, masking_utils
 
     if not any(isinstance(module, PreTrainedModel) for module in model.modules()):

@@ -67,6 +67,8 @@ class Lamb(LayerwiseOptimizer):
             torch._foreach_add_(denominators, group["eps"])
             torch._foreach_mul_(denominators, [1 - beta1**step for step in steps[chunk]])
             torch._foreach_div_(updates[chunk], denominators)
+            # Otherwise they would live until those of the next chunk exist.
+            del denominators
 
 
 def _chunks(tensors: Sequence[torch.Tensor]) -> Iterator[slice]:

@@ -116,7 +116,7 @@ def fsdp(model: ModelShape, strategy: Strategy, world_size: int, accumulates: bo
         reduced[parameter.unit] += parameter.padded_rows(world_size)
     beside = {
         # Whole gradients, until the last micro-batch.
-        "gradients of micro-batches": _elements(model.trained) if accumulates else 0,
+        "accumulated gradients": _elements(model.trained) if accumulates else 0,
         "gathered until the backward pass": sum(units[unit] for unit in stay),
         # The block in use, and the next one.
         "gathered blocks": sum(others[:2]),
@@ -139,7 +139,7 @@ def zero12(model: ModelShape, strategy: Strategy, world_size: int, accumulates: 
     # Buckets have their full size, however small the model is.
     buckets = (2 if zero.overlap_comm else 1) * zero.reduce_bucket_size
     beside = {
-        "gradients of micro-batches": accumulated if accumulates else 0,
+        "accumulated gradients": accumulated if accumulates else 0,
         "reduce buckets": buckets,
         "update's copy of gradients": max(groups) // world_size,
     }

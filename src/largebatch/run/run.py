@@ -1,7 +1,6 @@
 """The run that a training script drives: it joins the job, resolves the plan, and yields the optimizer steps."""
 
 import math
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -177,8 +176,7 @@ class Run(Generic[Config]):
                 checkpoint_activations(model)
             if self.plan.channels_last:
                 channels_last_inputs(model)
-            if "transformers" in sys.modules:
-                keep_apart_by_given_positions(model)
+            keep_apart_by_given_positions(model)
         # Before the strategy changes the model's class.
         description = model_config(model)
         utilization = utilization_of(self.config, model, self.backend.device, self.plan.world_size)

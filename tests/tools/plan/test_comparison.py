@@ -12,7 +12,8 @@ from largebatch.plan.model_states import model_states
 from largebatch.plan.traffic import traffic_of_a_step
 from largebatch.tools.command_line import main
 from largebatch.tools.lint.job import read_job
-from largebatch.tools.plan.comparison import GIB, compare
+from largebatch.tools.plan.comparison import compare
+from largebatch.tools.plan.gpu_memory import GIB
 from largebatch.tools.plan.table import table
 from paths import PYDOC, ROOT
 
@@ -88,9 +89,10 @@ def test_what_zero3_gathers_of_a_large_model_is_between_bounds():
 )
 def test_the_first_that_fits_is_suggested(memory, activations, suggested):
     given = activations and activations * GIB
-    (column,) = comparison([32], given, round(memory * GIB))["world_sizes"]
+    # 4 GiB are kept back.
+    (column,) = comparison([32], given, round((memory + 4) * GIB))["world_sizes"]
     assert column["suggested"] == suggested, column
-    assert f"{memory:.4g} GiB" in column["reason"]
+    assert f"{memory:.4g} of {memory + 4:.4g} GiB" in column["reason"]
     if activations is None:
         assert "not estimated" in column["reason"]
 
@@ -114,9 +116,8 @@ def test_lines_are_short_however_many_columns_there_are():
 def test_columns_of_a_tiny_model_stay_apart():
     tiny = ModelShape((ParameterShape("weight", (1000,), 0, 0),), frozenset(), 0, 4)
     text = table(compare("recipe", RECIPE, tiny, STRATEGIES, [1, 2, 4], None, None, {}), RECIPE)
-    (row,) = (line for line in text.splitlines() if line.startswith("  ddp") and "+" in line)
-    # One process sends nothing, and needs no buckets to send.
-    assert row.split() == ["ddp", "<0.01", "+", "0", *2 * ["<0.01", "+", "<0.01"]]
+    (row,) = (line for line in text.splitlines() if line.startswith("  fsdp") and "+" in line)
+    assert row.split() == ["fsdp", *3 * ["<0.01", "+", "<0.01"]]
 
 
 def test_nothing_is_said_of_fitting_without_a_memory():
@@ -126,9 +127,10 @@ def test_nothing_is_said_of_fitting_without_a_memory():
 
 
 def test_rows_by_hand():
-    lines = table(comparison([4, 32], gpu_memory=10 * GIB), RECIPE).splitlines()
-    # On 4 processes gradients are accumulated, beside DDP's buckets.
-    assert f"{'  ddp':<28}{'16.0 does not':>16}{'13.0 does not':>16}" in lines
+    lines = table(comparison([4, 32], gpu_memory=14 * GIB), RECIPE).splitlines()
+    assert "estimated total with activations, of 10.0 GiB (14.0 less 4.00 kept back)" in lines
+    # On 4 processes gradients are accumulated, in DDP's buckets.
+    assert f"{'  ddp':<28}{'13.0 does not':>16}{'13.0 does not':>16}" in lines
     assert f"{'suggested':<28}{'none fits':>16}{'zero1':>16}" in lines
 
 

@@ -69,6 +69,36 @@ def test_a_model_of_ones_own(compare, tmp_path):
     assert json.loads(output)["estimated_activation_bytes"] is None
 
 
+SHARED_LAYER = """
+import torch
+from torch import nn
+
+
+class Shared(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(100, 100, bias=False)
+
+    def forward(self, inputs):
+        return self.layer(self.layer(self.layer(inputs)))
+
+
+def build_model(config):
+    return Shared()
+
+
+def example_batch(config):
+    return {"inputs": torch.zeros(10, 100)}
+"""
+
+
+def test_a_shared_weight_has_a_copy_for_each_use(compare, tmp_path):
+    _, output, _ = compare(recipe_with_model(tmp_path, SHARED_LAYER), *TWO, "--precision=bf16", "--json")
+    # In bf16: the inputs of all products, and the weight for those products whose inputs need a gradient.
+    inputs, copy = 3 * (2 * 10 * 100), 2 * 100 * 100
+    assert json.loads(output)["estimated_activation_bytes"] == inputs + 2 * copy
+
+
 PLAIN_MODEL = """
 from __future__ import annotations
 
@@ -156,7 +186,11 @@ def test_what_cannot_be_used_is_one_message(compare, words, message):
     ("words", "message"),
     [
         (["--world-size", "2", "--gpu-memory", "80"], "require --world-sizes"),
-        (["--world-sizes", "2", "--gpu-memory", "lots"], "'lots' is not a positive number"),
+        (
+            ["--world-sizes", "2", "--gpu-memory", "lots"],
+            "'lots' is not a positive number, nor a known GPU: v100-32gb, ",
+        ),
+        (["--world-sizes", "2", "--gpu-memory", "h100"], "h100-80gb, h100-nvl, h200, b200; write GiB"),
         (["--world-sizes", "2", "--gpu-memory", "1e300"], "is too large"),
         (["--world-sizes", "2", "--world-size", "2"], "not allowed with argument"),
         ([], "one of the arguments --world-size --world-sizes is required"),

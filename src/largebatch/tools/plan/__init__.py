@@ -13,10 +13,10 @@ from largebatch.tools.options import (
     add_command,
     add_options_of_a_run,
     add_recipe,
-    memory,
     positive_int,
     positive_ints,
 )
+from largebatch.tools.plan.gpu_memory import KNOWN_GPUS, gpu_memory
 
 if TYPE_CHECKING:
     from largebatch.config import RecipeConfig
@@ -34,7 +34,7 @@ def add_parser(commands: Commands) -> None:
         "several numbers of processes, print what each strategy holds and sends, and which one to use.",
         epilog="""examples:
   largebatch plan RECIPE.json --world-size 256
-  largebatch plan RECIPE.json --world-sizes 8,64,512 --gpu-memory 80
+  largebatch plan RECIPE.json --world-sizes 8,64,512 --gpu-memory h100-80gb
 
 Fields are overridden as in a run: --batch.global_batch_size 512.""",
         takes_overrides=True,
@@ -50,9 +50,10 @@ Fields are overridden as in a run: --batch.global_batch_size 512.""",
     )
     parser.add_argument(
         "--gpu-memory",
-        type=memory,
+        type=gpu_memory,
         metavar="GIB",
-        help="memory of a GPU: print what should fit, and which strategy to use; with --world-sizes",
+        help=f"memory of a GPU, or its name ({', '.join(KNOWN_GPUS)}): print what should fit, and which strategy to "
+        "use; with --world-sizes",
     )
     add_accelerate_configs(parser)
     add_options_of_a_run(parser)

@@ -11,8 +11,8 @@ from largebatch.plan.model_shape import ModelShape, Strategy
 from largebatch.plan.model_states import model_states, optimizer_states
 from largebatch.plan.strategies import SHARDS, find_strategy
 from largebatch.plan.traffic import traffic_of_a_step
+from largebatch.tools.plan.gpu_memory import GIB, kept_back
 
-GIB = 2**30
 Json = dict[str, Any]
 
 
@@ -66,6 +66,7 @@ def compare(
         "parameters": model.elements,
         "estimated_activation_bytes": activations,
         "gpu_memory_bytes": gpu_memory,
+        "kept_back_bytes": None if gpu_memory is None else kept_back(gpu_memory),
         "left_out": dict(left_out),
         "world_sizes": columns,
     }
@@ -90,7 +91,7 @@ def _counted(
         "model_state_bytes": kinds | {"together": states.held},
         "bytes_beside_about": beside,
         "bytes_together_about": together,
-        "fits": None if gpu_memory is None else together <= gpu_memory,
+        "fits": None if gpu_memory is None else together <= gpu_memory - kept_back(gpu_memory),
         "sent_bytes_per_step": {"least": least, "most": most},
     }
 
@@ -101,7 +102,8 @@ def _suggest(
     """The strategy to use and the reason; no strategy if nothing fits, and neither if no memory is given."""
     if gpu_memory is None or not options:
         return None, None
-    memory = f"{gpu_memory / GIB:.4g} GiB"
+    usable = gpu_memory - kept_back(gpu_memory)
+    memory = f"{usable / GIB:.4g} of {gpu_memory / GIB:.4g} GiB"
 
     def together(name: str) -> str:
         return f"{options[name]['bytes_together_about'] / GIB:.3g} GiB"

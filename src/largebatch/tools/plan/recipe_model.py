@@ -2,10 +2,8 @@
 
 For the estimate, the model runs on fake tensors, which have shapes and no memory, under the recipe's precision and
 activation checkpointing. The storages that autograd saves for the backward pass are counted, without parameters but
-with the copies of weights that autocast casts.
-
-This is what torch's operations on the CPU would keep. Those on a GPU may keep other things: causal attention has a mask
-on the CPU that it mostly does without on a GPU. Gradients of activations and work space come on top.
+with the copies of weights that autocast casts. They are those that operations on an NVIDIA GPU would save, as far as
+`cuda_kernels` says. Gradients of activations and work space come on top.
 """
 
 import warnings
@@ -25,8 +23,10 @@ from largebatch.config import RecipeConfig
 from largebatch.config.task_config import authors_program
 from largebatch.errors import UserError
 from largebatch.model.activation_checkpointing import blocks_to_recompute, checkpoint_activations
+from largebatch.model.given_positions import keep_apart_by_given_positions
 from largebatch.model.initialization.building import build_shapes, storage_of
 from largebatch.task_folders import import_from
+from largebatch.tools.plan.cuda_kernels import cuda_kernels
 
 ExampleBatch = Callable[[RecipeConfig], Mapping[str, torch.Tensor]]
 
@@ -82,6 +82,7 @@ def activation_bytes(model: nn.Module, config: RecipeConfig, example_batch: Exam
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
         _give_fake_memory(model)
         model.train()
+        keep_apart_by_given_positions(model)
         try:
             example = example_batch(config)
             batch = {name: value.to(dtype) if value.is_floating_point() else value for name, value in example.items()}
@@ -93,7 +94,8 @@ def activation_bytes(model: nn.Module, config: RecipeConfig, example_batch: Exam
             if not config.compute.activation_checkpointing:
                 return sum(forward().values())
             blocks = blocks_to_recompute(model)
-            largest = max(forward(blocks)[block] for block in blocks)
+            kept = forward(blocks)
+            largest = max(kept[block] for block in blocks)
             checkpoint_activations(model)
             return sum(forward().values()) + largest
         except UserError:
@@ -138,8 +140,7 @@ def _kept_by(
             hooks.enter_context(block.register_forward_pre_hook(lambda block, _: inside.append(block)))
             hooks.enter_context(block.register_forward_hook(lambda *_: inside.pop() and None))
         hooks.enter_context(saved_tensors_hooks(keep, lambda tensor: tensor))
-        if in_bf16:
-            hooks.enter_context(torch.autocast("cpu", torch.bfloat16))
+        hooks.enter_context(cuda_kernels(in_bf16))
         outputs = model(**micro_batch)
         # The output layer has computed its gradients together with its losses (`linear_token_losses`).
         for gradient in getattr(getattr(outputs, "grad_fn", None), "gradients", None) or ():

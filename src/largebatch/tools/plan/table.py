@@ -4,13 +4,16 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from largebatch.config import RecipeConfig
-from largebatch.tools.plan.comparison import GIB, Json
+from largebatch.tools.plan.comparison import Json
+from largebatch.tools.plan.gpu_memory import GIB
 
 WIDTH, NAME_WIDTH, COLUMN_WIDTH = 110, 28, 16
 MOST_COLUMNS = (WIDTH - NAME_WIDTH) // COLUMN_WIDTH
 NOTES = (
-    "Model states are exact for the fullest process: weights, gradients, optimizer, and DeepSpeed's fp32 copies.",
-    "Temporary memory is approximate, not all held at once: gradients of micro-batches, gathered weights, buckets.",
+    "Model states are exact for the fullest process, before the update: weights, reduced gradients, optimizer, and "
+    "DeepSpeed's fp32 copies.",
+    "Temporary memory is approximate, not all held at once: gradients that accumulate until they are reduced (whole "
+    "ones under fsdp and zero1), gathered weights, buckets.",
     "Sent: in rings, where each of n processes sends (n - 1) / n of what is gathered or reduced.",
 )
 
@@ -50,8 +53,14 @@ def table(comparison: Json, config: RecipeConfig) -> str:
     else:
         how = "with" if config.compute.activation_checkpointing else "without"
         notes.append(
-            f"Activations are an estimate: {_size(activations)} GiB for a micro-batch {how} activation checkpointing, "
-            "what autograd keeps in a forward pass on shapes alone; work space and CUDA's own memory are not counted."
+            f"Activations are an estimate: {_size(activations)} GiB for a micro-batch {how} activation "
+            "checkpointing, what autograd keeps with CUDA's kernels in a forward pass on shapes alone, without work "
+            "space."
+        )
+    if comparison["gpu_memory_bytes"] is not None:
+        notes.append(
+            f"{_size(comparison['kept_back_bytes'])} GiB of the GPU's memory are kept back for CUDA's context, NCCL, "
+            "work space and fragmentation: 8 %, and at least 4 GiB."
         )
     notes += [f"{name} is not counted: {reason}" for name, reason in comparison["left_out"].items()]
     return "\n".join([*lines, *(line for note in notes for line in _wrapped(note))]) + "\n"
@@ -59,7 +68,7 @@ def table(comparison: Json, config: RecipeConfig) -> str:
 
 def _rows(comparison: Json, columns: Sequence[Json]) -> list[str]:
     names = next((column["strategies"] for column in comparison["world_sizes"] if not column["problem"]), ())
-    gpu_memory = comparison["gpu_memory_bytes"]
+    gpu_memory, free = comparison["gpu_memory_bytes"], comparison["kept_back_bytes"]
 
     def row(name: str, cells: Iterable[str]) -> str:
         return f"{name:<{NAME_WIDTH}}" + "".join(f"{cell:>{COLUMN_WIDTH}}" for cell in cells)
@@ -79,7 +88,8 @@ def _rows(comparison: Json, columns: Sequence[Json]) -> list[str]:
     ]
     if gpu_memory is not None:
         known = "with" if comparison["estimated_activation_bytes"] is not None else "without"
-        lines += [f"estimated total {known} activations, of {_size(gpu_memory)} GiB", *rows(_total)]
+        of = f"of {_size(gpu_memory - free)} GiB ({_size(gpu_memory)} less {_size(free)} kept back)"
+        lines += [f"estimated total {known} activations, {of}", *rows(_total)]
     lines += ["sent per step, GiB by each process", *rows(_sent)]
     if gpu_memory is not None:
         lines.append(row("suggested", [column.get("suggested", "-") or "none fits" for column in columns]))

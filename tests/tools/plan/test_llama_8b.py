@@ -1,0 +1,91 @@
+"""What fits on GPUs of 80 GiB for Llama 8B, against bytes worked out by hand from the model's sizes."""
+
+import json
+
+import pytest
+
+from largebatch.tools.command_line import main
+from paths import ROOT
+
+GIB = 2**30
+LAYERS, TOKENS, WIDTH, INNER, KEYS, HEADS, HEAD, VOCABULARY = 32, 8192, 4096, 14336, 1024, 32, 128, 128256
+BLOCK_MATRICES = [WIDTH**2, WIDTH * KEYS, WIDTH * KEYS, WIDTH**2, *3 * [WIDTH * INNER]]
+MATRICES = [VOCABULARY * WIDTH, *LAYERS * BLOCK_MATRICES, VOCABULARY * WIDTH]
+NORMS = (2 * LAYERS + 1) * WIDTH
+WEIGHTS = sum(MATRICES) + NORMS
+# recipes/causal_lm/llama_8b.json: 512 samples in micro-batches of 1. ds_configs: overlap_comm, so two buckets of 5e8.
+SAMPLES, BUCKETS = 512, 2 * 4 * 5 * 10**8
+
+
+def activations():
+    """Recomputed blocks in bfloat16 autocast, whose copies of weights only the block in use holds."""
+    stream = 4 * TOKENS * WIDTH  # the residual stream is fp32
+    low = stream // 2
+    norm = 2 * stream + 4 * TOKENS  # input, normalized input, inverse root of the mean square
+    copies_of_weights = 2 * sum(BLOCK_MATRICES)
+    inputs_of_products = 3 * low + 2 * low  # of q, k, v; of gate and up; o's is attention's output, down's comes below
+    attention = 2 * low + 2 * 2 * TOKENS * KEYS + 4 * HEADS * TOKENS  # q, output; k, v; logsumexp
+    mlp = 4 * 2 * TOKENS * INNER  # gate, silu(gate), up, their product
+    block = copies_of_weights + 2 * norm + inputs_of_products + attention + mlp
+    rotary = 2 * 4 * TOKENS * HEAD
+    # Its inputs in fp32 and the gradients of inputs and weight, which the output layer computes with the losses.
+    output = norm + 2 * stream + 4 * VOCABULARY * WIDTH
+    return LAYERS * stream + block + rotary + output
+
+
+def gradients_of_a_part(processes):
+    """The most elements of whole matrices that a process steps a part of; norms are 0.003 % of the elements."""
+    total, size = sum(MATRICES), -(-sum(MATRICES) // processes)
+    most = 0
+    for first in range(0, total, size):
+        start, elements = 0, 0
+        for matrix in MATRICES:
+            if start < first + size and start + matrix > first:
+                elements += matrix
+            start += matrix
+        most = max(most, elements)
+    return most
+
+
+def bytes_of_a_process(strategy, processes):
+    accumulates = processes < SAMPLES
+    if strategy == "ddp":
+        # Weights, gradients, two moments; gradients beside the buckets that they are reduced in.
+        return 4 * WEIGHTS * (5 if accumulates else 4) + activations()
+    # Whole weights; masters, two moments and the update's copy of gradients in parts.
+    states = 4 * WEIGHTS + 4 * 4 * WEIGHTS / processes
+    part = gradients_of_a_part(processes)
+    accumulated = {"zero1": WEIGHTS, "zero2": part}[strategy] if accumulates else 0
+    return states + 4 * part + 4 * accumulated + BUCKETS + activations()
+
+
+def test_the_sizes_are_llama_8bs():
+    assert WEIGHTS == 8_030_261_248
+    # Rounded: blocks' inputs 4, the block in use 2.25, the output layer with its norm 2.46.
+    assert activations() / GIB == pytest.approx(8.72, abs=0.005)
+
+
+@pytest.mark.slow
+def test_nothing_is_suggested_that_does_not_fit(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    assert main(["plan", "llama_8b", "--world-sizes=8,64,128,512", "--gpu-memory=80", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["estimated_activation_bytes"] == pytest.approx(activations(), rel=1e-3)
+    fits = {}
+    for column in plan["world_sizes"]:
+        processes = column["world_size"]
+        for strategy in ("ddp", "zero1", "zero2"):
+            counted = column["strategies"][strategy]
+            by_hand = bytes_of_a_process(strategy, processes)
+            assert counted["bytes_together_about"] == pytest.approx(by_hand, rel=2e-3), (strategy, processes)
+            # 80 GiB, of which 6.4 are kept back.
+            assert counted["fits"] == (by_hand <= 73.6 * GIB)
+            fits[strategy, processes] = counted["fits"]
+    assert fits["zero2", 8]
+    assert not fits["zero1", 128]
+    assert {column["world_size"]: column["suggested"] for column in plan["world_sizes"]} == {
+        8: "zero2",
+        64: "zero2",
+        128: "zero2",
+        512: "zero1",
+    }
