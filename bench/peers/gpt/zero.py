@@ -29,6 +29,7 @@ def engine_config(stage: int, world_size: int) -> dict:
         "gradient_clipping": CLIP_NORM,
         "communication_data_type": "fp32",
         "zero_allow_untested_optimizer": True,
+        "timers": {"throughput": {"enabled": False}},
     }
 
 
