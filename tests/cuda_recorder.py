@@ -63,6 +63,7 @@ class CudaRecorder:
             (torch.cuda, "Stream", new_stream),
             (torch.cuda, "Event", lambda: Event(self)),
             (torch.cuda, "stream", self._inside),
+            (torch.cuda, "current_stream", lambda _device: self.stream),
             (torch.cuda, "set_device", self._set_device),
             (torch.cuda, "current_device", lambda: DEVICE.index),
             (torch.cuda, "manual_seed", lambda seed: self.log.append(f"manual_seed({seed})")),
@@ -72,6 +73,7 @@ class CudaRecorder:
             (torch.Tensor, "copy_", lambda *arguments, **options: self.copy(*arguments, **options)),
             (torch.Tensor, "to", lambda *arguments, **options: self.moved(*arguments, **options)),
             (torch.Tensor, "pin_memory", lambda tensor, *_: self.pinned(tensor)),
+            (torch.Tensor, "record_stream", lambda _, stream: self.log.append(f"kept for {stream.name}")),
         ]:
             self._patches.enter_context(patch.object(owner, name, stand_in))
         return self
@@ -169,6 +171,12 @@ class Stream:
     def wait_event(self, event: "Event") -> None:
         self._recorder.log.append(f"{self.name} waits")
         stream, place = event.stream, event.place
+        self.queue.append(lambda: stream.run(until=place))
+
+    def wait_stream(self, stream: "Stream") -> None:
+        self._recorder.log.append(f"{self.name} waits for {stream.name}")
+        place = lambda: None  # noqa: E731
+        stream.queue.append(place)
         self.queue.append(lambda: stream.run(until=place))
 
     def synchronize(self) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -63,11 +64,33 @@ def load(source: SampleSource, requests: Iterable[Request], num_workers: int, de
     else:
         # As torch's loader does, which would take longer than loading a small batch.
         micro_batches = map(samples.__getitem__, requests)
+    move = partial(_moved, device=device) if device.type != "cuda" else _CopiesOnTheirStream(device)
     for loaded in micro_batches:
         if isinstance(loaded, DataError):
             raise loaded
-        batch = {name: tensor.to(device, non_blocking=True) for name, tensor in loaded.batch.items()}
-        yield Loaded(batch, loaded.weight)
+        yield Loaded(move(loaded.batch), loaded.weight)
+
+
+def _moved(batch: Batch, device: torch.device) -> Batch:
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+
+
+class _CopiesOnTheirStream:
+    """Copies batches to a GPU while it computes what it was given before."""
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def __call__(self, batch: Batch) -> Batch:
+        with torch.cuda.stream(self._stream):
+            copies = _moved(batch, self._device)
+        computing = torch.cuda.current_stream(self._device)
+        computing.wait_stream(self._stream)
+        for tensor in copies.values():
+            # Its memory belongs to the other stream, and must not be given to a later batch while this one is used.
+            tensor.record_stream(computing)
+        return copies
 
 
 def _load_on_host(
