@@ -50,8 +50,8 @@ def gradients_of_a_part(processes):
 def bytes_of_a_process(strategy, processes):
     accumulates = processes < SAMPLES
     if strategy == "ddp":
-        # Weights, gradients, two moments; gradients beside the buckets that they are reduced in.
-        return 4 * WEIGHTS * (5 if accumulates else 4) + activations()
+        # Weights, gradients, two moments.
+        return 4 * WEIGHTS * 4 + activations()
     # Whole weights; masters, two moments and the update's copy of gradients in parts.
     states = 4 * WEIGHTS + 4 * 4 * WEIGHTS / processes
     part = gradients_of_a_part(processes)

@@ -1,0 +1,56 @@
+"""What one of 512 processes holds under FSDP2, without the others: torch's fake process group communicates nothing."""
+
+from math import prod
+
+import pytest
+
+from jobs import run_job
+from paths import IMAGENET, ROOT
+
+WORLD_SIZE = 512
+LLAMA_8B = ROOT / "recipes/causal_lm/llama_8b.json"
+
+
+def held_by(rank, recipe):
+    """The shapes of the model's parameters, the ranges that a process holds, and the bytes that the plan says."""
+    from torch import distributed
+    from torch.distributed.fsdp import fully_shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from largebatch.backend.model_shape import shape_of
+    from largebatch.backend.state import pieces_of
+    from largebatch.config import load_config
+    from largebatch.plan import resolve
+    from largebatch.plan.model_shape import Strategy
+    from largebatch.plan.model_states import model_states, optimizer_states
+    from largebatch.tools.plan.recipe_model import recipe_model
+
+    config = load_config(recipe, ["--batch.micro_batch_size=1"])
+    plan = resolve(config, WORLD_SIZE)
+    model, _ = recipe_model(config, recipe)
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    planned = model_states(shape_of(model, plan), Strategy("fsdp"), WORLD_SIZE, optimizer_states(plan), 1).weights
+    distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=WORLD_SIZE)
+    mesh = distributed.init_device_mesh("cpu", (WORLD_SIZE,))
+    for module in model.modules():
+        if type(module).__name__ in (getattr(model, "_no_split_modules", None) or ()):
+            fully_shard(module, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    pieces = pieces_of(dict(model.named_parameters()), rank, WORLD_SIZE)
+    return shapes, {piece.vector: ((piece.start, piece.stop), piece.owned) for piece in pieces}, planned
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", [LLAMA_8B, IMAGENET], ids=lambda path: path.stem)
+@pytest.mark.parametrize("rank", [0, 100, 511])
+def test_its_rows_of_every_parameter(rank, recipe):
+    ((shapes, ranges, planned),) = run_job(held_by, rank, recipe, strategy="single", world_size=1)
+    held = 0
+    for name, (rows, *others) in shapes.items():
+        # Rows are dealt out in equal parts from the first process on, until there are none left.
+        part = -(-rows // WORLD_SIZE)
+        first, end = min(rank * part, rows) * prod(others), min((rank + 1) * part, rows) * prod(others)
+        assert ranges.get(name) == (((first, end), (first, end)) if first < end else None), name
+        held += end - first
+    # The first process is one of the fullest.
+    assert planned == 4 * held if rank == 0 else planned >= 4 * held
