@@ -9,6 +9,8 @@ from record import NOT_MEASURED, RESULTS, ROOT, Record, behind, not_measured, re
 
 DOCUMENT = ROOT / "docs/performance.md"
 PROGRAMS = ("loop_tax", "two_process", "start", "data_path", "memory", "checkpoints", "gpu_throughput")
+# `make gpu` writes a JSON for each of its parts.
+GPU = "gpu"
 INTRODUCTION = """# Performance
 
 <!-- Made by bench/performance.py from the samples in bench/results: change a program or measure again, not this. -->
@@ -25,9 +27,14 @@ def document(results: Path = RESULTS) -> str:
     Args:
         results: A folder of folders, each with JSON files of one program.
     """
-    found = {name: _records(results / name) for name in PROGRAMS}
+    found = {name: _records(results / name) for name in (*PROGRAMS, GPU)}
     late = [f"- {record.title}: {line}." for records in found.values() for record in records for line in behind(record)]
-    waiting = [f"- `bench/{name}.py`: {NOT_MEASURED}." for name, records in found.items() if not records]
+    waiting = [f"- `bench/{name}.py`: {NOT_MEASURED}." for name in PROGRAMS if not found[name]]
+    waiting += (
+        []
+        if found[GPU]
+        else ["- `make gpu` (correctness, ablations, memory, throughput, scaling): no GPU has been used yet."]
+    )
     waiting += [
         f"- {what}: {NOT_MEASURED}."
         for records in found.values()
