@@ -7,9 +7,11 @@ make gpu DEVICE=cpu               # the same program at small sizes on the CPU: 
 
 import argparse
 import os
+from importlib import import_module
 from pathlib import Path
 
 from gpu.machine import find_gpus
+from performance import GPU_PARTS
 from record import RESULTS, ROOT, Record, take_facts
 
 # Minutes of all parts, at most, and of one.
@@ -17,7 +19,7 @@ TOTAL_MINUTES = {"cuda": 25, "cpu": 15}
 PART_MINUTES = 8
 PACKAGES = ("torch", "triton", "accelerate", "deepspeed", "transformers", "numpy")
 
-SHARES = {"correctness": 5, "ablations": 4, "memory": 2, "throughput": 5, "scaling": 2}
+SHARES = dict(zip(GPU_PARTS, (5, 4, 2, 5, 2), strict=True))
 """The parts, in their order, and how they share the time."""
 
 
@@ -71,21 +73,13 @@ def main() -> None:
         parser.error("a rehearsal measures nothing that belongs into bench/results; give --out another folder")
 
     # torch and Accelerate are imported only now that the environment is set.
-    from gpu import ablations, correctness, memory, scaling, throughput
     from gpu.rows import Part
     from largebatch.tools.verify import jobs
 
     tasks = sorted(path.parent for path in (ROOT / "recipes").glob("*/config.py"))
     jobs.preload_tasks(tasks, "sklearn.datasets", "pydoc_data.topics")
-    modules = {
-        "correctness": correctness,
-        "ablations": ablations,
-        "memory": memory,
-        "throughput": throughput,
-        "scaling": scaling,
-    }
     for name, seconds in seconds_of_parts(parts, options.device).items():
-        module = modules[name]
+        module = import_module(f"gpu.{name}")
         title = module.TITLE if gpus.count else f"{module.TITLE}: a rehearsal on the CPU, whose numbers mean nothing"
         settings = {"part": name, "device": options.device, "seconds": round(seconds)}
         facts = take_facts(PACKAGES, gpus.description or None) | {"command": f"make gpu PARTS={name}"}

@@ -43,8 +43,8 @@ RECIPES = {
 # On the CPU, small enough for the rehearsal.
 SMALL = {
     "gpt_pydoc": ("--model.num_layers=1", "--model.hidden_size=16", "--model.num_heads=2", "--data.block_size=16"),
-    "llama_pydoc": ("--model.num_layers=1", "--data.block_size=128"),
-    "bert_pydoc": ("--model.num_layers=1",),
+    "llama_pydoc": ("--model.num_layers=1", "--model.hidden_size=32", "--data.block_size=16"),
+    "bert_pydoc": ("--model.num_layers=1", "--model.hidden_size=32", "--data.block_size=16"),
     "simclr_digits": ("--batch.global_batch_size=64",),
 }
 # Their models repeat no blocks that can be compiled one by one, or recomputed.

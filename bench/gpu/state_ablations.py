@@ -137,7 +137,9 @@ def asynchronous_checkpoint(is_small: bool) -> list[Result]:
         state = sum(file.stat().st_size for file in Path(folder).rglob("*.safetensors")) / GIB
     pinned = []
     if device().type == "cuda":
-        pinned = [torch.cuda.host_memory_stats()["allocated_bytes.current"] / GIB]
+        locked = torch.cuda.host_memory_stats().get("allocated_bytes.current")
+        # Older versions of torch do not count it.
+        pinned = [] if locked is None else [locked / GIB]
     return [
         Figure("first asynchronous checkpoint: the step held up", "s", held[:1]),
         Figure("second asynchronous checkpoint: the step held up", "s", held[1:]),
