@@ -7,6 +7,8 @@ make gpu DEVICE=cpu               # the same program at small sizes on the CPU: 
 
 import argparse
 import os
+import time
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -19,8 +21,11 @@ TOTAL_MINUTES = {"cuda": 25, "cpu": 15}
 PART_MINUTES = 8
 PACKAGES = ("torch", "triton", "accelerate", "deepspeed", "transformers", "numpy")
 
-SHARES = dict(zip(GPU_PARTS, (5, 4, 2, 5, 2), strict=True))
-"""The parts, in their order, and how they share the time."""
+# How the parts share the time. Without a GPU, compilation takes most of it.
+SHARES = {
+    "cuda": dict(zip(GPU_PARTS, (5, 4, 2, 5, 2), strict=True)),
+    "cpu": dict(zip(GPU_PARTS, (10, 4, 1, 3, 1), strict=True)),
+}
 
 
 def chosen_parts(words: str | None, gpus: int) -> list[str]:
@@ -31,30 +36,31 @@ def chosen_parts(words: str | None, gpus: int) -> list[str]:
     """
     if words is None:
         # A rehearsal has no GPU, and rehearses all parts.
-        return [name for name in SHARES if name != "scaling" or gpus != 1]
+        return [name for name in GPU_PARTS if name != "scaling" or gpus != 1]
     names = list(dict.fromkeys(words.replace(",", " ").split()))
-    unknown = [name for name in names if name not in SHARES]
+    unknown = [name for name in names if name not in GPU_PARTS]
     if unknown or not names:
-        raise ValueError(f"there is no part {' '.join(unknown)!r}; PARTS is one or several of {','.join(SHARES)}")
+        raise ValueError(f"there is no part {' '.join(unknown)!r}; PARTS is one or several of {','.join(GPU_PARTS)}")
     return names
 
 
-def seconds_of_parts(parts: list[str], device: str) -> dict[str, float]:
-    """How long each part may start new rows: its share of the time, without what its last row may take."""
+def seconds_of_the_next(parts: Sequence[str], device: str, seconds_left: float) -> float:
+    """How long the first of the parts that are left may start rows: its share, without what last rows may take."""
     from gpu.rows import GRACE
 
-    together = 60 * TOTAL_MINUTES[device] - GRACE * len(parts)
-    shares = sum(SHARES[name] for name in parts)
-    return {name: min(60 * PART_MINUTES - GRACE, together * SHARES[name] / shares) for name in parts}
+    shares = SHARES[device]
+    share = shares[parts[0]] / sum(shares[name] for name in parts)
+    return max(0.0, min(60 * PART_MINUTES - GRACE, share * (seconds_left - GRACE * len(parts))))
 
 
 def main() -> None:
     """Measure the parts."""
     parser = argparse.ArgumentParser(prog="make gpu", description="Measure on GPUs what only a GPU can show.")
-    parser.add_argument("--parts", help=f"names with commas between them, of {', '.join(SHARES)}; default: all")
+    parser.add_argument("--parts", help=f"names with commas between them, of {', '.join(GPU_PARTS)}; default: all")
     parser.add_argument("--device", choices=TOTAL_MINUTES, default="cuda", help="cpu rehearses; default: cuda")
     parser.add_argument("--out", type=Path, help="folder of the JSON files; default: bench/results/gpu, cpu: build/gpu")
     options = parser.parse_args()
+    end = time.monotonic() + 60 * TOTAL_MINUTES[options.device]
     os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     # The server that jobs are forked from must not initialize CUDA; with this, torch counts GPUs through NVML.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
@@ -78,13 +84,16 @@ def main() -> None:
 
     tasks = sorted(path.parent for path in (ROOT / "recipes").glob("*/config.py"))
     jobs.preload_tasks(tasks, "sklearn.datasets", "pydoc_data.topics")
-    for name, seconds in seconds_of_parts(parts, options.device).items():
+    for number, name in enumerate(parts):
+        seconds = seconds_of_the_next(parts[number:], options.device, end - time.monotonic())
         module = import_module(f"gpu.{name}")
         title = module.TITLE if gpus.count else f"{module.TITLE}: a rehearsal on the CPU, whose numbers mean nothing"
         settings = {"part": name, "device": options.device, "seconds": round(seconds)}
         facts = take_facts(PACKAGES, gpus.description or None) | {"command": f"make gpu PARTS={name}"}
         record = Record("gpu", title, module.ABOUT, settings, facts)
+        started = time.monotonic()
         module.measure(Part(record, out / f"{name}.json", seconds), gpus)
+        print(f"{name}: {time.monotonic() - started:.0f} s\n", flush=True)
     print(f"written to {out}")
 
 

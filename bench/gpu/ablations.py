@@ -4,7 +4,7 @@ from functools import partial
 
 from gpu import forward_ablations, state_ablations
 from gpu.machine import Gpus
-from gpu.rows import SINGLE, Launcher, Part, Result, Row
+from gpu.rows import SINGLE, Deadline, Launcher, Part, Result, Row
 
 TITLE = "Ablations on one GPU"
 ABOUT = """What single choices cost: two turns of five steps of each variant, in turns, in one process per table entry.
@@ -33,9 +33,9 @@ def measure(part: Part, gpus: Gpus) -> None:
     """Measure all rows."""
     launcher = Launcher(1, sorted({strategy for _, strategy in ABLATIONS.values()} - {SINGLE}))
 
-    def ablation(name: str, seconds: float) -> list[Result]:
+    def ablation(name: str, deadline: Deadline) -> list[Result]:
         function, strategy = ABLATIONS[name]
-        results: list[Result] = launcher.run(seconds, strategy, function, gpus.count == 0)
+        results: list[Result] = launcher.run(deadline, strategy, function, gpus.count == 0)
         return results
 
     part.measure(Row(name, partial(ablation, name)) for name in ABLATIONS)

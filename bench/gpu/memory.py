@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from gpu.machine import Gpus
-from gpu.rows import Launcher, Part, Result, Row
+from gpu.rows import Deadline, Launcher, Part, Result, Row
 from gpu_throughput import JOBS, config_of, generated_sources
 from memory import resident
 from record import Figure
@@ -85,16 +85,18 @@ def planned(name: str, words: Sequence[str], strategy: str, world_size: int) -> 
     return int(column["strategies"][strategy]["bytes_together_about"])
 
 
-def compare(launcher: Launcher, case: tuple[str, str, tuple[str, ...]], is_small: bool, seconds: float) -> list[Result]:
+def compare(
+    launcher: Launcher, case: tuple[str, str, tuple[str, ...]], is_small: bool, deadline: Deadline
+) -> list[Result]:
     """The ratio of one case."""
     name, strategy, more = case
     _, words = config_of(JOBS[name], is_small)
     words = [*words, "--compute.compile=false", "--logging.trackers=[]", *more]
     if is_small:
         words = [word for word in words if word != "--batch.micro_batch_size=16"]
-    expected = launcher.run(seconds, "single", planned, name, words, strategy, launcher.world_size, hide_gpus=True)
+    expected = launcher.run(deadline, "single", planned, name, words, strategy, launcher.world_size, hide_gpus=True)
     with TemporaryDirectory() as folder:
-        peak = launcher.run(seconds, strategy, peak_of, name, words, Path(folder, "run"))
+        peak = launcher.run(deadline, strategy, peak_of, name, words, Path(folder, "run"))
     # A process's own memory on a CPU says nothing about the plan.
     aims = {} if is_small else {"at_least": 1 - TOLERANCE, "at_most": 1 + TOLERANCE}
     what = f"{title_of(case)}: {peak / GIB:.2f} GiB of the plan's {expected / GIB:.2f}"

@@ -27,16 +27,24 @@ Result = Comparison | Figure | str
 
 
 @dataclass(frozen=True)
-class Row:
-    """One measurement of a part.
+class Deadline:
+    """The moment by which a row has to end."""
 
-    Args:
-        name: Name by which it is reported.
-        measure: Measures within the given number of seconds.
-    """
+    moment: float
+    clock: Callable[[], float]
+
+    @property
+    def seconds_left(self) -> float:
+        """Until then, or 0."""
+        return max(0.0, self.moment - self.clock())
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement of a part, under the name by which it is reported."""
 
     name: str
-    measure: Callable[[float], Sequence[Result]]
+    measure: Callable[[Deadline], Sequence[Result]]
 
 
 class NotMeasured(Exception):
@@ -78,7 +86,7 @@ class Part:
         try:
             if started >= self._last_start:
                 raise NotMeasured("the part's time was up")
-            results = row.measure(self._last_start + GRACE - started)
+            results = row.measure(Deadline(self._last_start + GRACE, self._clock))
         except NotMeasured as reason:
             results = not_measured(row.name, str(reason))
         except JobFailed as failure:
@@ -145,7 +153,7 @@ class Launcher:
 
     def run(
         self,
-        seconds: float,
+        deadline: Deadline,
         strategy: str,
         function: Callable[..., Any],
         *arguments: Any,
@@ -154,12 +162,12 @@ class Launcher:
         """The result of the first process; on the CPU if the GPUs are hidden.
 
         Raises:
-            JobFailed: A process failed, or took longer than `seconds`.
+            JobFailed: A process failed, or did not end in time.
             NotMeasured: The strategy's engine is not installed.
         """
         environment = dict(self.environment(strategy)) | ({"CUDA_VISIBLE_DEVICES": ""} if hide_gpus else {})
         processes = 1 if strategy == SINGLE else self.world_size
-        job = {"world_size": processes, "environment": environment, "folder": ROOT, "timeout": seconds}
+        job = {"world_size": processes, "environment": environment, "folder": ROOT, "timeout": deadline.seconds_left}
         return run_job(function, *arguments, **job)[0]
 
 

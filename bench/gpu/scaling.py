@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gpu.machine import Gpus
-from gpu.rows import Launcher, NotMeasured, Part, Result, Row
+from gpu.rows import Deadline, Launcher, NotMeasured, Part, Result, Row
 from gpu.turns import timed
 from gpu_throughput import JOBS, config_of, generated_sources, units_of_step
 from paired import TurnClock, contender, start_job
@@ -83,18 +83,19 @@ class Scaling:
             for size in self._launchers:
                 yield Row(f"{strategy}, {size} processes", partial(self._throughput, strategy, size))
 
-    def _bandwidth(self, size: int, seconds: float) -> list[Result]:
+    def _bandwidth(self, size: int, deadline: Deadline) -> list[Result]:
         num_bytes = 2**20 if self._is_small else 2**28
-        speed = self._launchers[size].run(seconds, "ddp", all_reduce, num_bytes)
+        speed = self._launchers[size].run(deadline, "ddp", all_reduce, num_bytes)
         return [Figure(f"all-reduce, {size} processes", "GB/s", [speed / 1e9])]
 
-    def _throughput(self, strategy: str, size: int, seconds: float) -> list[Result]:
+    def _throughput(self, strategy: str, size: int, deadline: Deadline) -> list[Result]:
         config, words = config_of(JOBS[JOB], self._is_small)
         words.append(f"--batch.global_batch_size={config.batch.global_batch_size * size}")
         settings = {"world_size": size, "environment": self._launchers[size].environment(strategy), "folder": ROOT}
+        settings["timeout"] = deadline.seconds_left
         with (
             tempfile.TemporaryDirectory() as folder,
-            contender(start_job(ours, words, Path(folder, "run"), timeout=seconds, **settings), size) as job,
+            contender(start_job(ours, words, Path(folder, "run"), **settings), size) as job,
         ):
             samples = [size * units_of_step(config) / job.turn() for _ in range(TURNS)]
         median = sorted(samples)[TURNS // 2]

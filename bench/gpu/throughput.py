@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from gpu.machine import Gpus
-from gpu.rows import NotMeasured, Part, Result, Row, why_not
+from gpu.rows import Deadline, NotMeasured, Part, Result, Row, why_not
 from gpu_throughput import ABOUT as ABOUT_THE_PAIRS
 from gpu_throughput import JOBS, bare_loop, compare_one, config_of, figure_of, units_of_step
 from record import OURS, Comparison, Figure
@@ -38,7 +38,7 @@ class Bare:
 
 
 def utilization(name: str, is_small: bool, gpu: str, units_per_second: float) -> float | None:
-    """Model FLOPs utilization; None if there is no formula for the model, or no data sheet of the GPU."""
+    """Model FLOPs utilization of a language model; None if there is no data sheet of the GPU."""
     import torch
 
     from largebatch.model.flops import data_sheet, multiplied_parameters, token_flops
@@ -46,7 +46,7 @@ def utilization(name: str, is_small: bool, gpu: str, units_per_second: float) ->
 
     config, _ = config_of(JOBS[name], is_small)
     peak = data_sheet(gpu, config.precision)
-    if config.data.tokens_per_sample is None or peak is None:
+    if peak is None:
         return None
     with torch.device("meta"):
         model = import_from(JOBS[name].path.parent, "model").build_model(config)
@@ -54,21 +54,22 @@ def utilization(name: str, is_small: bool, gpu: str, units_per_second: float) ->
     return units_per_second * token_flops(*multiplied_parameters(model), *shape) / (peak * 1e12)
 
 
-def pair(bare: Bare, name: str, strategy: str, gpus: Gpus, seconds: float) -> list[Result]:
+def pair(bare: Bare, name: str, strategy: str, gpus: Gpus, deadline: Deadline) -> list[Result]:
     """One row: the pair, and from ours on DDP its throughput."""
     why = None if strategy == "trainer" else why_not(strategy)
     if why is not None:
         raise NotMeasured(why)
     is_small = gpus.count == 0
     turns = {"rounds": 2, "steps": 1, "warmup": 1} if is_small else {"rounds": 3, "steps": 5, "warmup": 5}
-    comparison = bare.compare(strategy, argparse.Namespace(toy=is_small, timeout=seconds, **turns))
+    comparison = bare.compare(strategy, argparse.Namespace(toy=is_small, timeout=deadline.seconds_left, **turns))
     results: list[Result] = [comparison]
     if strategy == "ddp":
         config, _ = config_of(JOBS[name], is_small)
         units = units_of_step(config)
         results.append(figure_of(name, [comparison], units, is_small))
-        mfu = utilization(name, is_small, gpus.name, units / comparison.median(OURS))
-        results.append(Figure(f"{JOBS[name].title}, ours on ddp: MFU", "", [] if mfu is None else [mfu]))
+        if config.data.tokens_per_sample is not None:
+            mfu = utilization(name, is_small, gpus.name, units / comparison.median(OURS))
+            results.append(Figure(f"{JOBS[name].title}, ours on ddp: MFU", "", [] if mfu is None else [mfu]))
     return results
 
 

@@ -10,6 +10,7 @@ from gpu import __main__ as program
 from gpu import correctness, memory, throughput
 from gpu.rows import GRACE, NotMeasured, Part, Row, not_measured
 from largebatch.tools.verify.jobs import JobFailed
+from performance import GPU_PARTS
 from record import Comparison, Figure, Record, behind, read_record, tables, take_facts
 
 # --- which parts ------------------------------------------------------------------------------------------------------
@@ -30,10 +31,16 @@ def test_all_parts_are_measured_but_scaling_on_one_gpu(gpus):
 
 @pytest.mark.parametrize(("device", "minutes"), [("cuda", 25), ("cpu", 15)])
 def test_all_parts_end_in_their_time(device, minutes):
-    seconds = program.seconds_of_parts([*program.SHARES], device)
-    assert sum(seconds.values()) + GRACE * len(seconds) <= 60 * minutes
-    for parts in [[name] for name in program.SHARES] + [[*program.SHARES]]:
-        assert max(program.seconds_of_parts(parts, device).values()) <= 7 * 60
+    left = 60 * minutes
+    for number in range(len(GPU_PARTS)):
+        seconds = program.seconds_of_the_next(GPU_PARTS[number:], device, left)
+        assert 0 < seconds <= 7 * 60
+        # Every part takes all that it may.
+        left -= seconds + GRACE
+    assert left >= -1e-6
+    for name in GPU_PARTS:
+        assert program.seconds_of_the_next([name], device, 60 * minutes) == 7 * 60
+    assert program.seconds_of_the_next(["memory"], device, 10) == 0
 
 
 # --- what a part saves ------------------------------------------------------------------------------------------------
@@ -104,8 +111,8 @@ def test_a_row_that_fails_is_recorded_and_the_others_run(part, at_once):
 def test_after_its_time_a_part_starts_no_row(part, clock):
     left = []
 
-    def measure(seconds):
-        left.append(seconds)
+    def measure(deadline):
+        left.append(deadline.seconds_left)
         clock.now += 60
         return [figure("measured", 1.0)]
 
@@ -156,9 +163,9 @@ def test_a_run_is_compared_with_its_reference(part, precision, loss, is_missed):
     runs = FakeRuns([[4.0, 2.0], [4.0, loss], [4.0, loss]])
     setting = correctness.Setting("gpt_pydoc", "ddp", precision, compiled=False, recomputed=False, resumed=True)
     rows = [
-        Row("reference", lambda seconds: runs._refer("gpt_pydoc", precision, seconds)),
-        Row(setting.name, lambda seconds: runs._compare(setting, seconds)),
-        Row("rerun", lambda seconds: runs._rerun(setting, seconds)),
+        Row("reference", lambda deadline: runs._refer("gpt_pydoc", precision, deadline)),
+        Row(setting.name, lambda deadline: runs._compare(setting, deadline)),
+        Row("rerun", lambda deadline: runs._rerun(setting, deadline)),
     ]
     part.measure(rows)
     compared, rerun = part.record.figures
@@ -174,8 +181,8 @@ def test_without_its_reference_a_run_is_not_measured(part):
     setting = correctness.Setting("gpt_pydoc", "ddp", "fp32", compiled=False, recomputed=False, resumed=False)
     part.measure(
         [
-            Row("reference", lambda seconds: runs._refer("gpt_pydoc", "fp32", seconds)),
-            Row("run", lambda seconds: runs._compare(setting, seconds)),
+            Row("reference", lambda deadline: runs._refer("gpt_pydoc", "fp32", deadline)),
+            Row("run", lambda deadline: runs._compare(setting, deadline)),
         ]
     )
     assert part.record.remarks == [
@@ -215,7 +222,7 @@ def test_a_run_and_its_host_waits_on_the_cpu(part):
     wanted = ["gpt_pydoc, fp32, reference on the CPU", "host waits, gpt_pydoc, ddp"]
     rows = [row for row in runs.rows() if row.name in wanted]
     setting = correctness.Setting("gpt_pydoc", "ddp", "fp32", compiled=False, recomputed=True, resumed=True)
-    part.measure([*rows, Row(setting.name, lambda seconds: runs._compare(setting, seconds))])
+    part.measure([*rows, Row(setting.name, lambda deadline: runs._compare(setting, deadline))])
     waits, compared = part.record.figures
     assert (waits.samples, waits.at_most) == ([pytest.approx(0, abs=10)], 0)
     assert compared.samples[0] <= 1e-4
@@ -236,7 +243,7 @@ def test_a_peak_is_compared_with_the_plan(part, peak, is_missed):
     launcher = FakeLauncher()
     launcher.peak = peak
     case = ("gpt2_124m", "ddp", ())
-    part.measure([Row("case", lambda seconds: memory.compare(launcher, case, False, seconds))])
+    part.measure([Row("case", lambda deadline: memory.compare(launcher, case, False, deadline))])
     (ratio,) = part.record.figures
     assert ratio.what == f"GPT-2 124M, ddp: {peak:.2f} GiB of the plan's 10.00"
     assert ratio.samples == [pytest.approx(peak / 10)]
@@ -249,4 +256,3 @@ def test_utilization_is_that_of_the_data_sheet():
     found = throughput.utilization("gpt2_124m", False, "NVIDIA H200", 400_000)
     assert found == pytest.approx(400_000 * flops / 989e12, rel=0.01)
     assert throughput.utilization("gpt2_124m", False, "another GPU", 400_000) is None
-    assert throughput.utilization("resnet50", False, "NVIDIA H200", 3_000) is None
