@@ -66,7 +66,7 @@ bench: install
 GPU_PYTHON = $(if $(WHEELS),$(PYTHON),$(BIN)/python)
 gpu: $(if $(WHEELS),build/wheels,install)
 	PYTHONPATH=src:bench$(if $(WHEELS),:build/wheels) $(GPU_PYTHON) -m gpu --device $(or $(DEVICE),cuda) \
-		$(if $(PARTS),--parts $(PARTS)) $(ARGS)
+		$(if $(PARTS),--parts "$(PARTS)") $(ARGS)
 	$(if $(filter cpu,$(DEVICE)),,PYTHONPATH=src:bench $(GPU_PYTHON) bench/performance.py)
 
 build/wheels: $(wildcard $(WHEELS)/*.whl)

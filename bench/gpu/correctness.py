@@ -47,8 +47,9 @@ SMALL = {
     "bert_pydoc": ("--model.num_layers=1", "--model.hidden_size=32", "--data.block_size=16"),
     "simclr_digits": ("--batch.global_batch_size=64",),
 }
-# Their models repeat no blocks that can be compiled one by one, or recomputed.
-NOT_COMPILED_IN_SHARDS = ("resnet_digits", "simclr_digits")
+# Their models are not compiled with sharded weights, which blocks would gather part by part, nor with recomputed blocks.
+WITH_BATCH_NORM = ("resnet_digits", "simclr_digits")
+# Its model has no blocks that can be recomputed.
 NOT_RECOMPUTED = ("simclr_digits",)
 # "single" is one of the strategies in the table, or beside it.
 STRATEGIES_AND_SINGLE = (SINGLE, *(name for name in STRATEGIES if name != SINGLE))
@@ -85,8 +86,9 @@ class Setting:
     def can_be_trained(self) -> bool:
         """Whether the recipe's model can be trained so."""
         shards_weights = self.strategy != SINGLE and STRATEGIES[self.strategy].shards.endswith("weights")
-        refused = self.compiled and shards_weights and self.recipe in NOT_COMPILED_IN_SHARDS
-        return not refused and not (self.recomputed and self.recipe in NOT_RECOMPUTED)
+        if self.recipe in NOT_RECOMPUTED and self.recomputed:
+            return False
+        return not (self.recipe in WITH_BATCH_NORM and self.compiled and (shards_weights or self.recomputed))
 
     def pairs(self) -> set[tuple[tuple[str, Any], ...]]:
         """Every two of its values, with their names."""

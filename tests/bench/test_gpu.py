@@ -1,14 +1,17 @@
 """bench/gpu: which parts run and for how long, what a part saves, and its verdicts; no GPU is needed."""
 
+import importlib.util
 import json
 import math
+import subprocess
+import sys
 from itertools import product
 
 import pytest
 
 from gpu import __main__ as program
 from gpu import correctness, memory, throughput
-from gpu.rows import GRACE, NotMeasured, Part, Row, not_measured
+from gpu.rows import GRACE, Launcher, NotMeasured, Part, Row, not_measured
 from largebatch.tools.verify.jobs import JobFailed
 from performance import GPU_PARTS
 from record import Comparison, Figure, Record, behind, read_record, tables, take_facts
@@ -129,6 +132,35 @@ def test_results_of_each_kind_go_where_the_tables_find_them(part):
     assert not_measured("row", "why") == [Figure("row", "", []), "row: not measured: why."]
 
 
+def test_without_deepspeed_its_strategies_are_not_measured(monkeypatch):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "deepspeed" else find_spec(name))
+    launcher = Launcher(1, ("ddp", "zero1"))
+    assert launcher.environment("ddp")["WORLD_SIZE"] == "1"
+    with pytest.raises(NotMeasured, match="deepspeed is not installed"):
+        launcher.environment("zero1")
+
+
+WITHOUT_DEEPSPEED = """
+import sys
+from importlib.machinery import PathFinder
+
+class WithoutDeepSpeed(PathFinder):
+    @classmethod
+    def find_spec(cls, name, *where):
+        return None if name.partition(".")[0] == "deepspeed" else super().find_spec(name, *where)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = WithoutDeepSpeed
+import largebatch.tools.verify.preload
+assert "largebatch.backend.fsdp" in sys.modules and "largebatch.run" in sys.modules
+"""
+
+
+@pytest.mark.slow
+def test_without_deepspeed_jobs_still_come_from_a_warm_process():
+    subprocess.run([sys.executable, "-c", WITHOUT_DEEPSPEED], check=True)
+
+
 # --- correctness ------------------------------------------------------------------------------------------------------
 
 
@@ -218,7 +250,7 @@ def test_the_sample_has_every_pair_that_can_be_trained():
 
 @pytest.mark.slow
 def test_a_run_and_its_host_waits_on_the_cpu(part):
-    runs = correctness.Runs(correctness.Launcher(1, ("ddp",)), is_small=True)
+    runs = correctness.Runs(Launcher(1, ("ddp",)), is_small=True)
     wanted = ["gpt_pydoc, fp32, reference on the CPU", "host waits, gpt_pydoc, ddp"]
     rows = [row for row in runs.rows() if row.name in wanted]
     setting = correctness.Setting("gpt_pydoc", "ddp", "fp32", compiled=False, recomputed=True, resumed=True)
