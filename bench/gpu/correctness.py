@@ -47,8 +47,8 @@ SMALL = {
     "bert_pydoc": ("--model.num_layers=1", "--model.hidden_size=32", "--data.block_size=16"),
     "simclr_digits": ("--batch.global_batch_size=64",),
 }
-# Their models are not compiled with sharded weights, which blocks would gather part by part, nor with recomputed blocks.
-WITH_BATCH_NORM = ("resnet_digits", "simclr_digits")
+# Their models are compiled where a process has whole weights and one micro-batch per step, and recomputes nothing.
+COMPILED_WHOLE = ("resnet_digits", "simclr_digits")
 # Its model has no blocks that can be recomputed.
 NOT_RECOMPUTED = ("simclr_digits",)
 # "single" is one of the strategies in the table, or beside it.
@@ -88,7 +88,8 @@ class Setting:
         shards_weights = self.strategy != SINGLE and STRATEGIES[self.strategy].shards.endswith("weights")
         if self.recipe in NOT_RECOMPUTED and self.recomputed:
             return False
-        return not (self.recipe in WITH_BATCH_NORM and self.compiled and (shards_weights or self.recomputed))
+        refused = self.strategy == SINGLE or shards_weights or self.recomputed
+        return not (refused and self.compiled and self.recipe in COMPILED_WHOLE)
 
     def pairs(self) -> set[tuple[tuple[str, Any], ...]]:
         """Every two of its values, with their names."""
@@ -125,10 +126,12 @@ def recipe_file(name: str) -> Path:
     return ROOT / "recipes" / RECIPES[name] / f"{name}.json"
 
 
-def words_of(setting: Setting, is_small: bool) -> list[str]:
-    """The overrides of a run."""
+def words_of(setting: Setting, is_small: bool, processes: int) -> list[str]:
+    """The overrides of a run, the same for any strategy; `processes` are those of a launched job."""
     return [
         *(SMALL.get(setting.recipe, ()) if is_small else ()),
+        # One micro-batch for each process: BatchNorm's momentum would else differ between compiled passes.
+        *([f"--batch.global_batch_size={16 * processes}"] if setting.recipe == "resnet_digits" else []),
         f"--precision={setting.precision}",
         f"--compute.compile={str(setting.compiled).lower()}",
         f"--compute.activation_checkpointing={str(setting.recomputed).lower()}",
@@ -206,7 +209,7 @@ class Runs:
         return [Figure(f"rerun of {setting.name}", "", [difference])]
 
     def _train(self, setting: Setting, deadline: Deadline, on_cpu: bool = False) -> list[float]:
-        recipe, words = recipe_file(setting.recipe), words_of(setting, self._is_small)
+        recipe, words = recipe_file(setting.recipe), words_of(setting, self._is_small, self._launcher.world_size)
         if on_cpu:
             words.append(f"--batch.micro_batch_size={self._micro_batch_size(recipe, words)}")
         stops = [STEPS // 2, STEPS] if setting.resumed else [STEPS]
@@ -226,7 +229,7 @@ class Runs:
 
     def _count_waits(self, recipe: str, strategy: str, deadline: Deadline) -> list[Result]:
         setting = Setting(recipe, strategy, "bf16", compiled=False, recomputed=False, resumed=False)
-        words = [*words_of(setting, self._is_small), "--logging.every=100"]
+        words = [*words_of(setting, self._is_small, self._launcher.world_size), "--logging.every=100"]
         with tempfile.TemporaryDirectory() as folder:
             arguments = (recipe_file(recipe), words, Path(folder, "run"))
             steps, places = self._launcher.run(deadline, strategy, waits_of_a_recipe, *arguments)

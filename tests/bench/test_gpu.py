@@ -12,6 +12,8 @@ import pytest
 from gpu import __main__ as program
 from gpu import correctness, memory, throughput
 from gpu.rows import GRACE, Launcher, NotMeasured, Part, Row, not_measured
+from largebatch.config import load_config
+from largebatch.plan import resolve
 from largebatch.tools.verify.jobs import JobFailed
 from performance import GPU_PARTS
 from record import Comparison, Figure, Record, behind, read_record, tables, take_facts
@@ -246,6 +248,15 @@ def test_the_sample_has_every_pair_that_can_be_trained():
                 have = [each for each in every if (getattr(each, first), getattr(each, second)) == pair]
                 if any(each.can_be_trained for each in have):
                     assert any(each in sample for each in have), (first, second, pair)
+
+
+@pytest.mark.parametrize("is_small", [False, True])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_no_recipe_refuses_a_setting_of_the_sample(is_small, processes):
+    for setting in correctness.sample():
+        words = correctness.words_of(setting, is_small, processes)
+        config = load_config(correctness.recipe_file(setting.recipe), words)
+        resolve(config, 1 if setting.strategy == "single" else processes)
 
 
 @pytest.mark.slow
