@@ -12,7 +12,7 @@ ACCELERATE_CONFIG = recipes/accelerate_configs/$(STRATEGY).yaml
 STRATEGIES = $(basename $(notdir $(wildcard recipes/accelerate_configs/*.yaml)))
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install train test check lint bench clean
+.PHONY: help install train test check lint bench gpu clean
 
 help:
 	@echo "make train   train CONFIG ($(CONFIG))"
@@ -20,6 +20,8 @@ help:
 	@echo "             on NUM_PROCESSES processes (all GPUs; without a GPU, 2 on the CPU), with ARGS as overrides"
 	@echo "make check   run linters and the tests that start no job, in under 3 minutes"
 	@echo "make test    run linters and the whole test suite, in some 25 minutes on 2 cores"
+	@echo "make gpu     measure on GPUs, all in under 25 minutes, or only PARTS (correctness,ablations,memory,throughput,"
+	@echo "             scaling); DEVICE=cpu rehearses; WHEELS=FOLDER takes missing packages from there, see bench/README.md"
 	@echo "make bench   measure with the programs BENCH ($(BENCH)) of bench/, and make docs/performance.md"
 
 install: .venv/installed
@@ -59,6 +61,17 @@ bench: install
 	$(BIN)/pip install --quiet --requirement bench/requirements.txt --constraint requirements.txt
 	@set -ex; for program in $(BENCH); do $(BIN)/python bench/$$program.py; done
 	$(BIN)/python bench/performance.py
+
+# With WHEELS, this machine's own Python and torch, and no network.
+GPU_PYTHON = $(if $(WHEELS),$(PYTHON),$(BIN)/python)
+gpu: $(if $(WHEELS),build/wheels,install)
+	PYTHONPATH=src:bench$(if $(WHEELS),:build/wheels) $(GPU_PYTHON) -m gpu --device $(or $(DEVICE),cuda) \
+		$(if $(PARTS),--parts "$(PARTS)") $(ARGS)
+	$(if $(filter cpu,$(DEVICE)),,PYTHONPATH=src:bench $(GPU_PYTHON) bench/performance.py)
+
+build/wheels: $(wildcard $(WHEELS)/*.whl)
+	$(PYTHON) -m pip install --quiet --no-index --no-deps --upgrade --target $@ --find-links $(WHEELS) $^
+	@touch $@
 
 clean:
 	rm -rf .venv build *.egg-info src/*.egg-info

@@ -14,13 +14,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from paired import TurnClock, contender, start_job, take_turns
+from paired import Contender, TurnClock, contender, start_job, take_turns
 from record import OURS, ROOT, Comparison, Figure, Record, add_output_options, read_record, take_facts, write_record
 
 STRATEGIES = ("ddp", "fsdp", "zero1", "zero2", "zero3")
@@ -221,34 +220,47 @@ def _clock(connections: Sequence[Connection], steps: int, warmup: int) -> TurnCl
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def compare(name: str, strategies: Sequence[str], options: argparse.Namespace) -> list[Comparison]:
-    """The pairs of one job: the Trainer and ours under each strategy, each beside the same bare loop."""
+def alive(function: Any, *arguments: Any, environment: dict[str, str], timeout: float) -> Any:
+    """A contender on one process, for a `with` statement."""
+    settings = {"world_size": 1, "environment": environment, "folder": ROOT, "timeout": timeout}
+    return contender(start_job(function, *arguments, **settings), 1)
+
+
+def bare_loop(name: str, options: argparse.Namespace) -> Any:
+    """The bare loop of a job, for a `with` statement."""
+    return alive(peer, "bare", *_shared(name, options), environment={}, timeout=options.timeout)
+
+
+def compare_one(name: str, strategy: str, bare: Contender, options: argparse.Namespace) -> Comparison:
+    """Ours under a strategy, or the Trainer, beside the bare loop."""
     from largebatch.tools.verify.launch import launch_environment
 
-    shared = (name, options.toy, options.steps, options.warmup)
+    title, shared = JOBS[name].title, _shared(name, options)
+    print(f"{title}, {strategy}", file=sys.stderr, flush=True)
+    if strategy == "trainer":
+        with alive(peer, "trainer", *shared, environment={}, timeout=options.timeout) as other:
+            return Comparison(
+                "s a step", "bare", take_turns({"bare": bare, "trainer": other}, options.rounds), f"{title}, Trainer"
+            )
+    environment = launch_environment(ROOT / f"recipes/accelerate_configs/{strategy}.yaml", 1)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        alive(ours, folder, *shared, environment=environment, timeout=options.timeout) as other,
+    ):
+        measured = take_turns({"bare": bare, OURS: other}, options.rounds)
+    # What a toy takes says nothing.
+    limits = {} if options.toy else {OURS: LIMITS[strategy]}
+    return Comparison("s a step", "bare", measured, f"{title}, {strategy}", limits)
 
-    def alive(function: Any, *arguments: Any, environment: dict[str, str]) -> Any:
-        settings = {"world_size": 1, "environment": environment, "folder": ROOT, "timeout": 7200}
-        return contender(start_job(function, *arguments, *shared, **settings), 1)
 
-    title, comparisons = JOBS[name].title, []
-    with alive(peer, "bare", environment={}) as bare:
-        for strategy in ("trainer", *strategies):
-            print(f"{title}, {strategy}", file=sys.stderr, flush=True)
-            with ExitStack() as stack:
-                folder = stack.enter_context(tempfile.TemporaryDirectory())
-                if strategy == "trainer":
-                    other = stack.enter_context(alive(peer, "trainer", environment={}))
-                    measured = take_turns({"bare": bare, "trainer": other}, options.rounds)
-                    comparisons.append(Comparison("s a step", "bare", measured, f"{title}, Trainer"))
-                    continue
-                environment = launch_environment(ROOT / f"recipes/accelerate_configs/{strategy}.yaml", 1)
-                other = stack.enter_context(alive(ours, folder, environment=environment))
-                measured = take_turns({"bare": bare, OURS: other}, options.rounds)
-                # What a toy takes says nothing.
-                limits = {} if options.toy else {OURS: LIMITS[strategy]}
-                comparisons.append(Comparison("s a step", "bare", measured, f"{title}, {strategy}", limits))
-    return comparisons
+def _shared(name: str, options: argparse.Namespace) -> tuple[Any, ...]:
+    return name, options.toy, options.steps, options.warmup
+
+
+def compare(name: str, strategies: Sequence[str], options: argparse.Namespace) -> list[Comparison]:
+    """The pairs of one job: the Trainer and ours under each strategy, each beside the same bare loop."""
+    with bare_loop(name, options) as bare:
+        return [compare_one(name, strategy, bare, options) for strategy in ("trainer", *strategies)]
 
 
 def figure_of(name: str, comparisons: Sequence[Comparison], units: int, toy: bool) -> Figure:
@@ -285,6 +297,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10, help="optimizer steps of a turn; default: 10")
     parser.add_argument("--warmup", type=int, default=10, help="steps before the first turn; default: 10")
     options = parser.parse_args()
+    # Of a job, in seconds.
+    options.timeout = 7200
     if options.toy:
         if options.json is None:
             parser.error("--toy measures nothing that belongs into bench/results; name a file with --json OUT")

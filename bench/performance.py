@@ -9,6 +9,8 @@ from record import NOT_MEASURED, RESULTS, ROOT, Record, behind, not_measured, re
 
 DOCUMENT = ROOT / "docs/performance.md"
 PROGRAMS = ("loop_tax", "two_process", "start", "data_path", "memory", "checkpoints", "gpu_throughput")
+# `make gpu` writes a JSON for each of its parts.
+GPU, GPU_PARTS = "gpu", ("correctness", "ablations", "memory", "throughput", "scaling")
 INTRODUCTION = """# Performance
 
 <!-- Made by bench/performance.py from the samples in bench/results: change a program or measure again, not this. -->
@@ -25,9 +27,10 @@ def document(results: Path = RESULTS) -> str:
     Args:
         results: A folder of folders, each with JSON files of one program.
     """
-    found = {name: _records(results / name) for name in PROGRAMS}
+    found = {name: _records(results / name) for name in (*PROGRAMS, GPU)}
     late = [f"- {record.title}: {line}." for records in found.values() for record in records for line in behind(record)]
-    waiting = [f"- `bench/{name}.py`: {NOT_MEASURED}." for name, records in found.items() if not records]
+    waiting = [f"- `bench/{name}.py`: {NOT_MEASURED}." for name in PROGRAMS if not found[name]]
+    waiting += _parts_not_measured(results)
     waiting += [
         f"- {what}: {NOT_MEASURED}."
         for records in found.values()
@@ -51,6 +54,12 @@ def document(results: Path = RESULTS) -> str:
         lines += ["", "## Other measurements", ""]
         lines += [f"- [{_title(folder)}](../bench/results/{folder.name}/README.md)" for folder in others]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _parts_not_measured(results: Path) -> list[str]:
+    missing = [name for name in GPU_PARTS if not (results / GPU / f"{name}.json").exists()]
+    why = "no GPU has been used yet" if len(missing) == len(GPU_PARTS) else NOT_MEASURED
+    return [f"- `make gpu` ({', '.join(missing)}): {why}."] if missing else []
 
 
 def _records(folder: Path) -> list[Record]:

@@ -30,8 +30,21 @@ def test_what_it_says_of_results(tmp_path):
     assert "- on a GPU: not measured yet." in waiting
     assert "- `bench/start.py`: not measured yet." in waiting
     assert "loop_tax.py" not in waiting
+    assert "- `make gpu` (correctness, ablations, memory, throughput, scaling): no GPU has been used yet." in waiting
     assert "| ours | 1.5 s | 1.500 of raw |  |" in text
     assert text.endswith("## Other measurements\n\n- [Faults](../bench/results/by_hand/README.md)\n")
+
+
+def test_what_a_gpu_has_given_is_on_the_page(tmp_path):
+    figures = [Figure("peak", "GiB", [2.0], at_most=1.0), Figure("zero3", "", [])]
+    part = Record("gpu", "Memory on a GPU", "About it.", {}, take_facts(("torch",)), figures=figures)
+    (tmp_path / "gpu").mkdir()
+    (tmp_path / "gpu/memory.json").write_text(part.to_json())
+    text = performance.document(tmp_path)
+    assert "- Memory on a GPU: peak: 2 GiB, at most 1 was aimed at." in text
+    assert "- zero3: not measured yet." in text
+    assert "- `make gpu` (correctness, ablations, throughput, scaling): not measured yet." in text
+    assert "| peak | 2 GiB | at most 1: **missed** |" in text
 
 
 def test_one_entry_runs_all_programs_and_says_what_they_are():

@@ -1,0 +1,174 @@
+"""Ablations of forward and backward passes. Each takes whether its sizes are small, for a rehearsal on the CPU."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from gpu.models import GPT2, LLAMA, RESNET_LARS, Batch, batch_of, build, fixed, join_alone, tokens_of, train_on
+from gpu.rows import Result
+from gpu.turns import Variant, device, in_turns
+from largebatch.backend.compilation import compile_in_place
+from largebatch.model.activation_checkpointing import checkpoint_activations
+
+
+def autocast_cache(is_small: bool) -> list[Result]:
+    """Autocast keeps the bf16 copy of each weight to the end of the forward pass, or does not."""
+    config, model = build(LLAMA, is_small)
+    checkpoint_activations(model)
+    batch = batch_of(config)
+    return in_turns(
+        "Llama with activation checkpointing, autocast's cache",
+        "on",
+        {"on": fixed(partial(train_on, model, batch, True)), "off": fixed(partial(train_on, model, batch, False))},
+    )
+
+
+def activation_function(is_small: bool) -> list[Result]:
+    """GELU's tanh approximation as eight operations or as one, eager and compiled."""
+    from transformers.activations import ACT2FN
+
+    variants: dict[str, Variant] = {}
+    for name in ("gelu_new", "gelu_pytorch_tanh"):
+        for compiled in (False, True):
+            config, model = build(GPT2, is_small)
+            for block in model.transformer.h:
+                block.mlp.act = ACT2FN[name]
+            if compiled:
+                compile_in_place(model, device())
+            step = partial(train_on, model, batch_of(config))
+            variants[f"{name}, {'compiled' if compiled else 'eager'}"] = fixed(step)
+    return in_turns("GPT-2, activation function", "gelu_new, eager", variants)
+
+
+def contiguous_tokens(is_small: bool) -> list[Result]:
+    """Tokens are copied to the GPU as views with gaps, or as whole blocks of memory."""
+    config, model = build(GPT2, is_small)
+    tokens = tokens_of(config)
+    views = {"input_ids": tokens[:, :-1], "targets": tokens[:, 1:]}
+    whole = {name: view.contiguous() for name, view in views.items()}
+    if device().type == "cuda":
+        whole = {name: tensor.pin_memory() for name, tensor in whole.items()}
+
+    def step(batch: Batch) -> None:
+        train_on(model, {name: tensor.to(device(), non_blocking=True) for name, tensor in batch.items()})
+
+    return in_turns(
+        "GPT-2, tokens on the host",
+        "views",
+        {"views": fixed(partial(step, views)), "whole": fixed(partial(step, whole))},
+    )
+
+
+def packed_sequences(is_small: bool) -> list[Result]:
+    """`transformers` looks into positions for packed sequences, for which the host waits, or does not."""
+    from transformers import masking_utils
+
+    config, model = build(GPT2, is_small)
+    step = partial(train_on, model, batch_of(config))
+    installed = masking_utils.find_packed_sequence_indices
+
+    def variant(function: Callable[..., Any]) -> Callable[[], object]:
+        masking_utils.find_packed_sequence_indices = function
+        return step
+
+    return in_turns(
+        "GPT-2, find_packed_sequence_indices",
+        "as it is",
+        {"as it is": partial(variant, installed), "patched": partial(variant, lambda *_, **__: None)},
+    )
+
+
+def loss_chunks(is_small: bool) -> list[Result]:
+    """The output layer with its loss, in chunks of several sizes."""
+    from largebatch.model import linear_token_losses as module
+
+    tokens, width, words = (64, 32, 256) if is_small else (8192, 4096, 128256)
+    inputs = torch.randn(tokens, width, device=device(), requires_grad=True)
+    weight = torch.randn(words, width, device=device()).mul_(0.02).requires_grad_()
+    targets = torch.randint(words, (tokens,), device=device())
+
+    def step() -> None:
+        with torch.autocast(device().type, torch.bfloat16):
+            losses = module.linear_token_losses(inputs, weight, None, targets)
+        losses.sum().backward()
+        inputs.grad = weight.grad = None
+
+    def variant(most_logits: int) -> Callable[[], object]:
+        assert hasattr(module, "MOST_LOGITS")
+        module.MOST_LOGITS = most_logits
+        return step
+
+    sizes = {"2^26 logits": 2**26, "2^28 logits": 2**28}
+    rounded = {
+        f"{name}, in multiples of 256 tokens": size // words // 256 * 256 * words for name, size in sizes.items()
+    }
+    variants = {name: partial(variant, size) for name, size in (sizes | rounded).items()}
+    return in_turns("Output layer and loss of Llama", "2^26 logits", variants)
+
+
+def ddp_optimizer(is_small: bool) -> list[Result]:
+    """Dynamo cuts compiled blocks under DDP at its buckets, or does not."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    join_alone()
+
+    def variant(flag: bool, step: Callable[[], object]) -> Callable[[], object]:
+        torch._dynamo.config.optimize_ddp = flag
+        return step
+
+    variants: dict[str, Variant] = {}
+    for name, flag in {"on": True, "off": False}.items():
+        config, model = build(GPT2, is_small)
+        compile_in_place(model, device())
+        wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        variants[name] = partial(variant, flag, partial(train_on, wrapped, batch_of(config)))
+    return in_turns("GPT-2, compiled, DDP, torch._dynamo.config.optimize_ddp", "on", variants)
+
+
+def document_mask(is_small: bool) -> list[Result]:
+    """A sequence is one document, or four that are kept apart by a mask."""
+    config, model = build(LLAMA, is_small)
+    checkpoint_activations(model)
+    batch = batch_of(config)
+    length = config.data.block_size
+    positions = torch.arange(length, device=device()).remainder(length // 4).unsqueeze(0)
+    return in_turns(
+        f"Llama with activation checkpointing, {length:,} tokens",
+        "one document",
+        {
+            "one document": fixed(partial(train_on, model, batch)),
+            "four, kept apart": fixed(partial(train_on, model, batch | {"position_ids": positions})),
+        },
+    )
+
+
+def image_layout(is_small: bool) -> list[Result]:
+    """ResNet-50 with channels first or last, with and without cuDNN's choice of the fastest algorithms."""
+    config, model = build(RESNET_LARS, is_small)
+    side, size = config.data.image_size, 4 if is_small else 256
+    images = torch.randn(size, 3, side, side, device=device())
+    labels = torch.randint(config.data.num_classes, (size,), device=device())
+
+    def variant(layout: torch.memory_format, benchmark: bool) -> Callable[[], object]:
+        torch.backends.cudnn.benchmark = benchmark
+        model.to(memory_format=layout)
+        pixels = images.to(memory_format=layout)
+
+        def step() -> None:
+            with torch.autocast(device().type, torch.bfloat16):
+                logits = model(pixel_values=pixels).logits
+            nn.functional.cross_entropy(logits.float(), labels).backward()
+            model.zero_grad(set_to_none=True)
+
+        return step
+
+    layouts = {"NCHW": torch.contiguous_format, "NHWC": torch.channels_last}
+    variants = {
+        name + (", cudnn.benchmark" if benchmark else ""): partial(variant, layout, benchmark)
+        for name, layout in layouts.items()
+        for benchmark in (False, True)
+    }
+    return in_turns("ResNet-50, memory layout", "NCHW", variants)

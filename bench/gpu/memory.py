@@ -1,0 +1,116 @@
+"""Memory: the peak of a GPU's memory in training, beside what `largebatch plan` says."""
+
+import io
+import json
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from gpu.machine import Gpus
+from gpu.rows import Deadline, Launcher, Part, Result, Row
+from gpu_throughput import JOBS, config_of, generated_sources
+from memory import resident
+from record import Figure
+
+TITLE = "Peak memory on a GPU, beside the plan"
+ABOUT = """`torch.cuda.max_memory_allocated` of the first process in the first three steps of a recipe, divided by what
+`largebatch plan` expects: model states, temporary memory and activations. The aim is within 5 %. Recipes are those of
+`bench/gpu_throughput.py`, with generated samples and without `torch.compile`."""
+
+STEPS, TOLERANCE = 3, 0.05
+GIB = 2**30
+RECOMPUTED = "--compute.activation_checkpointing=true"
+# Recipe, strategy and overrides; what differs most from its neighbors first.
+CASES: list[tuple[str, str, tuple[str, ...]]] = [
+    ("gpt2_124m", "ddp", ()),
+    ("llama_1b", "ddp", (RECOMPUTED,)),
+    ("resnet50", "ddp", ()),
+    ("gpt2_124m", "fsdp", ()),
+    ("gpt2_124m", "zero1", ()),
+    ("gpt2_124m", "zero2", ()),
+    ("gpt2_124m", "zero3", ()),
+    ("gpt2_124m", "ddp", (RECOMPUTED,)),
+    ("llama_1b", "fsdp", (RECOMPUTED,)),
+    ("gpt2_124m", "ddp", ("--precision=fp32", "--batch.micro_batch_size=16")),
+    ("llama_1b", "ddp", ()),
+    ("llama_1b", "zero3", (RECOMPUTED,)),
+]
+
+
+class _Enough(BaseException):
+    """Ends a training whose peak is known."""
+
+
+def peak_of(name: str, words: Sequence[str], run_dir: Path) -> int:
+    """Train in this process, and return the peak in bytes: on a CPU, of the resident set beyond its start."""
+    import torch
+
+    from largebatch.run import Run, Step
+    from largebatch.task_folders import import_from
+    from largebatch.tools.verify.training import train
+
+    before, update, peaks = resident("VmRSS"), Run.update, list[int]()
+
+    def counted_update(run: Run[Any], step: Step) -> None:
+        update(run, step)
+        if step.index + 1 == STEPS:
+            on_gpu = torch.cuda.is_available()
+            peaks.append(torch.cuda.max_memory_allocated() if on_gpu else resident("VmHWM") - before)
+            # What follows the steps, such as a checkpoint, is none of them.
+            raise _Enough
+
+    Run.update = counted_update  # type: ignore[method-assign]
+    recipe = JOBS[name].path
+    import_from(recipe.parent, "data").sources = generated_sources
+    try:
+        train(recipe, *words, run_dir=run_dir)
+    except _Enough:
+        return peaks[0]
+    raise AssertionError("the run ended before its peak was read")
+
+
+def planned(name: str, words: Sequence[str], strategy: str, world_size: int) -> int:
+    """The bytes that `largebatch plan` expects in the fullest process."""
+    from largebatch.tools.command_line import main
+
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        code = main(["plan", str(JOBS[name].path), f"--world-sizes={world_size}", "--json", *words])
+    if code:
+        raise RuntimeError(f"largebatch plan ended with exit code {code}")
+    column = json.loads(printed.getvalue())["world_sizes"][0]
+    return int(column["strategies"][strategy]["bytes_together_about"])
+
+
+def compare(
+    launcher: Launcher, case: tuple[str, str, tuple[str, ...]], is_small: bool, deadline: Deadline
+) -> list[Result]:
+    """The ratio of one case."""
+    name, strategy, more = case
+    _, words = config_of(JOBS[name], is_small)
+    words = [*words, "--compute.compile=false", "--logging.trackers=[]", *more]
+    if is_small:
+        words = [word for word in words if word != "--batch.micro_batch_size=16"]
+    expected = launcher.run(deadline, "single", planned, name, words, strategy, launcher.world_size, hide_gpus=True)
+    with TemporaryDirectory() as folder:
+        peak = launcher.run(deadline, strategy, peak_of, name, words, Path(folder, "run"))
+    # A process's own memory on a CPU says nothing about the plan.
+    aims = {} if is_small else {"at_least": 1 - TOLERANCE, "at_most": 1 + TOLERANCE}
+    what = f"{title_of(case)}: {peak / GIB:.2f} GiB of the plan's {expected / GIB:.2f}"
+    return [Figure(what, "", [peak / expected], **aims)]
+
+
+def title_of(case: tuple[str, str, tuple[str, ...]]) -> str:
+    """The case for people."""
+    name, strategy, words = case
+    return ", ".join([JOBS[name].title, strategy, *(word.removeprefix("--") for word in words)])
+
+
+def measure(part: Part, gpus: Gpus) -> None:
+    """Measure all rows."""
+    is_small = gpus.count == 0
+    launcher = Launcher(1, sorted({strategy for _, strategy, _ in CASES}))
+    part.measure(Row(title_of(case), partial(compare, launcher, case, is_small)) for case in CASES)

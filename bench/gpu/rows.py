@@ -1,0 +1,184 @@
+"""Rows of a part: each is measured under its own try, and the part's record is saved after it."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from largebatch.tools.verify.jobs import JobFailed, run_job
+from largebatch.tools.verify.launch import launch_environment
+from largebatch.tools.verify.verification import in_one_line
+from record import Comparison, Figure, Record, tables
+
+ROOT = Path(__file__).parents[2]
+SINGLE = "single"
+
+# How long a row may take that begins just before the part's time is up, in seconds.
+GRACE = 60
+
+Result = Comparison | Figure | str
+"""What a row gives: a pair that was measured side by side, a number, or a remark."""
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """The moment by which a row has to end."""
+
+    moment: float
+    clock: Callable[[], float]
+
+    @property
+    def seconds_left(self) -> float:
+        """Until then, or 0."""
+        return max(0.0, self.moment - self.clock())
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement of a part, under the name by which it is reported."""
+
+    name: str
+    measure: Callable[[Deadline], Sequence[Result]]
+
+
+class NotMeasured(Exception):
+    """A row cannot be measured on this machine; the message says why."""
+
+
+class Part:
+    """A part that is being measured, and the file that has what it has measured so far.
+
+    Args:
+        record: What the rows are added to.
+        file: Written anew after every row.
+        seconds: Time after which no further row begins.
+        clock: Seconds since some moment.
+    """
+
+    def __init__(self, record: Record, file: Path, seconds: float, clock: Callable[[], float] = time.monotonic):
+        self.record, self._file, self._clock = record, file, clock
+        self._last_start = clock() + seconds
+        self._seconds: dict[str, float] = {}
+        self._lock = Lock()
+
+    def measure(self, rows: Iterable[Row], at_once: int = 1) -> None:
+        """Measure the rows in their order, `at_once` of them at a time; a row that fails does not stop the others."""
+        self._save()
+        if at_once == 1:
+            # One by one, so that rows can share what a generator keeps alive between them.
+            for row in rows:
+                self._measure(row)
+        else:
+            with ThreadPoolExecutor(at_once) as pool:
+                list(pool.map(self._measure, rows))
+        print("\n".join(tables(self.record)), flush=True)
+        for remark in self.record.remarks:
+            print(f"- {remark}", flush=True)
+
+    def _measure(self, row: Row) -> None:
+        started = self._clock()
+        try:
+            if started >= self._last_start:
+                raise NotMeasured("the part's time was up")
+            results = row.measure(Deadline(self._last_start + GRACE, self._clock))
+        except NotMeasured as reason:
+            results = not_measured(row.name, str(reason))
+        except JobFailed as failure:
+            results = not_measured(row.name, f"failed: {in_one_line(failure)}")
+        # Whatever a row meets, the other rows are worth having.
+        except Exception as error:
+            results = not_measured(row.name, f"failed: {type(error).__name__}: {error}".partition("\n")[0])
+        with self._lock:
+            for result in results:
+                kinds: dict[type, list[Any]] = {
+                    Comparison: self.record.comparisons,
+                    Figure: self.record.figures,
+                    str: self.record.remarks,
+                }
+                kinds[type(result)].append(result)
+            self._seconds[row.name] = round(self._clock() - started, 1)
+            self._save()
+        print(f"{self.record.program}: {row.name}: {self._seconds[row.name]:.0f} s", file=sys.stderr, flush=True)
+
+    def _save(self) -> None:
+        self.record.facts["load average after"] = round(os.getloadavg()[0], 2)
+        written = json.loads(self.record.to_json()) | {"seconds of each row": self._seconds}
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        # Whoever reads it, or kills this program, finds one version of it or the next.
+        partial = self._file.with_suffix(".partial")
+        partial.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+        partial.replace(self._file)
+
+
+def not_measured(name: str, why: str) -> list[Result]:
+    """A figure without samples, and the reason."""
+    return [Figure(name, "", []), f"{name}: not measured: {why}."]
+
+
+# --- jobs -------------------------------------------------------------------------------------------------------------
+
+
+class Launcher:
+    """Starts jobs from one warm process tree, and knows the environment of each strategy.
+
+    Args:
+        world_size: Processes of a job; "single" has one and no launcher.
+        strategies: The strategies that can be asked for, without "single".
+    """
+
+    def __init__(self, world_size: int, strategies: Sequence[str]):
+        self.world_size = world_size
+        self._environments: dict[str, Mapping[str, str]] = {SINGLE: {}}
+        self._unavailable = {name: why for name in strategies if (why := why_not(name))}
+        # Here, in one thread: Accelerate's own code makes them.
+        for name in strategies:
+            if name not in self._unavailable:
+                self._environments[name] = launch_environment(accelerate_config(name), world_size)
+
+    def environment(self, strategy: str) -> Mapping[str, str]:
+        """The variables of a launch.
+
+        Raises:
+            NotMeasured: The strategy's engine is not installed.
+        """
+        if strategy in self._unavailable:
+            raise NotMeasured(self._unavailable[strategy])
+        return self._environments[strategy]
+
+    def run(
+        self,
+        deadline: Deadline,
+        strategy: str,
+        function: Callable[..., Any],
+        *arguments: Any,
+        hide_gpus: bool = False,
+    ) -> Any:
+        """The result of the first process; on the CPU if the GPUs are hidden.
+
+        Raises:
+            JobFailed: A process failed, or did not end in time.
+            NotMeasured: The strategy's engine is not installed.
+        """
+        environment = dict(self.environment(strategy)) | ({"CUDA_VISIBLE_DEVICES": ""} if hide_gpus else {})
+        processes = 1 if strategy == SINGLE else self.world_size
+        job = {"world_size": processes, "environment": environment, "folder": ROOT, "timeout": deadline.seconds_left}
+        return run_job(function, *arguments, **job)[0]
+
+
+def accelerate_config(strategy: str) -> Path:
+    """The shipped Accelerate config of a strategy."""
+    return ROOT / f"recipes/accelerate_configs/{strategy}.yaml"
+
+
+def why_not(strategy: str) -> str | None:
+    """Why a strategy cannot be launched with the packages that are installed; None if it can."""
+    from importlib.util import find_spec
+
+    needs_deepspeed = "DEEPSPEED" in accelerate_config(strategy).read_text(encoding="utf-8")
+    return "deepspeed is not installed" if needs_deepspeed and find_spec("deepspeed") is None else None

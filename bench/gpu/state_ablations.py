@@ -1,0 +1,147 @@
+"""Ablations of optimizers and checkpoints. Each takes whether its sizes are small, for a rehearsal on the CPU."""
+
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from gpu.models import BERT_LAMB, GPT2, RESNET_LARS, Batch, batch_of, build, fixed, join_alone
+from gpu.rows import Result
+from gpu.turns import GIB, Variant, device, in_turns, timed
+from gpu_throughput import JOBS, config_of, generated_sources
+from largebatch.task_folders import import_from
+from record import Figure
+
+
+def deepspeed_timer(is_small: bool) -> list[Result]:
+    """DeepSpeed's throughput timer waits for the GPU before each micro-batch, or is off."""
+    import deepspeed
+
+    def step(engine: Any, batch: Batch) -> None:
+        with torch.autocast(device().type, torch.bfloat16):
+            loss = engine(**batch).mean()
+        engine.backward(loss)
+        engine.step()
+
+    # On a CPU it would otherwise compile a collective of its own first.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    join_alone()
+    variants: dict[str, Variant] = {}
+    for name, enabled in {"on": True, "off": False}.items():
+        config, model = build(GPT2, is_small)
+        settings = {
+            "train_micro_batch_size_per_gpu": config.batch.micro_batch_size,
+            "gradient_accumulation_steps": 4,
+            "zero_optimization": {"stage": 1},
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+            "timers": {"throughput": {"enabled": enabled}},
+        }
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
+
+        variants[name] = fixed(partial(step, engine, batch_of(config)))
+    return in_turns("GPT-2, ZeRO-1 with AdamW, micro-batches with DeepSpeed's throughput timer", "on", variants)
+
+
+def lars(is_small: bool) -> list[Result]:
+    """LARS on ResNet-50."""
+    return _optimizer_step(RESNET_LARS, "LARS on ResNet-50", is_small)
+
+
+def lamb(is_small: bool) -> list[Result]:
+    """LAMB on BERT-Large."""
+    return _optimizer_step(BERT_LAMB, "LAMB on BERT-Large", is_small)
+
+
+def _optimizer_step(recipe: str, title: str, is_small: bool) -> list[Result]:
+    """Time and kernel launches of a layerwise optimizer's step."""
+    from torch.profiler import ProfilerActivity, profile
+
+    from largebatch.optim import build_optimizer
+    from largebatch.optim.layerwise import LayerPart
+    from largebatch.plan import resolve
+
+    config, model = build(recipe, is_small)
+    optimizer = build_optimizer(model, resolve(config, 64))
+    named = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    # As the strategies do, in a process that has every layer whole.
+    parts = {each: [LayerPart(name, 0, 0, each.numel())] for name, each in named.items()}
+    optimizer.locate(parts, [*named], None)
+    for parameter in named.values():
+        parameter.grad = torch.randn_like(parameter) * 1e-3
+    for group in optimizer.param_groups:
+        group["lr"] = 1e-4
+    for _ in range(3):
+        optimizer.step()
+    seconds = [timed(optimizer.step, 5)[0] for _ in range(2)]
+    on_gpu = device().type == "cuda"
+    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as profiler:
+        optimizer.step()
+    # Of the runtime's and of the driver's interface; on a CPU, torch's own operations.
+    starts = ("cudaLaunchKernel", "cuLaunchKernel") if on_gpu else ("aten::",)
+    launches = sum(each.count for each in profiler.key_averages() if each.key.startswith(starts))
+    return [
+        Figure(f"{title}: a step of the optimizer", "s", seconds),
+        Figure(f"{title}: {'kernel launches' if on_gpu else 'operations'} of a step", "", [launches]),
+    ]
+
+
+class _Enough(BaseException):
+    """Ends a training whose checkpoints are measured."""
+
+
+def asynchronous_checkpoint(is_small: bool) -> list[Result]:
+    """How long a run's first and second asynchronous checkpoint hold it up, and the memory they lock."""
+    from largebatch.checkpoint.save import CheckpointWriter
+    from largebatch.tools.verify.training import train
+
+    job, held, writers = JOBS["gpt2_124m"], list[float](), list[CheckpointWriter]()
+    save, wait = CheckpointWriter.save, CheckpointWriter.wait_until_copied
+
+    def timed_save(writer: CheckpointWriter, step: int, bad_steps: int) -> None:
+        # The one before may still be written, which is not what is measured.
+        writer.wait()
+        writers.append(writer)
+        started = time.perf_counter()
+        save(writer, step, bad_steps)
+        held.append(time.perf_counter() - started)
+
+    def timed_wait(writer: CheckpointWriter) -> None:
+        started = time.perf_counter()
+        wait(writer)
+        if held:
+            held[-1] += time.perf_counter() - started
+        if len(held) == 2:
+            raise _Enough
+
+    _, words = config_of(job, is_small)
+    # GPT-2 large, whose weights and two moments take 8.6 GiB.
+    words += [] if is_small else ["--model.hidden_size=1280", "--model.num_layers=36", "--model.num_heads=20"]
+    words += [] if is_small else ["--batch.global_batch_size=8", "--batch.micro_batch_size=8"]
+    words += ["--compute.compile=false", '--checkpoint.every={"steps": 2}', "--checkpoint.keep_last=1"]
+    import_from(job.path.parent, "data").sources = generated_sources
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        patch.object(CheckpointWriter, "save", timed_save),
+        patch.object(CheckpointWriter, "wait_until_copied", timed_wait),
+    ):
+        try:
+            train(job.path, *words, run_dir=Path(folder, "run"))
+        except _Enough:
+            writers[-1].wait()
+        state = sum(file.stat().st_size for file in Path(folder).rglob("*.safetensors")) / GIB
+    pinned = []
+    if device().type == "cuda":
+        locked = torch.cuda.host_memory_stats().get("allocated_bytes.current")
+        # Older versions of torch do not count it.
+        pinned = [] if locked is None else [locked / GIB]
+    return [
+        Figure("first asynchronous checkpoint: the step held up", "s", held[:1]),
+        Figure("second asynchronous checkpoint: the step held up", "s", held[1:]),
+        Figure(f"page-locked memory, for checkpoints of {state:.3g} GiB", "GiB", pinned),
+    ]
