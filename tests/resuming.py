@@ -69,8 +69,10 @@ class Interruption:
 
 def train_interrupted(run_dir: Path, recipe: Path, words: tuple[str, ...], interruption: Interruption | None) -> None:
     """Train in a job's process; what each micro-batch held is noted beside the run folder."""
-    from largebatch.run import Run, Step
+    from largebatch.run import Run, Step, stop
 
+    # A request during a step ends the run after the next one.
+    stop.STEPS_OF_A_VOTE = 0
     micro_batches, update, hashes = Step.micro_batches, Run.update, []
     rank = int(os.environ.get("RANK", 0))
 
