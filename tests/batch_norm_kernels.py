@@ -1,12 +1,15 @@
 """CPU versions of the operations that synchronized BatchNorm is made of on GPUs, and that torch has for CUDA only.
 
 Their arithmetic follows the documented formulas in fp64. What CUDA's kernels demand of types and layouts
-(aten/src/ATen/native/cuda/Normalization.cuh) is asserted, because a kernel reads a wrong layout without an error.
+(aten/src/ATen/native/cuda/Normalization.cuh) is asserted, and that inputs and gradients have one layout: if gradients
+are channels-last, kernels read inputs like that, too, without asking.
 """
 
 from functools import cache
+from unittest.mock import patch
 
 import torch
+from torch import nn
 
 # Registrations end with this object.
 _library = torch.library.Library("aten", "IMPL")
@@ -14,7 +17,15 @@ _library = torch.library.Library("aten", "IMPL")
 
 @cache
 def register() -> None:
-    """Give them to torch's dispatcher, for the rest of the process."""
+    """Give them to torch's dispatcher, for the rest of the process, and let `nn.SyncBatchNorm` take CPU tensors."""
+    forward = nn.SyncBatchNorm.forward
+
+    def forward_on_cpu(layer, inputs):
+        # One of the devices that it takes.
+        with patch.object(torch._C, "_get_privateuse1_backend_name", return_value="cpu"):
+            return forward(layer, inputs)
+
+    nn.SyncBatchNorm.forward = forward_on_cpu
     for function in (
         batch_norm_stats,
         batch_norm_gather_stats_with_counts,

@@ -35,19 +35,20 @@ LAYERS = {
     "no scale": lambda: nn.BatchNorm1d(3, affine=False, dtype=torch.float64),
     "no statistics": lambda: nn.BatchNorm2d(3, track_running_stats=False, dtype=torch.float64),
 }
-# Where layers run, and whether without waits: for lack of a GPU, the layer for GPUs on the CPU.
-CPU, CUDA_ON_CPU = ("cpu", False), ("cpu", True)
-GPU = [("cuda", False), ("cuda", True)] if torch.cuda.is_available() else []
+# Where tensors are, which device layers are made for, and whether without waits.
+CPU = ("cpu", "cpu", False)
+TORCHS_ON_CPU, CUDA_ON_CPU = ("cpu", "cuda", False), ("cpu", "cuda", True)
+GPU = [("cuda", "cuda", False), ("cuda", "cuda", True)] if torch.cuda.is_available() else []
 
 
-def synchronize_for(place: tuple[str, bool], layer: nn.Module) -> nn.Module:
+def synchronize_for(place: tuple[str, str, bool], layer: nn.Module) -> nn.Module:
     """Make the layer one over all processes, which gloo lets share one GPU."""
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("gloo")
-    device, without_waits = place
-    if place == CUDA_ON_CPU:
+    device, made_for, without_waits = place
+    if device != made_for:
         batch_norm_kernels.register()
-    synchronize(layer, torch.device("cpu" if place == CPU else "cuda"), without_waits)
+    synchronize(layer, torch.device(made_for), without_waits)
     return layer.to(device)
 
 
@@ -82,15 +83,15 @@ def forward_and_backward(layer, inputs: torch.Tensor, weights: torch.Tensor) -> 
 
 
 @cache
-def processes_parts(place: tuple[str, bool], world_size: int) -> list[dict[str, dict[str, np.ndarray]]]:
+def processes_parts(place: tuple[str, str, bool], world_size: int) -> list[dict[str, dict[str, np.ndarray]]]:
     return run_job(own_parts, place, world_size, world_size=world_size)
 
 
-def own_parts(place: tuple[str, bool], world_size: int) -> dict[str, dict[str, np.ndarray]]:
+def own_parts(place: tuple[str, str, bool], world_size: int) -> dict[str, dict[str, np.ndarray]]:
     return {kind: own_part(kind, place, world_size) for kind in LAYERS}
 
 
-def own_part(kind: str, place: tuple[str, bool], world_size: int) -> dict[str, np.ndarray]:
+def own_part(kind: str, place: tuple[str, str, bool], world_size: int) -> dict[str, np.ndarray]:
     layer, parts, weights = layer_and_parts(kind, world_size)
     layer, device = synchronize_for(place, layer), place[0]
     rank = torch.distributed.get_rank()
@@ -120,7 +121,7 @@ def test_layer_is_batch_norm_of_all_inputs_together(kind, place, world_size):
             np.testing.assert_allclose(np.concatenate(mine), values, rtol=0, atol=1e-12, err_msg=name)
 
 
-def normalized(place: tuple[str, bool], dtype: torch.dtype, offset: float) -> tuple[np.ndarray, str, np.ndarray]:
+def normalized(place: tuple[str, str, bool], dtype: torch.dtype, offset: float) -> tuple[np.ndarray, str, np.ndarray]:
     """What the layer makes of this rank's half of random inputs around `offset`."""
     layer = synchronize_for(place, nn.BatchNorm1d(4))
     half = inputs_around(offset).chunk(2)[torch.distributed.get_rank()].to(*place[:1], dtype)
@@ -139,7 +140,7 @@ def inputs_around(offset: float) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", [CPU, CUDA_ON_CPU, *GPU])
+@pytest.mark.parametrize("place", [CPU, TORCHS_ON_CPU, CUDA_ON_CPU, *GPU])
 @pytest.mark.parametrize(
     ("dtype", "offset", "tolerance"),
     # In fp32, E[x^2] - E[x]^2 would be off by some 10 % at this mean. In bf16, statistics in bf16 by some 1 %.

@@ -6,14 +6,14 @@ Here they move once per optimizer step, toward the mean of all its micro-batches
 processes before they are used. With one micro-batch per process that is what torch does.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from largebatch.errors import UserError
+from largebatch.model.activation_checkpointing import statistics_kept
 
 
 class RunningStatistics:
@@ -48,19 +48,9 @@ class RunningStatistics:
             share = momentum / accumulation
             layer.momentum = share / (1 - (accumulation - 1 - micro_step) * share)
 
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """In the block, layers normalize as in training but leave their statistics unchanged.
-
-        A momentum of zero would not do that: zero times a value that is not finite is not zero.
-        """
-        for layer, _ in self._layers:
-            layer.track_running_stats = False
-        try:
-            yield
-        finally:
-            for layer, _ in self._layers:
-                layer.track_running_stats = True
+    def kept(self) -> AbstractContextManager[None]:
+        """In the block, layers normalize as in training but leave their statistics unchanged."""
+        return statistics_kept([layer for layer, _ in self._layers])
 
     @torch.no_grad()
     def average(self, world_size: int, completed_steps: int) -> None:
