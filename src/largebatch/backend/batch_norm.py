@@ -1,4 +1,4 @@
-"""BatchNorm: running statistics that do not depend on the number of processes, and layers over all processes.
+"""BatchNorm's running statistics, made independent of the number of processes.
 
 In training, BatchNorm normalizes each micro-batch by its own statistics (Goyal et al. 2017, section 2.3), and torch
 moves the running ones after each micro-batch, so that they would depend on how many micro-batches each process has.
@@ -6,15 +6,14 @@ Here they move once per optimizer step, toward the mean of all its micro-batches
 processes before they are used. With one micro-batch per process that is what torch does.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from largebatch.errors import UserError
+from largebatch.model.activation_checkpointing import statistics_kept
 
 
 class RunningStatistics:
@@ -49,19 +48,9 @@ class RunningStatistics:
             share = momentum / accumulation
             layer.momentum = share / (1 - (accumulation - 1 - micro_step) * share)
 
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """In the block, layers normalize as in training but leave their statistics unchanged.
-
-        A momentum of zero would not do that: zero times a value that is not finite is not zero.
-        """
-        for layer, _ in self._layers:
-            layer.track_running_stats = False
-        try:
-            yield
-        finally:
-            for layer, _ in self._layers:
-                layer.track_running_stats = True
+    def kept(self) -> AbstractContextManager[None]:
+        """In the block, layers normalize as in training but leave their statistics unchanged."""
+        return statistics_kept([layer for layer, _ in self._layers])
 
     @torch.no_grad()
     def average(self, world_size: int, completed_steps: int) -> None:
@@ -94,90 +83,3 @@ class RunningStatistics:
             for buffer in (layer.running_mean, layer.running_var)
             if buffer is not None
         ]
-
-
-# --- layers over all processes ---------------------------------------------------------------------------------------
-
-
-class CpuSyncBatchNorm(_BatchNorm):
-    """BatchNorm over all processes' inputs together; torch's `SyncBatchNorm`, and DDP with it, refuses CPU tensors.
-
-    Every process must run it equally often, forward and backward; inputs may differ in size. Each process gets the
-    gradient of the sum of all processes' losses.
-    """
-
-    def _check_input_dim(self, input: torch.Tensor) -> None:
-        if input.dim() < 2:
-            raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if not self.training:
-            return super().forward(input)
-        self._check_input_dim(input)
-        # bfloat16 would keep only 8 bits of a mean.
-        values = input.to(torch.promote_types(input.dtype, torch.float32))
-        channels = (1, -1, *[1] * (values.dim() - 2))
-        others = [dim for dim in range(values.dim()) if dim != 1]
-        count = _sum_over_processes(values.new_tensor(values.numel() // values.size(1)))
-        if count <= 1:
-            raise ValueError("BatchNorm needs more than one value per channel over all processes in training")
-        mean = _sum_over_processes(values.sum(others)) / count
-        # Squared deviations from the common mean, because E[x^2] - E[x]^2 cancels if the mean is large.
-        deviations = values - mean.view(channels)
-        variance = _sum_over_processes(deviations.square().sum(others)) / count
-        if self.track_running_stats:
-            # `RunningStatistics` has refused a momentum of None.
-            assert self.momentum is not None
-            assert self.running_mean is not None
-            assert self.running_var is not None
-            assert self.num_batches_tracked is not None
-            unbiased_variance = variance.detach() * count / (count - 1)
-            self.running_mean.mul_(1 - self.momentum).add_(mean.detach(), alpha=self.momentum)
-            self.running_var.mul_(1 - self.momentum).add_(unbiased_variance, alpha=self.momentum)
-            self.num_batches_tracked.add_(1)
-        output = deviations * torch.rsqrt(variance + self.eps).view(channels)
-        if self.weight is not None:
-            output = output * self.weight.view(channels)
-        if self.bias is not None:
-            output = output + self.bias.view(channels)
-        return output.to(input.dtype)
-
-
-def synchronize(model: nn.Module, device: torch.device) -> None:
-    """Make each of torch's BatchNorm layers in a model normalize over all processes when it is trained on `device`.
-
-    Layers remain the same objects, with their parameters (which an optimizer holds already), buffers and names.
-    """
-    for module in model.modules():
-        if isinstance(module, _BatchNorm):
-            if device.type == "cpu":
-                module.__class__ = CpuSyncBatchNorm
-            else:
-                module.__class__ = nn.SyncBatchNorm
-                # As its constructor sets it: all processes.
-                vars(module)["process_group"] = None
-
-
-def is_synchronized(model: nn.Module) -> bool:
-    """Whether the model has BatchNorm layers and all of them normalize over all processes."""
-    layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-    return bool(layers) and all(isinstance(layer, (CpuSyncBatchNorm, nn.SyncBatchNorm)) for layer in layers)
-
-
-class _SumOverProcesses(torch.autograd.Function):
-    """All-reduce. Each process's input changes the results of all, so its gradient is the sum of their gradients."""
-
-    @staticmethod
-    def forward(_: Any, values: torch.Tensor) -> torch.Tensor:
-        total = values.clone()
-        torch.distributed.all_reduce(total)
-        return total
-
-    @staticmethod
-    def backward(_: Any, *gradients: torch.Tensor) -> torch.Tensor:
-        return _sum_over_processes(gradients[0])
-
-
-def _sum_over_processes(values: torch.Tensor) -> torch.Tensor:
-    total: torch.Tensor = _SumOverProcesses.apply(values)  # type: ignore[no-untyped-call]
-    return total

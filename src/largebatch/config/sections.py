@@ -323,6 +323,9 @@ class Compute(Section):
     deterministic: bool = False
     """Whether to use only kernels that give the same bits each time, which some operations lack and then refuse; slower
     on GPUs. CPUs give the same bits in any case."""
+    sync_batch_norm_without_waits: bool = False
+    """Whether the layers of `model.sync_batch_norm` use one collective per pass on GPUs and never make the host wait,
+    instead of torch's own layers; this has not run on a GPU yet. It changes nothing on CPUs."""
 
 
 class ProfiledSteps(Section):

@@ -51,7 +51,7 @@ def _recomputed(block: nn.Module) -> Callable[..., Any]:
     layers = [module for module in block.modules() if isinstance(module, _BatchNorm)]
     recompute = partial(checkpoint, forward, use_reentrant=False)
     if layers:
-        recompute = partial(recompute, context_fn=lambda: (nullcontext(), _statistics_kept(layers)))
+        recompute = partial(recompute, context_fn=lambda: (nullcontext(), statistics_kept(layers)))
 
     @wraps(forward)
     def forward_or_recompute(*arguments: Any, **options: Any) -> Any:
@@ -61,10 +61,11 @@ def _recomputed(block: nn.Module) -> Callable[..., Any]:
 
 
 @contextmanager
-def _statistics_kept(layers: Sequence[_BatchNorm]) -> Iterator[None]:
-    """In the block, let BatchNorm layers update throwaway statistics, because the first run has updated their own.
+def statistics_kept(layers: Sequence[_BatchNorm]) -> Iterator[None]:
+    """In the block, BatchNorm layers normalize as in training but update throwaway statistics instead of their own.
 
-    Without any statistics (as in `RunningStatistics.kept`), they would save fewer tensors than in the first run.
+    Without any, they would save fewer tensors for the backward pass, and torch's `SyncBatchNorm` would refuse bfloat16.
+    A momentum of zero would change their own: zero times a value that is not finite is not zero.
     """
     kept = [dict(layer._buffers) for layer in layers]
     for layer, buffers in zip(layers, kept, strict=True):

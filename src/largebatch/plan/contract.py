@@ -86,6 +86,7 @@ class RunPlan:
     activation_checkpointing: bool
     channels_last: bool
     deterministic: bool
+    sync_batch_norm_without_waits: bool
 
     optimizer_owner: str | None = field(default=None, compare=False)
     """Package of the task's folder, which decides which optimizers are visible; it is a path, so not in JSON."""
@@ -256,6 +257,7 @@ def resolve(config: RecipeConfig, world_size: int, micro_batch_size: int | None 
         activation_checkpointing=config.compute.activation_checkpointing,
         channels_last=config.compute.channels_last,
         deterministic=config.compute.deterministic,
+        sync_batch_norm_without_waits=config.compute.sync_batch_norm_without_waits,
         optimizer_owner=owner,
     )
 
