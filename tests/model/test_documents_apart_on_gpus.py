@@ -5,10 +5,12 @@ Everything but the kernels themselves runs here on the CPU: `flex_attention` by 
 """
 
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from transformers import (
@@ -24,11 +26,15 @@ from transformers import (
 )
 from transformers.integrations import flex_attention as transformers_flex
 
-from largebatch.errors import UserError
+from jobs import JobFailed, run_job, train
+from largebatch.config import load_config
+from largebatch.errors import ConfigError, UserError
 from largebatch.model import documents_apart
 from largebatch.model.activation_checkpointing import checkpoint_activations
 from largebatch.model.documents_apart import keep_apart_with
 from largebatch.model.given_positions import keep_apart_by_given_positions
+from largebatch.storage.json_lines import read_json_lines
+from paths import ADDITION
 
 GPU = torch.device("cuda")
 NO_TOKENS = {"use_cache": False, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
@@ -80,8 +86,8 @@ def loop_over_documents(query, key, value, starts, starts_of_keys, longest, long
     assert torch.equal(starts, starts_of_keys)
     assert right == 0
     bounds, outputs = starts.tolist(), []
-    assert longest == longest_of_keys == max(end - start for start, end in zip(bounds, bounds[1:], strict=False))
-    for start, end in zip(bounds, bounds[1:], strict=False):
+    assert longest == longest_of_keys == max(end - start for start, end in pairwise(bounds))
+    for start, end in pairwise(bounds):
         part = [tensor[start:end].transpose(0, 1)[None] for tensor in (query, key, value)]
         back = torch.arange(end - start)[:, None] - torch.arange(end - start)
         mask = (back >= 0) & ((back <= left) | (left < 0))
@@ -90,27 +96,38 @@ def loop_over_documents(query, key, value, starts, starts_of_keys, longest, long
     return torch.cat(outputs)
 
 
-@pytest.fixture
-def calls(monkeypatch):
-    """Kernels of the CPU in place of those of GPUs; how often each was called."""
+def put_in_kernels_of_the_cpu(put):
+    """Replace the kernels of GPUs; returns how often each is called. `put` is `setattr`, or monkeypatch's."""
     calls = {"flex": 0, "flash": 0}
 
     def counted(kernel, function, *arguments, **options):
         calls[kernel] += 1
         return function(*arguments, **options)
 
-    def uncompiled(query, key, value, training, **options):
+    def uncompiled(query, key, value, **options):
+        del options["training"]
         return torch_flex.flex_attention(query, key, value, **options)
 
     def block_mask(_compile, **options):
         return torch_flex.create_block_mask(**options)
 
     # Torch refuses the backward pass on the CPU, where its reference nevertheless has one.
-    monkeypatch.setattr(torch_flex, "_validate_device", lambda *tensors: None)
-    monkeypatch.setattr(transformers_flex, "compile_friendly_flex_attention", partial(counted, "flex", uncompiled))
-    monkeypatch.setattr(masking_utils, "create_block_mask", block_mask)
-    monkeypatch.setattr(documents_apart, "varlen_attn", partial(counted, "flash", loop_over_documents))
+    put(torch_flex, "_validate_device", lambda *_: None)
+    put(transformers_flex, "compile_friendly_flex_attention", partial(counted, "flex", uncompiled))
+    put(masking_utils, "create_block_mask", block_mask)
+    put(documents_apart, "varlen_attn", partial(counted, "flash", loop_over_documents))
     return calls
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    return put_in_kernels_of_the_cpu(monkeypatch.setattr)
+
+
+def mask_of(kernel, **options):
+    """The mask of a Llama for 8 tokens."""
+    config = build("llama", kernel).config
+    return masking_utils.create_causal_mask(config, torch.zeros(1, 8, 48), None, None, **options)
 
 
 def outputs_of(model, positions):
@@ -138,11 +155,12 @@ def test_recomputed_blocks(kernel, calls):
 
 
 @pytest.mark.parametrize("kernel", ["flex", "flash"])
-def test_in_bfloat16_all_inputs_of_the_kernel_are(kernel, calls, monkeypatch):
+@pytest.mark.usefixtures("calls")
+def test_in_bfloat16_all_inputs_of_the_kernel_are(kernel, monkeypatch):
     """Llama's rotary positions leave queries and keys in fp32."""
     seen = []
 
-    def record(query, key, value, *arguments, **options):
+    def record(query, key, value, *_, **__):
         seen.extend(tensor.dtype for tensor in (query, key, value))
         return torch.zeros_like(query)
 
@@ -161,12 +179,19 @@ def test_whole_samples_are_computed_as_before(name, kernel, calls):
     assert calls == {"flex": 0, "flash": 0}
 
 
-def test_tokens_that_see_later_ones_get_a_mask(calls):
+@pytest.mark.usefixtures("calls")
+def test_the_host_waits_for_the_device_in_no_mask_of_blocks():
+    """Fake tensors have no numbers to read. FlashAttention's mask, whose size depends on the data, needs them."""
+    with FakeTensorMode():
+        assert isinstance(mask_of("flex", position_ids=torch.zeros(1, 8, dtype=torch.int64)), torch_flex.BlockMask)
+        with pytest.raises(DynamicOutputShapeException):
+            mask_of("flash", position_ids=torch.zeros(1, 8, dtype=torch.int64))
+
+
+@pytest.mark.usefixtures("calls")
+def test_tokens_that_see_later_ones_get_a_mask():
     """Two blocks whose tokens see each other, as those of an image."""
-    blocks = torch.tensor([[0] * 4 + [1] * 4])
-    config = LlamaConfig(attn_implementation="document_starts", **SMALL)
-    build("llama", "flash")
-    mask = masking_utils.create_causal_mask(config, torch.zeros(1, 8, 48), None, None, block_sequence_ids=blocks)
+    mask = mask_of("flash", block_sequence_ids=torch.tensor([[0] * 4 + [1] * 4]))
     assert isinstance(mask, torch.Tensor)
     assert mask[0, 0, 0].tolist() == [True] * 4 + [False] * 4
 
@@ -189,3 +214,47 @@ def test_devices_and_models_without_the_kernels_are_refused():
     bloom = BloomForCausalLM(BloomConfig(vocab_size=50, hidden_size=8, n_layer=1, n_head=2))
     with pytest.raises(UserError, match="BloomForCausalLM is not one"):
         keep_apart_with("flex", bloom, GPU)
+
+
+def test_flash_attention_needs_bf16():
+    with pytest.raises(ConfigError, match=r'"flash" computes in bfloat16, and precision is "fp32"; write "flex"'):
+        load_config(ADDITION, ["--compute.attention=flash"])
+    load_config(ADDITION, ["--compute.attention=flash", "--precision=bf16"])
+
+
+PACKED = (
+    "--data.packing=true",
+    "--data.num_train_samples=1250",
+    '--batch={"global_batch_size": 8, "micro_batch_size": 2}',
+    "--train.stop_after_steps=3",
+    "--evaluation.max_samples=8",
+    "--logging.every=1",
+)
+
+
+def train_packed(run_dir, *words):
+    train(ADDITION, *PACKED, *words, run_dir=run_dir)
+
+
+def train_as_on_a_gpu(run_dir, *words):
+    calls = put_in_kernels_of_the_cpu(setattr)
+    apart = documents_apart.keep_apart_with
+    documents_apart.keep_apart_with = lambda kernel, model, _: apart(kernel, model, GPU)
+    train_packed(run_dir, *words)
+    return calls
+
+
+@pytest.mark.slow
+def test_a_packed_run(tmp_path):
+    losses = {}
+    for kernel in ("sdpa", "flex"):
+        calls = run_job(train_as_on_a_gpu, tmp_path / kernel, f"--compute.attention={kernel}", strategy="fsdp")
+        assert all((each["flex"] > 0) == (kernel == "flex") for each in calls)
+        losses[kernel] = [line["loss"] for line in read_json_lines(tmp_path / kernel / "metrics.jsonl")]
+    assert losses["flex"] == pytest.approx(losses["sdpa"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_run_on_a_cpu_is_refused(tmp_path):
+    with pytest.raises(JobFailed, match=r'compute.attention: "flex" needs an NVIDIA GPU, and this is cpu'):
+        run_job(train_packed, tmp_path / "run", "--compute.attention=flex")

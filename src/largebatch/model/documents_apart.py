@@ -30,7 +30,7 @@ from largebatch.model.parts import outermost_modules
 IMPLEMENTATIONS = {"flex": "document_blocks", "flash": "document_starts"}
 
 # From 2.12 on, torch asks to be told that heads share keys and values.
-SHARED_KEYS = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+SHARED_KEYS: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,10 @@ def keep_apart_with(kernel: str, model: nn.Module, device: torch.device) -> None
     if device.type != "cuda":
         raise UserError(f'{given} needs an NVIDIA GPU, and this is {device.type}; write "sdpa"')
     # In a list, because it may itself be one of `transformers`.
-    models = list(outermost_modules(nn.ModuleList([model]), lambda module: isinstance(module, PreTrainedModel)))
-    unable = [part for part in models if not part._supports_attention_backend] if models else [model]
+    models: list[Any] = list(
+        outermost_modules(nn.ModuleList([model]), lambda module: isinstance(module, PreTrainedModel))
+    )
+    unable = [part for part in models if not type(part)._supports_attention_backend] if models else [model]
     if unable:
         raise UserError(
             f"{given} needs a model of `transformers` with exchangeable attention, and {type(unable[0]).__name__} is "
@@ -118,10 +120,8 @@ def _attention(
     Returns:
         Outputs, of shape (batch, tokens, heads, channels), and nothing that a model uses in training.
     """
-    compute: Callable[..., tuple[torch.Tensor, Any]]
-    if attention_mask is None or isinstance(attention_mask, torch.Tensor):
-        compute = sdpa_attention_forward
-    else:
+    compute: Callable[..., tuple[torch.Tensor, Any]] = sdpa_attention_forward
+    if isinstance(attention_mask, Documents | BlockMask):
         if dropout > 0:
             raise UserError(
                 f"compute.attention: {type(module).__name__} drops weights of attention with probability {dropout:g}, "
@@ -152,10 +152,12 @@ def _flash(
                 'write "flex"'
             )
     batch, _, tokens, _ = query.shape
-    joined = [tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value)]
+    query, key, value = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
     before = -1 if sliding_window is None else sliding_window - 1
     outputs = varlen_attn(
-        *joined,
+        query,
+        key,
+        value,
         documents.starts,
         documents.starts,
         documents.longest,
@@ -165,4 +167,4 @@ def _flash(
         **SHARED_KEYS,
     )
     assert isinstance(outputs, torch.Tensor)
-    return outputs.unflatten(0, (batch, tokens)), None
+    return outputs.reshape(batch, tokens, *outputs.shape[1:]), None
