@@ -29,7 +29,10 @@ def build_model(config: Config) -> PreTrainedModel:
 def example_batch(config: Config) -> dict[str, torch.Tensor]:
     """A micro-batch of the arguments with which training calls the model."""
     tokens = torch.zeros(config.batch.micro_batch_size, config.data.block_size, dtype=torch.int64)
-    return {"input_ids": tokens, "targets": tokens.clone()}
+    batch = {"input_ids": tokens, "targets": tokens.clone()}
+    if config.data.packing:
+        batch["position_ids"] = tokens.clone()
+    return batch
 
 
 def configuration(model: AutoCausalLM) -> PretrainedConfig:

@@ -320,6 +320,13 @@ class Compute(Section):
     less memory for one more forward pass of the blocks."""
     channels_last: bool = False
     """Whether images are laid out with their channels last (NHWC), which tensor cores need for convolutions."""
+    attention: Literal["sdpa", "flex", "flash"] = "sdpa"
+    """How attention keeps the documents of a sample apart, where it does; all else is computed as with "sdpa". "sdpa":
+    `scaled_dot_product_attention` with a mask, whose time and memory grow with the square of the sample's tokens and
+    which excludes the fastest kernel. The others skip other documents' tokens, need an NVIDIA GPU and no dropout of
+    attention, and have not been run on one by this project. "flex": torch's `flex_attention`, which is always compiled.
+    "flash": torch's FlashAttention for sequences of varying length, in bf16 only; the host waits for the GPU in each
+    forward pass."""
     deterministic: bool = False
     """Whether to use only kernels that give the same bits each time, which some operations lack and then refuse; slower
     on GPUs. CPUs give the same bits in any case."""

@@ -177,6 +177,11 @@ class Run(Generic[Config]):
             if self.plan.channels_last:
                 channels_last_inputs(model)
             keep_apart_by_given_positions(model)
+            if self.config.compute.attention != "sdpa":
+                # Imported only here, because `transformers` takes seconds.
+                from largebatch.model.documents_apart import keep_apart_with
+
+                keep_apart_with(self.config.compute.attention, model, self.backend.device)
         # Before the strategy changes the model's class.
         description = model_config(model)
         utilization = utilization_of(self.config, model, self.backend.device, self.plan.world_size)

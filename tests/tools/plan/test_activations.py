@@ -1,5 +1,7 @@
 """Activations that are counted on shapes, against what autograd keeps of a real micro-batch."""
 
+import json
+
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -24,7 +26,7 @@ def counted(recipe, *words):
 def on_the_cpu(monkeypatch):
     """Count what the CPU's own kernels keep, which can be compared with real numbers."""
 
-    def cpu_kernels(in_bf16):
+    def cpu_kernels(in_bf16, _):
         return torch.autocast("cpu", torch.bfloat16, enabled=in_bf16, cache_enabled=False)
 
     monkeypatch.setattr(recipe_model_module, "cuda_kernels", cpu_kernels)
@@ -86,6 +88,20 @@ def test_a_recomputed_model_keeps_the_inputs_of_its_blocks_and_one_block():
     everything, real = counted(VIT_DIGITS, *words), kept_by_a_forward_pass(VIT_DIGITS, *words, RECOMPUTE)
     block = (everything - counted(VIT_DIGITS, "--batch.micro_batch_size=4", "--model.num_layers=4")) / 2
     assert counted(VIT_DIGITS, *words, RECOMPUTE) == pytest.approx(real + block, rel=0.02)
+
+
+@pytest.mark.parametrize("kernel", ["flex", "flash"])
+def test_masks_of_documents_are_kept_in_each_layer_unless_a_kernel_needs_none(kernel):
+    """As numbers in bf16, of shape (micro-batch, 1, tokens, tokens)."""
+    data = {"source": "datasets", "path": "json", "data_files": {"train": "a", "eval": "b"}, "tokenizer": "bytes"}
+    data |= {"block_size": 64, "num_train_samples": 64, "num_eval_samples": 1, "attention": "document"}
+    short = ("--batch.global_batch_size=4", "--batch.micro_batch_size=4", "--precision=bf16")
+    words = (*short, "--learning_rate.warmup=null", "--model.num_layers=3", f"--data={json.dumps(data)}")
+    masked, apart = (counted(PYDOC, *words, f"--compute.attention={each}") for each in ("sdpa", kernel))
+    whole = counted(PYDOC, *words, "--data.attention=block")
+    assert apart == whole
+    # The positions, which the embedding keeps, are the rest.
+    assert masked - whole == pytest.approx(3 * 4 * 64 * 64 * torch.bfloat16.itemsize, rel=0.02)
 
 
 def test_each_way_of_running_a_recomputed_model_runs_once(monkeypatch):

@@ -68,16 +68,19 @@ AUTOCAST = DispatchKey.AutocastCPU
 
 
 @contextmanager
-def cuda_kernels(in_bf16: bool) -> Iterator[None]:
+def cuda_kernels(in_bf16: bool, attention_without_scores: bool = False) -> Iterator[None]:
     """Let operations on CPU tensors, in this thread and this block, keep what CUDA's would keep.
 
-    With `in_bf16`, the block is also in bfloat16 autocast, as training is: without autocast's cache.
+    Args:
+        in_bf16: Whether the block is also in bfloat16 autocast, as training is: without autocast's cache.
+        attention_without_scores: Whether attention keeps what FlashAttention keeps, whatever its inputs, as
+            `flex_attention` and `varlen_attn` do.
     """
     with ExitStack() as block:
         if in_bf16:
             block.enter_context(_cuda_lists())
             block.enter_context(torch.autocast("cpu", torch.bfloat16))
-        block.enter_context(_CudaFunctions())
+        block.enter_context(_CudaFunctions(attention_without_scores))
         yield
 
 
@@ -151,10 +154,14 @@ def _with_fp32_result(operation: Any, with_dtype: Any, first: torch.Tensor, *arg
 class _CudaFunctions(TorchFunctionMode):
     """Replaces the functions whose kernels on CUDA keep other tensors than those on the CPU."""
 
+    def __init__(self, attention_without_scores: bool):
+        super().__init__()
+        self.attention_without_scores = attention_without_scores
+
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
         options = options or {}
         if function is F.scaled_dot_product_attention:
-            return _attention(*arguments, **options)
+            return _attention(self.attention_without_scores, *arguments, **options)
         if function is F.dropout:
             return _dropout(*arguments, **options)
         return function(*arguments, **options)
@@ -167,6 +174,7 @@ def _dropout(inputs: torch.Tensor, p: float = 0.5, training: bool = True, inplac
 
 
 def _attention(
+    always_flash: bool,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -182,7 +190,7 @@ def _attention(
         query, key, value = map(cast, (query, key, value))
     is_flash = query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] == value.shape[-1] <= 256
     outputs: torch.Tensor
-    if is_flash and attn_mask is None:
+    if always_flash or (is_flash and attn_mask is None):
         outputs = torch.ops.aten._scaled_dot_product_flash_attention(
             query, key, value, dropout_p, is_causal, False, scale=scale
         )[0]

@@ -8,7 +8,7 @@ with the copies of weights that autocast casts. They are those that operations o
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -89,8 +89,10 @@ def activation_bytes(model: nn.Module, config: RecipeConfig, example_batch: Exam
         # The task's author wrote it, so it may raise anything.
         except Exception as error:
             raise UserError(f"example_batch(config) of model.py fails: {type(error).__name__}: {error}") from error
+        # Kernels that keep documents apart without a mask keep what FlashAttention keeps without documents.
+        has_kernel = config.compute.attention != "sdpa" and batch.pop("position_ids", None) is not None
         try:
-            forward = partial(_kept_by, model, batch, config.precision == "bf16")
+            forward = partial(_kept_by, model, batch, partial(cuda_kernels, config.precision == "bf16", has_kernel))
             if not config.compute.activation_checkpointing:
                 return sum(forward().values())
             blocks = blocks_to_recompute(model)
@@ -121,7 +123,10 @@ def _give_fake_memory(model: nn.Module) -> None:
 
 
 def _kept_by(
-    model: nn.Module, micro_batch: Mapping[str, torch.Tensor], in_bf16: bool, blocks: Sequence[nn.Module] = ()
+    model: nn.Module,
+    micro_batch: Mapping[str, torch.Tensor],
+    kernels: Callable[[], AbstractContextManager[None]],
+    blocks: Sequence[nn.Module] = (),
 ) -> dict[nn.Module | None, int]:
     """Bytes that a forward pass keeps in each of the blocks and, under None, elsewhere."""
     others = {storage_of(tensor) for tensor in (*model.parameters(), *model.buffers())}
@@ -140,7 +145,7 @@ def _kept_by(
             hooks.enter_context(block.register_forward_pre_hook(lambda block, _: inside.append(block)))
             hooks.enter_context(block.register_forward_hook(lambda *_: inside.pop() and None))
         hooks.enter_context(saved_tensors_hooks(keep, lambda tensor: tensor))
-        hooks.enter_context(cuda_kernels(in_bf16))
+        hooks.enter_context(kernels())
         outputs = model(**micro_batch)
         # The output layer has computed its gradients together with its losses (`linear_token_losses`).
         for gradient in getattr(getattr(outputs, "grad_fn", None), "gradients", None) or ():
