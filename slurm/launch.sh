@@ -83,7 +83,7 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((gpus > 0 && ${SLURM_CPUS_PER_TASK:-
 # Each process would compile with 32 threads.
 export TORCHINDUCTOR_COMPILE_THREADS=${TORCHINDUCTOR_COMPILE_THREADS:-$OMP_NUM_THREADS}
 # Samples of unequal lengths, and weights gathered and freed, would leave gaps in a GPU's memory.
-export PYTORCH_ALLOC_CONF=${PYTORCH_ALLOC_CONF:-expandable_segments:True}
+export PYTORCH_ALLOC_CONF=${PYTORCH_ALLOC_CONF:-${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}}
 # Slurm 22.05 and later do not pass --cpus-per-task on to srun.
 [[ -z ${SLURM_CPUS_PER_TASK:-} ]] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 # The launcher passes these signals on to the processes and waits until they have saved, instead of orphaning them.

@@ -76,7 +76,7 @@ def main() -> None:
         parser.error(str(error))
     out = (options.out or (ROOT / "build/gpu" if options.device == "cpu" else RESULTS / "gpu")).resolve()
     if options.device == "cpu" and out.is_relative_to(RESULTS):
-        parser.error("a rehearsal measures nothing that belongs into bench/results; give --out another folder")
+        parser.error("a rehearsal measures nothing that belongs in bench/results; give --out another folder")
 
     # torch and Accelerate are imported only now that the environment is set.
     from gpu.rows import Part

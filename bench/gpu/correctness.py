@@ -220,7 +220,7 @@ class Runs:
             return [line["loss"] for line in read_json_lines(Path(folder, "run/metrics.jsonl"))]
 
     def _micro_batch_size(self, recipe: Path, words: Sequence[str]) -> int:
-        """Of the reference: BatchNorm that is synchronized normalizes over the micro-batches of all processes."""
+        """That of the reference, over which synchronized BatchNorm normalizes as over all processes' micro-batches."""
         from largebatch.config import load_config
 
         config = load_config(recipe, words)

@@ -12,12 +12,14 @@ from largebatch.errors import LaunchError
 from paths import DIGITS, PYDOC
 
 
-def test_the_limit_on_open_files_is_raised_to_what_the_machine_allows():
+@pytest.mark.parametrize(("current", "after"), [(256, 262), (300, 300)])
+def test_the_limit_on_open_files_is_raised_to_what_is_needed(current, after):
+    """3 connections with each of 2 processes, and 256 others."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, before[1]), before[1]))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (current, before[1]))
         module._allow_open_files(2)
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (after, before[1])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
@@ -25,7 +27,7 @@ def test_the_limit_on_open_files_is_raised_to_what_the_machine_allows():
 @pytest.mark.parametrize(("world_size", "fits"), [(512, True), (600, False)])
 def test_too_low_a_limit_is_refused_before_processes_connect(world_size, fits, monkeypatch):
     """2,048 files are 3 connections with each of 597 processes, and 256 others."""
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 2048))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (4, 2048))
     monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
     if fits:
         module._allow_open_files(world_size)

@@ -1,5 +1,9 @@
 """The memory for copies: one buffer of the exact size, page-locked for a GPU only, and exchanged only for a larger."""
 
+import mmap
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -57,12 +61,28 @@ def test_memory_is_kept_for_less_and_exchanged_for_more(gpu):
 def test_the_old_memory_is_given_up_before_more_is_taken(gpu, monkeypatch):
     staging = Staging(page_locked=True)
     staging.tensors(SHAPES)
-    zeros, locked = torch.zeros, []
+    map_memory, locked = mmap.mmap, []
     monkeypatch.setattr(
-        torch, "zeros", lambda *size, **options: locked.append(len(gpu.locked)) or zeros(*size, **options)
+        mmap, "mmap", lambda *size, **options: locked.append(len(gpu.locked)) or map_memory(*size, **options)
     )
     staging.tensors(SHAPES | {"buffer/more": (torch.int8, (1,))})
     assert locked == [0]
+
+
+@pytest.mark.usefixtures("gpu")
+def test_forked_processes_get_no_copy_of_locked_memory():
+    tensors = Staging(page_locked=True).tensors(SHAPES)
+    address = tensors["weight/a"].data_ptr()
+
+    def is_mapped():
+        ranges = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines()]
+        return any(int(first, 16) <= address < int(end, 16) for first, end in ranges)
+
+    assert is_mapped()
+    child = os.fork()
+    if child == 0:
+        os._exit(is_mapped())
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.mark.parametrize("shapes", [{}, {"buffer/none": SHAPES["buffer/none"]}], ids=["nothing", "empty"])

@@ -78,7 +78,7 @@ def _check_compiler(device: torch.device) -> None:
                 "the GPU; pip install triton, or write false"
             )
         # Triton compiles the launchers of its kernels when they first run.
-        compilers = [name for name in (os.environ.get("CC"), "gcc", "clang") if name]
+        compilers = [os.environ["CC"]] if os.environ.get("CC") else ["gcc", "clang"]
         if not any(map(shutil.which, compilers)):
             raise UserError(
                 f"compute.compile: Triton needs a C compiler, and none of {', '.join(compilers)} was found; install "

@@ -74,6 +74,8 @@ def start(
 
 def _use_deterministic_kernels() -> None:
     torch.use_deterministic_algorithms(True)
+    # Nothing here reads memory before it is written.
+    torch.utils.deterministic.fill_uninitialized_memory = False
     # Read when CUDA and NCCL start; cuBLAS and NCCL's choice of algorithm are not torch's.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     os.environ.setdefault("NCCL_ALGO", "Ring")
@@ -87,10 +89,11 @@ OTHER_FILES = 256  # data, loader processes, libraries
 
 
 def _allow_open_files(world_size: int) -> None:
-    """Raise this process's limit on open files, usually 1,024, as far as the machine allows."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    """Raise this process's limit on open files, usually 1,024, if it is too low for its connections."""
+    current, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = CONNECTIONS_PER_PROCESS * world_size + OTHER_FILES
+    if current != resource.RLIM_INFINITY and current < needed <= most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))
     if most != resource.RLIM_INFINITY and most < needed:
         raise LaunchError(
             f"a process may open {most} files here (ulimit -Hn), but each of {world_size} processes needs about "

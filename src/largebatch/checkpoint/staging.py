@@ -1,5 +1,6 @@
 """Memory on the host into which a checkpoint's tensors are copied, so that training may change the originals."""
 
+import mmap
 import weakref
 from math import prod
 
@@ -51,24 +52,31 @@ class Staging:
         try:
             if not self._page_locked:
                 return torch.empty(size, dtype=torch.uint8)
-            # Zeros, so that torch's threads map the pages: the driver would do so in one thread, with its locks held.
-            buffer = torch.zeros(size, dtype=torch.uint8)
-            _lock_pages(buffer)
-            return buffer
-        except RuntimeError as error:
+            return _page_locked(size)
+        except (OSError, RuntimeError) as error:
             raise TrainingFailed(
                 f"asynchronous checkpoints need {size / 2**30:.2f} GiB of host memory for this process's part of the "
-                f"state, which could not be had: {error}; give the job more memory (with Slurm, --mem=0 is all of a "
-                "node's), or set checkpoint.asynchronous to false"
+                f"state, which could not be allocated: {error}; give the job more memory (with Slurm, --mem=0 is a "
+                "node's whole memory), or set checkpoint.asynchronous to false"
             ) from error
 
 
-def _lock_pages(buffer: torch.Tensor) -> None:
-    """Page-lock a tensor's memory until it is freed; RuntimeError if CUDA refuses."""
+def _page_locked(size: int) -> torch.Tensor:
+    """Bytes whose pages stay locked until they are freed; RuntimeError if CUDA refuses, OSError if the system does."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # Not for loader processes: a fork would copy locked pages at once.
+    memory.madvise(mmap.MADV_DONTFORK)
+    # Zeros, so that torch's threads map the pages: the driver would do so in one thread, with its locks held.
+    buffer = torch.frombuffer(memory, dtype=torch.uint8).zero_()
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    code = int(runtime.cudaHostRegister(buffer.data_ptr(), buffer.nbytes, PORTABLE))
+    code = int(runtime.cudaHostRegister(buffer.data_ptr(), size, PORTABLE))
     if code:
         raise RuntimeError(f"cudaHostRegister returned error {code}")
-    unlock = weakref.finalize(buffer.untyped_storage(), runtime.cudaHostUnregister, buffer.data_ptr())
+
+    def unlock(address: int, _still_mapped: mmap.mmap) -> None:
+        runtime.cudaHostUnregister(address)
+
+    end = weakref.finalize(buffer.untyped_storage(), unlock, buffer.data_ptr(), memory)
     # The end of the process unlocks them, without waiting for the GPU.
-    unlock.atexit = False
+    end.atexit = False
+    return buffer

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterable, Iterator
-from functools import partial
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -38,7 +38,8 @@ class _MicroBatches(Dataset[Loaded | DataError]):
     def __getitem__(self, request: Any) -> Loaded | DataError:
         indices, epoch = request
         try:
-            batch = self.source.fetch(indices, epoch)
+            # Strided memory would be copied to a GPU through memory that is not page-locked, and the host would wait.
+            batch = {name: tensor.contiguous() for name, tensor in self.source.fetch(indices, epoch).items()}
             weight = self.source.weight(batch)
         except DataError as error:
             return error
@@ -64,33 +65,33 @@ def load(source: SampleSource, requests: Iterable[Request], num_workers: int, de
     else:
         # As torch's loader does, which would take longer than loading a small batch.
         micro_batches = map(samples.__getitem__, requests)
-    move = partial(_moved, device=device) if device.type != "cuda" else _CopiesOnTheirStream(device)
+    move = _moved if device.type != "cuda" else _moved_meanwhile
     for loaded in micro_batches:
         if isinstance(loaded, DataError):
             raise loaded
-        yield Loaded(move(loaded.batch), loaded.weight)
+        yield Loaded(move(loaded.batch, device), loaded.weight)
 
 
 def _moved(batch: Batch, device: torch.device) -> Batch:
     return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
 
 
-class _CopiesOnTheirStream:
-    """Copies batches to a GPU while it computes what it was given before."""
+def _moved_meanwhile(batch: Batch, device: torch.device) -> Batch:
+    """Copy a batch to a GPU while it computes what it was given before."""
+    copying, computing = _copy_stream(device), torch.cuda.current_stream(device)
+    with torch.cuda.stream(copying):
+        copies = _moved(batch, device)
+    computing.wait_stream(copying)
+    for tensor in copies.values():
+        # Its memory belongs to the other stream, and must not be given to a later batch while this one is used.
+        tensor.record_stream(computing)
+    return copies
 
-    def __init__(self, device: torch.device):
-        self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def __call__(self, batch: Batch) -> Batch:
-        with torch.cuda.stream(self._stream):
-            copies = _moved(batch, self._device)
-        computing = torch.cuda.current_stream(self._device)
-        computing.wait_stream(self._stream)
-        for tensor in copies.values():
-            # Its memory belongs to the other stream, and must not be given to a later batch while this one is used.
-            tensor.record_stream(computing)
-        return copies
+@cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    # One for all sources, because memory that is freed stays with its stream.
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _load_on_host(

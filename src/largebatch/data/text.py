@@ -153,8 +153,7 @@ class TokenBlocks(_TokenSamples):
         starts = (indices + self.first) * self.block_size
         blocks = np.stack([self.tokens.read(int(start), int(start) + self.block_size + 1) for start in starts])
         tokens = torch.from_numpy(blocks)
-        # Contiguous, because a copy of strided memory to a GPU goes through memory that is not pinned, and waits.
-        batch = {"input_ids": tokens[:, :-1].contiguous(), "labels": tokens[:, 1:].contiguous()}
+        batch = {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:]}
         if self.end_of_text is not None:
             batch["position_ids"] = _positions_in_documents(batch["input_ids"] == self.end_of_text)
         return batch

@@ -1,6 +1,6 @@
 """Attention that keeps documents apart without a mask of shape (tokens, tokens), on GPUs.
 
-A model of `transformers` describes what its tokens see by a function of two places, which the implementation of
+A model of `transformers` describes what its tokens see by a function of two positions, which the implementation of
 attention turns into its own kind of mask. The implementations here take the kind of one of torch's kernels:
 
 - "flex": the blocks of 128 x 128 scores that have any to compute (`flex_attention`, arXiv 2412.05496);

@@ -1,33 +1,41 @@
 """Decoders of `transformers` that look at the tokens' positions only if these are given.
 
-Positions that begin anew inside a sample keep the documents of a packed sample apart. To find out whether they do,
+Positions that start over inside a sample keep the documents of a packed sample apart. To find out whether they do,
 `transformers` reads the positions on the host in each forward pass, even those that the model itself has just counted,
 so the host waits for the device. Here documents are kept apart exactly if positions are given.
 """
 
 import sys
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
 import torch
 from torch import nn
 
+from largebatch.model.parts import outermost_modules
+
 _given: bool | None = None
 """Whether the forward pass that runs was given positions; None outside of the models here."""
 
 
 def keep_apart_by_given_positions(model: nn.Module) -> None:
-    """Make a model of `transformers` keep documents apart if it is called with `position_ids`, and only then."""
+    """Make models of `transformers` keep documents apart if they are called with `position_ids`, and only then.
+
+    Those are the model itself, or its outermost parts that are models of `transformers`.
+    """
     if "transformers" not in sys.modules:
         return
     from transformers import PreTrainedModel, masking_utils
 
-    if not any(isinstance(module, PreTrainedModel) for module in model.modules()):
-        return
     if not hasattr(masking_utils.find_packed_sequence_indices, "by_given_positions"):
         masking_utils.find_packed_sequence_indices = _by_given_positions(masking_utils.find_packed_sequence_indices)
-    forward = model.forward
+    # In a list, because the model may itself be one of them.
+    for part in outermost_modules(nn.ModuleList([model]), lambda module: isinstance(module, PreTrainedModel)):
+        part.forward = _noting_positions(part.forward)
 
+
+def _noting_positions(forward: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(forward)
     def forward_with_given(*arguments: Any, **options: Any) -> Any:
         global _given
@@ -38,7 +46,7 @@ def keep_apart_by_given_positions(model: nn.Module) -> None:
         finally:
             _given = before
 
-    model.forward = forward_with_given
+    return forward_with_given
 
 
 def _by_given_positions(look: Any) -> Any:

@@ -146,6 +146,9 @@ class LayerwiseOptimizer(Optimizer):
         """Take one step with the gradients that exist."""
         assert closure is None
         for group in self.param_groups:
+            # ZeRO-3 steps some of a group's tensors at a time, on all processes, and takes the others' groups away.
+            if not group["params"]:
+                continue
             tensors = [tensor for tensor in group["params"] if tensor.grad is not None]
             parts = self._stepped_together.get(tuple(tensors))
             if parts is None:

@@ -131,7 +131,9 @@ def _steps(plan: RunPlan) -> list[str]:
     lines.append(f"evaluated {when} on {which} samples, each counted once")
     every = f"every {plan.checkpoint_every}, " if plan.checkpoint_every else ""
     kept = f"; one every {plan.keep_checkpoint_every} is never deleted" if plan.keep_checkpoint_every else ""
-    lines.append(f"checkpoint {every}at the end, and when asked to stop, at most {STEPS_TO_STOP} steps later{kept}")
+    lines.append(
+        f"checkpoint {every}at the end, and when asked to stop, at most {STEPS_TO_STOP} steps and 1 s later{kept}"
+    )
     return lines
 
 

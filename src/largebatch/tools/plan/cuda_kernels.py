@@ -100,7 +100,7 @@ def _cuda_lists() -> Iterator[None]:
     library = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     register: Callable[..., None] = library.impl
     with warnings.catch_warnings():
-        # That they are replaced is meant.
+        # Replacing them is intended.
         warnings.filterwarnings("ignore", message="Warning only once for all operators")
         for name in of_cpu - kernels.keys() - {"binary_cross_entropy"}:
             register(name, fallthrough_kernel, AUTOCAST.name)
