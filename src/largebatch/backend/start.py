@@ -75,7 +75,7 @@ def start(
 def _use_deterministic_kernels() -> None:
     torch.use_deterministic_algorithms(True)
     # Nothing here reads memory before it is written.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     # Read when CUDA and NCCL start; cuBLAS and NCCL's choice of algorithm are not torch's.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     os.environ.setdefault("NCCL_ALGO", "Ring")
