@@ -145,6 +145,28 @@ def document_mask(is_small: bool) -> list[Result]:
     )
 
 
+def document_kernels(is_small: bool) -> list[Result]:
+    """Four documents of a sequence are kept apart by a mask, or by kernels that only GPUs have."""
+    from largebatch.model.documents_apart import keep_apart_with
+
+    config, model = build(LLAMA, is_small)
+    checkpoint_activations(model)
+    length = config.data.block_size
+    positions = torch.arange(length, device=device()).remainder(length // 4).unsqueeze(0)
+    step = partial(train_on, model, batch_of(config) | {"position_ids": positions})
+
+    def variant(kernel: str) -> Callable[[], object]:
+        if kernel == "sdpa":
+            model.set_attn_implementation(kernel)
+        else:
+            keep_apart_with(kernel, model, device())
+        return step
+
+    kernels = ("sdpa",) if device().type == "cpu" else ("sdpa", "flex", "flash")
+    title = f"Llama with activation checkpointing, four documents in {length:,} tokens"
+    return in_turns(title, "sdpa", {kernel: partial(variant, kernel) for kernel in kernels})
+
+
 def image_layout(is_small: bool) -> list[Result]:
     """ResNet-50 with channels first or last, with and without cuDNN's choice of the fastest algorithms."""
     config, model = build(RESNET_LARS, is_small)

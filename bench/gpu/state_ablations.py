@@ -135,13 +135,9 @@ def asynchronous_checkpoint(is_small: bool) -> list[Result]:
         except _Enough:
             writers[-1].wait()
         state = sum(file.stat().st_size for file in Path(folder).rglob("*.safetensors")) / GIB
-    pinned = []
-    if device().type == "cuda":
-        locked = torch.cuda.host_memory_stats().get("allocated_bytes.current")
-        # Older versions of torch do not count it.
-        pinned = [] if locked is None else [locked / GIB]
+    locked = [writers[-1]._staging.nbytes / GIB] if device().type == "cuda" else []
     return [
         Figure("first asynchronous checkpoint: the step held up", "s", held[:1]),
         Figure("second asynchronous checkpoint: the step held up", "s", held[1:]),
-        Figure(f"page-locked memory, for checkpoints of {state:.3g} GiB", "GiB", pinned),
+        Figure(f"page-locked memory, for checkpoints of {state:.3g} GiB", "GiB", locked),
     ]

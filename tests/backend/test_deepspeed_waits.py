@@ -12,7 +12,7 @@ NUM_STEPS, WATCHED_FROM = 4, 2
 
 
 def waits_of_a_run(run_dir):
-    """How often each of the last steps, of two micro-batches each, waits for the device."""
+    """How often each of the last steps, of four micro-batches each, waits for the device."""
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
     from jobs import train

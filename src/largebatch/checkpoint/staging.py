@@ -28,6 +28,11 @@ class Staging:
         self._page_locked = page_locked
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
+    @property
+    def nbytes(self) -> int:
+        """The size of the buffer."""
+        return self._buffer.nbytes
+
     def tensors(self, shapes: Shapes) -> dict[str, torch.Tensor]:
         """Uninitialized tensors of these dtypes and shapes, by name; they share memory with those of earlier calls.
 
