@@ -21,6 +21,6 @@ class OnDevice(torch.Tensor):
 
 
 def on_device(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as one on a GPU; the count begins anew."""
+    """The tensor as one on a GPU; the count starts over."""
     OnDevice.transfers = 0
     return tensor.as_subclass(OnDevice)

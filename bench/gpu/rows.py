@@ -56,7 +56,7 @@ class Part:
 
     Args:
         record: What the rows are added to.
-        file: Written anew after every row.
+        file: Rewritten after every row.
         seconds: Time after which no further row begins.
         clock: Seconds since some moment.
     """

@@ -31,7 +31,7 @@ def in_turns(case: str, baseline: str, variants: Mapping[str, Variant]) -> list[
 
     def measure(name: str) -> float:
         step = variants[name]()
-        # The first step after another variant's may choose algorithms, or allocate, anew.
+        # The first step after another variant may choose algorithms or allocate memory again.
         step()
         seconds, peak = timed(step, STEPS_PER_TURN)
         if peak is not None:
