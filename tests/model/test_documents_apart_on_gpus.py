@@ -206,6 +206,19 @@ def test_dropout_of_attention_is_refused(calls):
     assert calls["flex"] == 2
 
 
+@pytest.mark.parametrize("name", ["softcap", "s_aux", "position_bias"])
+def test_what_flash_attention_cannot_compute_is_refused(name, calls):
+    model = build("llama", "flash")
+    attention = model.model.layers[0].self_attn
+    attend = documents_apart.AttentionInterface()[documents_apart.IMPLEMENTATIONS["flash"]]
+    documents = documents_apart.Documents(torch.tensor([0, 4], dtype=torch.int32), 4)
+    tensors = [torch.zeros(1, 4, 4, 12) for _ in range(3)]
+    with pytest.raises(UserError, match=rf"LlamaAttention computes attention with {name}, .*write \"flex\""):
+        attend(attention, *tensors, documents, **{name: 1.0})
+    attend(attention, *tensors, documents, **{name: None}, scaling=0.3)
+    assert calls == {"flex": 0, "flash": 1}
+
+
 def test_devices_and_models_without_the_kernels_are_refused():
     with pytest.raises(UserError, match=r'"flash" needs an NVIDIA GPU, and this is cpu; write "sdpa"'):
         keep_apart_with("flash", build("llama"), torch.device("cpu"))

@@ -8,8 +8,8 @@
   latter also the mask as numbers. What neither takes keeps the probabilities.
 - Dropout keeps its mask as booleans, where the CPU keeps numbers.
 
-Not modeled: cuDNN's scratch memory, and padding that kernels add to odd sizes. `binary_cross_entropy`, which raises an
-error under CUDA's autocast, is left as it is.
+Not modeled: cuDNN's scratch memory and recurrent layers, and padding that kernels add to odd sizes.
+`binary_cross_entropy`, which raises an error under CUDA's autocast, is left as it is.
 """
 
 import warnings
