@@ -102,7 +102,8 @@ class _Placements(TorchFunctionMode):
         keywords = keywords or {}
         results = function(*arguments, **keywords)
         moves = function is torch.Tensor.to
-        named = keywords.get("device") is not None or (moves and isinstance(arguments[1], str | torch.device))
+        device = keywords.get("device", arguments[1] if moves and len(arguments) > 1 else None)
+        named = isinstance(device, str | int | torch.device)
         if not named or self._reads.has(arguments):
             return results
         if function in (torch.tensor, torch.as_tensor):
