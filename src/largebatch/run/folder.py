@@ -6,7 +6,7 @@ source/            a copy of the task's folder at the latest start, and its git 
 status.json        the outcome: running, finished, stopped or failed
 metrics.jsonl      one line per logged step
 evaluations.jsonl  one line per evaluation
-history.jsonl      one line per start, change of recipe, skipped step, failed checkpoint, and end
+history.jsonl      one line per start, change of recipe, skipped step, failed checkpoint, slow process, and end
 summary.json       the final numbers
 tensorboard/       the same numbers for TensorBoard
 trackers/          the run's identity in each tracker (NAME.json), over all starts, and files of those that write some
