@@ -23,7 +23,7 @@ from largebatch.plan import resolve
 
 launch = read_launch(precision="fp32")
 config = load_config(sys.argv[1], ["--optimizer.momentum=0.0", "--optimizer.nesterov=false"])
-backend = start(launch, resolve(config, launch.world_size), [], sys.argv[2])
+backend = start(launch, resolve(config, launch.world_size))
 model = torch.nn.Linear(4, 4)
 model, _ = backend.prepare(model, torch.optim.SGD(model.parameters()))
 backend.begin_micro_step(0, 1)

@@ -18,9 +18,7 @@ from largebatch.named import load_named
 from largebatch.plan import RunPlan
 
 
-def start(
-    launch: Launch, plan: RunPlan, trackers: list[str], project_dir: str, hang_seconds: float | None = None
-) -> Backend:
+def start(launch: Launch, plan: RunPlan, hang_seconds: float | None = None) -> Backend:
     """Start Accelerate for the launched strategy and the plan.
 
     Without a GPU the processes communicate over gloo; strategy, plan and every check are the same.
@@ -28,8 +26,6 @@ def start(
     Args:
         launch: What the launcher asked for.
         plan: The resolved plan.
-        trackers: Names of Accelerate's trackers.
-        project_dir: Folder for trackers that write files.
         hang_seconds: Time after which the run's watchdog ends a hanging job; None means never. The engine, whose
             message says less, gives up later.
 
@@ -62,7 +58,7 @@ def start(
     os.environ.setdefault("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", str(round(timeout.total_seconds())))
     arguments = backend_class.accelerate_arguments(Request(launch, plan, on_gpu, group))
     # The backends apply autocast, in the same way on every strategy.
-    accelerator = Accelerator(mixed_precision="no", log_with=trackers, project_dir=project_dir, **arguments)
+    accelerator = Accelerator(mixed_precision="no", **arguments)
     backend = backend_class(accelerator, launch, plan)
     if backend.world_size != launch.world_size:
         raise LaunchError(

@@ -18,6 +18,7 @@ NonNegativeFloat = Annotated[float, Field(ge=0, le=LARGEST_FLOAT)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 PositiveFraction = Annotated[float, Field(gt=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
+NonEmpty = Annotated[str, Field(min_length=1)]
 
 
 class Section(BaseModel):
@@ -358,8 +359,14 @@ class Logging(Section):
 
     every: PositiveInt = 10
     """Steps between two lines of metrics.jsonl; the first and the last step always have one."""
-    trackers: list[Literal["tensorboard", "wandb"]] = ["tensorboard"]
-    """Trackers that get the same numbers, through Accelerate."""
+    trackers: list[
+        Literal["tensorboard", "wandb", "mlflow", "comet_ml", "swanlab", "trackio", "clearml", "aim", "dvclive"]
+    ] = ["tensorboard"]
+    """Trackers that get the same numbers, through Accelerate; all starts of a run are one run there."""
+    tracker_project: NonEmpty = "largebatch"
+    """Project, or experiment, of the run in the trackers that have such."""
+    tracker_run_name: NonEmpty | None = None
+    """Name of the run in the trackers; null uses that of the run's folder."""
     peak_tflops: PositiveFloat | None = None
     """The peak that `mfu` is a fraction of: dense TFLOP/s of one process's device in the recipe's precision; null uses
     the GPU's data sheet, if its name is known."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from largebatch.backend.base import Backend
 from largebatch.batch import GlobalBatch
-from largebatch.data.loading import Request, load
+from largebatch.data.loading import Loaded, Request, load
 from largebatch.data.order import MicroBatch, TrainingOrder
 from largebatch.data.source import Batch, SampleSource
 from largebatch.errors import DataError
@@ -39,15 +39,20 @@ class StepFeed(NamedTuple):
 
 
 def training_feed(
-    plan: RunPlan, backend: Backend, train_set: SampleSource, num_workers: int, first_step: int
+    plan: RunPlan,
+    backend: Backend,
+    train_set: SampleSource,
+    num_workers: int,
+    first_step: int,
+    timed: Callable[[Iterator[Loaded]], Iterator[Loaded]],
 ) -> Iterator[StepFeed]:
-    """The work of this process in each step from `first_step` on.
+    """The work of this process in each step from `first_step` on; its micro-batches are read through `timed`.
 
     If samples have unequal weights, a step's micro-batches are loaded, and their weights summed over the processes,
     after the last micro-batch of the step before, so that the sum is usually ready in time. Otherwise nothing is
     communicated. The micro-batches of each step must be used up before the next step.
     """
-    loaded = _micro_steps(plan, backend, train_set, num_workers, first_step)
+    loaded = _micro_steps(plan, backend, train_set, num_workers, first_step, timed)
     steps = range(first_step, plan.stop_after_steps)
     if plan.loss_weight_per_sample is not None:
         for step in steps:
@@ -78,7 +83,12 @@ def training_feed(
 
 
 def _micro_steps(
-    plan: RunPlan, backend: Backend, train_set: SampleSource, num_workers: int, first_step: int
+    plan: RunPlan,
+    backend: Backend,
+    train_set: SampleSource,
+    num_workers: int,
+    first_step: int,
+    timed: Callable[[Iterator[Loaded]], Iterator[Loaded]],
 ) -> Iterator[MicroStep]:
     order = TrainingOrder(plan.timeline, plan.micro_batch_size, plan.world_size, plan.seed)
     asked: deque[MicroBatch] = deque()
@@ -90,7 +100,7 @@ def _micro_steps(
             asked.append(micro_batch)
             yield micro_batch.indices, micro_batch.epoch
 
-    for batch, weight in load(train_set, requests(), num_workers, backend.device):
+    for batch, weight in timed(load(train_set, requests(), num_workers, backend.device)):
         # Loader processes take requests ahead of the batches, in the same order.
         micro_batch = asked.popleft()
         count, each = len(micro_batch.indices), plan.loss_weight_per_sample

@@ -6,9 +6,10 @@ source/            a copy of the task's folder at the latest start, and its git 
 status.json        the outcome: running, finished, stopped or failed
 metrics.jsonl      one line per logged step
 evaluations.jsonl  one line per evaluation
-history.jsonl      one line per start, change of recipe, skipped step, failed checkpoint, and end
+history.jsonl      one line per start, change of recipe, skipped step, failed checkpoint, slow process, and end
 summary.json       the final numbers
 tensorboard/       the same numbers for TensorBoard
+trackers/          the run's identity in each tracker (NAME.json), over all starts, and files of those that write some
 checkpoints/       see `storage.layout`
 model/             the final weights, for `from_pretrained`
 attempts/          one file per start of the run, see `storage.attempts`
@@ -58,6 +59,7 @@ class RunFolder:
         self.attempts_dir = path / "attempts"
         self.model_dir = path / "model"
         self.tensorboard_dir = path / "tensorboard"
+        self.trackers_dir = path / "trackers"
         self.profile_dir = path / "profile"
         self.stacks_dir = path / "stacks"
         self.stop_file = path / "stop"

@@ -73,9 +73,7 @@ class Run(Generic[Config]):
         self.folder.check_usable()
         check_trackers(config.logging.trackers)
 
-        trackers: list[str] = [*config.logging.trackers]
-        tensorboard_dir = str(self.folder.tensorboard_dir)
-        self.backend = start(launch, self.plan, trackers, tensorboard_dir, config.faults.hang_seconds)
+        self.backend = start(launch, self.plan, config.faults.hang_seconds)
         self._agree_on_the_plan()
         self._print(explain(self.plan, self.folder.path.name))
         self._print(f"  {'Strategy':<14}{launch.strategy} on {self.backend.device.type}")

@@ -1,70 +1,282 @@
-"""TensorBoard and other trackers, through Accelerate: a view of the run, never its record."""
+"""TensorBoard and other trackers, by Accelerate's classes: a view of the run, never its record.
+
+A run folder is one run in each tracker, over all its starts. How a tracker knows it is in trackers/NAME.json:
+
+    {"id": …, "last_step": the last step shown, for trackers that want increasing ones}
+"""
 
 import importlib.util
 import json
 import math
+import os
+import secrets
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from accelerate import Accelerator
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 
 from largebatch.config import RecipeConfig, as_json, flatten
 from largebatch.errors import UserError
+from largebatch.run.folder import RunFolder
+from largebatch.storage.files import replace_json_file
+from largebatch.storage.layout import read_object
 
 SECONDS_UNTIL_SHOWN = 1.0
+PATIENCE_SECONDS = 60.0
+"""How long a tracker may take to connect, or to show what it was given, before it is dropped."""
+
+Values = tuple[dict[str, float], int, float]
+"""Values by name, their step, and the time in seconds since 1970."""
+
+GIVEN_IDS: dict[str, Callable[[Any], str]] = {
+    "mlflow": lambda run: str(run.info.run_id),
+    "aim": lambda run: str(run.hash),
+    "clearml": lambda task: str(task.id),
+}
+"""How trackers that accept no new id from outside tell the one they gave the run."""
+
+WANT_INCREASING_STEPS = ("wandb", "swanlab")
+"""They ignore what is logged for a step that is not after those they have."""
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Raise UserError for a tracker whose package is missing; Accelerate would silently skip it."""
+    """Raise UserError for a tracker whose package is missing."""
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise UserError(f"logging.trackers: {name} is not installed; pip install {name}, or remove it")
 
 
 class Trackers:
-    """The trackers with which the accelerator was started; what they show of steps after `first_step` is hidden."""
+    """The recipe's trackers, on the main process only; one that fails or hangs is dropped with a warning.
+
+    Args:
+        config: The recipe's config.
+        folder: The run's folder, of which an attempt has begun.
+        first_step: What TensorBoard shows of later steps is hidden.
+        is_main_process: Whether this is the process with trackers.
+        say: Called with a warning for the user.
+    """
 
     def __init__(
-        self, accelerator: Accelerator, config: RecipeConfig, run_name: str, first_step: int, say: Callable[[str], None]
+        self,
+        config: RecipeConfig,
+        folder: RunFolder,
+        first_step: int,
+        is_main_process: bool,
+        say: Callable[[str], None],
     ):
-        self._accelerator = accelerator
         self._say = say
-        self._pending: list[tuple[dict[str, float], int, float]] = []
+        self._pending: list[Values] = []
         self._flushed = -math.inf
-        # Trackers accept no lists and nulls.
-        fields = {
-            name: value if isinstance(value, str | int | float) else json.dumps(value)
-            for name, value in flatten(as_json(config)).items()
-        }
-        options = {"tensorboard": {"purge_step": first_step + 1}} if first_step else {}
-        accelerator.init_trackers(run_name, config=fields, init_kwargs=options)
+        names = config.logging.trackers if is_main_process else []
+        self._trackers = [_Tracker(name, partial(_Connection, name, config, folder, first_step)) for name in names]
+        # They connect before loader processes are forked.
+        self._wait()
 
     def add(self, group: str, values: dict[str, float], step: int) -> None:
         """Show values by name, within a second or with the next ones."""
-        if not self._accelerator.trackers or not self._accelerator.is_main_process:
-            return
-        self._pending.append(({f"{group}/{name}": value for name, value in values.items()}, step, time.time()))
-        if time.monotonic() - self._flushed >= SECONDS_UNTIL_SHOWN:
-            self.flush()
+        if self._trackers:
+            self._pending.append(({f"{group}/{name}": value for name, value in values.items()}, step, time.time()))
+            if time.monotonic() - self._flushed >= SECONDS_UNTIL_SHOWN:
+                self._hand_over()
 
     def flush(self) -> None:
-        """Show values that are still waiting; trackers that cannot be written are dropped with a warning."""
+        """Wait until all values are shown."""
+        self._hand_over()
+        self._wait()
+
+    def close(self) -> None:
+        """Show what is left, and end the run in each tracker."""
+        self._hand_over()
+        for tracker in self._trackers:
+            tracker.finish()
+        self._wait()
+        self._trackers = []
+
+    def _hand_over(self) -> None:
         pending, self._pending = self._pending, []
         self._flushed = time.monotonic()
+        for tracker in self._trackers if pending else []:
+            tracker.show(pending)
+        self._drop_broken(PATIENCE_SECONDS)
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        for tracker in self._trackers:
+            tracker.wait(deadline - time.monotonic())
+        self._drop_broken(0.0)
+
+    def _drop_broken(self, patience: float) -> None:
+        problems = {tracker: tracker.problem(patience) for tracker in self._trackers}
+        for tracker, problem in problems.items():
+            if problem is not None:
+                self._say(f"WARNING: {tracker.name} is dropped and gets no more values in this attempt: {problem}")
+                tracker.drop()
+        self._trackers = [tracker for tracker, problem in problems.items() if problem is None]
+
+
+class _Tracker:
+    """A tracker with a thread of its own, so that it holds up neither training nor the others."""
+
+    def __init__(self, name: str, connect: Callable[[], "_Connection"]):
+        self.name = name
+        self._calls: deque[Callable[[_Connection], None]] = deque()
+        self._changed = threading.Condition()
+        self._busy_since: float | None = time.monotonic()
+        self._error: BaseException | None = None
+        self._is_dropped = False
+        threading.Thread(target=self._work, args=(connect,), name=f"tracker {name}", daemon=True).start()
+
+    def show(self, values: Sequence[Values]) -> None:
+        self._call(lambda connection: connection.show(values))
+
+    def finish(self) -> None:
+        self._call(lambda connection: connection.finish())
+
+    def wait(self, seconds: float) -> None:
+        """Return when everything is done, or has failed, or after this many seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._error or (self._busy_since is None and not self._calls), seconds)
+
+    def problem(self, patience: float) -> str | None:
+        """Why the tracker cannot be used, such as a call that has taken longer than `patience` seconds."""
+        with self._changed:
+            if self._error is not None:
+                return f"{type(self._error).__name__}: {self._error}"
+            if self._busy_since is None or time.monotonic() - self._busy_since < patience:
+                return None
+            return f"it has not answered within {PATIENCE_SECONDS:g} s"
+
+    def drop(self) -> None:
+        """Let the thread end with what it is doing."""
+        with self._changed:
+            self._is_dropped = True
+
+    def _call(self, call: Callable[["_Connection"], None]) -> None:
+        with self._changed:
+            self._calls.append(call)
+            self._changed.notify_all()
+
+    def _work(self, connect: Callable[[], "_Connection"]) -> None:
         try:
-            for tracker in self._accelerator.trackers if pending else []:
-                if tracker.name == "tensorboard":
-                    _add_to_tensorboard(tracker.tracker, pending)
-                else:
-                    for values, step, _ in pending:
-                        tracker.log(values, step=step)
-        except OSError as error:
-            self._say(f"WARNING: the trackers cannot be written: {error}; they get no more values in this attempt")
-            self._accelerator.trackers = []
+            connection = connect()
+            while True:
+                with self._changed:
+                    self._busy_since = None
+                    self._changed.notify_all()
+                    self._changed.wait_for(lambda: self._calls)
+                    if self._is_dropped:
+                        return
+                    self._busy_since = time.monotonic()
+                    call = self._calls.popleft()
+                call(connection)
+        # Some libraries raise SystemExit.
+        except BaseException as error:
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
 
 
-def _add_to_tensorboard(writer: Any, pending: Sequence[tuple[dict[str, float], int, float]]) -> None:
+class _Connection:
+    """The run in one tracker; everything is called in the tracker's thread, because MLflow's state is a thread's."""
+
+    def __init__(self, name: str, config: RecipeConfig, folder: RunFolder, first_step: int):
+        self._name = name
+        self._file = folder.trackers_dir / f"{name}.json"
+        known = read_object(self._file)
+        self._id: str | None = known.get("id") or (None if name in GIVEN_IDS else secrets.token_hex(16))
+        self._last_step = int(known.get("last_step", -1))
+        self._last_shown = (-1, -1)
+        """The last step, and the number under which it was shown."""
+        folder.trackers_dir.mkdir(exist_ok=True)
+        self._write()
+        run_name = config.logging.tracker_run_name or folder.path.name
+        # The first argument of most is the project.
+        first = {"tensorboard": folder.path.name, "aim": run_name}.get(name, config.logging.tracker_project)
+        places = {"tensorboard": [folder.tensorboard_dir], "aim": [folder.trackers_dir]}.get(name, [])
+        self._tracker: GeneralTracker = LOGGER_TYPE_TO_CLASS[name](
+            first, *map(str, places), **self._arguments(config, folder, run_name, first_step)
+        )
+        self._tracker.start()
+        run = self._tracker.tracker
+        if name == "wandb":
+            # Charts are drawn over the step of training, also where a restart repeated some.
+            run.define_metric("step")
+            run.define_metric("*", step_metric="step")
+        elif name == "comet_ml":
+            run.set_name(run_name)
+        elif name == "clearml":
+            run.set_initial_iteration(0)
+        if name in GIVEN_IDS:
+            self._id = GIVEN_IDS[name](run)
+            self._write()
+        if name != "mlflow" or not known.get("id"):
+            # MLflow accepts no changed parameters. Trackers accept no lists and nulls.
+            fields = flatten(as_json(config)).items()
+            kinds = str | int | float
+            self._tracker.store_init_configuration(
+                {field: value if isinstance(value, kinds) else json.dumps(value) for field, value in fields}
+            )
+
+    def show(self, pending: Sequence[Values]) -> None:
+        if self._name == "tensorboard":
+            _add_to_tensorboard(self._tracker.tracker, pending)
+            return
+        steps = [step for _, step, _ in pending]
+        if self._name in WANT_INCREASING_STEPS:
+            steps = [self._increasing(step) for step in steps]
+            # Before they are shown, so that a later start knows of all.
+            self._write()
+        for (values, step, _), number in zip(pending, steps, strict=True):
+            self._tracker.log({**values, "step": step} if self._name == "wandb" else values, step=number)
+
+    def finish(self) -> None:
+        self._tracker.finish()
+
+    def _increasing(self, step: int) -> int:
+        """The step, or, while training repeats steps that an earlier start has shown, the next number after those."""
+        if step != self._last_shown[0]:
+            self._last_step = max(step, self._last_step + 1)
+            self._last_shown = (step, self._last_step)
+        return self._last_shown[1]
+
+    def _write(self) -> None:
+        replace_json_file(self._file, {"id": self._id, "last_step": self._last_step})
+
+    def _arguments(self, config: RecipeConfig, folder: RunFolder, run_name: str, first_step: int) -> dict[str, Any]:
+        """What the tracker's class needs to make the run, or to find the one of an earlier start."""
+        name, run_id, place = self._name, self._id, str(folder.trackers_dir)
+        if name == "tensorboard":
+            return {"purge_step": first_step + 1} if first_step else {}
+        if name == "wandb":
+            # Its hook at the process's exit would wait for the network as long as that takes.
+            os.environ.setdefault("WANDB_FINISH_TIMEOUT", str(PATIENCE_SECONDS))
+            return {"name": run_name, "id": run_id, "resume": "allow", "dir": place}
+        if name == "mlflow":
+            return {"run_name": run_name, "run_id": run_id}
+        if name == "swanlab":
+            # Its ids have 21 characters.
+            assert run_id is not None
+            return {"experiment_name": run_name, "id": run_id[:21], "resume": "allow", "logdir": f"{place}/swanlab"}
+        if name == "trackio":
+            # It finds a run by its name.
+            assert run_id is not None
+            return {"name": f"{run_name}-{run_id[:8]}", "resume": "allow"}
+        if name == "comet_ml":
+            return {"experiment_key": run_id}
+        if name == "aim":
+            return {"run_hash": run_id, "experiment": config.logging.tracker_project}
+        if name == "clearml":
+            again = {"continue_last_task": run_id} if run_id else {"reuse_last_task_id": False}
+            return {"task_name": run_name, **again}
+        return {"dir": f"{place}/dvclive", "resume": True}
+
+
+def _add_to_tensorboard(writer: Any, pending: Sequence[Values]) -> None:
     """As Accelerate does, but with one record for all values of a step, and without waiting for the disk each time."""
     from tensorboard.compat.proto.summary_pb2 import Summary
 

@@ -20,6 +20,7 @@ from largebatch.run.profile import traced
 from largebatch.run.progress import Progress, in_words
 from largebatch.run.record import Record, report_failure
 from largebatch.run.resume import Start, checkpoints_of, newest_usable
+from largebatch.run.slow_processes import PROBES_IN_A_ROW, SLOW, SlowProcesses
 from largebatch.run.step import Step
 from largebatch.run.stop import REASONS, Agreement, StopRequests
 from largebatch.run.trackers import Trackers
@@ -88,7 +89,8 @@ class Training:
         self.agreement = Agreement(backend.largest_of_processes)
         stack_file = self.record.stack_folder / f"rank_{backend.rank:05d}.txt"
         self.watchdog = Watchdog(config.faults.hang_seconds, stack_file, partial(report_failure, resume=True))
-        self.trackers = Trackers(backend.accelerator, config, folder.path.name, start.step, say)
+        self.trackers = Trackers(config, folder, start.step, backend.is_main_process, say)
+        self.slow_processes = SlowProcesses(backend)
         self.watch = ExitStack()
         """Entered while signals are noted and progress is watched."""
         self.saves = False
@@ -107,7 +109,9 @@ class Training:
     def steps(self, train_set: SampleSource) -> Iterator[Step]:
         """See `Run.steps`."""
         first = self.start.step
-        feed = training_feed(self.plan, self.backend, train_set, self.config.data.num_workers, first)
+        feed = training_feed(
+            self.plan, self.backend, train_set, self.config.data.num_workers, first, self.slow_processes.timed
+        )
         trace = self.record.profile_folder / f"rank_{self.backend.rank:05d}.json.gz"
         self.metrics.stopwatch.start()
         try:
@@ -220,13 +224,28 @@ class Training:
         self.writer.poll()
         if self.writer.last_step > newest:
             self.record.running()
-        if not self.saves:
+        evaluated = self.plan.evaluates_after(self.completed_steps)
+        if not self.saves and not evaluated:
             return
         self.metrics.stopwatch.pause()
-        self._save()
+        self._name_slow_processes()
+        if self.saves:
+            self._save()
         if self.stop_reason and self.completed_steps < self.plan.stop_after_steps:
             self._end_stopped()
         self.metrics.stopwatch.start()
+
+    def _name_slow_processes(self) -> None:
+        taken = self.completed_steps - self.start.step
+        for slow, node in self.slow_processes.probe(taken, self.metrics.stopwatch.seconds):
+            what = (
+                f"rank {slow.rank} on {node} is slow: {slow.what} took {1000 * slow.seconds:.2f} ms, the median of all "
+                f"processes is {1000 * slow.median:.2f} ms, and it was over {SLOW:g} times the median in "
+                f"{PROBES_IN_A_ROW} probes in a row"
+            )
+            about = {"rank": slow.rank, "node": node, "what": slow.what, "ratio": round(slow.ratio, 3)}
+            self.record.event("slow_process", self.completed_steps, **about, reason=what)
+            self.say(f"WARNING: {what}")
 
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
@@ -292,6 +311,7 @@ class Training:
         self.watch.close()
 
     def _leave(self) -> None:
+        self.trackers.close()
         self.agreement.close()
         self.backend.wait_for_everyone()
         self.backend.end()

@@ -135,6 +135,8 @@ def _events(history: Sequence[Line]) -> list[Event]:
             text = f"skipped {which}: {reason}"
         elif kind == "checkpoint_failed":
             text = f"checkpoint not written: {reason}"
+        elif kind == "slow_process":
+            text = reason
         elif kind != "started":
             text = f"{kind}: {reason}" if reason else kind
         else:

@@ -1,0 +1,170 @@
+"""Finding slow processes: at evaluations and checkpoints, all time the same product, and compare their data reading.
+
+A process that all others wait for in each step looks no slower than they do in the times of steps, so each process
+measures what it does alone.
+"""
+
+import os
+import socket
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import NamedTuple, TypeVar
+
+import torch
+
+from largebatch.backend.base import Backend
+
+T = TypeVar("T")
+
+SLOW = 1.15
+"""A process is slow in a probe if it takes more than this times the median."""
+PROBES_IN_A_ROW = 3
+SHARE_OF_STEP = 0.05
+"""Slow data reading is news if it exceeds the median by more than this share of a step."""
+
+REPETITIONS = 10
+# 64 products of 17 GFLOP take 2 ms on an H100 and need 24 MiB; on a CPU core, one of 0.03 GFLOP takes 1 ms.
+SIZE_ON_GPU, PRODUCTS_ON_GPU = 2048, 64
+SIZE_ON_CPU = 256
+
+
+class Times(NamedTuple):
+    """What one process measured."""
+
+    product: float
+    """Seconds of the fixed matrix product."""
+    reading: float
+    """Seconds that reading data took, per step since the last probe."""
+    step: float
+    """Seconds per step since the last probe."""
+
+
+class Slow(NamedTuple):
+    """A process that was slow in several probes in a row."""
+
+    rank: int
+    what: str
+    """"the matrix product" or "data reading"."""
+    seconds: float
+    """Its time in the last probe."""
+    median: float
+    """That of all processes."""
+
+    @property
+    def ratio(self) -> float:
+        """The one divided by the other."""
+        return self.seconds / max(self.median, 1e-9)
+
+
+class SlowProcesses:
+    """Names processes that are slow in `PROBES_IN_A_ROW` probes; every process makes one."""
+
+    def __init__(self, backend: Backend):
+        self._backend = backend
+        self._clock = own_clock()
+        self._reading = 0.0
+        self._last = (0, 0.0)
+        self._streaks: dict[tuple[int, str], int] = {}
+        # A single process has none to compare with.
+        self._nodes = backend.gather_objects(os.environ.get("LARGEBATCH_NODE") or socket.gethostname())
+
+    def timed(self, batches: Iterator[T]) -> Iterator[T]:
+        """The same batches, while the time that each takes to arrive is counted as data reading."""
+        if self._backend.world_size == 1:
+            yield from batches
+            return
+        while True:
+            start = self._clock()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            finally:
+                self._reading += self._clock() - start
+            yield batch
+
+    def probe(self, steps: int, seconds: float) -> list[tuple[Slow, str]]:
+        """Compare the processes, all of which call this together, and return those to name, with their nodes.
+
+        Args:
+            steps: Steps taken by this attempt.
+            seconds: Seconds that these took.
+        """
+        if self._backend.world_size == 1 or steps == self._last[0]:
+            return []
+        count, elapsed = steps - self._last[0], seconds - self._last[1]
+        mine = Times(seconds_of_product(self._backend.device, self._clock), self._reading / count, elapsed / count)
+        self._last, self._reading = (steps, seconds), 0.0
+        numbers = torch.tensor(mine, dtype=torch.double, device=self._backend.device)
+        everyone = [Times(*times) for times in self._backend.all_gather(numbers).tolist()]
+        return [(slow, self._nodes[slow.rank]) for slow in self._in_a_row(slow_ones(everyone))]
+
+    def _in_a_row(self, slow: Sequence[Slow]) -> list[Slow]:
+        self._streaks = {(one.rank, one.what): self._streaks.get((one.rank, one.what), 0) + 1 for one in slow}
+        return [one for one in slow if self._streaks[one.rank, one.what] == PROBES_IN_A_ROW]
+
+
+def slow_ones(everyone: Sequence[Times]) -> list[Slow]:
+    """The processes that were slow in one probe, given the times of all."""
+    slow = []
+    step = statistics.median(times.step for times in everyone)
+    for what, seconds, least_excess in (
+        ("the matrix product", [times.product for times in everyone], 0.0),
+        ("data reading", [times.reading for times in everyone], SHARE_OF_STEP * step),
+    ):
+        median = statistics.median(seconds)
+        slow += [
+            Slow(rank, what, mine, median)
+            for rank, mine in enumerate(seconds)
+            if mine > SLOW * median and mine - median > least_excess
+        ]
+    return slow
+
+
+def seconds_of_product(device: torch.device, clock: Callable[[], float]) -> float:
+    """The least of several times of a fixed matrix product, on a CPU by `clock`; it draws no random numbers."""
+    if device.type == "cuda":
+        # fp16, because GPUs since Volta have tensor cores for it. Its own square is the same matrix again.
+        matrix = torch.full((SIZE_ON_GPU, SIZE_ON_GPU), 1 / SIZE_ON_GPU, dtype=torch.half, device=device)
+        return min(_seconds_on_gpu(matrix, torch.empty_like(matrix)) for _ in range(REPETITIONS))
+    matrix = torch.full((SIZE_ON_CPU, SIZE_ON_CPU), 1 / SIZE_ON_CPU, dtype=torch.float, device=device)
+    result = torch.empty_like(matrix)
+    torch.mm(matrix, matrix, out=result)
+    seconds = []
+    for _ in range(REPETITIONS):
+        start = clock()
+        torch.mm(matrix, matrix, out=result)
+        seconds.append(clock() - start)
+    return min(seconds)
+
+
+def _seconds_on_gpu(matrix: torch.Tensor, result: torch.Tensor) -> float:
+    start: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    end: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    # Nothing else is in the way then.
+    torch.cuda.synchronize(matrix.device)
+    start.record()
+    for _ in range(PRODUCTS_ON_GPU):
+        torch.mm(matrix, matrix, out=result)
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1000
+
+
+def own_clock() -> Callable[[], float]:
+    """A clock of this thread, in seconds, which stands still while other processes have its core.
+
+    Where Linux does not count that, it is the wall clock.
+    """
+    with suppress(OSError, IndexError, ValueError):
+        file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+
+        def own() -> float:
+            # Nanoseconds on a core, nanoseconds ready and waiting for one, and time slices.
+            return (time.perf_counter_ns() - int(os.pread(file, 100, 0).split()[1])) / 1e9
+
+        own()
+        return own
+    return time.perf_counter

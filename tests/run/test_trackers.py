@@ -1,0 +1,204 @@
+"""Trackers: one run over all starts, in the order of steps, and none that fails or hangs costs more than itself."""
+
+import importlib.machinery
+import json
+import sys
+import threading
+import time
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from accelerate import PartialState
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tensorboard.compat.proto.event_pb2 import SessionLog
+
+from largebatch.config import load_config
+from largebatch.run import trackers
+from largebatch.run.folder import RunFolder
+from largebatch.run.trackers import Trackers
+from paths import PYDOC
+
+
+class Run:
+    """What W&B's and SwanLab's `init` return; as they do, it ignores steps that go back."""
+
+    def __init__(self, service, options):
+        self.service, self.options = service, options
+        self.rows = service.rows.setdefault(options["id"], {})
+
+    def define_metric(self, name, step_metric=None):
+        self.service.axes[name] = step_metric
+
+    def log(self, values, step):
+        self.service.on_log()
+        if not self.rows or step >= max(self.rows):
+            self.rows.setdefault(step, {}).update(values)
+
+    def finish(self):
+        self.service.finished += 1
+
+
+class Service(ModuleType):
+    """Stands in for the module `wandb`, and for its server."""
+
+    def __init__(self, name):
+        super().__init__(name)
+        self.__spec__ = importlib.machinery.ModuleSpec(name, None)
+        self.config = SimpleNamespace(update=lambda _values, **_: None)
+        self.rows, self.axes, self.starts, self.finished = {}, {}, [], 0
+
+    def on_init(self):
+        """Called in each `init`."""
+
+    def on_log(self):
+        """Called in each `log`."""
+
+    def init(self, **options):
+        self.on_init()
+        self.starts.append(options)
+        return Run(self, options)
+
+
+@pytest.fixture(autouse=True)
+def accelerate():
+    """Its logging asks whether this is the main process."""
+    PartialState()
+    yield
+    PartialState._reset_state()
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    service = Service("wandb")
+    monkeypatch.setitem(sys.modules, "wandb", service)
+    return service
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "my_run").mkdir()
+    return RunFolder(tmp_path / "my_run")
+
+
+def start(folder, first_step=0, names=("wandb",), words=(), said=None, is_main_process=True):
+    config = load_config(PYDOC, [f"--logging.trackers={json.dumps(names)}", *words])
+    say = pytest.fail if said is None else said.append
+    return Trackers(config, folder, first_step, is_main_process, say)
+
+
+def show_steps(started, steps):
+    for step in steps:
+        started.add("train", {"loss": 1 / step}, step)
+        if step % 20 == 0:
+            started.add("evaluation", {"loss": 2 / step}, step)
+    started.flush()
+
+
+def test_starts_of_a_run_folder_are_one_run_with_increasing_steps(wandb, folder):
+    # Killed after step 60; then, from the checkpoint of step 40, killed after step 50; then on to the end.
+    show_steps(start(folder), range(10, 61, 10))
+    show_steps(start(folder, 40), [50])
+    last = start(folder, 40)
+    show_steps(last, range(50, 101, 10))
+    last.close()
+    assert len(wandb.starts) == 3
+    assert len({options["id"] for options in wandb.starts}) == 1
+    assert all(options["resume"] == "allow" for options in wandb.starts)
+    (rows,) = wandb.rows.values()
+    assert list(rows) == [10, 20, 30, 40, 50, 60, 61, 62, 63, 70, 80, 90, 100]
+    assert [row["step"] for row in rows.values()] == [10, 20, 30, 40, 50, 60, 50, 50, 60, 70, 80, 90, 100]
+    assert all(row["train/loss"] == 1 / row["step"] for row in rows.values())
+    shown = [row["step"] for row in rows.values() if "evaluation/loss" in row]
+    assert shown == [20, 40, 60, 60, 80, 100]
+    assert wandb.axes == {"step": None, "*": "step"}
+    assert wandb.finished == 1
+
+
+def test_project_and_name(wandb, folder):
+    start(folder)
+    start(folder, words=("--logging.tracker_project=digits", "--logging.tracker_run_name=third try"))
+    named = [(options["project"], options["name"]) for options in wandb.starts]
+    assert named == [("largebatch", "my_run"), ("digits", "third try")]
+
+
+def test_another_folder_is_another_run(wandb, folder, tmp_path):
+    (tmp_path / "other").mkdir()
+    start(folder)
+    start(RunFolder(tmp_path / "other"))
+    assert len({options["id"] for options in wandb.starts}) == 2
+
+
+def test_only_the_main_process_has_trackers(wandb, folder):
+    started = start(folder, is_main_process=False)
+    show_steps(started, [10])
+    started.close()
+    assert wandb.starts == []
+    assert not folder.trackers_dir.exists()
+
+
+def tensorboard_steps(folder):
+    events = EventAccumulator(str(folder.tensorboard_dir / folder.path.name))
+    events.Reload()
+    return [event.step for event in events.Scalars("train/loss")]
+
+
+def refuse():
+    raise ConnectionError("the server is away")
+
+
+def leave():
+    raise SystemExit(1)
+
+
+@pytest.mark.parametrize("moment", ["on_init", "on_log"])
+@pytest.mark.parametrize(
+    ("fault", "problem"),
+    [(refuse, "ConnectionError: the server is away"), (leave, "SystemExit: 1")],
+)
+def test_one_that_fails_is_dropped_with_one_warning(moment, fault, problem, wandb, folder, monkeypatch):
+    setattr(wandb, moment, fault)
+    monkeypatch.setattr(trackers, "SECONDS_UNTIL_SHOWN", 0.0)
+    said = []
+    started = start(folder, names=["wandb", "tensorboard"], said=said)
+    show_steps(started, range(10, 51, 10))
+    started.close()
+    assert said == [f"WARNING: wandb is dropped and gets no more values in this attempt: {problem}"]
+    assert tensorboard_steps(folder) == [10, 20, 30, 40, 50]
+
+
+@pytest.mark.parametrize("moment", ["on_init", "on_log"])
+def test_one_that_hangs_is_dropped(moment, wandb, folder, monkeypatch):
+    released = threading.Event()
+    setattr(wandb, moment, released.wait)
+    monkeypatch.setattr(trackers, "PATIENCE_SECONDS", 1.0)
+    said = []
+    started = start(folder, said=said)
+    show_steps(started, [10, 20])
+    show_steps(started, [30])
+    started.close()
+    assert said == ["WARNING: wandb is dropped and gets no more values in this attempt: it has not answered within 1 s"]
+    released.set()
+
+
+def test_a_slow_call_does_not_hold_up_training(wandb, folder):
+    released = threading.Event()
+    wandb.on_log = released.wait
+    started = start(folder)
+    begin = time.monotonic()
+    started.add("train", {"loss": 1.0}, 10)
+    # The call would take until it is dropped.
+    assert time.monotonic() - begin < trackers.PATIENCE_SECONDS / 2
+    released.set()
+    started.close()
+    (rows,) = wandb.rows.values()
+    assert list(rows) == [10]
+
+
+def test_steps_that_are_repeated_are_hidden_in_tensorboard(folder):
+    start(folder, names=["tensorboard"]).close()
+    before = set(folder.tensorboard_dir.glob("*/events*"))
+    start(folder, 10, names=["tensorboard"]).close()
+    (later,) = set(folder.tensorboard_dir.glob("*/events*")) - before
+    sessions = [event for event in EventFileLoader(str(later)).Load() if event.HasField("session_log")]
+    assert [(event.session_log.status, event.step) for event in sessions] == [(SessionLog.START, 11)]
