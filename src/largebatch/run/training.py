@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from functools import partial
 
 from largebatch.backend.base import Backend
 from largebatch.checkpoint.export import export_intact
@@ -13,8 +12,10 @@ from largebatch.config import RecipeConfig, as_json
 from largebatch.config.models import LargeModel
 from largebatch.data.source import SampleSource
 from largebatch.errors import BackendMismatch, RunStopped, TrainingFailed, ordinal
+from largebatch.run.error_file import keep_error
 from largebatch.run.feed import training_feed
 from largebatch.run.folder import RunFolder, cannot_be_written
+from largebatch.run.hang import HangReport, place_of_this_process
 from largebatch.run.metrics import StepMetrics, place_of
 from largebatch.run.profile import traced
 from largebatch.run.progress import Progress, in_words
@@ -87,7 +88,8 @@ class Training:
         self.stop = StopRequests(stop_file, config.faults.time_limit_margin_seconds)
         self.agreement = Agreement(backend.largest_of_processes)
         stack_file = self.record.stack_folder / f"rank_{backend.rank:05d}.txt"
-        self.watchdog = Watchdog(config.faults.hang_seconds, stack_file, partial(report_failure, resume=True))
+        hang = HangReport(stack_file.parent, backend.rank, backend.gather_objects(place_of_this_process()))
+        self.watchdog = Watchdog(config.faults.hang_seconds, stack_file, hang.explain, _report_hang)
         self.trackers = Trackers(backend.accelerator, config, folder.path.name, start.step, say)
         self.watch = ExitStack()
         """Entered while signals are noted and progress is watched."""
@@ -312,3 +314,8 @@ class Training:
             export_intact(checkpoint, self.folder.model_dir)
         else:
             save_weights(self.backend.unwrapped_model, state, self.folder.model_dir)
+
+
+def _report_hang(message: str) -> None:
+    report_failure(message, resume=True)
+    keep_error("Hang", message)
