@@ -61,7 +61,7 @@ def test_a_hang_ends_the_job_and_the_run_goes_on(how, rank, strategy, message, t
     assert status["outcome"] == "failed"
     assert "no progress for" in status["message"]
     assert re.search(message.format(rank=rank, other=1 - rank), status["message"])
-    # The record of the process that waited, for torchfrtrace; who is stopped leaves none.
+    # The record of the process that waited; who is stopped leaves none.
     assert pickle.loads((logs / f"fr_{1 - rank}").read_bytes())["entries"]
     assert (logs / f"fr_{rank}").exists() == (how == "stuck")
     cause = first_cause(logs)

@@ -1,8 +1,11 @@
 """Who is missing in a hang, from what each process reports."""
 
+import pickle
+
 import pytest
 
-from largebatch.run.hang import Collectives, Report, compare, report_of
+from largebatch.run import hang
+from largebatch.run.hang import Collectives, HangReport, Report, compare, report_of
 
 PLACES = ["h1, process 10", "h1, process 11", "h2, process 12", "h2, process 13"]
 
@@ -96,3 +99,21 @@ def test_the_records_of_torch():
         Collectives("0", "0 (default_pg) over nccl", 9, 8, "all_reduce", 108),
         Collectives("0", "0 (default_pg) over gloo", 2),
     ]
+
+
+def test_the_reports_of_all_are_awaited_for_some_time(tmp_path, monkeypatch):
+    monkeypatch.delenv("LARGEBATCH_LOGS", raising=False)
+    dump = pickle.dumps({"entries": [entry(7)]})
+    monkeypatch.setattr(hang, "_dumps", lambda: [dump, dump])
+    first, second = (HangReport(tmp_path, rank, PLACES[:2]) for rank in (0, 1))
+    assert first.explain(0).startswith("rank 1 (h1, process 11) wrote no stack")
+    # Nobody is missing, so it does not wait.
+    assert second.explain(1e6).startswith("all processes had entered all_reduce number 7 of group 0 (default_pg)")
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("rank_00000.json", "fr_0", "host_fr_0"),
+        *("rank_00001.json", "fr_1", "host_fr_1"),
+    }
+
+
+def test_a_process_alone_waits_for_nobody(tmp_path):
+    assert HangReport(tmp_path, 0, PLACES[:1]).explain(1e6) == "the stack says where it hangs"

@@ -92,11 +92,11 @@ def test_processes_that_the_launcher_ended_are_no_cause(tmp_path, error, report)
     assert "Connection closed by peer" in first_cause(tmp_path)
 
 
-def test_an_abort_is_what_a_lost_peer_brings_about(tmp_path, error, report):
+def test_an_abort_is_what_a_lost_peer_brings_about(tmp_path, report):
     report("h1", 1, 6, "SIGABRT")
     assert first_cause(tmp_path).startswith("rank 1 on h1: Signal 6 (SIGABRT)")
-    error(0, 1.0, "ValueError", "no label")
-    assert "ValueError" in first_cause(tmp_path)
+    report("h2", 3, 9, "SIGKILL", time="2026-11-23_10:00:01")
+    assert first_cause(tmp_path).startswith("rank 3 on h2: Signal 9 (SIGKILL)")
 
 
 def test_a_hang_names_who_is_missing_and_not_who_reports(tmp_path, error):

@@ -63,8 +63,8 @@ class HangReport:
     """Tells what the processes of a hanging job wait for.
 
     Args:
-        folder: Shared by all processes, for their reports. The recorder's own dumps, which `torchfrtrace` reads, are
-            put there, too, or into the job's logs if there are any.
+        folder: Shared by all processes, for their reports. The recorder's own dumps are put there, too, or
+            into the job's logs if there are any; `torchfrtrace` reads those of NCCL.
         rank: This process's.
         places: `place_of_this_process` of every rank.
     """
