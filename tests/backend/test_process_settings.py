@@ -49,7 +49,13 @@ def settings_of_a_run(folder, hang_seconds, deterministic):
     words = [f"--faults.hang_seconds={hang_seconds}", f"--compute.deterministic={deterministic}"]
     run = Run(load_config(PYDOC, words), RunOptions(folder))
     groups = [distributed.group.WORLD, run.backend._host_group]
-    names = ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO", "NCCL_PROTO")
+    names = (
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
+        "TORCH_FR_BUFFER_SIZE",
+        "CUBLAS_WORKSPACE_CONFIG",
+        "NCCL_ALGO",
+        "NCCL_PROTO",
+    )
     return (
         [group._get_backend(torch.device("cpu")).options._timeout for group in groups],
         [os.environ.get(name) for name in names],
@@ -61,8 +67,8 @@ def settings_of_a_run(folder, hang_seconds, deterministic):
 @pytest.mark.parametrize(
     ("hang_seconds", "deterministic", "timeout", "settings"),
     [
-        ("30", "false", timedelta(seconds=120), ["120", None, None, None]),
-        ("null", "true", timedelta(days=2), ["172800", ":4096:8", "Ring", "Simple"]),
+        ("30", "false", timedelta(seconds=120), ["120", "2000", None, None, None]),
+        ("null", "true", timedelta(days=2), ["172800", "2000", ":4096:8", "Ring", "Simple"]),
     ],
 )
 @pytest.mark.parametrize("strategy", ["ddp", "zero1"])

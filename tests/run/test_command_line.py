@@ -1,6 +1,8 @@
 """How a recipe leaves, and whom it tells why."""
 
 import json
+import os
+import time
 
 import pytest
 
@@ -14,6 +16,9 @@ def files(tmp_path, monkeypatch):
     refusal, launcher = tmp_path / "refusal", tmp_path / "error.json"
     monkeypatch.setenv("LARGEBATCH_REFUSAL", str(refusal))
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(launcher))
+    monkeypatch.setenv("LARGEBATCH_LOGS", str(tmp_path / "logs"))
+    monkeypatch.setenv("LARGEBATCH_NODE", "h2")
+    monkeypatch.setenv("RANK", "3")
     return refusal, launcher
 
 
@@ -73,12 +78,37 @@ def test_a_crash_says_which_traceback_to_read(launcher, count, files, monkeypatc
     assert reported.endswith("RuntimeError: gone\n")
 
 
+def test_a_failure_is_kept_in_the_logs(files):
+    assert leave_with(UserError("seed: no")) == 2
+    error = json.loads((files[0].parent / "logs/errors/rank_3.json").read_text())
+    assert 0 <= time.time() - error.pop("time") < 600
+    assert error == {
+        "rank": 3,
+        "node": "h2",
+        "process": os.getpid(),
+        "type": "UserError",
+        "message": "seed: no",
+        "consequence": False,
+    }
+
+
+@pytest.mark.parametrize("logs", [None, "a file"])
+def test_logs_that_are_not_there_hide_no_message(logs, files, monkeypatch, capsys):
+    monkeypatch.delenv("LARGEBATCH_LOGS")
+    if logs:
+        (files[0].parent / logs).touch()
+        monkeypatch.setenv("LARGEBATCH_LOGS", str(files[0].parent / logs))
+    assert leave_with(UserError("seed: no")) == 2
+    assert "error: seed: no" in capsys.readouterr().err
+
+
 def test_a_stop_is_no_refusal(files, capsys):
     refusal, launcher = files
     assert leave_with(RunStopped("by SIGTERM")) == 75
     assert capsys.readouterr().err == "stopped: by SIGTERM\n"
     assert not refusal.exists()
     assert launcher.exists()
+    assert not (refusal.parent / "logs").exists()
 
 
 def test_training_that_failed_is_no_refusal(files):

@@ -2,6 +2,8 @@
 
 import json
 import os
+import pickle
+import re
 import signal
 import time
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from jobs import JobFailed, run_job, train
+from largebatch.tools.job.cause import first_cause
 from paths import PYDOC
 from resuming import TINY_GPT, assert_bit_for_bit, run_interrupted
 
@@ -35,18 +38,35 @@ def train_and_hang(run_dir: Path, how: str, rank: int, words: tuple[str, ...]) -
     train(PYDOC, *words, f"--faults.hang_seconds={HANG_SECONDS}", run_dir=run_dir)
 
 
-@pytest.mark.parametrize(
-    ("how", "rank", "strategy"),
-    [("stopped", 1, "ddp"), ("stopped", 0, "fsdp"), ("stuck", 0, "zero2")],
+# Who is missing, and in what the other process waits. DDP's gradients are on their way before the update.
+SILENT = r"rank {rank} \(h1, process \d+\) wrote no stack: stopped, .*; rank {other} waited in \w+ number \d+ of group "
+MISSING = (
+    r"rank {rank} \(h1, process \d+\) had not entered \w+ number \d+ of group \d .* over gloo, "
+    "in which rank {other} waited"
 )
-def test_a_hang_ends_the_job_and_the_run_goes_on(how, rank, strategy, tmp_path):
-    run_dir = tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    ("how", "rank", "strategy", "message"),
+    [("stopped", 1, "ddp", SILENT), ("stopped", 0, "fsdp", SILENT), ("stuck", 0, "zero2", MISSING)],
+)
+def test_a_hang_ends_the_job_and_the_run_goes_on(how, rank, strategy, message, tmp_path):
+    run_dir, logs = tmp_path / "run", tmp_path / "logs"
+    logs.mkdir()
+    environment = {"LARGEBATCH_LOGS": str(logs), "LARGEBATCH_NODE": "h1"}
     with pytest.raises(JobFailed) as caught:
-        run_job(train_and_hang, run_dir, how, rank, WORDS, strategy=strategy)
+        run_job(train_and_hang, run_dir, how, rank, WORDS, strategy=strategy, environment=environment)
     assert "the process ended without a result" in str(caught.value)
     status = json.loads((run_dir / "status.json").read_text())
     assert status["outcome"] == "failed"
     assert "no progress for" in status["message"]
+    assert re.search(message.format(rank=rank, other=1 - rank), status["message"])
+    # The record of the process that waited; who is stopped leaves none.
+    assert pickle.loads((logs / f"fr_{1 - rank}").read_bytes())["entries"]
+    assert (logs / f"fr_{rank}").exists() == (how == "stuck")
+    cause = first_cause(logs)
+    assert cause.startswith("Hang: no progress for")
+    assert f"rank {rank} (h1" in cause
     assert status["resume"] is True
     # With DDP, step 7's gradients were reduced already, and the other process has gone on.
     assert status["step"] in (6, 7)

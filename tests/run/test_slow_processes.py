@@ -53,9 +53,6 @@ class TwoRanks:
     def __init__(self):
         self.factor = 1.0
 
-    def gather_objects(self, value):
-        return [value, "n2"]
-
     def all_gather(self, values):
         return torch.stack([values, values * torch.tensor([self.factor, 1.0, 1.0])])
 
@@ -67,9 +64,9 @@ def test_three_slow_probes_in_a_row_are_named_once():
     for step, factor in enumerate((2, 2, 1, 2, 2, 2, 2, 1, 2, 2, 2), 1):
         backend.factor = factor
         if found := slow_processes.probe(10 * step, 1.0 * step):
-            ((slow, node),) = found
-            named.append((step, slow.rank, slow.what, node))
-    assert named == [(6, 1, "the matrix product", "n2"), (11, 1, "the matrix product", "n2")]
+            (slow,) = found
+            named.append((step, slow.rank, slow.what))
+    assert named == [(6, 1, "the matrix product"), (11, 1, "the matrix product")]
 
 
 def test_reading_is_counted_per_step_since_the_last_probe(monkeypatch):
@@ -96,7 +93,7 @@ def test_reading_is_counted_per_step_since_the_last_probe(monkeypatch):
 
 def test_a_single_process_is_not_probed(monkeypatch):
     monkeypatch.setattr("largebatch.run.slow_processes.seconds_of_product", None)
-    alone = SlowProcesses(SimpleNamespace(world_size=1, gather_objects=lambda value: [value]))
+    alone = SlowProcesses(SimpleNamespace(world_size=1))
     assert list(alone.timed(iter([1, 2]))) == [1, 2]
     assert alone.probe(10, 1.0) == []
 
@@ -131,12 +128,13 @@ def test_a_slow_rank_is_named_in_the_history_and_the_report(tmp_path):
     run_job(train_with_a_slow_rank, tmp_path / "run", 1)
     (event,) = [line for line in read_json_lines(tmp_path / "run/history.jsonl") if line["event"] == "slow_process"]
     # Probes after the checkpoint of step 2, the evaluation of step 3, and the checkpoint of step 4.
-    named = {name: event[name] for name in ("step", "rank", "node", "what")}
-    assert named == {"step": 4, "rank": 1, "node": "node1", "what": "the matrix product"}
+    named = {name: event[name] for name in ("step", "rank", "what")}
+    assert named == {"step": 4, "rank": 1, "what": "the matrix product"}
+    assert event["place"].startswith("node1, process ")
     assert event["ratio"] == pytest.approx(2 / 1.5, abs=1e-3)
     (run,) = read_runs([tmp_path / "run"])
     texts = [shown.text for shown in run.events if shown.kind == "slow_process"]
     assert texts == [
-        "rank 1 on node1 is slow: the matrix product took 20.00 ms, the median of all processes is 15.00 ms, and it "
+        f"rank 1 ({event['place']}) is slow: the matrix product took 20.00 ms, the median of all processes is 15.00 ms, and it "
         "was over 1.15 times the median in 3 probes in a row"
     ]

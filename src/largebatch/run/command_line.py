@@ -16,6 +16,7 @@ import torch
 
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import RunStopped, UserError
+from largebatch.run.error_file import is_consequence, keep_error
 from largebatch.run.record import report_failure
 
 SECONDS_FOR_THE_REPORT = 10
@@ -85,14 +86,14 @@ def user_errors() -> Iterator[None]:
             where = f"[rank {rank}] " if alone else ""
             lines = [f"{where}{error.title}: {error}", *([AFTER_A_MESSAGE] if _has_a_launcher() else [])]
             print(*lines, sep="\n", file=sys.stderr, flush=True)
-            _tell_the_launcher(f"{error.title}: {error}")
+            _tell_the_launcher(f"{error.title}: {error}", error)
         else:
             # The launcher ends the job when a process exits, so the one that reports should exit first.
             time.sleep(SECONDS_FOR_THE_REPORT)
         sys.exit(error.exit_code)
     except Exception as error:
         report_failure(f"{type(error).__name__}: {error}", resume=True)
-        _tell_the_launcher(traceback.format_exc())
+        _tell_the_launcher(traceback.format_exc(), error)
         if _has_a_launcher():
             error.add_note(AFTER_A_TRACEBACK)
         raise
@@ -112,8 +113,13 @@ def _tell_the_batch_script(message: str) -> None:
             Path(path).write_text(message, encoding="utf-8")
 
 
-def _tell_the_launcher(message: str) -> None:
-    """Put the message where torch's launcher looks for a worker's traceback, so that its own report shows it too."""
+def _tell_the_launcher(message: str, error: Exception) -> None:
+    """Put the message where torch's launcher looks for a worker's traceback, so that its own report shows it too.
+
+    The launcher's file is temporary; the error is kept in the logs of the job.
+    """
+    if not isinstance(error, RunStopped):
+        keep_error(type(error).__name__, str(error), is_consequence(error))
     with suppress(OSError):
         if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
             failure = {"message": message, "extraInfo": {"py_callstack": message, "timestamp": str(int(time.time()))}}

@@ -14,7 +14,7 @@ checkpoints/       see `storage.layout`
 model/             the final weights, for `from_pretrained`
 attempts/          one file per start of the run, see `storage.attempts`
 profile/           Chrome traces of the steps in `logging.profile`, one per process
-stacks/            what the processes were doing when the run hung
+stacks/            what the processes were doing when the run hung, and their collectives
 slurm/             one folder per SLURM job, written by slurm/launch.sh
 report.html        written by `largebatch report`; runs ignore it
 stop               a file whose creation asks the run to stop; the run deletes it

@@ -5,7 +5,6 @@ measures what it does alone.
 """
 
 import os
-import socket
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -67,8 +66,6 @@ class SlowProcesses:
         self._reading = 0.0
         self._last = (0, 0.0)
         self._streaks: dict[tuple[int, str], int] = {}
-        # A single process has none to compare with.
-        self._nodes = backend.gather_objects(os.environ.get("LARGEBATCH_NODE") or socket.gethostname())
 
     def timed(self, batches: Iterator[T]) -> Iterator[T]:
         """The same batches, while the time that each takes to arrive is counted as data reading."""
@@ -85,8 +82,8 @@ class SlowProcesses:
                 self._reading += self._clock() - start
             yield batch
 
-    def probe(self, steps: int, seconds: float) -> list[tuple[Slow, str]]:
-        """Compare the processes, all of which call this together, and return those to name, with their nodes.
+    def probe(self, steps: int, seconds: float) -> list[Slow]:
+        """Compare the processes, all of which call this together, and return those to name.
 
         Args:
             steps: Steps taken by this attempt.
@@ -99,7 +96,7 @@ class SlowProcesses:
         self._last, self._reading = (steps, seconds), 0.0
         numbers = torch.tensor(mine, dtype=torch.double, device=self._backend.device)
         everyone = [Times(*times) for times in self._backend.all_gather(numbers).tolist()]
-        return [(slow, self._nodes[slow.rank]) for slow in self._in_a_row(slow_ones(everyone))]
+        return self._in_a_row(slow_ones(everyone))
 
     def _in_a_row(self, slow: Sequence[Slow]) -> list[Slow]:
         self._streaks = {(one.rank, one.what): self._streaks.get((one.rank, one.what), 0) + 1 for one in slow}

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from functools import partial
 
 from largebatch.backend.base import Backend
 from largebatch.checkpoint.export import export_intact
@@ -13,8 +12,10 @@ from largebatch.config import RecipeConfig, as_json
 from largebatch.config.models import LargeModel
 from largebatch.data.source import SampleSource
 from largebatch.errors import BackendMismatch, RunStopped, TrainingFailed, ordinal
+from largebatch.run.error_file import keep_error
 from largebatch.run.feed import training_feed
 from largebatch.run.folder import RunFolder, cannot_be_written
+from largebatch.run.hang import HangReport, place_of_this_process
 from largebatch.run.metrics import StepMetrics, place_of
 from largebatch.run.profile import traced
 from largebatch.run.progress import Progress, in_words
@@ -88,7 +89,9 @@ class Training:
         self.stop = StopRequests(stop_file, config.faults.time_limit_margin_seconds)
         self.agreement = Agreement(backend.largest_of_processes)
         stack_file = self.record.stack_folder / f"rank_{backend.rank:05d}.txt"
-        self.watchdog = Watchdog(config.faults.hang_seconds, stack_file, partial(report_failure, resume=True))
+        self._places = backend.gather_objects(place_of_this_process())
+        hang = HangReport(stack_file.parent, backend.rank, self._places)
+        self.watchdog = Watchdog(config.faults.hang_seconds, stack_file, hang.explain, _report_hang)
         self.trackers = Trackers(config, folder, start.step, backend.is_main_process, say)
         self.slow_processes = SlowProcesses(backend)
         self.watch = ExitStack()
@@ -237,13 +240,14 @@ class Training:
 
     def _name_slow_processes(self) -> None:
         taken = self.completed_steps - self.start.step
-        for slow, node in self.slow_processes.probe(taken, self.metrics.stopwatch.seconds):
+        for slow in self.slow_processes.probe(taken, self.metrics.stopwatch.seconds):
+            place = self._places[slow.rank]
             what = (
-                f"rank {slow.rank} on {node} is slow: {slow.what} took {1000 * slow.seconds:.2f} ms, the median of all "
+                f"rank {slow.rank} ({place}) is slow: {slow.what} took {1000 * slow.seconds:.2f} ms, the median of all "
                 f"processes is {1000 * slow.median:.2f} ms, and it was over {SLOW:g} times the median in "
                 f"{PROBES_IN_A_ROW} probes in a row"
             )
-            about = {"rank": slow.rank, "node": node, "what": slow.what, "ratio": round(slow.ratio, 3)}
+            about = {"rank": slow.rank, "place": place, "what": slow.what, "ratio": round(slow.ratio, 3)}
             self.record.event("slow_process", self.completed_steps, **about, reason=what)
             self.say(f"WARNING: {what}")
 
@@ -332,3 +336,8 @@ class Training:
             export_intact(checkpoint, self.folder.model_dir)
         else:
             save_weights(self.backend.unwrapped_model, state, self.folder.model_dir)
+
+
+def _report_hang(message: str) -> None:
+    report_failure(message, resume=True)
+    keep_error("Hang", message)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO
 
 EXIT_CODE = 70
+SECONDS_FOR_REPORTS = 5.0  # which all processes write when they have noticed, besides the time until all have
 
 
 class Watchdog:
@@ -21,11 +22,18 @@ class Watchdog:
     Args:
         seconds: How long is too long; None for no limit.
         stack_file: Where to write the stacks of all threads.
+        explain: Says for whom the process waits, and takes at most so many seconds.
         on_hang: Called with a message before the process ends.
     """
 
-    def __init__(self, seconds: float | None, stack_file: Path, on_hang: Callable[[str], None]):
-        self._seconds, self._stack_file, self._on_hang = seconds, stack_file, on_hang
+    def __init__(
+        self,
+        seconds: float | None,
+        stack_file: Path,
+        explain: Callable[[float], str],
+        on_hang: Callable[[str], None],
+    ):
+        self._seconds, self._stack_file, self._explain, self._on_hang = seconds, stack_file, explain, on_hang
         self._last_heartbeat = time.monotonic()
         self._over = threading.Event()
 
@@ -66,16 +74,24 @@ class Watchdog:
 
     def _watch(self, seconds: float, stacks: IO[str]) -> None:
         interval = min(seconds / 4, 10.0)
+        # The others look at their own clocks once per interval.
+        patience = interval + SECONDS_FOR_REPORTS
         while True:
-            faulthandler.dump_traceback_later(seconds + 2 * interval, exit=True, file=stacks)
+            # After the others have reported: a process that ends breaks their connections, so that they fail.
+            faulthandler.dump_traceback_later(seconds + 3 * interval + patience, exit=True, file=stacks)
             if self._over.wait(interval):
                 return
             silent = time.monotonic() - self._last_heartbeat
             if silent >= seconds:
                 faulthandler.dump_traceback(file=stacks, all_threads=True)
                 stacks.flush()
+                try:
+                    reason = self._explain(patience)
+                except Exception as error:
+                    # The job must end all the same.
+                    reason = f"for whom it waits is not known: {type(error).__name__}: {error}"
                 self._on_hang(
-                    f"no progress for {silent:.0f} s, more than faults.hang_seconds {seconds:g}; the stack of each "
-                    f"process that could write one is in {self._stack_file.parent}"
+                    f"no progress for {silent:.0f} s, more than faults.hang_seconds {seconds:g}: {reason}; the stack "
+                    f"of each process that could write one is in {self._stack_file.parent}"
                 )
                 os._exit(EXIT_CODE)

@@ -1,0 +1,1 @@
+"""What a job of a cluster does outside of training."""
