@@ -135,6 +135,6 @@ def test_a_slow_rank_is_named_in_the_history_and_the_report(tmp_path):
     (run,) = read_runs([tmp_path / "run"])
     texts = [shown.text for shown in run.events if shown.kind == "slow_process"]
     assert texts == [
-        f"rank 1 ({event['place']}) is slow: the matrix product took 20.00 ms, the median of all processes is 15.00 ms, and it "
-        "was over 1.15 times the median in 3 probes in a row"
+        f"rank 1 ({event['place']}) is slow: the matrix product took 20.00 ms, the median of all "
+        "processes is 15.00 ms, and it was over 1.15 times the median in 3 probes in a row"
     ]
