@@ -3,7 +3,7 @@
 The outcome is in status.json, because the launcher exits with 1 whatever the exit code of its workers:
 
     {"outcome": "running" | "finished" | "stopped" | "failed", "message": …, "resume": true | false,
-     "step": …, "checkpoint_step": …, "attempt": …, "slurm_job_id": …, "slurm_restart_count": …, "time": …}
+     "step": …, "checkpoint_step": …, "attempt": …, "job_id": …, "restart": …, "time": …}
 
 A job that is over and has the outcome "running" was killed; it can be resumed like a stopped one.
 """
@@ -21,7 +21,7 @@ from largebatch.errors import TrainingFailed
 from largebatch.installed import installed_versions
 from largebatch.run.folder import RunFolder
 from largebatch.run.resume import Start
-from largebatch.storage.attempts import Attempt, slurm_start
+from largebatch.storage.attempts import Attempt, job_start
 from largebatch.storage.catalog import entries, remove_leftovers, set_aside
 from largebatch.storage.files import replace_file, replace_json_file
 from largebatch.storage.json_lines import parse_line
@@ -142,7 +142,7 @@ class Record:
             evaluation = self._evaluations.keep_until(start.step)
             remove_leftovers(folder.checkpoints_dir)
             set_aside(folder.checkpoints_dir, start.step, self.attempt.name)
-        folder.forget_old_request()
+        folder.forget_old_requests()
         for reason in start.skipped:
             self._say(f"WARNING: a checkpoint is not used: {reason}")
         for change in start.changes:
@@ -222,7 +222,7 @@ class Record:
                 "step": self.step,
                 "checkpoint_step": next(complete, 0),
                 "attempt": self.attempt.number,
-                **slurm_start(),
+                **job_start(),
                 "time": time.time(),
             }
             replace_json_file(self._folder.status_file, value)
