@@ -46,7 +46,7 @@ def test_every_strategy_has_its_accelerate_config():
 
 
 def test_only_what_reads_batch_scripts_names_the_variables_of_slurm():
-    """Everything else is told by LARGEBATCH_…, on every kind of cluster; backend/launch.py looks for a missing launcher."""
+    """All else is told by LARGEBATCH_…, on every kind of cluster; backend/launch.py looks for a missing launcher."""
     word = re.compile(r"\bSLURM_\w+|\bSBATCH_\w+|slurm_\w+")
     files = {path.relative_to(PACKAGE).as_posix(): path.read_text() for path in PACKAGE.rglob("*.py")}
     naming = {name for name, text in files.items() if word.search(text)}

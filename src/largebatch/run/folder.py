@@ -2,7 +2,7 @@
 
 config.json        the resolved config
 plan.json          the resolved plan
-source/            a copy of the task's folder at the latest start, and its git commit; requeued jobs train with it
+source/            a copy of the task's folder at the latest start, and its git commit
 status.json        the outcome: running, finished, stopped or failed
 metrics.jsonl      one line per logged step
 evaluations.jsonl  one line per evaluation
@@ -14,7 +14,8 @@ model/             the final weights, for `from_pretrained`
 attempts/          one file per start of the run, see `storage.attempts`
 profile/           Chrome traces of the steps in `logging.profile`, one per process
 stacks/            what the processes were doing when the run hung
-jobs/              one folder per job of a scheduler, with one per start of it: logs, and how it ended
+jobs/              one folder per job of a scheduler, with one per start of it (logs, and how it ended), and copies of
+                   what the jobs run
 report.html        written by `largebatch report`; runs ignore it
 stop               a file whose creation asks the run to stop; the run deletes it
 stop.<job>         the same for the batch script of that job, which other jobs do not obey
@@ -35,11 +36,11 @@ from typing import IO, Any
 from largebatch.config import RecipeConfig, as_json
 from largebatch.errors import UserError
 from largebatch.plan import RunPlan
-from largebatch.run.source import keep_source
 from largebatch.run.stop import BATCH_SCRIPT, STOP_FILE
 from largebatch.storage.attempts import Attempt, claim, is_restart_of, job_start, latest_attempt
 from largebatch.storage.files import replace_file, replace_json_file
 from largebatch.storage.layout import FORMAT
+from largebatch.storage.source import keep_source
 from largebatch.task_folders import folder_of
 
 
@@ -141,7 +142,7 @@ class RunFolder:
             replace_file(self.plan_file, [memoryview(plan.to_json().encode())])
             replace_json_file(self.config_file, as_json(config))
             task = folder_of(type(config).__module__)
-            # A requeued job trains with the source that is there.
+            # Someone may train with the source of an earlier start.
             if task is not None and not task.is_relative_to(self.source_dir):
                 keep_source(self.source_dir, task)
             attempt = claim(self.attempts_dir, about)

@@ -61,7 +61,7 @@ class Training:
                     say(f"the earlier run in {folder.path} was moved to {moved}")
         attempt = backend.gather_objects(attempt)[0]
         assert attempt is not None
-        self.record = Record(folder, attempt, start, backend.is_main_process, say)
+        self.record = Record(folder, attempt, start, plan.micro_batch_size, backend.is_main_process, say)
         with backend.raise_on_all_ranks():
             try:
                 self.last_logged, evaluation = self.record.restore(about)
@@ -87,7 +87,7 @@ class Training:
         self.stop = StopRequests(stop_files, config.faults.time_limit_margin_seconds)
         self.agreement = Agreement(backend.largest_of_processes)
         stack_file = self.record.stack_folder / f"rank_{backend.rank:05d}.txt"
-        self.watchdog = Watchdog(config.faults.hang_seconds, stack_file, partial(report_failure, resume=True))
+        self.watchdog = Watchdog(config.faults.hang_seconds, stack_file, partial(report_failure, kind="hang"))
         self.trackers = Trackers(backend.accelerator, config, folder.path.name, start.step, say)
         self.watch = ExitStack()
         """Entered while signals are noted and progress is watched."""
