@@ -150,7 +150,7 @@ INNOCENT = [
     (SMOKE, "#SBATCH --nodes=2", "#SBATCH -H -N 2"),
     (SMOKE, "#SBATCH --nodes=2", "#SBATCH --nodes=2 --container-image=x.sif --site-plugin=1"),
     (SMOKE, "#SBATCH --nodes=2", "#SBATCH --nodes='2' --comment=\"it's 5 o'clock; $5\""),
-    (SMOKE, "#SBATCH --nodes=2", "#SBATCH --nodes=2 --exclusive --gres=nvme:100 --licenses=fluent:3"),
+    (SMOKE, "#SBATCH --nodes=2", "#SBATCH --nodes=2 --exclusive --mem=0 --gres=nvme:100 --licenses=fluent:3"),
     (SMOKE, "--nodes=2", "--nodes=2 --ntasks-per-node=1"),
     (SMOKE, "--signal=B:USR1@300", "--signal=B:SIGUSR1@299"),
     (SMOKE, "--time=00:30:00", "--time=UNLIMITED"),
