@@ -173,15 +173,15 @@ def layout(printed: str) -> str:
 @pytest.mark.usefixtures("sbatch")
 def test_variables_of_sbatch_outrank_the_script_and_the_command_line_outranks_them(monkeypatch, capsys):
     monkeypatch.setenv("SBATCH_GPUS_PER_NODE", "4")
-    assert submit("gpt_pydoc", "--nodes=2") == 0
-    assert layout(capsys.readouterr().out) == "ddp, nodes x GPUs per node = 2 x 4"
-    assert submit("gpt_pydoc", "--nodes=2", "--gpus-per-node=2") == 0
-    assert layout(capsys.readouterr().out) == "ddp, nodes x GPUs per node = 2 x 2"
+    assert submit("gpt_pydoc", "--nodes=1") == 0
+    assert layout(capsys.readouterr().out) == "ddp, nodes x GPUs per node = 1 x 4"
+    assert submit("gpt_pydoc", "--nodes=1", "--gpus-per-node=2") == 0
+    assert layout(capsys.readouterr().out) == "ddp, nodes x GPUs per node = 1 x 2"
     monkeypatch.setenv("SBATCH_TIMELIMIT", "5")
-    assert submit("gpt_pydoc", "--nodes=2") == 1
+    assert submit("gpt_pydoc", "--nodes=1") == 1
     assert "SBATCH_TIMELIMIT: --time=5: " in capsys.readouterr().out
     assert main(["lint", SMOKE]) == 1
-    assert submit("gpt_pydoc", "--nodes=2", "--time=60") == 0
+    assert submit("gpt_pydoc", "--nodes=1", "--time=60") == 0
 
 
 @pytest.mark.usefixtures("sbatch")
@@ -192,17 +192,17 @@ def test_the_sites_profile(monkeypatch, capsys):
     )
     Path("site_env").touch()
     monkeypatch.delenv("OTHER", raising=False)
-    assert submit("gpt_pydoc", "--nodes=2") == 0
+    assert submit("gpt_pydoc", "--nodes=1") == 0
     printed = capsys.readouterr().out
-    assert layout(printed) == "ddp, nodes x GPUs per node = 2 x 4"
+    assert layout(printed) == "ddp, nodes x GPUs per node = 1 x 4"
     assert "LARGEBATCH_ENV=site_env LARGEBATCH_SNAPSHOT=" in printed
     assert "SBATCH_GPUS_PER_NODE=4 sbatch" in printed
     environment = called()["environment"]
     assert environment["SBATCH_GPUS_PER_NODE"] == "4"
     assert environment.keys().isdisjoint({"OTHER", "LARGEBATCH_WRAP", "LARGEBATCH_CONTAINER"})
     monkeypatch.setenv("SBATCH_GPUS_PER_NODE", "2")
-    assert submit("gpt_pydoc", "--nodes=2") == 0
-    assert "2 x 2" in layout(capsys.readouterr().out)
+    assert submit("gpt_pydoc", "--nodes=1") == 0
+    assert "1 x 2" in layout(capsys.readouterr().out)
 
 
 @pytest.mark.usefixtures("sbatch")

@@ -13,7 +13,7 @@ PROFILE = SCRIPTS / "site.sh"
 OF_A_JOB = re.compile("LARGEBATCH_(JOB_ID|RESTART|JOB_END_TIME|NODE|LOGS|REFUSAL|BEGAN|SNAPSHOT)")
 SETTING = re.compile("(SBATCH|LARGEBATCH)_.*|STRATEGY|RUN_DIR")
 # A last command that is false, such as a test, is no failure unless it says something.
-SOURCE = 'bash -n "$1" && { source "$1" 1>&2; printf "%s\\0" "$?"; env -0; }'
+SOURCE = 'bash -n "$1" && { source "$1" >/dev/null; printf "%s\\0" "$?"; env -0; }'
 
 
 def site_environment() -> dict[str, str]:
