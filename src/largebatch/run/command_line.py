@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import torch
 
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import RunStopped, UserError
+from largebatch.failures import Kind, in_words, kind_of
 from largebatch.run.error_file import is_consequence, keep_error
 from largebatch.run.record import report_failure
 
@@ -45,7 +46,7 @@ class RunOptions:
 
 def parse_command_line(config_class: type[Config], arguments: Sequence[str] | None = None) -> tuple[Config, RunOptions]:
     """The recipe's validated config, and the options of the run; ConfigError lists all problems at once."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         description="Run a recipe; start it with accelerate launch.",
         epilog="Any field of the config can be overridden: --batch.global_batch_size 512. "
         "The run prints the same text as `largebatch plan` when it starts.",
@@ -64,6 +65,12 @@ def parse_command_line(config_class: type[Config], arguments: Sequence[str] | No
     return config, RunOptions(run_dir, options.resume, fields, options.config)
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        # So that it is reported like other errors in a recipe's command line, and the job is not started again.
+        raise UserError(message)
+
+
 @contextmanager
 def user_errors() -> Iterator[None]:
     """Exit with a message and the error's exit code, without a traceback, when the user can fix what went wrong.
@@ -80,7 +87,8 @@ def user_errors() -> Iterator[None]:
         if alone or (rank if joined else local_rank) == 0:
             if not isinstance(error, RunStopped):
                 # The same start would fail again.
-                report_failure(str(error), resume=False)
+                kind: Kind = "configuration" if error.exit_code == UserError.exit_code else "training"
+                report_failure(str(error), kind, type(error).__name__)
                 if error.exit_code == UserError.exit_code:
                     _tell_the_batch_script(str(error))
             where = f"[rank {rank}] " if alone else ""
@@ -92,7 +100,7 @@ def user_errors() -> Iterator[None]:
             time.sleep(SECONDS_FOR_THE_REPORT)
         sys.exit(error.exit_code)
     except Exception as error:
-        report_failure(f"{type(error).__name__}: {error}", resume=True)
+        report_failure(in_words(error), kind_of(error), type(error).__name__)
         _tell_the_launcher(traceback.format_exc(), error)
         if _has_a_launcher():
             error.add_note(AFTER_A_TRACEBACK)
@@ -107,7 +115,7 @@ def _has_a_launcher() -> bool:
 
 
 def _tell_the_batch_script(message: str) -> None:
-    """Leave the reason where slurm/launch.sh looks for it: a start that is refused may not write to the run folder."""
+    """Leave the reason where `largebatch job-ended` looks: a refused start may not write to the run folder."""
     with suppress(OSError):
         if path := os.environ.get("LARGEBATCH_REFUSAL"):
             Path(path).write_text(message, encoding="utf-8")

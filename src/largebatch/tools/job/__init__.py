@@ -1,1 +1,1 @@
-"""What a job of a cluster does outside of training."""
+"""What the batch script of a job asks before and after each start: whether to train, and whether to start again."""
