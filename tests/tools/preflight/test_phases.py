@@ -7,8 +7,10 @@ import time
 import pytest
 
 import tasks
+from largebatch.config import load_config
 from largebatch.tools.preflight import all_reduce, bandwidth, meeting, node, phases, run_folder
 from largebatch.tools.preflight.all_reduce import take_part
+from largebatch.tools.preflight.node import checkpoint_bytes
 from paths import PYDOC
 from preflight_nodes import die, late, run_nodes, shared
 
@@ -44,6 +46,12 @@ class Forked:
             time.sleep(0.01)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _imports():
+    """What every node would import is there when it is forked."""
+    checkpoint_bytes(PYDOC, load_config(PYDOC))
+
+
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     """Small tensors, no start of Python, and deadlines for processes that begin at once."""
@@ -69,7 +77,7 @@ def test_good_nodes(tmp_path):
     assert lines[0] == "Pre-flight on 4 nodes:"
     assert "GB are free in the run folder" in lines[1]
     assert lines[2].startswith("  all-reduce of 1 MiB over 4 nodes by gloo, 1 process per node: ")
-    assert [each.out for each in ended[1:]] == ["", ""]
+    assert [each.out for each in ended[1:]] == ["", "", ""]
     assert bad_nodes(tmp_path) is None
 
 

@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import TCPStore
 from largebatch.tools.preflight.all_reduce import AllReduce, say_why
 from largebatch.tools.preflight.meeting import Job
 
-SECONDS = 300.0
+SECONDS = 120.0
 """Until the processes have started, met and measured."""
 SECONDS_AFTER_A_FAILURE = 10.0
 """For other processes to say why they failed."""
@@ -105,7 +105,7 @@ def measure(job: Job, store: TCPStore, label: str, group: Sequence[int]) -> None
             code = process.returncode
             if code is not None and code < 0:
                 say_why(store, it, f"ended by {signal.Signals(-code).name}", died=True)
-            elif code or not (has_failed or code == 0):
+            elif code or (code is None and not has_failed):
                 reason = "no result" if code is None else f"exit code {code}"
                 say_why(store, it, f"{reason}; see {_log(job, it)}", died=False)
     finally:

@@ -206,7 +206,9 @@ def _listen(job: Job) -> tuple[TCPStore, str]:
     try:
         server = listen_at(port)
     except OSError as error:
-        problem = f"port {port} on {host} cannot be used ({os.strerror(error.errno or 0)}): start the job again, which may choose another"
+        reason = os.strerror(error.errno or 0)
+        remedy = "start the job again, which chooses another, or set LARGEBATCH_PORTS to a range that is free"
+        problem = f"port {port} on {host} cannot be used ({reason}): {remedy}"
         conclude(job, Verdict({}, [problem], []))
     port = server.getsockname()[1]
     try:
