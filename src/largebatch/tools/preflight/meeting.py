@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
+from queue import Empty, Queue
+from threading import Thread
 from typing import Any, NoReturn
 
 # torch.distributed has it, too, but not for type checkers.
@@ -237,11 +239,27 @@ def _connect(job: Job) -> tuple[TCPStore, str]:
         if time.monotonic() > deadline:
             _say_unreachable(job, reason)
         time.sleep(0.5)
-    try:
-        return _store(job.host, job.port, is_master=False), address
-    except RuntimeError as error:
+    # Without a limit of its own if another program listens there and says nothing.
+    made: Queue[TCPStore | RuntimeError] = Queue()
+    Thread(target=_put_store, args=(job, made), daemon=True).start()
+    deadline = time.monotonic() + SECONDS_UNREACHABLE
+    reason = "nothing came back"
+    while True:
+        with suppress(Empty):
+            store = made.get(timeout=0.2)
+            if not isinstance(store, RuntimeError):
+                return store, address
+            reason = reason_of(store)
         _leave_if_ended(job)
-        _say_unreachable(job, f"something else answers: {reason_of(error)}")
+        if time.monotonic() > deadline:
+            _say_unreachable(job, f"another program answers: {reason}")
+
+
+def _put_store(job: Job, made: "Queue[TCPStore | RuntimeError]") -> None:
+    try:
+        made.put(_store(job.host, job.port, is_master=False))
+    except RuntimeError as error:
+        made.put(error)
 
 
 def _leave_if_ended(job: Job) -> None:
