@@ -30,6 +30,8 @@ from largebatch.tools.preflight.verdict import BAD_NODES, GOOD, Verdict, judge
 SECONDS_TO_CONNECT = 5.0
 SECONDS_UNREACHABLE = 30.0
 """How long to try to connect to a first node that is known to be listening."""
+SECONDS_TO_ANSWER = 60.0
+"""For a store that accepts connections."""
 SECONDS_FOR_FIRST_NODE = 1800.0
 """How long the other nodes wait for the first node in a phase; a lost connection is noticed at once."""
 SECONDS_TO_LEAVE = 10.0
@@ -199,7 +201,7 @@ def listen_at(port: int) -> socket.socket:
 
 
 def _store(host: str, port: int, **options: Any) -> TCPStore:
-    return TCPStore(host, port, wait_for_workers=False, timeout=timedelta(seconds=SECONDS_UNREACHABLE), **options)
+    return TCPStore(host, port, wait_for_workers=False, timeout=timedelta(seconds=SECONDS_TO_ANSWER), **options)
 
 
 def _listen(job: Job) -> tuple[TCPStore, str]:
@@ -242,7 +244,7 @@ def _connect(job: Job) -> tuple[TCPStore, str]:
     # Without a limit of its own if another program listens there and says nothing.
     made: Queue[TCPStore | RuntimeError] = Queue()
     Thread(target=_put_store, args=(job, made), daemon=True).start()
-    deadline = time.monotonic() + SECONDS_UNREACHABLE
+    deadline = time.monotonic() + SECONDS_TO_ANSWER
     reason = "nothing came back"
     while True:
         with suppress(Empty):
