@@ -1,16 +1,24 @@
 """Kinds of failures, by which `largebatch job-ended` decides whether the same start would fail again. Needs no torch.
 
-A failure is described by a message, a kind, and the name of the exception's type. It is published in status.json or, as
-long as the run folder is not the run's yet, in a file in the folder of the job's start.
+A failed process of a job leaves what went wrong in errors/rank_<rank>.json in the folder of the job's start:
+
+    {"rank": …, "node": …, "process": …, "time": …, "kind": …, "exception": the name of its type or null,
+     "message": …, "consequence": true | false}
+
+`largebatch.tools.job.cause` finds the first cause of a failed start in these files.
 """
 
 import json
 import os
 import re
+import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
+
+from largebatch.errors import UserError
 
 Kind = Literal[
     "import", "configuration", "model", "training", "out_of_memory", "communication", "files", "hang", "error"
@@ -18,8 +26,8 @@ Kind = Literal[
 
 HOPELESS = ("import", "configuration", "model", "training")
 """The same start would fail in the same way."""
-FAILURE = "failure.json"
-"""The file in the folder of a job's start."""
+ERRORS = "errors"
+"""The folder, in that of a job's start, with the errors of its processes."""
 BUILDING_THE_MODEL = "note: raised while the recipe was building its model"
 
 # Class names in place of the classes, which belong to torch and others.
@@ -33,11 +41,18 @@ _OF_CLASSES: dict[str, Kind] = {
     "OSError": "files",
 }
 _OUT_OF_MEMORY = re.compile("CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED")
-_COMMUNICATION = re.compile("nccl|gloo|process group|connection (closed|reset|refused)|timed out", re.IGNORECASE)
+# What torch, gloo and NCCL say, above all to the processes that are left when another one went away.
+_COMMUNICATION = re.compile(
+    "nccl|gloo|process group|connection (closed|reset|refused)|closed by peer|reset by peer|broken pipe|timed out"
+    "|socket timeout|remote process exited|recv, got 0 bytes|connectFullMesh failed|pair closure",
+    re.IGNORECASE,
+)
 
 
 def kind_of(error: BaseException) -> Kind:
-    """The kind of an exception that no user error describes, by its type, message and causes."""
+    """The kind of an exception, by its type, message and causes."""
+    if isinstance(error, UserError):
+        return "configuration" if error.exit_code == UserError.exit_code else "training"
     cause: BaseException | None = error
     while cause is not None:
         names = {parent.__name__ for parent in type(cause).__mro__}
@@ -63,13 +78,43 @@ def building_the_model() -> Iterator[None]:
 
 
 def in_words(error: BaseException) -> str:
-    """The type and the message of an exception."""
-    return f"{type(error).__name__}: {error}"
+    """The message of an exception and, unless it is a user error, its type."""
+    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
 
-def leave_evidence(error: BaseException) -> None:
-    """Describe an exception in the folder of the job's start, if there is one; the first of a start is kept."""
-    if folder := os.environ.get("LARGEBATCH_LOGS"):
-        failure = {"message": in_words(error), "kind": kind_of(error), "exception": type(error).__name__}
-        with suppress(OSError), Path(folder, FAILURE).open("x", encoding="utf-8") as file:
-            json.dump(failure, file)
+def node_name() -> str:
+    """This node, as the cluster calls it."""
+    return os.environ.get("LARGEBATCH_NODE") or socket.gethostname()
+
+
+def keep_exception(error: BaseException) -> None:
+    """Leave an exception of this process in the folder of the job's start, if there is one."""
+    kind = kind_of(error)
+    # Torch raises a RuntimeError where a collective fails, usually because another process went away. A connection of
+    # the task's own, such as a download, raises an OSError.
+    consequence = kind == "communication" and isinstance(error, RuntimeError)
+    keep_error(in_words(error), kind, type(error).__name__, consequence)
+
+
+def keep_error(message: str, kind: Kind, exception: str | None = None, consequence: bool = False) -> None:
+    """Leave an error of this process in the folder of the job's start, if there is one; the first one stays."""
+    logs = os.environ.get("LARGEBATCH_LOGS")
+    if not logs:
+        return
+    rank = int(os.environ.get("RANK", 0))
+    value = {
+        "rank": rank,
+        "node": node_name(),
+        "process": os.getpid(),
+        "time": time.time(),
+        "kind": kind,
+        "exception": exception,
+        "message": message,
+        "consequence": consequence,
+    }
+    # The file must not hide the error.
+    with suppress(OSError):
+        folder = Path(logs, ERRORS)
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / f"rank_{rank}.json").open("x", encoding="utf-8") as file:
+            json.dump(value, file)

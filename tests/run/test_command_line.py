@@ -120,7 +120,8 @@ def test_a_failure_is_kept_in_the_logs(files):
         "rank": 3,
         "node": "h2",
         "process": os.getpid(),
-        "type": "UserError",
+        "kind": "configuration",
+        "exception": "UserError",
         "message": "seed: no",
         "consequence": False,
     }

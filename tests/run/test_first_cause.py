@@ -6,7 +6,6 @@ import pytest
 
 from jobs import run_job, train
 from largebatch.run import user_errors
-from largebatch.run.error_file import is_consequence
 from largebatch.tools.job.cause import first_cause
 from paths import PYDOC
 from resuming import TINY_GPT
@@ -41,19 +40,3 @@ def test_who_raises_is_the_cause_and_who_loses_a_peer_is_not(tmp_path):
     assert "peer" in errors[0]["message"]
     path = tmp_path / "errors/rank_1.json"
     assert first_cause(tmp_path) == f"rank 1 on h7: KeyError: 'no label' (see {path})"
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (RuntimeError("[pair.cc:547] Connection closed by peer [127.0.0.1]:4"), True),
-        (RuntimeError("[pair.cc:81] Read error [127.0.0.1]:4: Connection reset by peer"), True),
-        (RuntimeError("NCCL error: remote process exited or there was a network error"), True),
-        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), False),
-        (RuntimeError("DataLoader worker (pid 4711) is killed by signal: Killed."), False),
-        # A download of the task's.
-        (ConnectionResetError(104, "Connection reset by peer"), False),
-    ],
-)
-def test_consequences_are_told_by_what_collectives_say(error, expected):
-    assert is_consequence(error) is expected

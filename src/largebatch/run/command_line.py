@@ -16,8 +16,7 @@ import torch
 
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import RunStopped, UserError
-from largebatch.failures import Kind, in_words, kind_of
-from largebatch.run.error_file import is_consequence, keep_error
+from largebatch.failures import in_words, keep_exception, kind_of
 from largebatch.run.record import report_failure
 
 SECONDS_FOR_THE_REPORT = 10
@@ -86,25 +85,28 @@ def user_errors() -> Iterator[None]:
         alone = joined and not error.everywhere
         if alone or (rank if joined else local_rank) == 0:
             if not isinstance(error, RunStopped):
-                # The same start would fail again.
-                kind: Kind = "configuration" if error.exit_code == UserError.exit_code else "training"
-                report_failure(str(error), kind, type(error).__name__)
+                _report(error)
                 if error.exit_code == UserError.exit_code:
                     _tell_the_batch_script(str(error))
             where = f"[rank {rank}] " if alone else ""
             lines = [f"{where}{error.title}: {error}", *([AFTER_A_MESSAGE] if _has_a_launcher() else [])]
             print(*lines, sep="\n", file=sys.stderr, flush=True)
-            _tell_the_launcher(f"{error.title}: {error}", error)
+            _tell_the_launcher(f"{error.title}: {error}")
         else:
             # The launcher ends the job when a process exits, so the one that reports should exit first.
             time.sleep(SECONDS_FOR_THE_REPORT)
         sys.exit(error.exit_code)
     except Exception as error:
-        report_failure(in_words(error), kind_of(error), type(error).__name__)
-        _tell_the_launcher(traceback.format_exc(), error)
+        _report(error)
+        _tell_the_launcher(traceback.format_exc())
         if _has_a_launcher():
             error.add_note(AFTER_A_TRACEBACK)
         raise
+
+
+def _report(error: Exception) -> None:
+    report_failure(in_words(error), kind_of(error), type(error).__name__)
+    keep_exception(error)
 
 
 def _has_a_launcher() -> bool:
@@ -121,13 +123,8 @@ def _tell_the_batch_script(message: str) -> None:
             Path(path).write_text(message, encoding="utf-8")
 
 
-def _tell_the_launcher(message: str, error: Exception) -> None:
-    """Put the message where torch's launcher looks for a worker's traceback, so that its own report shows it too.
-
-    The launcher's file is temporary; the error is kept in the logs of the job.
-    """
-    if not isinstance(error, RunStopped):
-        keep_error(type(error).__name__, str(error), is_consequence(error))
+def _tell_the_launcher(message: str) -> None:
+    """Put the message where torch's launcher looks for a worker's traceback, so that its own report shows it too."""
     with suppress(OSError):
         if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
             failure = {"message": message, "extraInfo": {"py_callstack": message, "timestamp": str(int(time.time()))}}

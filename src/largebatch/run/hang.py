@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from largebatch.run.error_file import node_name
+from largebatch.failures import node_name
 from largebatch.storage.files import replace_file, replace_json_file
 
 # torch's recorders: of NCCL, in builds with CUDA only, and of gloo.

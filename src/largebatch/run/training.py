@@ -12,7 +12,7 @@ from largebatch.config import RecipeConfig, as_json
 from largebatch.config.models import LargeModel
 from largebatch.data.source import SampleSource
 from largebatch.errors import BackendMismatch, RunStopped, TrainingFailed, ordinal
-from largebatch.run.error_file import keep_error
+from largebatch.failures import keep_error
 from largebatch.run.feed import training_feed
 from largebatch.run.folder import RunFolder, cannot_be_written
 from largebatch.run.hang import HangReport, place_of_this_process
@@ -341,4 +341,4 @@ class Training:
 
 def _report_hang(message: str) -> None:
     report_failure(message, kind="hang")
-    keep_error("Hang", message)
+    keep_error(message, kind="hang")

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from largebatch.failures import leave_evidence
+from largebatch.failures import keep_exception
 
 SCHEMA = "recipe.schema.json"
 """A task folder's JSON Schema, next to its recipes."""
@@ -68,7 +68,7 @@ def run_as_main(script: str | Path) -> dict[str, Any]:
     try:
         return runpy.run_module(f"{package_of(folder)}.{script.stem}", run_name="__main__", alter_sys=True)
     except Exception as error:
-        leave_evidence(error)
+        keep_exception(error)
         raise
 
 

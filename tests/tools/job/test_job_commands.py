@@ -52,12 +52,15 @@ def test_each_piece_of_evidence_is_read(ask, tmp_path):
     logs = tmp_path / "jobs/5/start_0"
     ask("job-begins")
     (logs / "n1.log").write_text("x Signal 15 (SIGTERM) received by PID 4\nx Signal 9 (SIGKILL) received by PID 5 y")
-    killed = "n1: Signal 9 (SIGKILL) received by PID 5"
+    killed = f"n1: Signal 9 (SIGKILL) received by PID 5, as by the kernel for lack of memory (see {logs}/n1.log)"
     assert ask("job-ended", "--exit-code=1").startswith(f"requeue {killed}; ended before")
     assert ask("job-ended", "--exit-code=1", "--asked-to-stop=SIGTERM").startswith("requeue asked to stop by SIGTERM")
-    (logs / "failure.json").write_text(json.dumps({"message": "no x", "kind": "import", "exception": "ImportError"}))
+    (logs / "errors").mkdir()
+    error = {"message": "no\nx", "kind": "import", "exception": "ImportError", "time": 1, "consequence": False}
+    (logs / "errors/rank_0.json").write_text(json.dumps(error | {"rank": 0, "node": "n1"}))
     assert ask("job-ended", "--exit-code=1") == (
-        f"leave 1 failed: {killed}; no x; the same start would fail again: not requeued"
+        f"leave 1 failed: rank 0 on n1: no x (see {logs}/errors/rank_0.json); the same start would fail again: "
+        "not requeued"
     )
     (logs / "refusal").write_text("seed: no")
     assert ask("job-ended", "--exit-code=1") == "leave 2 refused: seed: no"

@@ -2,12 +2,14 @@
 
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from largebatch.failures import ERRORS
 
 MOST_CHARACTERS = 500
-HANG = "Hang"  # the type of error that the watchdog keeps
 KILLED = re.compile(r"Signal \d+ \((SIG[A-Z0-9]+)\) received by PID \d+")
 # Lines of the launcher's report about a process, before the one that names the signal.
 REPORTED = re.compile(r"^\s+(time|rank)\s+: (\S+)")
@@ -22,11 +24,19 @@ MEANINGS = {"SIGKILL": ", as by the kernel for lack of memory", "SIGSEGV": ", a 
 class _Failure:
     """One failure; the first in order is the one to name."""
 
-    is_certain: int
+    order: int
     """0 for the error of one process, 1 for a signal, 2 for what another process's end brings about."""
     time: str
     """Comparable only between failures of the same kind."""
     text: str
+    error: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """What a process left of its error (see `failures`)."""
+
+
+def first_error(logs: Path) -> Mapping[str, Any]:
+    """The error that is the first cause among those that the processes of a start have left; empty if there is none."""
+    failures = [*_errors(logs)]
+    return min(failures).error if failures else {}
 
 
 def first_cause(logs: Path) -> str:
@@ -40,15 +50,14 @@ def first_cause(logs: Path) -> str:
 
 
 def _errors(logs: Path) -> Iterator[_Failure]:
-    for path in sorted(logs.glob("errors/rank_*.json")):
+    for path in sorted(logs.glob(f"{ERRORS}/rank_*.json")):
         try:
             error = json.loads(path.read_bytes())
-            kind, where = error["type"], f"rank {error['rank']} on {error['node']}"
             # A hang is reported by those who wait, and its message says for whom.
-            who = kind if kind == HANG else f"{where}: {kind}"
+            who = "hang" if error["kind"] == "hang" else f"rank {error['rank']} on {error['node']}"
             message = " ".join(str(error["message"]).split())[:MOST_CHARACTERS]
             order = 2 if error["consequence"] else 0
-            yield _Failure(order, f"{float(error['time']):020.6f}", f"{who}: {message} (see {path})")
+            yield _Failure(order, f"{float(error['time']):020.6f}", f"{who}: {message} (see {path})", error)
         except (OSError, ValueError, TypeError, KeyError):
             continue
 

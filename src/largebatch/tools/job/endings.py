@@ -99,7 +99,9 @@ def _failed(failure: Mapping[str, Any], is_hopeless: bool, evidence: Evidence) -
     about = {name: failure.get(name) for name in ("kind", "exception", "trained", "step", "micro_batch_size")}
     about["trained"] = bool(about["trained"])
     kind, earlier = about["kind"], evidence.earlier
-    message = f"failed: {_first(evidence.cause)}{failure.get('message', '')}"
+    what = " ".join(str(failure.get("message", "")).split())
+    # The cause is often this very exception, with the rank that raised it.
+    message = f"failed: {evidence.cause if what[:200] in evidence.cause else _first(evidence.cause) + what}"
     if kind == "out_of_memory":
         message += f"; {OUT_OF_MEMORY}"
     if is_hopeless:

@@ -3,9 +3,8 @@
 import os
 from contextlib import suppress
 
-from largebatch.failures import FAILURE
 from largebatch.storage.layout import read_object
-from largebatch.tools.job.cause import first_cause
+from largebatch.tools.job.cause import first_cause, first_error
 from largebatch.tools.job.endings import Evidence
 from largebatch.tools.job.progress import Progress
 
@@ -22,7 +21,7 @@ def evidence_of(progress: Progress, exit_code: int, asked_to_stop: str) -> Evide
     return Evidence(
         exit_code,
         status,
-        read_object(progress.logs / FAILURE),
+        first_error(progress.logs),
         refusal,
         first_cause(progress.logs),
         asked_to_stop,

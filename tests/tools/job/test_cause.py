@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from largebatch.tools.job.cause import first_cause
+from largebatch.tools.job.cause import first_cause, first_error
 
 CLOSED = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.3]:4711"
 # As torch 2.13 reports it.
@@ -30,8 +30,8 @@ Root Cause (first observed failure):
 def error(tmp_path):
     """Write the error file of a rank."""
 
-    def write(rank, time, kind, message, consequence=False):
-        value = {"rank": rank, "node": f"h{rank}", "process": 1, "time": time, "type": kind, "message": message}
+    def write(rank, time, message, kind="error", consequence=False):
+        value = {"rank": rank, "node": f"h{rank}", "process": 1, "time": time, "kind": kind, "message": message}
         path = tmp_path / f"errors/rank_{rank}.json"
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(value | {"consequence": consequence}))
@@ -54,18 +54,20 @@ def report(tmp_path):
 def test_nothing_left_nothing_said(tmp_path):
     assert first_cause(tmp_path) == ""
     assert first_cause(tmp_path / "absent") == ""
+    assert first_error(tmp_path) == {}
 
 
 def test_the_earliest_cause_wins(tmp_path, error):
-    error(0, 99.0, "RuntimeError", CLOSED, consequence=True)
+    error(0, 99.0, CLOSED, consequence=True)
     # Of ten digits and of nine.
-    error(1, 1000.5, "ValueError", "later")
-    path = error(2, 999.5, "KeyError", "'label'\nof two lines")
+    error(1, 1000.5, "later")
+    path = error(2, 999.5, "KeyError: 'label'\nof two lines")
     assert first_cause(tmp_path) == f"rank 2 on h2: KeyError: 'label' of two lines (see {path})"
+    assert first_error(tmp_path) == json.loads(path.read_text())
 
 
 def test_a_killed_process_beats_what_the_others_say(tmp_path, error, report):
-    error(0, 1.0, "DistBackendError", CLOSED, consequence=True)
+    error(0, 1.0, CLOSED, consequence=True)
     report("h2", 3, 9, "SIGKILL")
     assert first_cause(tmp_path) == (
         "rank 3 on h2: Signal 9 (SIGKILL) received by PID 4711, as by the kernel for lack of memory "
@@ -80,7 +82,7 @@ def test_the_earliest_signal_wins(tmp_path, report):
 
 
 def test_an_error_beats_a_signal_that_followed(tmp_path, error, report):
-    error(0, 1.0, "ValueError", "no label")
+    error(0, 1.0, "ValueError: no label")
     report("h2", 3, 9, "SIGKILL")
     assert "ValueError: no label" in first_cause(tmp_path)
 
@@ -88,7 +90,7 @@ def test_an_error_beats_a_signal_that_followed(tmp_path, error, report):
 def test_processes_that_the_launcher_ended_are_no_cause(tmp_path, error, report):
     report("h2", 3, 15, "SIGTERM")
     assert first_cause(tmp_path) == ""
-    error(0, 1.0, "RuntimeError", CLOSED, consequence=True)
+    error(0, 1.0, CLOSED, consequence=True)
     assert "Connection closed by peer" in first_cause(tmp_path)
 
 
@@ -101,13 +103,13 @@ def test_an_abort_is_what_a_lost_peer_brings_about(tmp_path, report):
 
 def test_a_hang_names_who_is_missing_and_not_who_reports(tmp_path, error):
     message = "no progress for 9 s: rank 3 (h2, process 7) had not entered all_reduce number 8"
-    path = error(0, 1.0, "Hang", message)
-    assert first_cause(tmp_path) == f"Hang: {message} (see {path})"
+    path = error(0, 1.0, message, kind="hang")
+    assert first_cause(tmp_path) == f"hang: {message} (see {path})"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"rank": 0}', '{"rank": 0, "time": "soon"}', "\udcff\0"])
 def test_damaged_files_are_passed_over(text, tmp_path, error):
-    path = error(1, 2.0, "ValueError", "no label")
+    path = error(1, 2.0, "ValueError: no label")
     path.with_name("rank_0.json").write_bytes(text.encode(errors="surrogateescape"))
     (tmp_path / "h1.log").write_bytes(b"\xff\xfe\0 rank : \n")
     (tmp_path / "h2.log").mkdir()
