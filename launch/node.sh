@@ -27,6 +27,7 @@ fail() { echo "error: ${LARGEBATCH_NODE:-$(hostname)}: $2" >&2; exit "$1"; }
 
 # The programs handle signals and decide when to end. A container's first process alone gets the signals, so it passes
 # them on; elsewhere they reach the whole process group.
+# shellcheck disable=SC2317 # the traps below call it
 pass_on() { (($$ > 1)) || kill -s "$1" -- -1; }
 for signal in TERM INT USR1; do
   # shellcheck disable=SC2064
@@ -188,9 +189,14 @@ if ((gpus > 0)) && can_bind; then launch+=(--enable_cpu_affinity); fi
 # A string from the environment is split into words.
 [[ $(declare -p LARGEBATCH_WRAP 2>/dev/null) == "declare -a"* ]] || read -ra LARGEBATCH_WRAP <<<"${LARGEBATCH_WRAP:-}"
 mkdir -p "$LARGEBATCH_LOGS/ranks/$LARGEBATCH_NODE"
+# shellcheck disable=SC2317 # attend calls it
 train() {
   trap : TERM INT USR1
   "${LARGEBATCH_WRAP[@]}" accelerate launch "${launch[@]}" "$(dirname "$recipe")/train.py" --config "$recipe" --run-dir "$run_dir" "$@" 2>&1 |
     (trap '' TERM INT USR1; exec tee -a "$LARGEBATCH_LOGS/$LARGEBATCH_NODE.log")
 }
-attend train "$@"
+result=0
+attend train "$@" || result=$?
+# The launcher answers 1, whatever its processes did.
+[[ ! -f $LARGEBATCH_REFUSAL ]] || result=2
+exit "$result"

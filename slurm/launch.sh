@@ -27,8 +27,7 @@ leave() { say "$2"; exit "$1"; }
 
 [[ -n ${SLURM_JOB_ID:-} ]] || leave 2 "error: this is not a Slurm job; submit it: sbatch slurm/<recipe>.sbatch"
 run_dir=${RUN_DIR:-runs/$(basename "$RECIPE" .json)}
-job_dir=$run_dir/jobs/$SLURM_JOB_ID
-snapshot=${LARGEBATCH_SNAPSHOT:-$job_dir/code}
+snapshot=${LARGEBATCH_SNAPSHOT:-$run_dir/jobs/$SLURM_JOB_ID/code}
 [[ -z ${LARGEBATCH_SNAPSHOT:-} || -f $snapshot/slurm/launch.sh ]] || leave 2 "error: LARGEBATCH_SNAPSHOT=$snapshot: there is no slurm/launch.sh in it; submit again"
 # A job runs the code of its snapshot, this script too, whatever has changed while it was queued.
 code=$PWD
@@ -69,6 +68,9 @@ if ((gpus == 0)) && [[ -z ${LARGEBATCH_PROCESSES_PER_NODE:-}${CUDA_VISIBLE_DEVIC
   found=$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU ' || true)
   ((found == 0)) || leave 2 "error: the nodes have $found GPUs, but the job was given none; write sbatch --gpus-per-node=$found, or, where Slurm does not manage GPUs, LARGEBATCH_PROCESSES_PER_NODE=$found; CUDA_VISIBLE_DEVICES= trains on CPUs"
 fi
+# A link to the run folder may lead to nowhere in a container.
+if [[ -n ${LARGEBATCH_CONTAINER:-} ]]; then mkdir -p "$run_dir" && run_dir=$(realpath "$run_dir"); fi
+job_dir=$run_dir/jobs/$SLURM_JOB_ID
 restart=${SLURM_RESTART_COUNT:-0}
 max_restarts=${LARGEBATCH_MAX_RESTARTS:-3}
 logs=$job_dir/start_$restart
@@ -114,11 +116,8 @@ in_container=()
 if [[ -n ${LARGEBATCH_CONTAINER:-} ]]; then
   # This folder's .venv is not the image's.
   export LARGEBATCH_ENV=${LARGEBATCH_ENV-} PYTHONNOUSERSITE=1
-  # A link to the run folder may lead to nowhere inside.
-  export RUN_DIR
-  RUN_DIR=$(realpath "$run_dir")
-  mounts=$PWD:$PWD,$RUN_DIR:$RUN_DIR
-  [[ $code == "$PWD" ]] || mounts+=,$code:$code
+  mounts=$PWD:$PWD,$run_dir:$run_dir
+  [[ $code == "$PWD" || $code == "$run_dir"/* ]] || mounts+=,$code:$code
   if [[ -n ${HF_HOME:-} ]]; then mkdir -p "$HF_HOME" && mounts+=,$(realpath "$HF_HOME"):$HF_HOME; fi
   mounts+=${LARGEBATCH_CONTAINER_MOUNTS:+,$LARGEBATCH_CONTAINER_MOUNTS}
 fi
@@ -200,7 +199,7 @@ requeue() {
   local state try
   state=$(squeue --noheader --jobs "$SLURM_JOB_ID" --format %T || true)
   [[ -z $state || $state == RUNNING ]] || leave 1 "$1; Slurm is ending this start, so this script does not requeue the job"
-  say "$1"
+  say "$1; requeued"
   for try in 1 2 3; do
     if scontrol requeue "$SLURM_JOB_ID"; then exit 0; fi
     sleep $((10 * try))
@@ -253,25 +252,12 @@ together=(--kill-on-bad-exit=1 --wait=60)
 step_options=("${together[@]}")
 cannot_run="error: largebatch cannot be used on ${node_names[0]}; it says why above"
 if [[ $code == "$PWD" ]]; then
-  on_first_node largebatch snapshot "$RECIPE" --to "$job_dir/code" || leave $? "$cannot_run"
+  on_first_node largebatch snapshot --to "$job_dir/code" || leave $? "$cannot_run"
   code=$(realpath "$job_dir/code")
 fi
 on_first_node largebatch job-begins --run-dir "$run_dir" --start "$restart" --max-restarts "$max_restarts" || leave $? "$cannot_run"
 [[ $answer == go ]] || obey
 say "job $SLURM_JOB_ID, start $restart: $RECIPE under $STRATEGY on $nodes nodes x $processes_per_node processes; logs in $logs"
-
-# A free port of the first of the nodes.
-find_port() {
-  local range=${LARGEBATCH_PORTS:-10000-32767} low high try
-  [[ $range =~ ^[1-9][0-9]*-[1-9][0-9]*$ ]] || leave 2 "error: LARGEBATCH_PORTS=$range: not a range; write 10000-32767"
-  low=${range%-*} high=${range#*-}
-  for try in {1..20}; do
-    port=$((low + (RANDOM * 32768 + RANDOM) % (high - low + 1)))
-    # shellcheck disable=SC2016
-    timeout 5 bash -c 'exec 3<>"/dev/tcp/$1/$2"' bash "${node_names[0]}" "$port" 2>/dev/null || return 0
-  done
-  leave 1 "error: $try ports of ${node_names[0]} in LARGEBATCH_PORTS=$range are in use"
-}
 
 # on_training_nodes OPTION WORDS…: run node.sh on the first good nodes.
 on_training_nodes() {
@@ -281,7 +267,7 @@ on_training_nodes() {
 }
 
 while :; do
-  find_port
+  port=$(bash "$code/launch/free_port.sh" "${node_names[0]}") || leave $? "error: there is no free port on ${node_names[0]}; see above"
   LARGEBATCH_TOKEN=$SLURM_JOB_ID.$restart.$RANDOM$RANDOM
   export LARGEBATCH_TOKEN
   # What another port or other nodes have left must not be taken for these.
