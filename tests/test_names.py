@@ -43,3 +43,12 @@ def test_a_config_imports_no_torch():
 
 def test_every_strategy_has_its_accelerate_config():
     assert {path.stem for path in (ROOT / "recipes/accelerate_configs").glob("*.yaml")} >= STRATEGIES.keys()
+
+
+def test_only_what_reads_batch_scripts_names_the_variables_of_slurm():
+    """All else is told by LARGEBATCH_…, on every kind of cluster; backend/launch.py looks for a missing launcher."""
+    word = re.compile(r"\bSLURM_\w+|\bSBATCH_\w+|slurm_\w+")
+    files = {path.relative_to(PACKAGE).as_posix(): path.read_text() for path in PACKAGE.rglob("*.py")}
+    naming = {name for name, text in files.items() if word.search(text)}
+    allowed = {"backend/launch.py"} | {name for name in files if name.startswith(("tools/submit/", "tools/lint/"))}
+    assert naming <= allowed

@@ -15,7 +15,14 @@ ROWS = (ROOT / "docs/architecture.md").read_text().partition("## From launch")[0
 ROOMS = re.findall(r"^\| `(\w+)/?` \|", ROWS, re.M)
 TOOLS = re.findall(r"^\| `tools/(\w+)/?` \|", ROWS, re.M)
 TORCH_FREE = [*ROOMS[: ROOMS.index("plan") + 1], "tools/lint", "tools/report", "tools/command_line"]
-TORCH_FREE += ["data/order", "tools/effective_batch", "tools/submit", "tools/checkpoints"]
+TORCH_FREE += [
+    "data/order",
+    "tools/effective_batch",
+    "tools/submit",
+    "tools/checkpoints",
+    "tools/snapshot",
+    "tools/job",
+]
 
 
 def files_of(room):

@@ -155,10 +155,10 @@ def test_a_run_that_was_moved_aside_is_over(attempts):
     [("7", "1", True), ("7", "12", True), ("7", "0", False), ("7", None, False), ("8", "1", False), (None, "1", False)],
 )
 def test_a_requeued_job_is_a_restart_of_its_earlier_attempts(job, restarts, is_restart, monkeypatch):
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    monkeypatch.setenv("LARGEBATCH_JOB_ID", "7")
+    monkeypatch.delenv("LARGEBATCH_RESTART", raising=False)
     earlier = json.loads(json.dumps(identity()))
-    for name, value in (("SLURM_JOB_ID", job), ("SLURM_RESTART_COUNT", restarts)):
+    for name, value in (("LARGEBATCH_JOB_ID", job), ("LARGEBATCH_RESTART", restarts)):
         monkeypatch.delenv(name, raising=False)
         if value is not None:
             monkeypatch.setenv(name, value)
@@ -166,21 +166,21 @@ def test_a_requeued_job_is_a_restart_of_its_earlier_attempts(job, restarts, is_r
 
 
 def test_the_second_restart_is_one_of_the_first_and_not_the_other_way_round(monkeypatch):
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "9")
+    monkeypatch.setenv("LARGEBATCH_JOB_ID", "7")
+    monkeypatch.setenv("LARGEBATCH_RESTART", "9")
     ninth = identity()
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "10")
+    monkeypatch.setenv("LARGEBATCH_RESTART", "10")
     tenth = identity()
     assert is_restart_of(ninth)
     assert not is_restart_of(tenth)
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "9")
+    monkeypatch.setenv("LARGEBATCH_RESTART", "9")
     assert not is_restart_of(tenth)
 
 
-def test_without_slurm_nothing_is_a_restart(monkeypatch):
-    for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"):
+def test_without_a_job_nothing_is_a_restart(monkeypatch):
+    for name in ("LARGEBATCH_JOB_ID", "LARGEBATCH_RESTART"):
         monkeypatch.delenv(name, raising=False)
     earlier = identity()
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    monkeypatch.setenv("LARGEBATCH_RESTART", "1")
     assert not is_restart_of(earlier)
     assert not is_restart_of({})

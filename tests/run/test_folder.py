@@ -1,6 +1,7 @@
 """The run folder: nothing of an earlier run or of somebody else is ever written over."""
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from largebatch.config import load_config, validate
 from largebatch.errors import UserError
 from largebatch.plan import resolve
 from largebatch.run.folder import RunFolder
-from largebatch.run.source import keep_source
+from largebatch.storage.source import keep_source
 from paths import DIGITS, PYDOC
 from tasks import SMALL
 
@@ -96,19 +97,47 @@ def test_earlier_runs_are_moved_aside(tmp_path):
     assert not (path / "metrics.jsonl").exists()
 
 
-def test_the_slurm_job_that_moves_a_run_aside_keeps_its_own_logs(tmp_path, monkeypatch):
+def test_the_job_that_moves_a_run_aside_keeps_its_own_logs(tmp_path, monkeypatch):
     """Its batch script has been writing there since before the run began."""
     path = tmp_path / "run"
     for job in ("7", "8"):
-        monkeypatch.setenv("SLURM_JOB_ID", job)
-        (path / "slurm" / job).mkdir(parents=True)
-        (path / "slurm" / job / "n1.log").write_text(job)
+        monkeypatch.setenv("LARGEBATCH_JOB_ID", job)
+        (path / "jobs" / job).mkdir(parents=True)
+        (path / "jobs" / job / "n1.log").write_text(job)
         RunFolder(path).check_usable()
         created(path)
     assert [file.relative_to(tmp_path) for file in sorted(tmp_path.rglob("*.log"))] == [
-        Path("run/slurm/8/n1.log"),
-        Path("run.1/slurm/7/n1.log"),
+        Path("run/jobs/8/n1.log"),
+        Path("run.1/jobs/7/n1.log"),
     ]
+
+
+def test_a_job_obeys_its_own_batch_script_and_people_only(tmp_path, monkeypatch):
+    monkeypatch.setenv("LARGEBATCH_JOB_ID", "7")
+    obeyed = RunFolder(tmp_path).stop_files.values()
+    assert [file.name for file in obeyed] == ["stop", "stop.7"]
+    monkeypatch.delenv("LARGEBATCH_JOB_ID")
+    assert [file.name for file in RunFolder(tmp_path).stop_files.values()] == ["stop"]
+
+
+def test_requests_to_stop_from_before_the_start_are_forgotten_and_others_are_kept(tmp_path, monkeypatch):
+    """Also if the run that was there is moved aside; what else is called "stop…" is left alone."""
+    path, began = tmp_path / "run", 1000.0
+    created(path)
+    monkeypatch.setenv("LARGEBATCH_JOB_ID", "7")
+    monkeypatch.setenv("LARGEBATCH_BEGAN", str(began))
+    for name, time in (("stop", began - 1), ("stop.7", began + 1), ("stop.6", began - 1), ("stopwatch", began - 1)):
+        (path / name).touch()
+        os.utime(path / name, (time, time))
+    (path / "jobs/snapshot_1").mkdir(parents=True)
+    (path / "jobs/6").mkdir()
+    folder, moved = begun(path)
+    folder.forget_old_requests()
+    assert sorted(file.name for file in path.glob("stop*")) == ["stop.7"]
+    assert (moved / "stopwatch").exists()
+    # A job that waits in the queue may need the snapshot.
+    assert (path / "jobs/snapshot_1").is_dir()
+    assert (moved / "jobs/6").is_dir()
 
 
 def test_a_run_of_another_format_is_refused(tmp_path):
@@ -117,7 +146,7 @@ def test_a_run_of_another_format_is_refused(tmp_path):
     (record,) = (tmp_path / "attempts").iterdir()
     record.write_text(record.read_text().replace("largebatch ", "largebatch checkpoint "))
     with pytest.raises(
-        UserError, match=r"has format 'largebatch checkpoint 2', but this version .* reads only 'largebatch 2'"
+        UserError, match=r"has format 'largebatch checkpoint 3', but this version .* reads only 'largebatch 3'"
     ):
         folder.check_format()
 

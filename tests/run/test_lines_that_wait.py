@@ -16,7 +16,7 @@ def folder(tmp_path):
 
 
 def record_of(folder: RunFolder, attempt, is_main_process: bool) -> Record:
-    return Record(folder, attempt, Start(), is_main_process, print)
+    return Record(folder, attempt, Start(), 8, is_main_process, print)
 
 
 def steps(folder: RunFolder) -> list[int]:
@@ -32,8 +32,8 @@ def test_lines_of_a_run_that_fails(is_first, folder):
     assert steps(folder) == [1]
     if not is_first:
         other = record_of(folder, attempt, is_main_process=False)
-        other.fail("another process", resume=True)
-    main.fail("the main process", resume=True)
+        other.fail("another process", "communication")
+    main.fail("the main process", "error", "KeyError")
     assert steps(folder) == [1, 2, 3]
     (event,) = read_json_lines(folder.history_file)
     assert event["message"] == ("the main process" if is_first else "another process")
@@ -44,5 +44,5 @@ def test_not_over_those_of_a_later_attempt(folder):
     for step in (1, 2):
         main.logged({"step": step})
     claim(folder.attempts_dir, {})
-    report_failure("the main process", resume=True)
+    report_failure("the main process", "hang")
     assert steps(folder) == [1]

@@ -186,14 +186,14 @@ def test_a_run_of_an_older_format_is_refused_in_one_line(run):
     report = resume(run_dir, words, "--seed=7")
     assert "exit code 2" in report
     assert (
-        "has format 'largebatch 1', but this version of largebatch reads only 'largebatch 2'; --resume none" in report
+        "has format 'largebatch 1', but this version of largebatch reads only 'largebatch 3'; --resume none" in report
     )
     assert "in the checkpoint" not in report
     (manifest,) = run_dir.glob("checkpoints/*/manifest.json")
     manifest.write_text(json.dumps({"format": "largebatch 1"}))
     mark(manifest.parent)
     report = resume(run_dir, words, "--resume", str(manifest.parent))
-    assert "its format is 'largebatch 1', but this version of largebatch reads only 'largebatch 2'" in report
+    assert "its format is 'largebatch 1', but this version of largebatch reads only 'largebatch 3'" in report
     assert resume(run_dir, words, "--resume", "none", "--train.stop_after_steps=2") is None
 
 

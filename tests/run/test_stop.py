@@ -1,4 +1,4 @@
-"""Requests to stop, and the end of a SLURM job's time."""
+"""Requests to stop, and the end of a job's time."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ import pytest
 
 from jobs import JobFailed, run_job
 from largebatch.plan.contract import STEPS_TO_STOP
-from largebatch.run.stop import REASONS, Agreement, StopRequests
+from largebatch.run.stop import BATCH_SCRIPT, REASONS, STOP_FILE, Agreement, StopRequests, reason_in_words
 from largebatch.storage.json_lines import read_json_lines
 from paths import PYDOC
 from resuming import TINY_GPT, train_interrupted
@@ -20,7 +20,7 @@ def named(requests: StopRequests) -> str:
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGINT, signal.SIGTERM])
 def test_signals_are_noted_only_while_it_listens(number):
-    requests, before = StopRequests(None, 0, {}), signal.getsignal(number)
+    requests, before = StopRequests({}, 0, {}), signal.getsignal(number)
     with requests.listening():
         assert named(requests) == ""
         os.kill(os.getpid(), number)
@@ -31,13 +31,24 @@ def test_signals_are_noted_only_while_it_listens(number):
 
 def test_the_stop_file_is_looked_for_once_a_second(tmp_path):
     now = [100.0]
-    requests = StopRequests(tmp_path / "stop", 0, {}, clock=lambda: now[0])
+    files = {STOP_FILE: tmp_path / "stop", BATCH_SCRIPT: tmp_path / "stop.7"}
+    requests = StopRequests(files, 0, {}, clock=lambda: now[0])
     assert named(requests) == ""
-    (tmp_path / "stop").touch()
+    (tmp_path / "stop.7").touch()
     assert named(requests) == ""
     now[0] += 1
+    assert named(requests) == BATCH_SCRIPT
+    # A person's request counts for more: it says that the job shall not be restarted.
+    (tmp_path / "stop").touch()
+    now[0] += 1
     assert named(requests) == "the stop file"
-    assert named(StopRequests(None, 0, {})) == ""
+    assert named(StopRequests({}, 0, {})) == ""
+
+
+def test_the_batch_script_is_named_with_its_job(monkeypatch):
+    monkeypatch.setenv("LARGEBATCH_JOB_ID", "12_3")
+    assert reason_in_words(REASONS.index(BATCH_SCRIPT)) == "the batch script of job 12_3"
+    assert reason_in_words(REASONS.index(STOP_FILE)) == "the stop file"
 
 
 @pytest.mark.parametrize(
@@ -50,18 +61,18 @@ def test_the_stop_file_is_looked_for_once_a_second(tmp_path):
     ],
 )
 def test_the_end_of_the_time_limit_less_the_margin(end, now, reason):
-    requests = StopRequests(None, 300, {"SLURM_JOB_END_TIME": end}, clock=lambda: now)
+    requests = StopRequests({}, 300, {"LARGEBATCH_JOB_END_TIME": end}, clock=lambda: now)
     assert named(requests) == reason
 
 
 def test_without_slurm_there_is_no_limit():
-    assert named(StopRequests(None, 300, {}, clock=lambda: 1e10)) == ""
+    assert named(StopRequests({}, 300, {}, clock=lambda: 1e10)) == ""
 
 
 @pytest.mark.slow
 def test_a_run_stops_before_its_time_is_over(tmp_path):
     words = (*TINY_GPT, '--train.duration={"steps": 100000}', "--faults.time_limit_margin_seconds=100")
-    end = {"SLURM_JOB_END_TIME": str(int(time.time()) + 104)}
+    end = {"LARGEBATCH_JOB_END_TIME": str(int(time.time()) + 104)}
     with pytest.raises(JobFailed, match="exit code 75") as caught:
         run_job(train_interrupted, tmp_path / "run", PYDOC, words, None, environment=end)
     assert "stopped: by the end of the job's time limit, after step" in str(caught.value)

@@ -23,7 +23,7 @@ from largebatch.storage.layout import (
 
 FIRST, SECOND = "rank_00000.safetensors", "rank_00001.safetensors"
 RAW = {
-    "format": "largebatch 2",
+    "format": "largebatch 3",
     "step": 7,
     "attempt": 2,
     "world_size": 2,
@@ -179,7 +179,7 @@ def test_what_would_fail_later_is_refused(path, value):
 @pytest.mark.parametrize("raw", [None, [], "largebatch", {}, {"format": "largebatch checkpoint 1", "step": "many"}])
 def test_other_formats_are_refused_in_one_line_whatever_else_is_wrong(raw):
     with pytest.raises(
-        CheckpointError, match=r"its format is .*, but this version of largebatch reads only 'largebatch 2'"
+        CheckpointError, match=r"its format is .*, but this version of largebatch reads only 'largebatch 3'"
     ):
         Manifest.from_json(raw)
 

@@ -13,7 +13,8 @@ COMMANDS = (
     "submit RECIPE --nodes 1",
     "lint RECIPE",
     "train-tokenizer RECIPE --vocab-size 300 --out x",
-    "preflight RECIPE --accelerate-config x --folder x --token x --rendezvous x --gpus 0 --world-size 1",
+    "preflight RECIPE --accelerate-config x --folder x --token x --node x --node-rank 0 --num-nodes 1 --rendezvous x:1 "
+    "--gpus 0 --processes-per-node 1",
 )
 
 

@@ -16,6 +16,7 @@ import torch
 
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import RunStopped, UserError
+from largebatch.failures import Kind, in_words, kind_of
 from largebatch.run.record import report_failure
 
 SECONDS_FOR_THE_REPORT = 10
@@ -79,7 +80,8 @@ def user_errors() -> Iterator[None]:
         if alone or (rank if joined else local_rank) == 0:
             if not isinstance(error, RunStopped):
                 # The same start would fail again.
-                report_failure(str(error), resume=False)
+                kind: Kind = "configuration" if error.exit_code == UserError.exit_code else "training"
+                report_failure(str(error), kind, type(error).__name__)
                 if error.exit_code == UserError.exit_code:
                     _tell_the_batch_script(str(error))
             where = f"[rank {rank}] " if alone else ""
@@ -91,7 +93,7 @@ def user_errors() -> Iterator[None]:
             time.sleep(SECONDS_FOR_THE_REPORT)
         sys.exit(error.exit_code)
     except Exception as error:
-        report_failure(f"{type(error).__name__}: {error}", resume=True)
+        report_failure(in_words(error), kind_of(error), type(error).__name__)
         _tell_the_launcher(traceback.format_exc())
         if _has_a_launcher():
             error.add_note(AFTER_A_TRACEBACK)
@@ -106,7 +108,7 @@ def _has_a_launcher() -> bool:
 
 
 def _tell_the_batch_script(message: str) -> None:
-    """Leave the reason where slurm/launch.sh looks for it: a start that is refused may not write to the run folder."""
+    """Leave the reason where `largebatch job-ended` looks: a refused start may not write to the run folder."""
     with suppress(OSError):
         if path := os.environ.get("LARGEBATCH_REFUSAL"):
             Path(path).write_text(message, encoding="utf-8")

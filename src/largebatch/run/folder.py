@@ -2,7 +2,7 @@
 
 config.json        the resolved config
 plan.json          the resolved plan
-source/            a copy of the task's folder at the latest start, and its git commit; requeued jobs train with it
+source/            a copy of the task's folder at the latest start, and its git commit
 status.json        the outcome: running, finished, stopped or failed
 metrics.jsonl      one line per logged step
 evaluations.jsonl  one line per evaluation
@@ -14,15 +14,18 @@ model/             the final weights, for `from_pretrained`
 attempts/          one file per start of the run, see `storage.attempts`
 profile/           Chrome traces of the steps in `logging.profile`, one per process
 stacks/            what the processes were doing when the run hung
-slurm/             one folder per SLURM job, written by slurm/launch.sh
+jobs/              one folder per job of a scheduler, with one per start of it (logs, and how it ended), and copies of
+                   what the jobs run
 report.html        written by `largebatch report`; runs ignore it
 stop               a file whose creation asks the run to stop; the run deletes it
+stop.<job>         the same for the batch script of that job, which other jobs do not obey
 lock               held by the run while it is running
 """
 
 import fcntl
 import itertools
 import os
+import re
 import time
 import weakref
 from contextlib import suppress
@@ -33,10 +36,11 @@ from typing import IO, Any
 from largebatch.config import RecipeConfig, as_json
 from largebatch.errors import UserError
 from largebatch.plan import RunPlan
-from largebatch.run.source import keep_source
-from largebatch.storage.attempts import Attempt, claim, is_restart_of, latest_attempt
+from largebatch.run.stop import BATCH_SCRIPT, STOP_FILE
+from largebatch.storage.attempts import Attempt, claim, is_restart_of, job_start, latest_attempt
 from largebatch.storage.files import replace_file, replace_json_file
 from largebatch.storage.layout import FORMAT
+from largebatch.storage.source import keep_source
 from largebatch.task_folders import folder_of
 
 
@@ -60,9 +64,13 @@ class RunFolder:
         self.tensorboard_dir = path / "tensorboard"
         self.profile_dir = path / "profile"
         self.stacks_dir = path / "stacks"
-        self.stop_file = path / "stop"
+        self.job: str | None = job_start()["job_id"]
+        self.stop_files = {STOP_FILE: path / "stop"}
+        """The files that ask this job to stop, by the reason that they give."""
+        if self.job:
+            self.stop_files[BATCH_SCRIPT] = path / f"stop.{self.job}"
         self._lock: IO[bytes] | None = None
-        # slurm/launch.sh may have been asked to stop, and have passed it on, while Python was starting.
+        # The batch script may have been asked to stop, and have passed it on, while Python was starting.
         self._opened = float(os.environ.get("LARGEBATCH_BEGAN", time.time()))
 
     def check_usable(self) -> None:
@@ -72,7 +80,8 @@ class RunFolder:
                 raise UserError(f"--run-dir: {place} is a file; choose a folder")
         # A start that has just begun, or was killed at once, has no plan yet.
         names = [path.name for path in self.path.iterdir()] if self.path.is_dir() and not self.is_a_run else []
-        if any(name not in ("lock", "slurm", "stop") and not name.startswith(".plan.json.") for name in names):
+        ours = re.compile(r"lock|jobs|stop(\..*)?|\.plan\.json\..*")
+        if not all(map(ours.fullmatch, names)):
             raise UserError(
                 f"--run-dir: {self.path} holds files that are not a run's; choose another folder, or an empty one"
             )
@@ -120,7 +129,7 @@ class RunFolder:
                 names = (self.path.with_name(f"{self.path.name}.{number}") for number in itertools.count(1))
                 moved = next(name for name in names if not name.exists())
                 self.path.rename(moved)
-                self._keep_job_folder(moved)
+                self._take_back(moved)
                 self._lock.close()
                 self._lock = None
             if self._lock is None:
@@ -133,7 +142,7 @@ class RunFolder:
             replace_file(self.plan_file, [memoryview(plan.to_json().encode())])
             replace_json_file(self.config_file, as_json(config))
             task = folder_of(type(config).__module__)
-            # A requeued job trains with the source that is there.
+            # Someone may train with the source of an earlier start.
             if task is not None and not task.is_relative_to(self.source_dir):
                 keep_source(self.source_dir, task)
             attempt = claim(self.attempts_dir, about)
@@ -141,28 +150,28 @@ class RunFolder:
             raise cannot_be_written(self.path, error) from error
         return attempt, moved
 
-    def forget_old_request(self) -> None:
-        """Delete a stop file that is older than this process, and so was meant for an earlier attempt."""
-        if self.stop_file.exists() and self.stop_file.stat().st_mtime < self._opened:
-            self.stop_file.unlink()
+    def forget_old_requests(self) -> None:
+        """Delete stop files that are older than this start, and so were meant for an earlier one."""
+        for file in _stop_files_in(self.path):
+            if file.stat().st_mtime < self._opened:
+                file.unlink(missing_ok=True)
 
-    def _keep_job_folder(self, moved: Path) -> None:
-        """Move the folder of this process's SLURM job, which has been writing logs, and any request to stop back.
+    def _take_back(self, moved: Path) -> None:
+        """Move back what belongs to this job: its folder, where it writes logs, snapshots, and requests to stop.
 
-        `forget_old_request` later decides whether the request is old.
+        The snapshots may be those of jobs that wait in the queue. `forget_old_requests` decides which requests are old.
         """
-        job = Path("slurm", os.environ.get("SLURM_JOB_ID", "none"))
-        if (moved / job).is_dir():
-            (self.path / job).parent.mkdir(parents=True)
-            (moved / job).rename(self.path / job)
-            if (moved / self.stop_file.name).exists():
-                (moved / self.stop_file.name).rename(self.stop_file)
+        for found in (moved / f"jobs/{self.job}", *moved.glob("jobs/snapshot_*"), *_stop_files_in(moved)):
+            if found.exists():
+                target = self.path / found.relative_to(moved)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                found.rename(target)
 
     def _take_lock(self) -> IO[bytes]:
         """Hold the folder for as long as the returned file is open; UserError if a running job holds it.
 
-        A network file system may take a while to release the lock of a machine that is gone. SLURM notices and requeues
-        its job, which is let in: the old attempt cannot publish once the new one has begun.
+        A network file system may take a while to release the lock of a machine that is gone. The scheduler notices and
+        restarts its job, which is let in: the old attempt cannot publish once the new one has begun.
         """
         lock = (self.path / "lock").open("ab")
         # Loader processes would keep holding it when this one is killed.
@@ -187,8 +196,13 @@ def cannot_be_written(path: Path, error: OSError) -> UserError:
     return UserError(f"--run-dir: {path} cannot be written: {error}; choose another folder")
 
 
+def _stop_files_in(folder: Path) -> list[Path]:
+    """The requests to stop in a run's folder, of whichever job."""
+    return [*folder.glob("stop"), *folder.glob("stop.*")]
+
+
 def _who(holder: dict[str, Any]) -> str:
-    job = f"SLURM job {holder['slurm_job_id']}, " if holder.get("slurm_job_id") else ""
+    job = f"job {holder['job_id']}, " if holder.get("job_id") else ""
     return f"{job}process {holder['pid']} on {holder['host']}"
 
 

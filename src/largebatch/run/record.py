@@ -3,9 +3,12 @@
 The outcome is in status.json, because the launcher exits with 1 whatever the exit code of its workers:
 
     {"outcome": "running" | "finished" | "stopped" | "failed", "message": …, "resume": true | false,
-     "step": …, "checkpoint_step": …, "attempt": …, "slurm_job_id": …, "slurm_restart_count": …, "time": …}
+     "step": …, "checkpoint_step": …, "trained": true | false, "micro_batch_size": …,
+     "kind": a kind of `failures` or null, "exception": the name of a type or null,
+     "attempt": …, "job_id": …, "restart": …, "time": …}
 
-A job that is over and has the outcome "running" was killed; it can be resumed like a stopped one.
+"trained" says whether this start has completed a step. A job that is over and has the outcome "running" was killed; it
+can be resumed like a stopped one.
 """
 
 import json
@@ -18,10 +21,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from largebatch.errors import TrainingFailed
+from largebatch.failures import HOPELESS, Kind
 from largebatch.installed import installed_versions
 from largebatch.run.folder import RunFolder
 from largebatch.run.resume import Start
-from largebatch.storage.attempts import Attempt, slurm_start
+from largebatch.storage.attempts import Attempt, job_start
 from largebatch.storage.catalog import entries, remove_leftovers, set_aside
 from largebatch.storage.files import replace_file, replace_json_file
 from largebatch.storage.json_lines import parse_line
@@ -33,10 +37,10 @@ SECONDS_UNTIL_WRITTEN = 1.0  # at most, for a line of metrics.jsonl, plus the ti
 _of_this_process: list["Record"] = []
 
 
-def report_failure(message: str, resume: bool) -> None:
-    """Record that the attempt of this process, if it had begun, failed; `resume` is False if that would recur."""
+def report_failure(message: str, kind: Kind, exception: str | None = None) -> None:
+    """Record that the attempt of this process, if it had begun, failed, and the type of the exception if it was one."""
     for record in _of_this_process:
-        record.fail(message, resume)
+        record.fail(message, kind, exception)
 
 
 @dataclass
@@ -110,9 +114,16 @@ class Record:
     """The record of one attempt, of which every process has one: the main process writes, others only failures."""
 
     def __init__(
-        self, folder: RunFolder, attempt: Attempt, start: Start, is_main_process: bool, say: Callable[[str], None]
+        self,
+        folder: RunFolder,
+        attempt: Attempt,
+        start: Start,
+        micro_batch_size: int,
+        is_main_process: bool,
+        say: Callable[[str], None],
     ):
         self._folder = folder
+        self._micro_batch_size = micro_batch_size
         self._is_main_process = is_main_process
         self._say = say
         self._start = start
@@ -142,7 +153,7 @@ class Record:
             evaluation = self._evaluations.keep_until(start.step)
             remove_leftovers(folder.checkpoints_dir)
             set_aside(folder.checkpoints_dir, start.step, self.attempt.name)
-        folder.forget_old_request()
+        folder.forget_old_requests()
         for reason in start.skipped:
             self._say(f"WARNING: a checkpoint is not used: {reason}")
         for change in start.changes:
@@ -156,6 +167,7 @@ class Record:
             checkpoint=str(start.checkpoint) if start.checkpoint else None,
             checkpoints_not_used=start.skipped,
             changes=start.changes,
+            git=read_object(folder.source_dir / "git.json"),
             versions=installed_versions(),
             **about,
         )
@@ -193,17 +205,21 @@ class Record:
         if self._is_main_process:
             self._publish(outcome, message, resume=outcome == "stopped")
 
-    def fail(self, message: str, resume: bool) -> None:
+    def fail(self, message: str, kind: Kind, exception: str | None = None) -> None:
         """As `report_failure`; on any process, because the main one may be the one that hangs."""
-        is_the_cause = self._publish("failed", message, resume)
+        is_the_cause = self._publish("failed", message, kind not in HOPELESS, kind, exception)
         if self._is_main_process:
             # Even if another process failed first; the lines of a later attempt are its own.
             with suppress(TrainingFailed):
                 self._metrics.flush()
         if is_the_cause:
-            self._history.append({"event": "failed", "step": self.step, "message": message, "time": time.time()})
+            self._history.append(
+                {"event": "failed", "step": self.step, "message": message, "kind": kind, "time": time.time()}
+            )
 
-    def _publish(self, outcome: str, message: str, resume: bool) -> bool:
+    def _publish(
+        self, outcome: str, message: str, resume: bool, kind: Kind | None = None, exception: str | None = None
+    ) -> bool:
         """Write status.json if the file system accepts it, and return whether that was done.
 
         The first of several failures in one job is the cause, and stays.
@@ -221,8 +237,12 @@ class Record:
                 "resume": resume,
                 "step": self.step,
                 "checkpoint_step": next(complete, 0),
+                "trained": self.step > self._start.step,
+                "micro_batch_size": self._micro_batch_size,
+                "kind": kind,
+                "exception": exception,
                 "attempt": self.attempt.number,
-                **slurm_start(),
+                **job_start(),
                 "time": time.time(),
             }
             replace_json_file(self._folder.status_file, value)

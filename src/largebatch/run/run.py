@@ -21,6 +21,7 @@ from largebatch.config.models import LargeModel
 from largebatch.data.loading import check_size
 from largebatch.data.source import Batch, SampleSource
 from largebatch.errors import TrainingFailed, UserError
+from largebatch.failures import building_the_model
 from largebatch.model.activation_checkpointing import checkpoint_activations
 from largebatch.model.channels_last import channels_last_inputs
 from largebatch.model.flops import utilization_of
@@ -147,9 +148,9 @@ class Run(Generic[Config]):
         """
         section = self.config.model
         if not isinstance(section, LargeModel):
-            with self.backend.raise_on_all_ranks():
+            with self.backend.raise_on_all_ranks(), building_the_model():
                 return build_model(self.config)
-        with self.backend.raise_on_all_ranks():
+        with self.backend.raise_on_all_ranks(), building_the_model():
             model, draws = build_without_weights(partial(build_model, self.config))
         if self._start.manifest is None and section.initial_weights is not None:
             # Imported only here, because `transformers` and `datasets`, which it imports, take seconds.

@@ -1,4 +1,4 @@
-"""Requests to stop: signals, a file in the run folder, and the end of a SLURM job's time.
+"""Requests to stop: signals, files in the run folder, and the end of a job's time.
 
 They are only noted here. In each step the processes begin a reduction, over the host, whose result they read a fixed
 number of steps later, so that all of them stop after the same step, and none waits for it.
@@ -14,11 +14,20 @@ from pathlib import Path
 from types import FrameType
 
 from largebatch.plan.contract import STEPS_OF_A_VOTE
+from largebatch.storage.attempts import job_start
 
 SIGNALS = (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM)
-# Processes agree on the number of a reason in this list: the largest that any of them has; 0 means none.
-REASONS = ("", "the stop file", "the end of the job's time limit", *(name.name for name in SIGNALS))
+STOP_FILE = "the stop file"
+BATCH_SCRIPT = "the batch script of job {job}"
+# Processes agree on the number of a reason in this list: the largest that any of them has; 0 means none. The stop file
+# is the last, because it alone says that the job shall not be restarted.
+REASONS = ("", "the end of the job's time limit", *(name.name for name in SIGNALS), BATCH_SCRIPT, STOP_FILE)
 SECONDS_BETWEEN_LOOKS = 1.0
+
+
+def reason_in_words(reason: int) -> str:
+    """A reason by its number, with the name of the job."""
+    return REASONS[reason].format(job=job_start()["job_id"])
 
 
 class Agreement:
@@ -50,22 +59,22 @@ class StopRequests:
     """Whether this process was asked to stop.
 
     Args:
-        stop_file: The run's stop file; None if another process watches it.
-        margin_seconds: How long before the end of the SLURM job's time limit to stop.
-        environment: Variables, with SLURM_JOB_END_TIME in seconds since 1970 if there is a limit.
+        stop_files: By reason, a file whose creation is a request; empty if another process watches them.
+        margin_seconds: How long before the end of the job's time limit to stop.
+        environment: Variables, with LARGEBATCH_JOB_END_TIME in seconds since 1970 if there is a limit.
         clock: Returns seconds since 1970.
     """
 
     def __init__(
         self,
-        stop_file: Path | None,
+        stop_files: Mapping[str, Path],
         margin_seconds: float,
         environment: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = time.time,
     ):
-        self._stop_file = stop_file
+        self._stop_files = stop_files
         self._clock = clock
-        end = environment.get("SLURM_JOB_END_TIME", "")
+        end = environment.get("LARGEBATCH_JOB_END_TIME", "")
         self._stop_at = float(end) - margin_seconds if end.isdigit() else None
         self._reason = 0
         self._looked = 0.0
@@ -84,13 +93,13 @@ class StopRequests:
         self._reason = max(self._reason, REASONS.index(signal.Signals(number).name))
 
     def requested(self) -> int:
-        """The number of the reason to stop, or 0; looks at the stop file at most once a second."""
+        """The number of the reason to stop, or 0; looks for stop files at most once a second."""
         now = self._clock()
         # The clock may be set back.
-        if self._stop_file is not None and abs(now - self._looked) >= SECONDS_BETWEEN_LOOKS:
+        if self._stop_files and abs(now - self._looked) >= SECONDS_BETWEEN_LOOKS:
             self._looked = now
-            if self._stop_file.exists():
-                self._reason = max(self._reason, REASONS.index("the stop file"))
+            found = [REASONS.index(reason) for reason, file in self._stop_files.items() if file.exists()]
+            self._reason = max(self._reason, *found, 0)
         if self._stop_at is not None and now >= self._stop_at:
             self._reason = max(self._reason, REASONS.index("the end of the job's time limit"))
         return self._reason

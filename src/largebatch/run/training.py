@@ -21,7 +21,7 @@ from largebatch.run.progress import Progress, in_words
 from largebatch.run.record import Record, report_failure
 from largebatch.run.resume import Start, checkpoints_of, newest_usable
 from largebatch.run.step import Step
-from largebatch.run.stop import REASONS, Agreement, StopRequests
+from largebatch.run.stop import Agreement, StopRequests, reason_in_words
 from largebatch.run.trackers import Trackers
 from largebatch.run.watchdog import Watchdog
 from largebatch.run.weights import save_weights
@@ -61,7 +61,7 @@ class Training:
                     say(f"the earlier run in {folder.path} was moved to {moved}")
         attempt = backend.gather_objects(attempt)[0]
         assert attempt is not None
-        self.record = Record(folder, attempt, start, backend.is_main_process, say)
+        self.record = Record(folder, attempt, start, plan.micro_batch_size, backend.is_main_process, say)
         with backend.raise_on_all_ranks():
             try:
                 self.last_logged, evaluation = self.record.restore(about)
@@ -83,11 +83,11 @@ class Training:
         )
         self.bad_steps = start.manifest.bad_steps if start.manifest else 0
         """Steps of the whole run that were skipped because their loss or gradient was not finite."""
-        stop_file = folder.stop_file if backend.is_main_process else None
-        self.stop = StopRequests(stop_file, config.faults.time_limit_margin_seconds)
+        stop_files = folder.stop_files if backend.is_main_process else {}
+        self.stop = StopRequests(stop_files, config.faults.time_limit_margin_seconds)
         self.agreement = Agreement(backend.largest_of_processes)
         stack_file = self.record.stack_folder / f"rank_{backend.rank:05d}.txt"
-        self.watchdog = Watchdog(config.faults.hang_seconds, stack_file, partial(report_failure, resume=True))
+        self.watchdog = Watchdog(config.faults.hang_seconds, stack_file, partial(report_failure, kind="hang"))
         self.trackers = Trackers(backend.accelerator, config, folder.path.name, start.step, say)
         self.watch = ExitStack()
         """Entered while signals are noted and progress is watched."""
@@ -262,10 +262,11 @@ class Training:
         self._wait_for_checkpoint()
         saved, step = max(self.writer.last_step, self.start.step), self.completed_steps
         newest = "with a checkpoint" if saved == step else f"with no checkpoint after step {saved}"
-        message = f"by {REASONS[self.stop_reason]}, after step {step:,} of {self.plan.total_steps:,}, {newest}"
+        message = f"by {reason_in_words(self.stop_reason)}, after step {step:,} of {self.plan.total_steps:,}, {newest}"
         self.record.end("stopped", message, message=message)
         if self.backend.is_main_process:
-            self.folder.stop_file.unlink(missing_ok=True)
+            for file in self.folder.stop_files.values():
+                file.unlink(missing_ok=True)
         self._leave()
         raise RunStopped(f"{message}; the same command resumes from there", everywhere=True)
 

@@ -76,24 +76,24 @@ def claim(folder: Path, about: dict[str, Any]) -> Attempt:
 
 def identity() -> dict[str, Any]:
     """The host and process, for users and for `is_restart_of`."""
-    return {"host": socket.gethostname(), "pid": os.getpid(), "time": time.time(), **slurm_start()}
+    return {"host": socket.gethostname(), "pid": os.getpid(), "time": time.time(), **job_start()}
 
 
-def slurm_start() -> dict[str, Any]:
-    """The SLURM job, if there is one, and how often it was requeued."""
+def job_start() -> dict[str, Any]:
+    """The scheduler's job, if there is one, and how often it was restarted."""
     return {
-        "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
-        "slurm_restart_count": int(os.environ.get("SLURM_RESTART_COUNT", 0)),
+        "job_id": os.environ.get("LARGEBATCH_JOB_ID") or None,
+        "restart": int(os.environ.get("LARGEBATCH_RESTART") or 0),
     }
 
 
 def is_restart_of(earlier: dict[str, Any]) -> bool:
-    """Whether this process belongs to the SLURM job of an earlier attempt, which SLURM ended and requeued."""
+    """Whether this process belongs to the job of an earlier attempt, which the scheduler has restarted."""
     mine = identity()
     return (
-        mine["slurm_job_id"] is not None
-        and mine["slurm_job_id"] == earlier.get("slurm_job_id")
-        and mine["slurm_restart_count"] > earlier.get("slurm_restart_count", 0)
+        mine["job_id"] is not None
+        and mine["job_id"] == earlier.get("job_id")
+        and mine["restart"] > earlier.get("restart", 0)
     )
 
 

@@ -29,7 +29,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 # For checkpoints and run folders; changes whenever one of them, or a config or plan in it, cannot be read as before.
-FORMAT = "largebatch 2"
+FORMAT = "largebatch 3"
 
 MANIFEST = "manifest.json"
 MODEL_CONFIG = "model_config.json"

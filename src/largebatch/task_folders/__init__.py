@@ -17,6 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from largebatch.failures import leave_evidence
+
 SCHEMA = "recipe.schema.json"
 """A task folder's JSON Schema, next to its recipes."""
 
@@ -63,7 +65,11 @@ def run_as_main(script: str | Path) -> dict[str, Any]:
     folder = Path(os.path.realpath(script.parent))
     # Python adds a script's folder, whose config.py could be imported in place of another library's.
     sys.path[:] = [path for path in sys.path if not path or Path(os.path.realpath(path)) != folder]
-    return runpy.run_module(f"{package_of(folder)}.{script.stem}", run_name="__main__", alter_sys=True)
+    try:
+        return runpy.run_module(f"{package_of(folder)}.{script.stem}", run_name="__main__", alter_sys=True)
+    except Exception as error:
+        leave_evidence(error)
+        raise
 
 
 def run_script(script: str, spec: ModuleSpec | None) -> None:

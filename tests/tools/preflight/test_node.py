@@ -1,54 +1,64 @@
-"""What a node finds of itself; what it finds of others is tried on real hosts, in tests/cluster."""
+"""What a node finds of itself; what it finds of others is tried in test_phases.py, and in tests/cluster."""
 
 import json
-import os
 import shutil
-import socket
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 import tasks
 from jobs import run_job
 from largebatch.config import load_config
 from largebatch.tools.command_line import main
-from largebatch.tools.preflight.node import Job, _connects, _listen, check_node, checkpoint_bytes
-from paths import PYDOC, RECIPES, ROOT
+from largebatch.tools.preflight import node, run_folder
+from largebatch.tools.preflight.meeting import Job
+from largebatch.tools.preflight.node import check_node, check_room_for_checkpoints, checkpoint_bytes
+from largebatch.tools.preflight.report import Report
+from paths import PYDOC, RECIPES
+from preflight_nodes import DDP
 
-DDP = ROOT / "recipes/accelerate_configs/ddp.yaml"
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch):
+    monkeypatch.setattr(run_folder, "SECONDS_UNTIL_VISIBLE", 0.0)
 
 
 def job(folder, **changes):
     values = {"node": "n1", "rank": 0, "num_nodes": 1, "folder": folder, "token": "42", "host": "n1", "port": 1}
-    return Job(**(values | {"gpus": 0, "world_size": 2, "deadline": 0.0} | changes))
+    return Job(**(values | {"gpus": 0, "processes_per_node": 2, "seconds": 1.0} | changes))
+
+
+def good_folder(folder):
+    (folder / "token").write_text("42\n")
+    return folder
+
+
+def room(folder, recipe=PYDOC):
+    report = Report("n1")
+    check_room_for_checkpoints(report, folder, recipe, ())
+    return report
 
 
 def test_a_good_node(tmp_path):
-    (tmp_path / "token").write_text("42\n")
-    report = check_node(job(tmp_path), PYDOC, DDP, ())
-    assert (report.problems, report.unreachable, report.refusal) == ([], [], "")
+    report = check_node(job(good_folder(tmp_path)), PYDOC, DDP, ())
+    assert (report.problems, report.unreachable, report.refusals) == ([], [], [])
     assert report.versions["torch"]
     assert "pytest" not in report.versions
-    assert "GB are free in the run folder" in report.disk_note
-    assert report.disk_problem == ""
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_a_node_is_reached_over_both_versions_of_ip(address):
-    if not socket.has_dualstack_ipv6():
-        address = "127.0.0.1"
-    with _listen(0) as server:
-        port = server.getsockname()[1]
-        assert _connects(address, port)
-    assert not _connects(address, port)
+    assert report.versions["open files (ulimit -n)"]
+    assert report.versions["locked memory (ulimit -l)"]
+    assert 0 < report.amounts["the free share of /dev/shm"] <= 1
+    assert report.amounts["the size of /dev/shm in GiB"] == shutil.disk_usage("/dev/shm").total / 2**30
+    assert (tmp_path / "visible_0.42").read_text() == "n1"
 
 
 def test_two_checkpoints_must_fit(tmp_path, monkeypatch):
-    (tmp_path / "token").write_text("42\n")
     needed = 2 * checkpoint_bytes(PYDOC, load_config(PYDOC))
     for free, fits in ((needed, True), (needed - 1, False)):
         monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: shutil._ntuple_diskusage(free, 0, free))
-        report = check_node(job(tmp_path), PYDOC, DDP, ())
-        assert (report.disk_problem == "", "free some space" in report.disk_problem) == (fits, not fits)
+        report = room(tmp_path)
+        assert ("are free in the run folder" in str(report.notes), report.refusals == []) == (fits, fits)
+        assert ("free some space" in str(report.refusals)) != fits
 
 
 @pytest.mark.parametrize("text", [None, "41"])
@@ -60,41 +70,94 @@ def test_another_folder(text, tmp_path):
 
 
 def test_the_recipe_is_refused(tmp_path):
-    (tmp_path / "token").write_text("42")
-    report = check_node(job(tmp_path, world_size=3), PYDOC, DDP, ("--seed", "1"))
-    assert "global_batch_size 32 is not a multiple" in report.refusal
+    report = check_node(job(good_folder(tmp_path), processes_per_node=3), PYDOC, DDP, ("--seed", "1"))
+    assert "global_batch_size 32 is not a multiple" in report.refusals[0]
 
 
-def test_missing_gpus(tmp_path):
-    (tmp_path / "token").write_text("42")
-    assert (
-        check_node(job(tmp_path, gpus=99), PYDOC, DDP, ())
-        .problems[0]
-        .endswith("GPUs are visible, but the job was given 99")
-    )
+def test_an_unexpected_failure_is_a_problem_of_the_node(tmp_path, monkeypatch):
+    monkeypatch.setattr(node, "_limits", lambda: 1 / 0)
+    assert check_node(job(tmp_path), PYDOC, DDP, ()).problems == ["division by zero (ZeroDivisionError)"]
+
+
+# --- GPUs ---------------------------------------------------------------------------------------------------------
+
+
+def test_missing_gpus_and_why(tmp_path, monkeypatch):
+    def old_driver():
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 12040).")
+
+    (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5\nGCC 12\n")
+    monkeypatch.setattr(node, "DRIVERS", (tmp_path / "gone", tmp_path / "version"))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "init", old_driver)
+    report = check_node(job(good_folder(tmp_path), gpus=8), PYDOC, DDP, ())
+    assert report.versions["the GPU driver"] == "550.54.15"
+    assert report.versions["the CUDA that torch was built for"] == "13.0"
+    assert report.problems == [
+        "0 GPUs are visible, but the job was given 8: The NVIDIA driver on your system is too old (found version "
+        "12040). (RuntimeError). The driver is 550.54.15, and torch was built for CUDA 13.0, which may need a newer one"
+    ]
+
+
+def test_a_torch_without_gpus(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", None)
+    report = check_node(job(good_folder(tmp_path), gpus=1), PYDOC, DDP, ())
+    assert "this torch was built without GPUs" in report.problems[0]
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    """This machine seems to have two GPUs, which nobody looks at closely."""
+    ones = torch.ones
+    gpus = {
+        "device_count": lambda: 2,
+        "get_device_name": lambda index: ("H100", "A100")[index],
+        "mem_get_info": lambda index: (79 * 2**30 - index * 40 * 2**30, 80 * 2**30),
+        "nccl": SimpleNamespace(version=lambda: (2, 27, 3)),
+    }
+    for name, value in gpus.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch, "ones", lambda *size, **_: ones(*size))
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_gpus_are_compared_and_must_be_free(tmp_path):
+    report = check_node(job(good_folder(tmp_path), gpus=2), PYDOC, DDP, ())
+    assert report.versions["the GPUs"] == "1 x H100, 1 x A100"
+    assert report.versions["NCCL"] == "2.27.3"
+    assert report.problems == ["GPU 1 has 39.0 of 80.0 GiB free: another process is using it"]
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_gpus_that_nobody_asked_for(tmp_path):
+    (refusal,) = check_node(job(good_folder(tmp_path)), PYDOC, DDP, ()).refusals
+    assert refusal.startswith("there are 2 GPUs, and the job asked for none")
+    assert "LARGEBATCH_PROCESSES_PER_NODE=2" in refusal
+
+
+# --- the recipe ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
         ("print('no model here')\n", "has no function build_model(config)"),
-        # Which would otherwise end the node's report.
+        # Which would otherwise end the pre-flight.
         ("import sys\nsys.exit()\n", "model.py:2: SystemExit; move what only a run does below"),
+        ("import not_there\n", "not_there"),
+        ("def build_model(config):\n    return 1 / 0\n", "division by zero"),
     ],
 )
-def test_a_script_without_a_model(script, reason, tmp_path, capsys):
+def test_a_script_without_a_model(script, reason, tmp_path):
     recipe = tasks.copy("causal_lm", tmp_path) / PYDOC.name
     recipe.with_name("model.py").write_text(script)
-    (tmp_path / "token").write_text("42")
-    report = check_node(job(tmp_path), recipe, DDP, ())
-    assert "build_model(config) of model.py cannot be used: ConfigError" in report.disk_note
-    assert reason in report.disk_note
-    # What nodes print is read as reports.
-    assert "no model here" not in capsys.readouterr().out
+    (refusal,) = room(tmp_path, recipe).refusals
+    assert refusal.startswith("the recipe's model cannot be built: ")
+    assert reason in refusal
 
 
 def test_code_and_recipe_are_compared(tmp_path):
-    (tmp_path / "token").write_text("42")
+    good_folder(tmp_path)
     other = tmp_path / "other.yaml"
     other.write_text("# other\n")
     mine, theirs = (check_node(job(tmp_path), PYDOC, file, ()).versions for file in (DDP, other))
@@ -129,9 +192,37 @@ def test_every_recipe_says_how_large_its_model_is(recipe):
     assert checkpoint_bytes(recipe, config) > 0
 
 
-def test_outside_of_slurm(monkeypatch, capsys, tmp_path):
-    for name in [name for name in os.environ if name.startswith("SLURM")]:
-        monkeypatch.delenv(name)
-    words = ["--accelerate-config", str(DDP), "--folder", str(tmp_path), "--token", "1", "--rendezvous", "a:1"]
-    assert main(["preflight", str(PYDOC), *words, "--gpus", "0", "--world-size", "2"]) == 2
-    assert "SLURMD_NODENAME is not set: run it with srun" in capsys.readouterr().err
+# --- the command --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("LARGEBATCH_PREFLIGHT", "maybe", "LARGEBATCH_PREFLIGHT=maybe: write on, warn or off"),
+        ("LARGEBATCH_PREFLIGHT_SECONDS", "10m", "LARGEBATCH_PREFLIGHT_SECONDS=10m: write a positive number"),
+        ("LARGEBATCH_MIN_BUSBW", "-1", "LARGEBATCH_MIN_BUSBW=-1: write a positive number"),
+    ],
+)
+def test_settings_that_cannot_be_used(name, value, said, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv(name, value)
+    assert main(command(tmp_path)) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_off(monkeypatch, tmp_path):
+    monkeypatch.setenv("LARGEBATCH_PREFLIGHT", "off")
+    assert main(command(tmp_path)) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["h1", "h1:", ":80", "h1:70000"])
+def test_a_place_that_is_none(place, tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(command(tmp_path, place))
+    assert "is not HOST:PORT; write h1:29500, or [::1]:29500" in capsys.readouterr().err
+
+
+def command(folder, place="a:1"):
+    words = ["--accelerate-config", str(DDP), "--folder", str(folder), "--token", "1", "--rendezvous", place]
+    words += ["--node", "a", "--node-rank", "0", "--num-nodes", "2", "--gpus", "0", "--processes-per-node", "1"]
+    return ["preflight", str(PYDOC), *words]

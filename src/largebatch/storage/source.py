@@ -1,0 +1,93 @@
+"""Copies of source code: what a job runs, from its submission on, and what a run was started with.
+
+Either has a git.json, which names the commit and says whether the files had changed since.
+"""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from largebatch.errors import UserError
+from largebatch.storage.files import remove_folder, replace_json_file
+from largebatch.storage.layout import read_object
+
+SECONDS_FOR_GIT = 10
+GIT = "git.json"
+OF_A_JOB = ("launch", "slurm", "recipes", "ds_configs", "src/largebatch")
+"""The folders of a project that a job needs, as far as the project has them."""
+
+
+def take_snapshot(project: Path, target: Path) -> None:
+    """Copy what a job needs to `target`, which is complete or absent; one that is there already stays as it is.
+
+    Links are replaced by what they point to. Data, runs and hidden files are left out.
+
+    Raises:
+        UserError: The project has no recipes, or the copy cannot be written.
+    """
+    if (target / GIT).is_file():
+        return
+    if not (project / "recipes").is_dir():
+        raise UserError(f"there is no recipes/ in {project.absolute()} to copy; go to the top of the repository")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        for folder in OF_A_JOB:
+            if (project / folder).is_dir():
+                shutil.copytree(project / folder, temporary / folder, ignore=_left_out, ignore_dangling_symlinks=True)
+        replace_json_file(temporary / GIT, _state_of(project))
+        temporary.rename(target)
+    except OSError as error:
+        remove_folder(temporary)
+        raise UserError(f"the snapshot {target} cannot be written: {error}; name another folder") from error
+
+
+def keep_source(target: Path, task: Path) -> None:
+    """Replace `target` with a copy of the modules and recipes in a task's folder, under its name, and a git.json."""
+
+    def left_out(folder: str, names: list[str]) -> set[str]:
+        files = [name for name in names if Path(folder, name).is_file()]
+        recipes = files if Path(folder) == task else []
+        kept = {name for name in files if name.endswith(".py")} | {name for name in recipes if name.endswith(".json")}
+        return _left_out(folder, names) | (set(files) - kept)
+
+    remove_folder(target)
+    shutil.copytree(task, target / task.name, ignore=left_out, copy_function=shutil.copyfile)
+    # A snapshot, or the source of another run, is in no repository of its own.
+    copied = next((folder / GIT for folder in task.parents[:2] if (folder / GIT).is_file()), None)
+    replace_json_file(target / GIT, read_object(copied) if copied else _state_of(task))
+
+
+def _left_out(folder: str, names: list[str]) -> set[str]:
+    """The names in a folder that are no source code: hidden files, caches, runs, data, and links to a parent."""
+
+    def is_left_out(path: Path) -> bool:
+        return (
+            path.name.startswith((".", "__pycache__"))
+            or (path / "plan.json").exists()
+            or (path.name in ("data", "runs") and path.is_dir() and not any(path.glob("*.py")))
+            or Path(folder).resolve().is_relative_to(path.resolve())
+        )
+
+    return {name for name in names if is_left_out(Path(folder, name))}
+
+
+def _state_of(folder: Path) -> dict[str, Any]:
+    """The commit of the repository that a folder is in, and whether files in the folder have changed since."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    return {
+        "commit": commit,
+        "changed": None if commit is None else bool(_git(folder, "status", "--porcelain", "--", ".")),
+    }
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    """The output of git in a folder; None if it is not in a repository, or git is not installed."""
+    try:
+        result = subprocess.run(
+            ["git", "-C", folder, *words], capture_output=True, text=True, check=False, timeout=SECONDS_FOR_GIT
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return result.stdout.strip() if result.returncode == 0 else None

@@ -1,0 +1,113 @@
+"""Decides what follows when a start of a job has ended: another start, or the end of the job."""
+
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from largebatch.failures import HOPELESS
+
+MOST_OF_A_MESSAGE = 500
+"""Characters."""
+SIGNALED = (143, 138, 130)
+"""Exit codes of a process that SIGTERM, SIGUSR1 or SIGINT ended."""
+OUT_OF_MEMORY = (
+    "write a smaller batch.micro_batch_size, set compute.activation_checkpointing, or choose a strategy that shards "
+    "more (`largebatch plan RECIPE --gpu-memory GIB` compares them)"
+)
+# The exit codes of a job.
+FINISHED, FAILED, REFUSED, STOPPED = 0, 1, 2, 75
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a start has left behind."""
+
+    exit_code: int
+    """The launcher's."""
+    status: Mapping[str, Any] = field(default_factory=dict)
+    """The run's status.json; empty if this start has not written it."""
+    failure: Mapping[str, Any] = field(default_factory=dict)
+    """The exception that ended training; empty if there was none."""
+    refusal: str = ""
+    """Why the run was refused; "" if it was not."""
+    cause: str = ""
+    """The first cause as the logs tell it; "" if they do not."""
+    asked_to_stop: str = ""
+    """Who asked the batch script to stop the job during the start; "" if nobody did."""
+    has_stop_file: bool = False
+    """Whether a person has asked the run to stop, by the stop file, and it has not done so."""
+    earlier: Mapping[str, Any] = field(default_factory=dict)
+    """What was kept of the latest earlier ending of the job."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What follows, and why."""
+
+    code: int | None
+    """The exit code of the job; None if it is to be started again."""
+    message: str
+    """The reason in one line."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """The facts about a failure with which later ones are compared."""
+
+
+def decide(evidence: Evidence, reason_to_give_up: str | None) -> Ending:
+    """What follows after a start, if there is no progress for a reason to give up, or else None for it."""
+    ending = _decide(evidence)
+    if ending.code is None and evidence.has_stop_file:
+        message = f"stopped by the stop file; before that, {ending.message}; submit again to resume"
+        ending = Ending(STOPPED, message, ending.about)
+    elif ending.code is None and reason_to_give_up:
+        ending = Ending(FAILED, f"error: {ending.message}; {reason_to_give_up}", ending.about)
+    return Ending(ending.code, textwrap.shorten(ending.message, MOST_OF_A_MESSAGE, placeholder=" …"), ending.about)
+
+
+def _decide(evidence: Evidence) -> Ending:
+    status, code, cause = evidence.status, evidence.exit_code, evidence.cause
+    outcome, message = status.get("outcome"), status.get("message", "")
+    if code == 0:
+        return Ending(FINISHED, "finished")
+    if evidence.refusal:
+        return Ending(REFUSED, f"refused: {evidence.refusal}")
+    if outcome == "finished":
+        return Ending(FINISHED, f"finished; the launcher answered {code} afterwards")
+    if outcome == "stopped" and message.startswith("by the stop file"):
+        return Ending(STOPPED, f"stopped {message}; submit again, with the same overrides, to resume")
+    if outcome == "stopped":
+        return Ending(None, f"stopped {message}")
+    if outcome == "failed":
+        return _failed(status, status.get("resume") is False, evidence)
+    stopped_by = evidence.asked_to_stop or ("a signal to the nodes" if code in SIGNALED else "")
+    if outcome is None and stopped_by:
+        return Ending(None, f"asked to stop by {stopped_by} before the run began")
+    if evidence.failure:
+        return _failed({**status, **evidence.failure}, evidence.failure.get("kind") in HOPELESS, evidence)
+    if outcome == "running":
+        return Ending(None, f"{_first(cause) or 'killed '}at step {status.get('step')}")
+    return Ending(None, f"{_first(cause)}ended before the run began (exit code {code})")
+
+
+def _first(cause: str) -> str:
+    return f"{cause}; " if cause else ""
+
+
+def _failed(failure: Mapping[str, Any], is_hopeless: bool, evidence: Evidence) -> Ending:
+    """What follows after an exception, of which `failure` has what status.json has."""
+    about = {name: failure.get(name) for name in ("kind", "exception", "trained", "step", "micro_batch_size")}
+    about["trained"] = bool(about["trained"])
+    kind, earlier = about["kind"], evidence.earlier
+    message = f"failed: {_first(evidence.cause)}{failure.get('message', '')}"
+    if kind == "out_of_memory":
+        message += f"; {OUT_OF_MEMORY}"
+    if is_hopeless:
+        return Ending(FAILED, f"{message}; the same start would fail again: not requeued", about)
+    if kind == "out_of_memory" and all(
+        about[name] == earlier.get(name) for name in ("kind", "step", "micro_batch_size")
+    ):
+        return Ending(FAILED, f"{message}; for the second time at the same step: not requeued", about)
+    same = all(about[name] == earlier.get(name) for name in ("kind", "exception", "trained"))
+    if kind == "error" and same and not about["trained"]:
+        return Ending(FAILED, f"{message}; for the second time before a first step: not requeued", about)
+    return Ending(None, message, about)

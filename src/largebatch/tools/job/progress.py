@@ -1,0 +1,77 @@
+"""A job's starts in its run folder, and their progress, which is counted in checkpoints."""
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from largebatch.errors import UserError, counted
+from largebatch.storage.catalog import entries
+from largebatch.storage.files import replace_json_file
+from largebatch.storage.layout import read_object
+
+ENDING = "ending.json"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The starts of one job, up to one of them."""
+
+    run_dir: Path
+    job: str
+    start: int
+    """How often the scheduler had restarted the job before."""
+    max_restarts: int
+    """How many more starts than one may begin at the same checkpoint."""
+
+    @classmethod
+    def of_this_job(cls, run_dir: Path, start: int, max_restarts: int) -> "Progress":
+        """The starts of the job that LARGEBATCH_JOB_ID names; UserError if it names none."""
+        job = os.environ.get("LARGEBATCH_JOB_ID")
+        if not job:
+            raise UserError("LARGEBATCH_JOB_ID is not set: this is for the batch script of a job, which sets it")
+        return cls(run_dir, job, start, max_restarts)
+
+    @property
+    def job_dir(self) -> Path:
+        """The folder of the job."""
+        return self.run_dir / "jobs" / self.job
+
+    @property
+    def logs(self) -> Path:
+        """The folder of this start."""
+        return self.job_dir / f"start_{self.start}"
+
+    @cached_property
+    def checkpoint_step(self) -> int:
+        """The step of the newest complete checkpoint; 0 if there is none."""
+        return next((entry.step for entry in entries(self.run_dir / "checkpoints") if entry.problem is None), 0)
+
+    def begin(self) -> None:
+        """Note the checkpoint at which this start begins."""
+        self.logs.mkdir(parents=True, exist_ok=True)
+        with (self.job_dir / "starts").open("a", encoding="utf-8") as file:
+            file.write(f"{self.checkpoint_step}\n")
+
+    def end(self, ending: dict[str, Any]) -> None:
+        """Keep how this start ended, for the starts to come."""
+        with suppress(OSError):
+            replace_json_file(self.logs / ENDING, ending)
+
+    def earlier_ending(self) -> dict[str, Any]:
+        """How the latest earlier start ended of which that is known; empty if there is none."""
+        found = (read_object(self.job_dir / f"start_{start}" / ENDING) for start in reversed(range(self.start)))
+        return next(filter(None, found), {})
+
+    def reason_to_give_up(self) -> str | None:
+        """Why there should be no further start, if the allowed number began at the newest checkpoint."""
+        file = self.job_dir / "starts"
+        steps = file.read_text(encoding="utf-8").split() if file.exists() else []
+        if (starts := steps.count(str(self.checkpoint_step))) <= self.max_restarts:
+            return None
+        return (
+            f"giving up after {counted(starts, 'start')} without progress past step {self.checkpoint_step} "
+            f"(LARGEBATCH_MAX_RESTARTS {self.max_restarts}); see {self.job_dir}"
+        )

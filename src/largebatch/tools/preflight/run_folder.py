@@ -1,0 +1,87 @@
+"""Whether the file system of the run folder can do what runs need of it."""
+
+import fcntl
+import os
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+OBJECT_STORES = ("gcsfuse", "s3fs", "mountpoint-s3", "goofys", "geesefs", "blobfuse", "rclone")
+"""Parts of the type or the source in /proc/mounts of programs that show an object store as a folder."""
+LOCKS = "locks (flock)"
+REMEDIES = {LOCKS: "mount it with them (Lustre: mount -o flock), or "}
+SECONDS_UNTIL_VISIBLE = 60.0
+"""Network file systems keep lists of files for up to a minute."""
+
+
+def mount_of(folder: Path, mounts: str) -> tuple[str, str]:
+    """The source and the type of the file system that a folder is on, from the text of /proc/mounts."""
+    best, found = "", ("", "")
+    for line in mounts.splitlines():
+        source, point, kind = line.split()[:3]
+        # A space is \040 there.
+        point = re.sub(r"\\(\d{3})", lambda match: chr(int(match[1], 8)), point)
+        # Later lines cover earlier ones.
+        if len(point) >= len(best) and folder.resolve().is_relative_to(point):
+            best, found = point, (source, kind)
+    return found
+
+
+def missing_abilities(folder: Path, name: str, mounts: str) -> list[str]:
+    """What the folder's file system lacks, each with a remedy.
+
+    Args:
+        folder: A folder in the run folder.
+        name: Of the files to write there, which no other node uses.
+        mounts: The text of /proc/mounts.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    source, kind = mount_of(folder, mounts)
+    store = next((each for each in OBJECT_STORES if each in source or each in kind), None)
+    if store:
+        return [
+            f"the run folder is on {store}, which shows an object store as files: set RUN_DIR to a POSIX file system "
+            "(NFS, Lustre, …), and copy the run folder afterward (aws s3 sync, gcloud storage rsync)"
+        ]
+    missing = []
+    files = [folder / f"{name}.probe_{number}" for number in (1, 2, 3)]
+    try:
+        with files[0].open("w", encoding="utf-8") as file:
+            tries: dict[str, Callable[[], object]] = {
+                LOCKS: lambda: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB),
+                "hard links": lambda: os.link(files[0], files[1]),
+                "renaming a file over another": lambda: files[0].rename(_written(files[2])),
+            }
+            for ability, try_it in tries.items():
+                try:
+                    try_it()
+                except OSError as error:
+                    missing.append(
+                        f"the run folder's file system ({kind}) has no {ability}: {error.strerror}; "
+                        f"{REMEDIES.get(ability, '')}set RUN_DIR to another file system"
+                    )
+    finally:
+        for path in files:
+            path.unlink(missing_ok=True)
+    return missing
+
+
+def appears(file: Path, text: str) -> bool:
+    """Whether another node's file appears that says `text`, apart from space around it."""
+    deadline = time.monotonic() + SECONDS_UNTIL_VISIBLE
+    while True:
+        with suppress(OSError):
+            if file.read_text(encoding="utf-8").strip() == text:
+                return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
+
+
+def _written(file: Path) -> Path:
+    file.write_text("", encoding="utf-8")
+    return file

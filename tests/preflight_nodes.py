@@ -1,0 +1,108 @@
+"""Nodes of a pre-flight as processes of this machine, forked, so that none has to import torch."""
+
+import os
+import socket
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+from largebatch.tools.command_line import main
+from paths import PYDOC, ROOT
+
+DDP = ROOT / "recipes/accelerate_configs/ddp.yaml"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a node ended."""
+
+    exit_code: int
+    out: str
+    err: str
+
+
+def free_port():
+    """A port that is free on this machine."""
+    with socket.socket() as server:
+        server.bind(("", 0))
+        return server.getsockname()[1]
+
+
+def run_nodes(folder, count, *words, host="localhost", port=None, before=None, recipe=PYDOC, gpus=0, **environment):
+    """Run the command as every node of a job, and return how they ended.
+
+    Args:
+        folder: For the files of the job.
+        count: Nodes of the job.
+        words: Overrides of the recipe.
+        host: Of the rendezvous.
+        port: Of the rendezvous; default: a free one.
+        before: Called in the process of each node with its rank, before it begins.
+        recipe: The recipe's file.
+        gpus: Of each node.
+        environment: More of it.
+    """
+    shared = folder / "shared"
+    shared.mkdir(exist_ok=True)
+    (shared / "token").write_text("42\n")
+    names = [f"n{rank + 1}" for rank in range(count)]
+    place = f"{host}:{port or free_port()}"
+    processes = []
+    for rank, name in enumerate(names):
+        arguments = [
+            "preflight",
+            str(recipe),
+            "--accelerate-config",
+            str(DDP),
+            "--folder",
+            str(shared),
+            "--token",
+            "42",
+        ]
+        arguments += ["--node", name, "--node-rank", str(rank), "--num-nodes", str(count), "--rendezvous", place]
+        arguments += ["--gpus", str(gpus), "--processes-per-node", "1", "--nodes", ",".join(names), *words]
+        process = os.fork()
+        if not process:
+            _be_node(folder, rank, arguments, before, environment)
+        processes.append(process)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) for process in processes]
+    return [
+        Ended(code, (folder / f"out_{rank}").read_text(), (folder / f"err_{rank}").read_text())
+        for rank, code in enumerate(codes)
+    ]
+
+
+def _be_node(folder, rank, arguments, before, environment):
+    code = 99
+    try:
+        os.environ.update({name: str(value) for name, value in environment.items()})
+        for number, name in ((1, "out"), (2, "err")):
+            os.dup2(os.open(folder / f"{name}_{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        # pytest has its own.
+        sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+        if before:
+            before(rank)
+        code = main(arguments)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def die():
+    """Be gone at once."""
+    os._exit(9)
+
+
+def late(rank, seconds):
+    """A `before` that lets a node begin late."""
+    return lambda each: time.sleep(seconds) if each == rank else None
+
+
+def shared(folder: Path) -> Path:
+    """The folder that the nodes share."""
+    return folder / "shared"

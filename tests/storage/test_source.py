@@ -1,0 +1,110 @@
+"""The snapshot of what a job runs."""
+
+import json
+import subprocess
+
+import pytest
+
+from largebatch.errors import UserError
+from largebatch.storage.source import keep_source, take_snapshot
+
+FILES = (
+    "launch/node.sh",
+    "slurm/launch.sh",
+    "recipes/task/train.py",
+    "recipes/task/config.py",
+    "recipes/task/data/__init__.py",
+    "recipes/task/tokens.txt",
+    "recipes/accelerate_configs/ddp.yaml",
+    "ds_configs/zero2.json",
+    "src/largebatch/data/order.py",
+)
+LEFT_OUT = (
+    ".git/HEAD",
+    ".venv/bin/python",
+    "README.md",
+    "runs/x/plan.json",
+    "data/train.bin",
+    "recipes/task/data_of_x/plan.json",
+    "recipes/other/data/train.bin",
+    "recipes/other/runs/x/status.json",
+    "recipes/task/__pycache__/train.pyc",
+    "recipes/task/.cache/x.py",
+)
+
+
+@pytest.fixture
+def project(tmp_path):
+    for name in (*FILES, *LEFT_OUT):
+        file = tmp_path / "project" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(name)
+    return tmp_path / "project"
+
+
+def files(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_job_gets_what_it_needs_and_nothing_else(project, tmp_path):
+    (project / "launch/node.sh").chmod(0o755)
+    take_snapshot(project, tmp_path / "run/jobs/snapshot_1")
+    assert files(tmp_path / "run/jobs/snapshot_1") == sorted((*FILES, "git.json"))
+    assert (tmp_path / "run/jobs/snapshot_1/launch/node.sh").stat().st_mode & 0o100
+
+
+def test_links_are_followed_but_not_to_a_parent(project, tmp_path):
+    outside = tmp_path / "mine"
+    outside.mkdir()
+    (outside / "train.py").write_text("mine")
+    (project / "recipes/mine").symlink_to(outside)
+    (project / "recipes/loop").symlink_to(project)
+    (project / "recipes/nowhere").symlink_to("none")
+    take_snapshot(project, tmp_path / "copy")
+    (outside / "train.py").write_text("changed")
+    assert (tmp_path / "copy/recipes/mine/train.py").read_text() == "mine"
+    assert not (tmp_path / "copy/recipes/mine").is_symlink()
+    assert not (tmp_path / "copy/recipes/loop").exists()
+
+
+def test_a_snapshot_stays_as_it_is(project, tmp_path):
+    take_snapshot(project, tmp_path / "copy")
+    (project / FILES[0]).write_text("changed")
+    take_snapshot(project, tmp_path / "copy")
+    assert (tmp_path / "copy" / FILES[0]).read_text() == FILES[0]
+
+
+def test_it_is_complete_or_absent(project, tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("largebatch.storage.source.replace_json_file", fail)
+    with pytest.raises(UserError, match=r"cannot be written: .*No space left"):
+        take_snapshot(project, tmp_path / "copies/1")
+    assert list((tmp_path / "copies").iterdir()) == []
+
+
+def test_refused(project, tmp_path):
+    with pytest.raises(UserError, match="go to the top of the repository"):
+        take_snapshot(project / "recipes", tmp_path / "copy")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.tex").touch()
+    with pytest.raises(UserError, match="cannot be written"):
+        take_snapshot(project, tmp_path / "mine")
+    assert files(tmp_path / "mine") == ["thesis.tex"]
+
+
+def test_the_commit_is_that_of_the_project_also_for_runs_inside_of_it(project, tmp_path):
+    (project / ".git/HEAD").unlink()
+    (project / ".git").rmdir()
+    git = ["git", "-C", str(project), "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for words in (["init", "--quiet"], ["add", "recipes"], ["commit", "--quiet", "--message=x"]):
+        subprocess.run([*git, *words], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    snapshot = project / "runs/x/jobs/5/code"
+    take_snapshot(project, snapshot)
+    state = {"commit": commit, "changed": True}
+    assert json.loads((snapshot / "git.json").read_text()) == state
+    subprocess.run([*git, "commit", "--quiet", "--allow-empty", "--message=y"], check=True)
+    keep_source(tmp_path / "source", snapshot / "recipes/task")
+    assert json.loads((tmp_path / "source/git.json").read_text()) == state

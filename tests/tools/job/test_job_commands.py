@@ -1,0 +1,108 @@
+"""What the batch script asks before and after a start, and what it is told."""
+
+import json
+import os
+
+import pytest
+
+from largebatch.tools.command_line import main
+from saving import make_checkpoint
+
+
+@pytest.fixture(autouse=True)
+def _job(monkeypatch):
+    monkeypatch.setenv("LARGEBATCH_JOB_ID", "5")
+    monkeypatch.delenv("LARGEBATCH_BEGAN", raising=False)
+
+
+@pytest.fixture
+def ask(tmp_path, capsys):
+    def ask(command, *words, start=0, max_restarts=3):
+        shared = ["--run-dir", str(tmp_path), "--start", str(start), "--max-restarts", str(max_restarts)]
+        assert main([command, *shared, *words]) == 0
+        (line,) = capsys.readouterr().out.splitlines()
+        return line
+
+    return ask
+
+
+def write_status(folder, job="5", restart=0, **status):
+    value = {"outcome": "failed", "message": "nan", "resume": False, "step": 7, "job_id": job, "restart": restart}
+    (folder / "status.json").write_text(json.dumps(value | status))
+
+
+def test_a_start_begins_and_ends(ask, tmp_path):
+    assert ask("job-begins") == "go"
+    write_status(tmp_path, message="gone\naway", resume=True, kind="communication", exception="DistError")
+    assert ask("job-ended", "--exit-code=1") == "requeue failed: gone away; resumes from step 0"
+    ending = json.loads((tmp_path / "jobs/5/start_0/ending.json").read_text())
+    assert ending["time"] > 1
+    expected = {"code": None, "message": "failed: gone away", "kind": "communication", "exception": "DistError"}
+    assert ending.items() >= (expected | {"step": 7, "trained": False, "micro_batch_size": None}).items()
+
+
+@pytest.mark.parametrize(("job", "restart"), [("4", 0), ("55", 0), ("5", 11), (None, 0)])
+def test_what_others_have_left_is_not_about_this_start(job, restart, ask, tmp_path):
+    write_status(tmp_path, job, restart)
+    answer = ask("job-ended", "--exit-code=1", start=1)
+    assert answer == "requeue ended before the run began (exit code 1); resumes from step 0"
+
+
+def test_each_piece_of_evidence_is_read(ask, tmp_path):
+    logs = tmp_path / "jobs/5/start_0"
+    ask("job-begins")
+    (logs / "n1.log").write_text("x Signal 15 (SIGTERM) received by PID 4\nx Signal 9 (SIGKILL) received by PID 5 y")
+    killed = "n1: Signal 9 (SIGKILL) received by PID 5"
+    assert ask("job-ended", "--exit-code=1").startswith(f"requeue {killed}; ended before")
+    assert ask("job-ended", "--exit-code=1", "--asked-to-stop=SIGTERM").startswith("requeue asked to stop by SIGTERM")
+    (logs / "failure.json").write_text(json.dumps({"message": "no x", "kind": "import", "exception": "ImportError"}))
+    assert ask("job-ended", "--exit-code=1") == (
+        f"leave 1 failed: {killed}; no x; the same start would fail again: not requeued"
+    )
+    (logs / "refusal").write_text("seed: no")
+    assert ask("job-ended", "--exit-code=1") == "leave 2 refused: seed: no"
+
+
+def test_an_ending_is_compared_with_the_latest_one_that_is_known(ask, tmp_path):
+    bug = {"resume": True, "kind": "error", "exception": "KeyError", "trained": False}
+    for start, code in ((0, "requeue"), (2, "leave 1")):
+        ask("job-begins", start=start)
+        write_status(tmp_path, restart=start, **bug)
+        assert ask("job-ended", "--exit-code=1", start=start).startswith(code)
+
+
+def test_a_stop_file_counts_unless_it_is_older_than_the_start(ask, tmp_path, monkeypatch):
+    (tmp_path / "stop").touch()
+    os.utime(tmp_path / "stop", (1000, 1000))
+    monkeypatch.setenv("LARGEBATCH_BEGAN", "1001")
+    assert ask("job-ended", "--exit-code=1").startswith("requeue ")
+    monkeypatch.setenv("LARGEBATCH_BEGAN", "999")
+    assert ask("job-ended", "--exit-code=1").startswith("leave 75 stopped by the stop file; before that, ended before")
+
+
+def test_starts_without_progress_are_counted_over_those_that_have_not_ended(ask, tmp_path):
+    """The scheduler restarts a job whose first node is gone; the start before has not come to its end."""
+    assert [ask("job-begins", start=start, max_restarts=2) for start in range(3)] == ["go"] * 3
+    given_up = (
+        f"giving up after 3 starts without progress past step 0 (LARGEBATCH_MAX_RESTARTS 2); see {tmp_path}/jobs/5"
+    )
+    assert ask("job-ended", "--exit-code=1", start=1, max_restarts=2) == (
+        f"leave 1 error: ended before the run began (exit code 1); {given_up}"
+    )
+    assert ask("job-begins", start=3, max_restarts=2) == f"leave 1 error: {given_up}"
+    # A newer checkpoint is progress; one that is not complete is none, nor is what others put beside.
+    make_checkpoint(tmp_path / "checkpoints/step_00000040")
+    marker = (tmp_path / "checkpoints/step_00000040/complete.json").read_bytes()
+    (tmp_path / "checkpoints/step_00000040/complete.json").unlink()
+    make_checkpoint(tmp_path / "checkpoints/step_00000050.keep")
+    assert ask("job-begins", start=4, max_restarts=2).startswith("leave 1")
+    (tmp_path / "checkpoints/step_00000040/complete.json").write_bytes(marker)
+    assert ask("job-begins", start=5, max_restarts=2) == "go"
+    assert ask("job-ended", "--exit-code=1", start=5, max_restarts=2).endswith("; resumes from step 40")
+
+
+@pytest.mark.parametrize("command", [["job-begins"], ["job-ended", "--exit-code=1"]])
+def test_outside_of_a_job(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("LARGEBATCH_JOB_ID")
+    assert main([*command, "--run-dir", str(tmp_path), "--start=0", "--max-restarts=3"]) == 2
+    assert capsys.readouterr().err.startswith("error: LARGEBATCH_JOB_ID is not set")
