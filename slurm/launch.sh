@@ -64,10 +64,6 @@ gpus=${SLURM_GPUS_ON_NODE:-0}
 processes_per_node=${LARGEBATCH_PROCESSES_PER_NODE:-$((gpus > 0 ? gpus : ${SLURM_CPUS_PER_TASK:-1}))}
 node_options=(--processes-per-node "$processes_per_node")
 if ((gpus > 0)) || [[ -z ${LARGEBATCH_PROCESSES_PER_NODE:-} ]]; then node_options+=(--gpus-per-node "$gpus"); fi
-if ((gpus == 0)) && [[ -z ${LARGEBATCH_PROCESSES_PER_NODE:-}${CUDA_VISIBLE_DEVICES+set} ]] && command -v nvidia-smi >/dev/null; then
-  found=$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU ' || true)
-  ((found == 0)) || leave 2 "error: the nodes have $found GPUs, but the job was given none; write sbatch --gpus-per-node=$found, or, where Slurm does not manage GPUs, LARGEBATCH_PROCESSES_PER_NODE=$found; CUDA_VISIBLE_DEVICES= trains on CPUs"
-fi
 # A link to the run folder may lead to nowhere in a container.
 if [[ -n ${LARGEBATCH_CONTAINER:-} ]]; then mkdir -p "$run_dir" && run_dir=$(realpath "$run_dir"); fi
 job_dir=$run_dir/jobs/$SLURM_JOB_ID
