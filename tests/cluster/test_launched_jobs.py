@@ -115,7 +115,7 @@ def test_sites_of_other_kinds(submit, tmp_path):
         PATH=write_commands(tmp_path / "bin", {"apptainer": APPTAINER}),
     )
     assert contained.wait_for_end() == "COMPLETED", contained.log
-    assert "absent as it should be" in contained.log
+    assert "other folders are absent" in contained.log
     assert contained.status["outcome"] == "finished"
 
     # There are no such GPUs, and the pre-flight could do nothing about it but say so: it is reached with what was set.
@@ -128,19 +128,17 @@ def test_sites_of_other_kinds(submit, tmp_path):
 
 # In the manner of the real one: the folders of the image, here the machine's programs, and what is bound.
 APPTAINER = f"""
-root=$(mktemp -d)
-mount=$3 workdir=$5
-unshare --mount bash -c '
-  mount -t tmpfs none "$0"
-  enter() {{ mkdir -p "$0$2" && mount --rbind "$1" "$0$2"; }}
-  for folder in /usr /bin /lib /lib64 /etc /proc /sys /dev {sys.prefix} {sys.base_prefix}; do
-    [[ ! -d $folder ]] || enter "$folder" "$folder"
-  done
-  mkdir -p "$0/tmp"
-  for pair in ${{1//,/ }}; do enter "${{pair%%:*}}" "${{pair#*:}}"; done
-  [[ -e $0/run/slurm.conf ]] || echo "absent as it should be"
-  PATH={sys.prefix}/bin:/usr/bin:/bin exec chroot "$0" bash -c '\''cd "$0" && exec "$@"'\'' "$2" "${{@:4}}"
-' "$root" "$mount" "$workdir" "${{@:5}}"
+[[ -n ${{root:-}} ]] || root=$(mktemp -d) exec unshare --mount "$0" "$@"
+PATH={sys.prefix}/bin:/usr/bin:/bin:/usr/sbin
+mount -t tmpfs none "$root"
+enter() {{ mkdir -p "$root$2" && mount --rbind "$1" "$root$2"; }}
+for folder in /usr /bin /lib /lib64 /etc /proc /sys /dev {sys.prefix} {sys.base_prefix}; do
+  [[ ! -d $folder ]] || enter "$folder" "$folder"
+done
+mkdir -p "$root/tmp"
+for pair in ${{3//,/ }}; do enter "${{pair%%:*}}" "${{pair#*:}}"; done
+[[ -e $root/run/slurm.conf ]] || echo "other folders are absent" >&2
+exec chroot "$root" bash -c 'cd "$0" && exec "$@"' "$5" "${{@:7}}"
 """
 
 

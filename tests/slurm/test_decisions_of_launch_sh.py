@@ -35,7 +35,9 @@ COMMANDS = {
         cat "$LARGEBATCH_LOGS/preflight/token" >"$RUN_DIR/token"
         printf '%s\\n' "$@" >"$RUN_DIR/preflight"
         for name in $BAD_NODES; do
-          if [[ ,$LARGEBATCH_NODE_NAMES, == *,$name,* ]]; then echo "$name" >"$LARGEBATCH_LOGS/preflight/bad_nodes"; exit 3; fi
+          [[ ,$LARGEBATCH_NODE_NAMES, == *,$name,* ]] || continue
+          echo "$name" >"$LARGEBATCH_LOGS/preflight/bad_nodes"
+          exit 3
         done
         exit "$PREFLIGHT_CODE" ;;
     esac""",
@@ -251,7 +253,7 @@ def test_a_site_profile(start, checkout, written):
     assert "--mpi=none --comment=two words --kill-on-bad-exit=1" in " ".join(written("steps"))
 
 
-def test_containers(start, tmp_path, checkout, written):
+def test_containers(start, tmp_path, checkout):
     """No environment of the host inside, and all folders of the run."""
     for name in ("scratch", "hub"):
         (tmp_path / name).mkdir()
