@@ -25,7 +25,8 @@ SBIN = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "unshare", "nsenter", "ip")
 
 # The outer set of namespaces, with $1 hosts, whose numbers begin at $2. /proc stays the owner's: process ids that are
-# read there mean the same to the owner. A requeued job starts again after cred_expire; a host that does not answer is given up after SlurmdTimeout.
+# read there mean the same to the owner. A requeued job starts again after cred_expire; a host that does not answer is
+# given up after SlurmdTimeout.
 LOGIN_NODE = r"""
 set -euo pipefail
 exec 3>&1 1>&2
