@@ -4,8 +4,14 @@ import json
 
 import pytest
 
+from largebatch.config import RecipeConfig
 from largebatch.errors import RunStopped, TrainingFailed, UserError
-from largebatch.run import command_line, user_errors
+from largebatch.run import command_line, parse_command_line, user_errors
+from largebatch.run import record as record_module
+from largebatch.run.folder import RunFolder
+from largebatch.run.record import Record
+from largebatch.run.resume import Start
+from largebatch.storage.attempts import claim
 
 
 @pytest.fixture
@@ -15,6 +21,34 @@ def files(tmp_path, monkeypatch):
     monkeypatch.setenv("LARGEBATCH_REFUSAL", str(refusal))
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(launcher))
     return refusal, launcher
+
+
+def test_words_that_cannot_be_parsed_are_refused_like_a_recipe(files):
+    with pytest.raises(SystemExit, match="2"), user_errors():
+        parse_command_line(RecipeConfig, ["--config=x.json", "--resume"])
+    assert files[0].read_text() == "argument --resume: expected one argument"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "resume"),
+    [
+        (UserError("seed: no"), "configuration", False),
+        (TrainingFailed("nan"), "training", False),
+        (KeyError("x"), "error", True),
+        (ModuleNotFoundError("x"), "import", False),
+        (ConnectionResetError("x"), "communication", True),
+    ],
+)
+def test_the_status_has_the_facts_by_which_a_job_is_started_again(error, kind, resume, tmp_path):
+    folder = RunFolder(tmp_path)
+    record = Record(folder, claim(folder.attempts_dir, {}), Start(), 8, True, print)
+    with pytest.raises((SystemExit, type(error))), user_errors():
+        record.step = 3
+        raise error
+    record_module._of_this_process.clear()
+    status = json.loads(folder.status_file.read_text())
+    facts = {"outcome": "failed", "kind": kind, "exception": type(error).__name__, "resume": resume}
+    assert status.items() >= (facts | {"trained": True, "micro_batch_size": 8, "step": 3}).items()
 
 
 LAUNCHERS = [{"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "2"}, {"ACCELERATE_MIXED_PRECISION": "no"}]

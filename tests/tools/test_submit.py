@@ -37,8 +37,8 @@ def sbatch(project, monkeypatch):
     monkeypatch.setenv("PATH", str(file.parent), prepend=os.pathsep)
     monkeypatch.delenv("STRATEGY", raising=False)
     monkeypatch.delenv("RUN_DIR", raising=False)
-    for name in ("LARGEBATCH_ENV", "LARGEBATCH_CONTAINER"):
-        monkeypatch.delenv(name, raising=False)
+    for name in [name for name in os.environ if name.startswith(("LARGEBATCH_", "SBATCH_"))]:
+        monkeypatch.delenv(name)
     (project / ".venv/bin").mkdir(parents=True)
     (project / ".venv/bin/activate").touch()
     return answers
@@ -46,6 +46,11 @@ def sbatch(project, monkeypatch):
 
 def called() -> dict:
     return json.loads(Path("called.json").read_text())
+
+
+def snapshot() -> Path:
+    """The folder that the job was told to run."""
+    return Path(called()["environment"]["LARGEBATCH_SNAPSHOT"])
 
 
 def submit(*words: str) -> int:
@@ -57,7 +62,7 @@ def submit(*words: str) -> int:
 def test_submits_and_says_how_to_follow(recipe, capsys):
     before = {path: path.read_bytes() for path in Path().glob("slurm/*")}
     assert submit(recipe, "--nodes", "2") == 0
-    assert called()["words"] == ["--parsable", "--nodes=2", SMOKE]
+    assert called()["words"] == ["--parsable", "--nodes=2", "--export=ALL,LARGEBATCH_SNAPSHOT", SMOKE]
     printed = capsys.readouterr().out
     # The lines are those of the plan.
     assert main(["plan", RECIPE, "--world-size=4"]) == 0
@@ -71,7 +76,7 @@ def test_submits_and_says_how_to_follow(recipe, capsys):
         "not checked: the data and any tokenizer, which the job opens when it starts\n"
         f"not checked: memory, which is estimated by largebatch plan {RECIPE} --world-sizes=4\n"
         "\n"
-        f"sbatch --parsable --nodes=2 {SMOKE}\n"
+        f"LARGEBATCH_SNAPSHOT={snapshot()} sbatch --parsable --nodes=2 --export=ALL,LARGEBATCH_SNAPSHOT {SMOKE}\n"
         "\n"
         "job 123\n"
         "log    slurm-gpt_pydoc.sbatch-123.log\n"
@@ -81,16 +86,18 @@ def test_submits_and_says_how_to_follow(recipe, capsys):
 
 
 @pytest.mark.usefixtures("sbatch")
-def test_which_words_go_where(capsys):
+def test_which_words_go_where(tmp_path, capsys):
     words = "--seed 1 --partition gpu --optimizer.weight_decay=0 -t 40 --resume none --requeue --allow-change seed"
-    given = shlex.split(f"{words} --strategy zero3 --run-dir /tmp/my/run --gpus-per-node h100:4 --nodes 1")
+    given = shlex.split(f"{words} --strategy zero3 --run-dir {tmp_path}/run --gpus-per-node h100:4 --nodes 1")
     assert submit("gpt_pydoc", *given) == 0
     before, _, behind = " ".join(called()["words"]).partition(f" {SMOKE} ")
-    assert before == "--parsable --nodes=1 --gpus-per-node=h100:4 --partition gpu -t 40 --requeue"
+    names = "ALL,LARGEBATCH_SNAPSHOT,RUN_DIR,STRATEGY"
+    assert before == f"--parsable --nodes=1 --gpus-per-node=h100:4 --partition gpu -t 40 --requeue --export={names}"
     assert behind == "--seed 1 --optimizer.weight_decay=0 --resume none --allow-change seed"
     assert "gpt_pydoc under zero3, nodes x GPUs per node = 1 x 4: " in capsys.readouterr().out
     environment = called()["environment"]
-    assert (environment["STRATEGY"], environment["RUN_DIR"]) == ("zero3", "/tmp/my/run")
+    assert (environment["STRATEGY"], environment["RUN_DIR"]) == ("zero3", f"{tmp_path}/run")
+    assert snapshot().parent == tmp_path / "run/jobs"
 
 
 UGLY = [
@@ -118,10 +125,10 @@ def test_values_arrive_as_they_are(value, capsys):
     behind = ["--resume", value, f"--allow-change={value}"]
     assert submit("gpt_pydoc", "--nodes", "2", *before, *behind) == 0
     arrived = called()["words"]
-    assert arrived == ["--parsable", "--nodes=2", *before, SMOKE, *behind]
+    assert arrived == ["--parsable", "--nodes=2", *before, "--export=ALL,LARGEBATCH_SNAPSHOT", SMOKE, *behind]
 
     # The line that was shown does the same in a shell.
-    line = next(part for part in capsys.readouterr().out.split("\n\n") if part.startswith("sbatch"))
+    line = next(part for part in capsys.readouterr().out.split("\n\n") if " sbatch " in part)
     Path("called.json").unlink()
     subprocess.run(["bash", "-c", line], check=True, capture_output=True)
     assert called()["words"] == arrived
@@ -132,12 +139,88 @@ def test_the_environment_has_an_effect_and_is_shown(monkeypatch, capsys):
     monkeypatch.setenv("STRATEGY", "fsdp")
     monkeypatch.setenv("RUN_DIR", "my runs/1")
     monkeypatch.setenv("WANDB_API_KEY", "a-secret")
+    monkeypatch.setenv("SBATCH_QOS", "high")
+    monkeypatch.setenv("LARGEBATCH_CONTAINER", "image")
+    monkeypatch.setenv("LARGEBATCH_CONTAINER_MOUNTS", "/a:/a,/b:/b")
+    # Of a job from which this one is submitted.
+    monkeypatch.setenv("LARGEBATCH_JOB_ID", "4")
     assert submit("gpt_pydoc", "--nodes=2") == 0
     printed = capsys.readouterr().out
-    assert f"STRATEGY=fsdp RUN_DIR='my runs/1' sbatch --parsable --nodes=2 {SMOKE}\n" in printed
+    names = "LARGEBATCH_CONTAINER,LARGEBATCH_CONTAINER_MOUNTS,LARGEBATCH_SNAPSHOT,RUN_DIR,STRATEGY"
+    given = "LARGEBATCH_CONTAINER=image LARGEBATCH_CONTAINER_MOUNTS=/a:/a,/b:/b"
+    given += f" LARGEBATCH_SNAPSHOT={shlex.quote(str(snapshot()))} RUN_DIR='my runs/1' STRATEGY=fsdp SBATCH_QOS=high"
+    assert f"{given} sbatch --parsable --nodes=2 --export=ALL,{names} {SMOKE}\n" in printed
     assert "gpt_pydoc under fsdp" in printed
     assert "secret" not in printed
     assert called()["environment"]["WANDB_API_KEY"] == "a-secret"
+    assert "LARGEBATCH_JOB_ID" not in called()["environment"]
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_a_job_runs_what_was_there_when_it_was_submitted():
+    recipe = Path(RECIPE).read_bytes()
+    assert submit("gpt_pydoc", "--nodes=2") == 0
+    Path(RECIPE).write_text("{}")
+    assert snapshot().is_relative_to(Path.cwd() / "runs/gpt_pydoc/jobs")
+    assert (snapshot() / RECIPE).read_bytes() == recipe
+    assert (snapshot() / SMOKE).is_file()
+
+
+def layout(printed: str) -> str:
+    return re.search("under (.*?):", printed)[1]
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_variables_of_sbatch_outrank_the_script_and_the_command_line_outranks_them(monkeypatch, capsys):
+    monkeypatch.setenv("SBATCH_GPUS_PER_NODE", "4")
+    assert submit("gpt_pydoc", "--nodes=1") == 0
+    assert layout(capsys.readouterr().out) == "ddp, nodes x GPUs per node = 1 x 4"
+    assert submit("gpt_pydoc", "--nodes=1", "--gpus-per-node=2") == 0
+    assert layout(capsys.readouterr().out) == "ddp, nodes x GPUs per node = 1 x 2"
+    monkeypatch.setenv("SBATCH_TIMELIMIT", "5")
+    assert submit("gpt_pydoc", "--nodes=1") == 1
+    assert "SBATCH_TIMELIMIT: --time=5: " in capsys.readouterr().out
+    assert main(["lint", SMOKE]) == 1
+    assert submit("gpt_pydoc", "--nodes=1", "--time=60") == 0
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_the_sites_profile(monkeypatch, capsys):
+    Path("slurm/site.sh").write_text(
+        "export SBATCH_GPUS_PER_NODE=${SBATCH_GPUS_PER_NODE:-4} LARGEBATCH_ENV=site_env\nexport OTHER=1\n"
+        "echo welcome; LARGEBATCH_WRAP=(a b)\n[[ -d /none ]] && export LARGEBATCH_CONTAINER=x\n"
+    )
+    Path("site_env").touch()
+    monkeypatch.delenv("OTHER", raising=False)
+    assert submit("gpt_pydoc", "--nodes=1") == 0
+    printed = capsys.readouterr().out
+    assert layout(printed) == "ddp, nodes x GPUs per node = 1 x 4"
+    assert "LARGEBATCH_ENV=site_env LARGEBATCH_SNAPSHOT=" in printed
+    assert "SBATCH_GPUS_PER_NODE=4 sbatch" in printed
+    environment = called()["environment"]
+    assert environment["SBATCH_GPUS_PER_NODE"] == "4"
+    assert environment.keys().isdisjoint({"OTHER", "LARGEBATCH_WRAP", "LARGEBATCH_CONTAINER"})
+    monkeypatch.setenv("SBATCH_GPUS_PER_NODE", "2")
+    assert submit("gpt_pydoc", "--nodes=1") == 0
+    assert "1 x 2" in layout(capsys.readouterr().out)
+
+
+@pytest.mark.usefixtures("sbatch")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("exit 3", "it ended with exit code 3"),
+        ("if then", "syntax error"),
+        ("source /none/file", "/none/file: No such file"),
+    ],
+)
+def test_a_profile_that_fails(text, message, capsys):
+    Path("slurm/site.sh").write_text(text)
+    assert submit("gpt_pydoc", "--nodes=2") == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {Path.cwd()}/slurm/site.sh fails: ")
+    assert message in error
+    assert not Path("called.json").exists()
 
 
 @pytest.mark.usefixtures("sbatch")
@@ -156,6 +239,8 @@ def test_dry_run(capsys):
     ]
     assert f"largebatch plan {RECIPE} --world-sizes=4 --batch.global_batch_size=96\n" in printed
     assert "log    slurm-gpt_pydoc.sbatch-%j.log (Slurm fills in %j)" in printed
+    assert f"\nsbatch --parsable --nodes=2-4 --cpus-per-task=1 --export=ALL {SMOKE}" in printed
+    assert not Path("runs").exists()
 
 
 @pytest.mark.usefixtures("sbatch")
@@ -212,6 +297,7 @@ def test_a_strategy_that_the_script_would_not_take(capsys):
         (["lone.json"], "1 problem in lone.json:\n  - there is no config.py, which defines a recipe's fields"),
         (["elsewhere/gpt_pydoc.json"], f"{SMOKE} runs {RECIPE}, not elsewhere/gpt_pydoc.json"),
         (["gpt_pydoc", "word"], "word: not an option"),
+        (["gpt_pydoc", "--export=NONE"], "--export=NONE: all of the environment is passed on"),
         (["gpt_pydoc", "--optimzer.eps=1"], "--optimzer.eps: neither a field of the recipe nor an option of sbatch"),
         (
             ["gpt_pydoc", "--run_dir", "x"],
@@ -277,4 +363,4 @@ def test_an_environment_that_is_not_there(monkeypatch, capsys):
     monkeypatch.delenv("LARGEBATCH_CONTAINER")
     monkeypatch.setenv("LARGEBATCH_ENV", "mine")
     assert submit("gpt_pydoc", "--nodes", "2") == 0
-    assert "LARGEBATCH_ENV=mine sbatch --parsable" in capsys.readouterr().out
+    assert "LARGEBATCH_ENV=mine LARGEBATCH_SNAPSHOT=" in capsys.readouterr().out

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import torch
 
@@ -45,7 +45,7 @@ class RunOptions:
 
 def parse_command_line(config_class: type[Config], arguments: Sequence[str] | None = None) -> tuple[Config, RunOptions]:
     """The recipe's validated config, and the options of the run; ConfigError lists all problems at once."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         description="Run a recipe; start it with accelerate launch.",
         epilog="Any field of the config can be overridden: --batch.global_batch_size 512. "
         "The run prints the same text as `largebatch plan` when it starts.",
@@ -62,6 +62,12 @@ def parse_command_line(config_class: type[Config], arguments: Sequence[str] | No
     fields = tuple(field.strip() for words in options.allow_change for field in words.split(",") if field.strip())
     run_dir = options.run_dir or Path("runs") / options.config.stem
     return config, RunOptions(run_dir, options.resume, fields, options.config)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        # So that it is reported like other errors in a recipe's command line, and the job is not started again.
+        raise UserError(message)
 
 
 @contextmanager

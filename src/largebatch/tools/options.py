@@ -96,6 +96,13 @@ def words(text: str) -> list[str]:
     return found
 
 
+def whole_number(text: str) -> int:
+    """Return a whole number of at least 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number; write 0 or more")
+    return int(text)
+
+
 def positive_int(text: str) -> int:
     """Return a whole number of at least 1."""
     with suppress(ValueError):

@@ -26,6 +26,7 @@ def decided(reason_to_give_up=None, exit_code=1, **evidence):
     ("evidence", "code", "message"),
     [
         ({"exit_code": 0}, 0, "finished"),
+        ({"exit_code": 0, "asked_to_stop": "SIGTERM", "status": {"outcome": "finished"}}, 0, "finished"),
         # The interpreter, or a full disk under the log, has failed afterwards.
         ({"status": {"outcome": "finished"}, "exit_code": 9}, 0, "finished; the launcher answered 9 afterwards"),
         ({"refusal": "batch: 3 is odd", "status": {"outcome": "finished"}}, 2, "refused: batch: 3 is odd"),
@@ -62,6 +63,7 @@ def test_the_job_ends(evidence, code, message):
         ({"cause": KILLED}, f"{KILLED}; ended before the run began (exit code 1)"),
         # While it was loading.
         ({"asked_to_stop": "SIGUSR1"}, "asked to stop by SIGUSR1 before the run began"),
+        ({"asked_to_stop": "SIGUSR1", "exit_code": 0}, "asked to stop by SIGUSR1 before the run began"),
         ({"asked_to_stop": "SIGUSR1", "failure": BUG}, "asked to stop by SIGUSR1 before the run began"),
         *[
             ({"exit_code": code}, "asked to stop by a signal to the nodes before the run began")

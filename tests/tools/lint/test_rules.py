@@ -93,6 +93,8 @@ MISTAKES = [
     (SMOKE, "--output=slurm-%x-%j.log", "--output=slurm/%x/%j.log", "log-folder"),
     (SMOKE, "#SBATCH --requeue", "#SBATCH --requeue\n#SBATCH -e logs/err", "log-folder", "-e logs/err"),
     (SMOKE, "#SBATCH --nodes=2", "# SBATCH --nodes=2", "commented-sbatch-line"),
+    (SMOKE, "#SBATCH --nodes=2", "#SBATCH --nodes=2 --exclusive", "whole-nodes", "--exclusive"),
+    (SMOKE, "#SBATCH --nodes=2", "#SBATCH --nodes=2 --mem=0", "whole-nodes", "--mem=0"),
     (SMOKE, END, f"#SBATCH --exclusive\n{END}", "late-sbatch-line", "--exclusive"),
     # --- the time to stop
     (SMOKE, "--signal=B:USR1@300", "--signal=B:USR1@1800", "time-too-short", "--time"),
@@ -150,7 +152,8 @@ INNOCENT = [
     (SMOKE, "#SBATCH --nodes=2", "#SBATCH -H -N 2"),
     (SMOKE, "#SBATCH --nodes=2", "#SBATCH --nodes=2 --container-image=x.sif --site-plugin=1"),
     (SMOKE, "#SBATCH --nodes=2", "#SBATCH --nodes='2' --comment=\"it's 5 o'clock; $5\""),
-    (SMOKE, "#SBATCH --nodes=2", "#SBATCH --nodes=2 --exclusive --gres=nvme:100 --licenses=fluent:3"),
+    (SMOKE, "#SBATCH --nodes=2", "#SBATCH --nodes=2 --exclusive --mem-per-gpu=90G"),
+    (SMOKE, "#SBATCH --nodes=2", "#SBATCH --nodes=2 --exclusive --mem=0 --gres=nvme:100 --licenses=fluent:3"),
     (SMOKE, "--nodes=2", "--nodes=2 --ntasks-per-node=1"),
     (SMOKE, "--signal=B:USR1@300", "--signal=B:SIGUSR1@299"),
     (SMOKE, "--time=00:30:00", "--time=UNLIMITED"),

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from largebatch.tools.lint.job import log_path, read_job
-from largebatch.tools.lint.sbatch import gpus, gpus_of_gres, node_counts, read_options, seconds
+from largebatch.tools.lint.sbatch import gpus, gpus_of_gres, node_counts, read_environment, read_options, seconds
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,25 @@ from largebatch.tools.lint.sbatch import gpus, gpus_of_gres, node_counts, read_o
 )
 def test_options(words, expected):
     assert list(read_options(words)) == expected
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"SBATCH_PARTITION": "gpu", "SBATCH_GRES": "gpu:8"}, [("gres", "gpu:8"), ("partition", "gpu")]),
+        ({"SBATCH_TIMELIMIT": "5", "SBATCH_MEM_PER_NODE": "0"}, [("mem", "0"), ("time", "5")]),
+        ({"SBATCH_NO_REQUEUE": ""}, [("requeue", "no")]),
+        ({"SBATCH_NO_REQUEUE": "0", "SBATCH_EXCLUSIVE": "0"}, []),
+        ({"SBATCH_EXCLUSIVE": "yes"}, [("exclusive", "")]),
+        ({"SBATCH_EXCLUSIVE": "user", "SBATCH_REQUEUE": "1"}, [("exclusive", "user"), ("requeue", "")]),
+        # Which sbatch does not read.
+        ({"SBATCH_NODES": "4", "SBATCH_CPUS_PER_TASK": "8", "SBATCH_TIME": "5", "SLURM_GRES": "gpu:8"}, []),
+    ],
+)
+def test_variables_of_sbatch(variables, expected):
+    found = list(read_environment(variables))
+    assert [(name, value) for _, name, value in found] == expected
+    assert {variable for variable, _, _ in found} <= variables.keys()
 
 
 @pytest.fixture

@@ -1,10 +1,15 @@
-"""Which nodes are found to be slow, on nodes whose speeds are known."""
+"""The processes of the all-reduce, and which nodes are found to be slow, on nodes whose speeds are known."""
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from torch.distributed import TCPStore
 
-from largebatch.tools.preflight.bandwidth import search
+from largebatch.tools.preflight import bandwidth
+from largebatch.tools.preflight.all_reduce import AllReduce, why
+from largebatch.tools.preflight.bandwidth import measure, search, start
+from largebatch.tools.preflight.meeting import Job
 
 FAST, SLOW = 100.0, 3.0
 
@@ -60,3 +65,24 @@ def test_a_network_that_is_slow_everywhere_is_no_nodes_fault(nodes, several):
 
 def test_fast_pairs_blame_nobody():
     assert found(6, {})[0] == []
+
+
+def job(folder, rank):
+    return Job(f"n{rank}", rank, 2, folder, "42", "localhost", 1, gpus=0, processes_per_node=1, seconds=1.0)
+
+
+@pytest.mark.slow
+def test_the_processes_measure_and_end_with_their_parent(tmp_path, monkeypatch):
+    monkeypatch.setattr(bandwidth, "MEBIBYTES_ON_CPUS", 1)
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    alone = AllReduce("localhost", store.port, "alone", "n3", 0, 2, gpu=-1, mebibytes=1, seconds=600.0)
+    waiting = start(job(tmp_path, 0), alone)
+    with ThreadPoolExecutor(2) as nodes:
+        for done in [nodes.submit(measure, job(tmp_path, rank), store, "both", [0, 1]) for rank in (0, 1)]:
+            done.result()
+    assert float(store.get("both/speed")) > 0
+    assert why(store, "both") == ""
+    # It waits for a rank that does not come.
+    assert waiting.poll() is None
+    waiting.stdin.close()
+    assert waiting.wait(timeout=60) == 1

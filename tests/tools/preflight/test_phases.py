@@ -58,7 +58,8 @@ def _quick(monkeypatch):
     monkeypatch.setattr(bandwidth, "start", lambda _, it: Forked(it))
     monkeypatch.setattr(bandwidth, "MEBIBYTES_ON_CPUS", 1)
     monkeypatch.setattr(meeting, "SECONDS_UNREACHABLE", 3.0)
-    monkeypatch.setattr(run_folder, "SECONDS_UNTIL_VISIBLE", 3.0)
+    for module in (run_folder, phases):
+        monkeypatch.setattr(module, "SECONDS_UNTIL_VISIBLE", 3.0)
 
 
 def codes(ended):
@@ -234,7 +235,7 @@ def test_warn(tmp_path):
 @pytest.mark.parametrize(
     ("failure", "reason"),
     [
-        (lambda: os.kill(os.getpid(), 11), "rank 1 on n2: ended by SIGSEGV"),
+        (lambda: os.kill(os.getpid(), 9), "rank 1 on n2: ended by SIGKILL"),
         (lambda: 1 / 0, "rank 1 on n2: division by zero (ZeroDivisionError)"),
     ],
 )

@@ -10,8 +10,8 @@ import pytest
 from largebatch.tools.preflight.run_folder import missing_abilities, mount_of
 
 MOUNTS = """\
-/dev/sda1 / ext4 rw 0 0
 10.0.0.1:/home /home nfs4 rw 0 0
+/dev/sda1 / ext4 rw 0 0
 bucket /mnt/my\\040bucket fuse.gcsfuse rw 0 0
 mountpoint-s3 /mnt/s3 fuse rw 0 0
 """

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from largebatch.tools.options import Commands, add_command
+from largebatch.tools.options import Commands, add_command, whole_number
 
 
 def add_parser(commands: Commands) -> None:
@@ -23,9 +23,9 @@ def add_parser(commands: Commands) -> None:
 def add_options_of_a_start(parser: argparse.ArgumentParser) -> None:
     """Add what tells one start of a job from the others."""
     parser.add_argument("--run-dir", type=Path, required=True, help="folder of the run")
-    parser.add_argument("--start", type=int, required=True, help="how often the job was restarted before")
+    parser.add_argument("--start", type=whole_number, required=True, help="how often the job was restarted before")
     restarts = "how many more starts than one may begin at the same checkpoint"
-    parser.add_argument("--max-restarts", type=int, required=True, help=restarts)
+    parser.add_argument("--max-restarts", type=whole_number, required=True, help=restarts)
 
 
 def run(options: argparse.Namespace) -> int:

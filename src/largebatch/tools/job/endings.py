@@ -67,7 +67,8 @@ def decide(evidence: Evidence, reason_to_give_up: str | None) -> Ending:
 def _decide(evidence: Evidence) -> Ending:
     status, code, cause = evidence.status, evidence.exit_code, evidence.cause
     outcome, message = status.get("outcome"), status.get("message", "")
-    if code == 0:
+    # The pre-flight may have succeeded when the job was asked to stop.
+    if code == 0 and (outcome or not evidence.asked_to_stop):
         return Ending(FINISHED, "finished")
     if evidence.refusal:
         return Ending(REFUSED, f"refused: {evidence.refusal}")

@@ -9,6 +9,7 @@ from largebatch.tools.lint.config_rules import config_findings
 from largebatch.tools.lint.findings import Finding
 from largebatch.tools.lint.job import ACCELERATE_CONFIGS, SCRIPTS, Job, read_job
 from largebatch.tools.lint.job_rules import job_findings
+from largebatch.tools.lint.site import site_environment
 from largebatch.tools.options import RECIPES
 
 
@@ -43,7 +44,9 @@ def lint_files(files: Sequence[Path]) -> list[Finding]:
                 f"{file}: not a file that can be checked; give recipes and DeepSpeed configs (.json), batch scripts "
                 "(.sbatch) or Accelerate configs (.yaml)"
             )
-    jobs = [read_job(file) for file in files if file.suffix == ".sbatch"]
+    scripts = [file for file in files if file.suffix == ".sbatch"]
+    environment = site_environment() if scripts else {}
+    jobs = [read_job(file, environment=environment) for file in scripts]
     configs = [file for file in files if file.suffix != ".sbatch"]
     return lint_jobs(jobs, configs)
 

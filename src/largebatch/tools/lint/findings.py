@@ -15,8 +15,8 @@ COMMAND_LINE = "the command line"
 class Finding:
     """A mistake in a file."""
 
-    file: str  # the file, as it was named; or "the command line"
-    line: int  # the line in it, from 1; 0 on the command line
+    file: str  # the file, as it was named; or "the command line", or a variable
+    line: int  # the line in it, from 1; 0 elsewhere
     rule: str  # the rule's name
     why: str  # what was found, and why it is wrong
     remedy: str  # what to write instead

@@ -11,7 +11,7 @@ from pathlib import Path
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import ConfigError
 from largebatch.tools.lint.findings import COMMAND_LINE, read_text
-from largebatch.tools.lint.sbatch import gpus, gpus_of_gres, node_counts, positive, read_options
+from largebatch.tools.lint.sbatch import gpus, gpus_of_gres, node_counts, positive, read_environment, read_options
 from largebatch.tools.options import RECIPES
 
 ACCELERATE_CONFIGS = RECIPES / "accelerate_configs"
@@ -22,7 +22,7 @@ GPU_OPTIONS = {"gpus-per-node": gpus, "gres": gpus_of_gres, "gpus-per-task": gpu
 
 @dataclass(frozen=True)
 class Option:
-    """An option of sbatch under its long name; `line` is 0 for one on the command line."""
+    """An option of sbatch under its long name; `line` is 0 for one on the command line or in the environment."""
 
     name: str
     value: str
@@ -101,9 +101,15 @@ def sbatch_lines(text: str) -> Iterator[tuple[int, str, bool]]:
 
 
 def read_job(
-    path: Path, sbatch_options: Sequence[str] = (), overrides: Sequence[str] = (), strategy: str | None = None
+    path: Path,
+    sbatch_options: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    strategy: str | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Job:
     """Read a batch script as it would be submitted with a command line's options of sbatch, overrides and strategy.
+
+    SBATCH_* variables of the environment take precedence over the script, and the command line over both.
 
     Raises:
         UserError: It cannot be read.
@@ -115,6 +121,7 @@ def read_job(
         with suppress(ValueError):
             found = read_options(shlex.split(words, comments=True)) if is_read else ()
             options += [Option(name, value, str(path), line) for name, value in found]
+    options += [Option(name, value, variable, 0) for variable, name, value in read_environment(environment or {})]
     options += [Option(name, value, COMMAND_LINE, 0) for name, value in read_options(sbatch_options)]
     return Job(path, text, {option.name: option for option in options if option.name}, overrides, strategy)
 

@@ -39,7 +39,7 @@ REQUIRED = ("time", "signal", "requeue", "open-mode")
 
 def job_findings(job: Job) -> Iterator[Finding]:
     """Yield what is wrong with a job, except for what sbatch itself refuses at once."""
-    for rule in (_lines, _options, _time, _recipe, _strategy, _plan):
+    for rule in (_lines, _options, _time, _whole_nodes, _recipe, _strategy, _plan):
         yield from rule(job)
 
 
@@ -99,6 +99,16 @@ def _time(job: Job) -> Iterator[Finding]:
     if limit is not None and limit <= earliest:
         why = f"--time={time.value}: the run is asked to stop {earliest:g} seconds before the limit, and never trains"
         yield _at(time, "time-too-short", why, "write more than --signal and faults.time_limit_margin_seconds")
+
+
+def _whole_nodes(job: Job) -> Iterator[Finding]:
+    memory, exclusive = job.options.get("mem"), job.options.get("exclusive")
+    if exclusive and not job.options.keys() & {"mem", "mem-per-cpu", "mem-per-gpu"}:
+        why = "--exclusive: the job gets whole nodes, but only the partition's default memory"
+        yield _at(exclusive, "whole-nodes", why, "write --mem=0 as well")
+    if memory and memory.value == "0" and not exclusive:
+        why = "--mem=0: the job gets all the memory of its nodes, but other jobs may get their CPUs"
+        yield _at(memory, "whole-nodes", why, "write --exclusive as well")
 
 
 # --- the recipe and the strategy ----------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 # The short options that say something about the job's size, time and log.
 SHORT_OPTIONS = dict(
@@ -27,6 +27,17 @@ WITH_VALUE = re.findall(
     "tasks-per-node thread-spec threads-per-core time time-min tmp tres-bind tres-per-task uid wait-all-nodes wckey "
     "wrap",
 )
+# The options that SBATCH_* variables set, by sbatch(1), "Input environment variables". There are none for nodes, tasks
+# and CPUs per task.
+IN_ENVIRONMENT = re.findall(
+    r"\S+",
+    "account acctg-freq array batch clusters constraint container container-id core-spec cpus-per-gpu delay-boot "
+    "distribution error exclusive export get-user-env gpu-bind gpu-freq gpus gpus-per-node gpus-per-task gres "
+    "gres-flags hint ignore-pbs input job-name mem mem-bind mem-per-cpu mem-per-gpu network no-kill no-requeue "
+    "open-mode output overcommit partition profile qos requeue reservation signal spread-job switches thread-spec "
+    "threads-per-core time tres-per-task use-min-nodes wait wait-all-nodes wckey",
+)
+OTHER_NAMES = {"array": "array-inx", "mem": "mem-per-node", "switches": "req-switch", "time": "timelimit"}
 UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 
 
@@ -46,6 +57,20 @@ def read_options(words: Iterable[str]) -> Iterator[tuple[str, str]]:
         if not value and not equals and name not in WITHOUT_VALUE:
             value = next(rest, "")
         yield ("requeue", "no") if name == "no-requeue" else (name, value)
+
+
+def read_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Yield the variables that sbatch reads, with the long name and the value of the option that each one sets."""
+    for name in IN_ENVIRONMENT:
+        variable = "SBATCH_" + OTHER_NAMES.get(name, name).replace("-", "_").upper()
+        value = environment.get(variable)
+        if value is None:
+            continue
+        if name in (*WITHOUT_VALUE, "no-requeue") and (value == "yes" or value.isdecimal()):
+            if value.isdecimal() and not int(value):
+                continue
+            value = ""
+        yield variable, *(("requeue", "no") if name == "no-requeue" else (name, value))
 
 
 # --- values: None stands for one that is not valid ----------------------------------------------------------------

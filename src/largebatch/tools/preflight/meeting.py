@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
+from queue import Empty, Queue
+from threading import Thread
 from typing import Any, NoReturn
 
 # torch.distributed has it, too, but not for type checkers.
@@ -28,6 +30,8 @@ from largebatch.tools.preflight.verdict import BAD_NODES, GOOD, Verdict, judge
 SECONDS_TO_CONNECT = 5.0
 SECONDS_UNREACHABLE = 30.0
 """How long to try to connect to a first node that is known to be listening."""
+SECONDS_TO_ANSWER = 60.0
+"""For a store that accepts connections."""
 SECONDS_FOR_FIRST_NODE = 1800.0
 """How long the other nodes wait for the first node in a phase; a lost connection is noticed at once."""
 SECONDS_TO_LEAVE = 10.0
@@ -197,7 +201,7 @@ def listen_at(port: int) -> socket.socket:
 
 
 def _store(host: str, port: int, **options: Any) -> TCPStore:
-    return TCPStore(host, port, wait_for_workers=False, timeout=timedelta(seconds=SECONDS_UNREACHABLE), **options)
+    return TCPStore(host, port, wait_for_workers=False, timeout=timedelta(seconds=SECONDS_TO_ANSWER), **options)
 
 
 def _listen(job: Job) -> tuple[TCPStore, str]:
@@ -237,11 +241,27 @@ def _connect(job: Job) -> tuple[TCPStore, str]:
         if time.monotonic() > deadline:
             _say_unreachable(job, reason)
         time.sleep(0.5)
-    try:
-        return _store(job.host, job.port, is_master=False), address
-    except RuntimeError as error:
+    # Without a limit of its own if another program listens there and says nothing.
+    made: Queue[TCPStore | RuntimeError] = Queue()
+    Thread(target=_put_store, args=(job, made), daemon=True).start()
+    deadline = time.monotonic() + SECONDS_TO_ANSWER
+    reason = "nothing came back"
+    while True:
+        with suppress(Empty):
+            store = made.get(timeout=0.2)
+            if not isinstance(store, RuntimeError):
+                return store, address
+            reason = reason_of(store)
         _leave_if_ended(job)
-        _say_unreachable(job, f"something else answers: {reason_of(error)}")
+        if time.monotonic() > deadline:
+            _say_unreachable(job, f"another program answers: {reason}")
+
+
+def _put_store(job: Job, made: "Queue[TCPStore | RuntimeError]") -> None:
+    try:
+        made.put(_store(job.host, job.port, is_master=False))
+    except RuntimeError as error:
+        made.put(error)
 
 
 def _leave_if_ended(job: Job) -> None:

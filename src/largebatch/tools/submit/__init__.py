@@ -14,8 +14,9 @@ def add_parser(commands: Commands) -> None:
         run,
         help="plan and check a recipe's SLURM job, submit it, and say how to follow it",
         description="Submit slurm/RECIPE.sbatch with sbatch: show the plan on that many nodes, check recipe, script "
-        "and configs with the values given here, show the sbatch line, run it, and print job, log and how to follow "
-        "it. Exit code 1 if a check fails; nothing is submitted then.",
+        "and configs with the values given here, copy what the job runs to RUN_DIR/jobs, show the sbatch line, run it, "
+        "and print job, log and how to follow it. SBATCH_* variables and slurm/site.sh count as they do for the job. "
+        "Exit code 1 if a check fails; nothing is submitted then.",
         epilog="""examples:
   largebatch submit gpt2_124m --nodes 4 --gpus-per-node 8 --dry-run
   largebatch submit gpt2_124m --nodes 4 --gpus-per-node 8 --strategy zero3 --partition=gpu --optimizer.weight_decay 0

@@ -1,20 +1,22 @@
 """A job as it is handed to sbatch."""
 
 import argparse
-import os
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 
 from largebatch.config import config_class_of
 from largebatch.errors import UserError
 from largebatch.plan import explain, resolve
+from largebatch.storage.source import take_snapshot
 from largebatch.tools.lint.files import lint_jobs
 from largebatch.tools.lint.job import SCRIPTS, Job, log_path, read_job
 from largebatch.tools.lint.sbatch import read_options
+from largebatch.tools.lint.site import site_environment
 
 RUN_OPTIONS = {"resume", "allow-change"}
 
@@ -30,17 +32,15 @@ def submit(options: argparse.Namespace) -> bool:
     per_node = [f"--gpus-per-node={options.gpus_per_node}"] if options.gpus_per_node else []
     sbatch_options = [f"--nodes={options.nodes}", *per_node, *words]
     _require_options(sbatch_options, fields)
-    # sbatch passes the environment on to the job, so it is checked and shown.
-    given = {
-        "STRATEGY": options.strategy or os.environ.get("STRATEGY"),
-        "RUN_DIR": options.run_dir or os.environ.get("RUN_DIR"),
-        "LARGEBATCH_ENV": os.environ.get("LARGEBATCH_ENV"),
-    }
-    environment = {name: str(value) for name, value in given.items() if value}
+    environment = site_environment()
+    if options.strategy:
+        environment["STRATEGY"] = options.strategy
+    if options.run_dir:
+        environment["RUN_DIR"] = str(options.run_dir)
     script = SCRIPTS / f"{recipe.stem}.sbatch"
     if not script.is_file():
         raise UserError(f"there is no {script} to submit {recipe} with; copy another recipe's, and change it")
-    job = read_job(script, sbatch_options, overrides, environment.get("STRATEGY"))
+    job = read_job(script, sbatch_options, overrides, environment.get("STRATEGY"), environment)
     if job.recipe and job.recipe.resolve() != recipe.resolve():
         raise UserError(
             f"{script} runs {job.recipe}, not {recipe}; submit {job.recipe}, or change RECIPE in the script"
@@ -49,12 +49,18 @@ def submit(options: argparse.Namespace) -> bool:
         print(*findings, "not submitted", sep="\n")
         return False
     _print_plans(job)
-    words = ["sbatch", "--parsable", *sbatch_options, str(script), *overrides, *run_options]
-    variables = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
-    print("\n" + " ".join([*variables, *map(shlex.quote, words)]), flush=True)
-    missing = _missing_environment()
+    missing = _missing_environment(environment)
     if missing and not options.dry_run:
         raise UserError(missing)
+    if not options.dry_run:
+        environment["LARGEBATCH_SNAPSHOT"] = str(_snapshot(Path(environment.get("RUN_DIR") or f"runs/{recipe.stem}")))
+    settings = [name for name in sorted(environment) if re.fullmatch("STRATEGY|RUN_DIR|LARGEBATCH_.*", name)]
+    # Values may have commas, so only the names are given. On the command line it outranks SBATCH_EXPORT=NONE.
+    words = ["sbatch", "--parsable", *sbatch_options, f"--export={','.join(['ALL', *settings])}"]
+    words += [str(script), *overrides, *run_options]
+    shown = [*settings, *(name for name in sorted(environment) if name.startswith("SBATCH_"))]
+    variables = [f"{name}={shlex.quote(environment[name])}" for name in shown]
+    print("\n" + " ".join([*variables, *map(shlex.quote, words)]), flush=True)
     job_id = "%j" if options.dry_run else _run(words, environment)
     path = log_path(job, job.options.get("output"), job_id)
     unknown = ", ".join(dict.fromkeys(re.findall(r"%\d*[A-Za-z]", path)))
@@ -87,6 +93,10 @@ def _take(words: Sequence[str], names: Collection[str]) -> tuple[list[str], list
 def _require_options(sbatch_options: Sequence[str], fields: Collection[str]) -> None:
     """Refuse a word that is not an option: sbatch would take the first one as its script."""
     for name, value in read_options(sbatch_options):
+        if name == "export":
+            raise UserError(
+                f"--export={value}: all of the environment is passed on, with the settings of the job; remove it"
+            )
         if not name:
             raise UserError(f"{value}: not an option; write --section.field VALUE, or an option of sbatch")
         if "." in name or "_" in name:
@@ -94,10 +104,17 @@ def _require_options(sbatch_options: Sequence[str], fields: Collection[str]) -> 
             raise UserError(f"--{name}: neither a field of the recipe nor an option of sbatch; sections are {known}")
 
 
-def _missing_environment() -> str | None:
+def _snapshot(run_dir: Path) -> Path:
+    """A copy of what the job runs, so that edits do not change it while it waits in the queue or between its starts."""
+    target = (run_dir / "jobs" / f"snapshot_{datetime.now():%Y%m%d_%H%M%S_%f}").absolute()
+    take_snapshot(Path(), target)
+    return target
+
+
+def _missing_environment(environment: Mapping[str, str]) -> str | None:
     """The error that slurm/launch.sh would report about the environment, after the job has waited in the queue."""
-    file = os.environ.get("LARGEBATCH_ENV", ".venv/bin/activate")
-    if not file or Path(file).is_file() or os.environ.get("LARGEBATCH_CONTAINER"):
+    file = environment.get("LARGEBATCH_ENV", ".venv/bin/activate")
+    if not file or Path(file).is_file() or environment.get("LARGEBATCH_CONTAINER"):
         return None
     return (
         f"LARGEBATCH_ENV={file}: there is no such file in {Path.cwd()}, which the job would source on every node; "
@@ -124,7 +141,7 @@ def _print_plans(job: Job) -> None:
 def _run(words: Sequence[str], environment: Mapping[str, str]) -> str:
     """Submit, and return the job's number."""
     try:
-        result = subprocess.run(words, env=os.environ | environment, capture_output=True, text=True, check=False)
+        result = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     except OSError as error:
         raise UserError(f"sbatch cannot be run ({error.strerror}); submit on a login node of the cluster") from None
     if result.returncode:
