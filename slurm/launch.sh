@@ -257,9 +257,21 @@ say "job $SLURM_JOB_ID, start $restart: $RECIPE under $STRATEGY on $nodes nodes 
 
 # on_training_nodes OPTION WORDS…: run node.sh on the first good nodes.
 on_training_nodes() {
-  local training_nodes=("${node_names[@]:0:nodes}")
-  on_nodes "$(IFS=,; echo "${training_nodes[*]}")" "$code/launch/node.sh" "$1" --nodes "$nodes" \
+  on_nodes "$(IFS=,; echo "${node_names[*]:0:nodes}")" "$code/launch/node.sh" "$1" --nodes "$nodes" \
     --address "${node_names[0]}" --port "$port" "${node_options[@]}" "$RECIPE" "${@:2}"
+}
+
+# check_nodes WORDS…: the pre-flight; bad nodes are in a file then.
+check_nodes() {
+  # A node that does not see this job's code cannot say more.
+  # shellcheck disable=SC2016 # expanded on the nodes
+  on_nodes "$(IFS=,; echo "${node_names[*]:0:nodes}")" -c '[[ -f $1 ]] || echo "$LARGEBATCH_NODE"' bash "$code/launch/node.sh" >"$logs/blind_nodes" || return
+  if [[ -s $logs/blind_nodes ]]; then
+    paste --serial --delimiters=, "$logs/blind_nodes" >"$preflight/bad_nodes"
+    say "bad node $(<"$preflight/bad_nodes"): it does not see $code; the run folder must be on a file system that all nodes share"
+    return 3
+  fi
+  on_training_nodes --preflight-only "$@"
 }
 
 while :; do
@@ -273,7 +285,7 @@ while :; do
   [[ ${LARGEBATCH_PREFLIGHT:-on} != off ]] || break
   result=0
   step_options=("${to_the_end[@]}")
-  on_training_nodes --preflight-only "$@" || result=$?
+  check_nodes "$@" || result=$?
   step_options=("${together[@]}")
   # SIGTERM, SIGUSR1 or SIGINT to the nodes only, as in a preemption, ends the processes there.
   case $result in 143 | 138 | 130) asked_to_stop=${asked_to_stop:-a signal to the nodes} ;; esac

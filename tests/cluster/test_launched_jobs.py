@@ -188,7 +188,7 @@ def test_a_job_that_always_fails_is_given_up(submit):
     job = submit(*WORDS, options=TWO_NODES, programs=programs, LARGEBATCH_MAX_RESTARTS="1")
     assert job.wait_for_end() == "FAILED"
     assert job.starts == 2
-    assert "giving up after 2 starts without progress past step 0 (LARGEBATCH_MAX_RESTARTS)" in job.log
+    assert "giving up after 2 starts without progress past step 0 (LARGEBATCH_MAX_RESTARTS 1)" in job.log
     assert job.exit_code == "1:0"
     job.assert_no_survivors()
 
@@ -250,5 +250,5 @@ def test_an_unshared_folder_and_a_blocked_port(submit, cluster, tmp_path):
         assert job.log.count("bad node") == 1
         job.assert_no_survivors()
     assert "bad node h2: " in unshared.log
-    assert "is not the folder that the batch script wrote to" in unshared.log
+    assert "the run folder must be on a file system that all nodes share" in unshared.log
     assert f"h2 cannot connect to h1 at h1:{port}" in blocked.log
