@@ -42,8 +42,8 @@ def test_words_that_cannot_be_parsed_are_refused_like_a_recipe(files):
 def test_the_status_has_the_facts_by_which_a_job_is_started_again(error, kind, resume, tmp_path):
     folder = RunFolder(tmp_path)
     record = Record(folder, claim(folder.attempts_dir, {}), Start(), 8, True, print)
+    record.step = 3
     with pytest.raises((SystemExit, type(error))), user_errors():
-        record.step = 3
         raise error
     record_module._of_this_process.clear()
     status = json.loads(folder.status_file.read_text())
