@@ -182,19 +182,27 @@ obey() {
   esac
 }
 
+# Whether Slurm is ending this start; a controller that does not answer is no reason to believe so.
+is_ending() {
+  local state
+  state=$(squeue --noheader --jobs "$SLURM_JOB_ID" --format %T || true)
+  [[ -n $state && $state != RUNNING ]]
+}
+
 # end CODE: finish, give up, or requeue this job after a start with this exit code.
 end() {
-  on_first_node largebatch job-ended --run-dir "$run_dir" --start "$restart" --exit-code "$1" \
-    --max-restarts "$max_restarts" ${asked_to_stop:+--asked-to-stop "$asked_to_stop"} ||
+  if ! on_first_node largebatch job-ended --run-dir "$run_dir" --start "$restart" --exit-code "$1" \
+    --max-restarts "$max_restarts" ${asked_to_stop:+--asked-to-stop "$asked_to_stop"}; then
+    ! is_ending || leave 1 "Slurm is ending this job, which ended with code $1; submit it again to resume"
     leave 1 "error: the start ended with code $1, and largebatch job-ended failed on ${node_names[0]}; submit the job again to resume"
+  fi
   obey
 }
 
 # requeue MESSAGE: requeue this job, unless Slurm is ending it.
 requeue() {
-  local state try
-  state=$(squeue --noheader --jobs "$SLURM_JOB_ID" --format %T || true)
-  [[ -z $state || $state == RUNNING ]] || leave 1 "$1; Slurm is ending this start, so this script does not requeue the job"
+  local try
+  ! is_ending || leave 1 "$1; Slurm is ending this start, so this script does not requeue the job"
   say "$1; requeued"
   for try in 1 2 3; do
     if scontrol requeue "$SLURM_JOB_ID"; then exit 0; fi

@@ -30,7 +30,7 @@ COMMANDS = {
     "largebatch": """case $1 in
       snapshot) mkdir -p "${@: -1}" && cp -r launch slurm recipes ds_configs "${@: -1}" ;;
       job-begins) echo "begins $*" >>"$RUN_DIR/asked"; echo "$BEGINS" ;;
-      job-ended) echo "ended $*" >>"$RUN_DIR/asked"; echo a word of something else; echo "$ENDED" ;;
+      job-ended) [[ $ENDED ]] || exit 1; echo "ended $*" >>"$RUN_DIR/asked"; echo a word of something else; echo "$ENDED" ;;
       preflight)
         cat "$LARGEBATCH_LOGS/preflight/token" >"$RUN_DIR/token"
         printf '%s\\n' "$@" >"$RUN_DIR/preflight"
@@ -89,6 +89,8 @@ def written(tmp_path):
         ({"ENDED": "leave 75 stopped by the stop file"}, 75, "] stopped by the stop file"),
         ({"ENDED": 'leave 1 failed: it\'s "$(id)" `id` ; *'}, 1, '] failed: it\'s "$(id)" `id` ; *\n'),
         ({"ENDED": "what?"}, 1, 'largebatch answered "what?"'),
+        ({"ENDED": ""}, 1, "error: the start ended with code 0, and largebatch job-ended failed on n1"),
+        ({"ENDED": "", "STATE": "COMPLETING"}, 1, "] Slurm is ending this job, which ended with code 0"),
         ({"BEGINS": "leave 1 error: giving up"}, 1, "] error: giving up"),
         ({"PREFLIGHT_CODE": "2"}, 2, "training was not started"),
         ({"PREFLIGHT_CODE": "3", "BAD_NODES": "n1"}, 3, "training was not started"),
