@@ -30,7 +30,9 @@ COMMANDS = {
     "largebatch": """case $1 in
       snapshot) mkdir -p "${@: -1}" && cp -r launch slurm recipes ds_configs "${@: -1}" ;;
       job-begins) echo "begins $*" >>"$RUN_DIR/asked"; echo "$BEGINS" ;;
-      job-ended) [[ $ENDED ]] || exit 1; echo "ended $*" >>"$RUN_DIR/asked"; echo a word of something else; echo "$ENDED" ;;
+      job-ended)
+        [[ $ENDED ]] || exit 1
+        echo "ended $*" >>"$RUN_DIR/asked"; echo a word of something else; echo "$ENDED" ;;
       preflight)
         cat "$LARGEBATCH_LOGS/preflight/token" >"$RUN_DIR/token"
         printf '%s\\n' "$@" >"$RUN_DIR/preflight"
