@@ -47,7 +47,7 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/largebatch lint
-	@if command -v shellcheck >/dev/null; then set -x; shellcheck slurm/*.sh slurm/*.sbatch $(wildcard .ci/run); \
+	@if command -v shellcheck >/dev/null; then set -x; shellcheck launch/*.sh slurm/*.sh slurm/sites/*.sh slurm/*.sbatch $(wildcard .ci/run); \
 	else echo "shellcheck is not installed: shell scripts were not checked" >&2; fi
 
 check: lint

@@ -9,7 +9,16 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
-SHIPPED = ("recipes/*/*.*", "ds_configs/*.json", "slurm/*.*", "requirements.txt", "LICENSE")
+SHIPPED = (
+    "recipes/*/*.*",
+    "ds_configs/*.json",
+    "launch/*.*",
+    "slurm/*.sbatch",
+    "slurm/launch.sh",
+    "slurm/site.example.sh",
+    "requirements.txt",
+    "LICENSE",
+)
 
 
 class BuildWithRecipes(build_py):

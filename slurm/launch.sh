@@ -1,14 +1,21 @@
 # Runs a recipe for one start of a Slurm job; sourced by slurm/<recipe>.sbatch, which sets RECIPE and STRATEGY.
-# docs/slurm.md says how to use it. Settings, all optional, from the environment (RUN_DIR=/scratch/me/x sbatch …):
+# docs/slurm.md says how to use it. It maps Slurm onto launch/node.sh, which lists more settings. Settings, all optional,
+# from the environment (RUN_DIR=/scratch/me/x sbatch …) or from slurm/site.sh:
 #
-#   STRATEGY                     ddp, fsdp, zero1, zero2, zero3, or the path of an Accelerate config
-#   RUN_DIR                      folder of the run, shared by all nodes; default: runs/<recipe>
-#   LARGEBATCH_ENV               shell file to source on every node; default: .venv/bin/activate
-#   LARGEBATCH_CONTAINER         image to run in: apptainer:IMAGE, or what pyxis takes as --container-image
-#   LARGEBATCH_CONTAINER_MOUNTS  folders to mount in it besides this one, in the format of the container's own option
-#   LARGEBATCH_MAX_RESTARTS      requeue this many times without a newer checkpoint, then give up; default: 3
-#   LARGEBATCH_EXCLUDE_BAD_NODES 1: if the pre-flight names bad nodes, requeue the job without them
-#   NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, NCCL_IB_HCA, NCCL_DEBUG …: passed on unchanged
+#   STRATEGY                      ddp, fsdp, zero1, zero2, zero3, or the path of an Accelerate config
+#   RUN_DIR                       folder of the run, shared by all nodes; default: runs/<recipe>
+#   LARGEBATCH_ENV                shell file to source on every node; default: .venv/bin/activate, in a container none
+#   LARGEBATCH_CONTAINER          image to run in: apptainer:IMAGE, what pyxis takes as --container-image, or
+#                                 command:WORDS for words to put before the node's command (command:shifter --image=…)
+#   LARGEBATCH_CONTAINER_MOUNTS   folders to mount besides this one, RUN_DIR and HF_HOME: SOURCE:TARGET,…
+#   LARGEBATCH_GPU_VENDOR         nvidia or amd, for apptainer; default: what the first node has
+#   LARGEBATCH_SRUN_OPTIONS       more options of srun; an array in site.sh
+#   LARGEBATCH_PROCESSES_PER_NODE for sites where Slurm does not manage GPUs; default: one per GPU or CPU of the job
+#   LARGEBATCH_NODES              train on this many of the job's nodes; the others replace bad ones
+#   LARGEBATCH_EXCLUDE_BAD_NODES  1: if the pre-flight names bad nodes, submit the job again without them
+#   LARGEBATCH_MAX_RESTARTS       requeue this many times without a newer checkpoint, then give up; default: 3
+#   LARGEBATCH_PORTS              range of ports to meet at; default: 10000-32767, below the ephemeral ones
+#   LARGEBATCH_SNAPSHOT           snapshot of the code to run; default: the job's first start takes one
 #
 # Exit codes: 0 finished; 1 failed; 2 refused; 3 the pre-flight found a bad node; 75 stopped on request.
 
@@ -18,202 +25,297 @@ set -euo pipefail
 say() { printf '[%(%F %T)T] %s\n' -1 "$*"; }
 leave() { say "$2"; exit "$1"; }
 
+[[ -n ${SLURM_JOB_ID:-} ]] || leave 2 "error: this is not a Slurm job; submit it: sbatch slurm/<recipe>.sbatch"
+run_dir=${RUN_DIR:-runs/$(basename "$RECIPE" .json)}
+snapshot=${LARGEBATCH_SNAPSHOT:-$run_dir/jobs/$SLURM_JOB_ID/code}
+[[ -z ${LARGEBATCH_SNAPSHOT:-} || -f $snapshot/slurm/launch.sh ]] || leave 2 "error: LARGEBATCH_SNAPSHOT=$snapshot: there is no slurm/launch.sh in it; submit again"
+# A job runs the code of its snapshot, this script too, whatever has changed while it was queued.
+code=$PWD
+if [[ -f $snapshot/slurm/launch.sh ]]; then
+  code=$(realpath "$snapshot")
+  # shellcheck source=/dev/null
+  [[ ${BASH_SOURCE[0]} == "$code/slurm/launch.sh" ]] || source "$code/slurm/launch.sh"
+fi
+
 # --- what to run, from Slurm's environment ---
 
-[[ -n ${SLURM_JOB_ID:-} ]] || leave 2 "error: this is not a Slurm job; submit it: sbatch slurm/<recipe>.sbatch"
 for word in "$@"; do
   case $word in
     --run_dir | --run_dir=* | --run-dir | --run-dir=*) leave 2 "error: ${word%%=*}: this script needs it too; write RUN_DIR=… sbatch …" ;;
     --config | --config=*) leave 2 "error: --config: the script's recipe is $RECIPE; submit the other recipe's script" ;;
   esac
 done
-[[ -f $RECIPE ]] || leave 2 "error: there is no $RECIPE in $PWD; submit from the top of the repository"
-accelerate_config=recipes/accelerate_configs/$STRATEGY.yaml
-[[ $STRATEGY != *.yaml ]] || accelerate_config=$STRATEGY
-[[ -f $accelerate_config ]] || leave 2 "error: STRATEGY=$STRATEGY: there is no $accelerate_config; write ddp, fsdp, zero1, zero2, zero3, or the path of an Accelerate config"
+[[ -f $RECIPE || -f $code/$RECIPE ]] || leave 2 "error: there is no $RECIPE in $PWD; submit from the top of the repository"
+[[ $run_dir != *://* ]] || leave 2 "error: RUN_DIR=$run_dir: runs are not written to object stores; write a folder of a shared file system, and copy it afterwards: aws s3 sync, gsutil rsync, rclone sync"
+# Sites with --export=NONE set it, and srun would obey.
+export SLURM_EXPORT_ENV=ALL
+set +eu
+# shellcheck source=/dev/null
+[[ ! -f $code/slurm/site.sh ]] || source "$code/slurm/site.sh"
+set -eu
 
-nodes=$SLURM_JOB_NUM_NODES
-# One process per GPU; if no GPUs were requested, one per CPU.
+positive() { [[ -z ${!1:-} || ${!1} =~ ^[1-9][0-9]*$ ]] || leave 2 "error: $1=${!1}: not a number; write 1 or more"; }
+positive LARGEBATCH_PROCESSES_PER_NODE
+positive LARGEBATCH_NODES
+nodes=${LARGEBATCH_NODES:-$SLURM_JOB_NUM_NODES}
+((nodes <= SLURM_JOB_NUM_NODES)) || leave 2 "error: LARGEBATCH_NODES=$nodes, but the job has $SLURM_JOB_NUM_NODES nodes; write sbatch --nodes=$nodes or more"
 gpus=${SLURM_GPUS_ON_NODE:-0}
-processes_per_node=$((gpus > 0 ? gpus : ${SLURM_CPUS_PER_TASK:-1}))
+# One process per GPU; if no GPUs were requested, one per CPU.
+processes_per_node=${LARGEBATCH_PROCESSES_PER_NODE:-$((gpus > 0 ? gpus : ${SLURM_CPUS_PER_TASK:-1}))}
+node_options=(--processes-per-node "$processes_per_node")
+if ((gpus > 0)) || [[ -z ${LARGEBATCH_PROCESSES_PER_NODE:-} ]]; then node_options+=(--gpus-per-node "$gpus"); fi
+# A link to the run folder may lead to nowhere in a container.
+if [[ -n ${LARGEBATCH_CONTAINER:-} ]]; then mkdir -p "$run_dir" && run_dir=$(realpath "$run_dir"); fi
+job_dir=$run_dir/jobs/$SLURM_JOB_ID
 restart=${SLURM_RESTART_COUNT:-0}
 max_restarts=${LARGEBATCH_MAX_RESTARTS:-3}
-[[ $max_restarts =~ ^[0-9]+$ ]] || leave 2 "error: LARGEBATCH_MAX_RESTARTS=$max_restarts: not a number; write 0 or more"
-run_dir=${RUN_DIR:-runs/$(basename "$RECIPE" .json)}
-job_dir=$run_dir/slurm/$SLURM_JOB_ID
 logs=$job_dir/start_$restart
 preflight=$logs/preflight
 mkdir -p "$preflight"
+mapfile -t node_names < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 
-# A run that has begun resumes with the task's files from its start, even if they changed while the job was queued.
-has_begun=
-! grep -qs "\"slurm_job_id\": \"$SLURM_JOB_ID\"" "$run_dir/status.json" || has_begun=1
-used_recipe=$run_dir/source/$(basename "$(dirname "$RECIPE")")/$(basename "$RECIPE")
-[[ -n $has_begun && -f $used_recipe ]] || used_recipe=$RECIPE
+export STRATEGY RUN_DIR=$run_dir
+export LARGEBATCH_JOB_ID=$SLURM_JOB_ID LARGEBATCH_RESTART=$restart LARGEBATCH_LOGS=$logs LARGEBATCH_REFUSAL=$logs/refusal
+export LARGEBATCH_JOB_END_TIME=${SLURM_JOB_END_TIME:-}
+if [[ -z $LARGEBATCH_JOB_END_TIME ]]; then
+  # Slurm before 23.02 does not set it in the environment. A job without a time limit has no end.
+  end=$(squeue --noheader --jobs "$SLURM_JOB_ID" --format %e || true)
+  [[ $end != 2* ]] || LARGEBATCH_JOB_END_TIME=$(date -d "$end" +%s)
+fi
+cpus=${SLURM_CPUS_PER_TASK:-${SLURM_CPUS_ON_NODE:-1}}
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((gpus > 0 && cpus > processes_per_node ? cpus / processes_per_node : 1))}
+# Slurm 22.05 and later do not pass --cpus-per-task on to srun.
+[[ -z ${SLURM_CPUS_PER_TASK:-} ]] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 
 # From here on a signal asks the run to stop instead of ending this script.
 printf -v LARGEBATCH_BEGAN '%(%s)T' -1
 export LARGEBATCH_BEGAN
 asked_to_stop=
+# A file that only this job obeys: another job may be training in this run folder.
+stop_file=$run_dir/stop.$SLURM_JOB_ID
 # shellcheck disable=SC2317 # the traps below call it
 ask_to_stop() {
   asked_to_stop=$1
   say "asked to stop by $1; passed on to the run"
-  touch "$run_dir/stop" || say "error: the stop file cannot be created; the run continues"
+  touch "$stop_file" || say "error: the stop file cannot be created; the run continues"
 }
-rm -f "$run_dir/stop"
+rm -f "$stop_file"
 trap 'ask_to_stop SIGUSR1' USR1
 trap 'ask_to_stop SIGTERM' TERM
 
-mapfile -t node_names < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-first_node=${node_names[0]}
-# Below the ephemeral ports, and different for each job and start.
-port=$((10000 + (SLURM_JOB_ID * 16 + restart) % 22000))
-
-export LARGEBATCH_ENV=${LARGEBATCH_ENV-.venv/bin/activate}
-[[ -z $LARGEBATCH_ENV || -f $LARGEBATCH_ENV || -n ${LARGEBATCH_CONTAINER:-} ]] || leave 2 "error: LARGEBATCH_ENV=$LARGEBATCH_ENV: there is no such file in $PWD; create your environment as README.md says, or name the shell file that activates it"
-export LARGEBATCH_REFUSAL=$logs/refusal
-if [[ -z ${SLURM_JOB_END_TIME:-} ]]; then
-  # Slurm before 23.02 does not set it in the environment. A job without a time limit has no end.
-  end=$(squeue --noheader --jobs "$SLURM_JOB_ID" --format %e || true)
-  [[ $end != 2* ]] || SLURM_JOB_END_TIME=$(date -d "$end" +%s)
-fi
-export SLURM_JOB_END_TIME=${SLURM_JOB_END_TIME:-}
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((gpus > 0 && ${SLURM_CPUS_PER_TASK:-1} > gpus ? SLURM_CPUS_PER_TASK / gpus : 1))}
-# Each process would compile with 32 threads.
-export TORCHINDUCTOR_COMPILE_THREADS=${TORCHINDUCTOR_COMPILE_THREADS:-$OMP_NUM_THREADS}
-# Samples of unequal lengths, and weights gathered and freed, would leave gaps in a GPU's memory.
-export PYTORCH_ALLOC_CONF=${PYTORCH_ALLOC_CONF:-${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}}
-# Slurm 22.05 and later do not pass --cpus-per-task on to srun.
-[[ -z ${SLURM_CPUS_PER_TASK:-} ]] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
-# The launcher passes these signals on to the processes and waits until they have saved, instead of orphaning them.
-export PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGUSR1
-export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=1800
-# No other job's nodes can join.
-export PET_RDZV_ID=$SLURM_JOB_ID.$restart.$RANDOM$RANDOM
-
 # --- running something on nodes ---
 
-srun_options=(--ntasks-per-node=1)
+# A string from the environment is split into words.
+[[ $(declare -p LARGEBATCH_SRUN_OPTIONS 2>/dev/null) == "declare -a"* ]] || read -ra LARGEBATCH_SRUN_OPTIONS <<<"${LARGEBATCH_SRUN_OPTIONS:-}"
+srun_options=(--ntasks-per-node=1 "${LARGEBATCH_SRUN_OPTIONS[@]}")
 in_container=()
+if [[ -n ${LARGEBATCH_CONTAINER:-} ]]; then
+  # This folder's .venv is not the image's.
+  export LARGEBATCH_ENV=${LARGEBATCH_ENV-} PYTHONNOUSERSITE=1
+  mounts=$PWD:$PWD,$run_dir:$run_dir
+  [[ $code == "$PWD" || $code == "$run_dir"/* ]] || mounts+=,$code:$code
+  if [[ -n ${HF_HOME:-} ]]; then mkdir -p "$HF_HOME" && mounts+=,$(realpath "$HF_HOME"):$HF_HOME; fi
+  mounts+=${LARGEBATCH_CONTAINER_MOUNTS:+,$LARGEBATCH_CONTAINER_MOUNTS}
+fi
 case ${LARGEBATCH_CONTAINER:-} in
   "") ;;
   apptainer:*)
-    in_container=(apptainer exec --bind "$PWD${LARGEBATCH_CONTAINER_MOUNTS:+,$LARGEBATCH_CONTAINER_MOUNTS}" --pwd "$PWD")
-    ((gpus == 0)) || in_container+=(--nv)
+    in_container=(apptainer exec --bind "$mounts" --pwd "$PWD")
+    vendor=${LARGEBATCH_GPU_VENDOR:-$([[ -e /dev/kfd ]] && echo amd || echo nvidia)}
+    case $gpus:$vendor in
+      0:*) ;;
+      *:nvidia) in_container+=(--nv) ;;
+      *:amd) in_container+=(--rocm) ;;
+      *) leave 2 "error: LARGEBATCH_GPU_VENDOR=$vendor: write nvidia or amd" ;;
+    esac
     in_container+=("${LARGEBATCH_CONTAINER#apptainer:}")
     ;;
+  command:*) read -ra in_container <<<"${LARGEBATCH_CONTAINER#command:}" ;;
   *)
-    srun_options+=(--container-image="$LARGEBATCH_CONTAINER" --container-workdir="$PWD")
-    srun_options+=(--container-mounts="$PWD:$PWD${LARGEBATCH_CONTAINER_MOUNTS:+,$LARGEBATCH_CONTAINER_MOUNTS}")
+    # With a name, the job's steps share one container instead of unpacking the image each.
+    srun_options+=(--container-image="$LARGEBATCH_CONTAINER" --container-name="largebatch_$SLURM_JOB_ID")
+    srun_options+=(--container-workdir="$PWD" --container-mounts="$mounts" --no-container-mount-home)
     ;;
 esac
+# container_environment: with pyxis, an image's own values win over all variables but these.
+container_environment() {
+  [[ " ${srun_options[*]}" == *" --container-image="* ]] || return 0
+  local names
+  names=$(compgen -e | grep -E '^(LARGEBATCH|NCCL|GLOO|FI|UCX|TORCH|PYTORCH|OMP|HF|WANDB)_|^(STRATEGY|RUN_DIR|PYTHONNOUSERSITE)$')
+  echo "--container-env=${names//$'\n'/,}"
+}
 
-# on_nodes COUNT COMMAND…: run one task per node in the user's environment, while this script still handles signals.
-# Text in single quotes is expanded on the node.
+# on_nodes NAMES SCRIPT…: run a script once on each of these nodes, while this script still handles signals.
 on_nodes() {
+  local names=$1 commas=${1//[^,]/}
+  local count=$((${#commas} + 1)) options
+  mapfile -t options < <(container_environment)
+  # Expanded on the node.
   # shellcheck disable=SC2016
-  srun --nodes="$1" --ntasks="$1" "${srun_options[@]}" "${step_options[@]}" "${in_container[@]}" bash -c '
-    set -e
-    # The command handles signals and decides when to end.
-    trap : TERM INT USR1
-    # In a function, so that the sourced file does not get the command as its arguments.
-    activate() { source "$LARGEBATCH_ENV"; }
-    if [[ -n $LARGEBATCH_ENV ]]; then activate; fi
-    "$@"' bash "${@:2}" &
+  srun --nodes="$count" --ntasks="$count" --nodelist="$names" "${srun_options[@]}" "${step_options[@]}" "${options[@]}" \
+    "${in_container[@]}" bash -c '
+      export LARGEBATCH_NODE=$SLURMD_NODENAME LARGEBATCH_NODE_NAMES=$1
+      exec bash "${@:2}"' bash "$names" "${@:2}" &
   local srun=$!
   # A signal to this script interrupts `wait`, not srun.
   while kill -0 "$srun" 2>/dev/null; do wait "$srun" || true; done
   wait "$srun"
 }
 
-# --- after a start ---
-
-checkpoint_step() {
-  local newest=0 marker step
-  for marker in "$run_dir"/checkpoints/step_*/complete.json; do
-    step=$(basename "$(dirname "$marker")")
-    step=${step#step_}
-    # There may be other files next to the checkpoints.
-    if [[ -f $marker && $step =~ ^[0-9]+$ ]]; then ((newest = 10#$step > newest ? 10#$step : newest)) || true; fi
-  done
-  echo "$newest"
+# on_first_node COMMAND…: run it in the user's environment; the last line that it prints is the answer.
+on_first_node() {
+  answer=
+  on_nodes "${node_names[0]}" "$code/launch/environment.sh" "$@" >"$logs/answer" || return
+  answer=$(tail -n 1 "$logs/answer")
 }
 
-# Prints a field of the run's status, if this start has written it.
-status() {
-  local file=$run_dir/status.json
-  grep -qs "\"slurm_job_id\": \"$SLURM_JOB_ID\"" "$file" && grep -qs "\"slurm_restart_count\": $restart\b" "$file" || return 0
-  sed -nE "s/^ *\"$1\": \"(.*)\",?\$/\1/p; s/^ *\"$1\": ([^\",]+),?\$/\1/p" "$file"
+# --- the end of a start ---
+
+# Does what largebatch has answered: leave CODE MESSAGE, or requeue MESSAGE.
+obey() {
+  local word exit_code message
+  read -r word exit_code message <<<"$answer"
+  case $word in
+    leave) leave "$exit_code" "$message" ;;
+    requeue) requeue "${answer#requeue }" ;;
+    *) leave 1 "error: largebatch answered \"$answer\", which this script does not understand; is another version installed?" ;;
+  esac
 }
 
-# Gives up if the allowed number of starts began at the newest checkpoint without writing a newer one.
-give_up_without_progress() {
-  local starts
-  starts=$(grep -cxs "$(checkpoint_step)" "$job_dir/starts" || true)
-  if ((starts > max_restarts)); then
-    leave 1 "error: $1; giving up after $starts starts without progress past step $(checkpoint_step) (LARGEBATCH_MAX_RESTARTS); see $job_dir"
-  fi
-}
-
-# requeue WHY: requeue this job, unless starts make no progress or Slurm is ending the job.
-requeue() {
-  local state try
+# Whether Slurm is ending this start; a controller that does not answer is no reason to believe so.
+is_ending() {
+  local state
   state=$(squeue --noheader --jobs "$SLURM_JOB_ID" --format %T || true)
-  [[ -z $state || $state == RUNNING ]] || leave 1 "$1; Slurm is ending this start, so this script does not requeue the job"
-  give_up_without_progress "$1"
-  say "$1; requeued, to resume from step $(checkpoint_step)"
+  [[ -n $state && $state != RUNNING ]]
+}
+
+# end CODE: finish, give up, or requeue this job after a start with this exit code.
+end() {
+  if ! on_first_node largebatch job-ended --run-dir "$run_dir" --start "$restart" --exit-code "$1" \
+    --max-restarts "$max_restarts" ${asked_to_stop:+--asked-to-stop "$asked_to_stop"}; then
+    ! is_ending || leave 1 "Slurm is ending this job, which ended with code $1; submit it again to resume"
+    leave 1 "error: the start ended with code $1, and largebatch job-ended failed on ${node_names[0]}; submit the job again to resume"
+  fi
+  obey
+}
+
+# requeue MESSAGE: requeue this job, unless Slurm is ending it.
+requeue() {
+  local try
+  ! is_ending || leave 1 "$1; Slurm is ending this start, so this script does not requeue the job"
+  say "$1; requeued"
   for try in 1 2 3; do
-    if scontrol "${2:-requeue}" "$SLURM_JOB_ID"; then exit 0; fi
+    if scontrol requeue "$SLURM_JOB_ID"; then exit 0; fi
     sleep $((10 * try))
   done
   leave 1 "error: the job cannot be requeued; submit it again to resume"
 }
 
-# Slurm changes a job's excluded nodes only while it is pending: a small job does that, and then releases it.
-requeue_without() {
-  local excluded
-  give_up_without_progress "bad nodes: $1"
-  excluded=$(scontrol show job "$SLURM_JOB_ID" | sed -nE 's/^ *.*ExcNodeList=([^ ]+).*/\1/p' | grep -v '^(null)$' || true)
-  excluded=$1${excluded:+,$excluded}
-  # shellcheck disable=SC2016 # the small job expands them
-  JOB=$SLURM_JOB_ID EXCLUDED=$excluded sbatch --job-name="without_$1" --partition="$SLURM_JOB_PARTITION" \
-    --exclude="$excluded" --nodes=1 --ntasks=1 --time=10 --output="$logs/exclude.log" --wrap '
-      until scontrol update JobId="$JOB" ExcNodeList="$EXCLUDED"; do sleep 1; done
-      scontrol release "$JOB"' ||
-    leave 3 "error: bad nodes ($1), and the job that excludes them could not be submitted; submit again with --exclude=$1"
-  requeue "bad nodes: $1" requeuehold
+# submit_without NODES WORDS…: submit this job again with its options and the script's words, without these nodes.
+submit_without() {
+  local job excluded pair value options number
+  job=$(scontrol --oneliner show job "$SLURM_JOB_ID" || true)
+  field() {
+    value=$(sed -nE "s|.* $1=([^ ]+).*|\1|p" <<<" $job")
+    [[ $value != "(null)" && $value != N/A ]] || value=
+  }
+  field ExcNodeList
+  excluded=$1${value:+,$value}
+  options=(--parsable --export=ALL --dependency="afterany:$SLURM_JOB_ID" --exclude="$excluded")
+  options+=(--job-name="${SLURM_JOB_NAME:-$(basename "$RECIPE" .json)}" --nodes="$SLURM_JOB_NUM_NODES")
+  for pair in Account:account Partition:partition QOS:qos Reservation:reservation Features:constraint TimeLimit:time; do
+    field "${pair%:*}"
+    [[ -z $value ]] || options+=("--${pair#*:}=$value")
+  done
+  [[ -z ${SLURM_CPUS_PER_TASK:-} ]] || options+=(--cpus-per-task="$SLURM_CPUS_PER_TASK")
+  field TresPerNode
+  if [[ -n ${SLURM_GPUS_PER_NODE:-} ]]; then
+    options+=(--gpus-per-node="$SLURM_GPUS_PER_NODE")
+  elif [[ -n $value ]]; then
+    options+=(--gres="${value#gres[:/]}")
+  fi
+  field OverSubscribe
+  [[ $value != EXCLUSIVE ]] || options+=(--exclusive)
+  field StdOut
+  [[ -z $value ]] || options+=(--output="${value//$SLURM_JOB_ID/%j}")
+  # A copy of the batch script, which Slurm removes with this job.
+  cp "$0" "$job_dir/script.sbatch"
+  options+=("$job_dir/script.sbatch" "${@:2}")
+  if number=$(env -u SLURM_RESTART_COUNT LARGEBATCH_SNAPSHOT="$code" sbatch "${options[@]}"); then
+    leave 3 "bad nodes: $1; submitted again without them, as job ${number%%;*}"
+  fi
+  say "error: bad nodes: $1; sbatch refuses to submit the job again without them. To do it by hand:"
+  leave 3 "LARGEBATCH_SNAPSHOT=$(printf %q "$code") sbatch$(printf ' %q' "${options[@]}")"
 }
 
 # --- the start ---
 
-give_up_without_progress "the earlier start was ended by Slurm"
-checkpoint_step >>"$job_dir/starts"
-say "job $SLURM_JOB_ID, start $restart: $used_recipe under $STRATEGY on $nodes nodes x $processes_per_node processes; logs in $logs"
-
-code=0
-token=$RANDOM$RANDOM$RANDOM
-echo "$token" >"$preflight/token"
-# Every node must report what it finds, even if another fails; a hanging node is ended.
-step_options=(--kill-on-bad-exit=0 --wait=180)
-on_nodes "$nodes" timeout --kill-after=10 300 largebatch preflight "$used_recipe" --accelerate-config "$accelerate_config" --folder "$preflight" --token "$token" \
-  --rendezvous "$first_node:$port" --gpus "$gpus" --world-size $((nodes * processes_per_node)) "$@" >"$preflight/reports" || code=$?
-# SIGTERM, SIGUSR1 or SIGINT to the nodes only, as in a preemption, ends the processes there.
-step_options=(--kill-on-bad-exit=1 --wait=60)
-case $code in 143 | 138 | 130) asked_to_stop=${asked_to_stop:-a signal to the nodes} ;; esac
-[[ -z $asked_to_stop ]] || requeue "asked to stop by $asked_to_stop during the pre-flight"
-code=0
-on_nodes 1 largebatch preflight-verdict "$preflight/reports" --nodes "$(IFS=,; echo "${node_names[*]}")" \
-  --bad-nodes "$preflight/bad_nodes" || code=$?
-if ((code == 3)) && [[ ${LARGEBATCH_EXCLUDE_BAD_NODES:-} == 1 ]]; then
-  bad_nodes=$(<"$preflight/bad_nodes")
-  # If no node would be left, the nodes are not the problem.
-  IFS=, read -ra bad_names <<<"$bad_nodes"
-  if ((${#bad_names[@]} < nodes)); then requeue_without "$bad_nodes"; fi
+# Every node must end by itself, even if another fails; after that, the first failure ends all.
+to_the_end=(--kill-on-bad-exit=0 --wait=180)
+together=(--kill-on-bad-exit=1 --wait=60)
+step_options=("${together[@]}")
+cannot_run="error: largebatch cannot be used on ${node_names[0]}; it says why above"
+if [[ $code == "$PWD" ]]; then
+  on_first_node largebatch snapshot --to "$job_dir/code" || leave $? "$cannot_run"
+  code=$(realpath "$job_dir/code")
 fi
-((code == 0)) || leave "$code" "error: the pre-flight found the problems above; training was not started"
+on_first_node largebatch job-begins --run-dir "$run_dir" --start "$restart" --max-restarts "$max_restarts" || leave $? "$cannot_run"
+[[ $answer == go ]] || obey
+say "job $SLURM_JOB_ID, start $restart: $RECIPE under $STRATEGY on $nodes nodes x $processes_per_node processes; logs in $logs"
+
+# on_training_nodes OPTION WORDS…: run node.sh on the first good nodes.
+on_training_nodes() {
+  on_nodes "$(IFS=,; echo "${node_names[*]:0:nodes}")" "$code/launch/node.sh" "$1" --nodes "$nodes" \
+    --address "${node_names[0]}" --port "$port" "${node_options[@]}" "$RECIPE" "${@:2}"
+}
+
+# check_nodes WORDS…: the pre-flight; bad nodes are in a file then.
+check_nodes() {
+  # A node that does not see this job's code cannot say more.
+  # shellcheck disable=SC2016 # expanded on the nodes
+  on_nodes "$(IFS=,; echo "${node_names[*]:0:nodes}")" -c '[[ -f $1 ]] || echo "$LARGEBATCH_NODE"' bash "$code/launch/node.sh" >"$logs/blind_nodes" || return
+  if [[ -s $logs/blind_nodes ]]; then
+    paste --serial --delimiters=, "$logs/blind_nodes" >"$preflight/bad_nodes"
+    say "bad node $(<"$preflight/bad_nodes"): it does not see $code; the run folder must be on a file system that all nodes share"
+    return 3
+  fi
+  on_training_nodes --preflight-only "$@"
+}
+
+while :; do
+  port=$(bash "$code/launch/free_port.sh" "${node_names[0]}") || leave $? "error: there is no free port on ${node_names[0]}; see above"
+  LARGEBATCH_TOKEN=$SLURM_JOB_ID.$restart.$RANDOM$RANDOM
+  export LARGEBATCH_TOKEN
+  # What another port or other nodes have left must not be taken for these.
+  rm -rf "$preflight"
+  mkdir -p "$preflight"
+  echo "$LARGEBATCH_TOKEN" >"$preflight/token"
+  [[ ${LARGEBATCH_PREFLIGHT:-on} != off ]] || break
+  result=0
+  step_options=("${to_the_end[@]}")
+  check_nodes "$@" || result=$?
+  step_options=("${together[@]}")
+  # SIGTERM, SIGUSR1 or SIGINT to the nodes only, as in a preemption, ends the processes there.
+  case $result in 143 | 138 | 130) asked_to_stop=${asked_to_stop:-a signal to the nodes} ;; esac
+  [[ -z $asked_to_stop ]] || end "$result"
+  ((result != 0)) || break
+  [[ -s $preflight/bad_nodes ]] || leave "$result" "error: the pre-flight found the problems above; training was not started"
+  bad_nodes=$(<"$preflight/bad_nodes")
+  good_nodes=()
+  for name in "${node_names[@]}"; do [[ ,$bad_nodes, == *,"$name",* ]] || good_nodes+=("$name"); done
+  if ((${#good_nodes[@]} >= nodes)); then
+    say "bad nodes: $bad_nodes; trying again with ${good_nodes[*]:0:nodes}"
+    node_names=("${good_nodes[@]}")
+    continue
+  fi
+  # If no node would be left, the nodes are not the problem.
+  if [[ ${LARGEBATCH_EXCLUDE_BAD_NODES:-} == 1 ]] && ((${#good_nodes[@]} > 0)); then submit_without "$bad_nodes" "$@"; fi
+  leave 3 "error: the pre-flight found the problems above; training was not started"
+done
 
 # --resume is for the first start; later starts resume from the newest checkpoint.
+has_begun=
+! grep -qs "\"job_id\": \"$SLURM_JOB_ID\"" "$run_dir/status.json" || has_begun=1
 words=()
 while (($#)); do
   case $has_begun$1 in
@@ -222,34 +324,6 @@ while (($#)); do
     *) words+=("$1"); shift ;;
   esac
 done
-
-launch=(--config_file "$accelerate_config" --num_machines "$nodes" --num_processes $((nodes * processes_per_node)))
-if ((nodes > 1)); then launch+=(--main_process_ip "$first_node" --main_process_port "$port" --rdzv_backend c10d); fi
-# shellcheck disable=SC2016 # expanded on the node
-on_nodes "$nodes" bash -c '
-  set -o pipefail
-  trap : TERM INT USR1
-  logs=$1
-  accelerate launch --machine_rank "$SLURM_NODEID" "${@:2}" 2>&1 |
-    (trap "" TERM INT USR1; exec tee -a "$logs/$SLURMD_NODENAME.log")' bash "$logs" \
-  "${launch[@]}" "$(dirname "$used_recipe")/train.py" --config "$used_recipe" --run-dir "$run_dir" "${words[@]}" || code=$?
-
-((code != 0)) || leave 0 "finished"
-[[ ! -f $LARGEBATCH_REFUSAL ]] || leave 2 "refused: $(<"$LARGEBATCH_REFUSAL")"
-message=$(status message)
-# If a process was killed from outside, such as by the kernel for lack of memory, its launcher's log says so.
-killed=$(grep -oE "Signal [0-9]+ \(SIG[A-Z]+\) received by PID [0-9]+" "$logs"/*.log /dev/null | grep -v SIGTERM | head -n 1 || true)
-[[ -z $killed ]] || killed="$(basename "${killed%%.log:*}"): ${killed#*.log:}; "
-case $(status outcome):$(status resume) in
-  stopped:*)
-    if [[ $message == "by the stop file"* ]]; then
-      [[ -n $asked_to_stop ]] || leave 75 "stopped $message; submit the script again, with the same overrides, to resume"
-      message="by $asked_to_stop to the batch script${message#by the stop file}"
-    fi
-    requeue "stopped $message"
-    ;;
-  failed:false) leave 1 "failed: $message; the same start would fail again: not requeued" ;;
-  failed:true) requeue "failed: $killed$message" ;;
-  running:*) requeue "${killed:-killed }at step $(status step)" ;;
-  *) requeue "${killed}ended before the run began (exit code $code)" ;;
-esac
+result=0
+on_training_nodes --train-only "${words[@]}" || result=$?
+end "$result"

@@ -19,11 +19,17 @@ LAUNCH = """[[ $1 == launch ]] && exec accelerate-launch "${@:2}" """
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
+def first_host() -> int:
+    """The number of the first host."""
+    return 1
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, first_host: int) -> Iterator[Cluster]:
     reason = why_not()
     if reason:
         pytest.skip(f"no Slurm cluster can be started here: {reason}")
-    cluster = Cluster(NUM_HOSTS, tmp_path / "cluster.log")
+    cluster = Cluster(NUM_HOSTS, tmp_path / "cluster.log", first_host)
     yield cluster
     cluster.close()
 
@@ -62,7 +68,7 @@ Submit = Callable[..., Job]
 
 @pytest.fixture
 def submit(cluster: Cluster, play: Play, tmp_path: Path) -> Submit:
-    """Submits a recipe from the login node; by default, `programs` makes the job skip the pre-flight."""
+    """Submits a recipe from the login node, by default without a pre-flight."""
 
     def submit_script(
         *words: str,
@@ -72,8 +78,8 @@ def submit(cluster: Cluster, play: Play, tmp_path: Path) -> Submit:
         programs: dict[str, str] | None = None,
         **settings: str,
     ) -> Job:
-        programs = {"largebatch": "exit 0"} if programs is None else programs
-        settings = {"LARGEBATCH_ENV": str(play(**{"accelerate": LAUNCH, **programs})), **settings}
+        environment = play(**{"accelerate": LAUNCH, **(programs or {})})
+        settings = {"LARGEBATCH_ENV": str(environment), "LARGEBATCH_PREFLIGHT": "off", **settings}
         settings = {"RUN_DIR": str(tmp_path / name), **settings}
         log = tmp_path / f"{name}.log"
         command = ("sbatch", "--parsable", f"--output={log}", *options, str(script_of(recipe, tmp_path)), *words)

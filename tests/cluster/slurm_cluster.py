@@ -24,8 +24,9 @@ from pathlib import Path
 SBIN = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "unshare", "nsenter", "ip")
 
-# The outer set of namespaces, with $1 hosts. /proc stays the owner's: process ids that are read there mean the same to
-# the owner. A requeued job starts again after cred_expire; a host that does not answer is given up after SlurmdTimeout.
+# The outer set of namespaces, with $1 hosts, whose numbers begin at $2. /proc stays the owner's: process ids that are
+# read there mean the same to the owner. A requeued job starts again after cred_expire; a host that does not answer is
+# given up after SlurmdTimeout.
 LOGIN_NODE = r"""
 set -euo pipefail
 exec 3>&1 1>&2
@@ -33,7 +34,7 @@ mount -t tmpfs -o mode=755 none /run
 mkdir /run/state
 hostname login
 printf '127.0.0.1 localhost\n10.77.0.254 login\n' >/run/hosts
-for ((i = 1; i <= $1; i++)); do echo "10.77.0.$i h$i" >>/run/hosts; done
+for ((i = $2; i < $1 + $2; i++)); do echo "10.77.0.$i h$i" >>/run/hosts; done
 mount --bind /run/hosts /etc/hosts
 cat >/run/slurm.conf <<END
 ClusterName=rehearsal
@@ -47,7 +48,8 @@ SlurmdSpoolDir=/run/spool.%n
 SlurmctldPidFile=/run/slurmctld.pid
 SlurmdPidFile=/run/slurmd.%n.pid
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin=task/affinity
+GresTypes=gpu
 JobAcctGatherType=jobacct_gather/none
 MpiDefault=none
 SelectType=select/cons_tres
@@ -62,10 +64,13 @@ KillWait=5
 BatchStartTimeout=120
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-NodeName=h[1-$1] NodeAddr=10.77.0.[1-$1] CPUs=4 State=UNKNOWN
+NodeName=h[$2-$(($1 + $2 - 1))] NodeAddr=10.77.0.[$2-$(($1 + $2 - 1))] CPUs=4 Gres=gpu:8 State=UNKNOWN
 PartitionName=main Default=YES Nodes=ALL PriorityTier=1 GraceTime=300 MaxTime=60
 PartitionName=urgent Nodes=ALL PriorityTier=10 PreemptMode=OFF MaxTime=60
 END
+# Slurm counts GPUs that are not there; it wants to see a file for each.
+touch /run/gpu{0..7}
+echo 'Name=gpu File=/run/gpu[0-7]' >/run/gres.conf
 
 ip link set lo up
 ip link add bridge type bridge
@@ -75,7 +80,7 @@ ip link set bridge up
 munged --foreground --key-file=/run/munge.key --socket=/run/munge.socket --pid-file=/run/munge.pid \
   --log-file=/run/munge.log --seed-file=/run/munge.seed </dev/null &
 slurmctld -D </dev/null &
-for ((i = 1; i <= $1; i++)); do
+for ((i = $2; i < $1 + $2; i++)); do
   ip netns add "h$i"
   ip link add "h$i" type veth peer name eth0 netns "h$i"
   ip link set "h$i" master bridge up
@@ -122,21 +127,22 @@ class Cluster:
     """A running cluster, until `close` or the end of this process, however it comes.
 
     Args:
-        num_hosts: Its hosts are h1, h2, …
+        num_hosts: Its hosts are h1, h2, …, or from another number on.
         log: What its daemons say is appended to this file.
+        first: The number of the first host.
 
     Raises:
         ClusterError: It cannot be started.
     """
 
-    def __init__(self, num_hosts: int, log: Path):
+    def __init__(self, num_hosts: int, log: Path, first: int = 1):
         if reason := why_not():
             raise ClusterError(reason)
         self.environment = os.environ | {"SLURM_CONF": "/run/slurm.conf", "PATH": SBIN}
         namespaces = ("--net", "--uts", "--mount", "--pid", "--fork", "--kill-child")
         with log.open("ab") as file:
             self._process = subprocess.Popen(
-                ["unshare", *namespaces, "bash", "-c", LOGIN_NODE, "login", str(num_hosts)],
+                ["unshare", *namespaces, "bash", "-c", LOGIN_NODE, "login", str(num_hosts), str(first)],
                 env=self.environment | {"HOST": HOST},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -171,9 +177,12 @@ class Cluster:
         Raises:
             subprocess.CalledProcessError: It failed.
         """
+        return self._output([*self.to_host(name), *words], {})
+
+    def to_host(self, name: str) -> list[str]:
+        """What runs the command that follows on a host."""
         first = Path(f"/proc/{self._process.pid}/root/run/{name}.pid").read_text().strip()
-        namespaces = ("--net", "--uts", "--mount", "--pid")
-        return self._output(["nsenter", "--target", first, *namespaces, "--", *words], {})
+        return ["nsenter", "--target", first, "--net", "--uts", "--mount", "--pid", "--"]
 
     def cut_off(self, name: str) -> None:
         """Cut a host's network; it stays alive."""

@@ -59,6 +59,11 @@ class Job:
         return lines[-1]["step"] if lines else 0
 
     @property
+    def logs(self) -> Path:
+        """The folder of its first start."""
+        return self.run_dir / f"jobs/{self.id}/start_0"
+
+    @property
     def starts(self) -> int:
         return self.log.count(f" job {self.id}, start ")
 

@@ -23,15 +23,24 @@ from tiny_jobs import (
 pytestmark = pytest.mark.slow
 
 # A pre-flight at the job's first start alone.
-PREFLIGHT_ONCE = f'[[ ${{SLURM_RESTART_COUNT:-0}} != 0 ]] || exec {sys.prefix}/bin/largebatch "$@"'
+PREFLIGHT_ONCE = f'[[ $1 == preflight && $LARGEBATCH_RESTART != 0 ]] || exec {sys.prefix}/bin/largebatch "$@"'
 
 
 def test_canceled_it_is_gone_and_near_its_time_limit_it_is_requeued(submit, cluster, uninterrupted):
     canceled = submit(*ENDLESS, options=TWO_NODES)
     canceled.wait_until(lambda job: job.last_step >= 60)
+    # The same job by mistake: canceled before it trains, it does not stop this one.
+    waits = {"largebatch": f'[[ $1 != preflight ]] || exec sleep 600; exec {sys.prefix}/bin/largebatch "$@"'}
+    again = submit(*ENDLESS, options=ONE_PROCESS, programs=waits, LARGEBATCH_PREFLIGHT="on")
+    again.wait_until(lambda job: any("sleep 600" in process.command for process in job.processes().values()))
+    cluster.command("scancel", again.id)
+    assert again.wait_for_end() == "CANCELLED"
+    assert (again.run_dir / f"stop.{again.id}").exists()
+    before = canceled.last_step
+    canceled.wait_until(lambda job: job.last_step > before + 60)
     cluster.command("scancel", canceled.id)
     assert canceled.wait_for_end() == "CANCELLED"
-    assert canceled.starts == 1
+    assert canceled.log.count(f" job {canceled.id}, start ") == 1
     canceled.assert_no_survivors()
 
     # Of five minutes the last three are left alone; the first two are enough to get going on a slow machine.
@@ -70,10 +79,10 @@ def test_a_dead_launcher_leaves_no_orphans_and_fewer_nodes_go_on(submit, cluster
 
 
 def test_signaled_killed_and_preempted_it_ends_bit_for_bit(submit, cluster, uninterrupted):
-    job = submit(*ENDLESS, options=TWO_NODES, programs={"largebatch": PREFLIGHT_ONCE})
-    job.wait_until(lambda job: (job.run_dir / f"slurm/{job.id}/start_0/preflight/h1.present").exists())
+    job = submit(*ENDLESS, options=TWO_NODES, programs={"largebatch": PREFLIGHT_ONCE}, LARGEBATCH_PREFLIGHT="on")
+    job.wait_until(lambda job: list((job.logs / "preflight").glob("listening.*")))
     cluster.command("scancel", "--signal=TERM", job.id)
-    job.wait_until(lambda job: "asked to stop by a signal to the nodes during the pre-flight; requeued" in job.log)
+    job.wait_until(lambda job: "asked to stop by a signal to the nodes before the run began" in job.log)
 
     job.wait_until(lambda job: job.last_step >= 60)
     os.kill(job.rank(1), signal.SIGKILL)
@@ -84,7 +93,7 @@ def test_signaled_killed_and_preempted_it_ends_bit_for_bit(submit, cluster, unin
     job.wait_for_training(start=3)
     cluster.command("scancel", "--batch", "--signal=USR1", job.id)
     job.wait_until(lambda job: job.log.count("; requeued") == 3)
-    assert "] stopped by SIGUSR1 to the batch script, after step" in job.log
+    assert f"] stopped by the batch script of job {job.id}, after step" in job.log
 
     job.wait_for_training(start=4)
     everything = ("--partition=urgent", "--nodes=3", "--cpus-per-task=4", "--output=/dev/null", "--wrap=sleep 2")

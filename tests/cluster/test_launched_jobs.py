@@ -3,15 +3,17 @@
 import importlib.metadata
 import json
 import re
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
 from paths import PYDOC, ROOT
+from played import write_commands
 from resuming import TINY_GPT
 from slurm_job import Job
-from tiny_jobs import TWO_NODES, WORDS, assert_same_weights
+from tiny_jobs import TWO_NODES, WORDS, assert_same_weights, steps
 
 pytestmark = pytest.mark.slow
 
@@ -26,15 +28,27 @@ SMALL_GPT = (
 )
 # What would be launched is printed.
 TOLD = f"""exec {sys.executable} -c "import json, sys; print('GOT', json.dumps(sys.argv[1:]))" "$@" """
-ONLY_TOLD = {"largebatch": "exit 0", "accelerate": TOLD}
+ONLY_TOLD = {"accelerate": TOLD}
+# The second host starts late.
+LATE = f"""[[ $1 != preflight || $LARGEBATCH_NODE != h10 ]] || sleep 20; exec {sys.prefix}/bin/largebatch "$@" """
 
 
-def test_strategies_on_the_same_two_hosts_at_once(submit, uninterrupted):
-    """Their ports must not collide, and none may join another's processes."""
-    options = (*TWO_NODES, "--nodelist=h1,h2")
-    secrets = {"WANDB_API_KEY": "secret-of-wandb", "HF_TOKEN": "secret-of-the-hub"}
+# As text, h10 is before h9.
+@pytest.mark.parametrize("first_host", [9])
+def test_strategies_on_the_same_two_hosts_at_once(submit, uninterrupted, cluster, tmp_path):
+    """Their ports must not collide, and none may join another's processes. A host that is late is waited for."""
+    options = (*TWO_NODES, "--nodelist=h9,h10")
+    secrets = {"WANDB_API_KEY": "secret-of-wandb", "HF_TOKEN": "secret-of-the-hub", "LARGEBATCH_PREFLIGHT": "on"}
     jobs = {
-        name: submit(*SMALL_GPT, options=options, name=name, recipe=PYDOC, programs={}, STRATEGY=name, **secrets)
+        name: submit(
+            *SMALL_GPT,
+            options=options,
+            name=name,
+            recipe=PYDOC,
+            programs={"largebatch": LATE} if name == "fsdp" else {},
+            STRATEGY=name,
+            **secrets,
+        )
         for name in ("fsdp", "zero3")
     }
     reference = uninterrupted(SMALL_GPT, 1, PYDOC)
@@ -43,11 +57,98 @@ def test_strategies_on_the_same_two_hosts_at_once(submit, uninterrupted):
         assert "all-reduce of 64 MiB over 2 nodes by gloo" in job.log
         assert f"on 2 x {strategy}" in job.log
         assert_same_weights(job.run_dir, reference, 1e-5)
-        assert {path.name for path in (job.run_dir / f"slurm/{job.id}/start_0").glob("*.log")} == {"h1.log", "h2.log"}
+        assert {path.name for path in job.logs.glob("*.log")} == {"h9.log", "h10.log"}
+        # Ranks are in Slurm's order.
+        for rank, host in enumerate(("h9", "h10")):
+            assert f"[rank {rank}]" in (job.logs / f"{host}.log").read_text()
+            assert list((job.logs / f"ranks/{host}").rglob("stderr.log"))
         for path in (job.log_file, job.run_dir, *job.run_dir.rglob("*")):
             assert not path.stat().st_mode & 0o002, f"{path} is world-writable"
             assert path.is_dir() or b"secret-of-" not in path.read_bytes(), path
         job.assert_no_survivors()
+
+    late = submit(
+        *SMALL_GPT,
+        options=options,
+        name="late",
+        recipe=PYDOC,
+        programs={"largebatch": LATE},
+        LARGEBATCH_PREFLIGHT="on",
+        LARGEBATCH_PREFLIGHT_SECONDS="3",
+    )
+    assert late.wait_for_end() == "FAILED"
+    assert late.exit_code == "2:0"
+    assert "late: h10: not present after 3 seconds" in late.log
+    assert "bad node" not in late.log
+
+    # The same over ssh, without Slurm.
+    ssh = tmp_path / "ssh"
+    reach = "\n".join(f'{name}) exec {shlex.join(cluster.to_host(name))} bash -c "$2" ;;' for name in ("h9", "h10"))
+    ssh.write_text(f'#!/usr/bin/env bash\nset -- "${{@: -2}}"\ncase $1 in\n{reach}\nesac\n')
+    ssh.chmod(0o755)
+    (tmp_path / "hosts").write_text("h9 slots=8\nh10 slots=8\n")
+    environment = {"LARGEBATCH_SSH": str(ssh), "RUN_DIR": str(tmp_path / "over_ssh")}
+    environment["LARGEBATCH_ENV"] = f"{sys.prefix}/bin/activate"
+    words = ("launch/hosts.sh", str(tmp_path / "hosts"), str(PYDOC.relative_to(ROOT)), *SMALL_GPT)
+    log = cluster.command("bash", *words, "--train.stop_after_steps=2", environment=environment, cwd=ROOT)
+    assert "all-reduce of 64 MiB over 2 nodes by gloo" in log
+    assert re.search(r"^\[h9\] \[rank 0\] .*on 2 x ddp", log, re.MULTILINE)
+
+
+def test_sites_of_other_kinds(submit, tmp_path):
+    """The environment is not exported; nor is there one in a container, which has no folders but those it is given."""
+    odd = play_odd_environment(tmp_path)
+    job = submit(
+        options=("--nodes=1", "--gpus-per-node=2", f"--export=RUN_DIR={tmp_path / 'odd'},LARGEBATCH_ENV={odd}"),
+        name="odd",
+        SBATCH_EXPORT="NONE",
+        LARGEBATCH_PREFLIGHT="on",
+    )
+    contained = submit(
+        *steps(20),
+        options=("--nodes=1", "--cpus-per-task=1"),
+        name="contained",
+        LARGEBATCH_PREFLIGHT="on",
+        LARGEBATCH_CONTAINER="apptainer:image.sif",
+        # No environment file in a container.
+        LARGEBATCH_ENV="",
+        PATH=write_commands(tmp_path / "bin", {"apptainer": APPTAINER}),
+    )
+    assert contained.wait_for_end() == "COMPLETED", contained.log
+    assert "other folders are absent" in contained.log
+    assert contained.status["outcome"] == "finished"
+
+    # There are no such GPUs, and the pre-flight could do nothing about it but say so: it is reached with what was set.
+    assert job.wait_for_end() == "FAILED"
+    assert "on 1 nodes x 2 processes" in job.log
+    assert f"the last command of {odd} answered 1" in job.log
+    assert "0 GPUs are visible, but the job was given 2" in job.log
+    assert job.exit_code == "3:0"
+
+
+# In the manner of the real one: the folders of the image, here the machine's programs, and what is bound.
+APPTAINER = f"""
+[[ -n ${{root:-}} ]] || root=$(mktemp -d) exec unshare --mount "$0" "$@"
+PATH={sys.prefix}/bin:/usr/bin:/bin:/usr/sbin
+mount -t tmpfs none "$root"
+enter() {{ mkdir -p "$root$2" && mount --rbind "$1" "$root$2"; }}
+for folder in /usr /bin /lib /lib64 /etc /proc /sys /dev {sys.prefix} {sys.base_prefix}; do
+  [[ ! -d $folder ]] || enter "$folder" "$folder"
+done
+mkdir -p "$root/tmp"
+for pair in ${{3//,/ }}; do enter "${{pair%%:*}}" "${{pair#*:}}"; done
+[[ -e $root/run/slurm.conf ]] || echo "other folders are absent" >&2
+exec chroot "$root" bash -c 'cd "$0" && exec "$@"' "$5" "${{@:7}}"
+"""
+
+
+def play_odd_environment(folder: Path) -> Path:
+    """An environment file whose last command is false."""
+    file = folder / "odd_environment"
+    file.write_text(
+        f"source {sys.prefix}/bin/activate\nexport PYTHONPATH={ROOT}/src\n[[ -d /nowhere ]] && export X=1\n"
+    )
+    return file
 
 
 def test_words_arrive_as_they_were_given(submit):
@@ -71,7 +172,7 @@ def test_words_arrive_as_they_were_given(submit):
 def test_submit(cluster, play, tmp_path):
     options = ("--nodes", "2", "--cpus-per-task=1", f"--output={tmp_path}/%x.%j.log", "--strategy", "zero2")
     words = ("submit", "gpt_pydoc", *options, "--seed", "7", "--run-dir", str(tmp_path / "run"))
-    environment = {"LARGEBATCH_ENV": str(play(**ONLY_TOLD))}
+    environment = {"LARGEBATCH_ENV": str(play(**ONLY_TOLD)), "LARGEBATCH_PREFLIGHT": "off"}
     output = cluster.command(sys.executable, "-m", "largebatch", *words, environment=environment, cwd=ROOT)
     number = re.search(r"^job (\d+)$", output, re.MULTILINE)[1]
     log = tmp_path / f"gpt_pydoc.sbatch.{number}.log"
@@ -83,11 +184,11 @@ def test_submit(cluster, play, tmp_path):
 
 
 def test_a_job_that_always_fails_is_given_up(submit):
-    programs = {"largebatch": "exit 0", "accelerate": "exit 1"}
+    programs = {"accelerate": "exit 1"}
     job = submit(*WORDS, options=TWO_NODES, programs=programs, LARGEBATCH_MAX_RESTARTS="1")
     assert job.wait_for_end() == "FAILED"
     assert job.starts == 2
-    assert "giving up after 2 starts without progress past step 0 (LARGEBATCH_MAX_RESTARTS)" in job.log
+    assert "giving up after 2 starts without progress past step 0 (LARGEBATCH_MAX_RESTARTS 1)" in job.log
     assert job.exit_code == "1:0"
     job.assert_no_survivors()
 
@@ -96,7 +197,9 @@ def test_a_job_that_always_fails_is_given_up(submit):
 
 
 def test_what_cannot_be_trained_is_not_requeued(submit):
-    job = submit(*WORDS, "--batch.micro_batch_size=7", options=("--cpus-per-task=1", "--nodes=1"), programs={})
+    job = submit(
+        *WORDS, "--batch.micro_batch_size=7", options=("--cpus-per-task=1", "--nodes=1"), LARGEBATCH_PREFLIGHT="on"
+    )
     assert job.wait_for_end() == "FAILED"
     assert (job.exit_code, job.starts) == ("2:0", 1)
     assert "batch.global_batch_size: 24 is not a multiple of batch.micro_batch_size 7" in job.log
@@ -109,15 +212,24 @@ def test_a_host_with_another_package_is_left_out(submit, cluster, tmp_path):
     other = tmp_path / "METADATA"
     other.write_text(metadata.read_text().replace("\nVersion: ", "\nVersion: 9", 1))
     cluster.on_host("h2", "mount", "--bind", str(other), str(metadata))
-    job = submit(*WORDS, options=TWO_NODES, programs={"accelerate": TOLD}, LARGEBATCH_EXCLUDE_BAD_NODES="1")
-    assert job.wait_for_end() == "COMPLETED", job.log
+    told = {"programs": {"accelerate": TOLD}, "LARGEBATCH_PREFLIGHT": "on"}
+    job = submit(*WORDS, options=TWO_NODES, LARGEBATCH_EXCLUDE_BAD_NODES="1", **told)
+    assert job.wait_for_end() == "FAILED", job.log
+    assert job.exit_code == "3:0"
     version = importlib.metadata.version("safetensors")
     assert f"bad node h2: safetensors is 9{version}, but {version} on 1 node" in job.log
-    assert "bad nodes: h2; requeued" in job.log
-    assert job.starts == 2
-    assert job.show("NodeList") == "h[1,3]"
-    # Nothing was launched by the start that was refused.
+    number = re.search(r"bad nodes: h2; submitted again without them, as job (\d+)", job.log)[1]
+    second = Job(cluster, number, job.run_dir, job.log_file)
+    assert second.wait_for_end() == "COMPLETED", job.log
+    assert second.show("NodeList") == "h[1,3]"
+    # Nothing was launched by the job that was refused.
     assert job.log.count("GOT ") == 2
+
+    spare = submit(*WORDS, options=(*TWO_NODES, "--nodes=3"), name="spare", LARGEBATCH_NODES="2", **told)
+    assert spare.wait_for_end() == "COMPLETED", spare.log
+    assert "bad nodes: h2; trying again with h1 h3" in spare.log
+    assert spare.log.count("GOT ") == 2
+    assert {path.name for path in spare.logs.glob("*.log")} == {"h1.log", "h3.log"}
 
 
 def test_an_unshared_folder_and_a_blocked_port(submit, cluster, tmp_path):
@@ -125,11 +237,12 @@ def test_an_unshared_folder_and_a_blocked_port(submit, cluster, tmp_path):
     own = tmp_path / "own"
     own.mkdir()
     cluster.on_host("h2", "mount", "-t", "tmpfs", "none", str(own))
-    unshared = submit(*WORDS, options=options, name="unshared", programs={}, RUN_DIR=str(own / "run"))
-    blocked = submit(*WORDS, options=(*options, "--hold"), name="blocked", programs={})
-    port = str(10000 + int(blocked.id) * 16 % 22000)
+    port = "23456"
     cluster.on_host("h2", "ip", "rule", "add", "ipproto", "tcp", "dport", port, "prohibit")
-    cluster.command("scontrol", "release", blocked.id)
+    settings = {"LARGEBATCH_PREFLIGHT": "on"}
+    unshared = submit(*WORDS, options=options, name="unshared", RUN_DIR=str(own / "run"), **settings)
+    settings["LARGEBATCH_PORTS"] = f"{port}-{port}"
+    blocked = submit(*WORDS, options=options, name="blocked", **settings)
     for job in (unshared, blocked):
         assert job.wait_for_end() == "FAILED"
         assert (job.exit_code, job.starts) == ("3:0", 1)
@@ -137,5 +250,5 @@ def test_an_unshared_folder_and_a_blocked_port(submit, cluster, tmp_path):
         assert job.log.count("bad node") == 1
         job.assert_no_survivors()
     assert "bad node h2: " in unshared.log
-    assert "is not the folder that the batch script wrote to" in unshared.log
-    assert f"bad node h1: h2 cannot connect to h1 on port {port}" in blocked.log
+    assert "the run folder must be on a file system that all nodes share" in unshared.log
+    assert f"h2 cannot connect to h1 at h1:{port}" in blocked.log

@@ -43,7 +43,7 @@ def test_a_host_that_is_cut_off_but_alive_publishes_nothing(submit, cluster, uni
         assert old in job.processes()
     job.wait_until(lambda job: old not in job.processes())
     assert_stops_with_the_weights_of(uninterrupted, job)
-    (log,) = (job.run_dir / f"slurm/{job.id}/start_0").glob("*.log")
+    (log,) = job.logs.glob("*.log")
     assert "attempt 2 on " in log.read_text()
     assert "has taken over" in log.read_text()
     # The batch script of the first start still asks Slurm for another one, in vain; nothing of the training is left.

@@ -1,98 +1,111 @@
-"""What slurm/launch.sh decides in cases that are hard to bring about on a real cluster, with Slurm's commands played.
+"""What slurm/launch.sh does in cases that are hard to bring about on a real cluster, with all commands played.
 
-The real ones are in tests/cluster.
+The real ones are in tests/cluster, and the decisions about how a start has ended in tests/tools/job.
 """
 
-import json
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from paths import ROOT
+from played import ACCELERATE, copy_checkout, environment_in, run_bash, write_commands
 
-# In the manner of Slurm's commands, as far as launch.sh uses them.
+# In the manner of Slurm's commands, as far as launch.sh uses them. One task plays all of a step's.
 COMMANDS = {
-    "srun": 'while [[ $1 == --* ]]; do shift; done; export SLURM_NODEID=0 SLURMD_NODENAME=n1; exec "$@"',
-    "scontrol": """case $2 in
-      hostnames) printf '%s\\n' $HOSTS ;;
-      job) echo "   ReqNodeList=(null) ExcNodeList=$EXCLUDED_BEFORE" ;;
+    "srun": """
+      printf '%s ' "$@" | tr '\\n' ' ' >>"$RUN_DIR/steps"; echo >>"$RUN_DIR/steps"
+      while [[ $1 == --* ]]; do [[ $1 != --nodelist=* ]] || names=${1#*=}; shift; done
+      export SLURMD_NODENAME=${names%%,*}
+      exec "$@" """,
+    "scontrol": """case "$*" in
+      *hostnames*) printf '%s\\n' $HOSTS ;;
+      *show*job*) echo "JobId=5 JobName=x $SHOWN" ;;
       *) echo "scontrol $*"; exit "$SCONTROL_CODE" ;;
     esac""",
     "squeue": '[[ $SQUEUE_CODE == 0 ]] && if [[ $* == *%e* ]]; then echo "$END"; else echo "$STATE"; fi',
     # The second and third try would be far away.
     "sleep": "",
-    "sbatch": 'echo "sbatch $*"',
-    "largebatch": 'if [[ $1 == preflight-verdict ]]; then echo "$BAD_NODES" >"${@: -1}"; fi; exit "$PREFLIGHT_CODE"',
+    "sbatch": 'printf "sbatch %s %s\\n" "${SLURM_RESTART_COUNT:-}" "$*" >&2; echo 6; exit "$SBATCH_CODE"',
+    "largebatch": """case $1 in
+      snapshot) mkdir -p "${@: -1}" && cp -r launch slurm recipes ds_configs "${@: -1}" ;;
+      job-begins) echo "begins $*" >>"$RUN_DIR/asked"; echo "$BEGINS" ;;
+      job-ended)
+        [[ $ENDED ]] || exit 1
+        echo "ended $*" >>"$RUN_DIR/asked"; echo a word of something else; echo "$ENDED" ;;
+      preflight)
+        cat "$LARGEBATCH_LOGS/preflight/token" >"$RUN_DIR/token"
+        printf '%s\\n' "$@" >"$RUN_DIR/preflight"
+        for name in $BAD_NODES; do
+          [[ ,$LARGEBATCH_NODE_NAMES, == *,$name,* ]] || continue
+          echo "$name" >"$LARGEBATCH_LOGS/preflight/bad_nodes"
+          exit 3
+        done
+        exit "$PREFLIGHT_CODE" ;;
+    esac""",
+    "accelerate": ACCELERATE,
+    "apptainer": """
+      printf '%s ' "$@" >"$RUN_DIR/apptainer"
+      while [[ $1 != *.sif ]]; do shift; done
+      shift
+      exec "$@" """,
 }
-NODE = """
-[[ $# == 0 ]] || exit 9
-accelerate() {
-  env >"$RUN_DIR/environment"
-  printf '%s\n' "$@" >"$RUN_DIR/words"
-  if [[ -n $STATUS ]]; then printf '%s' "$STATUS" >"$RUN_DIR/status.json"; fi
-  if [[ -n $REFUSAL ]]; then printf '%s' "$REFUSAL" >"$LARGEBATCH_REFUSAL"; fi
-  return "$TRAIN_CODE"
-}; export -f accelerate
-"""
 REQUEUED = "scontrol requeue 5"
-RECIPE = Path("recipes/causal_lm/gpt_pydoc.json")
-
-
-def status(outcome, message, resume, job="5", restart=0):
-    value = {"outcome": outcome, "message": message, "resume": resume, "step": 7, "checkpoint_step": 0, "attempt": 1}
-    return json.dumps(value | {"slurm_job_id": job, "slurm_restart_count": restart, "time": 1.5}, indent=2)
 
 
 @pytest.fixture
-def start(tmp_path):
+def checkout(tmp_path):
+    return copy_checkout(tmp_path / "checkout")
+
+
+@pytest.fixture
+def start(tmp_path, checkout):
     """One start of a job: its exit code, its log, and the environment that was trained in."""
-    for name, text in COMMANDS.items():
-        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-    (tmp_path / "node").write_text(NODE)
+    path = write_commands(tmp_path / "bin", COMMANDS)
+    (tmp_path / "node").write_text("[[ $# == 0 ]] || exit 9\necho activated\n[[ -d /nowhere ]] && export X=1\n")
     job = {"SLURM_JOB_ID": "5", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_PARTITION": "main"}
-    played = {"STATE": "RUNNING", "END": "N/A", "STATUS": "", "REFUSAL": "", "SQUEUE_CODE": "0", "SCONTROL_CODE": "0"}
-    played |= {"HOSTS": "n1", "BAD_NODES": "", "EXCLUDED_BEFORE": "(null)"}
-    codes = {"PREFLIGHT_CODE": "0", "TRAIN_CODE": "1"}
-    paths = {
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        "RUN_DIR": str(tmp_path / "run"),
-        "LARGEBATCH_ENV": str(tmp_path / "node"),
-    }
+    played = {"STATE": "RUNNING", "END": "N/A", "SQUEUE_CODE": "0", "SCONTROL_CODE": "0", "SBATCH_CODE": "0"}
+    played |= {"HOSTS": "n1", "BAD_NODES": "", "SHOWN": "", "BEGINS": "go", "ENDED": "leave 0 finished"}
+    played |= {"PREFLIGHT_CODE": "0", "TRAIN_CODE": "0", "LARGEBATCH_PORTS": "23456-23456"}
+    paths = {"PATH": path, "RUN_DIR": str(tmp_path / "run"), "LARGEBATCH_ENV": str(tmp_path / "node")}
+    (tmp_path / "run").mkdir()
 
     def run(*words, **changes):
-        environment = {"HOME": "/", **job, **played, **codes, **paths, **changes}
-        command = ["bash", "slurm/gpt_pydoc.sbatch", *words]
-        result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
-        file = tmp_path / "run/environment"
-        lines = file.read_text().splitlines() if file.exists() else []
-        trained_in = dict(line.split("=", 1) for line in lines if "=" in line)
-        return result.returncode, result.stdout + result.stderr, trained_in
+        environment = {"HOME": "/", **job, **played, **paths, **changes}
+        code, log = run_bash("slurm/gpt_pydoc.sbatch", *words, cwd=checkout, environment=environment)
+        return code, log, environment_in(tmp_path / "run")
 
     return run
+
+
+@pytest.fixture
+def written(tmp_path):
+    """The words in a file that a played command wrote."""
+    return lambda name: (tmp_path / "run" / name).read_text().split()
 
 
 @pytest.mark.parametrize(
     ("changes", "code", "words"),
     [
-        ({"TRAIN_CODE": "0"}, 0, "finished"),
-        ({"STATUS": status("failed", "the loss is nan", resume=False)}, 1, "failed: the loss is nan; the same start"),
-        ({"STATUS": status("stopped", "by the stop file, after step 7", resume=True)}, 75, "by the stop file, after"),
-        ({"REFUSAL": "batch: 3 is odd", "STATUS": status("finished", "", resume=False)}, 2, "refused: batch: 3 is odd"),
-        (
-            {"STATUS": status("failed", "nan", resume=False, restart=3), "SLURM_RESTART_COUNT": "3"},
-            1,
-            "failed: nan; the",
-        ),
-        # The controller says that somebody is ending the job.
-        ({"STATUS": status("stopped", "by SIGTERM", resume=True), "STATE": "COMPLETING"}, 1, "is ending this start"),
-        ({"STATUS": status("failed", "reset", resume=True), "SCONTROL_CODE": "1"}, 1, "the job cannot be requeued"),
-        ({"LARGEBATCH_MAX_RESTARTS": "0"}, 1, "giving up after 1 starts without progress past step 0"),
-        ({"PREFLIGHT_CODE": "3"}, 3, "training was not started"),
-        ({"LARGEBATCH_ENV": "/nope"}, 2, "LARGEBATCH_ENV=/nope: there is no such file"),
+        ({}, 0, "] finished"),
+        ({"ENDED": "leave 75 stopped by the stop file"}, 75, "] stopped by the stop file"),
+        ({"ENDED": 'leave 1 failed: it\'s "$(id)" `id` ; *'}, 1, '] failed: it\'s "$(id)" `id` ; *\n'),
+        ({"ENDED": "what?"}, 1, 'largebatch answered "what?"'),
+        ({"ENDED": ""}, 1, "error: the start ended with code 0, and largebatch job-ended failed on n1"),
+        ({"ENDED": "", "STATE": "COMPLETING"}, 1, "] Slurm is ending this job, which ended with code 0"),
+        ({"BEGINS": "leave 1 error: giving up"}, 1, "] error: giving up"),
+        ({"PREFLIGHT_CODE": "2"}, 2, "training was not started"),
+        ({"PREFLIGHT_CODE": "3", "BAD_NODES": "n1"}, 3, "training was not started"),
+        ({"LARGEBATCH_ENV": "/nope"}, 2, "error: n1: LARGEBATCH_ENV=/nope: there is no such file"),
         ({"STRATEGY": "none"}, 2, "there is no recipes/accelerate_configs/none.yaml"),
+        ({"RUN_DIR": "s3://bucket/run"}, 2, "aws s3 sync"),
+        ({"LARGEBATCH_SNAPSHOT": "/nope"}, 2, "LARGEBATCH_SNAPSHOT=/nope: there is no slurm/launch.sh in it"),
+        ({"LARGEBATCH_NODES": "2"}, 2, "LARGEBATCH_NODES=2, but the job has 1 nodes"),
+        ({"LARGEBATCH_PROCESSES_PER_NODE": "x[$(id)]"}, 2, "LARGEBATCH_PROCESSES_PER_NODE=x[$(id)]: not a number"),
+        ({"LARGEBATCH_PORTS": "9"}, 2, "LARGEBATCH_PORTS=9: not a range"),
+        # The controller says that somebody is ending the job.
+        ({"ENDED": "requeue stopped", "STATE": "COMPLETING"}, 1, "is ending this start"),
+        ({"ENDED": "requeue stopped", "SCONTROL_CODE": "1"}, 1, "the job cannot be requeued"),
     ],
 )
 def test_it_ends(start, changes, code, words):
@@ -101,126 +114,199 @@ def test_it_ends(start, changes, code, words):
     assert words in log
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"STATUS": status("failed", "reset by peer", resume=True)}, "failed: reset by peer; requeued"),
-        (
-            {"STATUS": status("stopped", "by SIGTERM, after step 7", resume=True)},
-            "] stopped by SIGTERM, after step 7; ",
-        ),
-        # No time to say anything.
-        ({"STATUS": status("running", "from step 0", resume=True)}, "killed at step 7; requeued"),
-        ({}, "ended before the run began (exit code 1); requeued"),
-        # What another job or an earlier start has left is not about this one.
-        ({"STATUS": status("failed", "nan", resume=False, job="4")}, "ended before the run began"),
-        ({"STATUS": status("failed", "nan", resume=False, job="55")}, "ended before the run began"),
-        ({"STATUS": status("failed", "nan", resume=False, restart=11), "SLURM_RESTART_COUNT": "1"}, "before the run"),
-        # A controller that does not answer is no reason to give up.
-        ({"STATUS": status("failed", "reset", resume=True), "SQUEUE_CODE": "1"}, "failed: reset; requeued"),
-        ({"PREFLIGHT_CODE": "143"}, "asked to stop by a signal to the nodes during the pre-flight; requeued"),
-    ],
-)
-def test_it_is_requeued(start, changes, words):
-    returned, log, _ = start(**changes)
+# A controller that does not answer is no reason to give up.
+@pytest.mark.parametrize("changes", [{}, {"SQUEUE_CODE": "1"}])
+def test_it_is_requeued(start, changes, written):
+    returned, log, _ = start(ENDED="requeue failed: reset by peer", TRAIN_CODE="1", **changes)
     assert (returned, REQUEUED in log) == (0, True), log
-    assert words in log
+    assert "] failed: reset by peer; requeued" in log
+    asked = " ".join(written("asked"))
+    assert "begins job-begins --run-dir" in asked
+    assert "--start 0 --exit-code 1 --max-restarts 3" in asked
+    assert "--asked-to-stop" not in asked
 
 
-def test_a_message_is_only_shown(start):
-    message = 'x "outcome": "finished", $(touch /tmp/no) `id` ; é\n"resume": false,'
-    returned, log, _ = start(STATUS=status("failed", message, resume=True))
-    assert (returned, REQUEUED in log) == (0, True)
-    assert "$(touch /tmp/no) `id` ; " in log
+def test_a_signal_to_the_nodes_in_the_preflight(start, written):
+    returned, _, environment = start(PREFLIGHT_CODE="143", ENDED="requeue asked to stop")
+    assert (returned, environment) == (0, {})
+    assert "--exit-code 143 --max-restarts 3 --asked-to-stop a signal to the nodes" in " ".join(written("asked"))
 
 
-def test_starts_without_progress_are_counted_over_lost_batch_hosts_too(start, tmp_path):
-    """Slurm requeues a job whose first node is gone; the start before has not come to its end."""
-    for restart in range(3):
-        _, log, _ = start(SLURM_RESTART_COUNT=str(restart), LARGEBATCH_MAX_RESTARTS="2")
-    assert "giving up after 3 starts without progress past step 0" in log
-    returned, log, _ = start(SLURM_RESTART_COUNT="3", LARGEBATCH_MAX_RESTARTS="2")
-    assert returned == 1
-    assert "the earlier start was ended by Slurm; giving up after 3 starts" in log
-    # A newer checkpoint is progress; one that is not complete is none.
-    (tmp_path / "run/checkpoints/step_00000040").mkdir(parents=True)
-    assert start(SLURM_RESTART_COUNT="4", LARGEBATCH_MAX_RESTARTS="2")[0] == 1
-    (tmp_path / "run/checkpoints/step_00000040/complete.json").touch()
-    returned, log, _ = start(SLURM_RESTART_COUNT="5", LARGEBATCH_MAX_RESTARTS="2")
+def test_commands_that_are_not_there(start, tmp_path):
+    """What says so is one line, with node, command and file."""
+    (tmp_path / "node").write_text("PATH=/usr/bin:/bin\n")
+    returned, log, _ = start()
+    assert returned == 127
+    assert f"error: n1: largebatch is not found after {tmp_path / 'node'}\n" in log
+    assert "error: largebatch cannot be used on n1" in log
+
+
+def test_an_environment_file_whose_last_command_is_false(start, tmp_path):
+    returned, log, _ = start()
     assert returned == 0
-    assert "requeued, to resume from step 40" in log
+    assert f"warning: n1: the last command of {tmp_path / 'node'} answered 1" in log
 
 
-def test_a_request_to_stop_from_before_the_start_is_taken_away(start, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/stop").touch()
-    assert start(TRAIN_CODE="0")[0] == 0
-    assert not (tmp_path / "run/stop").exists()
+def test_another_jobs_stop_file_stays(start, tmp_path):
+    for name in ("stop", "stop.4", "stop.5"):
+        (tmp_path / "run" / name).touch()
+    assert start()[0] == 0
+    assert sorted(path.name for path in (tmp_path / "run").glob("stop*")) == ["stop", "stop.4"]
 
 
-def test_bad_nodes_are_excluded_by_a_small_job(start):
-    """Beside those that were excluded before; not if none would be left, nor if starts come no further."""
-    bad = {"PREFLIGHT_CODE": "3", "LARGEBATCH_EXCLUDE_BAD_NODES": "1", "HOSTS": "n1 n2", "SLURM_JOB_NUM_NODES": "2"}
-    bad |= {"BAD_NODES": "n2"}
-    returned, log, _ = start(**bad, LARGEBATCH_MAX_RESTARTS="0")
-    assert (returned, "sbatch" in log) == (1, False), log
-    assert "bad nodes: n2; giving up after 1 starts without progress past step 0" in log
-    returned, log, _ = start(**bad | {"BAD_NODES": "n1,n2"})
-    assert (returned, "sbatch" in log) == (3, False), log
-    for before, excluded in (("(null)", "n2"), ("n8,n9", "n2,n8,n9")):
-        returned, log, _ = start(**bad, EXCLUDED_BEFORE=before, LARGEBATCH_MAX_RESTARTS="9")
-        assert returned == 0, log
-        assert "sbatch --job-name=without_n2 --partition=main " in log
-        assert f" --exclude={excluded} " in log
-        assert "bad nodes: n2; requeued, to resume from step 0" in log
-        assert "scontrol requeuehold 5" in log
+# --- nodes ------------------------------------------------------------------------------------------------------------
+
+THREE = {"HOSTS": "n9 n10 n11", "SLURM_JOB_NUM_NODES": "3"}
 
 
-def test_what_is_trained_in(start):
+def test_bad_nodes_are_replaced_by_spare_ones(start, written):
+    returned, log, _ = start(**THREE, LARGEBATCH_NODES="2", BAD_NODES="n9")
+    assert returned == 0, log
+    assert "bad nodes: n9; trying again with n10 n11" in log
+    told = written("words.n10")
+    for words in (["--num_machines", "2"], ["--machine_rank", "0"], ["--main_process_ip", "n10"]):
+        assert told[told.index(words[0]) :][:2] == words
+    returned, log, _ = start(**THREE, LARGEBATCH_NODES="2", BAD_NODES="n9 n11")
+    assert (returned, "trying again with n10 n11" in log) == (3, True)
+
+
+def test_a_job_is_submitted_again_without_bad_nodes(start):
+    """Beside those that were excluded before, with the job's own options; not if none would be left."""
+    shown = "Account=physics QOS=N/A TimeLimit=00:30:00 ExcNodeList=n7 Reservation=big Features=(null) Partition=gpu "
+    shown += "TresPerNode=gres:gpu:h100:8 OverSubscribe=EXCLUSIVE StdOut=/x/log-5"
+    job = {**THREE, "SHOWN": shown, "LARGEBATCH_EXCLUDE_BAD_NODES": "1", "SLURM_RESTART_COUNT": "2"}
+    job |= {"SLURM_CPUS_PER_TASK": "64", "SLURM_JOB_NAME": "my job"}
+    returned, log, _ = start("--seed", "1", **job, BAD_NODES="n10")
+    assert returned == 3, log
+    # Slurm's count of restarts is not the new job's.
+    (line,) = (line for line in log.splitlines() if line.startswith("sbatch  --"))
+    for option in (
+        "--export=ALL --dependency=afterany:5 --exclude=n10,n7 --job-name=my job --nodes=3 --account=physics "
+        "--partition=gpu --reservation=big --time=00:30:00 --cpus-per-task=64 --gres=gpu:h100:8 --exclusive "
+        "--output=/x/log-%j ",
+        "script.sbatch --seed 1",
+    ):
+        assert option in line
+    assert "bad nodes: n10; submitted again without them, as job 6" in log
+    returned, log, _ = start("a b", **job, BAD_NODES="n10", SBATCH_CODE="1")
+    assert returned == 3
+    assert "script.sbatch a\\ b\n" in log
+    returned, log, _ = start(**job | {"HOSTS": "n1", "SLURM_JOB_NUM_NODES": "1"}, BAD_NODES="n1")
+    assert (returned, "sbatch " in log) == (3, False)
+
+
+def test_what_is_trained_in(start, written):
     _, log, trained_in = start(SLURM_GPUS_ON_NODE="2", SLURM_CPUS_PER_TASK="9", END="2026-11-22T00:00:00", TZ="UTC")
     assert "on 1 nodes x 2 processes" in log
     assert trained_in["OMP_NUM_THREADS"] == "4"
-    assert trained_in["SLURM_JOB_END_TIME"] == "1795305600"
+    assert trained_in["LARGEBATCH_JOB_END_TIME"] == "1795305600"
     assert trained_in["SRUN_CPUS_PER_TASK"] == "9"
-    _, log, trained_in = start()
+    told = written("preflight")
+    assert told[told.index("--gpus") :][:4] == ["--gpus", "2", "--processes-per-node", "2"]
+    assert told[told.index("--token") + 1] == written("token")[0]
+    _, log, trained_in = start(SLURM_EXPORT_ENV="NONE")
     assert "on 1 nodes x 1 processes" in log
     assert trained_in["OMP_NUM_THREADS"] == "1"
-    assert trained_in["SLURM_JOB_END_TIME"] == ""
+    assert trained_in["LARGEBATCH_JOB_END_TIME"] == ""
+    assert trained_in["SLURM_EXPORT_ENV"] == "ALL"
     assert "SRUN_CPUS_PER_TASK" not in trained_in
 
 
-def test_only_the_first_start_of_a_job_begins_where_it_was_told(start, tmp_path):
+def test_gpus_that_slurm_does_not_manage(start, tmp_path, written):
+    (tmp_path / "bin/nvidia-smi").write_text("#!/usr/bin/env bash\nprintf 'GPU %s: x\\n' 0 1 2 3\n")
+    (tmp_path / "bin/nvidia-smi").chmod(0o755)
+    assert start(LARGEBATCH_PROCESSES_PER_NODE="4")[0] == 0
+    told = written("preflight")
+    assert told[told.index("--gpus") :][:4] == ["--gpus", "4", "--processes-per-node", "4"]
+
+
+# --- code, sites and containers ---------------------------------------------------------------------------------------
+
+
+def test_later_starts_run_the_code_of_the_first(start, checkout, tmp_path, written):
+    assert start()[0] == 0
+    for file in ("launch/node.sh", "launch/environment.sh"):
+        (checkout / file).write_text("exit 99\n")
+    # Its beginning finds the snapshot.
+    launch = (checkout / "slurm/launch.sh").read_text()
+    (checkout / "slurm/launch.sh").write_text(launch.replace("\n# --- what to run", "\nexit 99\n# --- what to run"))
+    assert start(SLURM_RESTART_COUNT="1")[0] == 0
+    code = tmp_path / "run/jobs/5/code"
+    told = written("words.n1")
+    recipe = f"{code}/recipes/causal_lm/gpt_pydoc.json"
+    assert told[told.index("--config") - 1 :][:3] == [f"{code}/recipes/causal_lm/train.py", "--config", recipe]
+    assert told[told.index("--config_file") + 1] == f"{code}/recipes/accelerate_configs/ddp.yaml"
+    start(SLURM_RESTART_COUNT="1", STRATEGY="zero2")
+    assert f"--deepspeed_config_file {code}/ds_configs/zero2.json" in " ".join(written("words.n1"))
+    # Another job takes its own, unless it is told which.
+    assert start(SLURM_JOB_ID="6")[0] == 99
+    assert start(SLURM_JOB_ID="6", LARGEBATCH_SNAPSHOT=str(code))[0] == 0
+
+
+def test_a_site_profile(start, checkout, written):
+    (checkout / "slurm/site.sh").write_text(
+        "export NCCL_IB_HCA=mlx5_1\n"
+        "LARGEBATCH_SRUN_OPTIONS=(--mpi=none '--comment=two words')\n"
+        "LARGEBATCH_WRAP=(env 'WRAPPED=two words')\n"
+        "before_training() { export PREPARED=1; }\n"
+        "[[ -d /nowhere ]] && export X=1\n"
+    )
+    returned, log, trained_in = start()
+    assert returned == 0, log
+    assert (trained_in["NCCL_IB_HCA"], trained_in["WRAPPED"], trained_in["PREPARED"]) == ("mlx5_1", "two words", "1")
+    assert "--mpi=none --comment=two words --kill-on-bad-exit=1" in " ".join(written("steps"))
+
+
+def test_containers(start, tmp_path, checkout):
+    """No environment of the host inside, and all folders of the run."""
+    for name in ("scratch", "hub"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "scratch")
+    settings = {"RUN_DIR": str(tmp_path / "link/run"), "HF_HOME": str(tmp_path / "hub")}
+    (tmp_path / "scratch/run").mkdir()
+    mounts = f"{checkout}:{checkout},{tmp_path}/scratch/run:{tmp_path}/scratch/run,{tmp_path}/hub:{tmp_path}/hub"
+    start(
+        LARGEBATCH_CONTAINER="apptainer:x.sif", LARGEBATCH_CONTAINER_MOUNTS="/a:/b", SLURM_GPUS_ON_NODE="1", **settings
+    )
+    words = (tmp_path / "scratch/run/apptainer").read_text()
+    assert words.startswith(f"exec --bind {mounts},/a:/b --pwd {checkout} --nv x.sif bash ")
+    (tmp_path / "scratch/run/jobs").rename(tmp_path / "old")
+    start(LARGEBATCH_CONTAINER="apptainer:x.sif", LARGEBATCH_GPU_VENDOR="amd", SLURM_GPUS_ON_NODE="1", **settings)
+    assert "--rocm x.sif" in (tmp_path / "scratch/run/apptainer").read_text()
+    start(LARGEBATCH_CONTAINER="image.sqsh", NCCL_DEBUG="INFO", **settings)
+    steps = (tmp_path / "scratch/run/steps").read_text().splitlines()[-4:]
+    for step in steps:
+        assert f"--container-name=largebatch_5 --container-workdir={checkout} --container-mounts={mounts}" in step
+        assert "--no-container-mount-home" in step
+        assert {"NCCL_DEBUG", "RUN_DIR", "LARGEBATCH_JOB_ID"} <= set(
+            step.split("--container-env=")[1].split()[0].split(",")
+        )
+
+
+def test_the_hosts_environment_stays_outside_of_containers(start, checkout, tmp_path):
+    (checkout / ".venv/bin").mkdir(parents=True)
+    (checkout / ".venv/bin/activate").write_text("echo HOST >&2\n")
+    # BASH_ENV is read before the script: it is not set to nothing, but unset.
+    (tmp_path / "unset").write_text("unset LARGEBATCH_ENV BASH_ENV\n")
+    unset = {"BASH_ENV": str(tmp_path / "unset")}
+    code, log, trained_in = start(LARGEBATCH_CONTAINER="command:env INSIDE=1", **unset)
+    assert (code, "HOST" in log, trained_in["INSIDE"]) == (0, False, "1")
+    code, log, _ = start(**unset)
+    assert (code, "HOST" in log) == (0, True)
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+def test_only_the_first_start_of_a_job_begins_where_it_was_told(start, tmp_path, written):
     """Else a job that begins anew, or at some checkpoint, would do so after each requeue."""
     words = ("--resume", "none", "--seed", "1", "--allow-change", "seed")
-    told = status("stopped", "by SIGTERM", resume=True)
-    start(*words, STATUS=told)
-    assert (tmp_path / "run/words").read_text().split()[-6:] == list(words)
+    start(*words)
+    assert written("words.n1")[-6:] == list(words)
+    (tmp_path / "run/status.json").write_text('{\n  "job_id": "5",\n  "restart": 0\n}')
     for again in (words, ("--resume=none", *words[2:])):
-        start(*again, SLURM_RESTART_COUNT="1", STATUS=told)
-        assert (tmp_path / "run/words").read_text().split()[-5:] == [str(tmp_path / "run"), *words[2:]]
-
-
-def test_a_requeued_job_goes_on_with_the_files_that_its_run_began_with(start, tmp_path):
-    kept = tmp_path / "run/source" / RECIPE.parent.name / RECIPE.name
-    told = status("stopped", "by SIGTERM", resume=True)
-    start(STATUS=told)
-    kept.parent.mkdir(parents=True)
-    kept.touch()
-    for job, recipe in (("5", kept), ("6", RECIPE)):
-        start(SLURM_RESTART_COUNT="1", SLURM_JOB_ID=job, STATUS=told)
-        words = (tmp_path / "run/words").read_text().split()
-        assert words[words.index("--config") - 1 :][:3] == [str(recipe.with_name("train.py")), "--config", str(recipe)]
-
-
-def test_what_others_put_beside_checkpoints(start, tmp_path):
-    folder = tmp_path / "run/checkpoints"
-    for name in ("step_00000100.keep", "step_1,nodes[$(touch evaluated)]", "step_00000020"):
-        (folder / name).mkdir(parents=True)
-        (folder / name / "complete.json").touch()
-    assert "requeued, to resume from step 20" in start()[1]
-    returned, log, _ = start(LARGEBATCH_MAX_RESTARTS="nodes[$(touch evaluated)0]")
-    assert (returned, "not a number" in log) == (2, True)
-    assert not (ROOT / "evaluated").exists()
+        start(*again, SLURM_RESTART_COUNT="1")
+        assert written("words.n1")[-5:] == [str(tmp_path / "run"), *words[2:]]
 
 
 @pytest.mark.parametrize("word", ["--run-dir=x", "--run-dir", "--run_dir", "--config=x", "--config"])

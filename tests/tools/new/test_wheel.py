@@ -20,6 +20,7 @@ SOURCES = (
     "src",
     "recipes",
     "ds_configs",
+    "launch",
     "slurm",
     "pyproject.toml",
     "setup.py",
@@ -27,7 +28,16 @@ SOURCES = (
     "README.md",
     "LICENSE",
 )
-SHIPPED = ("recipes/*/*.json", "recipes/*/*.yaml", "recipes/*/*.py", "slurm/*", "ds_configs/*")
+SHIPPED = (
+    "recipes/*/*.json",
+    "recipes/*/*.yaml",
+    "recipes/*/*.py",
+    "launch/*",
+    "slurm/*.sbatch",
+    "slurm/launch.sh",
+    "slurm/site.example.sh",
+    "ds_configs/*",
+)
 
 # In the manner of Slurm's commands, as far as launch.sh uses them, on a cluster that is this machine.
 SLURM = {

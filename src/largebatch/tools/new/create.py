@@ -14,7 +14,13 @@ from largebatch.task_folders import SCHEMA
 from largebatch.tools.new.job import PACKAGE, TEMPLATES, BundledJob, shipped_folder
 from largebatch.tools.verify.tiny import debug_model_overrides, tiny_data_overrides
 
-COPIED = ("recipes/accelerate_configs/*.yaml", "ds_configs/*.json", "slurm/launch.sh")
+COPIED = (
+    "recipes/accelerate_configs/*.yaml",
+    "ds_configs/*.json",
+    "launch/*.*",
+    "slurm/launch.sh",
+    "slurm/site.example.sh",
+)
 LICENSE = "LICENSE.largebatch"
 CHECKS = "# Tests and checks"
 

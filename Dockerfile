@@ -1,0 +1,19 @@
+# The tested environment as an image: docker build -t largebatch . && docker push …
+# Apptainer takes it without a definition file of its own:
+#
+#   docker save largebatch -o largebatch.tar && apptainer build largebatch.sif docker-archive://largebatch.tar
+#
+# and enroot, for pyxis: enroot import --output largebatch.sqsh dockerd://largebatch
+FROM python:3.11-slim-bookworm
+
+# DeepSpeed and torch.compile build kernels when they need them.
+RUN apt-get update && apt-get install --yes --no-install-recommends build-essential git numactl && rm -rf /var/lib/apt/lists/*
+WORKDIR /largebatch
+COPY requirements.txt ./
+# torch's wheels bring CUDA and NCCL; the driver is the host's.
+RUN pip install --no-cache-dir --requirement requirements.txt
+COPY . .
+RUN pip install --no-cache-dir --no-deps --editable .
+# There is nothing to activate.
+ENV LARGEBATCH_ENV=
+CMD ["bash"]

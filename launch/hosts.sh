@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# Trains a recipe on several machines over ssh, with launch/node.sh on each.
+#
+#   launch/hosts.sh HOSTFILE RECIPE [--section.field VALUE …]
+#
+# HOSTFILE names a machine per line; the first one gets rank 0, what follows the name is ignored, and so are repeated
+# names. Run it in the top folder of the repository, which all machines must see at the same path, and from which ssh must
+# reach them without a password. It exports STRATEGY, RUN_DIR, LARGEBATCH_*, NCCL_* and the like to them; node.sh says
+# what they mean. LARGEBATCH_SSH is the command to use instead of ssh: `ssh -p 2222`, or blaunch in LSF.
+#
+# If a machine fails, or this script ends, so do all. Signals are passed on. To resume, run it again.
+set -euo pipefail
+
+VARIABLES='^(STRATEGY|RUN_DIR|CUDA_VISIBLE_DEVICES|(LARGEBATCH|NCCL|GLOO|FI|UCX|TORCH|PYTORCH|OMP|HF|WANDB)_.*)$'
+SECONDS_TO_END=30
+
+# On a machine: reads variables and words from standard input, and after that signals; its end is the end.
+on_host() {
+  local words=() line node watcher result=0
+  while IFS= read -r line && [[ $line != go ]]; do eval "$line"; done
+  exec 3<&0
+  # A session of its own: a signal reaches the launcher and what it has started.
+  setsid bash "$(dirname "${BASH_SOURCE[0]}")/node.sh" "${words[@]}" </dev/null 3<&- &
+  node=$!
+  {
+    while read -r line; do kill -s "$line" -- "-$node"; done
+    kill -s TERM -- "-$node"
+    sleep "$SECONDS_TO_END"
+    kill -s KILL -- "-$node"
+  } <&3 2>/dev/null &
+  watcher=$!
+  wait "$node" || result=$?
+  kill "$watcher" 2>/dev/null || true
+  kill -s KILL -- "-$node" 2>/dev/null || true
+  exit "$result"
+}
+if [[ ${1:-} == --on-host ]]; then on_host; fi
+
+[[ $# -ge 2 && -f $1 ]] || { echo "error: write launch/hosts.sh HOSTFILE RECIPE, with a file that names a machine per line" >&2; exit 2; }
+[[ -f $2 ]] || { echo "error: there is no $2 in $PWD; run this in the top folder of the repository" >&2; exit 2; }
+mapfile -t hosts < <(awk '!/^#/ && NF && !seen[$1]++ { print $1 }' "$1")
+((${#hosts[@]} > 0)) || { echo "error: $1 names no machine" >&2; exit 2; }
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+port=$(bash "$here/free_port.sh" "${hosts[0]}")
+export LARGEBATCH_JOB_ID=${LARGEBATCH_JOB_ID:-$(date +%Y%m%d_%H%M%S)_$$}
+LARGEBATCH_NODE_NAMES=$(IFS=,; echo "${hosts[*]}")
+export LARGEBATCH_NODE_NAMES
+read -ra ssh <<<"${LARGEBATCH_SSH:-ssh -o BatchMode=yes -o ServerAliveInterval=30}"
+
+pipes=$(mktemp -d)
+trap 'rm -rf "$pipes"' EXIT
+connect() { "${ssh[@]}" "$1" "cd $(printf '%q' "$PWD") && exec bash $(printf '%q' "$here/hosts.sh") --on-host" 2>&1 | sed -u "s/^/[$1] /"; }
+running=()
+for host in "${hosts[@]}"; do
+  mkfifo "$pipes/$host"
+  connect "$host" <"$pipes/$host" &
+  running+=("$!")
+done
+# Opened after all of them have been started, so that none holds another's open; for reading too, so that it does not wait.
+inputs=()
+for host in "${hosts[@]}"; do
+  exec {input}<>"$pipes/$host"
+  inputs+=("$input")
+  {
+    while read -r name; do printf 'export %s=%q\n' "$name" "${!name}"; done < <(compgen -e | grep -E "$VARIABLES")
+    printf 'export LARGEBATCH_NODE=%q\n' "$host"
+    printf 'words+=(%q)\n' --nodes "${#hosts[@]}" --address "${hosts[0]}" --port "$port" "${@:2}"
+    echo go
+  } >&"$input"
+done
+
+# shellcheck disable=SC2317 # the traps below call it
+pass_on() { for input in "${inputs[@]}"; do echo "$1" >&"$input" || true; done; }
+for signal in TERM INT USR1; do
+  # shellcheck disable=SC2064
+  trap "pass_on $signal" "$signal"
+done
+
+# The first failure ends all: the machines read the end of their input.
+result=0
+while :; do
+  left=()
+  for child in "${running[@]}"; do
+    if kill -0 "$child" 2>/dev/null; then left+=("$child"); continue; fi
+    code=0
+    wait "$child" || code=$?
+    if ((code != 0 && result == 0)); then
+      result=$code
+      for input in "${inputs[@]}"; do exec {input}>&-; done
+      inputs=()
+    fi
+  done
+  running=("${left[@]}")
+  ((${#running[@]} > 0)) || break
+  # A signal interrupts it.
+  sleep 1 &
+  wait "$!" || true
+done
+exit "$result"

@@ -1,0 +1,202 @@
+#!/usr/bin/env bash
+# Trains a recipe on one of a job's nodes: pre-flight, then `accelerate launch`. Whatever runs it on all nodes at once
+# can train on them: slurm/launch.sh, launch/hosts.sh, launch/kubernetes.yaml; docs/launching.md has others.
+#
+#   launch/node.sh --nodes N --node-rank R --address HOST --port P [options] RECIPE [--section.field VALUE …]
+#
+#   --nodes, --node-rank       number of nodes, and this one's place among them, from 0; default: in LARGEBATCH_NODE_NAMES
+#   --address, --port          where the first node (rank 0) can be reached, and a free port of it
+#   --gpus-per-node            default: as many as the node has; 0 trains on CPUs
+#   --processes-per-node       default: one per GPU, or one
+#   --preflight-only, --train-only
+#
+# From the environment: STRATEGY (default: ddp), RUN_DIR, shared by all nodes (default: runs/<recipe>), and
+#
+#   LARGEBATCH_ENV             shell file to source first; default: .venv/bin/activate; empty for none
+#   LARGEBATCH_PREFLIGHT       on, warn or off
+#   LARGEBATCH_WRAP            command to put before `accelerate launch`, such as nsys profile; an array in site.sh
+#   LARGEBATCH_CORE_LIMIT      KiB of a core file; default: 0, since a node would write one per process
+#   LARGEBATCH_JOB_ID, LARGEBATCH_RESTART     the job, and how often it was restarted
+#   LARGEBATCH_JOB_END_TIME    when the job's time ends, in seconds since 1970
+#   LARGEBATCH_NODE, LARGEBATCH_NODE_NAMES    name of this node, and of all nodes in order, separated by commas
+#   LARGEBATCH_LOGS            folder of this start, shared by all nodes
+#   LARGEBATCH_TOKEN           what the caller has written to $LARGEBATCH_LOGS/preflight/token, if it has
+set -euo pipefail
+
+fail() { echo "error: ${LARGEBATCH_NODE:-$(hostname)}: $2" >&2; exit "$1"; }
+
+# The programs handle signals and decide when to end. A container's first process alone gets the signals, so it passes
+# them on; elsewhere they reach the whole process group.
+# shellcheck disable=SC2317 # the traps below call it
+pass_on() { (($$ > 1)) || kill -s "$1" -- -1; }
+for signal in TERM INT USR1; do
+  # shellcheck disable=SC2064
+  trap "pass_on $signal" "$signal"
+done
+
+nodes='' node_rank='' address='' port='' gpus='' processes='' preflight=1 train=1
+while (($#)); do
+  case $1 in
+    --nodes | --node-rank | --address | --port | --gpus-per-node | --processes-per-node)
+      (($# > 1)) || fail 2 "$1 needs a value"
+      [[ $1 == --address || $2 =~ ^[0-9]+$ ]] || fail 2 "$1 $2: not a number"
+      case $1 in
+        --nodes) nodes=$2 ;;
+        --node-rank) node_rank=$2 ;;
+        --address) address=$2 ;;
+        --port) port=$2 ;;
+        --gpus-per-node) gpus=$2 ;;
+        --processes-per-node) processes=$2 ;;
+      esac
+      shift 2
+      ;;
+    --preflight-only) train='' && shift ;;
+    --train-only) preflight='' && shift ;;
+    -*) fail 2 "$1: no option of node.sh; options of the recipe go behind it" ;;
+    *) break ;;
+  esac
+done
+if [[ -z $node_rank && -n ${LARGEBATCH_NODE_NAMES:-} ]]; then
+  node_rank=0
+  for name in ${LARGEBATCH_NODE_NAMES//,/ }; do [[ $name != "${LARGEBATCH_NODE:-}" ]] || break; ((++node_rank)); done
+fi
+[[ -n $nodes && -n $node_rank && -n $address && -n $port && $# -gt 0 ]] ||
+  fail 2 "write node.sh --nodes N --node-rank R --address HOST --port P RECIPE"
+((node_rank < nodes)) || fail 2 "--node-rank $node_rank: there are $nodes nodes, counted from 0"
+# An IPv6 address is written in brackets where a port follows.
+[[ $address != *:* || $address == \[* ]] || address="[$address]"
+recipe=$1
+shift
+
+# shellcheck source-path=SCRIPTDIR source=environment.sh
+source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+
+# --- what to run ---
+
+[[ $code -ef . || $recipe == /* || ! -f $code/$recipe ]] || recipe=$code/$recipe
+[[ -f $recipe ]] || fail 2 "there is no $recipe in $PWD; run this in the top folder of the repository, which all nodes must see"
+strategy=${STRATEGY:-ddp}
+config=recipes/accelerate_configs/$strategy.yaml
+[[ $strategy != *.yaml ]] || config=$strategy
+[[ $code -ef . || $config == /* || ! -f $code/$config ]] || config=$code/$config
+[[ -f $config ]] || fail 2 "STRATEGY=$strategy: there is no $config; write ddp, fsdp, zero1, zero2, zero3, or the path of an Accelerate config"
+run_dir=${RUN_DIR:-runs/$(basename "$recipe" .json)}
+[[ $run_dir != *://* ]] || fail 2 "RUN_DIR=$run_dir: runs are not written to object stores; write a folder of a shared file system, and copy it afterwards: aws s3 sync, gsutil rsync, rclone sync"
+
+gpus_found() {
+  if command -v nvidia-smi >/dev/null; then
+    nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU ' || true
+  elif [[ -e /dev/kfd ]]; then
+    # CPUs are nodes of this topology too; they have no SIMDs.
+    grep -lsE '^simd_count [1-9]' /sys/class/kfd/kfd/topology/nodes/*/properties | wc -l
+  else
+    echo 0
+  fi
+}
+if [[ -z $gpus ]]; then
+  gpus=$(gpus_found)
+  # Slurm and others may give a job a part of a node, but then they say how many.
+  ((gpus == 0)) || gpus=${processes:-$gpus}
+fi
+processes=${processes:-$((gpus > 0 ? gpus : 1))}
+
+export LARGEBATCH_LOGS=${LARGEBATCH_LOGS:-$run_dir/jobs/${LARGEBATCH_JOB_ID:-none}/start_${LARGEBATCH_RESTART:-0}}
+export LARGEBATCH_REFUSAL=${LARGEBATCH_REFUSAL:-$LARGEBATCH_LOGS/refusal}
+folder=$LARGEBATCH_LOGS/preflight
+mkdir -p "$folder"
+if [[ -z ${LARGEBATCH_TOKEN:-} ]]; then
+  LARGEBATCH_TOKEN=${LARGEBATCH_JOB_ID:-none}.${LARGEBATCH_RESTART:-0}
+  ((node_rank > 0)) || echo "$LARGEBATCH_TOKEN" >"$folder/token"
+fi
+
+# --- settings of the processes; what you set stays ---
+
+cpus=$(env -u OMP_NUM_THREADS nproc)
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((gpus > 0 && cpus > processes ? cpus / processes : 1))}
+# Each process would compile with 32 threads.
+export TORCHINDUCTOR_COMPILE_THREADS=${TORCHINDUCTOR_COMPILE_THREADS:-$OMP_NUM_THREADS}
+# Samples of unequal lengths, and weights gathered and freed, would leave gaps in a GPU's memory.
+export PYTORCH_ALLOC_CONF=${PYTORCH_ALLOC_CONF:-${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}}
+export PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1
+ulimit -c "${LARGEBATCH_CORE_LIMIT:-0}" || echo "warning: $LARGEBATCH_NODE: LARGEBATCH_CORE_LIMIT=$LARGEBATCH_CORE_LIMIT is not allowed here" >&2
+# The last collectives of every process, for torchfrtrace; NCCL's heartbeat writes them when one hangs.
+export TORCH_FR_BUFFER_SIZE=${TORCH_FR_BUFFER_SIZE:-2000}
+export TORCH_NCCL_DUMP_ON_TIMEOUT=1
+export TORCH_FR_DUMP_TEMP_FILE=$LARGEBATCH_LOGS/fr_ TORCH_NCCL_DEBUG_INFO_TEMP_FILE=$LARGEBATCH_LOGS/fr_
+# The launcher passes these signals on to the processes and waits until they have saved, instead of orphaning them.
+export PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGUSR1
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=1800
+# Other jobs' nodes cannot join.
+export PET_RDZV_ID=$LARGEBATCH_TOKEN
+# shellcheck disable=SC2016 # torch fills it in
+export TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE='[rank ${rank}] '
+
+# Runs a command while this script still handles signals.
+attend() {
+  "$@" &
+  local child=$!
+  # A signal to this script interrupts `wait`, not the command.
+  while kill -0 "$child" 2>/dev/null; do wait "$child" || true; done
+  wait "$child"
+}
+
+# --- pre-flight ---
+
+if [[ -n $preflight && ${LARGEBATCH_PREFLIGHT:-on} != off ]]; then
+  seconds=${LARGEBATCH_PREFLIGHT_SECONDS:-600}
+  [[ $seconds =~ ^[0-9]+$ ]] || fail 2 "LARGEBATCH_PREFLIGHT_SECONDS=$seconds: not a number of seconds; write 600"
+  # It ends by itself, unless a driver hangs. In the foreground, so that it stays in this process group.
+  attend timeout --foreground --kill-after=10 $((seconds + 600)) largebatch preflight "$recipe" --accelerate-config "$config" \
+    --folder "$folder" --token "$LARGEBATCH_TOKEN" --node "$LARGEBATCH_NODE" --node-rank "$node_rank" \
+    --num-nodes "$nodes" --rendezvous "$address:$port" --gpus "$gpus" --processes-per-node "$processes" \
+    ${LARGEBATCH_NODE_NAMES:+--nodes "$LARGEBATCH_NODE_NAMES"} "$@"
+fi
+[[ -n $train ]] || exit 0
+
+# --- training ---
+
+if declare -F before_training >/dev/null; then
+  before_training || fail 1 "before_training of slurm/site.sh failed"
+fi
+
+launch=(--config_file "$config" --num_machines "$nodes" --num_processes $((nodes * processes)) --machine_rank "$node_rank")
+launch+=(--tee 3 --log_dir "$LARGEBATCH_LOGS/ranks/$LARGEBATCH_NODE")
+if ((nodes > 1)); then
+  # Ranks follow --node-rank, and the processes meet at the place that the pre-flight has tested.
+  launch+=(--main_process_ip "$address" --main_process_port "$port" --rdzv_backend static)
+fi
+# Paths in an Accelerate config are relative to the working directory.
+json=$(sed -nE 's/^ *deepspeed_config_file: *([^ #]+).*/\1/p' "$config")
+[[ -z $json || $code -ef . || ! -f $code/$json ]] || launch+=(--deepspeed_config_file "$code/$json")
+
+# Each process keeps to the CPUs next to its GPU. Accelerate ends the process if that fails, as it does where the node is
+# shared or virtual; so it is tried first, in the same way.
+can_bind() {
+  python - "$processes" <<'END' 2>/dev/null
+import math, os, sys
+import pynvml
+pynvml.nvmlInit()
+assert pynvml.nvmlDeviceGetCount() == int(sys.argv[1])  # a whole node: the local rank is the GPU's number
+mine = os.sched_getaffinity(0)
+for index in range(int(sys.argv[1])):
+    words = pynvml.nvmlDeviceGetCpuAffinity(pynvml.nvmlDeviceGetHandleByIndex(index), math.ceil(os.cpu_count() / 64))
+    os.sched_setaffinity(0, {64 * i + bit for i, word in enumerate(words) for bit in range(64) if word >> bit & 1})
+    os.sched_setaffinity(0, mine)
+END
+}
+if ((gpus > 0)) && can_bind; then launch+=(--enable_cpu_affinity); fi
+
+# A string from the environment is split into words.
+[[ $(declare -p LARGEBATCH_WRAP 2>/dev/null) == "declare -a"* ]] || read -ra LARGEBATCH_WRAP <<<"${LARGEBATCH_WRAP:-}"
+mkdir -p "$LARGEBATCH_LOGS/ranks/$LARGEBATCH_NODE"
+# shellcheck disable=SC2317 # attend calls it
+train() {
+  trap : TERM INT USR1
+  "${LARGEBATCH_WRAP[@]}" accelerate launch "${launch[@]}" "$(dirname "$recipe")/train.py" --config "$recipe" --run-dir "$run_dir" "$@" 2>&1 |
+    (trap '' TERM INT USR1; exec tee -a "$LARGEBATCH_LOGS/$LARGEBATCH_NODE.log")
+}
+result=0
+attend train "$@" || result=$?
+# The launcher answers 1, whatever its processes did.
+[[ ! -f $LARGEBATCH_REFUSAL ]] || result=2
+exit "$result"

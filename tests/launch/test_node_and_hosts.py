@@ -1,0 +1,179 @@
+"""launch/node.sh and launch/hosts.sh without a scheduler, with the commands that they run played."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from played import ACCELERATE, copy_checkout, environment_in, run_bash, write_commands
+
+RECIPE = "recipes/causal_lm/gpt_pydoc.json"
+COMMANDS = {
+    "largebatch": """printf '%s\\n' "$@" >"$RUN_DIR/preflight"; exit "${PREFLIGHT_CODE:-0}" """,
+    "accelerate": f"""
+      if [[ $LARGEBATCH_NODE == "${{SLOW:-}}" ]]; then
+        trap 'echo "got TERM"; exit 3' TERM
+        echo "$$" >"$RUN_DIR/slow"
+        for ((;;)); do sleep 0.1; done
+      fi
+      [[ $LARGEBATCH_NODE != "${{BROKEN:-}}" ]] || {{ until [[ -s $RUN_DIR/slow ]]; do sleep 0.1; done; exit 5; }}
+      {ACCELERATE}""",
+    # Where every host is this machine.
+    "ssh": 'shift $(($# - 2)); exec bash -c "$2"',
+}
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """The folder and the environment of a launch."""
+    checkout = copy_checkout(tmp_path / "checkout")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "hosts").write_text("# two machines\na slots=8\nb slots=8\na slots=8\n")
+    path = write_commands(tmp_path / "bin", COMMANDS)
+    return checkout, {"HOME": "/", "PATH": path, "RUN_DIR": str(tmp_path / "run"), "LARGEBATCH_ENV": ""}
+
+
+def node(launch, *words, **changes):
+    checkout, environment = launch
+    place = ("--nodes", "2", "--node-rank", "1", "--address", "fe80::1", "--port", "2000")
+    return run_bash("launch/node.sh", *place, *words, cwd=checkout, environment=environment | changes)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_node(launch, tmp_path):
+    """Its rank is what it is told, and where it has met in the pre-flight it meets again."""
+    settings = {"LARGEBATCH_NODE": "n7", "LARGEBATCH_JOB_ID": "9", "STRATEGY": "zero1", "LARGEBATCH_WRAP": "env X=1"}
+    code, log = node(launch, "--processes-per-node", "4", RECIPE, "--seed", "a b", **settings)
+    assert code == 0, log
+    told = (tmp_path / "run/preflight").read_text().splitlines()
+    assert told[told.index("--rendezvous") + 1] == "[fe80::1]:2000"
+    assert told[told.index("--token") + 1] == "9.0"
+    logs = f"{tmp_path}/run/jobs/9/start_0"
+    told = (tmp_path / "run/words.n7").read_text().splitlines()[2:]
+    assert told == [
+        *("--config_file", "recipes/accelerate_configs/zero1.yaml", "--num_machines", "2", "--num_processes", "8"),
+        *("--machine_rank", "1", "--tee", "3", "--log_dir", f"{logs}/ranks/n7"),
+        *("--main_process_ip", "[fe80::1]", "--main_process_port", "2000", "--rdzv_backend", "static"),
+        *("recipes/causal_lm/train.py", "--config", RECIPE, "--run-dir", f"{tmp_path}/run", "--seed", "a b"),
+    ]
+    environment = environment_in(tmp_path / "run")
+    assert environment["TORCH_FR_DUMP_TEMP_FILE"] == f"{logs}/fr_"
+    assert (environment["PYTHONUNBUFFERED"], environment["X"], environment["PET_RDZV_ID"]) == ("1", "1", "9.0")
+    assert (tmp_path / "run/limit").read_text() == "0\n"
+    assert (tmp_path / "run/jobs/9/start_0/n7.log").read_text() == "trains on n7\n"
+    # The second node does not write what the first has.
+    assert not (tmp_path / "run/jobs/9/start_0/preflight/token").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "changes", "code", "message"),
+    [
+        ((RECIPE,), {"PREFLIGHT_CODE": "3"}, 3, ""),
+        ((RECIPE,), {"PREFLIGHT_CODE": "3", "LARGEBATCH_PREFLIGHT": "off", "TRAIN_CODE": "1"}, 1, "trains on"),
+        (("--train-only", RECIPE), {"PREFLIGHT_CODE": "3", "TRAIN_CODE": "1", "REFUSAL": "why"}, 2, "trains on"),
+        (("--gpus", "2", RECIPE), {}, 2, "--gpus: no option of node.sh"),
+        (("--port", "x", RECIPE), {}, 2, "--port x: not a number"),
+        (("--node-rank", "2", RECIPE), {}, 2, "--node-rank 2: there are 2 nodes, counted from 0"),
+        ((), {}, 2, "write node.sh --nodes N"),
+        (("nope.json",), {}, 2, "there is no nope.json"),
+        ((RECIPE,), {"RUN_DIR": "gs://bucket"}, 2, "object stores"),
+        ((RECIPE,), {"STRATEGY": "x"}, 2, "STRATEGY=x: there is no recipes/accelerate_configs/x.yaml"),
+        ((RECIPE,), {"PATH": "/usr/bin:/bin"}, 127, "largebatch is not found after no environment file"),
+        ((RECIPE,), {"LARGEBATCH_PREFLIGHT_SECONDS": "soon"}, 2, "LARGEBATCH_PREFLIGHT_SECONDS=soon"),
+    ],
+)
+def test_a_node_that_does_not_train(launch, words, changes, code, message):
+    returned, log = node(launch, *words, **changes)
+    assert returned == code, log
+    assert message in log
+
+
+def test_the_first_process_of_a_container_passes_signals_on(launch, tmp_path):
+    checkout, environment = launch
+    place = ("--nodes", "1", "--node-rank", "0", "--address", "x", "--port", "2000")
+    command = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    if subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no namespaces for users here")
+    with subprocess.Popen(
+        [*command, "bash", "launch/node.sh", *place, RECIPE],
+        cwd=checkout,
+        env=environment | {"SLOW": "n7", "LARGEBATCH_NODE": "n7"},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        wait_for((tmp_path / "run/slow").exists)
+        (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(child), signal.SIGTERM)
+        assert "got TERM" in process.stdout.read()
+    assert process.returncode == 3
+
+
+def test_hosts(launch, tmp_path):
+    checkout, environment = launch
+    words = ("launch/hosts.sh", str(tmp_path / "hosts"), RECIPE, "--seed", "a  b")
+    secret = {"WANDB_API_KEY": "it's $HOME", "LARGEBATCH_PORTS": "23456-23456"}
+    code, log = run_bash(*words, cwd=checkout, environment=environment | secret)
+    assert code == 0, log
+    assert sorted(line for line in log.splitlines() if "trains" in line) == ["[a] trains on a", "[b] trains on b"]
+    for rank, host in enumerate("ab"):
+        told = (tmp_path / f"run/words.{host}").read_text().splitlines()
+        for option, value in (("--machine_rank", f"{rank}"), ("--main_process_ip", "a"), ("--seed", "a  b")):
+            assert told[told.index(option) + 1] == value
+    assert environment_in(tmp_path / "run")["WANDB_API_KEY"] == "it's $HOME"
+
+
+def test_a_host_that_fails_ends_the_others(launch, tmp_path):
+    checkout, environment = launch
+    (tmp_path / "played").write_text("export SLOW=a BROKEN=b\n")
+    environment |= {"LARGEBATCH_ENV": str(tmp_path / "played")}
+    code, log = run_bash("launch/hosts.sh", str(tmp_path / "hosts"), RECIPE, cwd=checkout, environment=environment)
+    assert code == 5, log
+    assert "[a] got TERM" in log
+    assert not is_alive(int((tmp_path / "run/slow").read_text()))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_remote_processes_do_not_survive(launch, tmp_path, number):
+    """A signal arrives there; and even if this end cannot say anything any more, they end."""
+    checkout, environment = launch
+    (tmp_path / "played").write_text("export SLOW=a\n")
+    (tmp_path / "hosts").write_text("a\n")
+    command = ["bash", "launch/hosts.sh", str(tmp_path / "hosts"), RECIPE]
+    environment |= {"LARGEBATCH_ENV": str(tmp_path / "played")}
+    with subprocess.Popen(command, cwd=checkout, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        wait_for(lambda: (tmp_path / "run/slow").exists() and (tmp_path / "run/slow").read_text())
+        process.send_signal(number)
+        assert "[a] got TERM" in process.stdout.read()
+    assert process.returncode == (3 if number == signal.SIGTERM else -signal.SIGKILL)
+    wait_for(lambda: not is_alive(int((tmp_path / "run/slow").read_text())))
+
+
+def test_free_ports(launch):
+    checkout, environment = launch
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        used = server.getsockname()[1]
+        for ports, answer in ((f"{used}-{used}", 1), ("20-10", 2), ("x", 2)):
+            environment["LARGEBATCH_PORTS"] = ports
+            code, log = run_bash("launch/free_port.sh", "127.0.0.1", cwd=checkout, environment=environment)
+            assert (code, f"LARGEBATCH_PORTS={ports}" in log) == (answer, True)
+        del environment["LARGEBATCH_PORTS"]
+        code, port = run_bash("launch/free_port.sh", "127.0.0.1", cwd=checkout, environment=environment)
+    assert (code, 10000 <= int(port) < 32768) == (0, True)
