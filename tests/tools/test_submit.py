@@ -185,6 +185,14 @@ def test_variables_of_sbatch_outrank_the_script_and_the_command_line_outranks_th
 
 
 @pytest.mark.usefixtures("sbatch")
+def test_the_plan_is_of_the_nodes_and_processes_that_train(monkeypatch, capsys):
+    monkeypatch.setenv("LARGEBATCH_NODES", "2")
+    monkeypatch.setenv("LARGEBATCH_PROCESSES_PER_NODE", "1")
+    assert submit("gpt_pydoc", "--nodes", "3", "--dry-run") == 0
+    assert "gpt_pydoc under ddp, nodes x processes per node = 2 x 1" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("sbatch")
 def test_the_sites_profile(monkeypatch, capsys):
     Path("slurm/site.sh").write_text(
         "export SBATCH_GPUS_PER_NODE=${SBATCH_GPUS_PER_NODE:-4} LARGEBATCH_ENV=site_env\nexport OTHER=1\n"

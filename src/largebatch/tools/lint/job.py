@@ -39,6 +39,8 @@ class Job:
     options: Mapping[str, Option]  # those in force, by name
     overrides: Sequence[str] = ()  # words for the recipe, such as `--batch.micro_batch_size 4`
     given_strategy: str | None = None  # instead of the script's default
+    given_nodes: int | None = None  # LARGEBATCH_NODES: the nodes to train on, of which the job may have more
+    given_processes: int | None = None  # LARGEBATCH_PROCESSES_PER_NODE: instead of those that the options say
 
     def variable(self, name: str) -> tuple[str, int]:
         """A variable's value, or its default as in `${NAME:-value}`, and its line; "" and 1 if it is not set."""
@@ -72,9 +74,9 @@ class Job:
 
     @property
     def layout(self) -> tuple[range, int] | None:
-        """The numbers of nodes that the job may get, and the processes on each; None if an option's value is invalid.
+        """The numbers of nodes that it may train on, and the processes on each; None if an option's value is invalid.
 
-        One process per GPU or, if the job asks for no GPUs, per CPU.
+        One process per GPU or, if the job asks for no GPUs, per CPU, unless the number is given.
         """
         nodes = self.options.get("nodes")
         counts = node_counts(nodes.value) if nodes else range(1, 2)
@@ -82,7 +84,9 @@ class Job:
         processes = [read(self.options[name].value) for name, read in readers.items() if name in self.options]
         if counts is None or None in processes:
             return None
-        return counts, next(filter(None, processes), 1)
+        if self.given_nodes:
+            counts = range(self.given_nodes, self.given_nodes + 1)
+        return counts, self.given_processes or next(filter(None, processes), 1)
 
     @property
     def asks_for_gpus(self) -> bool:
@@ -109,7 +113,9 @@ def read_job(
 ) -> Job:
     """Read a batch script as it would be submitted with a command line's options of sbatch, overrides and strategy.
 
-    SBATCH_* variables of the environment take precedence over the script, and the command line over both.
+    SBATCH_* variables of the environment take precedence over the script, and the command line over both. How many
+    nodes and processes train may be given by LARGEBATCH_NODES and LARGEBATCH_PROCESSES_PER_NODE, as slurm/launch.sh
+    reads them.
 
     Raises:
         UserError: It cannot be read.
@@ -123,7 +129,11 @@ def read_job(
             options += [Option(name, value, str(path), line) for name, value in found]
     options += [Option(name, value, variable, 0) for variable, name, value in read_environment(environment or {})]
     options += [Option(name, value, COMMAND_LINE, 0) for name, value in read_options(sbatch_options)]
-    return Job(path, text, {option.name: option for option in options if option.name}, overrides, strategy)
+    given = {
+        name: positive((environment or {}).get(f"LARGEBATCH_{name}", "")) for name in ("NODES", "PROCESSES_PER_NODE")
+    }
+    by_name = {option.name: option for option in options if option.name}
+    return Job(path, text, by_name, overrides, strategy, given["NODES"], given["PROCESSES_PER_NODE"])
 
 
 def log_path(job: Job, option: Option | None, job_id: str = "%j") -> str:

@@ -10,7 +10,7 @@ from largebatch.tools.lint.job import SCRIPTS
 
 PROFILE = SCRIPTS / "site.sh"
 # What a job sets for its own processes, if this is one.
-OF_A_JOB = re.compile("LARGEBATCH_(JOB_ID|RESTART|JOB_END_TIME|NODE|LOGS|REFUSAL|BEGAN|SNAPSHOT)")
+OF_A_JOB = re.compile("LARGEBATCH_(JOB_ID|RESTART|JOB_END_TIME|NODE|NODE_NAMES|TOKEN|LOGS|REFUSAL|BEGAN|SNAPSHOT)")
 SETTING = re.compile("(SBATCH|LARGEBATCH)_.*|STRATEGY|RUN_DIR")
 # A last command that is false, such as a test, is no failure unless it says something.
 SOURCE = 'bash -n "$1" && { source "$1" >/dev/null; printf "%s\\0" "$?"; env -0; }'

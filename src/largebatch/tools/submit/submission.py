@@ -127,7 +127,7 @@ def _print_plans(job: Job) -> None:
     assert job.recipe is not None
     assert job.layout is not None
     node_counts, processes = job.layout
-    devices = "GPUs" if job.asks_for_gpus else "CPU processes"
+    devices = "GPUs" if job.asks_for_gpus else "processes" if job.given_processes else "CPU processes"
     for nodes in node_counts:
         title = f"{job.recipe.stem} under {job.strategy}, nodes x {devices} per node = {nodes} x {processes}"
         # Only the batch is divided differently on another number of nodes.
