@@ -133,18 +133,18 @@ class ClearML(ModuleType):
     def current_task(self):
         return None
 
-    def init(self, reuse_last_task_id=True, continue_last_task=False, **options):
+    def init(self, reuse_last_task_id=True, continue_last_task=False, **_):
         task_id = reuse_last_task_id if isinstance(reuse_last_task_id, str) else f"task {len(self.shown)}"
         shown = self.shown.setdefault(task_id, [])
         offset = shown[-1][0] + 1 if shown and continue_last_task is True else continue_last_task
 
-        def report_scalar(title, series, value, iteration):
+        def report_scalar(title, iteration, value, **_):
             shown.append((iteration + offset, title, value))
 
         return SimpleNamespace(
             id=task_id,
             get_logger=lambda: SimpleNamespace(report_scalar=report_scalar),
-            connect_configuration=lambda values: None,
+            connect_configuration=lambda _values: None,
             close=lambda: None,
         )
 
