@@ -84,6 +84,10 @@ def test_all_problems_of_both_kinds_in_one_error(tmp_path):
         ("--train.duration.steps=5", "give exactly one of epochs, steps, samples, tokens"),
         ("--model=5", "model: given 5; write an object"),
         ("--logging.trackers=tensorboard", 'logging.trackers: given "tensorboard"; write a list'),
+        (
+            '--logging.trackers=["aim"]',
+            '"aim" is not allowed; write "tensorboard", "wandb", "mlflow", "trackio" or "clearml"',
+        ),
         ("--data.source=hub", 'data.source: "hub" is unknown; write one of "pydoc", "datasets"'),
         ("--data={}", 'data.source: missing; it says which kind of data this is; write one of "datasets", "pydoc"'),
         ("--data.num_train_sample=3", "did you mean num_train_samples?"),

@@ -122,6 +122,54 @@ def test_project_and_name(wandb, folder):
     assert named == [("largebatch", "my_run"), ("digits", "third try")]
 
 
+class ClearML(ModuleType):
+    """Stands in for `clearml` and its server; as that does, it adds the last step to those of a continued task."""
+
+    def __init__(self):
+        super().__init__("clearml")
+        self.__spec__ = importlib.machinery.ModuleSpec("clearml", None)
+        self.shown, self.Task = {}, self
+
+    def current_task(self):
+        return None
+
+    def init(self, reuse_last_task_id=True, continue_last_task=False, **_):
+        task_id = reuse_last_task_id if isinstance(reuse_last_task_id, str) else f"task {len(self.shown)}"
+        shown = self.shown.setdefault(task_id, [])
+        offset = shown[-1][0] + 1 if shown and continue_last_task is True else continue_last_task
+
+        def report_scalar(title, iteration, value, **_):
+            shown.append((iteration + offset, title, value))
+
+        return SimpleNamespace(
+            id=task_id,
+            get_logger=lambda: SimpleNamespace(report_scalar=report_scalar),
+            connect_configuration=lambda _values: None,
+            close=lambda: None,
+        )
+
+
+def test_clearml_continues_its_task_at_the_steps_of_training(folder, monkeypatch):
+    clearml = ClearML()
+    monkeypatch.setitem(sys.modules, "clearml", clearml)
+    show_steps(start(folder, names=["clearml"]), [10, 30])
+    show_steps(start(folder, 10, names=["clearml"]), [30, 50])
+    (shown,) = clearml.shown.values()
+    assert shown == [(step, "train/loss", 1 / step) for step in (10, 30, 30, 50)]
+
+
+def test_trackio_finds_the_run_by_its_name(folder, tmp_path, monkeypatch):
+    trackio = Service("trackio")
+    monkeypatch.setitem(sys.modules, "trackio", trackio)
+    trackio.init = lambda **options: trackio.starts.append(options)
+    (tmp_path / "other").mkdir()
+    for of in (folder, folder, RunFolder(tmp_path / "other")):
+        start(of, names=["trackio"], words=["--logging.tracker_run_name=mine"])
+    first, again, other = (options["name"] for options in trackio.starts)
+    assert first == again != other
+    assert all(options["resume"] == "allow" and options["name"].startswith("mine-") for options in trackio.starts)
+
+
 def test_another_folder_is_another_run(wandb, folder, tmp_path):
     (tmp_path / "other").mkdir()
     start(folder)

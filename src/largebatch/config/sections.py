@@ -359,9 +359,7 @@ class Logging(Section):
 
     every: PositiveInt = 10
     """Steps between two lines of metrics.jsonl; the first and the last step always have one."""
-    trackers: list[
-        Literal["tensorboard", "wandb", "mlflow", "comet_ml", "swanlab", "trackio", "clearml", "aim", "dvclive"]
-    ] = ["tensorboard"]
+    trackers: list[Literal["tensorboard", "wandb", "mlflow", "trackio", "clearml"]] = ["tensorboard"]
     """Trackers that get the same numbers, through Accelerate; all starts of a run are one run there."""
     tracker_project: NonEmpty = "largebatch"
     """Project, or experiment, of the run in the trackers that have such."""

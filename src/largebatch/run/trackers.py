@@ -2,7 +2,7 @@
 
 A run folder is one run in each tracker, over all its starts. How a tracker knows it is in trackers/NAME.json:
 
-    {"id": …, "last_step": the last step shown, for trackers that want increasing ones}
+    {"id": …, "last_step": the last step number that W&B has}
 """
 
 import importlib.util
@@ -34,13 +34,9 @@ Values = tuple[dict[str, float], int, float]
 
 GIVEN_IDS: dict[str, Callable[[Any], str]] = {
     "mlflow": lambda run: str(run.info.run_id),
-    "aim": lambda run: str(run.hash),
     "clearml": lambda task: str(task.id),
 }
 """How trackers that accept no new id from outside tell the one they gave the run."""
-
-WANT_INCREASING_STEPS = ("wandb", "swanlab")
-"""They ignore what is logged for a step that is not after those they have."""
 
 
 def check_trackers(names: Sequence[str]) -> None:
@@ -195,11 +191,9 @@ class _Connection:
         folder.trackers_dir.mkdir(exist_ok=True)
         self._write()
         run_name = config.logging.tracker_run_name or folder.path.name
-        # The first argument of most is the project.
-        first = {"tensorboard": folder.path.name, "aim": run_name}.get(name, config.logging.tracker_project)
-        places = {"tensorboard": [folder.tensorboard_dir], "aim": [folder.trackers_dir]}.get(name, [])
+        project = folder.path.name if name == "tensorboard" else config.logging.tracker_project
         self._tracker: GeneralTracker = LOGGER_TYPE_TO_CLASS[name](
-            first, *map(str, places), **self._arguments(config, folder, run_name, first_step)
+            project, **self._arguments(folder, run_name, first_step)
         )
         self._tracker.start()
         run = self._tracker.tracker
@@ -207,10 +201,6 @@ class _Connection:
             # Charts are drawn over the step of training, also where a restart repeated some.
             run.define_metric("step")
             run.define_metric("*", step_metric="step")
-        elif name == "comet_ml":
-            run.set_name(run_name)
-        elif name == "clearml":
-            run.set_initial_iteration(0)
         if name in GIVEN_IDS:
             self._id = GIVEN_IDS[name](run)
             self._write()
@@ -227,7 +217,7 @@ class _Connection:
             _add_to_tensorboard(self._tracker.tracker, pending)
             return
         steps = [step for _, step, _ in pending]
-        if self._name in WANT_INCREASING_STEPS:
+        if self._name == "wandb":
             steps = [self._increasing(step) for step in steps]
             # Before they are shown, so that a later start knows of all.
             self._write()
@@ -238,7 +228,7 @@ class _Connection:
         self._tracker.finish()
 
     def _increasing(self, step: int) -> int:
-        """The step, or, while training repeats steps that an earlier start has shown, the next number after those."""
+        """The step, or the next number after those that W&B has, because it ignores what is logged for earlier ones."""
         if step != self._last_shown[0]:
             self._last_step = max(step, self._last_step + 1)
             self._last_shown = (step, self._last_step)
@@ -247,33 +237,24 @@ class _Connection:
     def _write(self) -> None:
         replace_json_file(self._file, {"id": self._id, "last_step": self._last_step})
 
-    def _arguments(self, config: RecipeConfig, folder: RunFolder, run_name: str, first_step: int) -> dict[str, Any]:
+    def _arguments(self, folder: RunFolder, run_name: str, first_step: int) -> dict[str, Any]:
         """What the tracker's class needs to make the run, or to find the one of an earlier start."""
-        name, run_id, place = self._name, self._id, str(folder.trackers_dir)
-        if name == "tensorboard":
-            return {"purge_step": first_step + 1} if first_step else {}
-        if name == "wandb":
+        if self._name == "tensorboard":
+            hidden = {"purge_step": first_step + 1} if first_step else {}
+            return {"logging_dir": str(folder.tensorboard_dir), **hidden}
+        if self._name == "wandb":
             # Its hook at the process's exit would wait for the network as long as that takes.
             os.environ.setdefault("WANDB_FINISH_TIMEOUT", str(PATIENCE_SECONDS))
-            return {"name": run_name, "id": run_id, "resume": "allow", "dir": place}
-        if name == "mlflow":
-            return {"run_name": run_name, "run_id": run_id}
-        if name == "swanlab":
-            # Its ids have 21 characters.
-            assert run_id is not None
-            return {"experiment_name": run_name, "id": run_id[:21], "resume": "allow", "logdir": f"{place}/swanlab"}
-        if name == "trackio":
+            return {"name": run_name, "id": self._id, "resume": "allow", "dir": str(folder.trackers_dir)}
+        if self._name == "mlflow":
+            return {"run_name": run_name, "run_id": self._id}
+        if self._name == "trackio":
             # It finds a run by its name.
-            assert run_id is not None
-            return {"name": f"{run_name}-{run_id[:8]}", "resume": "allow"}
-        if name == "comet_ml":
-            return {"experiment_key": run_id}
-        if name == "aim":
-            return {"run_hash": run_id, "experiment": config.logging.tracker_project}
-        if name == "clearml":
-            again = {"continue_last_task": run_id} if run_id else {"reuse_last_task_id": False}
-            return {"task_name": run_name, **again}
-        return {"dir": f"{place}/dvclive", "resume": True}
+            assert self._id is not None
+            return {"name": f"{run_name}-{self._id[:8]}", "resume": "allow"}
+        # ClearML would add the last step to all later ones, and take what TensorBoard gets a second time.
+        again = {"reuse_last_task_id": self._id, "continue_last_task": 0} if self._id else {"reuse_last_task_id": False}
+        return {"task_name": run_name, "auto_connect_frameworks": False, **again}
 
 
 def _add_to_tensorboard(writer: Any, pending: Sequence[Values]) -> None:
