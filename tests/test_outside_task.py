@@ -84,7 +84,8 @@ def test_config_schema_and_plans(capsys):
 
     assert output_of(capsys, "lint").endswith("nothing found\n")
     submission = output_of(capsys, "submit", "maps", "--nodes=2", "--dry-run", "--border.width=2")
-    assert "sbatch --parsable --nodes=2 slurm/maps.sbatch --border.width=2" in submission
+    assert "sbatch --parsable --nodes=2 --export=ALL" in submission
+    assert " slurm/maps.sbatch --border.width=2\n" in submission
     assert "not a field" not in submission
 
 

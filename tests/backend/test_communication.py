@@ -80,7 +80,8 @@ def test_equal_samples_need_no_communication_of_weights(words, sums):
     backend = SimpleNamespace(
         rank=1, device=torch.device("cpu"), sum_over_processes=lambda count: counts.append(count) or (lambda: count)
     )
-    for number, step in enumerate(training_feed(resolve(config, 2), backend, text_sources(config)[0], 0, 0), 1):
+    feed = training_feed(resolve(config, 2), backend, text_sources(config)[0], 0, 0, iter)
+    for number, step in enumerate(feed, 1):
         assert step.total_weight() > 0
         micro_steps = [next(step.micro_steps), next(step.micro_steps)]
         assert len(micro_steps) == 2

@@ -60,7 +60,7 @@ def submit(*words: str) -> int:
 @pytest.mark.usefixtures("sbatch")
 @pytest.mark.parametrize("recipe", [RECIPE, f"./{RECIPE}", "gpt_pydoc"])
 def test_submits_and_says_how_to_follow(recipe, capsys):
-    before = {path: path.read_bytes() for path in Path().glob("slurm/*")}
+    before = {path: path.read_bytes() for path in Path().glob("slurm/*.s*")}
     assert submit(recipe, "--nodes", "2") == 0
     assert called()["words"] == ["--parsable", "--nodes=2", "--export=ALL,LARGEBATCH_SNAPSHOT", SMOKE]
     printed = capsys.readouterr().out
@@ -82,7 +82,7 @@ def test_submits_and_says_how_to_follow(recipe, capsys):
         "log    slurm-gpt_pydoc.sbatch-123.log\n"
         "follow tail -F slurm-gpt_pydoc.sbatch-123.log\n"
     )
-    assert {path: path.read_bytes() for path in Path().glob("slurm/*")} == before
+    assert {path: path.read_bytes() for path in Path().glob("slurm/*.s*")} == before
 
 
 @pytest.mark.usefixtures("sbatch")
