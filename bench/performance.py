@@ -8,7 +8,16 @@ from pathlib import Path
 from record import NOT_MEASURED, RESULTS, ROOT, Record, behind, not_measured, read_record, section
 
 DOCUMENT = ROOT / "docs/performance.md"
-PROGRAMS = ("loop_tax", "two_process", "start", "data_path", "memory", "checkpoints", "slow_processes", "gpu_throughput")
+PROGRAMS = (
+    "loop_tax",
+    "two_process",
+    "start",
+    "data_path",
+    "memory",
+    "checkpoints",
+    "slow_processes",
+    "gpu_throughput",
+)
 # `make gpu` writes a JSON for each of its parts.
 GPU, GPU_PARTS = "gpu", ("correctness", "ablations", "memory", "throughput", "scaling")
 INTRODUCTION = """# Performance

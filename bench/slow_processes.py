@@ -3,14 +3,15 @@
     python bench/slow_processes.py
 
 Every process of a clean run does the same work, so each one that is named is a false alarm. In a planted run rank 1
-makes its matrix product, or its data reading, longer by half. Takes some five minutes on two cores.
+takes half as long again for its matrix product, or waits for its data. Takes some five minutes on two cores.
 """
 
 import argparse
 import os
 import sys
 import tempfile
-from functools import partial
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from paths import DIGITS, PYDOC  # noqa: E402
 from record import Figure, Record, add_output_options, take_facts, write_record  # noqa: E402
 
 STEPS_BETWEEN = 4
+SECONDS_WAITED = 0.05
 COMMON = (f'--evaluation.every={{"steps": {STEPS_BETWEEN}}}', "--logging.trackers=[]")
 GPT = (
     "--data.num_eval_samples=32",
@@ -41,7 +43,8 @@ RECIPES = {
 }
 ABOUT = f"""How often a process is named as slow in training on CPU processes that share cores. Each evaluation, every
 {STEPS_BETWEEN} steps, is a probe. In clean runs all processes do the same, so each name is a false alarm; in planted
-runs rank 1 takes half as long again, and nobody else may be named. "Over the limit" counts the processes that were slow
+runs rank 1 takes half as long again for the matrix product, or waits {SECONDS_WAITED:g} s for each micro-batch, and
+nobody else may be named. "Over the limit" counts the processes that were slow
 in a single probe, of which three in a row are needed."""
 
 
@@ -49,11 +52,8 @@ def train_and_count(folder: Path, name: str, probes: int, planted: str) -> tuple
     """Train with so many probes; the number of them, and of the processes that were over the limit in one."""
     from largebatch.run import slow_processes
 
-    compare, product, own_clock = (
-        slow_processes.slow_ones,
-        slow_processes.seconds_of_product,
-        slow_processes.own_clock,
-    )
+    compare, product = slow_processes.slow_ones, slow_processes.seconds_of_product
+    timed = slow_processes.SlowProcesses.timed
     counts = [0, 0]
 
     def counting(everyone: Any) -> Any:
@@ -66,12 +66,17 @@ def train_and_count(folder: Path, name: str, probes: int, planted: str) -> tuple
     if os.environ["RANK"] == "1" and planted == "the matrix product":
         slow_processes.seconds_of_product = lambda device, clock: 1.5 * product(device, clock)
     if os.environ["RANK"] == "1" and planted == "data reading":
-        # Its reading takes 1.5 times as long on a clock that is as much faster.
-        slow_processes.own_clock = lambda: partial(lambda clock: 1.5 * clock(), own_clock())
-        slow_processes.seconds_of_product = lambda device, clock: product(device, clock) / 1.5
+        slow_processes.SlowProcesses.timed = lambda self, batches: timed(self, _waiting(batches))
     recipe, words = RECIPES[name]
     train(recipe, *COMMON, *words, f"--train.stop_after_steps={probes * STEPS_BETWEEN}", run_dir=folder / "run")
     return counts[0], counts[1]
+
+
+def _waiting(batches: Iterator[Any]) -> Iterator[Any]:
+    """As from a slow disk."""
+    for batch in batches:
+        time.sleep(SECONDS_WAITED)
+        yield batch
 
 
 def measure(name: str, world_size: int, probes: int, planted: str = "") -> tuple[int, int, list[str]]:
