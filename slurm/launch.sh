@@ -1,6 +1,6 @@
 # Runs a recipe for one start of a Slurm job; sourced by slurm/<recipe>.sbatch, which sets RECIPE and STRATEGY.
 # docs/slurm.md says how to use it. It maps Slurm onto launch/node.sh, which lists more settings. Settings, all optional,
-# from the environment (RUN_DIR=/scratch/me/x sbatch …) or from slurm/site.sh:
+# from the environment (RUN_DIR=/scratch/me/x sbatch …) or, but for STRATEGY, from slurm/site.sh:
 #
 #   STRATEGY                      ddp, fsdp, zero1, zero2, zero3, or the path of an Accelerate config
 #   RUN_DIR                       folder of the run, shared by all nodes; default: runs/<recipe>
@@ -22,10 +22,21 @@
 # shellcheck shell=bash
 set -euo pipefail
 
-say() { printf '[%(%F %T)T] %s\n' -1 "$*"; }
+# A signal may arrive while the output of this script goes elsewhere.
+exec {job_log}>&1
+say() { printf '[%(%F %T)T] %s\n' -1 "$*" >&"$job_log"; }
 leave() { say "$2"; exit "$1"; }
 
 [[ -n ${SLURM_JOB_ID:-} ]] || leave 2 "error: this is not a Slurm job; submit it: sbatch slurm/<recipe>.sbatch"
+# Sites with --export=NONE set it, and srun would obey.
+export SLURM_EXPORT_ENV=ALL
+# In a function, so that the profile does not get this script's arguments; without `set -e`, because its last command may
+# be false.
+# shellcheck source=/dev/null
+read_profile() { [[ ! -f $1 ]] || source "$1"; }
+set +eu
+read_profile "$(dirname "${BASH_SOURCE[0]}")/site.sh"
+set -eu
 run_dir=${RUN_DIR:-runs/$(basename "$RECIPE" .json)}
 snapshot=${LARGEBATCH_SNAPSHOT:-$run_dir/jobs/$SLURM_JOB_ID/code}
 [[ -z ${LARGEBATCH_SNAPSHOT:-} || -f $snapshot/slurm/launch.sh ]] || leave 2 "error: LARGEBATCH_SNAPSHOT=$snapshot: there is no slurm/launch.sh in it; submit again"
@@ -47,12 +58,6 @@ for word in "$@"; do
 done
 [[ -f $RECIPE || -f $code/$RECIPE ]] || leave 2 "error: there is no $RECIPE in $PWD; submit from the top of the repository"
 [[ $run_dir != *://* ]] || leave 2 "error: RUN_DIR=$run_dir: runs are not written to object stores; write a folder of a shared file system, and copy it afterwards: aws s3 sync, gsutil rsync, rclone sync"
-# Sites with --export=NONE set it, and srun would obey.
-export SLURM_EXPORT_ENV=ALL
-set +eu
-# shellcheck source=/dev/null
-[[ ! -f $code/slurm/site.sh ]] || source "$code/slurm/site.sh"
-set -eu
 
 positive() { [[ -z ${!1:-} || ${!1} =~ ^[1-9][0-9]*$ ]] || leave 2 "error: $1=${!1}: not a number; write 1 or more"; }
 positive LARGEBATCH_PROCESSES_PER_NODE
@@ -162,23 +167,30 @@ on_nodes() {
   wait "$srun"
 }
 
-# on_first_node COMMAND…: run it in the user's environment; the last line that it prints is the answer.
-on_first_node() {
-  answer=
-  on_nodes "${node_names[0]}" "$code/launch/environment.sh" "$@" >"$logs/answer" || return
-  answer=$(tail -n 1 "$logs/answer")
+# ask COMMAND…: run it on a node in the user's environment; the last line that it prints is the answer. If it fails, it is
+# run once more, on another node if there is one.
+ask() {
+  local name result
+  for name in "${node_names[0]}" "${node_names[1]:-${node_names[0]}}"; do
+    result=0
+    on_nodes "$name" "$code/launch/environment.sh" "$@" >"$logs/answer" || result=$?
+    # srun --label numbers lines.
+    answer=$(tail -n 1 "$logs/answer" | sed -E 's/^ *[0-9]+: //')
+    ((result != 0 && result != 2)) || break
+  done
+  return "$result"
 }
 
 # --- the end of a start ---
 
-# Does what largebatch has answered: leave CODE MESSAGE, or requeue MESSAGE.
+# Does what largebatch has printed: leave CODE MESSAGE, or requeue MESSAGE.
 obey() {
   local word exit_code message
   read -r word exit_code message <<<"$answer"
   case $word in
     leave) leave "$exit_code" "$message" ;;
     requeue) requeue "${answer#requeue }" ;;
-    *) leave 1 "error: largebatch answered \"$answer\", which this script does not understand; is another version installed?" ;;
+    *) leave 1 "error: largebatch printed \"$answer\", which this script does not understand; is another version installed?" ;;
   esac
 }
 
@@ -191,12 +203,17 @@ is_ending() {
 
 # end CODE: finish, give up, or requeue this job after a start with this exit code.
 end() {
-  if ! on_first_node largebatch job-ended --run-dir "$run_dir" --start "$restart" --exit-code "$1" \
-    --max-restarts "$max_restarts" ${asked_to_stop:+--asked-to-stop "$asked_to_stop"}; then
-    ! is_ending || leave 1 "Slurm is ending this job, which ended with code $1; submit it again to resume"
-    leave 1 "error: the start ended with code $1, and largebatch job-ended failed on ${node_names[0]}; submit the job again to resume"
-  fi
+  ask largebatch job-ended --run-dir "$run_dir" --start "$restart" --exit-code "$1" \
+    --max-restarts "$max_restarts" ${asked_to_stop:+--asked-to-stop "$asked_to_stop"} ||
+    unable 1 "error: the start ended with code $1, and largebatch job-ended failed; submit the job again to resume"
   obey
+}
+
+# unable CODE MESSAGE: leave because largebatch cannot be run, unless that is because the job is to stop.
+unable() {
+  ! is_ending || leave 1 "Slurm is ending this start; submit the job again to resume"
+  [[ -z $asked_to_stop ]] || requeue "asked to stop by $asked_to_stop"
+  leave "$@"
 }
 
 # requeue MESSAGE: requeue this job, unless Slurm is ending it.
@@ -215,8 +232,13 @@ requeue() {
 submit_without() {
   local job excluded pair value options number
   job=$(scontrol --oneliner show job "$SLURM_JOB_ID" || true)
+  # Values may have spaces; the next field begins with a capital letter.
   field() {
-    value=$(sed -nE "s|.* $1=([^ ]+).*|\1|p" <<<" $job")
+    value=
+    [[ " $job" == *" $1="* ]] || return 0
+    value=" $job"
+    value=${value#*" $1="}
+    value=${value%%" "[A-Z]*=*}
     [[ $value != "(null)" && $value != N/A ]] || value=
   }
   field ExcNodeList
@@ -237,7 +259,7 @@ submit_without() {
   field OverSubscribe
   [[ $value != EXCLUSIVE ]] || options+=(--exclusive)
   field StdOut
-  [[ -z $value ]] || options+=(--output="${value//$SLURM_JOB_ID/%j}")
+  [[ -z $value ]] || options+=(--output="$(dirname "$value")/$(basename "${value//$SLURM_JOB_ID/%j}")")
   # A copy of the batch script, which Slurm removes with this job.
   cp "$0" "$job_dir/script.sbatch"
   options+=("$job_dir/script.sbatch" "${@:2}")
@@ -256,10 +278,10 @@ together=(--kill-on-bad-exit=1 --wait=60)
 step_options=("${together[@]}")
 cannot_run="error: largebatch cannot be used on ${node_names[0]}; it says why above"
 if [[ $code == "$PWD" ]]; then
-  on_first_node largebatch snapshot --to "$job_dir/code" || leave $? "$cannot_run"
+  ask largebatch snapshot --to "$job_dir/code" || unable $? "$cannot_run"
   code=$(realpath "$job_dir/code")
 fi
-on_first_node largebatch job-begins --run-dir "$run_dir" --start "$restart" --max-restarts "$max_restarts" || leave $? "$cannot_run"
+ask largebatch job-begins --run-dir "$run_dir" --start "$restart" --max-restarts "$max_restarts" || unable $? "$cannot_run"
 [[ $answer == go ]] || obey
 say "job $SLURM_JOB_ID, start $restart: $RECIPE under $STRATEGY on $nodes nodes x $processes_per_node processes; logs in $logs"
 
@@ -273,9 +295,10 @@ on_training_nodes() {
 check_nodes() {
   # A node that does not see this job's code cannot say more.
   # shellcheck disable=SC2016 # expanded on the nodes
-  on_nodes "$(IFS=,; echo "${node_names[*]:0:nodes}")" -c '[[ -f $1 ]] || echo "$LARGEBATCH_NODE"' bash "$code/launch/node.sh" >"$logs/blind_nodes" || return
-  if [[ -s $logs/blind_nodes ]]; then
-    paste --serial --delimiters=, "$logs/blind_nodes" >"$preflight/bad_nodes"
+  on_nodes "$(IFS=,; echo "${node_names[*]:0:nodes}")" -c '[[ -f $1 ]] || echo "blind:$LARGEBATCH_NODE"' bash "$code/launch/node.sh" >"$logs/blind_nodes" || return
+  # Containers and profiles may print more.
+  if grep -q blind: "$logs/blind_nodes"; then
+    sed -n 's/.*blind://p' "$logs/blind_nodes" | paste --serial --delimiters=, >"$preflight/bad_nodes"
     say "bad node $(<"$preflight/bad_nodes"): it does not see $code; the run folder must be on a file system that all nodes share"
     return 3
   fi
@@ -303,6 +326,7 @@ while :; do
   bad_nodes=$(<"$preflight/bad_nodes")
   good_nodes=()
   for name in "${node_names[@]}"; do [[ ,$bad_nodes, == *,"$name",* ]] || good_nodes+=("$name"); done
+  ((${#good_nodes[@]} < ${#node_names[@]})) || leave 3 "error: the pre-flight named $bad_nodes, which are not nodes of this job"
   if ((${#good_nodes[@]} >= nodes)); then
     say "bad nodes: $bad_nodes; trying again with ${good_nodes[*]:0:nodes}"
     node_names=("${good_nodes[@]}")

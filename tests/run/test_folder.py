@@ -107,9 +107,10 @@ def test_the_job_that_moves_a_run_aside_keeps_its_own_logs(tmp_path, monkeypatch
         RunFolder(path).check_usable()
         created(path)
     assert [file.relative_to(tmp_path) for file in sorted(tmp_path.rglob("*.log"))] == [
+        Path("run/jobs/7/n1.log"),
         Path("run/jobs/8/n1.log"),
-        Path("run.1/jobs/7/n1.log"),
     ]
+    assert (tmp_path / "run.1/attempts").is_dir()
 
 
 def test_a_job_obeys_its_own_batch_script_and_people_only(tmp_path, monkeypatch):
@@ -130,14 +131,12 @@ def test_requests_to_stop_from_before_the_start_are_forgotten_and_others_are_kep
         (path / name).touch()
         os.utime(path / name, (time, time))
     (path / "jobs/snapshot_1").mkdir(parents=True)
-    (path / "jobs/6").mkdir()
     folder, moved = begun(path)
     folder.forget_old_requests()
     assert sorted(file.name for file in path.glob("stop*")) == ["stop.7"]
     assert (moved / "stopwatch").exists()
     # A job that waits in the queue may need the snapshot.
     assert (path / "jobs/snapshot_1").is_dir()
-    assert (moved / "jobs/6").is_dir()
 
 
 def test_a_run_of_another_format_is_refused(tmp_path):

@@ -38,7 +38,7 @@ COMMANDS = {
         printf '%s\\n' "$@" >"$RUN_DIR/preflight"
         for name in $BAD_NODES; do
           [[ ,$LARGEBATCH_NODE_NAMES, == *,$name,* ]] || continue
-          echo "$name" >"$LARGEBATCH_LOGS/preflight/bad_nodes"
+          echo "${NAMED:-$name}" >"$LARGEBATCH_LOGS/preflight/bad_nodes"
           exit 3
         done
         exit "$PREFLIGHT_CODE" ;;
@@ -90,9 +90,9 @@ def written(tmp_path):
         ({}, 0, "] finished"),
         ({"ENDED": "leave 75 stopped by the stop file"}, 75, "] stopped by the stop file"),
         ({"ENDED": 'leave 1 failed: it\'s "$(id)" `id` ; *'}, 1, '] failed: it\'s "$(id)" `id` ; *\n'),
-        ({"ENDED": "what?"}, 1, 'largebatch answered "what?"'),
-        ({"ENDED": ""}, 1, "error: the start ended with code 0, and largebatch job-ended failed on n1"),
-        ({"ENDED": "", "STATE": "COMPLETING"}, 1, "] Slurm is ending this job, which ended with code 0"),
+        ({"ENDED": "what?"}, 1, 'largebatch printed "what?"'),
+        ({"ENDED": ""}, 1, "error: the start ended with code 0, and largebatch job-ended failed; submit"),
+        ({"ENDED": "", "STATE": "COMPLETING"}, 1, "] Slurm is ending this start; submit the job again to resume"),
         ({"BEGINS": "leave 1 error: giving up"}, 1, "] error: giving up"),
         ({"PREFLIGHT_CODE": "2"}, 2, "training was not started"),
         ({"PREFLIGHT_CODE": "3", "BAD_NODES": "n1"}, 3, "training was not started"),
@@ -170,10 +170,36 @@ def test_bad_nodes_are_replaced_by_spare_ones(start, written):
     assert (returned, "trying again with n10 n11" in log) == (3, True)
 
 
+def test_other_output_of_nodes_is_no_answer(start, tmp_path):
+    """As of a container that greets, or of `srun --label`."""
+    (tmp_path / "greeting").write_text("echo welcome\n")
+    label = 'exec "$@" | sed "s/^/0: /"'
+    (tmp_path / "bin/srun").write_text((tmp_path / "bin/srun").read_text().replace('exec "$@"', label))
+    returned, log, _ = start(BASH_ENV=str(tmp_path / "greeting"))
+    assert returned == 0, log
+    assert "] finished" in log
+
+
+def test_largebatch_is_asked_again_on_another_node(start, tmp_path, written):
+    played = (tmp_path / "bin/largebatch").read_text()
+    (tmp_path / "bin/largebatch").write_text(
+        played.replace("\n", '\n[[ $1 != job-ended || $LARGEBATCH_NODE != n9 ]] || exit 1\n', 1)
+    )
+    returned, log, _ = start(**THREE, ENDED="requeue failed")
+    assert (returned, REQUEUED in log) == (0, True), log
+
+
+def test_nodes_that_are_not_the_jobs(start):
+    """The pre-flight is not repeated for ever."""
+    returned, log, _ = start(BAD_NODES="n1", NAMED="x7")
+    assert returned == 3
+    assert "the pre-flight named x7, which are not nodes of this job" in log
+
+
 def test_a_job_is_submitted_again_without_bad_nodes(start):
     """Beside those that were excluded before, with the job's own options; not if none would be left."""
     shown = "Account=physics QOS=N/A TimeLimit=00:30:00 ExcNodeList=n7 Reservation=big Features=(null) Partition=gpu "
-    shown += "TresPerNode=gres:gpu:h100:8 OverSubscribe=EXCLUSIVE StdOut=/x/log-5"
+    shown += "TresPerNode=gres:gpu:h100:8 OverSubscribe=EXCLUSIVE StdOut=/user5/my logs/log-5 Power="
     job = {**THREE, "SHOWN": shown, "LARGEBATCH_EXCLUDE_BAD_NODES": "1", "SLURM_RESTART_COUNT": "2"}
     job |= {"SLURM_CPUS_PER_TASK": "64", "SLURM_JOB_NAME": "my job"}
     returned, log, _ = start("--seed", "1", **job, BAD_NODES="n10")
@@ -183,7 +209,7 @@ def test_a_job_is_submitted_again_without_bad_nodes(start):
     for option in (
         "--export=ALL --dependency=afterany:5 --exclude=n10,n7 --job-name=my job --nodes=3 --account=physics "
         "--partition=gpu --reservation=big --time=00:30:00 --cpus-per-task=64 --gres=gpu:h100:8 --exclusive "
-        "--output=/x/log-%j ",
+        "--output=/user5/my logs/log-%j ",
         "script.sbatch --seed 1",
     ):
         assert option in line
@@ -243,16 +269,20 @@ def test_later_starts_run_the_code_of_the_first(start, checkout, tmp_path, writt
     assert start(SLURM_JOB_ID="6", LARGEBATCH_SNAPSHOT=str(code))[0] == 0
 
 
-def test_a_site_profile(start, checkout, written):
+def test_a_site_profile(start, checkout, written, tmp_path):
     (checkout / "slurm/site.sh").write_text(
         "export NCCL_IB_HCA=mlx5_1\n"
         "LARGEBATCH_SRUN_OPTIONS=(--mpi=none '--comment=two words')\n"
         "LARGEBATCH_WRAP=(env 'WRAPPED=two words')\n"
         "before_training() { export PREPARED=1; }\n"
+        f"export RUN_DIR=${{RUN_DIR:-{tmp_path}/run}}\n"
+        "set -- not the job\n"
         "[[ -d /nowhere ]] && export X=1\n"
     )
-    returned, log, trained_in = start()
+    # Empty is not set. The job's words are not the profile's, nor the other way around.
+    returned, log, trained_in = start("--seed", "1", RUN_DIR="")
     assert returned == 0, log
+    assert written("words.n1")[-4:] == ["--run-dir", f"{tmp_path}/run", "--seed", "1"]
     assert (trained_in["NCCL_IB_HCA"], trained_in["WRAPPED"], trained_in["PREPARED"]) == ("mlx5_1", "two words", "1")
     assert "--mpi=none --comment=two words --kill-on-bad-exit=1" in " ".join(written("steps"))
 

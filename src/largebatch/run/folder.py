@@ -130,10 +130,7 @@ class RunFolder:
             if self._lock is not None and not in_place:
                 names = (self.path.with_name(f"{self.path.name}.{number}") for number in itertools.count(1))
                 moved = next(name for name in names if not name.exists())
-                self.path.rename(moved)
-                self._take_back(moved)
-                self._lock.close()
-                self._lock = None
+                self._move_to(moved)
             if self._lock is None:
                 self.path.mkdir(parents=True, exist_ok=True)
                 self._lock = self._take_lock()
@@ -158,16 +155,15 @@ class RunFolder:
             if file.stat().st_mtime < self._opened:
                 file.unlink(missing_ok=True)
 
-    def _take_back(self, moved: Path) -> None:
-        """Move back what belongs to this job: its folder, where it writes logs, snapshots, and requests to stop.
-
-        The snapshots may be those of jobs that wait in the queue. `forget_old_requests` decides which requests are old.
-        """
-        for found in (moved / f"jobs/{self.job}", *moved.glob("jobs/snapshot_*"), *_stop_files_in(moved)):
-            if found.exists():
-                target = self.path / found.relative_to(moved)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                found.rename(target)
+    def _move_to(self, moved: Path) -> None:
+        """Move the run, but not what jobs have here: this one runs the code in its folder, others wait in the queue."""
+        moved.mkdir()
+        kept = {"lock", "jobs", *(file.name for file in _stop_files_in(self.path))}
+        markers = {self.plan_file, self.config_file, self.status_file}
+        # What marks the folder as a run's is last, so that after a crash in between it still is one.
+        for found in sorted(self.path.iterdir(), key=markers.__contains__):
+            if found.name not in kept:
+                found.rename(moved / found.name)
 
     def _take_lock(self) -> IO[bytes]:
         """Hold the folder for as long as the returned file is open; UserError if a running job holds it.

@@ -28,8 +28,15 @@ def decided(reason_to_give_up=None, exit_code=1, **evidence):
         ({"exit_code": 0}, 0, "finished"),
         ({"exit_code": 0, "asked_to_stop": "SIGTERM", "status": {"outcome": "finished"}}, 0, "finished"),
         # The interpreter, or a full disk under the log, has failed afterwards.
-        ({"status": {"outcome": "finished"}, "exit_code": 9}, 0, "finished; the launcher answered 9 afterwards"),
+        ({"status": {"outcome": "finished"}, "exit_code": 9}, 0, "finished; the launcher exited with 9 afterwards"),
         ({"refusal": "batch: 3 is odd", "status": {"outcome": "finished"}}, 2, "refused: batch: 3 is odd"),
+        # A wrapper of the launcher exits with 0 whatever happened.
+        ({"refusal": "batch: 3 is odd", "exit_code": 0}, 2, "refused: batch: 3 is odd"),
+        (
+            {"status": failed("the loss is nan", resume=False), "exit_code": 0},
+            1,
+            "failed: the loss is nan; the same start would fail again: not requeued",
+        ),
         (
             {"status": stopped("by the stop file, after step 7"), "asked_to_stop": "SIGUSR1"},
             75,
@@ -56,6 +63,7 @@ def test_the_job_ends(evidence, code, message):
             {"status": stopped("by the batch script of job 5, after step 7")},
             "stopped by the batch script of job 5, after step 7",
         ),
+        ({"status": stopped("by SIGTERM, after step 7"), "exit_code": 0}, "stopped by SIGTERM, after step 7"),
         # No time to say anything.
         ({"status": {"outcome": "running", "step": 7}}, "killed at step 7"),
         ({"status": {"outcome": "running", "step": 7}, "cause": KILLED}, f"{KILLED}; at step 7"),

@@ -67,13 +67,10 @@ def decide(evidence: Evidence, reason_to_give_up: str | None) -> Ending:
 def _decide(evidence: Evidence) -> Ending:
     status, code, cause = evidence.status, evidence.exit_code, evidence.cause
     outcome, message = status.get("outcome"), status.get("message", "")
-    # The pre-flight may have succeeded when the job was asked to stop.
-    if code == 0 and (outcome or not evidence.asked_to_stop):
-        return Ending(FINISHED, "finished")
     if evidence.refusal:
         return Ending(REFUSED, f"refused: {evidence.refusal}")
     if outcome == "finished":
-        return Ending(FINISHED, f"finished; the launcher answered {code} afterwards")
+        return Ending(FINISHED, "finished" if code == 0 else f"finished; the launcher exited with {code} afterwards")
     if outcome == "stopped" and message.startswith("by the stop file"):
         return Ending(STOPPED, f"stopped {message}; submit again, with the same overrides, to resume")
     if outcome == "stopped":
@@ -83,6 +80,9 @@ def _decide(evidence: Evidence) -> Ending:
     stopped_by = evidence.asked_to_stop or ("a signal to the nodes" if code in SIGNALED else "")
     if outcome is None and stopped_by:
         return Ending(None, f"asked to stop by {stopped_by} before the run began")
+    # A run that had finished before writes no status. A wrapper of the launcher may exit with 0 whatever happened.
+    if outcome is None and code == 0 and not evidence.failure:
+        return Ending(FINISHED, "finished")
     if evidence.failure:
         return _failed({**status, **evidence.failure}, evidence.failure.get("kind") in HOPELESS, evidence)
     if outcome == "running":

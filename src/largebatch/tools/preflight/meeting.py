@@ -116,6 +116,11 @@ class Meeting:
         def decide(said: Mapping[int, Message], missing: Mapping[str, str]) -> Message:
             reports = self._unreachable_nodes()
             if reports:
+                if len(said) > len(reports):
+                    # Not the fault of the first node, which more nodes have reached.
+                    for report in reports:
+                        for node, place, reason in report.unreachable:
+                            report.problems.append(f"it cannot connect to {node} at {place} ({reason})")
                 conclude(job, judge(reports))
             if missing:
                 conclude(job, Verdict({}, [_late(job, list(missing))], []))
