@@ -188,8 +188,10 @@ class _Connection:
         self._last_step = int(known.get("last_step", -1))
         self._last_shown = (-1, -1)
         """The last step, and the number under which it was shown."""
-        folder.trackers_dir.mkdir(exist_ok=True)
-        self._write()
+        # TensorBoard's run is its folder.
+        if name != "tensorboard":
+            folder.trackers_dir.mkdir(exist_ok=True)
+            self._write()
         run_name = config.logging.tracker_run_name or folder.path.name
         project = folder.path.name if name == "tensorboard" else config.logging.tracker_project
         self._tracker: GeneralTracker = LOGGER_TYPE_TO_CLASS[name](
