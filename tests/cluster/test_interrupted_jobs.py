@@ -87,7 +87,7 @@ def test_signaled_killed_and_preempted_it_ends_bit_for_bit(submit, cluster, unin
     job.wait_until(lambda job: job.last_step >= 60)
     os.kill(job.rank(1), signal.SIGKILL)
     job.wait_until(lambda job: job.log.count("; requeued") == 2)
-    assert "] failed: h2: Signal 9 (SIGKILL) received by PID " in job.log
+    assert "] failed: rank 1 on h2: Signal 9 (SIGKILL) received by PID " in job.log
 
     # As `--signal=B:USR1@…` does.
     job.wait_for_training(start=3)

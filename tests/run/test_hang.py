@@ -65,7 +65,7 @@ def test_a_hang_ends_the_job_and_the_run_goes_on(how, rank, strategy, message, t
     assert pickle.loads((logs / f"fr_{1 - rank}").read_bytes())["entries"]
     assert (logs / f"fr_{rank}").exists() == (how == "stuck")
     cause = first_cause(logs)
-    assert cause.startswith("Hang: no progress for")
+    assert cause.startswith("hang: no progress for")
     assert f"rank {rank} (h1" in cause
     assert status["resume"] is True
     # With DDP, step 7's gradients were reduced already, and the other process has gone on.

@@ -17,7 +17,7 @@ REPORTED = re.compile(r"^\s+(time|rank)\s+: (\S+)")
 ENDED_BY_THE_LAUNCHER = "SIGTERM"
 # What a process also sends itself when a collective failed because another one went away.
 ABORTED = "SIGABRT"
-MEANINGS = {"SIGKILL": ", as by the kernel for lack of memory", "SIGSEGV": ", a crash in compiled code"}
+MEANINGS = {"SIGKILL": ", as the kernel does for lack of memory", "SIGSEGV": ", a crash in compiled code"}
 
 
 @dataclass(frozen=True, order=True)
