@@ -8,6 +8,9 @@
 # reach them without a password. It exports STRATEGY, RUN_DIR, LARGEBATCH_*, NCCL_* and the like to them; node.sh says
 # what they mean. LARGEBATCH_SSH is the command to use instead of ssh: `ssh -p 2222`, or blaunch in LSF.
 #
+# Every run of it is a new start of the job LARGEBATCH_JOB_ID (default: of a job of its own), with a folder
+# RUN_DIR/jobs/JOB/start_N, which it makes itself: this machine must see RUN_DIR, too.
+#
 # If a machine fails, or this script ends, so do all. Signals are passed on. To resume, run it again.
 set -euo pipefail
 
@@ -42,7 +45,14 @@ mapfile -t hosts < <(awk '!/^#/ && NF && !seen[$1]++ { print $1 }' "$1")
 ((${#hosts[@]} > 0)) || { echo "error: $1 names no machine" >&2; exit 2; }
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 port=$(bash "$here/free_port.sh" "${hosts[0]}")
+export RUN_DIR=${RUN_DIR:-runs/$(basename "$2" .json)}
+[[ $RUN_DIR != *://* ]] || { echo "error: RUN_DIR=$RUN_DIR: runs are not written to object stores; write a folder of a shared file system" >&2; exit 2; }
 export LARGEBATCH_JOB_ID=${LARGEBATCH_JOB_ID:-$(date +%Y%m%d_%H%M%S)_$$}
+LARGEBATCH_RESTART=$(bash "$here/claim_start.sh" "$RUN_DIR/jobs/$LARGEBATCH_JOB_ID")
+export LARGEBATCH_RESTART LARGEBATCH_LOGS=$RUN_DIR/jobs/$LARGEBATCH_JOB_ID/start_$LARGEBATCH_RESTART
+export LARGEBATCH_REFUSAL=$LARGEBATCH_LOGS/refusal LARGEBATCH_TOKEN=$LARGEBATCH_JOB_ID.$LARGEBATCH_RESTART.$RANDOM$RANDOM
+mkdir "$LARGEBATCH_LOGS/preflight"
+echo "$LARGEBATCH_TOKEN" >"$LARGEBATCH_LOGS/preflight/token"
 LARGEBATCH_NODE_NAMES=$(IFS=,; echo "${hosts[*]}")
 export LARGEBATCH_NODE_NAMES
 read -ra ssh <<<"${LARGEBATCH_SSH:-ssh -o BatchMode=yes -o ServerAliveInterval=30}"

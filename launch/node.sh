@@ -16,11 +16,12 @@
 #   LARGEBATCH_PREFLIGHT       on, warn or off
 #   LARGEBATCH_WRAP            command to put before `accelerate launch`, such as nsys profile; an array in site.sh
 #   LARGEBATCH_CORE_LIMIT      KiB of a core file; default: 0, since a node would write one per process
-#   LARGEBATCH_JOB_ID, LARGEBATCH_RESTART     the job, and how often it was restarted
+#   LARGEBATCH_JOB_ID, LARGEBATCH_RESTART     the job, and how often it was restarted: two starts may not have both in
+#                              common. With one node, both can be left out
 #   LARGEBATCH_JOB_END_TIME    when the job's time ends, in seconds since 1970
 #   LARGEBATCH_NODE, LARGEBATCH_NODE_NAMES    name of this node, and of all nodes in order, separated by commas
-#   LARGEBATCH_LOGS            folder of this start, shared by all nodes
-#   LARGEBATCH_TOKEN           what the caller has written to $LARGEBATCH_LOGS/preflight/token, if it has
+#   LARGEBATCH_LOGS, LARGEBATCH_TOKEN         a new folder for this start, shared by all nodes, and what the caller has
+#                              written to preflight/token in it; default: made of job and restart
 set -euo pipefail
 
 fail() { echo "error: ${LARGEBATCH_NODE:-$(hostname)}: $2" >&2; exit "$1"; }
@@ -36,6 +37,7 @@ done
 
 nodes='' node_rank='' address='' port='' gpus='' processes='' preflight=1 train=1
 while (($#)); do
+  [[ $1 != --*=* ]] || set -- "${1%%=*}" "${1#*=}" "${@:2}"
   case $1 in
     --nodes | --node-rank | --address | --port | --gpus-per-node | --processes-per-node)
       (($# > 1)) || fail 2 "$1 needs a value"
@@ -100,14 +102,31 @@ if [[ -z $gpus ]]; then
 fi
 processes=${processes:-$((gpus > 0 ? gpus : 1))}
 
-export LARGEBATCH_LOGS=${LARGEBATCH_LOGS:-$run_dir/jobs/${LARGEBATCH_JOB_ID:-none}/start_${LARGEBATCH_RESTART:-0}}
-export LARGEBATCH_REFUSAL=${LARGEBATCH_REFUSAL:-$LARGEBATCH_LOGS/refusal}
-folder=$LARGEBATCH_LOGS/preflight
-mkdir -p "$folder"
+# --- the folder and the token of this start, on which all nodes must agree before they can talk ---
+
+job=${LARGEBATCH_JOB_ID:-} restart=${LARGEBATCH_RESTART:-}
+[[ $job != */* ]] || fail 2 "LARGEBATCH_JOB_ID=$job: it names a folder and may not contain a slash"
+[[ $restart =~ ^[0-9]*$ ]] || fail 2 "LARGEBATCH_RESTART=$restart: not a number; write 0 for the job's first start"
+[[ ${LARGEBATCH_LOGS:+set} == "${LARGEBATCH_TOKEN:+set}" ]] || fail 2 "LARGEBATCH_LOGS and LARGEBATCH_TOKEN go together; set both or neither"
+folder=${LARGEBATCH_LOGS:-}/preflight
 if [[ -z ${LARGEBATCH_TOKEN:-} ]]; then
-  LARGEBATCH_TOKEN=${LARGEBATCH_JOB_ID:-none}.${LARGEBATCH_RESTART:-0}
-  ((node_rank > 0)) || echo "$LARGEBATCH_TOKEN" >"$folder/token"
+  if [[ -z $job || -z $restart ]]; then
+    ((nodes == 1)) || fail 2 "$nodes nodes need the same name for this start: set LARGEBATCH_JOB_ID to the job's id and LARGEBATCH_RESTART to the number of its restarts on all of them, or use launch/hosts.sh"
+    restart=$(bash "$code/launch/claim_start.sh" "$run_dir/jobs/${job:-none}")
+    [[ -z $job ]] || export LARGEBATCH_RESTART=$restart
+  fi
+  export LARGEBATCH_LOGS=$run_dir/jobs/${job:-none}/start_$restart
+  LARGEBATCH_TOKEN=${job:-none}.$restart
+  folder=$LARGEBATCH_LOGS/preflight
+  if ((node_rank == 0)); then
+    # A start with the same name would be taken for this one. Other nodes write here only after they have met this one.
+    rm -rf "$folder" "$LARGEBATCH_LOGS/errors" "$LARGEBATCH_LOGS/refusal"
+    mkdir -p "$folder"
+    echo "$LARGEBATCH_TOKEN" >"$folder/token"
+  fi
 fi
+mkdir -p "$folder"
+export LARGEBATCH_REFUSAL=${LARGEBATCH_REFUSAL:-$LARGEBATCH_LOGS/refusal}
 
 # --- settings of the processes; what you set stays ---
 
@@ -145,18 +164,40 @@ attend() {
 if [[ -n $preflight && ${LARGEBATCH_PREFLIGHT:-on} != off ]]; then
   seconds=${LARGEBATCH_PREFLIGHT_SECONDS:-600}
   [[ $seconds =~ ^[0-9]+$ ]] || fail 2 "LARGEBATCH_PREFLIGHT_SECONDS=$seconds: not a number of seconds; write 600"
+  limit=$((seconds + 600)) result=0
   # It ends by itself, unless a driver hangs. In the foreground, so that it stays in this process group.
-  attend timeout --foreground --kill-after=10 $((seconds + 600)) largebatch preflight "$recipe" --accelerate-config "$config" \
+  attend timeout --foreground --kill-after=10 "$limit" largebatch preflight "$recipe" --accelerate-config "$config" \
     --folder "$folder" --token "$LARGEBATCH_TOKEN" --node "$LARGEBATCH_NODE" --node-rank "$node_rank" \
     --num-nodes "$nodes" --rendezvous "$address:$port" --gpus "$gpus" --processes-per-node "$processes" \
-    ${LARGEBATCH_NODE_NAMES:+--nodes "$LARGEBATCH_NODE_NAMES"} "$@"
+    ${LARGEBATCH_NODE_NAMES:+--nodes "$LARGEBATCH_NODE_NAMES"} "$@" || result=$?
+  case $result in
+    124) problem="the pre-flight did not end within $limit seconds (LARGEBATCH_PREFLIGHT_SECONDS + 600) on this node" ;;
+    137) problem="the pre-flight was killed on this node: for lack of memory, or after $limit seconds (LARGEBATCH_PREFLIGHT_SECONDS + 600)" ;;
+    *) problem= ;;
+  esac
+  if [[ -n $problem && ${LARGEBATCH_PREFLIGHT:-on} == warn ]]; then
+    echo "warning: $LARGEBATCH_NODE: $problem" >&2
+    result=0
+  fi
+  [[ -z $problem || $result == 0 ]] || fail 2 "$problem; a GPU driver or a file system that hangs is the usual cause"
+  ((result == 0)) || exit "$result"
 fi
 [[ -n $train ]] || exit 0
 
 # --- training ---
 
 if declare -F before_training >/dev/null; then
-  before_training || fail 1 "before_training of slurm/site.sh failed"
+  # Behind `||` bash would ignore all failures but the last command's; this way each of them ends the script.
+  # shellcheck disable=SC2317 # the trap calls it
+  refuse() {
+    echo "before_training of slurm/site.sh failed on $LARGEBATCH_NODE; see its output" >"$LARGEBATCH_REFUSAL"
+    fail 2 "before_training of slurm/site.sh failed"
+  }
+  trap refuse EXIT
+  set +u
+  before_training
+  set -u
+  trap - EXIT
 fi
 
 launch=(--config_file "$config" --num_machines "$nodes" --num_processes $((nodes * processes)) --machine_rank "$node_rank")
@@ -197,6 +238,6 @@ train() {
 }
 result=0
 attend train "$@" || result=$?
-# The launcher answers 1, whatever its processes did.
+# The launcher exits with 1, whatever its processes did.
 [[ ! -f $LARGEBATCH_REFUSAL ]] || result=2
 exit "$result"

@@ -21,7 +21,8 @@ LARGEBATCH_SRUN_OPTIONS=(--mpi=none)
 export HF_HOME=${HF_HOME:-/scratch/$USER/huggingface}
 export NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-ib0}
 
-# Runs on every node after the pre-flight, before training; the job fails if it does.
+# Runs on every node after the pre-flight, before training. If any of its commands fails, the job ends with code 2 and is
+# not requeued; write `COMMAND || true` for one that may fail.
 before_training() {
   ulimit -n 65536
 }

@@ -121,7 +121,7 @@ def test_sites_of_other_kinds(submit, tmp_path):
     # There are no such GPUs, and the pre-flight could do nothing about it but say so: it is reached with what was set.
     assert job.wait_for_end() == "FAILED"
     assert "on 1 nodes x 2 processes" in job.log
-    assert f"the last command of {odd} answered 1" in job.log
+    assert f"the last command of {odd} returned 1" in job.log
     assert "0 GPUs are visible, but the job was given 2" in job.log
     assert job.exit_code == "3:0"
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from played import ACCELERATE, copy_checkout, environment_in, run_bash, write_commands
 
@@ -38,9 +39,11 @@ def launch(tmp_path):
 
 
 def node(launch, *words, **changes):
+    """The second of two nodes, unless words say otherwise."""
     checkout, environment = launch
+    environment = environment | {"LARGEBATCH_JOB_ID": "9", "LARGEBATCH_RESTART": "0"} | changes
     place = ("--nodes", "2", "--node-rank", "1", "--address", "fe80::1", "--port", "2000")
-    return run_bash("launch/node.sh", *place, *words, cwd=checkout, environment=environment | changes)
+    return run_bash("launch/node.sh", *place, *words, cwd=checkout, environment=environment)
 
 
 def is_alive(pid: int) -> bool:
@@ -60,7 +63,7 @@ def wait_for(condition) -> None:
 
 def test_a_node(launch, tmp_path):
     """Its rank is what it is told, and where it has met in the pre-flight it meets again."""
-    settings = {"LARGEBATCH_NODE": "n7", "LARGEBATCH_JOB_ID": "9", "STRATEGY": "zero1", "LARGEBATCH_WRAP": "env X=1"}
+    settings = {"LARGEBATCH_NODE": "n7", "STRATEGY": "zero1", "LARGEBATCH_WRAP": "env X=1"}
     code, log = node(launch, "--processes-per-node", "4", RECIPE, "--seed", "a b", **settings)
     assert code == 0, log
     told = (tmp_path / "run/preflight").read_text().splitlines()
@@ -98,12 +101,136 @@ def test_a_node(launch, tmp_path):
         ((RECIPE,), {"STRATEGY": "x"}, 2, "STRATEGY=x: there is no recipes/accelerate_configs/x.yaml"),
         ((RECIPE,), {"PATH": "/usr/bin:/bin"}, 127, "largebatch is not found after no environment file"),
         ((RECIPE,), {"LARGEBATCH_PREFLIGHT_SECONDS": "soon"}, 2, "LARGEBATCH_PREFLIGHT_SECONDS=soon"),
+        # Two nodes could not know of each other's folder.
+        ((RECIPE,), {"LARGEBATCH_JOB_ID": ""}, 2, "2 nodes need the same name for this start: set LARGEBATCH_JOB_ID"),
+        ((RECIPE,), {"LARGEBATCH_RESTART": ""}, 2, "LARGEBATCH_RESTART to the number of its restarts on all of them"),
+        ((RECIPE,), {"LARGEBATCH_RESTART": "two"}, 2, "LARGEBATCH_RESTART=two: not a number"),
+        ((RECIPE,), {"LARGEBATCH_JOB_ID": "a/b"}, 2, "LARGEBATCH_JOB_ID=a/b: it names a folder"),
+        ((RECIPE,), {"LARGEBATCH_TOKEN": "x"}, 2, "LARGEBATCH_LOGS and LARGEBATCH_TOKEN go together"),
     ],
 )
 def test_a_node_that_does_not_train(launch, words, changes, code, message):
     returned, log = node(launch, *words, **changes)
     assert returned == code, log
     assert message in log
+
+
+def test_options_of_the_jobset(launch, tmp_path):
+    checkout, environment = launch
+    spec = yaml.safe_load((checkout / "launch/kubernetes.yaml").read_text())["spec"]
+    (container,) = spec["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
+    fields = {
+        "metadata.labels['jobset.sigs.k8s.io/jobset-uid']": "uid",
+        "metadata.labels['jobset.sigs.k8s.io/restart-attempt']": "3",
+        "spec.nodeName": "n7",
+    }
+    for variable in container["env"]:
+        field = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
+        environment.setdefault(variable["name"], fields[field] if field else variable["value"])
+    words = [word.replace("$(JOB_COMPLETION_INDEX)", "1") for word in container["args"]]
+    assert container["command"] == ["bash", "launch/node.sh"]
+    code, log = run_bash("launch/node.sh", *words, cwd=checkout, environment=environment)
+    assert code == 0, log
+    told = (tmp_path / "run/preflight").read_text().splitlines()
+    assert told[told.index("--token") + 1] == "uid.3"
+    assert told[told.index("--gpus") + 1] == "8"
+    told = (tmp_path / "run/words.n7").read_text().splitlines()
+    for option, value in (
+        ("--num_machines", "2"),
+        ("--num_processes", "16"),
+        ("--machine_rank", "1"),
+        ("--main_process_ip", "largebatch-node-0-0.largebatch"),
+        ("--main_process_port", "29500"),
+    ):
+        assert told[told.index(option) + 1] == value
+
+
+def leave_files_in(start: Path) -> None:
+    """What an earlier start has left."""
+    for name in ("refusal", "preflight/ended.9.0", "preflight/bad_nodes", "errors/rank_0.json"):
+        (start / name).parent.mkdir(parents=True, exist_ok=True)
+        (start / name).write_text("0")
+
+
+def test_the_first_node_removes_what_an_earlier_start_has_left(launch, tmp_path):
+    start = tmp_path / "run/jobs/9/start_0"
+    leave_files_in(start)
+    assert node(launch, RECIPE)[0] == 2  # the refusal counts, since the second node removes nothing
+    code, log = node(launch, "--node-rank", "0", RECIPE)
+    assert code == 0, log
+    assert [path.name for path in (start / "preflight").iterdir()] == ["token"]
+    assert (start / "preflight/token").read_text() == "9.0\n"
+    assert not (start / "errors").exists()
+    # A caller that has made the folder and the token has files of its own there.
+    (start / "preflight/token").write_text("mine\n")
+    code, log = node(launch, "--node-rank", "0", RECIPE, LARGEBATCH_LOGS=str(start), LARGEBATCH_TOKEN="mine")
+    assert (code, (start / "preflight/token").read_text()) == (0, "mine\n"), log
+
+
+@pytest.mark.parametrize(("job", "folder", "restart"), [("", "none", None), ("9", "9", "1")])
+def test_every_start_on_one_node_has_a_folder(launch, tmp_path, job, folder, restart):
+    leave_files_in(tmp_path / "run/jobs" / folder / "start_0")
+    words = ("--nodes", "1", "--node-rank", "0", RECIPE)
+    code, log = node(launch, *words, LARGEBATCH_JOB_ID=job, LARGEBATCH_RESTART="")
+    assert code == 0, log
+    environment = environment_in(tmp_path / "run")
+    assert environment["LARGEBATCH_LOGS"] == f"{tmp_path}/run/jobs/{folder}/start_1"
+    assert environment["PET_RDZV_ID"] == f"{folder}.1"
+    assert (environment["LARGEBATCH_RESTART"] or None) == restart
+    assert (tmp_path / f"run/jobs/{folder}/start_1/preflight/token").read_text() == f"{folder}.1\n"
+
+
+@pytest.mark.parametrize("ended_with", ["124", "137"])
+def test_a_preflight_that_hangs(launch, tmp_path, ended_with):
+    write_commands(tmp_path / "bin", {"timeout": f"exit {ended_with}"})
+    code, log = node(launch, RECIPE, LARGEBATCH_PREFLIGHT_SECONDS="7", LARGEBATCH_NODE="n7")
+    assert (code, "trains on" in log) == (2, False)
+    assert "error: n7: the pre-flight " in log
+    assert "607 seconds (LARGEBATCH_PREFLIGHT_SECONDS + 600)" in log
+    code, log = node(launch, RECIPE, LARGEBATCH_PREFLIGHT="warn", LARGEBATCH_NODE="n7")
+    assert (code, "trains on n7" in log) == (0, True)
+    assert "warning: n7: the pre-flight " in log
+
+
+@pytest.mark.parametrize(
+    ("commands", "code"),
+    [
+        ("false; true", 2),
+        ("true; false", 2),
+        ("[[ -d /nowhere ]] && true; false || true; : $UNSET; export PREPARED=$#; ulimit -n 77", 0),
+    ],
+)
+def test_before_training(launch, tmp_path, commands, code):
+    """Any command that fails counts, and is no reason to try again."""
+    (launch[0] / "slurm/site.sh").write_text(f"before_training() {{ {commands}; }}\n")
+    (tmp_path / "bin/accelerate").write_text(f"#!/usr/bin/env bash\nulimit -n\n{ACCELERATE}")
+    returned, log = node(launch, RECIPE, LARGEBATCH_NODE="n7")
+    assert (returned, "trains on" in log) == (code, not code), log
+    refusal = tmp_path / "run/jobs/9/start_0/refusal"
+    if code:
+        assert refusal.read_text() == "before_training of slurm/site.sh failed on n7; see its output\n"
+        assert "error: n7: before_training of slurm/site.sh failed" in log
+    else:
+        assert not refusal.exists()
+        assert environment_in(tmp_path / "run")["PREPARED"] == "0"
+        assert "77\n" in log
+
+
+@pytest.mark.parametrize("file", ["slurm/site.sh", "profile"])
+def test_files_that_set_up_a_node(launch, tmp_path, file):
+    """They see no arguments, and cannot change what the caller has decided; arrays and other variables stay."""
+    (launch[0] / file).write_text(
+        "echo $# words >&2\n"
+        f"export RUN_DIR={tmp_path}/elsewhere STRATEGY=fsdp LARGEBATCH_JOB_ID=1 LARGEBATCH_RESTART=5 LARGEBATCH_NODE=x KEPT=1\n"
+        "LARGEBATCH_WRAP=(env 'X=two words')\n"
+    )
+    changes = {"LARGEBATCH_ENV": "profile"} if file == "profile" else {}
+    code, log = node(launch, RECIPE, LARGEBATCH_NODE="n7", STRATEGY="zero1", **changes)
+    assert (code, "0 words" in log) == (0, True), log
+    environment = environment_in(tmp_path / "run")
+    assert environment["LARGEBATCH_LOGS"] == f"{tmp_path}/run/jobs/9/start_0"
+    assert [environment[name] for name in ("STRATEGY", "LARGEBATCH_NODE")] == ["zero1", "n7"]
+    assert [environment[name] for name in ("KEPT", "X")] == ["1", "two words"]
 
 
 def test_the_first_process_of_a_container_passes_signals_on(launch, tmp_path):
@@ -138,6 +265,25 @@ def test_hosts(launch, tmp_path):
         for option, value in (("--machine_rank", f"{rank}"), ("--main_process_ip", "a"), ("--seed", "a  b")):
             assert told[told.index(option) + 1] == value
     assert environment_in(tmp_path / "run")["WANDB_API_KEY"] == "it's $HOME"
+
+
+def test_every_start_over_ssh_has_a_folder_and_a_token(launch, tmp_path):
+    checkout, environment = launch
+    environment |= {"LARGEBATCH_JOB_ID": "9", "LARGEBATCH_PORTS": "23456-23456"}
+    leave_files_in(tmp_path / "run/jobs/9/start_0")
+    tokens = set()
+    for restart in "12":
+        words = ("launch/hosts.sh", str(tmp_path / "hosts"), RECIPE)
+        code, log = run_bash(*words, cwd=checkout, environment=environment)
+        assert code == 0, log
+        trained_in = environment_in(tmp_path / "run")
+        logs = tmp_path / f"run/jobs/9/start_{restart}"
+        assert (trained_in["LARGEBATCH_LOGS"], trained_in["LARGEBATCH_RESTART"]) == (str(logs), restart)
+        tokens.add((logs / "preflight/token").read_text().strip())
+        assert trained_in["PET_RDZV_ID"] in tokens
+    assert len(tokens) == 2
+    code, log = run_bash(*words, cwd=checkout, environment=environment | {"RUN_DIR": "s3://bucket"})
+    assert (code, "object stores" in log, (checkout / "s3:").exists()) == (2, True, False)
 
 
 def test_a_host_that_fails_ends_the_others(launch, tmp_path):

@@ -144,7 +144,7 @@ def test_commands_that_are_not_there(start, tmp_path):
 def test_an_environment_file_whose_last_command_is_false(start, tmp_path):
     returned, log, _ = start()
     assert returned == 0
-    assert f"warning: n1: the last command of {tmp_path / 'node'} answered 1" in log
+    assert f"warning: n1: the last command of {tmp_path / 'node'} returned 1" in log
 
 
 def test_another_jobs_stop_file_stays(start, tmp_path):

@@ -36,7 +36,8 @@ COPIED = {
     "slurm/gpt_pydoc.sbatch",
     "slurm/launch.sh",
     "slurm/site.example.sh",
-    *(f"launch/{name}" for name in ("environment.sh", "free_port.sh", "hosts.sh", "kubernetes.yaml", "node.sh")),
+    *(f"launch/{name}.sh" for name in ("claim_start", "environment", "free_port", "hosts", "node")),
+    "launch/kubernetes.yaml",
     *(f"recipes/accelerate_configs/{strategy}.yaml" for strategy in STRATEGIES),
     *(f"ds_configs/zero{stage}.json" for stage in (1, 2, 3)),
 }
