@@ -53,7 +53,7 @@ def commands(document: Path) -> list[str]:
 @pytest.fixture
 def repository(project, monkeypatch):
     """The current folder is a copy of the repository, in an environment with stand-ins."""
-    for name in ("Makefile", "requirements.txt", "pyproject.toml", "bench"):
+    for name in ("Makefile", "requirements.txt", "pyproject.toml", "bench", "launch"):
         (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, project / name)
     programs = project / ".venv/bin"
     programs.mkdir(parents=True)

@@ -221,7 +221,8 @@ def test_files_that_set_up_a_node(launch, tmp_path, file):
     """They see no arguments, and cannot change what the caller has decided; arrays and other variables stay."""
     (launch[0] / file).write_text(
         "echo $# words >&2\n"
-        f"export RUN_DIR={tmp_path}/elsewhere STRATEGY=fsdp LARGEBATCH_JOB_ID=1 LARGEBATCH_RESTART=5 LARGEBATCH_NODE=x KEPT=1\n"
+        f"export RUN_DIR={tmp_path}/elsewhere STRATEGY=fsdp LARGEBATCH_JOB_ID=1 LARGEBATCH_RESTART=5\n"
+        "export LARGEBATCH_NODE=x KEPT=1\n"
         "LARGEBATCH_WRAP=(env 'X=two words')\n"
     )
     changes = {"LARGEBATCH_ENV": "profile"} if file == "profile" else {}

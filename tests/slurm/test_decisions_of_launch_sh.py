@@ -180,10 +180,10 @@ def test_other_output_of_nodes_is_no_answer(start, tmp_path):
     assert "] finished" in log
 
 
-def test_largebatch_is_asked_again_on_another_node(start, tmp_path, written):
+def test_largebatch_is_asked_again_on_another_node(start, tmp_path):
     played = (tmp_path / "bin/largebatch").read_text()
     (tmp_path / "bin/largebatch").write_text(
-        played.replace("\n", '\n[[ $1 != job-ended || $LARGEBATCH_NODE != n9 ]] || exit 1\n', 1)
+        played.replace("\n", "\n[[ $1 != job-ended || $LARGEBATCH_NODE != n9 ]] || exit 1\n", 1)
     )
     returned, log, _ = start(**THREE, ENDED="requeue failed")
     assert (returned, REQUEUED in log) == (0, True), log

@@ -145,7 +145,7 @@ def test_what_is_printed_can_be_done_there(tmp_path, capsys):
     assert new(folder, recipe="resnet_digits") == 0
     title, _, *commands = capsys.readouterr().out.splitlines()
     recipe = "recipes/image_classification/resnet_digits.json"
-    assert title == f"{folder}: 32 files, {recipe} under ddp; README.md says what to change first"
+    assert title == f"{folder}: 33 files, {recipe} under ddp; README.md says what to change first"
     assert [shlex.split(command) for command in commands[:2]] == [["cd", str(folder)], ["largebatch", "lint"]]
     assert commands[2] == (
         "  accelerate launch --config_file recipes/accelerate_configs/ddp.yaml --num_processes 2 "
