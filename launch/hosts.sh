@@ -32,6 +32,8 @@ on_host() {
     kill -s KILL -- "-$node"
   } <&3 2>/dev/null &
   watcher=$!
+  # In bash 5.2, `wait` sometimes returns 255 for a process that ends at that moment; asked again, it has the exit code.
+  while kill -0 "$node" 2>/dev/null; do wait "$node" || true; done
   wait "$node" || result=$?
   kill "$watcher" 2>/dev/null || true
   kill -s KILL -- "-$node" 2>/dev/null || true
