@@ -276,7 +276,7 @@ submit_without() {
 to_the_end=(--kill-on-bad-exit=0 --wait=180)
 together=(--kill-on-bad-exit=1 --wait=60)
 step_options=("${together[@]}")
-cannot_run="error: largebatch cannot be used on ${node_names[0]}; it says why above"
+cannot_run="error: largebatch cannot be run on ${node_names[0]}; the reason is above"
 if [[ $code == "$PWD" ]]; then
   ask largebatch snapshot --to "$job_dir/code" || unable $? "$cannot_run"
   code=$(realpath "$job_dir/code")

@@ -138,7 +138,7 @@ def test_commands_that_are_not_there(start, tmp_path):
     returned, log, _ = start()
     assert returned == 127
     assert f"error: n1: largebatch is not found after {tmp_path / 'node'}\n" in log
-    assert "error: largebatch cannot be used on n1" in log
+    assert "error: largebatch cannot be run on n1" in log
 
 
 def test_an_environment_file_whose_last_command_is_false(start, tmp_path):

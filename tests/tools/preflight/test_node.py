@@ -156,6 +156,15 @@ def test_a_script_without_a_model(script, reason, tmp_path):
     assert reason in refusal
 
 
+def test_a_hub_that_does_not_answer_is_no_reason_to_refuse(tmp_path):
+    recipe = tasks.copy("causal_lm", tmp_path) / PYDOC.name
+    script = "def build_model(config):\n    raise OSError('We could not connect to the hub')\n"
+    recipe.with_name("model.py").write_text(script)
+    report = room(tmp_path, recipe)
+    assert report.refusals == []
+    assert "We could not connect to the hub" in report.notes[0]
+
+
 def test_code_and_recipe_are_compared(tmp_path):
     good_folder(tmp_path)
     other = tmp_path / "other.yaml"

@@ -12,6 +12,7 @@ import torch
 import largebatch
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import UserError, reason_of
+from largebatch.failures import kind_of
 from largebatch.installed import installed_versions
 from largebatch.plan import resolve
 from largebatch.tools.preflight.meeting import Job
@@ -166,7 +167,11 @@ def check_room_for_checkpoints(report: Report, folder: Path, recipe: Path, overr
     # The task's author wrote it, so it may raise anything.
     except Exception as error:
         reason = str(error) if isinstance(error, UserError) else reason_of(error)
-        report.refusals.append(f"the recipe's model cannot be built: {reason}")
+        # A hub that does not answer may do so when training starts.
+        if kind_of(error.__cause__ or error) in ("communication", "files"):
+            report.notes.append(f"whether two checkpoints fit on the disk was not checked: {reason}")
+        else:
+            report.refusals.append(f"the recipe's model cannot be built: {reason}")
         return
     free = shutil.disk_usage(folder).free
     figures = f"two checkpoints take {needed / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free in the run folder"
