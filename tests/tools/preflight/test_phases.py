@@ -197,7 +197,12 @@ def test_an_unshared_folder(tmp_path, monkeypatch):
         if rank == 1:
             (tmp_path / "own").mkdir()
             os.chdir(tmp_path / "own")
-            monkeypatch.setattr(run_folder.Path, "read_text", lambda *_, **__: "41")
+            read_text = run_folder.Path.read_text
+
+            def of_another_folder(path, **options):
+                return "41" if path.name == "token" else read_text(path, **options)
+
+            monkeypatch.setattr(run_folder.Path, "read_text", of_another_folder)
 
     ended = run_nodes(tmp_path, 2, before=before)
     assert codes(ended) == [3, 3], ended
