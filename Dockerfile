@@ -1,5 +1,5 @@
 # The tested environment as an image: docker build -t largebatch . && docker push …
-# Apptainer takes it without a definition file of its own:
+# Apptainer converts it without a definition file:
 #
 #   docker save largebatch -o largebatch.tar && apptainer build largebatch.sif docker-archive://largebatch.tar
 #
@@ -14,6 +14,6 @@ COPY requirements.txt ./
 RUN pip install --no-cache-dir --requirement requirements.txt
 COPY . .
 RUN pip install --no-cache-dir --no-deps --editable .
-# There is nothing to activate.
+# There is no environment to activate.
 ENV LARGEBATCH_ENV=
 CMD ["bash"]

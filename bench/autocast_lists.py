@@ -23,7 +23,7 @@ MACROS = {
 }
 # Registered one by one, outside of the lists.
 OUTSIDE_OF_LISTS = {"BF16": {"cudnn_convolution", "cudnn_convolution_transpose"}}
-# It raises an error, which no table has.
+# Autocast raises an error for it, so it is in no table.
 REFUSED = {"binary_cross_entropy"}
 # cuDNN's recurrent layers, which CPU tensors never meet: the plan counts them as the CPU computes them.
 ON_CUDA_ONLY = {"_cudnn_rnn"}

@@ -261,7 +261,7 @@ def measure_loads(settings: argparse.Namespace, folder: Path) -> dict[str, Round
                     seconds |= job.timed(way, ways[way])
                     assert [_fingerprint(tensor) for tensor in job.tensors()] == right, way
                 rounds.append(seconds)
-            states = "states made anew" if fresh else "states there already"
+            states = "states created" if fresh else "states there already"
             result[f"load, {states}, {'page cache dropped' if cold else 'in page cache'}"] = rounds[1:]
     return result
 
@@ -333,7 +333,7 @@ def measure_memory(settings: argparse.Namespace, folder: Path, case: str, by_tor
     job.step()
     state_bytes = job.num_bytes()
     made = 0
-    if case == "load, states anew":
+    if case == "load, states created":
         job.optimizer.state.clear()
         made = state_bytes - job.num_bytes()
     writer = job.writer("scratch", asynchronous=case == "asynchronous save")
@@ -361,7 +361,7 @@ def measure_memory(settings: argparse.Namespace, folder: Path, case: str, by_tor
     }
 
 
-MEMORY_CASES = ("save", "asynchronous save", "load, states there", "load, states anew")
+MEMORY_CASES = ("save", "asynchronous save", "load, states there", "load, states created")
 
 # Another process looks, since this one's threads wait for each other.
 SAMPLER = """

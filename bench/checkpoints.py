@@ -121,7 +121,7 @@ def main() -> None:
     measuring = Measuring(settings)
     comparisons = [Comparison("s", TORCH, measuring.alone(measure_saves), "synchronous save", {OURS: OF_TORCH})]
     for case, rounds in measuring.alone(measure_loads).items():
-        baseline = WITH_STATE_DICTS if "anew" in case else TORCH
+        baseline = WITH_STATE_DICTS if "created" in case else TORCH
         comparisons.append(Comparison("s", baseline, rounds, case, {OURS: OF_TORCH}))
     first_stall, stalls = measuring.alone(measure_stalls)
     comparisons.append(Comparison("s", SYNCHRONOUS, stalls, "training held up by a save", {ASYNCHRONOUS: HELD_UP}))

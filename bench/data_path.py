@@ -1,4 +1,4 @@
-"""What data costs on one CPU core: order and fetching at any size, tokenising, packing, and all of it beside a model.
+"""What data costs on one CPU core: order and fetching at any size, tokenizing, packing, and all of it beside a model.
 
     .venv/bin/python bench/data_path.py
 
@@ -52,7 +52,7 @@ ROOM = 0.5
 ABOUT = f"""What data costs on one CPU core. *Order* is computing which samples come next (`order.TrainingOrder`), in
 the middle of a run. *Fetching* reads their blocks of {BLOCK} tokens from a stream of Arrow chunks, in micro-batches of
 {BATCH}; all chunks of a data set, up to 10⁹ rows, are the same one, so this measures finding them and not a disk.
-*Tokenising* is of Python's reference, with a tokenizer trained on it, compared with a plain `Dataset.map` of the
+*Tokenizing* is of Python's reference, with a tokenizer trained on it, compared with a plain `Dataset.map` of the
 same tokenizer. *Packing* puts pairs of a few hundred tokens into {PACK}. *Beside the model* compares all that a
 micro-batch of 2 x {BLOCK} tokens needs before its forward pass with the passes of a GPT-2 of 3 million parameters on
 the same core."""
@@ -110,7 +110,7 @@ def compare_sizes(rounds: int, batches: int) -> list[Comparison]:
     ]
 
 
-# --- tokenising -------------------------------------------------------------------------------------------------------
+# --- tokenizing -------------------------------------------------------------------------------------------------------
 
 
 def text_recipe(folder: Path) -> Any:
@@ -131,7 +131,7 @@ def text_recipe(folder: Path) -> Any:
     return config
 
 
-def compare_tokenising(rounds: int, folder: Path) -> tuple[Comparison, list[Figure]]:
+def compare_tokenizing(rounds: int, folder: Path) -> tuple[Comparison, list[Figure]]:
     """Seconds for the whole text; tokens a second of ours, and of reading them again in blocks of 1,024."""
     config = text_recipe(folder)
     documents = datasets.load_dataset("parquet", data_files=config.data.data_files.train, split="train")
@@ -150,8 +150,8 @@ def compare_tokenising(rounds: int, folder: Path) -> tuple[Comparison, list[Figu
     blocks = TokenBlocks(stream, 1024, (len(stream) - 1) // 1024, "blocks")
     order = np.random.default_rng(0).permutation(len(blocks) // 16 * 16).reshape(-1, 16)
     reading = [seconds(lambda: [blocks.fetch(indices, 0) for indices in order]) for _ in range(rounds)]
-    return Comparison("s for the text", "map", measured, "tokenising"), [
-        Figure("tokenising, one process", "tokens/s", [len(stream) / each[OURS] for each in measured]),
+    return Comparison("s for the text", "map", measured, "tokenizing"), [
+        Figure("tokenizing, one process", "tokens/s", [len(stream) / each[OURS] for each in measured]),
         Figure(
             "fetching blocks of 1,024, one loader process (a GPU is to train on half as many)",
             "tokens/s",
@@ -211,7 +211,7 @@ def compare_with_model(rounds: int, batches: int) -> Comparison:
 
 def main() -> None:
     """Measure and write."""
-    parser = argparse.ArgumentParser(description="What order, fetching, tokenising and packing cost on one core.")
+    parser = argparse.ArgumentParser(description="What order, fetching, tokenizing and packing cost on one core.")
     add_output_options(parser, "data_path")
     parser.add_argument("--rounds", type=int, default=11, help="samples of each; default: 11")
     parser.add_argument("--batches", type=int, default=256, help="micro-batches of a sample; default: 256")
@@ -223,8 +223,8 @@ def main() -> None:
     facts = take_facts(("datasets", "pyarrow", "numpy", "tokenizers", "transformers", "torch"))
     comparisons = compare_sizes(options.rounds, options.batches)
     with tempfile.TemporaryDirectory() as folder:
-        tokenising, figures = compare_tokenising(options.rounds, Path(folder))
-    comparisons += [tokenising, compare_with_model(options.rounds, max(1, options.batches // 32))]
+        tokenizing, figures = compare_tokenizing(options.rounds, Path(folder))
+    comparisons += [tokenizing, compare_with_model(options.rounds, max(1, options.batches // 32))]
     record = Record(
         program="data_path",
         title="Data",

@@ -190,7 +190,7 @@ def section(record: Record) -> list[str]:
     load = f"load average {facts['load average before']} before, {facts.get('load average after', '?')} after"
     where = f"{facts['machine']}; {load}; {versions}; commit {facts['commit']}."
     if not record.is_measured:
-        where = f"{NOT_MEASURED}, for want of the machine; the table says what will be."
+        where = f"{NOT_MEASURED}, for lack of the machine; the table says what will be measured."
     remarks = [line for remark in record.remarks for line in (remark, "")]
     lines = [record.about, "", f"`{facts['command']}`, {facts['date'][:10]}; {where}", ""]
     return [*lines, *tables(record), "", *remarks]
@@ -251,22 +251,23 @@ def behind(record: Record) -> list[str]:
     """One line for each aim that is missed, and for each other contender that takes less than ours in most rounds."""
     lines = []
     for comparison in record.comparisons:
-        case = f", {comparison.case}" if comparison.case else ""
+        case = f" ({comparison.case})" if comparison.case else ""
         ratios = comparison.median_ratios()
         for name, ratio in ratios.items():
             limit = comparison.limits.get(name)
             if limit is not None and ratio > limit:
-                lines.append(f"{name} takes {ratio:.3f} of {comparison.baseline}, at most {limit:g} was aimed at{case}")
+                times = f"takes {ratio:.3f} times as much as {comparison.baseline}{case}"
+                lines.append(f"{name} {times}; the aim is at most {limit:g}")
         if OURS not in ratios:
             continue
         for name in comparison.names:
             ratio = statistics.median(comparison.ratios(OURS, name))
             if not name.startswith(OURS) and ratio > 1:
-                lines.append(f"{OURS} takes {ratio:.3f} of {name}{case}")
+                lines.append(f"{OURS} takes {ratio:.3f} times as much as {name}{case}")
     for figure in record.figures:
         row = _figure_row(figure)
         if "missed" in row[2]:
-            lines.append(f"{figure.what}: {row[1]}, {row[2].partition(':')[0]} was aimed at")
+            lines.append(f"{figure.what}: {row[1]}; the aim is {row[2].partition(':')[0]}")
     return lines
 
 

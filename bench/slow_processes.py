@@ -1,9 +1,9 @@
-"""Whether processes are named as slow that are not: clean runs on CPU processes that share cores, and planted ones.
+"""Whether processes are wrongly named as slow: clean runs on CPU processes that share cores, and planted runs.
 
     python bench/slow_processes.py
 
-Every process of a clean run does the same work, so each one that is named is a false alarm. In a planted run rank 1
-takes half as long again for its matrix product, or waits for its data. Takes some five minutes on two cores.
+Every process of a clean run does the same work, so each one that is named is a false alarm. In a planted run, rank 1
+takes 1.5 times as long for its matrix product, or waits for its data. Takes about five minutes on two cores.
 """
 
 import argparse
@@ -43,13 +43,13 @@ RECIPES = {
 }
 ABOUT = f"""How often a process is named as slow in training on CPU processes that share cores. Each evaluation, every
 {STEPS_BETWEEN} steps, is a probe. In clean runs all processes do the same, so each name is a false alarm; in planted
-runs rank 1 takes half as long again for the matrix product, or waits {SECONDS_WAITED:g} s for each micro-batch, and
+runs rank 1 takes 1.5 times as long for the matrix product, or waits {SECONDS_WAITED:g} s for each micro-batch, and
 nobody else may be named. "Over the limit" counts the processes that were slow
 in a single probe, of which three in a row are needed."""
 
 
 def train_and_count(folder: Path, name: str, probes: int, planted: str) -> tuple[int, int]:
-    """Train with so many probes; the number of them, and of the processes that were over the limit in one."""
+    """Train with this many probes; return how many there were, and how many processes were over the limit in one."""
     from largebatch.run import slow_processes
 
     compare, product = slow_processes.slow_ones, slow_processes.seconds_of_product

@@ -3,26 +3,26 @@
 #
 #   launch/hosts.sh HOSTFILE RECIPE [--section.field VALUE …]
 #
-# HOSTFILE names a machine per line; the first one gets rank 0, what follows the name is ignored, and so are repeated
-# names. Run it in the top folder of the repository, which all machines must see at the same path, and from which ssh must
-# reach them without a password. It exports STRATEGY, RUN_DIR, LARGEBATCH_*, NCCL_* and the like to them; node.sh says
-# what they mean. LARGEBATCH_SSH is the command to use instead of ssh: `ssh -p 2222`, or blaunch in LSF.
+# HOSTFILE names one machine per line. The first one gets rank 0; text after a name is ignored, as are repeated names.
+# Run this script in the top folder of the repository, which all machines must see at the same path. ssh must reach them
+# without a password. STRATEGY, RUN_DIR, LARGEBATCH_*, NCCL_* and the like are passed on to them; node.sh says what they
+# mean. LARGEBATCH_SSH is the command to use instead of ssh: `ssh -p 2222`, or blaunch in LSF.
 #
-# Every run of it is a new start of the job LARGEBATCH_JOB_ID (default: of a job of its own), with a folder
-# RUN_DIR/jobs/JOB/start_N, which it makes itself: this machine must see RUN_DIR, too.
+# Each call is a new start of the job LARGEBATCH_JOB_ID (default: a new job), with a folder RUN_DIR/jobs/JOB/start_N.
+# This script creates the folder, so this machine must see RUN_DIR, too.
 #
-# If a machine fails, or this script ends, so do all. Signals are passed on. To resume, run it again.
+# If one machine fails, or this script ends, all machines end. Signals are passed on. To resume, run the script again.
 set -euo pipefail
 
 VARIABLES='^(STRATEGY|RUN_DIR|CUDA_VISIBLE_DEVICES|(LARGEBATCH|NCCL|GLOO|FI|UCX|TORCH|PYTORCH|OMP|HF|WANDB)_.*)$'
 SECONDS_TO_END=30
 
-# On a machine: reads variables and words from standard input, and after that signals; its end is the end.
+# Runs on each machine: reads variables and words from standard input, then signals. The end of the input ends node.sh.
 on_host() {
   local words=() line node watcher result=0
   while IFS= read -r line && [[ $line != go ]]; do eval "$line"; done
   exec 3<&0
-  # A session of its own: a signal reaches the launcher and what it has started.
+  # In a session of its own, so that a signal reaches the launcher and everything it has started.
   setsid bash "$(dirname "${BASH_SOURCE[0]}")/node.sh" "${words[@]}" </dev/null 3<&- &
   node=$!
   {
@@ -32,7 +32,7 @@ on_host() {
     kill -s KILL -- "-$node"
   } <&3 2>/dev/null &
   watcher=$!
-  # In bash 5.2, `wait` sometimes returns 255 for a process that ends at that moment; asked again, it has the exit code.
+  # In bash 5.2, `wait` sometimes returns 255 for a process that ends at that moment; then it is called again.
   while kill -0 "$node" 2>/dev/null; do wait "$node" || true; done
   wait "$node" || result=$?
   kill "$watcher" 2>/dev/null || true
@@ -41,10 +41,11 @@ on_host() {
 }
 if [[ ${1:-} == --on-host ]]; then on_host; fi
 
-[[ $# -ge 2 && -f $1 ]] || { echo "error: write launch/hosts.sh HOSTFILE RECIPE, with a file that names a machine per line" >&2; exit 2; }
-[[ -f $2 ]] || { echo "error: there is no $2 in $PWD; run this in the top folder of the repository" >&2; exit 2; }
+[[ $# -ge 2 ]] || { echo "error: write launch/hosts.sh HOSTFILE RECIPE, with a file that names one machine per line" >&2; exit 2; }
+[[ -f $1 ]] || { echo "error: there is no file $1; write one that names one machine per line" >&2; exit 2; }
+[[ -f $2 ]] || { echo "error: there is no $2 in $PWD; write the path of a recipe's JSON file, in the top folder of the repository" >&2; exit 2; }
 mapfile -t hosts < <(awk '!/^#/ && NF && !seen[$1]++ { print $1 }' "$1")
-((${#hosts[@]} > 0)) || { echo "error: $1 names no machine" >&2; exit 2; }
+((${#hosts[@]} > 0)) || { echo "error: $1 names no machines" >&2; exit 2; }
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 port=$(bash "$here/free_port.sh" "${hosts[0]}")
 export RUN_DIR=${RUN_DIR:-runs/$(basename "$2" .json)}
@@ -68,7 +69,8 @@ for host in "${hosts[@]}"; do
   connect "$host" <"$pipes/$host" &
   running+=("$!")
 done
-# Opened after all of them have been started, so that none holds another's open; for reading too, so that it does not wait.
+# Pipes are opened after all connections have been started, so that none holds another's open; also for reading, so that
+# opening does not wait.
 inputs=()
 for host in "${hosts[@]}"; do
   exec {input}<>"$pipes/$host"
@@ -88,7 +90,7 @@ for signal in TERM INT USR1; do
   trap "pass_on $signal" "$signal"
 done
 
-# The first failure ends all: the machines read the end of their input.
+# The first failure ends all machines: they read the end of their input.
 result=0
 while :; do
   left=()
@@ -104,7 +106,7 @@ while :; do
   done
   running=("${left[@]}")
   ((${#running[@]} > 0)) || break
-  # A signal interrupts it.
+  # A signal interrupts `wait`.
   sleep 1 &
   wait "$!" || true
 done

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Trains a recipe on one of a job's nodes: pre-flight, then `accelerate launch`. Whatever runs it on all nodes at once
-# can train on them: slurm/launch.sh, launch/hosts.sh, launch/kubernetes.yaml; docs/launching.md has others.
+# Trains a recipe on one of a job's nodes: pre-flight, then `accelerate launch`. Anything that runs it on all nodes at
+# once can train on them: slurm/launch.sh, launch/hosts.sh, launch/kubernetes.yaml; docs/launching.md has others.
 #
 #   launch/node.sh --nodes N --node-rank R --address HOST --port P [options] RECIPE [--section.field VALUE …]
 #
-#   --nodes, --node-rank       number of nodes, and this one's place among them, from 0; default: in LARGEBATCH_NODE_NAMES
-#   --address, --port          where the first node (rank 0) can be reached, and a free port of it
-#   --gpus-per-node            default: as many as the node has; 0 trains on CPUs
-#   --processes-per-node       default: one per GPU, or one
+#   --nodes, --node-rank       number of nodes, and of this one, from 0; default: its place in LARGEBATCH_NODE_NAMES
+#   --address, --port          address of the first node (rank 0), and a free port on it
+#   --gpus-per-node            default: all that the node has; 0 trains on CPUs
+#   --processes-per-node       default: one per GPU; without GPUs, one
 #   --preflight-only, --train-only
 #
 # From the environment: STRATEGY (default: ddp), RUN_DIR, shared by all nodes (default: runs/<recipe>), and
@@ -15,19 +15,19 @@
 #   LARGEBATCH_ENV             shell file to source first; default: .venv/bin/activate; empty for none
 #   LARGEBATCH_PREFLIGHT       on, warn or off
 #   LARGEBATCH_WRAP            command to put before `accelerate launch`, such as nsys profile; an array in site.sh
-#   LARGEBATCH_CORE_LIMIT      KiB of a core file; default: 0, since a node would write one per process
-#   LARGEBATCH_JOB_ID, LARGEBATCH_RESTART     the job, and how often it was restarted: two starts may not have both in
-#                              common. With one node, both can be left out
+#   LARGEBATCH_CORE_LIMIT      largest core file in KiB; default: 0, since a node would write one per process
+#   LARGEBATCH_JOB_ID, LARGEBATCH_RESTART     the job, and how many times it was restarted; no two starts may share
+#                              both. With one node, both can be left out
 #   LARGEBATCH_JOB_END_TIME    when the job's time ends, in seconds since 1970
 #   LARGEBATCH_NODE, LARGEBATCH_NODE_NAMES    name of this node, and of all nodes in order, separated by commas
 #   LARGEBATCH_LOGS, LARGEBATCH_TOKEN         a new folder for this start, shared by all nodes, and what the caller has
-#                              written to preflight/token in it; default: made of job and restart
+#                              written to preflight/token in it; default: derived from job and restart
 set -euo pipefail
 
 fail() { echo "error: ${LARGEBATCH_NODE:-$(hostname)}: $2" >&2; exit "$1"; }
 
-# The programs handle signals and decide when to end. A container's first process alone gets the signals, so it passes
-# them on; elsewhere they reach the whole process group.
+# The programs handle signals and decide when to end. In a container, only the first process gets the signals, so it
+# passes them on; elsewhere, they reach the whole process group.
 # shellcheck disable=SC2317 # the traps below call it
 pass_on() { (($$ > 1)) || kill -s "$1" -- -1; }
 for signal in TERM INT USR1; do
@@ -54,7 +54,7 @@ while (($#)); do
       ;;
     --preflight-only) train='' && shift ;;
     --train-only) preflight='' && shift ;;
-    -*) fail 2 "$1: no option of node.sh; options of the recipe go behind it" ;;
+    -*) fail 2 "$1: not an option of node.sh; options of the recipe go after the recipe" ;;
     *) break ;;
   esac
 done
@@ -81,9 +81,9 @@ strategy=${STRATEGY:-ddp}
 config=recipes/accelerate_configs/$strategy.yaml
 [[ $strategy != *.yaml ]] || config=$strategy
 [[ $code -ef . || $config == /* || ! -f $code/$config ]] || config=$code/$config
-[[ -f $config ]] || fail 2 "STRATEGY=$strategy: there is no $config; write ddp, fsdp, zero1, zero2, zero3, or the path of an Accelerate config"
+[[ -f $config ]] || fail 2 "STRATEGY=$strategy: there is no $config; write ddp, fsdp, hsdp, zero1, zero2, zero3, or the path of an Accelerate config"
 run_dir=${RUN_DIR:-runs/$(basename "$recipe" .json)}
-[[ $run_dir != *://* ]] || fail 2 "RUN_DIR=$run_dir: runs are not written to object stores; write a folder of a shared file system, and copy it afterwards: aws s3 sync, gsutil rsync, rclone sync"
+[[ $run_dir != *://* ]] || fail 2 "RUN_DIR=$run_dir: runs are not written to object stores; write a folder of a shared file system, and copy it afterward: aws s3 sync, gsutil rsync, rclone sync"
 
 gpus_found() {
   if command -v nvidia-smi >/dev/null; then
@@ -97,7 +97,7 @@ gpus_found() {
 }
 if [[ -z $gpus ]]; then
   gpus=$(gpus_found)
-  # Slurm and others may give a job a part of a node, but then they say how many.
+  # Slurm and others may give a job only some of a node's GPUs, but then they say how many.
   ((gpus == 0)) || gpus=${processes:-$gpus}
 fi
 processes=${processes:-$((gpus > 0 ? gpus : 1))}
@@ -119,7 +119,8 @@ if [[ -z ${LARGEBATCH_TOKEN:-} ]]; then
   LARGEBATCH_TOKEN=${job:-none}.$restart
   folder=$LARGEBATCH_LOGS/preflight
   if ((node_rank == 0)); then
-    # A start with the same name would be taken for this one. Other nodes write here only after they have met this one.
+    # What an earlier start of this name has left must not be taken for this one's. Other nodes write here only after
+    # they have met this one.
     rm -rf "$folder" "$LARGEBATCH_LOGS/errors" "$LARGEBATCH_LOGS/refusal"
     mkdir -p "$folder"
     echo "$LARGEBATCH_TOKEN" >"$folder/token"
@@ -128,13 +129,13 @@ fi
 mkdir -p "$folder"
 export LARGEBATCH_REFUSAL=${LARGEBATCH_REFUSAL:-$LARGEBATCH_LOGS/refusal}
 
-# --- settings of the processes; what you set stays ---
+# --- settings of the processes; values that you have set win ---
 
 cpus=$(env -u OMP_NUM_THREADS nproc)
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((gpus > 0 && cpus > processes ? cpus / processes : 1))}
 # Each process would compile with 32 threads.
 export TORCHINDUCTOR_COMPILE_THREADS=${TORCHINDUCTOR_COMPILE_THREADS:-$OMP_NUM_THREADS}
-# Samples of unequal lengths, and weights gathered and freed, would leave gaps in a GPU's memory.
+# Samples of unequal lengths, and weights that are gathered and freed, would fragment a GPU's memory.
 export PYTORCH_ALLOC_CONF=${PYTORCH_ALLOC_CONF:-${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}}
 export PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1
 ulimit -c "${LARGEBATCH_CORE_LIMIT:-0}" || echo "warning: $LARGEBATCH_NODE: LARGEBATCH_CORE_LIMIT=$LARGEBATCH_CORE_LIMIT is not allowed here" >&2
@@ -165,7 +166,7 @@ if [[ -n $preflight && ${LARGEBATCH_PREFLIGHT:-on} != off ]]; then
   seconds=${LARGEBATCH_PREFLIGHT_SECONDS:-600}
   [[ $seconds =~ ^[0-9]+$ ]] || fail 2 "LARGEBATCH_PREFLIGHT_SECONDS=$seconds: not a number of seconds; write 600"
   limit=$((seconds + 600)) result=0
-  # It ends by itself, unless a driver hangs. In the foreground, so that it stays in this process group.
+  # The pre-flight ends by itself, unless a driver hangs. It runs in the foreground to stay in this process group.
   attend timeout --foreground --kill-after=10 "$limit" largebatch preflight "$recipe" --accelerate-config "$config" \
     --folder "$folder" --token "$LARGEBATCH_TOKEN" --node "$LARGEBATCH_NODE" --node-rank "$node_rank" \
     --num-nodes "$nodes" --rendezvous "$address:$port" --gpus "$gpus" --processes-per-node "$processes" \
@@ -187,7 +188,7 @@ fi
 # --- training ---
 
 if declare -F before_training >/dev/null; then
-  # Behind `||` bash would ignore all failures but the last command's; this way each of them ends the script.
+  # Before `||`, bash would ignore all failures but the last command's; this way, each of them ends the script.
   # shellcheck disable=SC2317 # the trap calls it
   refuse() {
     echo "before_training of slurm/site.sh failed on $LARGEBATCH_NODE; see its output" >"$LARGEBATCH_REFUSAL"
@@ -203,15 +204,15 @@ fi
 launch=(--config_file "$config" --num_machines "$nodes" --num_processes $((nodes * processes)) --machine_rank "$node_rank")
 launch+=(--tee 3 --log_dir "$LARGEBATCH_LOGS/ranks/$LARGEBATCH_NODE")
 if ((nodes > 1)); then
-  # Ranks follow --node-rank, and the processes meet at the place that the pre-flight has tested.
+  # Ranks follow --node-rank, and the processes meet at the address and port that the pre-flight has tested.
   launch+=(--main_process_ip "$address" --main_process_port "$port" --rdzv_backend static)
 fi
 # Paths in an Accelerate config are relative to the working directory.
 json=$(sed -nE 's/^ *deepspeed_config_file: *([^ #]+).*/\1/p' "$config")
 [[ -z $json || $code -ef . || ! -f $code/$json ]] || launch+=(--deepspeed_config_file "$code/$json")
 
-# Each process keeps to the CPUs next to its GPU. Accelerate ends the process if that fails, as it does where the node is
-# shared or virtual; so it is tried first, in the same way.
+# Each process keeps to the CPUs next to its GPU. Accelerate ends the process if that fails, as it does on nodes that
+# are shared or virtual, so it is tried first, in the same way.
 can_bind() {
   python - "$processes" <<'END' 2>/dev/null
 import math, os, sys
@@ -238,6 +239,6 @@ train() {
 }
 result=0
 attend train "$@" || result=$?
-# The launcher exits with 1, whatever its processes did.
+# The launcher exits with 1, whatever the exit codes of its processes.
 [[ ! -f $LARGEBATCH_REFUSAL ]] || result=2
 exit "$result"

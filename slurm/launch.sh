@@ -1,20 +1,20 @@
 # Runs a recipe for one start of a Slurm job; sourced by slurm/<recipe>.sbatch, which sets RECIPE and STRATEGY.
 # docs/slurm.md says how to use it. It maps Slurm onto launch/node.sh, which lists more settings. Settings, all optional,
-# from the environment (RUN_DIR=/scratch/me/x sbatch …) or, but for STRATEGY, from slurm/site.sh:
+# from the environment (RUN_DIR=/scratch/me/x sbatch …) or, except for STRATEGY, from slurm/site.sh:
 #
-#   STRATEGY                      ddp, fsdp, zero1, zero2, zero3, or the path of an Accelerate config
+#   STRATEGY                      ddp, fsdp, hsdp, zero1, zero2, zero3, or the path of an Accelerate config
 #   RUN_DIR                       folder of the run, shared by all nodes; default: runs/<recipe>
-#   LARGEBATCH_ENV                shell file to source on every node; default: .venv/bin/activate, in a container none
-#   LARGEBATCH_CONTAINER          image to run in: apptainer:IMAGE, what pyxis takes as --container-image, or
+#   LARGEBATCH_ENV                shell file to source on every node; default: .venv/bin/activate; none in containers
+#   LARGEBATCH_CONTAINER          image to run in: apptainer:IMAGE, anything that pyxis takes as --container-image, or
 #                                 command:WORDS for words to put before the node's command (command:shifter --image=…)
 #   LARGEBATCH_CONTAINER_MOUNTS   folders to mount besides this one, RUN_DIR and HF_HOME: SOURCE:TARGET,…
-#   LARGEBATCH_GPU_VENDOR         nvidia or amd, for apptainer; default: what the first node has
-#   LARGEBATCH_SRUN_OPTIONS       more options of srun; an array in site.sh
+#   LARGEBATCH_GPU_VENDOR         nvidia or amd, for apptainer; default: detected on the first node
+#   LARGEBATCH_SRUN_OPTIONS       additional options of srun; an array in site.sh
 #   LARGEBATCH_PROCESSES_PER_NODE for sites where Slurm does not manage GPUs; default: one per GPU or CPU of the job
 #   LARGEBATCH_NODES              train on this many of the job's nodes; the others replace bad ones
 #   LARGEBATCH_EXCLUDE_BAD_NODES  1: if the pre-flight names bad nodes, submit the job again without them
 #   LARGEBATCH_MAX_RESTARTS       requeue this many times without a newer checkpoint, then give up; default: 3
-#   LARGEBATCH_PORTS              range of ports to meet at; default: 10000-32767, below the ephemeral ones
+#   LARGEBATCH_PORTS              range from which a free port is chosen; default: 10000-32767, below the ephemeral ones
 #   LARGEBATCH_SNAPSHOT           snapshot of the code to run; default: the job's first start takes one
 #
 # Exit codes: 0 finished; 1 failed; 2 refused; 3 the pre-flight found a bad node; 75 stopped on request.
@@ -22,16 +22,16 @@
 # shellcheck shell=bash
 set -euo pipefail
 
-# A signal may arrive while the output of this script goes elsewhere.
+# A signal may arrive while the output of this script is redirected.
 exec {job_log}>&1
 say() { printf '[%(%F %T)T] %s\n' -1 "$*" >&"$job_log"; }
 leave() { say "$2"; exit "$1"; }
 
 [[ -n ${SLURM_JOB_ID:-} ]] || leave 2 "error: this is not a Slurm job; submit it: sbatch slurm/<recipe>.sbatch"
-# Sites with --export=NONE set it, and srun would obey.
+# Sites with --export=NONE set this variable, and srun would obey it.
 export SLURM_EXPORT_ENV=ALL
 # In a function, so that the profile does not get this script's arguments; without `set -e`, because its last command may
-# be false.
+# return false.
 # shellcheck source=/dev/null
 read_profile() { [[ ! -f $1 ]] || source "$1"; }
 set +eu
@@ -40,7 +40,7 @@ set -eu
 run_dir=${RUN_DIR:-runs/$(basename "$RECIPE" .json)}
 snapshot=${LARGEBATCH_SNAPSHOT:-$run_dir/jobs/$SLURM_JOB_ID/code}
 [[ -z ${LARGEBATCH_SNAPSHOT:-} || -f $snapshot/slurm/launch.sh ]] || leave 2 "error: LARGEBATCH_SNAPSHOT=$snapshot: there is no slurm/launch.sh in it; submit again"
-# A job runs the code of its snapshot, this script too, whatever has changed while it was queued.
+# A job runs the code of its snapshot, including this script, whatever has changed while the job was queued.
 code=$PWD
 if [[ -f $snapshot/slurm/launch.sh ]]; then
   code=$(realpath "$snapshot")
@@ -52,12 +52,12 @@ fi
 
 for word in "$@"; do
   case $word in
-    --run_dir | --run_dir=* | --run-dir | --run-dir=*) leave 2 "error: ${word%%=*}: this script needs it too; write RUN_DIR=… sbatch …" ;;
+    --run_dir | --run_dir=* | --run-dir | --run-dir=*) leave 2 "error: ${word%%=*}: this script needs the run folder, too; write RUN_DIR=… sbatch …" ;;
     --config | --config=*) leave 2 "error: --config: the script's recipe is $RECIPE; submit the other recipe's script" ;;
   esac
 done
 [[ -f $RECIPE || -f $code/$RECIPE ]] || leave 2 "error: there is no $RECIPE in $PWD; submit from the top of the repository"
-[[ $run_dir != *://* ]] || leave 2 "error: RUN_DIR=$run_dir: runs are not written to object stores; write a folder of a shared file system, and copy it afterwards: aws s3 sync, gsutil rsync, rclone sync"
+[[ $run_dir != *://* ]] || leave 2 "error: RUN_DIR=$run_dir: runs are not written to object stores; write a folder of a shared file system, and copy it afterward: aws s3 sync, gsutil rsync, rclone sync"
 
 positive() { [[ -z ${!1:-} || ${!1} =~ ^[1-9][0-9]*$ ]] || leave 2 "error: $1=${!1}: not a number; write 1 or more"; }
 positive LARGEBATCH_PROCESSES_PER_NODE
@@ -69,7 +69,7 @@ gpus=${SLURM_GPUS_ON_NODE:-0}
 processes_per_node=${LARGEBATCH_PROCESSES_PER_NODE:-$((gpus > 0 ? gpus : ${SLURM_CPUS_PER_TASK:-1}))}
 node_options=(--processes-per-node "$processes_per_node")
 if ((gpus > 0)) || [[ -z ${LARGEBATCH_PROCESSES_PER_NODE:-} ]]; then node_options+=(--gpus-per-node "$gpus"); fi
-# A link to the run folder may lead to nowhere in a container.
+# A symbolic link to the run folder may lead nowhere in a container.
 if [[ -n ${LARGEBATCH_CONTAINER:-} ]]; then mkdir -p "$run_dir" && run_dir=$(realpath "$run_dir"); fi
 job_dir=$run_dir/jobs/$SLURM_JOB_ID
 restart=${SLURM_RESTART_COUNT:-0}
@@ -92,7 +92,7 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((gpus > 0 && cpus > processes_per_no
 # Slurm 22.05 and later do not pass --cpus-per-task on to srun.
 [[ -z ${SLURM_CPUS_PER_TASK:-} ]] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 
-# From here on a signal asks the run to stop instead of ending this script.
+# From here on, a signal asks the run to stop instead of ending this script.
 printf -v LARGEBATCH_BEGAN '%(%s)T' -1
 export LARGEBATCH_BEGAN
 asked_to_stop=
@@ -115,7 +115,7 @@ trap 'ask_to_stop SIGTERM' TERM
 srun_options=(--ntasks-per-node=1 "${LARGEBATCH_SRUN_OPTIONS[@]}")
 in_container=()
 if [[ -n ${LARGEBATCH_CONTAINER:-} ]]; then
-  # This folder's .venv is not the image's.
+  # The .venv in this folder was not made for the image.
   export LARGEBATCH_ENV=${LARGEBATCH_ENV-} PYTHONNOUSERSITE=1
   mounts=$PWD:$PWD,$run_dir:$run_dir
   [[ $code == "$PWD" || $code == "$run_dir"/* ]] || mounts+=,$code:$code
@@ -142,7 +142,7 @@ case ${LARGEBATCH_CONTAINER:-} in
     srun_options+=(--container-workdir="$PWD" --container-mounts="$mounts" --no-container-mount-home)
     ;;
 esac
-# container_environment: with pyxis, an image's own values win over all variables but these.
+# container_environment: with pyxis, the image's own values override all variables but these.
 container_environment() {
   [[ " ${srun_options[*]}" == *" --container-image="* ]] || return 0
   local names
@@ -167,8 +167,8 @@ on_nodes() {
   wait "$srun"
 }
 
-# ask COMMAND…: run it on a node in the user's environment; the last line that it prints is the answer. If it fails, it is
-# run once more, on another node if there is one.
+# ask COMMAND…: run a command on a node in the user's environment; the last line that it prints is the answer. If it
+# fails, it is run once more, on another node if there is one.
 ask() {
   local name result
   for name in "${node_names[0]}" "${node_names[1]:-${node_names[0]}}"; do
@@ -194,7 +194,7 @@ obey() {
   esac
 }
 
-# Whether Slurm is ending this start; a controller that does not answer is no reason to believe so.
+# Whether Slurm is ending this start; if the controller does not answer, the start is assumed to go on.
 is_ending() {
   local state
   state=$(squeue --noheader --jobs "$SLURM_JOB_ID" --format %T || true)
@@ -272,7 +272,7 @@ submit_without() {
 
 # --- the start ---
 
-# Every node must end by itself, even if another fails; after that, the first failure ends all.
+# In the pre-flight, every node must end by itself, even if another one fails; elsewhere, the first failure ends all.
 to_the_end=(--kill-on-bad-exit=0 --wait=180)
 together=(--kill-on-bad-exit=1 --wait=60)
 step_options=("${together[@]}")
@@ -291,7 +291,7 @@ on_training_nodes() {
     --address "${node_names[0]}" --port "$port" "${node_options[@]}" "$RECIPE" "${@:2}"
 }
 
-# check_nodes WORDS…: the pre-flight; bad nodes are in a file then.
+# check_nodes WORDS…: the pre-flight, which writes the names of bad nodes to a file.
 check_nodes() {
   # A node that does not see this job's code cannot say more.
   # shellcheck disable=SC2016 # expanded on the nodes
@@ -309,7 +309,7 @@ while :; do
   port=$(bash "$code/launch/free_port.sh" "${node_names[0]}") || leave $? "error: there is no free port on ${node_names[0]}; see above"
   LARGEBATCH_TOKEN=$SLURM_JOB_ID.$restart.$RANDOM$RANDOM
   export LARGEBATCH_TOKEN
-  # What another port or other nodes have left must not be taken for these.
+  # What a try on another port or on other nodes has left must not be taken for this one's.
   rm -rf "$preflight"
   mkdir -p "$preflight"
   echo "$LARGEBATCH_TOKEN" >"$preflight/token"
@@ -337,7 +337,7 @@ while :; do
   leave 3 "error: the pre-flight found the problems above; training was not started"
 done
 
-# --resume is for the first start; later starts resume from the newest checkpoint.
+# --resume is for the first start; later starts resume from the latest checkpoint.
 has_begun=
 ! grep -qs "\"job_id\": \"$SLURM_JOB_ID\"" "$run_dir/status.json" || has_begun=1
 words=()

@@ -3,8 +3,8 @@
 # `export NAME=${NAME:-value}` lets the command line win: NAME=other sbatch …
 # shellcheck shell=bash disable=SC2034
 
-# For sbatch, which reads its options from SBATCH_*: they win over the lines of a batch script. Jobs start too late for
-# these; put them into your shell: source slurm/site.sh
+# For sbatch, which reads its options from SBATCH_* variables; they override the lines of a batch script. A job reads
+# this file too late for them, so set them in your shell: source slurm/site.sh
 export SBATCH_PARTITION=${SBATCH_PARTITION:-gpu}
 export SBATCH_ACCOUNT=${SBATCH_ACCOUNT:-my_project}
 
@@ -13,7 +13,7 @@ export LARGEBATCH_ENV=${LARGEBATCH_ENV-$HOME/largebatch_environment.sh}
 # export LARGEBATCH_CONTAINER=${LARGEBATCH_CONTAINER:-apptainer:/shared/largebatch.sif}
 # export LARGEBATCH_CONTAINER_MOUNTS=/scratch:/scratch
 
-# More options of srun, one word each; and what to put before `accelerate launch`.
+# Additional options of srun, one word each, and a command to put before `accelerate launch`.
 LARGEBATCH_SRUN_OPTIONS=(--mpi=none)
 # LARGEBATCH_WRAP=(numactl --interleave=all)
 

@@ -33,6 +33,7 @@ class Collective(NamedTuple):
         elements: Of the whole tensor: of what is reduced or broadcast, or of all that is gathered.
         dtype: Of the tensor.
         root: The process that gets a "reduce"; 0 elsewhere.
+        ranks: The processes that take part.
     """
 
     operator: str
@@ -40,6 +41,7 @@ class Collective(NamedTuple):
     elements: int
     dtype: torch.dtype
     root: int
+    ranks: tuple[int, ...]
 
     @property
     def volume(self) -> int:
@@ -50,6 +52,22 @@ class Collective(NamedTuple):
     def short(self) -> tuple[str, int, torch.dtype]:
         """What it is, of how many elements, of what."""
         return self.kind, self.elements, self.dtype
+
+
+def _group_of(arguments: Sequence[Any]) -> distributed.ProcessGroup:
+    """Of an operator's arguments: an object, or a name."""
+    for argument in arguments:
+        if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
+            return distributed.ProcessGroup.unbox(argument)
+        if isinstance(argument, distributed.ProcessGroup):
+            return argument
+    return distributed.distributed_c10d._resolve_process_group(arguments[-1])
+
+
+def _group_with(ranks: tuple[int, ...]) -> distributed.ProcessGroup:
+    """The first group that was made of these processes."""
+    groups = distributed.distributed_c10d._world.pg_group_ranks
+    return next(group for group, found in groups.items() if tuple(found) == ranks)
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
@@ -90,25 +108,26 @@ class Recorder(TorchDispatchMode):
             tensors = _tensors(arguments[whole])
             elements = sum(tensor.numel() for tensor in tensors)
             root = arguments[ROOT_OF_REDUCE] if kind == "reduce" else 0
-            self.started.append(Collective(name, kind, elements, tensors[0].dtype, root))
+            ranks = tuple(distributed.get_process_group_ranks(_group_of(arguments)))
+            self.started.append(Collective(name, kind, elements, tensors[0].dtype, root, ranks))
         return function(*arguments, **(keywords or {}))
 
 
 def replay(collectives: Sequence[Collective]) -> None:
     """Start the same collectives again, with zeros."""
-    world_size = distributed.get_world_size()
-    for operator, kind, elements, dtype, root in collectives:
-        whole, part = torch.zeros(elements, dtype=dtype), torch.zeros(elements // world_size, dtype=dtype)
+    for operator, kind, elements, dtype, root, ranks in collectives:
+        group = _group_with(ranks)
+        whole, part = torch.zeros(elements, dtype=dtype), torch.zeros(elements // len(ranks), dtype=dtype)
         if operator == "c10d::allgather_":
-            distributed.all_gather(list(whole.chunk(world_size)), part)
+            distributed.all_gather(list(whole.chunk(len(ranks))), part, group)
         else:
             {
-                "all_reduce": partial(distributed.all_reduce, whole),
-                "all_gather": partial(distributed.all_gather_into_tensor, whole, part),
-                "reduce_scatter": partial(distributed.reduce_scatter_tensor, part, whole),
-                "reduce": partial(distributed.reduce, whole, root),
-                "broadcast": partial(distributed.broadcast, whole, root),
-                "barrier": distributed.barrier,
+                "all_reduce": partial(distributed.all_reduce, whole, group=group),
+                "all_gather": partial(distributed.all_gather_into_tensor, whole, part, group),
+                "reduce_scatter": partial(distributed.reduce_scatter_tensor, part, whole, group=group),
+                "reduce": partial(distributed.reduce, whole, root, group=group),
+                "broadcast": partial(distributed.broadcast, whole, root, group=group),
+                "barrier": partial(distributed.barrier, group),
             }[kind]()
 
 

@@ -60,7 +60,7 @@ def run_job(
 def launch_environment(strategy: str, world_size: int, accelerate_configs: Path | None = None) -> dict[str, str]:
     """Of a shipped Accelerate config, or one in another folder."""
     folder = accelerate_configs or ROOT / "recipes/accelerate_configs"
-    return launch.launch_environment(folder / f"{strategy}.yaml", world_size)
+    return launch.rehearsal_environment(folder / f"{strategy}.yaml", world_size)
 
 
 def write_zero_config(folder: Path, stage: int, settings: dict[str, Any]) -> None:

@@ -30,13 +30,21 @@ with open("calls.jsonl", "a") as file:
     file.write(json.dumps([sys.argv[0].rpartition("/")[2], *sys.argv[1:]]) + "\\n")
 """
 # What trains, submits, tests, measures or fetches. `make` and `largebatch` are the real ones.
-STAND_INS = ("accelerate", "sbatch", "pytest", "ruff", "mypy", "pip", "git", "tail")
+STAND_INS = ("accelerate", "sbatch", "pytest", "ruff", "mypy", "pip", "git", "tail", "wandb")
+# Where every host is this machine: the last word is the command.
+SSH = '#!/usr/bin/env bash\nexec bash -c "${@: -1}"\n'
 
 
 def commands(document: Path) -> list[str]:
-    """What stands behind the prompts of a document's console blocks, with its further lines."""
+    """What stands behind the prompts of a document's console blocks, with its further lines, and whole bash blocks."""
     found = []
-    for block in re.findall(r"^```console\n(.*?)^```$", document.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+    blocks = re.findall(
+        r"^```(console|bash)\n(.*?)^```$", document.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+    for kind, block in blocks:
+        if kind == "bash":
+            found.append(block)
+            continue
         lines = iter(block.splitlines())
         for line in lines:
             if not line.startswith("$ "):
@@ -65,8 +73,10 @@ def repository(project, monkeypatch):
         "recorder": RECORDER,
         "python": f"#!/usr/bin/env bash\n{python}\n",
         "python3": f'#!/usr/bin/env bash\nexec {sys.executable} "$@"\n',
-        "largebatch": f'#!/usr/bin/env bash\nif [[ $1 == verify ]]; then exec "$(dirname "$0")/recorder" "$@"; fi\n'
-        f'exec {sys.executable} -m largebatch "$@"\n',
+        "largebatch": f"#!/usr/bin/env bash\ncase $1 in verify | preflight) "
+        f'exec "$(dirname "$0")/recorder" "$@";; *) exec {sys.executable} -m largebatch "$@";; esac\n',
+        "ssh": SSH,
+        "blaunch": SSH,
     }.items():
         (programs / name).write_text(text)
     for program in programs.iterdir():
@@ -80,6 +90,12 @@ def repository(project, monkeypatch):
         Path(f"{split}.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in documents), encoding="utf-8")
     for name in ("resnet_digits", "batch_64", "batch_512"):
         write_run(Path("runs", name), steps=range(1, 3))
+    # What schedulers set.
+    Path("nodes").write_text("n1\nn2\n")
+    for name, value in {"PBS_O_WORKDIR": ".", "PBS_JOBID": "1.server", "LSB_JOBID": "2"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE"):
+        monkeypatch.setenv(name, "nodes")
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     for name in ("STRATEGY", "RUN_DIR", "NUM_PROCESSES", "MAKEFLAGS", "MAKELEVEL", "PYTEST_ADDOPTS"):
@@ -118,7 +134,16 @@ def check_launch(words: list[str]) -> None:
     assert Path(launch.training_script).exists(), launch.training_script
     option, recipe, *overrides = launch.training_script_args
     assert option == "--config"
+    # node.sh names the run folder.
+    if overrides[:1] == ["--run-dir"]:
+        del overrides[:2]
     assert_planned(recipe, overrides, launch.num_processes or 2)
+
+
+def check_preflight(words: list[str], monkeypatch) -> None:
+    """The options exist; the nodes do not."""
+    monkeypatch.setenv("LARGEBATCH_PREFLIGHT", "off")
+    assert main(words) == 0
 
 
 def check_submission(words: list[str]) -> None:
@@ -184,6 +209,8 @@ def test_commands_work(document, trained, repository, monkeypatch):
             check_submission(words)
         elif program == "recorder" and words[0] == "verify":
             check_verification(words, monkeypatch)
+        elif program == "recorder" and words[0] == "preflight":
+            check_preflight(words, monkeypatch)
         elif program == "recorder":
             check_measurement(words)
 
@@ -191,12 +218,14 @@ def test_commands_work(document, trained, repository, monkeypatch):
 def test_commands_are_found_whole(tmp_path):
     document = tmp_path / "document.md"
     document.write_text(
-        "```console\n$ first --a '{\n  1}' \\\n    --b    # why\noutput\n$ second\n```\n\n```bash\n$ other\n```\n"
+        "```console\n$ first --a '{\n  1}' \\\n    --b    # why\noutput\n$ second\n```\n\n"
+        "```bash\nother one\nother two\n```\n"
     )
     found = commands(document)
     words = [shlex.split(command.replace("\\\n", ""), comments=True) for command in found]
     assert words == [
         ["first", "--a", "{\n  1}", "--b"],
         ["second"],
+        ["other", "one", "other", "two"],
     ]
     assert sum(len(commands(document)) for document in DOCUMENTS) > 40

@@ -190,7 +190,7 @@ def test_deepspeed_config_with_a_scheduler(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["STRATEGY=zero4"], "error: unknown STRATEGY zero4; one of: ddp fsdp zero1 zero2 zero3"),
+        (["STRATEGY=zero4"], "error: unknown STRATEGY zero4; one of: ddp fsdp hsdp zero1 zero2 zero3"),
         (["ARGS=--batch.global_batch_size=66"], "66 is not a multiple of batch.micro_batch_size 16; nearest: 64, 80"),
         (["NUM_PROCESSES=3"], "64 is not a multiple of micro_batch_size x world_size = 16 x 3 = 48; nearest: 48, 96"),
         (["CONFIG=recipes/image_classification/none.json"], "no such file"),

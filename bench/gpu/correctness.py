@@ -51,9 +51,12 @@ SMALL = {
 COMPILED_WHOLE = ("resnet_digits", "simclr_digits")
 # Its model has no blocks that can be recomputed.
 NOT_RECOMPUTED = ("simclr_digits",)
-# "single" is one of the strategies in the table, or beside it.
-STRATEGIES_AND_SINGLE = (SINGLE, *(name for name in STRATEGIES if name != SINGLE))
-WITHOUT_WAITS = ("ddp", "fsdp")
+# "single" is one of the strategies in the table, or beside it. HSDP is FSDP2 where there is one group of processes.
+STRATEGIES_AND_SINGLE = (
+    SINGLE,
+    *(name for name, entry in STRATEGIES.items() if name != SINGLE and not entry.replicates_shards),
+)
+WITHOUT_WAITS = ("ddp", "fsdp", "hsdp")
 # Jobs of small models leave most of a GPU idle, and most of their time is the host's.
 JOBS_AT_ONCE = {"cuda": 5, "cpu": 2}
 
@@ -243,5 +246,5 @@ class Runs:
 def measure(part: Part, gpus: Gpus) -> None:
     """Measure all rows."""
     is_small = gpus.count == 0
-    launcher = Launcher(min(2, max(1, gpus.count)), STRATEGIES_AND_SINGLE[1:])
+    launcher = Launcher(min(2, max(1, gpus.count)), STRATEGIES)
     part.measure(Runs(launcher, is_small).rows(), at_once=JOBS_AT_ONCE["cpu" if is_small else "cuda"])

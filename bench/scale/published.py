@@ -1,29 +1,39 @@
 """Published throughput of one configuration on several numbers of GPUs, with its source, and the share fitted to it.
 
 Within a series only the number of GPUs differs: model, micro-batch, accumulation and checkpointing of activations are
-the same. Its smallest number of GPUs says how long a micro-batch takes to compute; the model predicts the others.
+the same. Its smallest number of GPUs says how long a micro-batch takes to compute; `largebatch.plan.step_time` predicts
+the others.
 
-Every figure was read in its source except Goyal et al.'s, as noted there. Networks are from data sheets, latencies from
-NCCL's source; no source says what its network really delivered.
+Every figure was read in its source except Goyal et al.'s, as noted there. Networks are from data sheets; no source says
+what its network really delivered.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
-from model import Fabric, Job, computing_seconds, step_seconds
+from largebatch.plan.model_shape import ModelShape, ParameterShape, Strategy
+from largebatch.plan.step_time import Computing, Fabric, step_seconds
+from largebatch.plan.traffic import Collective, traffic_of_a_step
 
-# NCCL, src/graph/tuning.cc: `baseLatencies` and `hwLatencies` of Ring with the protocol Simple, in microseconds: 8.4 a
-# call, 3.4 a hop by NVLink, 14 by network. Its tree has 4.0 within a node, for which 3.4 stands here, too.
-CALL, NODE_HOP, NET_HOP = 8.4e-6, 3.4e-6, 14e-6
-
-H100 = Fabric(8, CALL, NODE_HOP, NET_HOP, node_bandwidth=450e9, net_bandwidth=50e9)
+H100 = Fabric(8, node_bandwidth=450e9, net_bandwidth=50e9)
 """DGX H100's data sheet: NVLink 900 GB/s both ways, 400 Gb/s of network for each GPU. torchtitan's and WhiteFiber's
 machines are described so; llm-foundry does not say what connects its H100s."""
-A100 = Fabric(8, CALL, NODE_HOP, NET_HOP, node_bandwidth=300e9, net_bandwidth=25e9)
+A100 = Fabric(8, node_bandwidth=300e9, net_bandwidth=25e9)
 """NVLink 600 GB/s both ways (A100's data sheet); 1,600 Gb/s for each node (llm-foundry)."""
-BIG_BASIN = Fabric(8, CALL, NODE_HOP, NET_HOP, node_bandwidth=80e9, net_bandwidth=50e9 / 8 / 8)
+BIG_BASIN = Fabric(8, node_bandwidth=80e9, net_bandwidth=50e9 / 8 / 8)
 """P100: NVLink 160 GB/s both ways (data sheet); 50 Gb/s for each server, as the issue tracker quotes the paper."""
+DLPERF_V100 = Fabric(8, node_bandwidth=150e9, net_bandwidth=100e9 / 8 / 8)
+"""V100-SXM2: NVLink 300 GB/s both ways (data sheet); one port of 100 Gb/s InfiniBand for each node of 8, as `ibstat` in
+the source shows."""
+PASCAL = Fabric(4, node_bandwidth=16e9, net_bandwidth=25e9 / 8 / 4)
+"""25 Gb/s for each server of 4 GPUs (Horovod); PCI Express 3.0 x16 within it is an assumption that matters little."""
+GOOGLE_A2 = Fabric(4, node_bandwidth=300e9, net_bandwidth=50e9 / 8 / 4)
+"""a2-highgpu-4g: 4 A100s of 40 GB, at most 50 Gb/s for each virtual machine (Google Cloud's page on A2 machines)."""
+KEMPNER = Fabric(1, node_bandwidth=450e9, net_bandwidth=50e9)
+"""One GPU of each node: tensor parallelism has its node to itself. NDR InfiniBand of 400 Gb/s (config_validation.md of
+the same repository); that each GPU has a port is an assumption."""
 
 FOUNDRY = (
     "https://github.com/mosaicml/llm-foundry/blob/c90b9b312c644dbde5c9e6eef75c6f1c117d8782/"
@@ -38,22 +48,81 @@ WHITEFIBER = (
     "benchmarks/llama3-8b_h200_202506_trainy-whitefiber.md"
 )
 GOYAL = "https://arxiv.org/abs/1706.02677"
+OUMI = "https://github.com/oumi-ai/oumi/pull/213"
+KEMPNER_FORGE = (
+    "https://github.com/KempnerInstitute/KempnerForge/blob/5666d0d161539998210f99f16f986b1ab76cbffe/"
+    "benchmarks/mfu_scaling/mfu_scaling.md"
+)
+DLPERF = (
+    "https://github.com/Oneflow-Inc/DLPerf/tree/c89430bac64f64caabb0445ff7eb80175641454c/NVIDIADeepLearningExamples"
+)
+HOROVOD = "https://github.com/horovod/horovod/blob/27743d08ca7a59290b52154c8cddc807006436d3/docs/benchmarks.rst"
+HOROVOD_32 = "https://github.com/bobohuang/horovod"
+
+Sent = Callable[[int], Sequence[Collective]]
+"""The collectives of a step on a number of GPUs."""
+
+
+def by_strategy(
+    strategy: Strategy,
+    params: int,
+    units: int,
+    micro_batches: int = 1,
+    gather_bytes: int = 4,
+    reduce_bytes: int = 4,
+) -> Sent:
+    """What a strategy of `largebatch plan` sends of a model of `units` equal parts.
+
+    Args:
+        strategy: The strategy.
+        params: The model's parameters.
+        units: Pieces that a sharded model is gathered in: its layers, and one for the rest.
+        micro_batches: Of each GPU in an optimizer step.
+        gather_bytes: Of an element of the weights when they are gathered.
+        reduce_bytes: Of an element of the gradients when they are reduced.
+    """
+    sizes = [params // units + (unit < params % units) for unit in range(units)]
+    shapes = (
+        ParameterShape(str(unit), (size,), 0, unit, in_bf16=gather_bytes != reduce_bytes)
+        for unit, size in enumerate(sizes)
+    )
+    model = ModelShape(tuple(shapes), frozenset(), 0, reduce_bytes)
+
+    @cache
+    def sent(gpus: int) -> Sequence[Collective]:
+        found = traffic_of_a_step(model, strategy, gpus, micro_batches).most
+        # The plan knows no gathers in 1 byte.
+        halved = gather_bytes == 1
+        return [replace(each, size=each.size // 2) if halved and each.operation == "gather" else each for each in found]
+
+    return sent
 
 
 @dataclass(frozen=True)
 class Series:
-    """One configuration on several numbers of GPUs."""
+    """One configuration on several numbers of GPUs.
+
+    Args:
+        name: What was trained, and on what.
+        source: Address of the figures.
+        fabric: What connects the GPUs.
+        sent: What a step sends.
+        work: Of a GPU in an optimizer step, in the unit of the throughput: tokens, samples or images.
+        throughput: Per second and GPU, by the number of GPUs.
+        micro_batches: Of each GPU in an optimizer step.
+        forward_share: Of the computing: a backward pass costs two forward passes, or three where it recomputes one.
+        is_fitted: Whether the exposed share is fitted to it; predicted from the others if not.
+    """
 
     name: str
     source: str
     fabric: Fabric
-    job: Job
+    sent: Sent
     work: float
-    """Of a GPU in an optimizer step, in the unit of the throughput: tokens or images."""
     throughput: dict[int, float]
-    """A second and GPU, by the number of GPUs."""
+    micro_batches: int = 1
+    forward_share: float = 1 / 3
     is_fitted: bool = False
-    """Whether the exposed share is fitted to it; predicted from the others if not."""
 
     @property
     def reference(self) -> int:
@@ -72,8 +141,33 @@ class Series:
     def model_efficiency(self, gpus: int, exposed_share: float) -> float:
         """The same from the model."""
         step = self.work / self.throughput[self.reference]
-        computing = computing_seconds(step, self.job, self.reference, self.fabric, exposed_share)
-        return step / step_seconds(computing, self.job, gpus, self.fabric, exposed_share)
+        return step / self.step_seconds(self.computing_seconds(step, exposed_share), gpus, exposed_share)
+
+    def step_seconds(self, computing: float, gpus: int, exposed_share: float) -> float:
+        """Time of a step, with the seconds that a micro-batch computes."""
+        parts = Computing(self.forward_share * computing, (1 - self.forward_share) * computing)
+        return step_seconds(self.sent(gpus), parts, self.micro_batches, self.fabric, exposed_share)
+
+    def computing_seconds(self, step: float, exposed_share: float) -> float:
+        """Computing of a micro-batch, from the time of a step that was measured at the reference.
+
+        Raises:
+            ValueError: Communication alone would take longer than the step did.
+        """
+        if self.step_seconds(0.0, self.reference, exposed_share) > step:
+            raise ValueError(f"{self.name} on {self.reference} GPUs communicates for longer than a step of {step:g} s")
+        low, high = 0.0, step
+        for _ in range(60):
+            middle = (low + high) / 2
+            if self.step_seconds(middle, self.reference, exposed_share) < step:
+                low = middle
+            else:
+                high = middle
+        return high
+
+
+FULL_SHARD, SHARD_GRAD_OP = (Strategy("fsdp", reshards=reshards, reduces_each=True) for reshards in (True, False))
+DDP, FSDP2 = Strategy("ddp"), Strategy("fsdp")
 
 
 def _mpt(
@@ -83,7 +177,7 @@ def _mpt(
     layers: int,
     sequences: int,
     throughput: dict[int, float],
-    strategy: str = "full_shard",
+    strategy: Strategy = FULL_SHARD,
     micro_batches: int = 1,
 ) -> Series:
     """llm-foundry's MPT, with micro-batches of so many sequences of 2,048 tokens.
@@ -92,11 +186,42 @@ def _mpt(
     gradients reduced in bf16: "PURE" says so, and "DEFAULT" leaves the reduction to PyTorch, which takes the weights'
     precision (2.13, `FlatParamHandle._init_param_reduce_dtypes`).
     """
-    job = Job(strategy, params, layers + 1, micro_batches, gather_bytes=2, reduce_bytes=2)
-    return Series(name, FOUNDRY, fabric, job, 2048 * sequences * micro_batches, throughput)
+    sent = by_strategy(strategy, params, layers + 1, micro_batches, gather_bytes=2, reduce_bytes=2)
+    return Series(name, FOUNDRY, fabric, sent, 2048 * sequences * micro_batches, throughput, micro_batches)
 
 
-_LLAMA_8B = Job("fsdp2", 8_030_261_248, 33, gather_bytes=2, reduce_bytes=4)
+def _dlperf(name: str, params: int, samples: int, together: dict[int, float]) -> Series:
+    """NVIDIA's examples in fp32, as DLPerf ran them, with the samples a second of all GPUs."""
+    throughput = {gpus: all_gpus / gpus for gpus, all_gpus in together.items()}
+    return Series(f"{name}, V100, DLPerf", DLPERF, DLPERF_V100, by_strategy(DDP, params, 1), samples, throughput)
+
+
+def _oumi(name: str, shard_size: int | None, together: dict[int, float]) -> Series:
+    """Llama 2B with 16 micro-batches of 16 samples, all gathered and reduced in bf16, recomputing every layer.
+
+    configs/{accelerate/sample_fsdp_llama3,skypilot/sky_llama2b_fsdp,lema/llama2b.pt}.yaml at the pull request's commit
+    b9c6cc8; nodes have 4 GPUs (pull requests 205, 236). The model is HuggingFaceFW/ablation-model-fineweb-v1's
+    1.82 B parameters in 24 layers. Accelerate defers FSDP's reduction to the last micro-batch.
+    """
+    sent = by_strategy(Strategy("fsdp", shard_size=shard_size), 1_820_000_000, 25, 16, gather_bytes=2, reduce_bytes=2)
+    throughput = {gpus: all_gpus / gpus for gpus, all_gpus in together.items()}
+    return Series(f"Llama 2B, A100, oumi, {name}", OUMI, GOOGLE_A2, sent, 16 * 16, throughput, 16, forward_share=1 / 4)
+
+
+def _kempner(name: str, params: int, layers: int, micro_batches: int, together: dict[int, float]) -> Series:
+    """Tensor parallelism over the 4 GPUs of a node, FSDP2 between nodes: of each 4th GPU, with a 4th of the model.
+
+    Sequences of 4,096 tokens, 4 in a micro-batch; every layer is recomputed, gradients are reduced in fp32 with the
+    last micro-batch (`default_mp_policy`, `maybe_no_sync`).
+    """
+    sent = by_strategy(FSDP2, params // 4, layers + 1, micro_batches, gather_bytes=2, reduce_bytes=4)
+    throughput = {nodes: tokens / nodes for nodes, tokens in together.items()}
+    title = f"Llama {name}, H200, KempnerForge, nodes"
+    work = 4 * 4096 * micro_batches
+    return Series(title, KEMPNER_FORGE, KEMPNER, sent, work, throughput, micro_batches, forward_share=1 / 4)
+
+
+_LLAMA_8B = by_strategy(FSDP2, 8_030_261_248, 33, gather_bytes=2, reduce_bytes=4)
 # Epochs x ImageNet's images, in 29 hours on 8 GPUs.
 _GOYAL_8 = 90 * 1_281_167 / (29 * 3600) / 8
 
@@ -104,11 +229,11 @@ SERIES = [
     # The two smallest models of the table to 512 GPUs: they spend the largest share of a step on communication, and
     # gather once, unlike all that is held out.
     replace(
-        _mpt("MPT-1B, H100", H100, 1315950592, 24, 12, {128: 44123, 256: 42555, 512: 39837}, "shard_grad_op"),
+        _mpt("MPT-1B, H100", H100, 1315950592, 24, 12, {128: 44123, 256: 42555, 512: 39837}, SHARD_GRAD_OP),
         is_fitted=True,
     ),
     replace(
-        _mpt("MPT-3B, H100", H100, 2651837440, 32, 8, {128: 23422, 256: 22772, 512: 21664}, "shard_grad_op"),
+        _mpt("MPT-3B, H100", H100, 2651837440, 32, 8, {128: 23422, 256: 22772, 512: 21664}, SHARD_GRAD_OP),
         is_fitted=True,
     ),
     _mpt("MPT-7B, H100", H100, 6658859008, 32, 6, {8: 10643, 128: 10475, 256: 10119, 512: 9670}),
@@ -134,20 +259,56 @@ SERIES = [
         "Llama 8B, H200, torchtitan, float8",
         WHITEFIBER,
         H100,
-        replace(_LLAMA_8B, gather_bytes=1),
+        by_strategy(FSDP2, 8_030_261_248, 33, gather_bytes=1, reduce_bytes=4),
         2 * 8192,
         {32: 10938, 64: 10753},
     ),
     # Of the paper only the abstract was read, whose "~90%" it is. 29 hours on 8 GPUs are NVIDIA's
     # (https://developer.nvidia.com/facebook-trains-imagenet-1-hour), network and algorithm as the issue tracker quotes
-    # them. A call for each of ResNet-50's 161 parameters is an assumption; with one for all the model gives 0.04 more.
+    # them: a reduction in each node, between nodes and back, which is not far from DDP's.
     Series(
         "ResNet-50, P100, Goyal et al.",
         GOYAL,
         BIG_BASIN,
-        Job("goyal", 25_557_032, 161),
+        by_strategy(DDP, 25_557_032, 1),
         32,
         {8: _GOYAL_8, 256: 0.90 * _GOYAL_8},
+    ),
+    # Both are the same on one node.
+    _oumi("FULL_SHARD", None, {4: 21.7, 16: 55.349}),
+    _oumi("HYBRID_SHARD", 4, {4: 21.7, 8: 40.8, 16: 74.41}),
+    _kempner("7B", 8_030_000_000, 32, 2, {1: 25135, 2: 44299, 4: 82988, 8: 155917}),
+    _kempner("13B", 14_840_000_000, 40, 4, {2: 27345, 4: 53814, 8: 104309}),
+    # BertForPreTraining; apex's and Horovod's all-reduce of fp32 gradients.
+    _dlperf("BERT-base, PyTorch, 32 samples", 110_106_428, 32, {1: 119.6, 8: 921.32, 16: 1499.4, 32: 2885.81}),
+    _dlperf("BERT-base, PyTorch, 48 samples", 110_106_428, 48, {1: 121.94, 8: 928.01, 16: 1584.32, 32: 3039.3}),
+    _dlperf("BERT-base, TensorFlow, 32 samples", 110_106_428, 32, {1: 107.33, 8: 790.03, 16: 1404.04, 32: 2727.9}),
+    _dlperf("BERT-base, TensorFlow, 48 samples", 110_106_428, 48, {1: 112.76, 8: 855.45, 16: 1576.88, 32: 3089.74}),
+    _dlperf("ResNet-50, PyTorch, 128 images", 25_557_032, 128, {1: 367.29, 8: 2887.65, 16: 5716.79, 32: 10917.09}),
+    # Horovod gives efficiencies; a P100's images per second are TensorFlow's (performance/benchmarks.md, 64 images).
+    Series(
+        "VGG-16, Pascal, Horovod, 512 GPUs",
+        HOROVOD,
+        PASCAL,
+        by_strategy(DDP, 138_357_544, 1),
+        64,
+        {1: 154, 512: 0.68 * 154},
+    ),
+    Series(
+        "VGG-16, Pascal, Horovod, 128 GPUs",
+        HOROVOD_32,
+        PASCAL,
+        by_strategy(DDP, 138_357_544, 1),
+        64,
+        {1: 154, 128: 0.79 * 154},
+    ),
+    Series(
+        "Inception V3, Pascal, Horovod",
+        HOROVOD,
+        PASCAL,
+        by_strategy(DDP, 23_834_568, 1),
+        64,
+        {1: 142, 512: 0.90 * 142},
     ),
 ]
 

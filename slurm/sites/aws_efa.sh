@@ -1,7 +1,7 @@
 # AWS ParallelCluster or HyperPod with Elastic Fabric Adapters (p4d, p5), images with the aws-ofi-nccl plugin.
 # shellcheck shell=bash disable=SC2034
 export FI_PROVIDER=efa
-# NCCL's shared memory and the adapters' own do not mix with forked data workers without it.
+# Without it, forked data workers are not safe together with the memory that the adapters use.
 export FI_EFA_FORK_SAFE=1
 # All interfaces but the loopback and Docker's.
 export NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-^lo,docker0}

@@ -8,8 +8,7 @@ import difflib
 import textwrap
 from collections.abc import Iterable, Sequence
 
-MOST_OF_A_REASON = 300
-"""Characters of another library's message; some of them contain whole schemas."""
+MOST_OF_A_REASON = 300  # characters of another library's message; some of them contain whole schemas
 
 
 def reason_of(error: BaseException) -> str:
@@ -50,8 +49,7 @@ class UserError(ValueError):
 
     def __init__(self, message: str = "", everywhere: bool = False):
         super().__init__(message)
-        self.everywhere = everywhere
-        """Whether every process of the job has this error, so that only one should report it."""
+        self.everywhere = everywhere  # whether every process has this error, so that only one should report it
 
 
 class ConfigError(UserError):

@@ -24,10 +24,8 @@ Kind = Literal[
     "import", "configuration", "model", "training", "out_of_memory", "communication", "files", "hang", "error"
 ]
 
-HOPELESS = ("import", "configuration", "model", "training")
-"""The same start would fail in the same way."""
-ERRORS = "errors"
-"""The folder, in that of a job's start, with the errors of its processes."""
+HOPELESS = ("import", "configuration", "model", "training")  # the same start would fail in the same way
+ERRORS = "errors"  # the folder with the errors of a start's processes, in the folder of the start
 BUILDING_THE_MODEL = "note: raised while the recipe was building its model"
 
 # Class names in place of the classes, which belong to torch and others.
@@ -41,7 +39,7 @@ _OF_CLASSES: dict[str, Kind] = {
     "OSError": "files",
 }
 _OUT_OF_MEMORY = re.compile("CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED")
-# What torch, gloo and NCCL say, above all to the processes that are left when another one went away.
+# What torch, gloo and NCCL say, mostly in the processes that remain after another one went away.
 _COMMUNICATION = re.compile(
     "nccl|gloo|process group|connection (closed|reset|refused)|closed by peer|reset by peer|broken pipe|timed out"
     "|socket timeout|remote process exited|recv, got 0 bytes|connectFullMesh failed|pair closure",
@@ -69,7 +67,7 @@ def kind_of(error: BaseException) -> Kind:
 
 @contextmanager
 def building_the_model() -> Iterator[None]:
-    """Note on an exception that it is about the recipe's model."""
+    """Note on an exception that it was raised while the recipe was building its model."""
     try:
         yield
     except Exception as error:
@@ -88,16 +86,16 @@ def node_name() -> str:
 
 
 def keep_exception(error: BaseException) -> None:
-    """Leave an exception of this process in the folder of the job's start, if there is one."""
+    """Record an exception of this process in the folder of the job's start, if there is one."""
     kind = kind_of(error)
-    # Torch raises a RuntimeError where a collective fails, usually because another process went away. A connection of
+    # Torch raises a RuntimeError when a collective fails, usually because another process went away. A connection of
     # the task's own, such as a download, raises an OSError.
     consequence = kind == "communication" and isinstance(error, RuntimeError)
     keep_error(in_words(error), kind, type(error).__name__, consequence)
 
 
 def keep_error(message: str, kind: Kind, exception: str | None = None, consequence: bool = False) -> None:
-    """Leave an error of this process in the folder of the job's start, if there is one; the first one stays."""
+    """Record an error of this process in the folder of the job's start, if there is one; the first error stays."""
     logs = os.environ.get("LARGEBATCH_LOGS")
     if not logs:
         return

@@ -29,6 +29,7 @@ def test_shipped_configs_are_clean(path):
         ({"gradient_allreduce_op": "sum"}, "gradient_allreduce_op: remove it; gradients are averaged"),
         ({"managed_gradient_accumulation": False}, "managed_gradient_accumulation: remove it"),
         ({"zero_optimization": {"stage": 2, "compute_grad_norm": False}}, "compute_grad_norm: remove"),
+        ({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}}, "zero_hpz_partition_size: remove"),
         ({"zero_optimization": {"stage": 0}}, "zero_optimization.stage: given 0; write 1, 2 or 3"),
         ({"zero_optimization": None}, "zero_optimization.stage: given null"),
         ({"zero_optimization": {"stage": 3, "zero_quantized_gradients": True}}, "zero_quantized_gradients: remove"),

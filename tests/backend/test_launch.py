@@ -15,6 +15,13 @@ from largebatch.errors import LaunchError
 from paths import ROOT, STRATEGIES
 
 ZERO2 = str(ROOT / "ds_configs/zero2.json")
+HSDP = {
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_VERSION": "2",
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
+    "WORLD_SIZE": "12",
+    "LOCAL_WORLD_SIZE": "4",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +57,11 @@ def test_alone():
         ({"FSDP_IGNORED_MODULES": ".*head"}, "fsdp_ignored_modules"),
         ({"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, "dynamo_backend"),
         ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}, "parallelism_config"),
+        ({**HSDP, "PARALLELISM_CONFIG_TP_SIZE": "2"}, "parallelism_config_tp_size: 2; remove it: largebatch supports"),
+        ({**HSDP, "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "2"}, "parallelism_config_dp_replicate_size: 2; remove it"),
+        ({**HSDP, "LARGEBATCH_SHARD_SIZE": "eight"}, "LARGEBATCH_SHARD_SIZE is 'eight', which is not a number"),
+        ({**HSDP, "LARGEBATCH_SHARD_SIZE": "8"}, "set LARGEBATCH_SHARD_SIZE to one of 2, 3, 4, 6, 12, or launch"),
+        ({**HSDP, "LARGEBATCH_SHARD_SIZE": "1"}, "each of 12 holds all of it; launch with ddp"),
         ({"ACCELERATE_MIXED_PRECISION": "bf16"}, "mixed_precision: bf16, the recipe has precision fp32"),
         ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}, "gradient_accumulation_steps: 4; remove it"),
         ({"ACCELERATE_GRADIENT_CLIPPING": "1.0"}, "set optimizer.clip_norm in the recipe"),
@@ -64,6 +76,33 @@ def test_alone():
 def test_refused(environment, words):
     with pytest.raises(LaunchError, match=words):
         read_launch(environment)
+
+
+@pytest.mark.parametrize(
+    ("environment", "shard_size"),
+    [
+        ({}, 4),
+        ({"PARALLELISM_CONFIG_DP_SHARD_SIZE": "1"}, 4),
+        ({"PARALLELISM_CONFIG_DP_SHARD_SIZE": "6"}, 6),
+        ({"PARALLELISM_CONFIG_DP_SHARD_SIZE": "6", "LARGEBATCH_SHARD_SIZE": "12"}, 12),
+        ({"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, 1),
+    ],
+)
+def test_processes_that_hsdp_shards_over(environment, shard_size):
+    launch = read_launch(HSDP | environment)
+    assert (launch.strategy, launch.shard_size) == ("hsdp", shard_size)
+
+
+def test_when_a_strategy_can_reduce_gradients():
+    ddp = {"WORLD_SIZE": "2"}
+    assert read_launch(ddp, reduce_gradients="last_micro_batch").strategy == "ddp"
+    assert read_launch({}, reduce_gradients="each_micro_batch").strategy == "single"
+    with pytest.raises(LaunchError) as refusal:
+        read_launch(ddp, reduce_gradients="each_micro_batch")
+    assert str(refusal.value) == (
+        'compute.reduce_gradients is "each_micro_batch", but ddp has "last_micro_batch"; launch with fsdp, hsdp, zero2 '
+        'or zero3, or write "auto"'
+    )
 
 
 def test_precision_that_agrees_is_accepted():

@@ -253,7 +253,7 @@ def alone(micro_batch_size: int) -> dict:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "world_size", "micro_batch_size"),
-    [("ddp", 2, 4), ("fsdp", 2, 4), ("zero3", 2, 4), ("single", 1, 8)],
+    [("ddp", 2, 4), ("fsdp", 2, 4), ("hsdp", 4, 2), ("zero3", 2, 4), ("single", 1, 8)],
 )
 def test_same_as_one_process_with_the_product_as_micro_batch(strategy, world_size, micro_batch_size, tmp_path):
     words = (SYNC, SHORT, f"--batch.micro_batch_size={micro_batch_size}")

@@ -40,8 +40,10 @@ NOT_SMALL = {"stage3_param_persistence_threshold": 0}
 ENGINES = {
     "ddp": ("ddp", None),
     "fsdp": ("fsdp", None),
+    "fsdp reducing each": ("fsdp", None),
     "fsdp without clipping": ("fsdp", None),
     "fsdp with an output layer of its own": ("fsdp", None),
+    "fsdp in bf16": ("fsdp", None),
     "zero1": ("zero1", None),
     "zero1 reductions": ("zero1", REDUCTIONS),
     "zero2": ("zero2", None),
@@ -52,7 +54,11 @@ ENGINES = {
     "fsdp recomputed": ("fsdp", None),
     "zero3 large recomputed": ("zero3", LARGE),
 }
-JOBS = [(name, 2) for name in ENGINES] + [(name, 4) for name in ("fsdp", "zero2", "zero3 large")]
+JOBS = [(name, 2) for name in ENGINES] + [(name, 4) for name in ("fsdp", "fsdp in bf16", "zero2", "zero3 large")]
+# Two replicas, each of the rest of the processes.
+REPLICAS = 2
+ENGINES |= {"hsdp": ("hsdp", None), "hsdp reducing the last": ("hsdp", None)}
+JOBS += [("hsdp", 4), ("hsdp reducing the last", 4), ("hsdp", 8)]
 
 
 def steps_of_a_run(run_dir, recipe, words):
@@ -116,7 +122,10 @@ def steps_by_rank(name, world_size):
         f"--train.stop_after_steps={len(ACCUMULATION)}",
         "--logging.every=100",
         *(["--optimizer.clip_norm=null"] if name == "fsdp without clipping" else []),
+        f"--precision={'bf16' if 'bf16' in name else 'fp32'}",
         f"--compute.activation_checkpointing={json.dumps('recomputed' in name)}",
+        *(["--compute.reduce_gradients=each_micro_batch"] if name == "fsdp reducing each" else []),
+        *(["--compute.reduce_gradients=last_micro_batch"] if name == "hsdp reducing the last" else []),
     )
     with TemporaryDirectory() as name_of_folder:
         folder, configs = Path(name_of_folder), None
@@ -131,6 +140,7 @@ def steps_by_rank(name, world_size):
             strategy=strategy,
             world_size=world_size,
             accelerate_configs=configs,
+            environment={"LARGEBATCH_SHARD_SIZE": str(world_size // REPLICAS)},
         )
 
 
@@ -140,7 +150,7 @@ def beside_the_volume(name, num_parameters):
     vote = ("all_reduce", 1, torch.int64)
     if name in ("ddp", "fsdp without clipping"):
         return [vote]
-    if name.startswith("fsdp"):
+    if name.startswith(("fsdp", "hsdp")):
         # Clipping sums one number a parameter.
         return [vote, ("all_reduce", num_parameters, torch.float32)]
     # For clipping, DeepSpeed sums the squares of its parts: of each parameter group.
@@ -152,19 +162,45 @@ def test_a_step_sends_what_the_theory_says(name, world_size):
     """And between log points nothing else but the vote on a stop and the gradient's norm, where it is clipped."""
     launched, settings = ENGINES[name]
     zero = ZeroSettings.of({"stage": int(launched[-1]), **(settings or {})}) if launched.startswith("zero") else None
-    for shape, started, _, _ in steps_by_rank(name, world_size):
+    shard_size = world_size // REPLICAS if launched == "hsdp" else None
+    reduces_each = name in ("fsdp reducing each", "hsdp")
+    strategy = Strategy(launched, zero, shard_size=shard_size, reduces_each=reduces_each)
+    recomputes = "recomputed" in name
+    for rank, (shape, started, _, _) in enumerate(steps_by_rank(name, world_size)):
         num_parameters = len(shape.parameters)
         for step in COUNTED:
-            strategy, recomputes = Strategy(launched, zero), "recomputed" in name
             counted = traffic_of_a_step(shape, strategy, world_size, ACCUMULATION[step], recomputes)
             small = [each for each in started[step] if each.elements <= num_parameters]
             large = [each for each in started[step] if each.elements > num_parameters]
             assert Counter(each.short for each in small) == Counter(beside_the_volume(name, num_parameters)), step
-            assert {each.dtype for each in large} == {torch.float32}
-            volume = sum(each.volume for each in large)
-            assert counted.least <= volume <= counted.most, (step, large)
+            # A unit with weights in fp32 and in bf16 is gathered as bytes.
+            as_bytes = {torch.uint8} if "bf16" in name else set()
+            assert {each.dtype for each in large if each.kind == "all_gather"} <= {torch.float32} | as_bytes
+            assert {each.dtype for each in large if each.kind != "all_gather"} == {torch.float32}
+            volume = volumes((each.ranks, each.volume) for each in large)
+            least, most = (
+                volumes((ranks_of(each.group, rank), each.volume) for each in collectives)
+                for collectives in (counted.least, counted.most)
+            )
+            assert least.keys() == volume.keys() == most.keys()
+            assert all(least[ranks] <= volume[ranks] <= most[ranks] for ranks in volume), (step, large)
             # What is computed again uses some parameters once more.
-            assert counted.least == counted.most or name == "zero3 large recomputed"
+            assert least == most or name == "zero3 large recomputed"
+
+
+def ranks_of(group, rank):
+    """The processes of a group with which this one communicates."""
+    span = group.size * group.stride
+    first = rank // span * span + rank % group.stride
+    return tuple(range(first, first + span, group.stride))
+
+
+def volumes(collectives):
+    """The bytes of each group of processes."""
+    total = Counter()
+    for ranks, volume in collectives:
+        total[ranks] += volume
+    return total
 
 
 @pytest.mark.parametrize(("name", "world_size"), JOBS)

@@ -67,5 +67,5 @@ def test_the_program(tmp_path, monkeypatch):
     sizes = ["10^4 rows", "10^5 rows", "10^6 rows", "10^7 rows", "10^8 rows", "10^9 rows"]
     assert cases["order"] == cases["order and fetching"] == sizes
     assert cases["beside the model"] == ["model", "loading"]
-    assert json.loads(out.read_text())["median_ratio_to_map"]["tokenising"]["map"] == 1.0
+    assert json.loads(out.read_text())["median_ratio_to_map"]["tokenizing"]["map"] == 1.0
     assert all(len(each.samples) == 2 for each in record.figures)

@@ -75,7 +75,7 @@ def test_without_a_gpu_it_says_that_nothing_is_measured(tmp_path, monkeypatch, c
     run(monkeypatch, str(tmp_path))
     assert read_record(tmp_path / "cuda.json").is_measured is False
     text = (tmp_path / "README.md").read_text()
-    assert "not measured yet, for want of the machine" in text
+    assert "not measured yet, for lack of the machine" in text
     assert "| GPT-2 124M, ours on ddp | not measured yet | at least 500,000 |" in text
     # What a GPU has given is not overwritten.
     measured = Record("gpu_throughput", "T", "A", {}, take_facts(()), figures=[Figure("a", "s", [1.0])])

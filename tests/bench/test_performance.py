@@ -25,7 +25,8 @@ def test_what_it_says_of_results(tmp_path):
     (tmp_path / "by_hand/some.json").write_text(json.dumps([1, 2]))
     text = performance.document(tmp_path)
     behind = text.partition("## Where it is behind")[2].partition("\n## ")[0]
-    assert "- Loop tax: ours takes 1.500 of raw.\n- Loop tax: tokens: 5 /s, at least 6 was aimed at." in behind
+    assert "- Loop tax: ours takes 1.500 times as much as raw.\n" in behind
+    assert "- Loop tax: tokens: 5 /s; the aim is at least 6." in behind
     waiting = text.partition("## What is not measured yet")[2].partition("\n## ")[0]
     assert "- on a GPU: not measured yet." in waiting
     assert "- `bench/start.py`: not measured yet." in waiting
@@ -41,7 +42,7 @@ def test_what_a_gpu_has_given_is_on_the_page(tmp_path):
     (tmp_path / "gpu").mkdir()
     (tmp_path / "gpu/memory.json").write_text(part.to_json())
     text = performance.document(tmp_path)
-    assert "- Memory on a GPU: peak: 2 GiB, at most 1 was aimed at." in text
+    assert "- Memory on a GPU: peak: 2 GiB; the aim is at most 1." in text
     assert "- zero3: not measured yet." in text
     assert "- `make gpu` (correctness, ablations, throughput, scaling): not measured yet." in text
     assert "| peak | 2 GiB | at most 1: **missed** |" in text

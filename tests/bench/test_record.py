@@ -41,10 +41,10 @@ def test_what_is_behind_and_what_is_not_measured():
         Figure("start", "s", [0.4], at_most=0.5),
         Figure("on a GPU", "/s", [], at_least=1.0),
     )
-    assert behind(record(LOOP)) == ["ours takes 2.000 of raw"]
+    assert behind(record(LOOP)) == ["ours takes 2.000 times as much as raw"]
     assert behind(record(fast, figures=figures)) == [
-        "slow takes 2.000 of raw, at most 1.5 was aimed at",
-        "tokens: 2 /s, at least 2.5 was aimed at",
+        "slow takes 2.000 times as much as raw; the aim is at most 1.5",
+        "tokens: 2 /s; the aim is at least 2.5",
     ]
     waiting = replace(LOOP, rounds=[], case="on a GPU, too", limits={"ours": 1.01})
     assert behind(record(waiting)) == []

@@ -76,11 +76,12 @@ def submit(cluster: Cluster, play: Play, tmp_path: Path) -> Submit:
         name: str = "run",
         recipe: Path = MAPS,
         programs: dict[str, str] | None = None,
+        has_environment: bool = True,
         **settings: str,
     ) -> Job:
-        environment = play(**{"accelerate": LAUNCH, **(programs or {})})
-        settings = {"LARGEBATCH_ENV": str(environment), "LARGEBATCH_PREFLIGHT": "off", **settings}
-        settings = {"RUN_DIR": str(tmp_path / name), **settings}
+        if has_environment:
+            settings = {"LARGEBATCH_ENV": str(play(**{"accelerate": LAUNCH, **(programs or {})})), **settings}
+        settings = {"LARGEBATCH_PREFLIGHT": "off", "RUN_DIR": str(tmp_path / name), **settings}
         log = tmp_path / f"{name}.log"
         command = ("sbatch", "--parsable", f"--output={log}", *options, str(script_of(recipe, tmp_path)), *words)
         number = cluster.command(*command, environment=settings, cwd=ROOT).strip()

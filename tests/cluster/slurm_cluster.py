@@ -116,7 +116,7 @@ class ClusterError(RuntimeError):
 
 
 def why_not() -> str | None:
-    """What is missing for a cluster on this machine; None is nothing."""
+    """What is missing for a cluster on this machine; None if nothing is."""
     missing = [program for program in PROGRAMS if shutil.which(program, path=SBIN) is None]
     if missing:
         return f"{', '.join(missing)} not found; apt-get install slurm-wlm munge iproute2"
@@ -124,7 +124,7 @@ def why_not() -> str | None:
 
 
 class Cluster:
-    """A running cluster, until `close` or the end of this process, however it comes.
+    """A running cluster, until `close` or the end of this process, however that comes.
 
     Args:
         num_hosts: Its hosts are h1, h2, …, or from another number on.

@@ -27,7 +27,7 @@ class Process(NamedTuple):
 
 @dataclass
 class Job:
-    """A submitted job."""
+    """A submitted job, or with no id what runs in a folder without Slurm."""
 
     cluster: Cluster
     id: str
@@ -111,7 +111,7 @@ class Job:
                 continue
             environment = dict(line.split("=", 1) for line in lines if "=" in line)
             # Another cluster may have a job of this number.
-            is_mine = (environment.get("RUN_DIR"), environment.get("SLURM_JOB_ID")) == (str(self.run_dir), self.id)
+            is_mine = (environment.get("RUN_DIR"), environment.get("SLURM_JOB_ID", "")) == (str(self.run_dir), self.id)
             if is_mine and not is_zombie:
                 found[int(folder.name)] = Process(command, environment)
         return found
@@ -126,7 +126,7 @@ class Job:
 
     @contextmanager
     def paused(self, rank: int) -> Iterator[int]:
-        """Make no more steps meanwhile, for the other ranks wait for this one; gives its process."""
+        """Stop a rank, and so all steps, since the other ranks wait for it; yields its process."""
         pid = self.rank(rank)
         os.kill(pid, signal.SIGSTOP)
         yield pid

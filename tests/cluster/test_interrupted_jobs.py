@@ -1,6 +1,7 @@
-"""Jobs that are asked to stop, preempted, killed and cancelled, and go on."""
+"""Jobs that are asked to stop, preempted, killed and canceled, and resume."""
 
 import os
+import re
 import signal
 import sys
 import time
@@ -24,6 +25,25 @@ pytestmark = pytest.mark.slow
 
 # A pre-flight at the job's first start alone.
 PREFLIGHT_ONCE = f'[[ $1 == preflight && $LARGEBATCH_RESTART != 0 ]] || exec {sys.prefix}/bin/largebatch "$@"'
+
+# Stands in for W&B, which would refuse numbers that go back; what it keeps on the disk survives a process.
+WANDB = """
+import json, os
+from types import SimpleNamespace
+config = SimpleNamespace(update=lambda *_, **__: None)
+
+def init(id, resume, dir, **_):
+    def write(**line):
+        with open(f"{dir}/wandb.jsonl", "a") as file:
+            print(json.dumps({"id": id, "mode": os.environ["WANDB_MODE"], **line}), file=file)
+
+    write(resume=resume)
+    return SimpleNamespace(
+        define_metric=lambda *_, **__: None,
+        log=lambda values, step: write(number=step, step=values["step"]),
+        finish=lambda: write(finished=True),
+    )
+"""
 
 
 def test_canceled_it_is_gone_and_near_its_time_limit_it_is_requeued(submit, cluster, uninterrupted):
@@ -50,6 +70,7 @@ def test_canceled_it_is_gone_and_near_its_time_limit_it_is_requeued(submit, clus
     job.wait_for_training(start=1)
     limit = datetime.fromisoformat(job.show("EndTime")).timestamp()
     with job.paused(rank=0):
+        assert_a_stopped_process_is_named(submit, cluster)
         time.sleep(max(0, limit - margin - time.time()))
     job.wait_until(lambda job: "] stopped by the end of the job's time limit, after step" in job.log)
     # The next start gets an hour.
@@ -59,6 +80,24 @@ def test_canceled_it_is_gone_and_near_its_time_limit_it_is_requeued(submit, clus
     job.wait_for_training(start=2)
     assert_stops_with_the_weights_of(uninterrupted, job)
     job.assert_no_survivors()
+
+
+def assert_a_stopped_process_is_named(submit, cluster):
+    """With its host, by the others, which wait for it in a collective; the job is requeued."""
+    job = submit(*ENDLESS, "--faults.hang_seconds=20", options=TWO_NODES, name="hanging")
+    job.wait_until(lambda job: job.last_step >= 20)
+    hosts = job.show("NodeList")
+    with job.paused(rank=1):
+        job.wait_until(lambda job: "; requeued" in job.log)
+    cluster.command("scancel", job.id)
+    assert hosts == "h[1-2]"
+    ending = re.search(
+        r"\] failed: hang: no progress for (\d+) s, .* rank 1 \(h2, process \d+\) wrote no stack: stopped, .*; "
+        r"rank 0 waited in \w+ number \d+ of group .*; requeued",
+        job.log,
+    )
+    assert ending, job.log
+    assert 20 <= int(ending[1]) <= 40
 
 
 def test_a_dead_launcher_leaves_no_orphans_and_fewer_nodes_go_on(submit, cluster, uninterrupted):
@@ -78,8 +117,18 @@ def test_a_dead_launcher_leaves_no_orphans_and_fewer_nodes_go_on(submit, cluster
     job.assert_no_survivors()
 
 
-def test_signaled_killed_and_preempted_it_ends_bit_for_bit(submit, cluster, uninterrupted):
-    job = submit(*ENDLESS, options=TWO_NODES, programs={"largebatch": PREFLIGHT_ONCE}, LARGEBATCH_PREFLIGHT="on")
+def test_signaled_killed_and_preempted_it_ends_bit_for_bit(submit, cluster, uninterrupted, tmp_path):
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules/wandb.py").write_text(WANDB)
+    job = submit(
+        *ENDLESS,
+        '--logging.trackers=["wandb"]',
+        options=TWO_NODES,
+        programs={"largebatch": PREFLIGHT_ONCE},
+        LARGEBATCH_PREFLIGHT="on",
+        PYTHONPATH=str(tmp_path / "modules"),
+        WANDB_MODE="offline",
+    )
     job.wait_until(lambda job: list((job.logs / "preflight").glob("listening.*")))
     cluster.command("scancel", "--signal=TERM", job.id)
     job.wait_until(lambda job: "asked to stop by a signal to the nodes before the run began" in job.log)
@@ -105,3 +154,15 @@ def test_signaled_killed_and_preempted_it_ends_bit_for_bit(submit, cluster, unin
     assert_stops_with_the_weights_of(uninterrupted, job)
     assert job.starts == 5
     job.assert_no_survivors()
+
+    lines = read_json_lines(job.run_dir / "trackers/wandb.jsonl")
+    assert [line["resume"] for line in lines if "resume" in line] == ["allow"] * 4
+    assert sum("finished" in line for line in lines) == 3
+    assert len({line["id"] for line in lines}) == 1
+    assert {line["mode"] for line in lines} == {"offline"}
+    shown = [line for line in lines if "number" in line]
+    numbers = [line["number"] for line in shown]
+    assert numbers == sorted(set(numbers))
+    # A process that is killed may not have handed over its last second.
+    assert {line["step"] for line in shown} <= {1, *range(20, job.status["step"] + 1, 20)}
+    assert shown[-1]["step"] == job.status["step"] // 20 * 20

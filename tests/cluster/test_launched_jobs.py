@@ -3,8 +3,10 @@
 import importlib.metadata
 import json
 import re
-import shlex
+import shutil
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from paths import PYDOC, ROOT
 from played import write_commands
 from resuming import TINY_GPT
+from slurm_cluster import SBIN, Cluster
 from slurm_job import Job
 from tiny_jobs import TWO_NODES, WORDS, assert_same_weights, steps
 
@@ -82,17 +85,42 @@ def test_strategies_on_the_same_two_hosts_at_once(submit, uninterrupted, cluster
     assert "bad node" not in late.log
 
     # The same over ssh, without Slurm.
-    ssh = tmp_path / "ssh"
-    reach = "\n".join(f'{name}) exec {shlex.join(cluster.to_host(name))} bash -c "$2" ;;' for name in ("h9", "h10"))
-    ssh.write_text(f'#!/usr/bin/env bash\nset -- "${{@: -2}}"\ncase $1 in\n{reach}\nesac\n')
-    ssh.chmod(0o755)
     (tmp_path / "hosts").write_text("h9 slots=8\nh10 slots=8\n")
-    environment = {"LARGEBATCH_SSH": str(ssh), "RUN_DIR": str(tmp_path / "over_ssh")}
+    environment = {"LARGEBATCH_SSH": start_ssh(cluster, tmp_path, "h9", "h10"), "RUN_DIR": str(tmp_path / "over_ssh")}
     environment["LARGEBATCH_ENV"] = f"{sys.prefix}/bin/activate"
-    words = ("launch/hosts.sh", str(tmp_path / "hosts"), str(PYDOC.relative_to(ROOT)), *SMALL_GPT)
-    log = cluster.command("bash", *words, "--train.stop_after_steps=2", environment=environment, cwd=ROOT)
-    assert "all-reduce of 64 MiB over 2 nodes by gloo" in log
-    assert re.search(r"^\[h9\] \[rank 0\] .*on 2 x ddp", log, re.MULTILINE)
+    words = ("bash", "launch/hosts.sh", str(tmp_path / "hosts"), str(PYDOC.relative_to(ROOT)), *SMALL_GPT)
+    job = Job(cluster, "", tmp_path / "over_ssh", tmp_path / "over_ssh.log")
+    with job.log_file.open("w") as log:
+        process = subprocess.Popen(
+            cluster.on_login_node(*words, '--train.duration={"steps": 100000}', cwd=ROOT),
+            env=cluster.environment | environment,
+            stdout=log,
+            stderr=log,
+        )
+    while job.last_step == 0:
+        assert process.poll() is None, job.log
+        time.sleep(0.2)
+    assert "all-reduce of 64 MiB over 2 nodes by gloo" in job.log
+    assert re.search(r"^\[h9\] \[rank 0\] .* on 2 processes", job.log, re.MULTILINE)
+    # When this end dies, so does the other.
+    assert any("train.py" in each.command for each in job.processes().values())
+    process.kill()
+    process.wait()
+    job.assert_no_survivors()
+
+
+def start_ssh(cluster: Cluster, folder: Path, *hosts: str) -> str:
+    """Start a daemon on each of the hosts; the command that reaches them."""
+    sshd = shutil.which("sshd", path=SBIN)
+    if sshd is None:
+        pytest.skip("sshd not found; apt-get install openssh-server")
+    key, config = folder / "key", folder / "sshd_config"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    config.write_text(f"HostKey {key}\nAuthorizedKeysFile {key}.pub\nStrictModes no\n")
+    for host in hosts:
+        cluster.on_host(host, "mkdir", "-p", "/run/sshd")
+        cluster.on_host(host, sshd, "-f", str(config))
+    return f"ssh -F none -i {key} -o BatchMode=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile={folder}/known"
 
 
 def test_sites_of_other_kinds(submit, tmp_path):
@@ -110,8 +138,7 @@ def test_sites_of_other_kinds(submit, tmp_path):
         name="contained",
         LARGEBATCH_PREFLIGHT="on",
         LARGEBATCH_CONTAINER="apptainer:image.sif",
-        # No environment file in a container.
-        LARGEBATCH_ENV="",
+        has_environment=False,
         PATH=write_commands(tmp_path / "bin", {"apptainer": APPTAINER}),
     )
     assert contained.wait_for_end() == "COMPLETED", contained.log
@@ -126,7 +153,8 @@ def test_sites_of_other_kinds(submit, tmp_path):
     assert job.exit_code == "3:0"
 
 
-# In the manner of the real one: the folders of the image, here the machine's programs, and what is bound.
+# In the manner of the real one: the folders of the image, here the machine's programs, and what is bound. The host's
+# environment is of no use inside.
 APPTAINER = f"""
 [[ -n ${{root:-}} ]] || root=$(mktemp -d) exec unshare --mount "$0" "$@"
 PATH={sys.prefix}/bin:/usr/bin:/bin:/usr/sbin
@@ -138,7 +166,9 @@ done
 mkdir -p "$root/tmp"
 for pair in ${{3//,/ }}; do enter "${{pair%%:*}}" "${{pair#*:}}"; done
 [[ -e $root/run/slurm.conf ]] || echo "other folders are absent" >&2
-exec chroot "$root" bash -c 'cd "$0" && exec "$@"' "$5" "${{@:7}}"
+exec chroot "$root" bash -c 'cd "$0"
+  [[ ! -f .venv/bin/activate ]] || mount --bind /dev/null .venv/bin/activate
+  exec "$@"' "$5" "${{@:7}}"
 """
 
 

@@ -1,5 +1,7 @@
 """Jobs whose hosts lose their network or their daemon."""
 
+import os
+
 import pytest
 
 from tiny_jobs import ENDLESS, TWO_NODES, assert_stops_with_the_weights_of
@@ -8,7 +10,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_host_that_is_cut_off_or_dies_is_replaced(submit, cluster, uninterrupted):
-    """Of two hosts, the one without the batch script: the first loses its network, the next its daemon."""
+    """The host without the batch script loses its network; then the one that replaces it loses its daemon."""
     # Longer than Slurm takes to give up a host.
     job = submit(*ENDLESS, "--faults.hang_seconds=60", options=TWO_NODES)
     job.wait_until(lambda job: job.last_step >= 60)
@@ -33,9 +35,11 @@ def test_a_host_that_is_cut_off_or_dies_is_replaced(submit, cluster, uninterrupt
 
 
 def test_a_host_that_is_cut_off_but_alive_publishes_nothing(submit, cluster, uninterrupted):
-    """It trains on alone while its job already runs elsewhere, on the same run folder."""
+    """It continues to train alone while its job already runs elsewhere, in the same run folder."""
     job = submit(*ENDLESS, options=("--cpus-per-task=2", "--nodes=1"))
     job.wait_until(lambda job: job.last_step >= 60)
+    # The step has all of the job's CPUs, not one for its one task.
+    assert len(os.sched_getaffinity(job.rank(0))) == min(2, len(os.sched_getaffinity(0)))
     host = job.show("NodeList")
     with job.paused(rank=0) as old:
         cluster.cut_off(host)

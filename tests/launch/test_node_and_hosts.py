@@ -25,8 +25,8 @@ COMMANDS = {
       fi
       [[ $LARGEBATCH_NODE != "${{BROKEN:-}}" ]] || {{ until [[ -s $RUN_DIR/slow ]]; do sleep 0.1; done; exit 5; }}
       {ACCELERATE}""",
-    # Where every host is this machine.
-    "ssh": 'shift $(($# - 2)); exec bash -c "$2"',
+    # Where every host is this machine; nothing of this end's environment is there.
+    "ssh": 'shift $(($# - 2)); cd /; exec env -i HOME=/ PATH="$PATH" bash -c "$2"',
 }
 
 
@@ -94,14 +94,14 @@ def test_a_node(launch, tmp_path):
         ((RECIPE,), {"PREFLIGHT_CODE": "3"}, 3, ""),
         ((RECIPE,), {"PREFLIGHT_CODE": "3", "LARGEBATCH_PREFLIGHT": "off", "TRAIN_CODE": "1"}, 1, "trains on"),
         (("--train-only", RECIPE), {"PREFLIGHT_CODE": "3", "TRAIN_CODE": "1", "REFUSAL": "why"}, 2, "trains on"),
-        (("--gpus", "2", RECIPE), {}, 2, "--gpus: no option of node.sh"),
+        (("--gpus", "2", RECIPE), {}, 2, "--gpus: not an option of node.sh"),
         (("--port", "x", RECIPE), {}, 2, "--port x: not a number"),
         (("--node-rank", "2", RECIPE), {}, 2, "--node-rank 2: there are 2 nodes, counted from 0"),
         ((), {}, 2, "write node.sh --nodes N"),
         (("nope.json",), {}, 2, "there is no nope.json"),
         ((RECIPE,), {"RUN_DIR": "gs://bucket"}, 2, "object stores"),
         ((RECIPE,), {"STRATEGY": "x"}, 2, "STRATEGY=x: there is no recipes/accelerate_configs/x.yaml"),
-        ((RECIPE,), {"PATH": "/usr/bin:/bin"}, 127, "largebatch is not found after no environment file"),
+        ((RECIPE,), {"PATH": "/usr/bin:/bin"}, 127, "largebatch is not found; set LARGEBATCH_ENV to the shell file"),
         ((RECIPE,), {"LARGEBATCH_PREFLIGHT_SECONDS": "soon"}, 2, "LARGEBATCH_PREFLIGHT_SECONDS=soon"),
         # Two nodes could not know of each other's folder.
         ((RECIPE,), {"LARGEBATCH_JOB_ID": ""}, 2, "2 nodes need the same name for this start: set LARGEBATCH_JOB_ID"),
@@ -265,6 +265,8 @@ def test_hosts(launch, tmp_path):
     assert sorted(line for line in log.splitlines() if "trains" in line) == ["[a] trains on a", "[b] trains on b"]
     for rank, host in enumerate("ab"):
         told = (tmp_path / f"run/words.{host}").read_text().splitlines()
+        # In this folder.
+        assert told[told.index("--config") + 1] == RECIPE
         for option, value in (("--machine_rank", f"{rank}"), ("--main_process_ip", "a"), ("--seed", "a  b")):
             assert told[told.index(option) + 1] == value
     assert environment_in(tmp_path / "run")["WANDB_API_KEY"] == "it's $HOME"

@@ -40,7 +40,7 @@ def growth_until_prepared(run_dir: Path, *words: str) -> tuple[int, int]:
     build, numbers = Run.build, []
 
     def measured_build(run, build_model):
-        # The high-water mark begins anew.
+        # The high-water mark starts over.
         Path("/proc/self/clear_refs").write_text("5")
         numbers.append(memory("VmRSS"))
         model = build(run, build_model)

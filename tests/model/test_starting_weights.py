@@ -44,10 +44,11 @@ def assert_starts_from(found: dict[str, np.ndarray], weights: dict[str, np.ndarr
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "world_size"),
-    [("ddp", 2), ("fsdp", 1), ("fsdp", 3), ("zero1", 3), ("zero3", 1), ("zero3", 3)],
+    [("ddp", 2), ("fsdp", 1), ("fsdp", 3), ("hsdp", 4), ("zero1", 3), ("zero3", 1), ("zero3", 3)],
 )
 def test_the_same_bits_everywhere(strategy, world_size, tmp_path):
-    results = run_job(prepared, tmp_path / "run", strategy=strategy, world_size=world_size)
+    words = ("--batch.micro_batch_size=2",)
+    results = run_job(prepared, tmp_path / "run", *words, strategy=strategy, world_size=world_size)
     assert_starts_from(results[0], expected())
 
 

@@ -27,11 +27,18 @@ ZERO = {"overlap_comm": True, "reduce_bucket_size": BUCKET}
 STRATEGIES = {
     "ddp": Strategy("ddp"),
     "fsdp": Strategy("fsdp"),
+    "fsdp reducing each": Strategy("fsdp", reduces_each=True),
+    "hsdp": Strategy("hsdp", shard_size=2, reduces_each=True),
+    "hsdp reducing the last": Strategy("hsdp", shard_size=2),
     "zero1": Strategy("zero1", ZeroSettings(1, **ZERO)),
     "zero2": Strategy("zero2", ZeroSettings(2, **ZERO)),
     "zero3": Strategy("zero3", ZeroSettings(3, **ZERO)),
     # Some of the models' parameters are larger than this, and cut up between passes.
     "zero3 of large parameters": Strategy("zero3", ZeroSettings(3, **ZERO, stage3_param_persistence_threshold=1000)),
+}
+REDUCTION = {
+    "fsdp reducing each": ["--compute.reduce_gradients=each_micro_batch"],
+    "hsdp reducing the last": ["--compute.reduce_gradients=last_micro_batch"],
 }
 # Sizes that neither 2, 3 nor 4 processes divide.
 TRANSFORMER = ("--model.num_layers=2", "--model.hidden_size=34", "--model.num_heads=1", "--data.block_size=17")
@@ -43,7 +50,8 @@ MODELS = {
     "bert": (BERT, TRANSFORMER),
 }
 LARGE = "zero3 of large parameters"
-JOBS = [("gpt2", strategy, 3) for strategy in STRATEGIES]
+JOBS = [("gpt2", strategy, 3) for strategy in STRATEGIES if not strategy.startswith("hsdp")]
+JOBS += [("llama", "hsdp", 4), ("llama", "hsdp reducing the last", 4)]
 JOBS += [("gpt2", "ddp", 1), ("gpt2", "fsdp", 2), ("gpt2", "zero1", 4)]
 JOBS += [("llama", "fsdp", 3), ("llama", "zero2", 2), ("llama", LARGE, 3)]
 JOBS += [("resnet", "ddp", 2), ("resnet", "zero1", 3), ("resnet", "fsdp", 3)]
@@ -109,6 +117,7 @@ def job(name, strategy, world_size):
         f"--batch.micro_batch_size={MICRO_BATCH_SIZE}",
         f"--batch.global_batch_size={json.dumps(sizes)}",
         f"--train.stop_after_steps={len(MICRO_BATCHES)}",
+        *REDUCTION.get(strategy, ()),
     )
     zero = STRATEGIES[strategy].zero
     with TemporaryDirectory() as folder:
@@ -139,6 +148,10 @@ def test_a_process_holds_what_the_plan_says(name, strategy, world_size):
         # The one bucket that stage 3 keeps.
         bucket = BUCKET * shape.element_bytes if STRATEGIES[strategy].name == "zero3" else 0
         assert max(held[micro_batches, micro_batches] for _, held in results) == states.held + bucket, micro_batches
+        if "fsdp" in strategy or "hsdp" in strategy:
+            # Between two micro-batches there are no gathered weights.
+            whole = states.beside.get("accumulated gradients", states.gradients) - states.gradients
+            assert max(held[1, micro_batches] for _, held in results) == states.held + whole
         if strategy == "ddp":
             # The first micro-batch has no gradients beside those that are reduced with the last one.
             assert max(held[1, micro_batches] for _, held in results) == states.with_beside

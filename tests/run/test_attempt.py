@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from largebatch.errors import TrainingFailed
-from largebatch.storage.attempts import claim, identity, is_restart_of, latest_attempt
+from largebatch.storage.attempts import claim, is_restart_of, job_start, latest_attempt
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_a_run_that_was_moved_aside_is_over(attempts):
 def test_a_requeued_job_is_a_restart_of_its_earlier_attempts(job, restarts, is_restart, monkeypatch):
     monkeypatch.setenv("LARGEBATCH_JOB_ID", "7")
     monkeypatch.delenv("LARGEBATCH_RESTART", raising=False)
-    earlier = json.loads(json.dumps(identity()))
+    earlier = json.loads(json.dumps(job_start()))
     for name, value in (("LARGEBATCH_JOB_ID", job), ("LARGEBATCH_RESTART", restarts)):
         monkeypatch.delenv(name, raising=False)
         if value is not None:
@@ -168,9 +168,9 @@ def test_a_requeued_job_is_a_restart_of_its_earlier_attempts(job, restarts, is_r
 def test_the_second_restart_is_one_of_the_first_and_not_the_other_way_round(monkeypatch):
     monkeypatch.setenv("LARGEBATCH_JOB_ID", "7")
     monkeypatch.setenv("LARGEBATCH_RESTART", "9")
-    ninth = identity()
+    ninth = job_start()
     monkeypatch.setenv("LARGEBATCH_RESTART", "10")
-    tenth = identity()
+    tenth = job_start()
     assert is_restart_of(ninth)
     assert not is_restart_of(tenth)
     monkeypatch.setenv("LARGEBATCH_RESTART", "9")
@@ -180,7 +180,7 @@ def test_the_second_restart_is_one_of_the_first_and_not_the_other_way_round(monk
 def test_without_a_job_nothing_is_a_restart(monkeypatch):
     for name in ("LARGEBATCH_JOB_ID", "LARGEBATCH_RESTART"):
         monkeypatch.delenv(name, raising=False)
-    earlier = identity()
+    earlier = job_start()
     monkeypatch.setenv("LARGEBATCH_RESTART", "1")
     assert not is_restart_of(earlier)
     assert not is_restart_of({})

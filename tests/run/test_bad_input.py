@@ -95,6 +95,43 @@ def test_machines_with_different_configs(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def different_shard_sizes(run_dir: Path) -> None:
+    import os
+
+    os.environ["LARGEBATCH_SHARD_SIZE"] = "2" if os.environ["RANK"] in ("0", "1") else "4"
+    train(PYDOC, *SMALL, run_dir=run_dir)
+
+
+def test_nodes_with_different_numbers_of_shards(tmp_path):
+    with pytest.raises(JobFailed, match="the sizes are 2 on rank 0, 4 on rank 2; they are the processes of a node"):
+        run_job(different_shard_sizes, tmp_path / "run", strategy="hsdp", world_size=4, timeout=120)
+
+
+def block_left_out_of_the_last_micro_batch(run_dir: Path) -> None:
+    """In the second step, so that each weight has had a gradient in the first."""
+    from transformers.models.gpt2.modeling_gpt2 import GPT2Block
+
+    from largebatch.backend.fsdp import FsdpBackend
+
+    are_last, mark, forward = [], FsdpBackend.mark_micro_step, GPT2Block.forward
+
+    def mark_and_count(backend, is_last):
+        are_last.append(is_last)
+        mark(backend, is_last)
+
+    def in_all_but_one(block, inputs, *arguments, **options):
+        is_left_out = are_last == [False, True, False, True]
+        return inputs.clone() if is_left_out else forward(block, inputs, *arguments, **options)
+
+    FsdpBackend.mark_micro_step, GPT2Block.forward = mark_and_count, in_all_but_one
+    train(PYDOC, *SMALL, "--batch.micro_batch_size=4", "--train.stop_after_steps=2", run_dir=run_dir)
+
+
+def test_gradients_that_hsdp_would_sum_in_the_next_step(tmp_path):
+    with pytest.raises(JobFailed, match="a part of the model got gradients from an earlier micro-batch of this step"):
+        run_job(block_left_out_of_the_last_micro_batch, tmp_path / "run", strategy="hsdp", world_size=4, timeout=120)
+
+
 def data_missing_on_one_machine(run_dir: Path) -> None:
     """Rank 1 stands for a second machine, whose copy of the data is not there."""
     import os

@@ -149,7 +149,7 @@ def test_steps_in_fp32(strategy, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "world_size", "micro_batch_size"),
-    [("single", 1, 8), ("ddp", 4, 4), ("fsdp", 2, 4)],
+    [("single", 1, 8), ("ddp", 4, 4), ("fsdp", 2, 4), ("hsdp", 4, 4)],
 )
 def test_factorisations_are_exact(strategy, world_size, micro_batch_size, tmp_path):
     words = (*SMALL, FP64, FEW, f"--batch.micro_batch_size={micro_batch_size}")

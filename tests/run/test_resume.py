@@ -40,6 +40,7 @@ DIGITS_WORDS = (
         (PYDOC, "single", 1),
         (PYDOC, "ddp", 3),
         (PYDOC, "fsdp", 3),
+        (PYDOC, "hsdp", 4),
         (PYDOC, "zero2", 2),
         (PYDOC, "zero3", 2),
         (DIGITS, "zero1", 2),
@@ -48,6 +49,8 @@ DIGITS_WORDS = (
 def test_stopped_twice_and_resumed_bit_for_bit(recipe, strategy, world_size, tmp_path):
     """Stopped by one process's signal and by the stop file, within an epoch, between evaluations and log points."""
     words = ((*TINY_GPT, "--logging.every=1") if recipe == PYDOC else DIGITS_WORDS) + STEPS
+    if strategy == "hsdp":
+        words += ("--batch.micro_batch_size=2",)
     place = {"strategy": strategy, "world_size": world_size, "recipe": recipe}
     assert run_interrupted(tmp_path / "whole", words, **place) is None
     run_dir = tmp_path / "stopped"
@@ -147,8 +150,9 @@ def test_updates_wait_for_the_copy(strategy, tmp_path):
 # --- other strategies and numbers of processes --------------------------------------------------------------------
 
 FP32_CHAIN = [("ddp", 2), ("zero3", 3), ("fsdp", 2), ("zero1", 1), ("zero2", 2), ("single", 1), ("fsdp", 4)]
-LAYERWISE_CHAIN = [("zero3", 2), ("fsdp", 3), ("zero2", 2), ("single", 1)]
-FP64_CHAIN = [("fsdp", 3), ("single", 1), ("ddp", 2)]
+HSDP_CHAIN = [("ddp", 4), ("hsdp", 4), ("zero3", 2), ("fsdp", 2), ("hsdp", 4)]
+LAYERWISE_CHAIN = [("zero3", 2), ("hsdp", 4), ("fsdp", 3), ("zero2", 2), ("single", 1)]
+FP64_CHAIN = [("fsdp", 3), ("hsdp", 4), ("single", 1), ("ddp", 2)]
 
 
 def run_chain(run_dir, chain, *words):
@@ -173,6 +177,7 @@ def largest_differences(run_dir, reference):
     ("optimizer", "precision", "chain", "tolerance"),
     [
         ("adamw", "fp32", FP32_CHAIN, 1e-5),
+        ("adamw", "fp32", HSDP_CHAIN, 1e-5),
         ("adamw", "fp64", FP64_CHAIN, 1e-12),
         ("lamb", "fp32", LAYERWISE_CHAIN, 1e-5),
     ],

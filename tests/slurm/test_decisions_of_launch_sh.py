@@ -137,7 +137,7 @@ def test_commands_that_are_not_there(start, tmp_path):
     (tmp_path / "node").write_text("PATH=/usr/bin:/bin\n")
     returned, log, _ = start()
     assert returned == 127
-    assert f"error: n1: largebatch is not found after {tmp_path / 'node'}\n" in log
+    assert f"error: n1: largebatch is not found after {tmp_path / 'node'}; set LARGEBATCH_ENV" in log
     assert "error: largebatch cannot be run on n1" in log
 
 
@@ -329,7 +329,7 @@ def test_the_hosts_environment_stays_outside_of_containers(start, checkout, tmp_
 
 
 def test_only_the_first_start_of_a_job_begins_where_it_was_told(start, tmp_path, written):
-    """Else a job that begins anew, or at some checkpoint, would do so after each requeue."""
+    """Otherwise, a job that starts over, or from a given checkpoint, would do so after each requeue."""
     words = ("--resume", "none", "--seed", "1", "--allow-change", "seed")
     start(*words)
     assert written("words.n1")[-6:] == list(words)

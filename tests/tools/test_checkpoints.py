@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from jobs import run_job
-from largebatch.tools.checkpoints import _bytes
 from largebatch.tools.command_line import main
 from paths import DIGITS, PYDOC
 from resuming import TINY_GPT, assert_same_weights, run_interrupted
@@ -113,10 +112,3 @@ def test_export_writes_over_nothing(run_dir, tmp_path, capsys):
     assert main(["export", str(run_dir), str(tmp_path / "no/out")]) == 2
     assert "there is no folder" in capsys.readouterr().err
     assert not list(tmp_path.glob(".*"))
-
-
-@pytest.mark.parametrize(
-    ("size", "shown"), [(0, "0 B"), (999, "999 B"), (999_499, "999 kB"), (999_500, "1 MB"), (16e12, "16 TB")]
-)
-def test_sizes_have_three_digits(size, shown):
-    assert _bytes(size) == shown

@@ -269,7 +269,6 @@ def test_dry_run(capsys):
         (["--nodes=2", "--signal=USR1@300"], "signal"),
         (["--nodes=2", "--no-requeue"], "requeue"),
         (["--nodes=2", "--ntasks-per-node=4"], "ntasks-per-node"),
-        (["--nodes=2", "--gpu-per-node=4"], "unknown-option"),
         (["--nodes=2", "--output=logs/x.log"], "log-folder"),
     ],
 )

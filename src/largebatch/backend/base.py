@@ -20,7 +20,7 @@ from largebatch.backend.sync_batch_norm import is_synchronized, synchronize
 from largebatch.errors import BackendMismatch, UserError
 from largebatch.optim.layerwise import LayerPart, LayerwiseOptimizer
 from largebatch.plan import RunPlan
-from largebatch.plan.strategies import names_of
+from largebatch.plan.strategies import Policy, names_of
 
 # How long processes wait for one that prepares data. A dead process is noticed at once, a hanging one by the watchdog.
 PATIENCE = timedelta(days=2)
@@ -32,10 +32,8 @@ T = TypeVar("T")
 class Update(NamedTuple):
     """The result of an optimizer step."""
 
-    grad_norm: torch.Tensor | None
-    """The global norm of the gradient before clipping, a scalar on the device, if it was computed."""
-    applied: bool
-    """False if the gradient was not finite, so that weights and optimizer were left unchanged; True if not checked."""
+    grad_norm: torch.Tensor | None  # the global norm before clipping, a scalar on the device, if it was computed
+    applied: bool  # False if weights and optimizer are unchanged, as the gradient was not finite; True if not checked
 
 
 class Request(NamedTuple):
@@ -66,13 +64,11 @@ class Backend(ABC):
             self.device = torch.device("cuda", torch.cuda.current_device())
         self.rank: int = accelerator.process_index
         self.world_size: int = accelerator.num_processes
-        self.model: nn.Module
-        """The model as the strategy wrapped it."""
-        self.unwrapped_model: nn.Module
-        """The model as the recipe built it; strategies wrap it or change it in place."""
+        self.model: nn.Module  # the model as the strategy wrapped it
+        self.unwrapped_model: nn.Module  # the model as the recipe built it; strategies wrap it or change it in place
         self.optimizer: Optimizer
-        self._compiled: list[nn.Module] = []
-        """The parts of the model that go through torch.compile."""
+        self.reduces: Policy = launch.entry.reduces[0]  # when gradients are reduced; known after `prepare`
+        self._compiled: list[nn.Module] = []  # the parts of the model that go through torch.compile
         # On the host, so that summing a count does not wait for the device.
         self._host_group = self.new_host_group()
 
@@ -114,8 +110,7 @@ class Backend(ABC):
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         return self.model, self.optimizer
 
-    _shards_layers = True
-    """Whether each of several processes steps only parts of the parameters."""
+    _shards_layers = True  # whether each of several processes steps only parts of the parameters
 
     def _locate_layers(self) -> None:
         """Tell an optimizer that needs norms of whole layers which parts of them this process steps."""
@@ -128,8 +123,13 @@ class Backend(ABC):
     def _sum_vector(self, vector: torch.Tensor) -> torch.Tensor:
         # An offloaded optimizer's vectors are on the host, over which this group may not communicate.
         total = vector.to(self.device)
-        torch.distributed.all_reduce(total)
+        torch.distributed.all_reduce(total, group=self._shard_group)
         return total.to(vector.device)
+
+    @property
+    def _shard_group(self) -> torch.distributed.ProcessGroup | None:
+        """The processes that hold a part of the model each; None means all."""
+        return None
 
     def _materialize(self, model: nn.Module) -> None:
         """Before the engine takes the model, allocate parameters built without memory, for `restore` to set."""

@@ -25,8 +25,7 @@ class RunningStatistics:
 
     def __init__(self, model: nn.Module):
         self._layers: list[tuple[_BatchNorm, float]] = []
-        self.names: set[str] = set()
-        """Names of the running means and variances."""
+        self.names: set[str] = set()  # names of the running means and variances
         self._copies: list[torch.Tensor] = []
         for name, module in model.named_modules():
             if isinstance(module, _BatchNorm) and module.track_running_stats:
@@ -77,9 +76,5 @@ class RunningStatistics:
             buffer.copy_(copy)
 
     def _buffers(self) -> list[torch.Tensor]:
-        return [
-            buffer
-            for layer, _ in self._layers
-            for buffer in (layer.running_mean, layer.running_var)
-            if buffer is not None
-        ]
+        buffers = (buffer for layer, _ in self._layers for buffer in (layer.running_mean, layer.running_var))
+        return [buffer for buffer in buffers if buffer is not None]

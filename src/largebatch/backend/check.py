@@ -35,6 +35,8 @@ def expect(plan: RunPlan, launch: Launch, optimizer: Optimizer) -> Observed:
         "hyperparameters per group": group_options(optimizer),
         "master weights": {str(DTYPES[plan.precision])},
     }
+    if launch.shard_size is not None:
+        expected["processes that shard the model"] = launch.shard_size
     if launch.deepspeed_config is not None:
         expected |= {
             "micro-batch size in DeepSpeed": plan.micro_batch_size,

@@ -56,7 +56,6 @@ ZERO_MEMORY_AND_SPEED = {
     "sub_group_size",
     "offload_optimizer",
     "offload_param",
-    "zero_hpz_partition_size",
     "stage3_max_live_parameters",
     "stage3_max_reuse_distance",
     "stage3_prefetch_bucket_size",

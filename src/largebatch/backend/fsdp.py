@@ -1,39 +1,54 @@
-"""FSDP2, and the units into which Accelerate divides a model for it."""
+"""FSDP2 and HSDP."""
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from accelerate import FullyShardedDataParallelPlugin
 from accelerate.state import DistributedType, PartialState
-from accelerate.utils.fsdp_utils import _find_final_norm, get_module_class_from_name
+from accelerate.utils import ParallelismConfig
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from largebatch.backend.base import Observed, Request
+from largebatch.backend.base import Observed, Request, Update
 from largebatch.backend.compilation import refuse_to_compile
+from largebatch.backend.fsdp_units import gather_once, shardable_parts, sharded_units
+from largebatch.backend.gathers import gather_in_bf16
+from largebatch.backend.launch import SHARD_SIZE
+from largebatch.backend.model_shape import shape_of
 from largebatch.backend.native import NativeBackend
 from largebatch.backend.state import EngineState, parameters_without_memory
-from largebatch.errors import BackendMismatch
-from largebatch.model.parts import EMBEDDING_GETTERS, embedding_layer
+from largebatch.errors import BackendMismatch, LaunchError
+from largebatch.plan.reduction import when_reduced
 
 
 class FsdpBackend(NativeBackend):
-    """FSDP2: gradients are reduce-scattered once per optimizer step, with its last micro-batch.
+    """FSDP2 over all processes or, with HSDP, over groups of them that are replicas of each other.
 
-    Until then each process keeps whole gradients, as FSDP2 documents for accumulation without communication.
+    Gradients are reduce-scattered with each micro-batch, or with the last of a step; until then each process keeps them
+    whole. HSDP then sums the shards over the replicas, always with the last.
     """
+
+    _mesh: DeviceMesh  # of shape (processes that shard the model,) or, with replicas, (replicas, processes)
 
     @staticmethod
     def accelerate_arguments(request: Request) -> dict[str, Any]:
         if not request.on_gpu:
             _rehearse_fsdp_on_cpu()
-        return {"fsdp_plugin": FullyShardedDataParallelPlugin(fsdp_version=2), "kwargs_handlers": [request.group]}
+        plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+        arguments = {"fsdp_plugin": plugin, "kwargs_handlers": [request.group]}
+        if shard_size := request.launch.shard_size:
+            _agree_on_shards(shard_size, request)
+            replicas = request.launch.world_size // shard_size
+            arguments["parallelism_config"] = ParallelismConfig(dp_replicate_size=replicas, dp_shard_size=shard_size)
+        return arguments
 
     def _wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+        shape, memory = shape_of(model, self.plan), self._smallest_gpu()
+        self.reduces = when_reduced(shape, self.launch.sharing, self.plan, memory)
         names = {parameter: name for name, parameter in model.named_parameters()}
         groups = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
         with shardable_parts(model):
@@ -43,8 +58,14 @@ class FsdpBackend(NativeBackend):
                 "FSDP has split a parameter that modules share into several, which would be trained separately; remove "
                 "fsdp_transformer_layer_cls_to_wrap from the Accelerate config, or name modules that share no parameter"
             )
+        sharded = next(model.parameters())
+        assert isinstance(sharded, DTensor)
+        self._mesh = sharded.device_mesh
         if parameters_without_memory(model):
             self._materialize_shards(groups)
+        self._units = list(sharded_units(model))
+        gather_once(model)
+        gather_in_bf16(model, {parameter.name for parameter in shape.parameters if parameter.in_bf16})
         for region in self._compiled:
             if any(isinstance(part, FSDPModule) for part in region.modules() if part is not region):
                 raise refuse_to_compile(region, self.launch.strategy)
@@ -71,7 +92,29 @@ class FsdpBackend(NativeBackend):
         # Each backward pass stays the "last": otherwise FSDP2 would keep the order of its units from one micro-batch to
         # the next, and gather the tail once more than it is used.
         assert isinstance(self.model, FSDPModule)
-        self.model.set_requires_gradient_sync(is_last)
+        self.model.set_requires_gradient_sync(is_last or self.reduces == "each_micro_batch")
+        # Over replicas, of what is reduced within a group.
+        self.model.set_requires_all_reduce(is_last)
+
+    def update(self, learning_rate: float, measure_norm: bool) -> Update:
+        # Of a unit that the last micro-batch has not used, FSDP2 would sum them over the replicas in the next step.
+        if any(unit._partial_reduce_output is not None for unit in self._units):
+            raise BackendMismatch(
+                "a part of the model got gradients from an earlier micro-batch of this step, but none from the last, "
+                "with which hsdp sums them over its replicas; use the same parts in each micro-batch, or set "
+                'compute.reduce_gradients to "last_micro_batch"'
+            )
+        return super().update(learning_rate, measure_norm)
+
+    @property
+    def _shard_group(self) -> torch.distributed.ProcessGroup:
+        return self._mesh.get_group(self._mesh.ndim - 1)
+
+    def _smallest_gpu(self) -> int | None:
+        """The memory of the smallest GPU of the job in bytes; None without GPUs."""
+        if self.device.type != "cuda":
+            return None
+        return -self.largest_of_processes(-torch.cuda.get_device_properties(self.device).total_memory)()
 
     def engine_state(self) -> EngineState:
         # An evaluation leaves the root's parameters gathered, which are different objects from the sharded ones.
@@ -82,7 +125,24 @@ class FsdpBackend(NativeBackend):
 
     def observe(self) -> Observed:
         is_sharded = isinstance(self.model, FSDPModule)
-        return super().observe() | {"strategy": self.launch.strategy if is_sharded else "no sharding"}
+        return super().observe() | {
+            "strategy": self.launch.strategy if is_sharded else "no sharding",
+            "processes that shard the model": self._mesh.size(-1) if is_sharded else 1,
+        }
+
+
+def _agree_on_shards(shard_size: int, request: Request) -> None:
+    """Refuse groups of different sizes: the processes would wait for each other while they form them."""
+    PartialState(**request.group.to_kwargs())
+    sizes = [shard_size] * request.launch.world_size
+    if len(sizes) > 1:
+        torch.distributed.all_gather_object(sizes, shard_size)
+    if len(set(sizes)) > 1:
+        found = ", ".join(f"{size} on rank {sizes.index(size)}" for size in dict.fromkeys(sizes))
+        raise LaunchError(
+            f"hsdp shards the model over groups of equal size, but the sizes are {found}; they are the processes of a "
+            f"node unless {SHARD_SIZE} is set: set it to the same number everywhere, or start as many on each node"
+        )
 
 
 def _rehearse_fsdp_on_cpu() -> None:
@@ -93,62 +153,3 @@ def _rehearse_fsdp_on_cpu() -> None:
         return "gloo", DistributedType.MULTI_GPU
 
     PartialState._prepare_backend = prepare_backend
-
-
-@contextmanager
-def shardable_parts(model: nn.Module) -> Iterator[None]:
-    """In the block, let Accelerate shard as units only parts of a model that share no parameter with the rest.
-
-    It takes the blocks that the model names, and the embeddings that the model returns. Some models of `transformers`
-    name as a block an embedding that the output layer shares, which FSDP would silently make two parameters; some
-    raise instead of returning no embedding, or return a part of a block, which is sharded as a whole.
-    """
-    names = getattr(model, "_no_split_modules", None) or ()
-    blocks = {name: [module for module in model.modules() if type(module).__name__ == name] for name in names}
-    blocks = {name: found for name, found in blocks.items() if all(_shares_nothing(model, [each]) for each in found)}
-    parts = [part for found in blocks.values() for block in found for part in block.modules() if part is not block]
-    embeddings = {getter: embedding_layer(model, getter) for getter in EMBEDDING_GETTERS}
-    unusable = [name for name, found in embeddings.items() if found is None or any(found is part for part in parts)]
-    # Embeddings that share their weights with each other become one unit.
-    if not _shares_nothing(model, [found for found in embeddings.values() if found is not None]):
-        unusable = [*embeddings]
-    replaced = {"_no_split_modules": list(blocks)} | {name: lambda: None for name in unusable}
-    before = {name: value for name, value in vars(model).items() if name in replaced}
-    vars(model).update(replaced)
-    try:
-        yield
-    finally:
-        for name in replaced:
-            del vars(model)[name]
-        vars(model).update(before)
-
-
-def _shares_nothing(model: nn.Module, modules: Sequence[nn.Module]) -> bool:
-    """Whether no parameter of these modules also belongs to another module of the model."""
-    inside = {part for module in modules for part in module.modules()}
-    theirs = {parameter for module in modules for parameter in module.parameters()}
-    others = (module for module in model.modules() if module not in inside)
-    return not any(parameter in theirs for other in others for parameter in other.parameters(recurse=False))
-
-
-def fsdp_units(model: nn.Module) -> tuple[dict[nn.Parameter, int], frozenset[int]]:
-    """The number of each parameter's unit, as Accelerate forms them, and the units that are gathered only once.
-
-    Each block and each embedding is a unit. The final norm with the output layer (the tail), and everything else (the
-    root), stay gathered from the forward to the backward pass.
-    """
-    with shardable_parts(model):
-        names = getattr(model, "_no_split_modules", None) or ()
-        kinds = tuple(kind for kind in (get_module_class_from_name(model, name) for name in names) if kind)
-        apart = [[module] for module in reversed([*model.modules()][1:]) if isinstance(module, kinds)]
-        given, output = (embedding_layer(model, getter) for getter in EMBEDDING_GETTERS)
-        tied = given is not None and getattr(given, "weight", None) is getattr(output, "weight", model)
-        if given is not None and not tied:
-            apart.append([given])
-        tail = [_find_final_norm(model), output]
-    units: dict[nn.Parameter, int] = {}
-    for number, modules in enumerate([*apart, [module for module in tail if module is not None], [model]]):
-        for module in modules:
-            for parameter in module.parameters():
-                units.setdefault(parameter, number)
-    return units, frozenset({len(apart), len(apart) + 1})

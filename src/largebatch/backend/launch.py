@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from largebatch.backend.deepspeed_config import read_deepspeed_config
 from largebatch.errors import LaunchError
+from largebatch.plan.model_shape import Strategy, ZeroSettings
 from largebatch.plan.strategies import SINGLE, STRATEGIES, StrategyEntry, engine_of, find_strategy, is_true
 
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
@@ -17,25 +18,18 @@ PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 # The values of distributed_type for which `accelerate launch` starts as many processes as it is asked for.
 STARTS_PROCESSES = ("MULTI_GPU", "FSDP", "DEEPSPEED")
 FSDP_VERSION = "2"
+DATA_PARALLELISM = "largebatch supports data parallelism only"
 NOT_FSDP2 = "version 1 keeps parameters in flat buffers, which largebatch is not tested with"
 
 
 class Setting(NamedTuple):
-    """A setting of an Accelerate config that must be off, because the recipe decides it or its effect is not tested.
+    """A setting of an Accelerate config that must be off, because the recipe decides it or its effect is not tested."""
 
-    Args:
-        key: Its name in the YAML.
-        variable: The environment variable that `accelerate launch` sets for it.
-        off: The values that change nothing, in lowercase, beginning with the default.
-        reason: Why any other value is refused.
-        remedy: What to write instead.
-    """
-
-    key: str
-    variable: str
-    off: tuple[str, ...]
-    reason: str
-    remedy: str = "remove it"
+    key: str  # its name in the YAML
+    variable: str  # the environment variable that `accelerate launch` sets for it
+    off: tuple[str, ...]  # the values that change nothing, in lowercase, beginning with the default
+    reason: str  # why any other value is refused
+    remedy: str = "remove it"  # what to write instead
 
 
 PRECISION = Setting("mixed_precision", "ACCELERATE_MIXED_PRECISION", ("no",), "it is the recipe's precision")
@@ -60,7 +54,13 @@ REFUSED = (
         "Accelerate recomputes with different dropout masks and updates BatchNorm's statistics twice",
         "remove it and set compute.activation_checkpointing in the recipe",
     ),
-    Setting("fsdp_offload_params", "FSDP_OFFLOAD_PARAMS", ("false",), "largebatch is not tested with it"),
+    Setting(
+        "fsdp_offload_params",
+        "FSDP_OFFLOAD_PARAMS",
+        ("false",),
+        "the norm of gradients on the host would be reduced over NCCL, which works on GPUs only",
+        "remove it, or launch with zero3_offload.yaml",
+    ),
     Setting(
         "fsdp_cpu_ram_efficient_loading",
         "FSDP_CPU_RAM_EFFICIENT_LOADING",
@@ -69,36 +69,52 @@ REFUSED = (
     ),
     Setting("fsdp_ignored_modules", "FSDP_IGNORED_MODULES", ("", "none"), "their gradients would not be reduced"),
     Setting("dynamo_backend", "ACCELERATE_DYNAMO_BACKEND", ("no",), "largebatch is not tested with dynamo_config"),
-    Setting(
-        "parallelism_config",
-        "ACCELERATE_USE_PARALLELISM_CONFIG",
-        ("false",),
-        "largebatch supports data parallelism only",
-    ),
     Setting("megatron_lm_config", "ACCELERATE_USE_MEGATRON_LM", ("false",), "largebatch is not tested with it"),
+    Setting(
+        "parallelism_config_dp_replicate_size",
+        "PARALLELISM_CONFIG_DP_REPLICATE_SIZE",
+        ("1",),
+        "it follows from the processes and parallelism_config_dp_shard_size",
+    ),
+    *(
+        Setting(f"parallelism_config_{kind}_size", f"PARALLELISM_CONFIG_{kind.upper()}_SIZE", ("1",), DATA_PARALLELISM)
+        for kind in ("tp", "cp", "sp")
+    ),
 )
+UNLESS_FSDP = Setting("parallelism_config", "ACCELERATE_USE_PARALLELISM_CONFIG", ("false",), DATA_PARALLELISM)
+"""With FSDP, the section makes groups of processes that shard the model."""
+SHARD_SIZE = "LARGEBATCH_SHARD_SIZE"
+DP_SHARD_SIZE = Setting("parallelism_config_dp_shard_size", "PARALLELISM_CONFIG_DP_SHARD_SIZE", ("1",), "")
 
 
 @dataclass(frozen=True)
 class Launch:
     """One process of a job, as its launcher describes it."""
 
-    strategy: str
-    """A name in the table of `plan.strategies`."""
+    strategy: str  # a name in the table of `plan.strategies`
     rank: int
     world_size: int
-    local_world_size: int
-    """Number of processes on this machine."""
-    deepspeed_config: Mapping[str, Any] | None = None
-    """The checked DeepSpeed JSON, for the ZeRO strategies."""
+    local_world_size: int  # number of processes on this machine
+    deepspeed_config: Mapping[str, Any] | None = None  # the checked DeepSpeed JSON, for the ZeRO strategies
+    shard_size: int | None = None  # processes that hold a copy of the model together, for HSDP
+    reshards: bool = True  # whether FSDP2 gathers the weights of blocks again for the backward pass
 
     @property
     def entry(self) -> StrategyEntry:
         return find_strategy(self.strategy)
 
+    @property
+    def sharing(self) -> Strategy:
+        """How the processes share a model, as memory and traffic are counted for it."""
+        zero = ZeroSettings.of(self.deepspeed_config["zero_optimization"]) if self.deepspeed_config else None
+        return Strategy(self.strategy, zero, self.reshards, self.shard_size)
+
 
 def read_launch(
-    environment: Mapping[str, str] = os.environ, precision: str = "fp32", optimizer: str | None = None
+    environment: Mapping[str, str] = os.environ,
+    precision: str = "fp32",
+    optimizer: str | None = None,
+    reduce_gradients: str = "auto",
 ) -> Launch:
     """How this process was launched: by `accelerate launch`, by torchrun, or alone.
 
@@ -106,6 +122,7 @@ def read_launch(
         environment: The process's environment variables.
         precision: The recipe's precision, which an Accelerate config must not contradict.
         optimizer: The name of the recipe's optimizer, which the strategy must support; None means any.
+        reduce_gradients: The recipe's field, which the strategy must support.
 
     Raises:
         LaunchError: The launch would silently train something other than the recipe, or cannot train it.
@@ -124,10 +141,44 @@ def read_launch(
     deepspeed_config = read_deepspeed_config(environment) if engine == "DeepSpeed" else None
     stage = deepspeed_config["zero_optimization"]["stage"] if deepspeed_config else None
     entry = next(entry for entry in (SINGLE, *STRATEGIES.values()) if entry.launched(environment, stage))
-    refusal = entry.refusal(precision, optimizer)
+    refusal = entry.refusal(precision, optimizer, reduce_gradients)
     if refusal:
         raise LaunchError("; ".join(refusal))
-    return Launch(entry.name, rank, world_size, local_world_size, deepspeed_config)
+    shard_size = None
+    if entry.replicates_shards:
+        shard_size = read_shard_size(environment, local_world_size)
+        _check_shard_size(shard_size, world_size)
+    reshards = environment.get("FSDP_RESHARD_AFTER_FORWARD", "true").lower() == "true"
+    return Launch(entry.name, rank, world_size, local_world_size, deepspeed_config, shard_size, reshards)
+
+
+def read_shard_size(environment: Mapping[str, str], local_world_size: int) -> int:
+    """The number of processes that HSDP shards the model over, which are those of a node unless it is set.
+
+    Raises:
+        LaunchError: It is not a positive number.
+    """
+    given = environment.get(DP_SHARD_SIZE.variable, DP_SHARD_SIZE.off[0])
+    name, value = DP_SHARD_SIZE.key, str(local_world_size) if given in DP_SHARD_SIZE.off else given
+    if SHARD_SIZE in environment:
+        name, value = SHARD_SIZE, environment[SHARD_SIZE]
+    if not value.isdecimal() or int(value) < 1:
+        raise LaunchError(f"{name} is {value!r}, which is not a number of processes; write 8, for example")
+    return int(value)
+
+
+def _check_shard_size(shard_size: int, world_size: int) -> None:
+    if world_size % shard_size:
+        sizes = [str(size) for size in range(min(2, world_size), world_size + 1) if world_size % size == 0]
+        raise LaunchError(
+            f"hsdp shards the model over {shard_size} processes, but {world_size} is not a multiple of that; set "
+            f"{SHARD_SIZE} to one of {', '.join(sizes)}, or launch a multiple of {shard_size} processes"
+        )
+    if shard_size == 1 and world_size > 1:
+        raise LaunchError(
+            f"hsdp would shard the model over 1 process, so that each of {world_size} holds all of it; launch with "
+            f"ddp, which does that, with fsdp, or with {SHARD_SIZE}=2 or more"
+        )
 
 
 def end_with_the_launcher(environment: Mapping[str, str] = os.environ) -> None:
@@ -143,7 +194,7 @@ def _refuse_settings(environment: Mapping[str, str], precision: str) -> None:
             f"the Accelerate config has mixed_precision: {launched_precision}, the recipe has precision {precision}; "
             "remove it from the Accelerate config, or set precision in the recipe"
         )
-    for setting in REFUSED:
+    for setting in REFUSED if engine_of(environment) == "FSDP" else (*REFUSED, UNLESS_FSDP):
         value = environment.get(setting.variable, setting.off[0])
         if value.lower() not in setting.off:
             raise LaunchError(f"the Accelerate config has {setting.key}: {value}; {setting.remedy}: {setting.reason}")

@@ -4,7 +4,8 @@ from collections import Counter
 
 from torch import nn
 
-from largebatch.backend.fsdp import fsdp_units
+from largebatch.backend.fsdp_units import fsdp_units
+from largebatch.backend.gathers import weights_in_bf16
 from largebatch.optim.build import planned_groups
 from largebatch.plan import RunPlan
 from largebatch.plan.model_shape import ModelShape, ParameterShape
@@ -17,8 +18,16 @@ def shape_of(model: nn.Module, plan: RunPlan) -> ModelShape:
     }
     modules = Counter(parameter for module in model.modules() for parameter in set(module.parameters(recurse=False)))
     units, gathered = fsdp_units(model)
+    in_bf16 = weights_in_bf16(model, plan)
     parameters = tuple(
-        ParameterShape(name, tuple(parameter.shape), groups.get(parameter), units[parameter], modules[parameter])
+        ParameterShape(
+            name,
+            tuple(parameter.shape),
+            groups.get(parameter),
+            units[parameter],
+            modules[parameter],
+            in_bf16=parameter in in_bf16,
+        )
         for name, parameter in model.named_parameters()
     )
     return ModelShape(

@@ -115,6 +115,8 @@ def quiet(rank: int) -> None:
             datasets.disable_progress_bars()
         warnings.simplefilter("ignore")
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
+    # As Accelerate does for HSDP.
+    warnings.filterwarnings("ignore", message="Slicing a flattened dim from root mesh")
     # Users cannot fix one library's use of another library's deprecated functions.
     for category in (FutureWarning, DeprecationWarning):
         warnings.filterwarnings("ignore", category=category, module=r"(torch|accelerate|deepspeed|transformers)\.")

@@ -1,13 +1,14 @@
 """A strategy's state as a checkpoint stores it: which ranges of which vectors this process holds, and which it writes.
 
 Every parameter and every optimizer state is a vector (`storage.layout`). Under DDP each process holds all vectors
-whole; under FSDP2 it holds rows, under ZeRO parts of flat buffers: always a contiguous range.
+whole; under FSDP2 and HSDP it holds rows, under ZeRO parts of flat buffers: always a contiguous range.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -25,19 +26,12 @@ from largebatch.storage.tensors import DTYPE_NAMES, to_host
 
 @dataclass(frozen=True)
 class Piece:
-    """A range of a vector that this process holds.
+    """A range of a vector that this process holds."""
 
-    Args:
-        vector: "<kind>/<parameter's name>".
-        start: First element of the range.
-        tensor: The live state, of any shape; its elements in row-major order are the range.
-        owned: The part that this process writes, as (start, stop) in the vector; one process writes each element.
-    """
-
-    vector: str
-    start: int
-    tensor: torch.Tensor
-    owned: tuple[int, int]
+    vector: str  # "<kind>/<parameter's name>"
+    start: int  # first element of the range
+    tensor: torch.Tensor  # the live state, of any shape; its elements in row-major order are the range
+    owned: tuple[int, int]  # what this process writes, as (start, stop) in the vector; one process writes each element
 
     @property
     def stop(self) -> int:
@@ -60,18 +54,12 @@ class Piece:
 
 @dataclass(frozen=True)
 class EngineState:
-    """The state of one process.
+    """The state of one process."""
 
-    Args:
-        parameters: All parameters of the model. Those of which this process holds any part have the optimizer's scalar
-            states.
-        pieces: What this process holds.
-        buffers: The model's persistent buffers.
-    """
-
+    # All parameters of the model. Those of which this process holds any part have the optimizer's scalar states.
     parameters: Mapping[str, ParameterInfo]
-    pieces: list[Piece]
-    buffers: Mapping[str, torch.Tensor]
+    pieces: list[Piece]  # what this process holds
+    buffers: Mapping[str, torch.Tensor]  # the model's persistent buffers
 
 
 def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -111,43 +99,55 @@ def check_savable(model: nn.Module) -> None:
             )
 
 
-def local_range(parameter: torch.Tensor) -> tuple[torch.Tensor, int, bool]:
+class Holders(NamedTuple):
+    """The processes that hold the same part of a parameter, and this one's place among them."""
+
+    place: int
+    number: int
+
+
+def local_range(parameter: torch.Tensor) -> tuple[torch.Tensor, int, Holders | None]:
     """The part of a parameter, or of a state of its shape, that this process holds.
 
     Returns:
-        The part, its first element in the whole vector, and whether the other processes hold other parts.
+        The part, its first element in the whole vector, and who holds it; None stands for all processes.
 
     Raises:
-        BackendMismatch: The part is not a contiguous range, or several processes hold it.
+        BackendMismatch: The part is not a contiguous range.
     """
     if not isinstance(parameter, DTensor):
-        return parameter.data, 0, False
-    placements = parameter.placements
-    if len(placements) > 1 or not isinstance(placements[0], Shard) or placements[0].dim != 0:
-        is_replicated = any(isinstance(placement, Replicate) for placement in placements)
-        hint = "replicated over groups" if is_replicated else ", ".join(str(placement) for placement in placements)
-        raise BackendMismatch(f"a parameter is {hint}; checkpoints hold parameters sharded by rows over all processes")
-    _, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, placements)
-    return parameter.to_local().data, offset[0] * math.prod(parameter.shape[1:]), True
+        return parameter.data, 0, None
+    placements, mesh = parameter.placements, parameter.device_mesh
+    if placements not in ((Shard(0),), (Replicate(), Shard(0))):
+        raise BackendMismatch(
+            f"a parameter is {', '.join(map(str, placements))}; checkpoints hold parameters sharded by rows over all "
+            "processes, or over groups of them that are replicas of each other"
+        )
+    _, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
+    holders = Holders(mesh.get_local_rank(0), mesh.size(0)) if len(placements) > 1 else Holders(0, 1)
+    return parameter.to_local().data, offset[0] * math.prod(parameter.shape[1:]), holders
 
 
 def pieces_of(tensors: Mapping[str, torch.Tensor], rank: int, world_size: int) -> list[Piece]:
     """Pieces of torch's own parameters and states, by vector name: whole, or sharded by FSDP2.
 
-    Each process writes an equal share of the vectors that every process holds whole.
+    The processes that hold the same parts write an equal share of them each.
     """
+    everyone = Holders(rank, world_size)
     held = {vector: local_range(tensor) for vector, tensor in tensors.items()}
-    total = sum(part.numel() for part, _, is_sharded in held.values() if not is_sharded)
-    first, last = total * rank // world_size, total * (rank + 1) // world_size
+    totals: Counter[Holders] = Counter()
+    for part, _, holders in held.values():
+        totals[holders or everyone] += part.numel()
+    before: Counter[Holders] = Counter()
     pieces = []
-    for vector, (part, start, is_sharded) in held.items():
-        size = part.numel()
-        owned = (start, start + size)
-        if not is_sharded:
-            begin, end = max(first, 0), min(last, size)
-            owned = (begin, end) if begin < end else (0, 0)
-            first, last = first - size, last - size
+    for vector, (part, start, found) in held.items():
+        holders, size = found or everyone, part.numel()
+        # The share of these elements that this process writes.
+        first, last = (totals[holders] * place // holders.number for place in (holders.place, holders.place + 1))
+        begin, end = max(first - before[holders], 0), min(last - before[holders], size)
+        before[holders] += size
         if size:
+            owned = (start + begin, start + end) if begin < end else (0, 0)
             pieces.append(Piece(vector, start, part, owned))
     return pieces
 

@@ -11,31 +11,18 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Schedule:
-    """The shape of a learning rate over the run. Places are numbers of samples trained on so far.
+    """The shape of a learning rate over the run. Places are numbers of samples trained on so far."""
 
-    Args:
-        end: Samples of the whole run.
-        warmup: Samples until the peak is reached; 0 means no warmup.
-        warmup_start_lr: Learning rate at the start of warmup; the peak, if that is lower.
-        warmup_shape: Whether the rate grows to the peak during warmup, or keeps its first value until the end of it.
-        decay: Shape after warmup.
-        final_fraction: Learning rate at `end` as a fraction of the peak, for the decays that begin at `decay_start`.
-        power: Exponent of "polynomial".
-        milestones: Places from which "step" multiplies the learning rate by `factor` once more.
-        factor: Factor of "step".
-        decay_start: Place where "cosine", "linear", "polynomial" and "warmup_stable_decay" begin.
-    """
-
-    end: int
-    warmup: int = 0
-    warmup_start_lr: float = 0.0
-    warmup_shape: Literal["gradual", "constant"] = "gradual"
+    end: int  # samples of the whole run
+    warmup: int = 0  # samples until the peak is reached; 0 means no warmup
+    warmup_start_lr: float = 0.0  # learning rate at the start of warmup; the peak, if that is lower
+    warmup_shape: Literal["gradual", "constant"] = "gradual"  # grows to the peak, or keeps its first value until then
     decay: Literal["constant", "step", "cosine", "linear", "polynomial", "warmup_stable_decay"] = "constant"
-    final_fraction: float = 0.0
-    power: float = 1.0
-    milestones: tuple[int, ...] = ()
+    final_fraction: float = 0.0  # learning rate at `end` over the peak, for the decays that begin at `decay_start`
+    power: float = 1.0  # exponent of "polynomial"
+    milestones: tuple[int, ...] = ()  # places from which "step" multiplies the learning rate by `factor` once more
     factor: float = 1.0
-    decay_start: int = 0
+    decay_start: int = 0  # place where "cosine", "linear", "polynomial" and "warmup_stable_decay" begin
 
     def lr_at(self, place: int, peak_lr: float) -> float:
         """Learning rate of the step before which `place` samples were trained on.

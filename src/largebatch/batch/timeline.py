@@ -36,12 +36,9 @@ class GlobalBatch(NamedTuple):
 
     epoch: int
     start: int
-    size: int
-    """Samples of this step; fewer than `global_batch_size` in a ragged batch."""
-    global_batch_size: int
-    """The current batch size, which the learning rate follows."""
-    samples_before: int
-    """Samples that all earlier steps trained on."""
+    size: int  # samples of this step; fewer than `global_batch_size` in a ragged batch
+    global_batch_size: int  # the current batch size, which the learning rate follows
+    samples_before: int  # samples that all earlier steps trained on
 
 
 @dataclass(frozen=True)
@@ -50,29 +47,19 @@ class Phase:
 
     first_step: int
     global_batch_size: int
-    epoch: int
-    """Epoch of the first step."""
-    start: int
-    """Position of the first step in its epoch."""
-    samples_before: int
-    """Samples trained on before the phase."""
+    epoch: int  # epoch of the first step
+    start: int  # position of the first step in its epoch
+    samples_before: int  # samples trained on before the phase
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """The global batches of a run.
+    """The global batches of a run."""
 
-    Args:
-        num_train_samples: Samples of the training set.
-        keep_last: Whether the ragged batch at the end of each epoch is trained on, or dropped.
-        tokens_per_sample: Target tokens of each sample; None if samples have none or different numbers.
-        phases: The batch sizes; see `build`.
-    """
-
-    num_train_samples: int
-    keep_last: bool
-    tokens_per_sample: int | None
-    phases: tuple[Phase, ...]
+    num_train_samples: int  # samples of the training set
+    keep_last: bool  # whether the ragged batch at the end of each epoch is trained on, or dropped
+    tokens_per_sample: int | None  # target tokens of each sample; None if samples have none or different numbers
+    phases: tuple[Phase, ...]  # the batch sizes; see `build`
 
     @classmethod
     def build(

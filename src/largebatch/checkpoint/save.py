@@ -45,11 +45,9 @@ class Part(NamedTuple):
     """One process's part of a checkpoint, as written."""
 
     record: FileRecord
-    ranges: dict[str, tuple[int, int]]
-    """By vector: its first element and the one after its last."""
+    ranges: dict[str, tuple[int, int]]  # by vector: its first element and the one after its last
     buffers: list[str]
-    scalars: dict[str, Mapping[str, float]]
-    """The optimizer's scalar states, by parameter."""
+    scalars: dict[str, Mapping[str, float]]  # the optimizer's scalar states, by parameter
 
 
 @dataclass
@@ -57,21 +55,14 @@ class CheckpointWriter:
     """Writes checkpoints of a run; every process of the job has one and makes the same calls."""
 
     backend: Backend
-    folder: Path
-    """The run's folder of checkpoints."""
-    attempt: Attempt
-    """The attempt that writes; once a later one has begun, it may not publish."""
+    folder: Path  # the run's folder of checkpoints
+    attempt: Attempt  # the attempt that writes; once a later one has begun, it may not publish
     settings: Checkpoint
-    config: dict[str, Any]
-    """The resolved recipe, as JSON."""
-    model_config: str | None
-    """The JSON text of a `transformers` model's configuration."""
-    warn: Callable[[str], None]
-    """Called by the main process with a warning for the user."""
-    not_written: Callable[[int, str], None]
-    """Called by the main process with the step of a checkpoint that could not be written, and the reason."""
-    last_step: int = field(default=0, init=False)
-    """Step of the newest checkpoint that is known to be complete; 0 if there is none."""
+    config: dict[str, Any]  # the resolved recipe, as JSON
+    model_config: str | None  # the JSON text of a `transformers` model's configuration
+    warn: Callable[[str], None]  # called by the main process with a warning for the user
+    not_written: Callable[[int, str], None]  # called by the main process with the step and reason of a failed save
+    last_step: int = field(default=0, init=False)  # the newest checkpoint known to be complete; 0 if there is none
 
     def __post_init__(self) -> None:
         # Threads must not share a group.

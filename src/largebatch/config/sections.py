@@ -329,6 +329,15 @@ class Compute(Section):
     attention, and have not been run on one by this project. "flex": torch's `flex_attention`, which is always compiled.
     "flash": torch's FlashAttention for sequences of varying length, in bf16 only; the host waits for the GPU in each
     forward pass."""
+    gather_in_bf16: bool = True
+    """Whether FSDP gathers, under precision "bf16", the weights of linear and convolutional layers in bf16, to which
+    autocast casts them anyway: half the bytes, and the same losses and gradients to the last bit. A model that uses
+    such a weight in fp32 is refused."""
+    reduce_gradients: Literal["auto", "each_micro_batch", "last_micro_batch"] = "auto"
+    """When fsdp and hsdp sum gradients over the processes that share the weights: with each micro-batch, after which a
+    process keeps its shard, or with the last, until which it keeps whole gradients and sends nothing. "auto": under
+    fsdp with the last, unless that needs more than 60 % of the GPU's memory; under hsdp with each, within the node.
+    Other strategies have no choice."""
     deterministic: bool = False
     """Whether to use only kernels that give the same bits each time, which some operations lack and then refuse; slower
     on GPUs. CPUs give the same bits in any case."""

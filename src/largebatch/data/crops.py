@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 Pixels = NDArray[np.uint8]
-Box = tuple[float, float, float, float]
-"""Left, top, right and bottom, in pixels."""
+Box = tuple[float, float, float, float]  # left, top, right and bottom, in pixels
 
 EVALUATION_CROP = 0.875  # the center crop's side over the shorter side of the image: 224 of 256
 

@@ -112,15 +112,12 @@ class HubImageSource:
                 f"data.num_classes: {self.config.num_classes}, but the data has the label {bad}; correct one of them"
             )
         batch = {"pixel_values": torch.from_numpy(np.stack([crop.pixels for crop in crops])), "labels": labels}
-        if self._is_random(epoch):
+        if self.augmentation_seed is not None and epoch is not None:
             batch["mirrored"] = torch.tensor([crop.mirrored for crop in crops])
         return batch
 
     def weight(self, batch: Batch) -> int:
         return len(batch["labels"])
-
-    def _is_random(self, epoch: int | None) -> bool:
-        return self.augmentation_seed is not None and epoch is not None
 
     def _crop(self, encoded: dict[str, bytes | str | None], index: int, epoch: int | None) -> Crop:
         data = encoded["bytes"]

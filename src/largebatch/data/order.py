@@ -90,16 +90,14 @@ def epoch_order(num_samples: int, seed: int, epoch: int) -> Permutation:
 class MicroBatch(NamedTuple):
     """Which samples one process works on in one forward pass."""
 
-    epoch: int
-    """Counted from 0; it and each sample's index decide the augmentation."""
-    indices: Indices
-    """Sample indices, int64 of shape (samples,): micro_batch_size of them, or fewer in a ragged batch."""
+    epoch: int  # counted from 0; it and each sample's index decide the augmentation
+    indices: Indices  # sample indices, int64 of shape (samples,): micro_batch_size, or fewer in a ragged batch
+    # Seed of the randomness inside the model, such as dropout: a function of the step and of the micro-batch's slot in
+    # the global batch, whichever process works on it.
     seed: int
-    """Seed of the randomness inside the model, such as dropout: a function of the step and of the micro-batch's slot in
-    the global batch, whichever process works on it."""
+    # False if a ragged batch has no samples left for this process, which then computes the first sample of the global
+    # batch, because the other processes need its passes, and contributes no gradient.
     contributes: bool = True
-    """False if a ragged batch has no samples left for this process, which then computes the first sample of the global
-    batch, because the other processes need its passes, and contributes no gradient."""
 
 
 @dataclass(frozen=True)

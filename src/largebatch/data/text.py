@@ -160,11 +160,7 @@ class TokenBlocks(_TokenSamples):
 
 
 def _positions_in_documents(is_last: torch.Tensor) -> torch.Tensor:
-    """Each token's position in its document or, if that began before the block, in the block.
-
-    Args:
-        is_last: Whether each token is the last of its document, shape (batch, tokens).
-    """
+    """Each token's position in its document or, if that began before the block, in the block: (batch, tokens)."""
     places = torch.arange(is_last.shape[1]).expand(is_last.shape)
     is_first = is_last.roll(1, dims=1)
     return places - torch.where(is_first, places, 0).cummax(dim=1).values

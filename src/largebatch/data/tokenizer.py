@@ -11,10 +11,8 @@ class ByteTokenizer:
 
     vocab_size = 256
     end_of_text = 0
-    special_tokens: Sequence[int] = (0,)
-    """Tokens that represent no text."""
-    mask_token: int | None = 256
-    """The token that hides others in masked language modeling; it follows all bytes."""
+    special_tokens: Sequence[int] = (0,)  # tokens that represent no text
+    mask_token: int | None = 256  # the token that hides others in masked language modeling; it follows all bytes
 
     def encode(self, documents: list[str | None]) -> list[list[int]]:
         """The documents' tokens, each with an end-of-text token."""

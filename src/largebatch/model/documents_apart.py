@@ -37,10 +37,8 @@ SHARED_KEYS: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(
 class Documents:
     """The documents of a micro-batch whose samples are joined to one row of tokens."""
 
-    starts: torch.Tensor
-    """The place of each one's first token, and the number of all tokens; shape (documents + 1,), int32."""
-    longest: int
-    """Tokens of the longest."""
+    starts: torch.Tensor  # place of each one's first token, and number of all tokens; shape (documents + 1,), int32
+    longest: int  # tokens of the longest
 
 
 def keep_apart_with(kernel: str, model: nn.Module, device: torch.device) -> None:
@@ -106,19 +104,9 @@ def _attention(
     dropout: float = 0.0,
     **options: Any,
 ) -> tuple[torch.Tensor, Any]:
-    """Attention by the kernel that the kind of mask belongs to.
+    """Attention by the kernel that the kind of mask belongs to, called and answering as `transformers` has it.
 
-    Args:
-        module: The layer.
-        query: Queries, of shape (batch, heads, tokens, channels); keys and values may have fewer heads.
-        key: Keys.
-        value: Values.
-        attention_mask: What tokens see.
-        dropout: Probability of dropping a weight of attention.
-        options: Those of `transformers`, such as `scaling` and `sliding_window`.
-
-    Returns:
-        Outputs, of shape (batch, tokens, heads, channels), and nothing that a model uses in training.
+    Queries are of shape (batch, heads, tokens, channels), and outputs of shape (batch, tokens, heads, channels).
     """
     compute: Callable[..., tuple[torch.Tensor, Any]] = sdpa_attention_forward
     if isinstance(attention_mask, Documents | BlockMask):

@@ -38,13 +38,10 @@ DATA_SHEETS: list[tuple[tuple[str, ...], dict[str, float]]] = [
 class Utilization:
     """Throughput as a fraction of the devices' peak."""
 
-    sample_flops: int | None
-    """Operations of a training sample, forward and backward; None if unknown."""
-    peak_tflops: float | None
-    """Peak of each process's device, in 10^12 operations per second; None if unknown."""
+    sample_flops: int | None  # operations of a training sample, forward and backward; None if unknown
+    peak_tflops: float | None  # peak of each process's device, in 10^12 operations per second; None if unknown
     world_size: int
-    convention: str
-    """How both were obtained, in words."""
+    convention: str  # how both were obtained, in words
 
     def at(self, samples_per_second: float) -> float | None:
         """The MFU (1 is the peak) at a throughput over all processes; None if unknown."""

@@ -15,8 +15,7 @@ from torch import nn
 
 from largebatch.model.parts import outermost_modules
 
-_given: bool | None = None
-"""Whether the forward pass that runs was given positions; None outside of the models here."""
+_given: bool | None = None  # whether the forward pass that runs was given positions; None outside of the models here
 
 
 def keep_apart_by_given_positions(model: nn.Module) -> None:

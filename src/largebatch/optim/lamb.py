@@ -8,8 +8,7 @@ import torch
 
 from largebatch.optim.layerwise import LayerwiseOptimizer, PartsOfLayers
 
-CHUNK = 2**27
-"""Elements of the temporary tensors beside the updates: 512 MiB in fp32."""
+CHUNK = 2**27  # elements of the temporary tensors beside the updates: 512 MiB in fp32
 
 
 class Lamb(LayerwiseOptimizer):

@@ -10,26 +10,19 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 TrustRatio = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Maps the norms of the layers' weights and of their gradients or updates, each of shape (layers,), to their ratios."""
 
-BLOCK = 1024
-"""Elements of a block in the buffer of `PartsOfLayers`."""
+BLOCK = 1024  # elements of a block in the buffer of `PartsOfLayers`
 
 
 @dataclass(frozen=True)
 class LayerPart:
-    """A part of a layer in a tensor that the optimizer steps; positions count elements in row-major order.
+    """A part of a layer in a tensor that the optimizer steps; positions count elements in row-major order."""
 
-    Args:
-        name: The parameter that is the layer.
-        start: Position of the part in the whole parameter.
-        offset: Position of the part in this process's tensor.
-        length: Number of elements; 0 if this process has none of the layer.
-    """
-
-    name: str
-    start: int
-    offset: int
-    length: int
+    name: str  # the parameter that is the layer
+    start: int  # position of the part in the whole parameter
+    offset: int  # position of the part in this process's tensor
+    length: int  # number of elements; 0 if this process has none of the layer
 
 
 class PartsOfLayers:
@@ -158,25 +151,15 @@ class LayerwiseOptimizer(Optimizer):
 
     @abstractmethod
     def _step_group(self, group: dict[str, Any], tensors: list[torch.Tensor], parts: PartsOfLayers) -> None:
-        """Step the tensors of a parameter group that have gradients, without changing the gradients.
+        """Step those tensors of a parameter group that have gradients, without changing the gradients.
 
-        Args:
-            group: The parameter group.
-            tensors: Its tensors that have gradients.
-            parts: The parts of layers in `tensors`; possibly none, while other processes have some.
+        `parts` are those of layers in `tensors`; possibly none, while other processes have some.
         """
 
     def _trust_ratios(
         self, parts: PartsOfLayers, weights: list[torch.Tensor], updates: list[torch.Tensor], trust_ratio: TrustRatio
     ) -> torch.Tensor:
-        """The trust ratios of all layers, of shape (layers,); 1 if one of the layer's norms is zero.
-
-        Args:
-            parts: The parts of layers of the parameter group.
-            weights: The weights of each part.
-            updates: The gradient or update of each part.
-            trust_ratio: Maps the norms of the layers' weights and updates, each of shape (layers,), to their ratios.
-        """
+        """The trust ratios of all layers, of shape (layers,); 1 if one of the layer's norms is zero."""
         squares = parts.sums_of_squares(weights, updates)
         if self._sum_over_processes is not None:
             squares = self._sum_over_processes(squares)

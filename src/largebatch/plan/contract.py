@@ -30,53 +30,39 @@ STEPS_TO_STOP = STEPS_OF_A_VOTE + 2
 class RunPlan:
     """The resolved numbers of a run; fields named as in the recipe mean the same as there."""
 
-    task: str
-    """Name of the task's folder."""
+    task: str  # name of the task's folder
     seed: int
     precision: str
-    world_size: int
-    """Data-parallel processes: observed, never configured."""
+    world_size: int  # data-parallel processes: observed, never configured
     micro_batch_size: int
     num_train_samples: int
     num_eval_samples: int
-    timeline: Timeline
-    """The samples of each step, and the batch sizes."""
+    timeline: Timeline  # the samples of each step, and the batch sizes
     total_steps: int
-    stop_after_steps: int
-    """Last step of this run: `total_steps`, or fewer if the recipe asks to stop early."""
+    stop_after_steps: int  # last step of this run: `total_steps`, or fewer if the recipe asks to stop early
     loss_unit: str
     tokens_per_sample: int | None
     loss_weight_per_sample: int | None
     base_lr: float
     reference_batch_size: int
     scaling: ScalingRule
-    scaled_batch_size: int | None
-    """The first batch size, if the learning rate stays scaled to it; None scales to the current one."""
-    warmup_left_out: bool
-    """Whether warmup is skipped because the peak is not above its start."""
+    scaled_batch_size: int | None  # the first size, if the rate stays scaled to it; None scales to the current one
+    warmup_left_out: bool  # whether warmup is skipped because the peak is not above its start
     schedule: Schedule
-    uses_batch_norm: bool
-    """Whether `micro_batch_size` is part of the loss function (Goyal et al. 2017, section 2.3)."""
-    sync_batch_norm: bool
-    """Whether `micro_batch_size` x `world_size` is, instead."""
-    coupled_loss: bool
-    """Whether the loss of a sample depends on all other samples of its global batch."""
+    uses_batch_norm: bool  # whether `micro_batch_size` is part of the loss function (Goyal et al. 2017, section 2.3)
+    sync_batch_norm: bool  # whether `micro_batch_size` x `world_size` is, instead
+    coupled_loss: bool  # whether the loss of a sample depends on all other samples of its global batch
     optimizer: str
-    optimizer_explanation: str
-    """A line about the optimizer, which may be empty."""
-    layerwise: bool
-    """Whether the optimizer scales each layer's step by norms of the layer."""
-    optimizer_options: dict[str, Any]
-    """Momentum, betas and the like, under torch's names, as this batch size needs them."""
-    tuned_options: dict[str, Any]
-    """The same options as they were tuned, at `reference_batch_size`."""
+    optimizer_explanation: str  # a line about the optimizer, which may be empty
+    layerwise: bool  # whether the optimizer scales each layer's step by norms of the layer
+    optimizer_options: dict[str, Any]  # momentum, betas and the like, as torch names them, for this batch size
+    tuned_options: dict[str, Any]  # the same options as they were tuned, at `reference_batch_size`
     beta_scaling: MomentRule
     weight_decay: float
     no_decay: tuple[str, ...]
     clip_norm: float | None
     evaluate_every: Length | None
-    evaluated_samples: int
-    """Samples of each evaluation: the first of the evaluation set, or all."""
+    evaluated_samples: int  # samples of each evaluation: the first of the evaluation set, or all
     log_every_steps: int
     checkpoint_every: Length | None
     keep_checkpoint_every: Length | None
@@ -85,11 +71,13 @@ class RunPlan:
     compile: bool
     activation_checkpointing: bool
     channels_last: bool
+    gather_in_bf16: bool
+    reduce_gradients: str
     deterministic: bool
     sync_batch_norm_without_waits: bool
 
+    # Package of the task's folder, which decides which optimizers are visible; it is a path, so not in JSON.
     optimizer_owner: str | None = field(default=None, compare=False)
-    """Package of the task's folder, which decides which optimizers are visible; it is a path, so not in JSON."""
 
     # --- for a step, counted from 0 -------------------------------------------------------------------------------
 
@@ -256,6 +244,8 @@ def resolve(config: RecipeConfig, world_size: int, micro_batch_size: int | None 
         compile=config.compute.compile,
         activation_checkpointing=config.compute.activation_checkpointing,
         channels_last=config.compute.channels_last,
+        gather_in_bf16=config.compute.gather_in_bf16,
+        reduce_gradients=config.compute.reduce_gradients,
         deterministic=config.compute.deterministic,
         sync_batch_norm_without_waits=config.compute.sync_batch_norm_without_waits,
         optimizer_owner=owner,

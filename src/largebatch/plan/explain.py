@@ -7,6 +7,7 @@ from largebatch.batch import Length
 from largebatch.batch.scaling import RULE_NAMES
 from largebatch.errors import counted
 from largebatch.plan.contract import STEPS_TO_STOP, RunPlan
+from largebatch.plan.reduction import in_words
 
 MOST_LINES = 6
 MOMENT_RULES = {
@@ -79,6 +80,8 @@ def _loss(plan: RunPlan) -> list[str]:
         f"loss and gradient are the mean over all {unit} of the global batch,",
         "summed over micro-batches and processes and divided once, whatever the strategy",
     ]
+    if plan.reduce_gradients != "auto":
+        lines.append(f"gradients are reduced with {in_words(plan.reduce_gradients)}")
     if weight is None:
         lines.append(
             f"samples have different numbers of {counts}, which are counted over all processes before each step"
@@ -122,12 +125,9 @@ def _steps(plan: RunPlan) -> list[str]:
     if plan.stop_after_steps < plan.total_steps:
         lines.append(f"it stops early, after step {plan.stop_after_steps:,}, on the whole run's learning-rate schedule")
     when = f"every {plan.evaluate_every} and at the end" if plan.evaluate_every else "at the end"
-    is_part = plan.evaluated_samples < plan.num_eval_samples
-    which = (
-        f"the first {plan.evaluated_samples:,} of {plan.num_eval_samples:,}"
-        if is_part
-        else f"{plan.evaluated_samples:,}"
-    )
+    which = f"{plan.evaluated_samples:,}"
+    if plan.evaluated_samples < plan.num_eval_samples:
+        which = f"the first {which} of {plan.num_eval_samples:,}"
     lines.append(f"evaluated {when} on {which} samples, each counted once")
     every = f"every {plan.checkpoint_every}, " if plan.checkpoint_every else ""
     kept = f"; one every {plan.keep_checkpoint_every} is never deleted" if plan.keep_checkpoint_every else ""

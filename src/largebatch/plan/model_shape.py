@@ -8,26 +8,23 @@ from typing import Any, Self
 
 @dataclass(frozen=True)
 class ParameterShape:
-    """A parameter of a model.
+    """A parameter of a model."""
 
-    Args:
-        name: Its name in the model; the first if it has several.
-        shape: Its sizes.
-        group: Number of its parameter group in the optimizer; None if it is frozen.
-        unit: Number of the unit that FSDP2 shards and gathers it with.
-        modules: Number of modules that share it.
-    """
-
-    name: str
+    name: str  # its name in the model; the first if it has several
     shape: tuple[int, ...]
-    group: int | None
-    unit: int
-    modules: int = 1
+    group: int | None  # number of its parameter group in the optimizer; None if it is frozen
+    unit: int  # number of the unit that FSDP2 shards and gathers it with
+    modules: int = 1  # number of modules that share it
+    in_bf16: bool = False  # whether FSDP2 gathers it in bf16, because every use casts it to that
 
     @property
     def elements(self) -> int:
         """The number of its elements."""
         return prod(self.shape)
+
+    def gathered_bytes(self, element_bytes: int) -> int:
+        """Bytes of an element when FSDP2 gathers it, in a model whose weights have `element_bytes`."""
+        return 2 if self.in_bf16 else element_bytes
 
     def padded_rows(self, processes: int) -> int:
         """Elements after padding its rows to a multiple of the processes."""
@@ -41,19 +38,12 @@ class ParameterShape:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A model.
+    """A model."""
 
-    Args:
-        parameters: The parameters in the order of the model.
-        gathered_units: The units of FSDP2 that stay gathered from the forward to the backward pass.
-        buffer_bytes: Bytes of buffers, such as running statistics; every process has all of them.
-        element_bytes: Bytes of a weight, of a gradient and of each number of an optimizer's state.
-    """
-
-    parameters: tuple[ParameterShape, ...]
-    gathered_units: frozenset[int]
-    buffer_bytes: int
-    element_bytes: int
+    parameters: tuple[ParameterShape, ...]  # in the order of the model
+    gathered_units: frozenset[int]  # the units of FSDP2 that stay gathered from the forward to the backward pass
+    buffer_bytes: int  # bytes of buffers, such as running statistics; every process has all of them
+    element_bytes: int  # bytes of a weight, of a gradient and of each number of an optimizer's state
 
     @property
     def elements(self) -> int:
@@ -97,17 +87,17 @@ class ZeroSettings:
 
 @dataclass(frozen=True)
 class Strategy:
-    """How the processes share a model.
+    """How the processes share a model."""
 
-    Args:
-        name: Name in the table of `plan.strategies`.
-        zero: Settings of DeepSpeed, for its strategies.
-        reshards: Whether FSDP2 gathers its units again for the backward pass.
-    """
+    name: str  # name in the table of `plan.strategies`
+    zero: ZeroSettings | None = None  # settings of DeepSpeed, for its strategies
+    reshards: bool = True  # whether FSDP2 gathers its units again for the backward pass
+    shard_size: int | None = None  # processes that FSDP2 divides a replica of the model over; None means all
+    reduces_each: bool = False  # whether FSDP2 reduces gradients with each micro-batch, not only with the last
 
-    name: str
-    zero: ZeroSettings | None = None
-    reshards: bool = True
+    def shards_of(self, world_size: int) -> int:
+        """The number of processes that hold a part each of one copy of the model."""
+        return min(self.shard_size or world_size, world_size)
 
 
 def padded(size: int, multiple: int) -> int:

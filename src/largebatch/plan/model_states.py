@@ -24,23 +24,14 @@ from largebatch.plan.strategies import find_strategy
 
 @dataclass(frozen=True)
 class ModelStates:
-    """Bytes on the process that holds the most.
+    """Bytes on the process that holds the most."""
 
-    Args:
-        weights: Weights that passes compute with, trained or not, as held between passes.
-        masters: DeepSpeed's copies of this process's part, which the optimizer steps.
-        gradients: Gradients when all of a step's are reduced.
-        optimizer: The optimizer's states, such as momentum.
-        buffers: Running statistics and the like.
-        beside: Bytes also held during part of a step, approximately, by reason.
-    """
-
-    weights: int
-    masters: int
-    gradients: int
-    optimizer: int
-    buffers: int
-    beside: Mapping[str, int]
+    weights: int  # weights that passes compute with, trained or not, as held between passes
+    masters: int  # DeepSpeed's copies of this process's part, which the optimizer steps
+    gradients: int  # gradients when all of a step's are reduced
+    optimizer: int  # the optimizer's states, such as momentum
+    buffers: int  # running statistics and the like
+    beside: Mapping[str, int]  # bytes also held during part of a step, approximately, by reason
 
     @property
     def held(self) -> int:
@@ -104,28 +95,33 @@ def replicated(model: ModelShape, _strategy: Strategy, _world_size: int, _accumu
     return Elements(model.elements, 0, _elements(model.trained), stepped, {})
 
 
-def fsdp(model: ModelShape, strategy: Strategy, world_size: int, accumulates: bool) -> Elements:
+def sharded(model: ModelShape, strategy: Strategy, world_size: int, accumulates: bool) -> Elements:
     """Rows of each parameter."""
+    shards = strategy.shards_of(world_size)
     units: Counter[int] = Counter()
+    reduced: Counter[int] = Counter()
     for parameter in model.parameters:
-        units[parameter.unit] += parameter.padded_rows(world_size)
+        # Counted in elements as large as the weights.
+        gathered_bytes = parameter.padded_rows(shards) * parameter.gathered_bytes(model.element_bytes)
+        units[parameter.unit] += -(-gathered_bytes // model.element_bytes)
+        if parameter.group is not None:
+            reduced[parameter.unit] += parameter.padded_rows(shards)
     stay = {unit for unit in units if unit in model.gathered_units or not strategy.reshards}
     others = sorted((size for unit, size in units.items() if unit not in stay), reverse=True)
-    reduced: Counter[int] = Counter()
-    for parameter in model.trained:
-        reduced[parameter.unit] += parameter.padded_rows(world_size)
+    stepped = [parameter.largest_shard(shards) for parameter in model.trained]
+    gradients = sum(map(prod, stepped))
+    keeps_whole = accumulates and not strategy.reduces_each
     beside = {
         # Whole gradients, until the last micro-batch.
-        "accumulated gradients": _elements(model.trained) if accumulates else 0,
+        "accumulated gradients": _elements(model.trained) if keeps_whole else 0,
         "gathered until the backward pass": sum(units[unit] for unit in stay),
         # The block in use, and the next one.
         "gathered blocks": sum(others[:2]),
         # The gradients of a block that are computed, and those of one that are reduced.
         "blocks' gradients": 2 * max(reduced.values()),
     }
-    stepped = [parameter.largest_shard(world_size) for parameter in model.trained]
-    weights = sum(prod(parameter.largest_shard(world_size)) for parameter in model.parameters)
-    return Elements(weights, 0, sum(map(prod, stepped)), stepped, beside)
+    weights = sum(prod(parameter.largest_shard(shards)) for parameter in model.parameters)
+    return Elements(weights, 0, gradients, stepped, beside)
 
 
 def zero12(model: ModelShape, strategy: Strategy, world_size: int, accumulates: bool) -> Elements:

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
+from largebatch.config import RecipeConfig
 from largebatch.config.optimizers import find_optimizer
 
 Environment = Mapping[str, str]
 Engine = Literal["one process", "DDP", "FSDP", "DeepSpeed"]
+Policy = Literal["each_micro_batch", "last_micro_batch"]
 Shards = Literal["nothing", "the optimizer", "the optimizer and weights"]
 SHARDS: tuple[Shards, ...] = get_args(Shards)
 
@@ -36,7 +38,9 @@ class StrategyEntry:
         shards: State that is divided over processes; each holds all of the rest. Strategies that shard more communicate
             more, and are suggested if those that shard less do not fit.
         steps: Kind of tensors that the optimizer steps on a process.
+        reduces: When it can reduce gradients, beginning with what "auto" prefers; see `plan.reduction`.
         no_fp64: Why precision "fp64" would not be exact; None if it is.
+        replicates_shards: Whether groups of processes, such as those of a node, hold a sharded copy of the model each.
     """
 
     name: str
@@ -46,28 +50,37 @@ class StrategyEntry:
     traffic: str
     shards: Shards
     steps: Literal["whole parameters", "rows of parameters", "flat pieces of several parameters"]
+    reduces: tuple[Policy, ...]
     no_fp64: str | None = None
+    replicates_shards: bool = False
 
-    def refusal(self, precision: str, optimizer: str | None) -> Refusal | None:
-        """Why it cannot train a recipe with this precision and optimizer; None if it can."""
-        found = self._conflict(precision, optimizer)
+    def refusal_of(self, config: RecipeConfig) -> Refusal | None:
+        """Why it cannot train a recipe; None if it can."""
+        return self.refusal(config.precision, config.optimizer.name, config.compute.reduce_gradients)
+
+    def refusal(self, precision: str, optimizer: str | None, reduce_gradients: str = "auto") -> Refusal | None:
+        """The same for these settings of a recipe."""
+        found = self._conflict(precision, optimizer, reduce_gradients)
         if found is None:
             return None
-        others = names_of(lambda other: other._conflict(precision, optimizer) is None)
-        return Refusal(found.why, f"launch with {others}, or {found.remedy}")
+        others = names_of(lambda other: other._conflict(precision, optimizer, reduce_gradients) is None)
+        return Refusal(found.why, f"launch with {others}, or {found.remedy}" if others else found.remedy)
 
-    def _conflict(self, precision: str, optimizer: str | None) -> Refusal | None:
+    def _conflict(self, precision: str, optimizer: str | None, reduce_gradients: str) -> Refusal | None:
         if precision == "fp64" and self.no_fp64:
             return Refusal(f"{self.no_fp64}, but the recipe has precision fp64", "set precision fp32")
         if optimizer and find_optimizer(optimizer).needs == "whole matrices" and self.steps != "whole parameters":
             why = f'optimizer "{optimizer}" needs whole matrices, but under {self.name} it would step {self.steps}'
             return Refusal(why, "use another optimizer")
+        if reduce_gradients not in ("auto", *self.reduces):
+            why = f'compute.reduce_gradients is "{reduce_gradients}", but {self.name} has "{self.reduces[0]}"'
+            return Refusal(why, 'write "auto"')
         return None
 
 
 def names_of(are_meant: Callable[[StrategyEntry], bool]) -> str:
     """The strategies with a property, for messages: "ddp, zero1 or zero2"."""
-    *names, last = [name for name, entry in STRATEGIES.items() if are_meant(entry)]
+    *names, last = [name for name, entry in STRATEGIES.items() if are_meant(entry)] or [""]
     return f"{', '.join(names)} or {last}" if names else last
 
 
@@ -85,16 +98,40 @@ def engine_of(environment: Environment) -> Engine:
     return "DDP" if "WORLD_SIZE" in environment else "one process"
 
 
-SINGLE = StrategyEntry(
-    "single",
-    launched=lambda environment, _: engine_of(environment) == "one process",
-    backend="largebatch.backend.native:SingleBackend",
-    memory="largebatch.plan.model_states:replicated",
-    traffic="largebatch.plan.traffic:replicated",
-    shards="nothing",
-    steps="whole parameters",
-)
+def _replicated(name: str, engine: Engine, backend: str, reduces: tuple[Policy, ...]) -> StrategyEntry:
+    return StrategyEntry(
+        name,
+        launched=lambda environment, _: engine_of(environment) == engine,
+        backend=f"largebatch.backend.native:{backend}",
+        memory="largebatch.plan.model_states:replicated",
+        traffic="largebatch.plan.traffic:replicated",
+        shards="nothing",
+        steps="whole parameters",
+        reduces=reduces,
+    )
+
+
+# It has nothing to reduce, so any policy is right.
+SINGLE = _replicated("single", "one process", "SingleBackend", ("last_micro_batch", "each_micro_batch"))
 """One process, started without a launcher."""
+
+
+def _fsdp(name: str, reduces: tuple[Policy, ...], *, replicates_shards: bool) -> StrategyEntry:
+    def launched(environment: Environment, _: int | None) -> bool:
+        in_groups = is_true(environment, "ACCELERATE_USE_PARALLELISM_CONFIG")
+        return engine_of(environment) == "FSDP" and in_groups == replicates_shards
+
+    return StrategyEntry(
+        name,
+        launched=launched,
+        backend="largebatch.backend.fsdp:FsdpBackend",
+        memory="largebatch.plan.model_states:sharded",
+        traffic="largebatch.plan.traffic:sharded",
+        shards="the optimizer and weights",
+        steps="rows of parameters",
+        reduces=reduces,
+        replicates_shards=replicates_shards,
+    )
 
 
 def _zero(stage: Literal[1, 2, 3]) -> StrategyEntry:
@@ -107,6 +144,7 @@ def _zero(stage: Literal[1, 2, 3]) -> StrategyEntry:
         traffic=f"largebatch.plan.traffic:{formula}",
         shards="the optimizer and weights" if stage == 3 else "the optimizer",
         steps="flat pieces of several parameters",
+        reduces=("last_micro_batch",) if stage == 1 else ("each_micro_batch",),
         no_fp64="DeepSpeed ZeRO keeps its master weights in fp32",
     )
 
@@ -114,24 +152,9 @@ def _zero(stage: Literal[1, 2, 3]) -> StrategyEntry:
 STRATEGIES: Mapping[str, StrategyEntry] = {
     entry.name: entry
     for entry in (
-        StrategyEntry(
-            "ddp",
-            launched=lambda environment, _: engine_of(environment) == "DDP",
-            backend="largebatch.backend.native:DdpBackend",
-            memory="largebatch.plan.model_states:replicated",
-            traffic="largebatch.plan.traffic:replicated",
-            shards="nothing",
-            steps="whole parameters",
-        ),
-        StrategyEntry(
-            "fsdp",
-            launched=lambda environment, _: engine_of(environment) == "FSDP",
-            backend="largebatch.backend.fsdp:FsdpBackend",
-            memory="largebatch.plan.model_states:fsdp",
-            traffic="largebatch.plan.traffic:fsdp",
-            shards="the optimizer and weights",
-            steps="rows of parameters",
-        ),
+        _replicated("ddp", "DDP", "DdpBackend", ("last_micro_batch",)),
+        _fsdp("fsdp", ("last_micro_batch", "each_micro_batch"), replicates_shards=False),
+        _fsdp("hsdp", ("each_micro_batch", "last_micro_batch"), replicates_shards=True),
         _zero(1),
         _zero(2),
         _zero(3),

@@ -1,17 +1,20 @@
-"""The bytes that a strategy sends in an optimizer step.
+"""The collectives of an optimizer step, by strategy: what each sends, and to whom.
 
-Ψ is the bytes of all gradients, which are fp32 like weights, whatever the precision; A is the number of micro-batches.
-In a ring of n processes, each sends N (n - 1) / n to gather N bytes, or to reduce and scatter them; an all-reduce does
-both. They count as N, N and 2 N in a `volume`, which is the traffic of each of many processes.
+Ψ is the bytes of all gradients, which are fp32 like weights; A is the number of micro-batches. In a ring of n
+processes, each sends N (n - 1) / n to gather N bytes, or to reduce and scatter them; an all-reduce does both.
 
-    strategy                        gathered             reduced     total
-    ddp                             0                    2 Ψ         2 Ψ
-    fsdp                            2 A Ψ                Ψ           (2 A + 1) Ψ, less what stays gathered
-    zero1                           Ψ                    2 Ψ         3 Ψ
-    zero2                           Ψ                    2 A Ψ       (2 A + 1) Ψ
-    zero3                           Ψ to 2 A Ψ           A Ψ         up to 3 A Ψ
+    strategy   gathered                                reduced
+    ddp        0                                       all-reduced: Ψ
+    fsdp       2 A Ψ, less what stays gathered         Ψ, or A Ψ if reduced with each micro-batch
+    hsdp       the same, within groups of shards       the same; of each shard, Ψ / shards all-reduced over its replicas
+    zero1      Ψ                                       all-reduced: Ψ
+    zero2      Ψ                                       all-reduced: A Ψ
+    zero3      Ψ to 2 A Ψ                              A Ψ
 
-These differ from the ZeRO paper's 2 Ψ, 2 Ψ and 3 Ψ for A = 1 (Rajbhandari et al. 2020, arXiv 1910.02054, section 7):
+With precision "bf16", fsdp and hsdp gather most weights as 2 bytes (`ParameterShape.gathered_bytes`).
+
+ZeRO's numbers differ from the ZeRO paper's 2 Ψ, 2 Ψ and 3 Ψ for A = 1 (Rajbhandari et al. 2020, arXiv 1910.02054,
+section 7):
 
 - DeepSpeed all-reduces the buckets of stages 1 and 2, and discards what is not its own. With "zero_optimization"
   {"use_multi_rank_bucket_allreduce": false} it reduces each part to its owner instead, which sends Ψ less, but takes a
@@ -26,94 +29,202 @@ Scalars are not counted (a vote on a stop, a norm for each parameter or group), 
 exchanges: features of a loss that couples samples, statistics of BatchNorm over all processes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from largebatch.named import load_named
-from largebatch.plan.model_shape import ModelShape, Strategy, padded
+from largebatch.plan.model_shape import ModelShape, ParameterShape, Strategy, padded
 from largebatch.plan.strategies import find_strategy
+
+DDP_BUCKET = 25 * 2**20  # bytes of a bucket of DistributedDataParallel
+
+
+@dataclass(frozen=True)
+class Group:
+    """Processes that communicate: `size` ranks, each `stride` from the next."""
+
+    size: int
+    stride: int = 1
+
+    def on_a_node(self, local_world_size: int) -> int:
+        """Its processes on one of the nodes, which have this many processes each."""
+        return max(1, min(self.size, local_world_size // self.stride))
+
+
+@dataclass(frozen=True)
+class Collective:
+    """Collectives of one kind in an optimizer step."""
+
+    operation: Literal["gather", "reduce-scatter", "all-reduce"]  # what they do
+    size: int  # bytes of the whole tensors that they gather or reduce
+    calls: int  # the number of collectives that these bytes are divided into
+    phase: Literal["forward", "backward", "update"]  # what is computed meanwhile; nothing in the update
+    group: Group  # the processes that take part
+    times: int = 1  # how often in a step: with each micro-batch, or once, with the last one
+
+    @property
+    def volume(self) -> int:
+        """The bytes that each of many processes would send in a step, in a ring."""
+        return (2 if self.operation == "all-reduce" else 1) * self.times * self.size
+
+    @property
+    def sent(self) -> int:
+        """The bytes that each process of the group sends in a step."""
+        return self.volume * (self.group.size - 1) // self.group.size
+
+    def sent_between_nodes(self, local_world_size: int) -> int:
+        """The part of `sent` that leaves a node, divided by the node's processes.
+
+        A ring enters and leaves each node once, so the processes of a group on a node share its way out.
+        """
+        on_a_node = self.group.on_a_node(local_world_size)
+        return 0 if on_a_node == self.group.size else self.sent // on_a_node
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """The volume of an optimizer step in bytes; `least` and `most` differ if it depends on the order of modules."""
+    """The collectives of an optimizer step; `least` and `most` differ if they depend on the order of modules."""
 
-    least: int
-    most: int
+    least: tuple[Collective, ...]
+    most: tuple[Collective, ...]
 
-    def sent(self, world_size: int) -> tuple[int, int]:
-        """The bytes that each process sends in a ring: least and most."""
-        return self.least * (world_size - 1) // world_size, self.most * (world_size - 1) // world_size
+    @property
+    def sent(self) -> tuple[int, int]:
+        """The bytes that each process sends: least and most."""
+        return sum(each.sent for each in self.least), sum(each.sent for each in self.most)
+
+    def sent_between_nodes(self, local_world_size: int) -> tuple[int, int]:
+        """The bytes that leave a node of this many processes, for each of them: least and most."""
+        least, most = (
+            sum(collective.sent_between_nodes(local_world_size) for collective in collectives)
+            for collectives in (self.least, self.most)
+        )
+        return least, most
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step's traffic depends on."""
+
+    model: ModelShape
+    strategy: Strategy  # how processes share it
+    world_size: int
+    micro_batches: int  # micro-batches of each process
+    recomputes: bool  # whether blocks are computed again in the backward pass (activation checkpointing)
+
+    @property
+    def everyone(self) -> Group:
+        """The group of all processes."""
+        return Group(self.world_size)
+
+
+Formula = Callable[[Step], Traffic]
 
 
 def traffic_of_a_step(
     model: ModelShape, strategy: Strategy, world_size: int, micro_batches: int, recomputes: bool = False
 ) -> Traffic:
-    """The volume of a step's collectives, with this many micro-batches per process.
-
-    With `recomputes`, blocks are computed again in the backward pass (activation checkpointing).
-    """
+    """A step's collectives, with this many micro-batches per process; see `Step`."""
     if world_size == 1:
-        return Traffic(0, 0)
+        return Traffic((), ())
     count: Formula = load_named(find_strategy(strategy.name).traffic)
-    least, most = count(model, strategy, world_size, micro_batches, recomputes)
-    return Traffic(least * model.element_bytes, most * model.element_bytes)
+    return count(Step(model, strategy, world_size, micro_batches, recomputes))
 
 
-Formula = Callable[[ModelShape, Strategy, int, int, bool], tuple[int, int]]
-"""Maps the arguments of `traffic_of_a_step` to elements, least and most."""
-
-
-def replicated(model: ModelShape, _: Strategy, __: int, ___: int, ____: bool) -> tuple[int, int]:
+def replicated(step: Step) -> Traffic:
     """Gradients are all-reduced."""
-    volume = 2 * sum(parameter.elements for parameter in model.trained)
-    return volume, volume
+    size = _bytes(step, [parameter.elements for parameter in step.model.trained])
+    return _always(Collective("all-reduce", size, -(-size // DDP_BUCKET), "backward", step.everyone))
 
 
-def fsdp(model: ModelShape, strategy: Strategy, world_size: int, micro_batches: int, _: bool) -> tuple[int, int]:
-    """Rows are gathered by units, gradients reduced and scattered."""
+def sharded(step: Step) -> Traffic:
+    """Rows are gathered by units, gradients reduced and scattered; and then all-reduced over replicas, if there are."""
+    model, strategy = step.model, step.strategy
+    shards = Group(strategy.shards_of(step.world_size))
+    replicas = Group(step.world_size // shards.size, stride=shards.size)
+    again = [each for each in model.parameters if strategy.reshards and each.unit not in model.gathered_units]
     # The rows of each parameter are padded to a multiple of the processes.
-    whole = sum(parameter.padded_rows(world_size) for parameter in model.parameters)
-    again = sum(
-        parameter.padded_rows(world_size)
-        for parameter in model.parameters
-        if strategy.reshards and parameter.unit not in model.gathered_units
-    )
-    reduced = sum(parameter.padded_rows(world_size) for parameter in model.trained)
-    volume = micro_batches * (whole + again) + reduced
-    return volume, volume
+    reduced = _bytes(step, [parameter.padded_rows(shards.size) for parameter in model.trained])
+    trained_units = len({parameter.unit for parameter in model.trained})
+
+    def gathered(parameters: Sequence[ParameterShape], phase: Literal["forward", "backward"]) -> Collective:
+        size = sum(each.padded_rows(shards.size) * each.gathered_bytes(model.element_bytes) for each in parameters)
+        units = len({each.unit for each in parameters})
+        return Collective("gather", size, units, phase, shards, step.micro_batches)
+
+    reductions = step.micro_batches if strategy.reduces_each else 1
+    collectives = [
+        gathered(model.parameters, "forward"),
+        gathered(again, "backward"),
+        Collective("reduce-scatter", reduced, trained_units, "backward", shards, reductions),
+        Collective("all-reduce", reduced // shards.size, trained_units, "backward", replicas),
+    ]
+    return _always(*(each for each in collectives if each.group.size > 1 and each.size))
 
 
-def zero12(model: ModelShape, strategy: Strategy, world_size: int, micro_batches: int, _: bool) -> tuple[int, int]:
+def zero12(step: Step) -> Traffic:
     """Gradients are reduced, and weights gathered after the update."""
-    assert strategy.zero is not None
-    psi = sum(parameter.elements for parameter in model.trained)
-    # A group is one flat buffer, whose parts start at multiples of 2 elements (4 bytes in fp16).
-    gathered = sum(padded(sum(parameter.elements for parameter in group), 2 * world_size) for group in model.groups)
-    reductions = micro_batches if strategy.zero.stage == 2 else 1
-    volume = (2 if strategy.zero.use_multi_rank_bucket_allreduce else 1) * reductions * psi + gathered
-    return volume, volume
-
-
-def zero3(
-    model: ModelShape, strategy: Strategy, world_size: int, micro_batches: int, recomputes: bool
-) -> tuple[int, int]:
-    """Weights are gathered for each pass, gradients reduced and scattered."""
-    zero = strategy.zero
+    zero = step.strategy.zero
     assert zero is not None
-    # Each parameter is padded to a multiple of the processes.
-    reduced = micro_batches * sum(padded(parameter.elements, world_size) for parameter in model.trained)
-    least = most = 0
+    elements = sum(parameter.elements for parameter in step.model.trained)
+    # A group is one flat buffer, whose parts start at multiples of 2 elements (4 bytes in fp16).
+    groups = [sum(parameter.elements for parameter in group) for group in step.model.groups]
+    gathered = _bytes(step, [padded(group, 2 * step.world_size) for group in groups])
+    return _always(
+        Collective(
+            # To the owner of each part, gradients are sent as often as when they are scattered.
+            "all-reduce" if zero.use_multi_rank_bucket_allreduce else "reduce-scatter",
+            _bytes(step, [elements]),
+            -(-elements // zero.reduce_bucket_size),
+            "backward",
+            step.everyone,
+            step.micro_batches if zero.stage == 2 else 1,
+        ),
+        Collective("gather", gathered, len(groups), "update", step.everyone),
+    )
+
+
+def zero3(step: Step) -> Traffic:
+    """Weights are gathered for each pass, gradients reduced and scattered."""
+    model, zero = step.model, step.strategy.zero
+    assert zero is not None
     # Each pass uses the parameters of each module once.
-    passes = 3 if recomputes else 2
+    passes = 3 if step.recomputes else 2
     trace = sum(passes * parameter.modules * parameter.elements for parameter in model.parameters)
-    for parameter in model.parameters:
-        size = padded(parameter.elements, world_size)
-        if parameter.elements <= zero.stage3_param_persistence_threshold:
-            # After the update.
-            least, most = least + size, most + size
-            continue
-        all_uses = passes * micro_batches * parameter.modules * size
-        least += all_uses if zero.stage3_max_reuse_distance == 0 and not recomputes else micro_batches * size
-        most += micro_batches * size if trace < zero.stage3_max_reuse_distance else all_uses
-    return reduced + least, reduced + most
+    small = [each for each in model.parameters if each.elements <= zero.stage3_param_persistence_threshold]
+    large = [each for each in model.parameters if each.elements > zero.stage3_param_persistence_threshold]
+
+    def size(parameters: Sequence[ParameterShape]) -> int:
+        # Each parameter is padded to a multiple of the processes.
+        return _bytes(step, [padded(each.elements, step.world_size) for each in parameters])
+
+    in_modules = sum(each.modules * size([each]) for each in large)
+
+    def gathered(size: int, phase: Literal["forward", "backward", "update"], times: int = 1) -> Collective:
+        calls = -(-size // (zero.stage3_prefetch_bucket_size * model.element_bytes))
+        return Collective("gather", size, max(1, calls), phase, step.everyone, times)
+
+    def collectives(frees: bool) -> tuple[Collective, ...]:
+        """With large parameters that each module gathers in each pass, or that are gathered once per micro-batch."""
+        reduced = size(model.trained)
+        calls = -(-reduced // (zero.reduce_bucket_size * model.element_bytes))
+        found = [
+            Collective("reduce-scatter", reduced, calls, "backward", step.everyone, step.micro_batches),
+            gathered(size(small), "update"),
+            gathered(in_modules if frees else size(large), "forward", step.micro_batches),
+            gathered(in_modules if frees else 0, "backward", (passes - 1) * step.micro_batches),
+        ]
+        return tuple(each for each in found if each.size)
+
+    always = zero.stage3_max_reuse_distance == 0 and not step.recomputes
+    never = trace < zero.stage3_max_reuse_distance
+    return Traffic(collectives(frees=always), collectives(frees=not never))
+
+
+def _always(*collectives: Collective) -> Traffic:
+    return Traffic(collectives, collectives)
+
+
+def _bytes(step: Step, elements: Sequence[int]) -> int:
+    return sum(elements) * step.model.element_bytes

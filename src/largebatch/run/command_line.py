@@ -32,15 +32,13 @@ Config = TypeVar("Config", bound=RecipeConfig)
 class RunOptions:
     """The options of a run besides its recipe."""
 
-    run_dir: Path
-    """The run's folder, whose name is the run's."""
+    run_dir: Path  # the run's folder, whose name is the run's
+    # "auto" for the newest checkpoint in the run's folder, if there is one; "none" to start over; or the folder of a
+    # checkpoint.
     resume: str = "auto"
-    """ "auto" for the newest checkpoint in the run's folder, if there is one; "none" to start over; or the folder of a
-    checkpoint."""
+    # Fields of the config that may differ from the checkpoint's although they change the training.
     allow_change: tuple[str, ...] = ()
-    """Fields of the config that may differ from the checkpoint's although they change the training."""
-    recipe: Path | None = None
-    """The file from which the config was read, for the history."""
+    recipe: Path | None = None  # the file from which the config was read, for the history
 
 
 def parse_command_line(config_class: type[Config], arguments: Sequence[str] | None = None) -> tuple[Config, RunOptions]:

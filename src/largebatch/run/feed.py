@@ -3,12 +3,12 @@
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import islice
+from itertools import islice, tee
 from typing import NamedTuple
 
 from largebatch.backend.base import Backend
 from largebatch.batch import GlobalBatch
-from largebatch.data.loading import Loaded, Request, load
+from largebatch.data.loading import Loaded, load
 from largebatch.data.order import MicroBatch, TrainingOrder
 from largebatch.data.source import Batch, SampleSource
 from largebatch.errors import DataError
@@ -18,14 +18,10 @@ from largebatch.plan import RunPlan
 class MicroStep(NamedTuple):
     """One forward and backward pass of this process."""
 
-    batch: Batch
-    """The micro-batch, on the device."""
-    weight: int
-    """Its weight in the loss: its number of samples or target tokens."""
-    seed: int
-    """Seed of the randomness inside the model."""
-    contributes: bool
-    """False for a pass that is made only because the other processes make one; see `order.MicroBatch`."""
+    batch: Batch  # the micro-batch, on the device
+    weight: int  # its weight in the loss: its number of samples or target tokens
+    seed: int  # seed of the randomness inside the model
+    contributes: bool  # False for a pass that is made only because the other processes make one; see `order.MicroBatch`
 
 
 class StepFeed(NamedTuple):
@@ -34,8 +30,7 @@ class StepFeed(NamedTuple):
     batch: GlobalBatch
     micro_steps: Iterator[MicroStep]
     num_micro_steps: int
-    total_weight: Callable[[], int]
-    """Waits for and returns the weight of the global batch."""
+    total_weight: Callable[[], int]  # waits for and returns the weight of the global batch
 
 
 def training_feed(
@@ -52,8 +47,14 @@ def training_feed(
     after the last micro-batch of the step before, so that the sum is usually ready in time. Otherwise nothing is
     communicated. The micro-batches of each step must be used up before the next step.
     """
-    loaded = _micro_steps(plan, backend, train_set, num_workers, first_step, timed)
     steps = range(first_step, plan.stop_after_steps)
+    slots = ((step, number) for step in steps for number in range(plan.micro_steps_at(step)))
+    order = TrainingOrder(plan.timeline, plan.micro_batch_size, plan.world_size, plan.seed)
+    # Loader processes take requests ahead of the batches, in the same order.
+    asked, requested = tee(order.micro_batches(slots, backend.rank))
+    requests = ((micro_batch.indices, micro_batch.epoch) for micro_batch in asked)
+    batches = timed(load(train_set, requests, num_workers, backend.device))
+    loaded = (_micro_step(plan, *pair) for pair in zip(requested, batches, strict=True))
     if plan.loss_weight_per_sample is not None:
         for step in steps:
             batch = plan.batch_at(step)
@@ -82,32 +83,12 @@ def training_feed(
         yield upcoming.popleft()
 
 
-def _micro_steps(
-    plan: RunPlan,
-    backend: Backend,
-    train_set: SampleSource,
-    num_workers: int,
-    first_step: int,
-    timed: Callable[[Iterator[Loaded]], Iterator[Loaded]],
-) -> Iterator[MicroStep]:
-    order = TrainingOrder(plan.timeline, plan.micro_batch_size, plan.world_size, plan.seed)
-    asked: deque[MicroBatch] = deque()
-
-    def requests() -> Iterator[Request]:
-        steps = range(first_step, plan.stop_after_steps)
-        micro_steps = ((step, number) for step in steps for number in range(plan.micro_steps_at(step)))
-        for micro_batch in order.micro_batches(micro_steps, backend.rank):
-            asked.append(micro_batch)
-            yield micro_batch.indices, micro_batch.epoch
-
-    for batch, weight in timed(load(train_set, requests(), num_workers, backend.device)):
-        # Loader processes take requests ahead of the batches, in the same order.
-        micro_batch = asked.popleft()
-        count, each = len(micro_batch.indices), plan.loss_weight_per_sample
-        if each is not None and weight != count * each:
-            raise DataError(
-                f"{count} samples have {weight} {plan.loss_unit} in the loss, but the plan says {each} each; correct "
-                "the source's `weight`, or let loss_weight_per_sample be None in the class of the config's data "
-                "section if it differs from sample to sample"
-            )
-        yield MicroStep(batch, weight, micro_batch.seed, micro_batch.contributes)
+def _micro_step(plan: RunPlan, requested: MicroBatch, loaded: Loaded) -> MicroStep:
+    count, each = len(requested.indices), plan.loss_weight_per_sample
+    if each is not None and loaded.weight != count * each:
+        raise DataError(
+            f"{count} samples have {loaded.weight} {plan.loss_unit} in the loss, but the plan says {each} each; "
+            "correct the source's `weight`, or let loss_weight_per_sample be None in the class of the config's data "
+            "section if it differs from sample to sample"
+        )
+    return MicroStep(loaded.batch, loaded.weight, requested.seed, requested.contributes)

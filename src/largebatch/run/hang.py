@@ -31,31 +31,24 @@ MOST_NAMED = 4
 class Collectives:
     """How far a process is in the collectives of one group."""
 
-    group: str
-    """Name of the group, the same on all of its processes."""
-    about: str
-    """The group for people, such as "0 (default_pg) over gloo"."""
-    entered: int
-    """Number of the latest collective that the process entered."""
-    waits_in: int | None = None
-    """Number of the first one that it entered and that has not ended."""
-    operation: str = ""
-    """Of that one, such as "all_reduce"."""
-    since: int = 0
-    """When it was entered, in nanoseconds since 1970."""
+    group: str  # name of the group, the same on all of its processes
+    about: str  # the group in words, such as "0 (default_pg) over gloo"
+    entered: int  # number of the latest collective that the process entered
+    waits_in: int | None = None  # number of the first collective that it entered and that has not ended
+    operation: str = ""  # the operation of that collective, such as "all_reduce"
+    since: int = 0  # when that collective was entered, in nanoseconds since 1970
 
 
 @dataclass(frozen=True)
 class Report:
     """The collectives of one process when it noticed the hang."""
 
-    groups: list[str]
-    """Names of the groups to which it belongs."""
+    groups: list[str]  # names of the groups to which it belongs
     collectives: list[Collectives]
 
 
 def place_of_this_process() -> str:
-    """Node and process, for people."""
+    """This node and process, as messages name them."""
     return f"{node_name()}, process {os.getpid()}"
 
 
@@ -65,7 +58,7 @@ class HangReport:
     Args:
         folder: Shared by all processes, for their reports. The recorder's own dumps are put there, too, or
             into the job's logs if there are any; `torchfrtrace` reads those of NCCL.
-        rank: This process's.
+        rank: This process's rank.
         places: `place_of_this_process` of every rank.
     """
 
@@ -73,14 +66,17 @@ class HangReport:
         self._folder, self._rank, self._places = folder, rank, places
 
     def explain(self, seconds: float) -> str:
-        """Report, wait at most so many seconds for the reports of all, and say in one line who is missing where."""
+        """Report, wait at most this many seconds for the reports of all, and say in one line who is missing where."""
         if len(self._places) == 1:
             return "the stack says where it hangs"
         dumps = _dumps()
         with suppress(OSError):
-            self._write_dumps(dumps)
-        replace_json_file(self._folder / self._file_of(self._rank), asdict(report_of(map(pickle.loads, dumps))))
-        files = {self._file_of(rank): rank for rank in range(len(self._places))}
+            folder = Path(os.environ.get("LARGEBATCH_LOGS") or self._folder)
+            for prefix, dump in zip(("fr_", "host_fr_"), dumps, strict=False):
+                replace_file(folder / f"{prefix}{self._rank}", [memoryview(dump)])
+        files = {f"rank_{rank:05d}.json": rank for rank in range(len(self._places))}
+        own = self._folder / list(files)[self._rank]
+        replace_json_file(own, asdict(report_of(map(pickle.loads, dumps))))
         deadline = time.monotonic() + seconds
         while True:
             # A listing, because NFS remembers for a while that a single file was not there.
@@ -90,18 +86,10 @@ class HangReport:
             time.sleep(SECONDS_BETWEEN_LOOKS)
         return compare({rank: _read(path) for rank, path in sorted(found.items())}, self._places)
 
-    def _file_of(self, rank: int) -> str:
-        return f"rank_{rank:05d}.json"
-
-    def _write_dumps(self, dumps: Sequence[bytes]) -> None:
-        folder = Path(os.environ.get("LARGEBATCH_LOGS") or self._folder)
-        for prefix, dump in zip(("fr_", "host_fr_"), dumps, strict=False):
-            replace_file(folder / f"{prefix}{self._rank}", [memoryview(dump)])
-
 
 def _dumps() -> list[bytes]:
     """The records of this process, pickled by torch; at most that of NCCL and that of gloo."""
-    # The names are not torch's public ones.
+    # These functions are not public in torch.
     dumps = [getattr(torch._C._distributed_c10d, name, bytes)() for name in RECORDERS]
     return [dump for dump in dumps if dump and pickle.loads(dump).get("entries")]
 
@@ -113,7 +101,7 @@ def report_of(records: Iterable[Mapping[str, Any]]) -> Report:
         for entry in record["entries"]:
             if not entry["is_p2p"]:
                 library, _, _ = entry["profiling_name"].partition(":")
-                # A group may have a library for each kind of device, which count separately.
+                # A group may have a library for each kind of device, and each counts separately.
                 group, description = entry["process_group"]
                 recorded[group, description, library].append(entry)
     collectives = []
@@ -140,12 +128,9 @@ def _read(path: Path) -> Report:
 class Wait:
     """A collective in which processes wait."""
 
-    first: Collectives
-    """Of the process that entered it first."""
-    waiting: list[int]
-    """Ranks that wait in it."""
-    missing: list[int]
-    """Ranks of its group that have not entered it."""
+    first: Collectives  # how far the process is that entered it first
+    waiting: list[int]  # ranks that wait in it
+    missing: list[int]  # ranks of its group that have not entered it
 
 
 def compare(reports: Mapping[int, Report], places: Sequence[str]) -> str:
@@ -155,7 +140,7 @@ def compare(reports: Mapping[int, Report], places: Sequence[str]) -> str:
     waiting = {rank for wait in waits for rank in wait.waiting}
 
     def distance(wait: Wait) -> tuple[bool, bool, int]:
-        # A process that is missing because it waits itself, for a third one, is not the one to look at.
+        # A process that is missing because it is itself waiting for a third one is not the one to look at.
         return not wait.missing, waiting.issuperset(wait.missing), wait.first.since
 
     wait = min(waits, key=distance, default=None)
@@ -196,7 +181,7 @@ def _waits(reports: Mapping[int, Report]) -> list[Wait]:
 
 
 def _named(ranks: Sequence[int], places: Sequence[str]) -> str:
-    """Such as "rank 3 (h2, process 4711)"; without the places if they are many."""
+    """Such as "rank 3 (h2, process 4711)"; without the places if there are many ranks."""
     if len(ranks) > MOST_NAMED:
         return _ranks(ranks)
     return ", ".join(f"rank {rank} ({places[rank]})" for rank in ranks)

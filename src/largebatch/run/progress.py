@@ -16,8 +16,7 @@ class Progress:
     def __init__(self, plan: RunPlan, shown: bool, first_step: int = 0):
         self._shown = shown
         self._first_step = first_step
-        self.earlier_seconds = 0.0
-        """Seconds that the steps before `first_step` took."""
+        self.earlier_seconds = 0.0  # seconds that the steps before `first_step` took
         self._total = plan.stop_after_steps
         no_bar = not (shown and sys.stderr.isatty())
         self._bar = tqdm(total=self._total, initial=first_step, unit="step", dynamic_ncols=True, disable=no_bar)

@@ -48,12 +48,9 @@ class Journal:
     """One file of JSON lines, which survives a full disk, a crash, and an earlier attempt that is still running."""
 
     path: Path
-    attempt: Attempt
-    """The attempt that writes, checked before each write."""
-    warn: Callable[[str], None]
-    """Called with a warning for the user."""
-    most_seconds: float = 0.0
-    """How long lines may wait for the next ones, to be written together."""
+    attempt: Attempt  # the attempt that writes, checked before each write
+    warn: Callable[[str], None]  # called with a warning for the user
+    most_seconds: float = 0.0  # how long lines may wait for the next ones, to be written together
     _flushed: float = field(default=-math.inf, init=False)
     _pending: list[str] = field(default_factory=list, init=False)
     _has_warned: bool = field(default=False, init=False)
@@ -131,8 +128,7 @@ class Record:
         self._evaluations = Journal(folder.evaluations_file, attempt, say)
         self._history = Journal(folder.history_file, attempt, say)
         self.attempt = attempt
-        self.step = start.step
-        """Optimizer steps completed."""
+        self.step = start.step  # optimizer steps completed
         self.profile_folder = folder.profile_dir / f"attempt_{attempt.name}"
         self.stack_folder = folder.stacks_dir / f"attempt_{attempt.name}"
         _of_this_process[:] = [self]
@@ -220,13 +216,11 @@ class Record:
     def _publish(
         self, outcome: str, message: str, resume: bool, kind: Kind | None = None, exception: str | None = None
     ) -> bool:
-        """Write status.json if the file system accepts it, and return whether that was done.
-
-        The first of several failures in one job is the cause, and stays.
-        """
+        """Write status.json if the file system accepts it, and return whether that was done."""
         try:
             if not self.attempt.is_current():
                 return False
+            # The first of several failures in one job is the cause, and stays.
             earlier = read_object(self._folder.status_file)
             if outcome == earlier.get("outcome") == "failed" and earlier.get("attempt") == self.attempt.number:
                 return False

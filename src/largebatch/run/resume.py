@@ -34,17 +34,12 @@ MOST_DIFFERENCES = 20
 class Start:
     """The beginning of an attempt: step 0, or a checkpoint."""
 
-    in_place: bool = False
-    """Whether it continues what is in the run's folder, rather than moving that aside."""
-    checkpoint: Path | None = None
-    """The folder of the checkpoint to load; None means step 0."""
+    in_place: bool = False  # whether it continues what is in the run's folder, rather than moving that aside
+    checkpoint: Path | None = None  # the folder of the checkpoint to load; None means step 0
     manifest: Manifest | None = None
-    skipped: list[str] = field(default_factory=list)
-    """Newer checkpoints that cannot be used, with the reasons."""
-    changes: list[str] = field(default_factory=list)
-    """Allowed differences from the checkpoint's recipe, one line each."""
-    is_over: bool = False
-    """Whether there is nothing left to train."""
+    skipped: list[str] = field(default_factory=list)  # newer checkpoints that cannot be used, with the reasons
+    changes: list[str] = field(default_factory=list)  # allowed differences from the checkpoint's recipe, one line each
+    is_over: bool = False  # whether there is nothing left to train
 
     @property
     def step(self) -> int:

@@ -28,6 +28,7 @@ from largebatch.model.flops import utilization_of
 from largebatch.model.given_positions import keep_apart_by_given_positions
 from largebatch.model.initialization.building import SeededWeights, build_without_weights
 from largebatch.plan import explain, resolve
+from largebatch.plan.reduction import in_words
 from largebatch.run.command_line import RunOptions
 from largebatch.run.evaluate import (
     PerSample,
@@ -69,7 +70,11 @@ class Run(Generic[Config]):
         self.config = config
         end_with_the_launcher()
         self.folder = RunFolder(options.run_dir)
-        launch = read_launch(precision=config.precision, optimizer=config.optimizer.name)
+        launch = read_launch(
+            precision=config.precision,
+            optimizer=config.optimizer.name,
+            reduce_gradients=config.compute.reduce_gradients,
+        )
         self.plan = resolve(config, launch.world_size)
         self.folder.check_usable()
         check_trackers(config.logging.trackers)
@@ -188,6 +193,8 @@ class Run(Generic[Config]):
             self._print(f"  {'MFU':<14}{utilization.convention}")
         expected = expect(self.plan, self.backend.launch, optimizer)
         prepared = self.backend.prepare(model, optimizer)
+        if len(self.backend.launch.entry.reduces) > 1 and self.plan.gradient_accumulation_steps > 1:
+            self._print(f"  {'Gradients':<14}reduced with {in_words(self.backend.reduces)}")
         with self.backend.raise_on_all_ranks():
             check_backend(self.backend, expected)
             # Refuse state that a checkpoint cannot hold now, not at the first checkpoint.
@@ -301,11 +308,7 @@ class Run(Generic[Config]):
             print(text, flush=True)
 
     def _once_per_machine_first(self, function: Callable[[], T]) -> T:
-        """The result of `function`, which the first process of each machine calls before the others.
-
-        Raises:
-            UserError: A call raised it; then every process raises it.
-        """
+        """The result of `function`, which the first process of each machine calls before the others."""
         results: list[T] = []
         for turn in (True, False):
             with self.backend.raise_on_all_ranks():
@@ -316,7 +319,8 @@ class Run(Generic[Config]):
     def _agree_on_the_plan(self) -> None:
         """Refuse machines with a different copy of the recipe, which would silently train something else."""
         launch = self.backend.launch
-        mine = (self.config.model_dump_json(), self.plan.to_json(), launch.strategy, launch.deepspeed_config)
+        strategy = (launch.strategy, launch.deepspeed_config, launch.reshards)
+        mine = (self.config.model_dump_json(), self.plan.to_json(), *strategy)
         with self.backend.raise_on_all_ranks():
             gathered = self.backend.gather_objects(mine)
             ranks = [str(rank) for rank, other in enumerate(gathered) if other != gathered[0]]

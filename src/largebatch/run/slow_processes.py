@@ -1,7 +1,7 @@
 """Finding slow processes: at evaluations and checkpoints, all time the same product, and compare their data reading.
 
-A process that all others wait for in each step looks no slower than they do in the times of steps, so each process
-measures what it does alone.
+In step times, a process that all others wait for looks no slower than they do, so each process measures what it does
+alone.
 """
 
 import os
@@ -17,11 +17,9 @@ from largebatch.backend.base import Backend
 
 T = TypeVar("T")
 
-SLOW = 1.15
-"""A process is slow in a probe if it takes more than this times the median."""
+SLOW = 1.15  # a process is slow in a probe if it takes more than this times the median
 PROBES_IN_A_ROW = 3
-SHARE_OF_STEP = 0.05
-"""Slow data reading is news if it exceeds the median by more than this share of a step."""
+SHARE_OF_STEP = 0.05  # data reading is slow only if it also exceeds the median by more than this share of a step
 
 REPETITIONS = 10
 # 64 products of 17 GFLOP take 2 ms on an H100 and need 24 MiB; on a CPU core, one of 0.03 GFLOP takes 1 ms.
@@ -32,33 +30,27 @@ SIZE_ON_CPU = 256
 class Times(NamedTuple):
     """What one process measured."""
 
-    product: float
-    """Seconds of the fixed matrix product."""
-    reading: float
-    """Seconds that reading data took, per step since the last probe."""
-    step: float
-    """Seconds per step since the last probe."""
+    product: float  # seconds of the fixed matrix product
+    reading: float  # seconds that reading data took, per step since the last probe
+    step: float  # seconds per step since the last probe
 
 
 class Slow(NamedTuple):
     """A process that was slow in several probes in a row."""
 
     rank: int
-    what: str
-    """"the matrix product" or "data reading"."""
-    seconds: float
-    """Its time in the last probe."""
-    median: float
-    """That of all processes."""
+    what: str  # "the matrix product" or "data reading"
+    seconds: float  # its time in the last probe
+    median: float  # the median time of all processes
 
     @property
     def ratio(self) -> float:
-        """The one divided by the other."""
+        """Its time divided by the median."""
         return self.seconds / max(self.median, 1e-9)
 
 
 class SlowProcesses:
-    """Names processes that are slow in `PROBES_IN_A_ROW` probes; every process makes one."""
+    """Names processes that are slow in `PROBES_IN_A_ROW` probes; every process has an instance."""
 
     def __init__(self, backend: Backend):
         self._backend = backend
@@ -96,9 +88,7 @@ class SlowProcesses:
         self._last, self._reading = (steps, seconds), 0.0
         numbers = torch.tensor(mine, dtype=torch.double, device=self._backend.device)
         everyone = [Times(*times) for times in self._backend.all_gather(numbers).tolist()]
-        return self._in_a_row(slow_ones(everyone))
-
-    def _in_a_row(self, slow: Sequence[Slow]) -> list[Slow]:
+        slow = slow_ones(everyone)
         self._streaks = {(one.rank, one.what): self._streaks.get((one.rank, one.what), 0) + 1 for one in slow}
         return [one for one in slow if self._streaks[one.rank, one.what] == PROBES_IN_A_ROW]
 
@@ -121,7 +111,7 @@ def slow_ones(everyone: Sequence[Times]) -> list[Slow]:
 
 
 def seconds_of_product(device: torch.device, clock: Callable[[], float]) -> float:
-    """The least of several times of a fixed matrix product, on a CPU by `clock`; it draws no random numbers."""
+    """The shortest of several times of a fixed matrix product, on a CPU by `clock`; draws no random numbers."""
     if device.type == "cuda":
         # fp16, because GPUs since Volta have tensor cores for it. Its own square is the same matrix again.
         matrix = torch.full((SIZE_ON_GPU, SIZE_ON_GPU), 1 / SIZE_ON_GPU, dtype=torch.half, device=device)
@@ -140,7 +130,7 @@ def seconds_of_product(device: torch.device, clock: Callable[[], float]) -> floa
 def _seconds_on_gpu(matrix: torch.Tensor, result: torch.Tensor) -> float:
     start: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     end: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    # Nothing else is in the way then.
+    # Earlier work must not delay the products.
     torch.cuda.synchronize(matrix.device)
     start.record()
     for _ in range(PRODUCTS_ON_GPU):
@@ -153,7 +143,7 @@ def _seconds_on_gpu(matrix: torch.Tensor, result: torch.Tensor) -> float:
 def own_clock() -> Callable[[], float]:
     """A clock of this thread, in seconds, which stands still while other processes have its core.
 
-    Where Linux does not count that, it is the wall clock.
+    If the kernel does not count that, this is the wall clock.
     """
     with suppress(OSError, IndexError, ValueError):
         file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)

@@ -15,12 +15,9 @@ class Step:
     """One optimizer step: its micro-batches and their gradients; `Run.update` takes it when they are done."""
 
     def __init__(self, index: int, backend: Backend, feed: StepFeed, heartbeat: Callable[[], None]):
-        self.index = index
-        """The step, counted from 0."""
-        self.batch = feed.batch
-        """The global batch."""
-        self.weight = 0
-        """The weight of the global batch, which divides the loss; known once `micro_batches` has begun."""
+        self.index = index  # the step, counted from 0
+        self.batch = feed.batch  # the global batch
+        self.weight = 0  # the weight of the global batch, which divides the loss; known once `micro_batches` has begun
         self.updated = False
         self._backend = backend
         self._feed = feed

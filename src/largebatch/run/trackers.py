@@ -1,6 +1,6 @@
-"""TensorBoard and other trackers, by Accelerate's classes: a view of the run, never its record.
+"""TensorBoard and other trackers, through Accelerate's classes: a view of the run, never its record.
 
-A run folder is one run in each tracker, over all its starts. How a tracker knows it is in trackers/NAME.json:
+A run folder is one run in each tracker, across all its starts. By which id a tracker knows it is in trackers/NAME.json:
 
     {"id": …, "last_step": the last step number that W&B has}
 """
@@ -26,24 +26,22 @@ from largebatch.storage.files import replace_json_file
 from largebatch.storage.layout import read_object
 
 SECONDS_UNTIL_SHOWN = 1.0
-PATIENCE_SECONDS = 60.0
-"""How long a tracker may take to connect, or to show what it was given, before it is dropped."""
+PATIENCE_SECONDS = 60.0  # how long a tracker may take to connect, or to show what it was given, before it is dropped
 
-Values = tuple[dict[str, float], int, float]
-"""Values by name, their step, and the time in seconds since 1970."""
+Values = tuple[dict[str, float], int, float]  # values by name, their step, and the time in seconds since 1970
 
 GIVEN_IDS: dict[str, Callable[[Any], str]] = {
     "mlflow": lambda run: str(run.info.run_id),
     "clearml": lambda task: str(task.id),
 }
-"""How trackers that accept no new id from outside tell the one they gave the run."""
+"""How to read the id of a run from trackers that choose it themselves."""
 
 
 def check_trackers(names: Sequence[str]) -> None:
     """Raise UserError for a tracker whose package is missing."""
     for name in names:
         if importlib.util.find_spec(name) is None:
-            raise UserError(f"logging.trackers: {name} is not installed; pip install {name}, or remove it")
+            raise UserError(f"logging.trackers: {name} is not installed; pip install {name}, or remove it there")
 
 
 class Trackers:
@@ -52,7 +50,7 @@ class Trackers:
     Args:
         config: The recipe's config.
         folder: The run's folder, of which an attempt has begun.
-        first_step: What TensorBoard shows of later steps is hidden.
+        first_step: TensorBoard hides what was shown of later steps before.
         is_main_process: Whether this is the process with trackers.
         say: Called with a warning for the user.
     """
@@ -89,7 +87,7 @@ class Trackers:
         """Show what is left, and end the run in each tracker."""
         self._hand_over()
         for tracker in self._trackers:
-            tracker.finish()
+            tracker.call(_Connection.finish)
         self._wait()
         self._trackers = []
 
@@ -97,7 +95,7 @@ class Trackers:
         pending, self._pending = self._pending, []
         self._flushed = time.monotonic()
         for tracker in self._trackers if pending else []:
-            tracker.show(pending)
+            tracker.call(partial(_Connection.show, pending=pending))
         self._drop_broken(PATIENCE_SECONDS)
 
     def _wait(self) -> None:
@@ -127,11 +125,11 @@ class _Tracker:
         self._is_dropped = False
         threading.Thread(target=self._work, args=(connect,), name=f"tracker {name}", daemon=True).start()
 
-    def show(self, values: Sequence[Values]) -> None:
-        self._call(lambda connection: connection.show(values))
-
-    def finish(self) -> None:
-        self._call(lambda connection: connection.finish())
+    def call(self, call: Callable[["_Connection"], None]) -> None:
+        """Make the call in the thread, after those before it."""
+        with self._changed:
+            self._calls.append(call)
+            self._changed.notify_all()
 
     def wait(self, seconds: float) -> None:
         """Return when everything is done, or has failed, or after this many seconds."""
@@ -148,14 +146,9 @@ class _Tracker:
             return f"it has not answered within {PATIENCE_SECONDS:g} s"
 
     def drop(self) -> None:
-        """Let the thread end with what it is doing."""
+        """Let the thread end after its current call."""
         with self._changed:
             self._is_dropped = True
-
-    def _call(self, call: Callable[["_Connection"], None]) -> None:
-        with self._changed:
-            self._calls.append(call)
-            self._changed.notify_all()
 
     def _work(self, connect: Callable[[], "_Connection"]) -> None:
         try:
@@ -178,7 +171,7 @@ class _Tracker:
 
 
 class _Connection:
-    """The run in one tracker; everything is called in the tracker's thread, because MLflow's state is a thread's."""
+    """The run in one tracker; all calls are made in the tracker's thread, because MLflow keeps its state per thread."""
 
     def __init__(self, name: str, config: RecipeConfig, folder: RunFolder, first_step: int):
         self._name = name
@@ -186,8 +179,7 @@ class _Connection:
         known = read_object(self._file)
         self._id: str | None = known.get("id") or (None if name in GIVEN_IDS else secrets.token_hex(16))
         self._last_step = int(known.get("last_step", -1))
-        self._last_shown = (-1, -1)
-        """The last step, and the number under which it was shown."""
+        self._last_shown = (-1, -1)  # the last step, and the number under which it was shown
         # TensorBoard's run is its folder.
         if name != "tensorboard":
             folder.trackers_dir.mkdir(exist_ok=True)
@@ -200,14 +192,14 @@ class _Connection:
         self._tracker.start()
         run = self._tracker.tracker
         if name == "wandb":
-            # Charts are drawn over the step of training, also where a restart repeated some.
+            # Charts are drawn over the training step, even where a restart repeated steps.
             run.define_metric("step")
             run.define_metric("*", step_metric="step")
         if name in GIVEN_IDS:
             self._id = GIVEN_IDS[name](run)
             self._write()
         if name != "mlflow" or not known.get("id"):
-            # MLflow accepts no changed parameters. Trackers accept no lists and nulls.
+            # MLflow accepts no changed parameters. Trackers accept no lists or nulls.
             fields = flatten(as_json(config)).items()
             kinds = str | int | float
             self._tracker.store_init_configuration(
@@ -221,7 +213,7 @@ class _Connection:
         steps = [step for _, step, _ in pending]
         if self._name == "wandb":
             steps = [self._increasing(step) for step in steps]
-            # Before they are shown, so that a later start knows of all.
+            # Written before they are shown, so that a later start knows of all of them.
             self._write()
         for (values, step, _), number in zip(pending, steps, strict=True):
             self._tracker.log({**values, "step": step} if self._name == "wandb" else values, step=number)
@@ -240,12 +232,12 @@ class _Connection:
         replace_json_file(self._file, {"id": self._id, "last_step": self._last_step})
 
     def _arguments(self, folder: RunFolder, run_name: str, first_step: int) -> dict[str, Any]:
-        """What the tracker's class needs to make the run, or to find the one of an earlier start."""
+        """What the tracker's class needs to create the run, or to find the one that an earlier start created."""
         if self._name == "tensorboard":
             hidden = {"purge_step": first_step + 1} if first_step else {}
             return {"logging_dir": str(folder.tensorboard_dir), **hidden}
         if self._name == "wandb":
-            # Its hook at the process's exit would wait for the network as long as that takes.
+            # Otherwise its hook at the process's exit would wait for the network without a limit.
             os.environ.setdefault("WANDB_FINISH_TIMEOUT", str(PATIENCE_SECONDS))
             return {"name": run_name, "id": self._id, "resume": "allow", "dir": str(folder.trackers_dir)}
         if self._name == "mlflow":
@@ -254,7 +246,7 @@ class _Connection:
             # It finds a run by its name.
             assert self._id is not None
             return {"name": f"{run_name}-{self._id[:8]}", "resume": "allow"}
-        # ClearML would add the last step to all later ones, and take what TensorBoard gets a second time.
+        # ClearML would add the last step to all later ones, and record a second time what TensorBoard gets.
         again = {"reuse_last_task_id": self._id, "continue_last_task": 0} if self._id else {"reuse_last_task_id": False}
         return {"task_name": run_name, "auto_connect_frameworks": False, **again}
 

@@ -94,12 +94,9 @@ class Training:
         self.watchdog = Watchdog(config.faults.hang_seconds, stack_file, hang.explain, _report_hang)
         self.trackers = Trackers(config, folder, start.step, backend.is_main_process, say)
         self.slow_processes = SlowProcesses(backend)
-        self.watch = ExitStack()
-        """Entered while signals are noted and progress is watched."""
-        self.saves = False
-        """Whether a checkpoint follows the current step."""
-        self.stop_reason = 0
-        """Why the run stops after the current step, by its number in `REASONS`; 0 if it does not."""
+        self.watch = ExitStack()  # entered while signals are noted and progress is watched
+        self.saves = False  # whether a checkpoint follows the current step
+        self.stop_reason = 0  # why the run stops after the current step, by its number in `REASONS`; 0 if it does not
         self.saved_step = start.step
 
     @property

@@ -27,12 +27,9 @@ FILE_NAME = re.compile(r"([0-9]{4,})\.json")
 class Attempt:
     """One start of a run."""
 
-    folder: Path
-    """The run's folder of attempts."""
-    number: int
-    """The number of the start, counted from 1."""
-    token: str
-    """Tells it apart from the attempt with the same number of a run whose folder has taken this one's place."""
+    folder: Path  # the run's folder of attempts
+    number: int  # the number of the start, counted from 1
+    token: str  # tells it apart from the attempt with the same number of a run whose folder has taken this one's place
 
     @property
     def name(self) -> str:
@@ -64,7 +61,8 @@ def claim(folder: Path, about: dict[str, Any]) -> Attempt:
     try:
         while True:
             number += 1
-            write_json_file(temporary, {"attempt": number, "token": token, "format": FORMAT, **identity(), **about})
+            process = {"host": socket.gethostname(), "pid": os.getpid(), "time": time.time(), **job_start()}
+            write_json_file(temporary, {"attempt": number, "token": token, "format": FORMAT, **process, **about})
             with suppress(FileExistsError):
                 # Complete when it appears under its name, and only if no other has it: `link` does not replace.
                 os.link(temporary, folder / f"{number:04d}.json")
@@ -72,11 +70,6 @@ def claim(folder: Path, about: dict[str, Any]) -> Attempt:
                 return Attempt(folder, number, token)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def identity() -> dict[str, Any]:
-    """The host and process, for users and for `is_restart_of`."""
-    return {"host": socket.gethostname(), "pid": os.getpid(), "time": time.time(), **job_start()}
 
 
 def job_start() -> dict[str, Any]:
@@ -89,7 +82,7 @@ def job_start() -> dict[str, Any]:
 
 def is_restart_of(earlier: dict[str, Any]) -> bool:
     """Whether this process belongs to the job of an earlier attempt, which the scheduler has restarted."""
-    mine = identity()
+    mine = job_start()
     return (
         mine["job_id"] is not None
         and mine["job_id"] == earlier.get("job_id")

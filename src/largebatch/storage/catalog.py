@@ -23,12 +23,9 @@ class Entry:
     """A checkpoint's folder."""
 
     path: Path
-    step: int
-    """Optimizer steps completed, by the folder's name; -1 if it was renamed."""
-    problem: str | None
-    """Why it cannot be used; None if all files are there with the sizes they must have."""
-    size: int
-    """Bytes of its files."""
+    step: int  # optimizer steps completed, by the folder's name; -1 if it was renamed
+    problem: str | None  # why it cannot be used; None if all files are there with the sizes they must have
+    size: int  # bytes of its files
 
 
 def entries(folder: Path) -> list[Entry]:

@@ -61,10 +61,9 @@ class ParameterInfo:
     """A parameter's shape, and what the optimizer keeps for it besides vectors of that shape."""
 
     shape: tuple[Count, ...]
-    scalars: Mapping[str, float]
-    """Its scalar states, such as Adam's "step"."""
+    scalars: Mapping[str, float]  # its scalar states, such as Adam's "step"
+    # The shapes of its states whose shape differs from the parameter's.
     other_shapes: Mapping[str, tuple[Count, ...]] = field(default_factory=dict)
-    """The shapes of its states whose shape differs from the parameter's."""
 
 
 class Manifest(BaseModel):
@@ -73,27 +72,21 @@ class Manifest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: str
-    step: Count
-    """Optimizer steps completed."""
-    attempt: Count
-    """The start of the run that wrote it, counted from 1."""
+    step: Count  # optimizer steps completed
+    attempt: Count  # the start of the run that wrote it, counted from 1
     world_size: Annotated[int, Field(strict=True, gt=0)]
     strategy: str
-    time: float
-    """When it was written, in seconds since 1970."""
-    bad_steps: Count
-    """Steps so far whose update was skipped because their loss or gradient was not finite."""
-    config: dict[str, Any]
-    """The resolved recipe, as JSON."""
+    time: float  # when it was written, in seconds since 1970
+    bad_steps: Count  # steps so far whose update was skipped because their loss or gradient was not finite
+    config: dict[str, Any]  # the resolved recipe, as JSON
     plan: dict[str, Any]
     files: tuple[str, ...]
     parameters: dict[str, ParameterInfo]
-    vectors: dict[str, tuple[Range, ...]]
-    """By "<kind>/<name>": the ranges that make it up, in order and without a gap."""
+    vectors: dict[str, tuple[Range, ...]]  # by "<kind>/<name>": the ranges that make it up, in order and without a gap
+    # Buffers that are BatchNorm's running means and variances: each process has its own, and their mean is used.
     running_statistics: tuple[str, ...]
-    """Buffers that are BatchNorm's running means and variances: each process has its own, and their mean is used."""
+    # The files that hold a buffer: the first one has the value of every process whose own file is not named.
     buffers: dict[str, Annotated[tuple[Count, ...], Field(min_length=1)]]
-    """The files that hold a buffer: the first one has the value of every process whose own file is not named."""
 
     def to_json(self) -> dict[str, Any]:
         """The content of its file."""

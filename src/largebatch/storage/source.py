@@ -1,6 +1,6 @@
 """Copies of source code: what a job runs, from its submission on, and what a run was started with.
 
-Either has a git.json, which names the commit and says whether the files had changed since.
+Each has a git.json, which names the commit and says whether the files had changed since.
 """
 
 import os
@@ -20,7 +20,7 @@ OF_A_JOB = ("launch", "slurm", "recipes", "ds_configs", "src/largebatch")
 
 
 def take_snapshot(project: Path, target: Path) -> None:
-    """Copy what a job needs to `target`, which is complete or absent; one that is there already stays as it is.
+    """Copy what a job needs to `target`, which is complete or absent; an existing copy is left as it is.
 
     Links are replaced by what they point to. Data, runs and hidden files are left out.
 
@@ -54,13 +54,13 @@ def keep_source(target: Path, task: Path) -> None:
 
     remove_folder(target)
     shutil.copytree(task, target / task.name, ignore=left_out, copy_function=shutil.copyfile)
-    # A snapshot, or the source of another run, is in no repository of its own.
+    # A snapshot, or the source of another run, is not in a repository of its own.
     copied = next((folder / GIT for folder in task.parents[:2] if (folder / GIT).is_file()), None)
     replace_json_file(target / GIT, read_object(copied) if copied else _state_of(task))
 
 
 def _left_out(folder: str, names: list[str]) -> set[str]:
-    """The names in a folder that are no source code: hidden files, caches, runs, data, and links to a parent."""
+    """The names in a folder that are not source code: hidden files, caches, runs, data, and links to a parent."""
 
     def is_left_out(path: Path) -> bool:
         return (

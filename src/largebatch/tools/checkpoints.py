@@ -29,6 +29,8 @@ def add_parser(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print one line per checkpoint of a run, the newest first; 1 if the newest cannot be resumed from."""
+    from tqdm import tqdm
+
     from largebatch.storage.catalog import entries, verify_checksums
     from largebatch.storage.layout import CheckpointError, read_manifest
 
@@ -44,21 +46,12 @@ def run(options: argparse.Namespace) -> int:
                 raise CheckpointError(problem)
             manifest = read_manifest(entry.path)
             writer = f"{manifest.world_size} x {manifest.strategy}, #{manifest.attempt}"
-            about, state = (writer, _bytes(entry.size), _age(time.time() - manifest.time)), "complete"
+            about, state = (writer, tqdm.format_sizeof(entry.size, "B"), _age(time.time() - manifest.time)), "complete"
         except CheckpointError as error:
             about, state = ("-", "-", "-"), f"cannot be used: {error}"
         print(LINE.format(entry.path.name, f"{entry.step:,}", *about, state))
         states.append(state)
     return 0 if states[0] == "complete" else 1
-
-
-def _bytes(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        # From here on, three digits would be rounded to 1e+03.
-        if size < 999.5:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"
 
 
 def _age(seconds: float) -> str:

@@ -12,8 +12,7 @@ from largebatch.errors import did_you_mean
 from largebatch.task_folders import recipes_in
 
 WIDTH = 100
-RECIPES = Path("recipes")
-"""The folder of the tasks' folders, from the top of a project."""
+RECIPES = Path("recipes")  # the folder of the tasks' folders, from the top of a project
 EXIT_CODES = "Exit codes: 0 done, 1 a check failed, 2 the input cannot be used."
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"

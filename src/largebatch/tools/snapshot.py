@@ -14,12 +14,12 @@ def add_parser(commands: Commands) -> None:
         run,
         help="copy what a job runs, so that later edits do not change it",
         description="Copy recipes, their code, Accelerate and DeepSpeed configs, scripts, and the package if it is in "
-        "the repository, from the current folder to a folder that is complete or absent. Its git.json names the "
-        "commit. Data and runs are left out. A snapshot that is there already stays as it is.",
+        "the repository, from the current folder to another one, which is complete or absent. Its git.json names the "
+        "commit. Data and runs are left out. An existing snapshot is left as it is.",
         epilog="""examples:
   largebatch snapshot --to snapshots/monday
 
-submit takes one for each job, and slurm/launch.sh for each job that was submitted without it.""",
+submit takes a snapshot for each job; for a job that was submitted by sbatch, its first start takes one.""",
     )
     parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="the folder to create")
 

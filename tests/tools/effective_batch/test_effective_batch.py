@@ -140,7 +140,7 @@ def test_files(ask, tmp_path):
         ("--from ddp", "--batch-size is missing; add it, or"),
         ("--from ddp --batch-size 8 --to-global-batch-size 16", "add --scaling linear (SGD), sqrt (Adam) or none"),
         ("--from ddp --batch-size 8 --world-size 3", "global_batch_size 8 is not a multiple of micro_batch_size"),
-        ("--from ddp --batch-size 9 --devices 2 --split-batches", "write --batch-size 8 or 10"),
+        ("--from ddp --batch-size 9 --devices 2 --split-batches", "nearest: 8, 10; or remove --split-batches"),
     ],
 )
 def test_refused_with_what_to_write(ask, words, message):

@@ -85,8 +85,8 @@ def test_another_batch_that_does_not_divide_is_refused():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"framework": "ddp", "batch_size": 30, "devices": 8, "split_batches": True}, "write --batch-size 24 or 32"),
-        ({"framework": "ddp", "batch_size": 3, "devices": 8, "split_batches": True}, "write --batch-size 8, or"),
+        ({"framework": "ddp", "batch_size": 30, "devices": 8, "split_batches": True}, "nearest: 24, 32"),
+        ({"framework": "ddp", "batch_size": 3, "devices": 8, "split_batches": True}, "nearest: 8; or"),
         ({"framework": "dp", "batch_size": 8, "nodes": 2}, "use --from ddp, or --nodes 1"),
         ({"framework": "dp", "batch_size": 8, "split_batches": True}, "always splits its batch; remove it"),
         ({"framework": "ddp", "batch_size": 8, "gradients": "sum"}, "write --gradients average, or remove it"),

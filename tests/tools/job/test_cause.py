@@ -70,7 +70,7 @@ def test_a_killed_process_beats_what_the_others_say(tmp_path, error, report):
     error(0, 1.0, CLOSED, consequence=True)
     report("h2", 3, 9, "SIGKILL")
     assert first_cause(tmp_path) == (
-        "rank 3 on h2: Signal 9 (SIGKILL) received by PID 4711, as the kernel does for lack of memory "
+        "rank 3 on h2: Signal 9 (SIGKILL) received by PID 4711, which the kernel sends for lack of memory "
         f"(see {tmp_path / 'h2.log'})"
     )
 

@@ -27,8 +27,8 @@ def decided(reason_to_give_up=None, exit_code=1, **evidence):
     [
         ({"exit_code": 0}, 0, "finished"),
         ({"exit_code": 0, "asked_to_stop": "SIGTERM", "status": {"outcome": "finished"}}, 0, "finished"),
-        # The interpreter, or a full disk under the log, has failed afterwards.
-        ({"status": {"outcome": "finished"}, "exit_code": 9}, 0, "finished; the launcher exited with 9 afterwards"),
+        # The interpreter, or a full disk under the log, has failed afterward.
+        ({"status": {"outcome": "finished"}, "exit_code": 9}, 0, "finished; the launcher exited with 9 afterward"),
         ({"refusal": "batch: 3 is odd", "status": {"outcome": "finished"}}, 2, "refused: batch: 3 is odd"),
         # A wrapper of the launcher exits with 0 whatever happened.
         ({"refusal": "batch: 3 is odd", "exit_code": 0}, 2, "refused: batch: 3 is odd"),

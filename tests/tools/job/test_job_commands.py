@@ -52,7 +52,7 @@ def test_each_piece_of_evidence_is_read(ask, tmp_path):
     logs = tmp_path / "jobs/5/start_0"
     ask("job-begins")
     (logs / "n1.log").write_text("x Signal 15 (SIGTERM) received by PID 4\nx Signal 9 (SIGKILL) received by PID 5 y")
-    killed = f"n1: Signal 9 (SIGKILL) received by PID 5, as the kernel does for lack of memory (see {logs}/n1.log)"
+    killed = f"n1: Signal 9 (SIGKILL) received by PID 5, which the kernel sends for lack of memory (see {logs}/n1.log)"
     assert ask("job-ended", "--exit-code=1").startswith(f"requeue {killed}; ended before")
     assert ask("job-ended", "--exit-code=1", "--asked-to-stop=SIGTERM").startswith("requeue asked to stop by SIGTERM")
     (logs / "errors").mkdir()

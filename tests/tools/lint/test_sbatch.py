@@ -34,7 +34,7 @@ def test_options(words, expected):
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [
-        ({"SBATCH_PARTITION": "gpu", "SBATCH_GRES": "gpu:8"}, [("gres", "gpu:8"), ("partition", "gpu")]),
+        ({"SBATCH_PARTITION": "gpu", "SBATCH_GRES": "gpu:8"}, [("gres", "gpu:8")]),
         ({"SBATCH_TIMELIMIT": "5", "SBATCH_MEM_PER_NODE": "0"}, [("mem", "0"), ("time", "5")]),
         ({"SBATCH_NO_REQUEUE": ""}, [("requeue", "no")]),
         ({"SBATCH_NO_REQUEUE": "0", "SBATCH_EXCLUSIVE": "0"}, []),

@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -38,8 +39,8 @@ COPIED = {
     "slurm/site.example.sh",
     *(f"launch/{name}.sh" for name in ("claim_start", "environment", "free_port", "hosts", "node")),
     "launch/kubernetes.yaml",
-    *(f"recipes/accelerate_configs/{strategy}.yaml" for strategy in STRATEGIES),
-    *(f"ds_configs/zero{stage}.json" for stage in (1, 2, 3)),
+    *(f"recipes/accelerate_configs/{strategy}.yaml" for strategy in (*STRATEGIES, "zero3_offload")),
+    *(f"ds_configs/{name}.json" for name in ("zero1", "zero2", "zero3", "zero3_offload")),
 }
 WRITTEN = {"README.md", "requirements.txt", ".gitignore", "tests/test_recipe.py"}
 
@@ -51,6 +52,12 @@ def test_what_is_made(tmp_path):
     assert {name: made[name] for name in COPIED} == {name: (ROOT / name).read_bytes() for name in COPIED}
     assert made["LICENSE.largebatch"] == (ROOT / "LICENSE").read_bytes()
     assert list(tmp_path.iterdir()) == [tmp_path / "job"]
+
+
+def test_scripts_that_are_run_by_name_can_be(tmp_path):
+    assert new(tmp_path / "job") == 0
+    runnable = {path.name for path in (tmp_path / "job").glob("*/*.*") if path.stat().st_mode & stat.S_IXUSR}
+    assert runnable == {"claim_start.sh", "free_port.sh", "hosts.sh", "node.sh"}
 
 
 def test_requirements_are_the_tested_ones(tmp_path):
@@ -73,8 +80,8 @@ def test_the_strategy_is_everywhere(tmp_path):
     assert "accelerate_configs/fsdp.yaml --num_processes 8 " in mine["README.md"].decode()
     assert 'STRATEGY = "fsdp"\n' in mine["tests/test_recipe.py"].decode()
     # Nothing else is said of the recipe's own.
-    assert 'STRATEGY = "zero3"\n' in theirs["tests/test_recipe.py"].decode()
-    assert "accelerate_configs/zero3.yaml" not in mine["README.md"].decode()
+    assert 'STRATEGY = "hsdp"\n' in theirs["tests/test_recipe.py"].decode()
+    assert "accelerate_configs/hsdp.yaml" not in mine["README.md"].decode()
 
 
 def test_the_smallest_task(tmp_path, monkeypatch, capsys):
@@ -93,7 +100,7 @@ def test_the_smallest_task(tmp_path, monkeypatch, capsys):
     recipe = "recipes/tide_tables/tide_tables.json"
     capsys.readouterr()
     assert main(["lint"]) == 0
-    assert capsys.readouterr().out == "10 files, nothing found\n"
+    assert capsys.readouterr().out == "13 files, nothing found\n"
     assert main(["schema", "--check", "recipes/tide_tables"]) == 0
     assert main(["submit", "tide_tables", "--nodes=2", "--dry-run"]) == 0
     assert main(["plan", recipe, "--world-sizes=1,4", "--gpu-memory=1", "--json"]) == 0
@@ -145,7 +152,7 @@ def test_what_is_printed_can_be_done_there(tmp_path, capsys):
     assert new(folder, recipe="resnet_digits") == 0
     title, _, *commands = capsys.readouterr().out.splitlines()
     recipe = "recipes/image_classification/resnet_digits.json"
-    assert title == f"{folder}: 33 files, {recipe} under ddp; README.md says what to change first"
+    assert title == f"{folder}: 36 files, {recipe} under ddp; README.md says what to change first"
     assert [shlex.split(command) for command in commands[:2]] == [["cd", str(folder)], ["largebatch", "lint"]]
     assert commands[2] == (
         "  accelerate launch --config_file recipes/accelerate_configs/ddp.yaml --num_processes 2 "

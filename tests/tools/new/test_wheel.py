@@ -143,7 +143,7 @@ def test_installed(installed, tmp_path):
     assert f"LARGEBATCH_ENV={installed / 'activate'} sbatch slurm/llama_1b.sbatch" in made
     for path in (tmp_path / "job").rglob("*"):
         assert path.is_dir() or str(ROOT) not in path.read_text()
-    assert run(installed / "largebatch", "lint", cwd=tmp_path / "job") == "10 files, nothing found\n"
+    assert run(installed / "largebatch", "lint", cwd=tmp_path / "job") == "13 files, nothing found\n"
 
 
 def test_the_test_of_a_bundle(bundle, installed):

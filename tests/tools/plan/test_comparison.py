@@ -7,8 +7,10 @@ from math import ceil, prod
 import pytest
 
 from largebatch.config import load_config
+from largebatch.plan import resolve
 from largebatch.plan.model_shape import ModelShape, ParameterShape, Strategy, ZeroSettings
 from largebatch.plan.model_states import model_states
+from largebatch.plan.reduction import MOST_OF_THE_MEMORY, when_reduced
 from largebatch.plan.traffic import traffic_of_a_step
 from largebatch.tools.command_line import main
 from largebatch.tools.lint.job import read_job
@@ -30,11 +32,16 @@ STRATEGIES = [
     Strategy("fsdp"),
     *(Strategy(f"zero{stage}", ZeroSettings(stage, reduce_bucket_size=BLOCK)) for stage in (1, 2, 3)),
 ]
-RECIPE = load_config(PYDOC, ["--batch.micro_batch_size=1", "--batch.global_batch_size=32"])
+BATCH = ["--batch.micro_batch_size=1", "--batch.global_batch_size=32"]
+RECIPE = load_config(PYDOC, BATCH)
 
 
 def comparison(world_sizes, activations=GIB, gpu_memory=None, config=RECIPE):
     return compare("recipe", config, MODEL, STRATEGIES, world_sizes, activations, gpu_memory, {})
+
+
+def volumes(traffic):
+    return tuple(sum(each.volume for each in collectives) for collectives in (traffic.least, traffic.most))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.name)
@@ -59,17 +66,17 @@ def test_traffic_is_the_zero_papers_where_nothing_stays_gathered():
     bare = replace(MODEL, gathered_units=frozenset())
     for strategy, multiple in [(Strategy("ddp"), 2), (Strategy("fsdp"), 3), (Strategy("zero3", zero), 3)]:
         traffic = traffic_of_a_step(bare, strategy, 4, 1)
-        assert traffic.least == traffic.most == multiple * 3 * GIB
-        assert traffic.sent(4) == (multiple * 3 * GIB * 3 // 4,) * 2
-        assert traffic_of_a_step(bare, strategy, 1, 1).sent(1) == (0, 0)
+        assert volumes(traffic) == (multiple * 3 * GIB,) * 2
+        assert traffic.sent == (multiple * 3 * GIB * 3 // 4,) * 2
+        assert traffic_of_a_step(bare, strategy, 1, 1).sent == (0, 0)
 
 
 def test_what_zero3_gathers_of_a_large_model_is_between_bounds():
     """2^28 x 3 weights: 2 passes are more than the 1e9 elements that DeepSpeed looks ahead."""
     traffic = traffic_of_a_step(MODEL, STRATEGIES[-1], 4, 1)
-    assert (traffic.least, traffic.most) == (2 * 3 * GIB, 3 * 3 * GIB)
+    assert volumes(traffic) == (2 * 3 * GIB, 3 * 3 * GIB)
     recomputed = traffic_of_a_step(MODEL, STRATEGIES[-1], 4, 1, recomputes=True)
-    assert (recomputed.least, recomputed.most) == (2 * 3 * GIB, 4 * 3 * GIB)
+    assert volumes(recomputed) == (2 * 3 * GIB, 4 * 3 * GIB)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +138,46 @@ def test_rows_by_hand():
     assert "estimated total with activations, of 10.0 GiB (14.0 less 4.00 kept back)" in lines
     # On 4 processes gradients are accumulated, in DDP's buckets.
     assert f"{'  ddp':<28}{'13.0 does not':>16}{'13.0 does not':>16}" in lines
-    assert f"{'suggested':<28}{'none fits':>16}{'zero1':>16}" in lines
+    # On 4 processes fsdp reduces with each: 12/4 of states, 3 gathered, 2 of gradients, 1 of activations.
+    assert f"{'  fsdp':<28}{'9.00 fits':>16}{'6.38 fits':>16}" in lines
+    assert f"{'suggested':<28}{'fsdp':>16}{'zero1':>16}" in lines
+
+
+@pytest.mark.parametrize(
+    ("memory", "asked", "policy"),
+    [
+        # 12/4 of states; 3 of whole gradients, 3 gathered, 2 of gradients on their way.
+        (11 / MOST_OF_THE_MEMORY + 0.01, "auto", "last_micro_batch"),
+        (11 / MOST_OF_THE_MEMORY - 0.01, "auto", "each_micro_batch"),
+        (None, "auto", "last_micro_batch"),
+        (1, "last_micro_batch", "last_micro_batch"),
+        (None, "each_micro_batch", "each_micro_batch"),
+    ],
+)
+def test_when_fsdp_reduces(memory, asked, policy):
+    config = load_config(PYDOC, [*BATCH, f"--compute.reduce_gradients={asked}"])
+    gpu_memory = memory and round(memory * GIB)
+    assert when_reduced(MODEL, Strategy("fsdp"), resolve(config, 4), gpu_memory) == policy
+    (column,) = comparison([4], None, gpu_memory, config)["world_sizes"]
+    assert column["strategies"]["fsdp"]["gradients_reduced"] == policy
+    # Whole gradients, or those of the last micro-batch only.
+    assert ("accumulated gradients" in column["strategies"]["fsdp"]["bytes_beside_about"]) == (policy[0] == "l")
+
+
+def test_hsdp_is_counted_in_groups():
+    """In units of Ψ = 3 GiB, 8 micro-batches of 4 processes: 8 x (1 + 2/3) gathered and 8 reduced in a group of 2,
+    where each sends half, and 1/2 all-reduced over 2 replicas. On 3 processes there are no such groups."""
+    strategy = Strategy("hsdp", shard_size=2)
+    compared = compare("recipe", RECIPE, MODEL, [strategy], [4, 1, 32], None, None, {})
+    four, one, many = (column["strategies"]["hsdp"] for column in compared["world_sizes"])
+    assert four["sent_bytes_per_step"]["most"] == 3 * GIB * (8 * 5 / 3 + 8 + 1) / 2
+    assert (four["gradients_reduced"], four["processes_of_a_copy"]) == ("each_micro_batch", 2)
+    assert (one["processes_of_a_copy"], many["processes_of_a_copy"]) == (1, 2)
+    text = " ".join(table(compared, RECIPE).split())
+    assert "hsdp shards over groups of 2 processes, and sums over the groups with the last micro-batch." in text
+    odd = load_config(PYDOC, ["--batch.micro_batch_size=1", "--batch.global_batch_size=30"])
+    three, four = compare("recipe", odd, MODEL, [strategy], [3, 2], None, None, {})["world_sizes"]
+    assert (three["strategies"], [*four["strategies"]]) == ({}, ["hsdp"])
 
 
 def test_a_batch_that_grows_is_counted_at_its_largest():
@@ -149,3 +195,15 @@ def test_the_script_of_llama_1b_takes_the_strategy_that_is_suggested(monkeypatch
     assert main(["plan", "llama_1b", "--world-sizes=64", "--gpu-memory=80", "--json"]) == 0
     (column,) = json.loads(capsys.readouterr().out)["world_sizes"]
     assert read_job(ROOT / "slurm/llama_1b.sbatch").strategy == column["suggested"] == "ddp"
+
+
+def test_the_share_that_is_gathered_in_bf16_is_said():
+    first, *others = MODEL.parameters
+    half = replace(MODEL, parameters=(replace(first, in_bf16=True), *others))
+    counted = compare("recipe", RECIPE, half, STRATEGIES, [4], GIB, None, {})
+    assert "fsdp and hsdp gather 33.3 % of the weights in bf16, and the others in fp32." in table(counted, RECIPE)
+    # Gathered twice in three units of 1 GiB, of which one is bf16 and one stays gathered, and reduced: of 4 processes.
+    sent = counted["world_sizes"][0]["strategies"]["fsdp"]["sent_bytes_per_step"]["most"]
+    accumulation = 8
+    assert sent == (accumulation * ((0.5 + 1 + 1) + (0.5 + 1)) + 3) * GIB * 3 // 4
+    assert "in bf16" not in table(comparison([4]), RECIPE)

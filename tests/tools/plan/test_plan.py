@@ -51,7 +51,7 @@ def test_json_has_every_number(compare):
     assert data["gpu_memory_bytes"] == 16 * 10**9
     two, three = data["world_sizes"]
     assert "nearest" in three["problem"]
-    assert list(two["strategies"]) == ["ddp", "fsdp", "zero1", "zero2", "zero3"]
+    assert list(two["strategies"]) == ["ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3"]
     assert two["suggested"] == "ddp"
     # SGD with momentum: weights, gradients and momentum of 78,394 parameters.
     ddp = two["strategies"]["ddp"]["model_state_bytes"]
@@ -193,6 +193,12 @@ def test_what_cannot_be_used_is_one_message(compare, words, message):
         (["--world-sizes", "2", "--gpu-memory", "h100"], "h100-80gb, h100-nvl, h200, b200; write GiB"),
         (["--world-sizes", "2", "--gpu-memory", "1e300"], "is too large"),
         (["--world-sizes", "2", "--world-size", "2"], "not allowed with argument"),
+        (["--world-size", "2", "--gpu", "h100", "--network", "ib-ndr"], "require --world-sizes"),
+        (["--world-sizes", "2", "--gpu", "h100"], "--gpu requires --network, such as 400G/gpu"),
+        (["--world-sizes", "2", "--network", "400G/gpu"], "--network requires --gpu, the kind of GPU, such as h100"),
+        (["--world-sizes", "2", "--gpu", "h100", "--gpu-memory", "80"], "not allowed with argument"),
+        (["--world-sizes", "2", "--gpu", "h1000", "--network", "ib-ndr"], "'h1000' is not a known GPU: v100-32gb, "),
+        (["--world-sizes", "2", "--gpu", "h100", "--network", "400"], "such as 400G/gpu or 3200G/node, or one of"),
         ([], "one of the arguments --world-size --world-sizes is required"),
     ],
 )

@@ -95,14 +95,14 @@ def test_missing_gpus_and_why(tmp_path, monkeypatch):
     assert report.versions["the CUDA that torch was built for"] == "13.0"
     assert report.problems == [
         "0 GPUs are visible, but the job was given 8: The NVIDIA driver on your system is too old (found version "
-        "12040). (RuntimeError). The driver is 550.54.15, and torch was built for CUDA 13.0, which may need a newer one"
+        "12040). (RuntimeError). The driver is 550.54.15; torch was built for CUDA 13.0, which may need a newer driver"
     ]
 
 
 def test_a_torch_without_gpus(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", None)
     report = check_node(job(good_folder(tmp_path), gpus=1), PYDOC, DDP, ())
-    assert "this torch was built without GPUs" in report.problems[0]
+    assert "this torch was built without support for GPUs" in report.problems[0]
 
 
 @pytest.fixture

@@ -103,7 +103,7 @@ def test_a_node_that_is_too_late_is_not_bad(tmp_path):
     ended = run_nodes(tmp_path, 4, before=late(2, 12), LARGEBATCH_PREFLIGHT_SECONDS=4)
     assert codes(ended) == [2, 2, 2, 2], ended
     assert "late: n3: not present after 4 seconds" in ended[0].out
-    assert "set LARGEBATCH_PREFLIGHT_SECONDS" in ended[0].out
+    assert "raise LARGEBATCH_PREFLIGHT_SECONDS" in ended[0].out
     assert "n3: the pre-flight ended before this node was present" in ended[2].err
     assert bad_nodes(tmp_path) is None
 
@@ -237,7 +237,7 @@ def test_warn(tmp_path):
     ended = run_nodes(tmp_path, 2, LARGEBATCH_MIN_BUSBW=1e6, LARGEBATCH_PREFLIGHT="warn")
     assert codes(ended) == [0, 0], ended
     assert "less than LARGEBATCH_MIN_BUSBW" in ended[0].out
-    assert "the job starts nevertheless (LARGEBATCH_PREFLIGHT=warn)" in ended[0].out
+    assert "the job starts anyway (LARGEBATCH_PREFLIGHT=warn)" in ended[0].out
 
 
 @pytest.mark.parametrize(
@@ -258,5 +258,5 @@ def test_an_all_reduce_that_fails_on_a_node(failure, reason, tmp_path, monkeypat
     ended = run_nodes(tmp_path, 4, before=before)
     assert codes(ended) == [3, 3, 3, 3], ended
     assert f"failed: {reason}" in ended[0].out
-    assert "bad node n2: all-reduces with it are slow or fail" in ended[0].out
+    assert "bad node n2: all-reduces with this node are slow or fail" in ended[0].out
     assert bad_nodes(tmp_path) == "n2\n"

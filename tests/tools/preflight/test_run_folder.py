@@ -32,7 +32,7 @@ def test_where_a_folder_is_mounted(folder, mount):
 @pytest.mark.parametrize(("folder", "name"), [("/mnt/my bucket/runs", "gcsfuse"), ("/mnt/s3/runs", "mountpoint-s3")])
 def test_an_object_store_is_refused_by_name(folder, name):
     (problem,) = missing_abilities(Path(folder), "n1", MOUNTS)
-    assert f"the run folder is on {name}, which shows an object store as files" in problem
+    assert f"the run folder is on {name}, which presents an object store as files" in problem
     assert "aws s3 sync, gcloud storage rsync" in problem
 
 
@@ -44,9 +44,9 @@ def test_this_file_system_has_all(tmp_path):
 @pytest.mark.parametrize(
     ("module", "name", "said"),
     [
-        (fcntl, "flock", "has no locks (flock): Function not implemented; mount it with them (Lustre: mount -o flock)"),
-        (os, "link", "has no hard links: Function not implemented; set RUN_DIR to another file system"),
-        (Path, "rename", "has no renaming a file over another: Function not implemented; set RUN_DIR"),
+        (fcntl, "flock", "not support locks (flock): Function not implemented; mount it with locks (Lustre"),
+        (os, "link", "not support hard links: Function not implemented; set RUN_DIR to another file system"),
+        (Path, "rename", "not support renaming a file over another: Function not implemented; set RUN_DIR"),
     ],
 )
 def test_what_is_missing_is_named(module, name, said, tmp_path, monkeypatch):

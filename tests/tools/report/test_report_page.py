@@ -253,22 +253,13 @@ def test_what_cannot_be_reported(words, message, tmp_path, monkeypatch, capsys):
         ("plan.json", {"schedule": None}),
         ("plan.json", {"timeline": [1]}),
         ("plan.json", {"optimizer_options": {}}),
-        ("status.json", {"step": float("nan"), "outcome": {}}),
-        ("summary.json", {"mfu_convention": 3}),
-        ("metrics.jsonl", {"seconds": "long"}),
-        ("metrics.jsonl", {"samples": 1e308}),
         ("metrics.jsonl", {"step": None}),
-        ("metrics.jsonl", {"loss": 10**400}),
-        ("evaluations.jsonl", {"samples": []}),
+        ("metrics.jsonl", {"loss": float("nan")}),
         ("evaluations.jsonl", {"half a character: \ud800": 0.5}),
         ("history.jsonl", {"time": None}),
-        ("history.jsonl", {"time": 1e300}),
-        ("history.jsonl", {"step": True}),
-        ("history.jsonl", {"attempt": "first", "versions": ["torch"], "changes": 3, "recipe": {}}),
-        ("history.jsonl", {"checkpoints_not_used": [3], "checkpoint": 3}),
     ],
 )
-def test_values_of_other_kinds_are_left_out(file, values, tmp_path, monkeypatch):
+def test_values_that_cannot_be_shown_are_left_out(file, values, tmp_path, monkeypatch):
     write_run(tmp_path / "run", steps=range(50, 52), history=HISTORY)
     path = tmp_path / "run" / file
     if file.endswith(".jsonl"):
@@ -279,7 +270,7 @@ def test_values_of_other_kinds_are_left_out(file, values, tmp_path, monkeypatch)
         monkeypatch.setattr(report_page, "svg", lambda *_: "")
     assert main(["report", str(tmp_path / "run")]) == 0
     _, page = read(tmp_path / "run/report.html")
-    assert page.row("starts") == ["0" if "step" in values and file == "history.jsonl" else "3"]
+    assert page.row("starts") == ["3"]
 
 
 @pytest.mark.parametrize("content", ['{"task": ', "[]", "3", "", '"\\ud800"', "[" * 100_000])

@@ -12,10 +12,12 @@ import pytest
 
 import tasks
 from jobs import JobFailed
+from largebatch.backend.launch import read_launch
 from largebatch.config import load_config
 from largebatch.tools.command_line import main
 from largebatch.tools.verify import verification
 from largebatch.tools.verify.differences import Differences, Trained, compare, limits_with, usual_limits
+from largebatch.tools.verify.launch import is_rehearsed, rehearsal_environment
 from largebatch.tools.verify.verification import Combination, CombinationFailed, Verification, in_one_line
 from paths import ACCELERATE_CONFIGS, DIGITS, PYDOC, ROOT
 from tasks import TINY
@@ -145,7 +147,7 @@ def test_fp64_differs_by_its_own_rounding_only():
     """Documents of unequal length, ragged batches and clipping, 50 steps: 1e-12 shows mathematics, not luck."""
     words = (*TINY, *SGD, *DOCUMENTS, "--data.num_train_samples=130", "--batch.drop_last=false", "--precision=fp64")
     words += ("--optimizer.clip_norm=0.5", "--data.num_eval_samples=40", '--train.duration={"steps": 100}')
-    combinations = [Combination("ddp", 3, 4), Combination("fsdp", 2, 4), Combination("ddp", 4, 2)]
+    combinations = [*(Combination(*each) for each in (("ddp", 3, 4), ("fsdp", 2, 4), ("ddp", 4, 2), ("hsdp", 4, 2)))]
     reference, *rows = rows_of(PYDOC, words, *combinations, steps=50)
     assert reference.verdict == "reference"
     for row in rows:
@@ -395,6 +397,16 @@ def test_the_command_for_a_copy_of_a_recipe_with_a_bug(tmp_path, monkeypatch, ca
     assert json.loads((tmp_path / "runs/tiny.verify.json").read_text())["agree"] is False
 
 
+def test_hsdp_is_verified_on_two_groups_of_two_or_more(monkeypatch):
+    assert [size for size in range(1, 9) if is_rehearsed("hsdp", size)] == [4, 6, 8]
+    assert all(is_rehearsed("fsdp", size) for size in range(1, 9))
+    config = ROOT / "recipes/accelerate_configs/hsdp.yaml"
+    sizes = [read_launch(rehearsal_environment(config, size)).shard_size for size in (1, 2, 3, 4, 8)]
+    assert sizes == [1, 2, 3, 2, 2]
+    monkeypatch.setenv("LARGEBATCH_SHARD_SIZE", "4")
+    assert "LARGEBATCH_SHARD_SIZE" not in rehearsal_environment(config, 8)
+
+
 @pytest.mark.slow
 def test_the_command_with_tiny_data_instead_of_a_hubs(tmp_path, capfd):
     words = ["--tiny-data", "--strategies=ddp", "--world-sizes=2", "--steps=2", f"--output={tmp_path / 'report.json'}"]
@@ -420,7 +432,7 @@ def test_the_command_with_tiny_data_instead_of_a_hubs(tmp_path, capfd):
         (["--output=/proc/nowhere/x.json"], "--output: /proc/nowhere/x.json cannot be written"),
         (['--debug_model={"hidden_sise": 8}'], "model.hidden_sise: unknown key, did you mean hidden_size?"),
         (["--world-sizes=0"], "'0' is not a positive whole number"),
-        (["--strategies=ddp,zero4"], "zero4.yaml; known: ddp, fsdp, zero1, zero2, zero3"),
+        (["--strategies=ddp,zero4"], "zero4.yaml; known: ddp, fsdp, hsdp, zero1, zero2, zero3"),
         (["--accelerate-configs=nowhere"], "there is no nowhere; add --accelerate-configs FOLDER"),
         (["--batch.micro_batch_size=5"], "32 is not a multiple of batch.micro_batch_size 5; nearest: 30, 35"),
     ],

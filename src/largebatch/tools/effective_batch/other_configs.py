@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from largebatch.batch.division import nearest_multiples
 from largebatch.errors import UserError
-from largebatch.tools.effective_batch.other_frameworks import Loss, OtherBatch, nearest_multiples
+from largebatch.tools.effective_batch.other_frameworks import Loss, OtherBatch
 
 TRAIN, MICRO, ACCUMULATION = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 PER_DEVICE = "per_device_train_batch_size"
@@ -76,17 +77,13 @@ def _deepspeed(path: Path, content: Mapping[str, Any], processes: int) -> dict[s
         given = {name: value for name, value in ((MICRO, micro), (ACCUMULATION, accumulation)) if value is not None}
         product = math.prod(given.values()) * processes
         names = " x ".join([*given, "nodes", "devices"])
-        factors = f"{names} = {' x '.join(map(str, given.values()))} x {processes} = {product}"
-        if len(given) == 2 and train != product:
-            remedy = f"{TRAIN} {product}"
-            fitting, rest = divmod(train * processes, product)
-            if not rest:
-                remedy += f", or --devices and --nodes whose product is {fitting}"
-            raise UserError(f"{path}: {TRAIN} {train} is not {factors}; write {remedy}")
-        if train % product:
+        if train % product or (len(given) == 2 and train != product):
+            relation, remedy = "a multiple of ", nearest_multiples(train, product)
+            if len(given) == 2:
+                relation, remedy = "", f"write {product}"
             raise UserError(
-                f"{path}: {TRAIN} {train} is not a multiple of {factors}; write {TRAIN} "
-                f"{nearest_multiples(train, product)}, or other --devices and --nodes"
+                f"{path}: {TRAIN} {train} is not {relation}{names} = {' x '.join(map(str, given.values()))} x "
+                f"{processes} = {product}; {remedy}, or other --devices and --nodes"
             )
         micro, accumulation = micro or train // product, accumulation or train // product
     optimizer = content.get("optimizer")

@@ -8,7 +8,7 @@ for parameter servers, Dean et al. 2012 and Chen et al. 2016 (arXiv 1604.00981).
 from dataclasses import dataclass
 from typing import Literal
 
-from largebatch.batch.division import gradient_accumulation_steps
+from largebatch.batch.division import gradient_accumulation_steps, nearest_multiples
 from largebatch.errors import UserError
 
 Gradients = Literal["average", "sum", "separate"]
@@ -75,8 +75,8 @@ class OtherBatch:
         if self.split_batches and self.batch_size % self.processes:
             raise UserError(
                 f"--batch-size {self.batch_size} --split-batches: not a multiple of {self.nodes} nodes x "
-                f"{self.devices} devices = {self.processes} processes; write --batch-size "
-                f"{nearest_multiples(self.batch_size, self.processes)}, or remove --split-batches if each process "
+                f"{self.devices} devices = {self.processes} processes; "
+                f"{nearest_multiples(self.batch_size, self.processes)}; or remove --split-batches if each process "
                 "loads that many"
             )
 
@@ -148,9 +148,3 @@ def recipe_batch(
     world_size = world_size or devices
     accumulation = gradient_accumulation_steps(size, micro_batch_size, world_size)
     return RecipeBatch(size, micro_batch_size, world_size, accumulation)
-
-
-def nearest_multiples(size: int, factor: int) -> str:
-    """The multiples of a factor just below and above a size, for a message: "24 or 32"."""
-    below = size // factor * factor
-    return " or ".join(str(multiple) for multiple in (below, below + factor) if multiple)

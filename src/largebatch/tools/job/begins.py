@@ -23,8 +23,8 @@ def add_parser(commands: Commands) -> None:
 def add_options_of_a_start(parser: argparse.ArgumentParser) -> None:
     """Add what tells one start of a job from the others."""
     parser.add_argument("--run-dir", type=Path, required=True, help="folder of the run")
-    parser.add_argument("--start", type=whole_number, required=True, help="how often the job was restarted before")
-    restarts = "how many more starts than one may begin at the same checkpoint"
+    parser.add_argument("--start", type=whole_number, required=True, help="how many times the job was restarted before")
+    restarts = "how many restarts are allowed at the same checkpoint"
     parser.add_argument("--max-restarts", type=whole_number, required=True, help=restarts)
 
 

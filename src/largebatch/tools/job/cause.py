@@ -15,22 +15,20 @@ KILLED = re.compile(r"Signal \d+ \((SIG[A-Z0-9]+)\) received by PID \d+")
 REPORTED = re.compile(r"^\s+(time|rank)\s+: (\S+)")
 # Sent by the launcher, to end the other processes.
 ENDED_BY_THE_LAUNCHER = "SIGTERM"
-# What a process also sends itself when a collective failed because another one went away.
+# What a process also sends itself when a collective failed because another process went away.
 ABORTED = "SIGABRT"
-MEANINGS = {"SIGKILL": ", as the kernel does for lack of memory", "SIGSEGV": ", a crash in compiled code"}
+MEANINGS = {"SIGKILL": ", which the kernel sends for lack of memory", "SIGSEGV": ", a crash in compiled code"}
 
 
 @dataclass(frozen=True, order=True)
 class _Failure:
     """One failure; the first in order is the one to name."""
 
-    order: int
-    """0 for the error of one process, 1 for a signal, 2 for what another process's end brings about."""
-    time: str
-    """Comparable only between failures of the same kind."""
+    order: int  # 0 for the error of one process, 1 for a signal, 2 for what another process's end brings about
+    time: str  # comparable only between failures of the same kind
     text: str
+    # What a process left of its error (see `failures`).
     error: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """What a process left of its error (see `failures`)."""
 
 
 def first_error(logs: Path) -> Mapping[str, Any]:
@@ -43,7 +41,7 @@ def first_cause(logs: Path) -> str:
     """The first cause of a failed start, in one line that ends in where to read more; "" if there is no sign of one.
 
     Args:
-        logs: The start's folder, with `errors/rank_<rank>.json` and a log of each node. Damaged files are passed over.
+        logs: The start's folder, with `errors/rank_<rank>.json` and a log of each node. Damaged files are skipped.
     """
     failures = [*_errors(logs), *_signals(logs)]
     return min(failures).text if failures else ""

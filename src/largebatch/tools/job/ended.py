@@ -14,7 +14,7 @@ def add_parser(commands: Commands) -> None:
         run,
         help="say whether a job should be started again (slurm/launch.sh runs it)",
         description="Print `requeue MESSAGE` if the job LARGEBATCH_JOB_ID should be started again after this start, or "
-        "`leave CODE MESSAGE` if it has finished, or would fail again. Keep the ending in the folder of the start.",
+        "`leave CODE MESSAGE` if it has finished, or would fail again. Record the ending in the folder of the start.",
         epilog="slurm/launch.sh runs it after each start.",
     )
     add_options_of_a_start(parser)

@@ -7,10 +7,8 @@ from typing import Any
 
 from largebatch.failures import HOPELESS
 
-MOST_OF_A_MESSAGE = 500
-"""Characters."""
-SIGNALED = (143, 138, 130)
-"""Exit codes of a process that SIGTERM, SIGUSR1 or SIGINT ended."""
+MOST_OF_A_MESSAGE = 500  # characters
+SIGNALED = (143, 138, 130)  # exit codes of a process that SIGTERM, SIGUSR1 or SIGINT ended
 OUT_OF_MEMORY = (
     "write a smaller batch.micro_batch_size, set compute.activation_checkpointing, or choose a strategy that shards "
     "more (`largebatch plan RECIPE --gpu-memory GIB` compares them)"
@@ -23,38 +21,27 @@ FINISHED, FAILED, REFUSED, STOPPED = 0, 1, 2, 75
 class Evidence:
     """What a start has left behind."""
 
-    exit_code: int
-    """The launcher's."""
-    status: Mapping[str, Any] = field(default_factory=dict)
-    """The run's status.json; empty if this start has not written it."""
-    failure: Mapping[str, Any] = field(default_factory=dict)
-    """The exception that ended training; empty if there was none."""
-    refusal: str = ""
-    """Why the run was refused; "" if it was not."""
-    cause: str = ""
-    """The first cause as the logs tell it; "" if they do not."""
-    asked_to_stop: str = ""
-    """Who asked the batch script to stop the job during the start; "" if nobody did."""
-    has_stop_file: bool = False
-    """Whether a person has asked the run to stop, by the stop file, and it has not done so."""
-    earlier: Mapping[str, Any] = field(default_factory=dict)
-    """What was kept of the latest earlier ending of the job."""
+    exit_code: int  # the launcher's
+    status: Mapping[str, Any] = field(default_factory=dict)  # the run's status.json; empty if this start wrote none
+    failure: Mapping[str, Any] = field(default_factory=dict)  # exception that ended training; empty if there was none
+    refusal: str = ""  # why the run was refused; "" if it was not
+    cause: str = ""  # the first cause as the logs tell it; "" if they do not
+    asked_to_stop: str = ""  # who asked the batch script to stop the job during the start; "" if nobody did
+    has_stop_file: bool = False  # whether a person has asked the run to stop, by the stop file, and it has not done so
+    earlier: Mapping[str, Any] = field(default_factory=dict)  # what was kept of the latest earlier ending of the job
 
 
 @dataclass(frozen=True)
 class Ending:
     """What follows, and why."""
 
-    code: int | None
-    """The exit code of the job; None if it is to be started again."""
-    message: str
-    """The reason in one line."""
-    about: Mapping[str, Any] = field(default_factory=dict)
-    """The facts about a failure with which later ones are compared."""
+    code: int | None  # the exit code of the job; None if it is to be started again
+    message: str  # the reason in one line
+    about: Mapping[str, Any] = field(default_factory=dict)  # facts about a failure with which later ones are compared
 
 
 def decide(evidence: Evidence, reason_to_give_up: str | None) -> Ending:
-    """What follows after a start, if there is no progress for a reason to give up, or else None for it."""
+    """Decide what follows a start. `reason_to_give_up` says why there is no progress; None if there is."""
     ending = _decide(evidence)
     if ending.code is None and evidence.has_stop_file:
         message = f"stopped by the stop file; before that, {ending.message}; submit again to resume"
@@ -70,7 +57,7 @@ def _decide(evidence: Evidence) -> Ending:
     if evidence.refusal:
         return Ending(REFUSED, f"refused: {evidence.refusal}")
     if outcome == "finished":
-        return Ending(FINISHED, "finished" if code == 0 else f"finished; the launcher exited with {code} afterwards")
+        return Ending(FINISHED, "finished" if code == 0 else f"finished; the launcher exited with {code} afterward")
     if outcome == "stopped" and message.startswith("by the stop file"):
         return Ending(STOPPED, f"stopped {message}; submit again, with the same overrides, to resume")
     if outcome == "stopped":
@@ -95,7 +82,7 @@ def _first(cause: str) -> str:
 
 
 def _failed(failure: Mapping[str, Any], is_hopeless: bool, evidence: Evidence) -> Ending:
-    """What follows after an exception, of which `failure` has what status.json has."""
+    """What follows an exception, which `failure` describes as status.json does."""
     about = {name: failure.get(name) for name in ("kind", "exception", "trained", "step", "micro_batch_size")}
     about["trained"] = bool(about["trained"])
     kind, earlier = about["kind"], evidence.earlier
@@ -112,5 +99,5 @@ def _failed(failure: Mapping[str, Any], is_hopeless: bool, evidence: Evidence) -
         return Ending(FAILED, f"{message}; for the second time at the same step: not requeued", about)
     same = all(about[name] == earlier.get(name) for name in ("kind", "exception", "trained"))
     if kind == "error" and same and not about["trained"]:
-        return Ending(FAILED, f"{message}; for the second time before a first step: not requeued", about)
+        return Ending(FAILED, f"{message}; for the second time before the first step: not requeued", about)
     return Ending(None, message, about)

@@ -21,17 +21,15 @@ class Progress:
 
     run_dir: Path
     job: str
-    start: int
-    """How often the scheduler had restarted the job before."""
-    max_restarts: int
-    """How many more starts than one may begin at the same checkpoint."""
+    start: int  # how often the scheduler had restarted the job before
+    max_restarts: int  # how many restarts are allowed at the same checkpoint
 
     @classmethod
     def of_this_job(cls, run_dir: Path, start: int, max_restarts: int) -> "Progress":
         """The starts of the job that LARGEBATCH_JOB_ID names; UserError if it names none."""
         job = os.environ.get("LARGEBATCH_JOB_ID")
         if not job:
-            raise UserError("LARGEBATCH_JOB_ID is not set: this is for the batch script of a job, which sets it")
+            raise UserError("LARGEBATCH_JOB_ID is not set: this command is for a job's batch script, which sets it")
         return cls(run_dir, job, start, max_restarts)
 
     @property
@@ -46,7 +44,7 @@ class Progress:
 
     @cached_property
     def checkpoint_step(self) -> int:
-        """The step of the newest complete checkpoint; 0 if there is none."""
+        """The step of the latest complete checkpoint; 0 if there is none."""
         return next((entry.step for entry in entries(self.run_dir / "checkpoints") if entry.problem is None), 0)
 
     def begin(self) -> None:
@@ -56,17 +54,17 @@ class Progress:
             file.write(f"{self.checkpoint_step}\n")
 
     def end(self, ending: dict[str, Any]) -> None:
-        """Keep how this start ended, for the starts to come."""
+        """Keep how this start ended, for later starts."""
         with suppress(OSError):
             replace_json_file(self.logs / ENDING, ending)
 
     def earlier_ending(self) -> dict[str, Any]:
-        """How the latest earlier start ended of which that is known; empty if there is none."""
+        """The ending of the latest earlier start that has recorded one; empty if none has."""
         found = (read_object(self.job_dir / f"start_{start}" / ENDING) for start in reversed(range(self.start)))
         return next(filter(None, found), {})
 
     def reason_to_give_up(self) -> str | None:
-        """Why there should be no further start, if the allowed number began at the newest checkpoint."""
+        """Why there should be no further start, if the allowed number began at the latest checkpoint."""
         file = self.job_dir / "starts"
         steps = file.read_text(encoding="utf-8").split() if file.exists() else []
         if (starts := steps.count(str(self.checkpoint_step))) <= self.max_restarts:

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from largebatch.backend.deepspeed_config import deepspeed_config_problems
-from largebatch.backend.launch import FSDP_VERSION, NOT_FSDP2, PRECISION, REFUSED, STARTS_PROCESSES
+from largebatch.backend.launch import FSDP_VERSION, NOT_FSDP2, PRECISION, REFUSED, STARTS_PROCESSES, UNLESS_FSDP
 from largebatch.config import load_config
 from largebatch.errors import ConfigError
 from largebatch.tools.lint.findings import COMMAND_LINE, Finding, line_of, read_text
@@ -80,6 +80,9 @@ def _accelerate_findings(path: Path, text: str, config: object) -> Iterator[Find
         if str(version) != FSDP_VERSION:
             remedy = f"write fsdp_version: {FSDP_VERSION}"
             yield finding(key, "fsdp-version", f"it is {version}, but {NOT_FSDP2}", remedy)
+        for name, (_, key) in settings.items():
+            if key.startswith("parallelism_config.") and not name.startswith("parallelism_config_"):
+                yield finding(key, "unknown-setting", "Accelerate ignores it", f"write parallelism_config_{name}")
     if kind == "DEEPSPEED":
         launcher, key = settings.get("deepspeed_multinode_launcher", ("pdsh", "deepspeed_config"))
         if launcher != "standard":
@@ -94,7 +97,7 @@ def _accelerate_findings(path: Path, text: str, config: object) -> Iterator[Find
                 "write deepspeed_config_file: ds_configs/zero2.json, or another path from the top of the repository"
             )
             yield finding(key, "deepspeed-config-missing", why, remedy)
-    for setting in (PRECISION, *REFUSED):
+    for setting in (PRECISION, *REFUSED) if kind == "FSDP" else (PRECISION, *REFUSED, UNLESS_FSDP):
         value, key = settings.get(setting.key, (None, ""))
         # Accelerate leaves out empty sections.
         if value not in (None, {}) and str(value).lower() not in setting.off:
@@ -104,7 +107,8 @@ def _accelerate_findings(path: Path, text: str, config: object) -> Iterator[Find
 def _settings(config: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
     """Each setting under the name that Accelerate knows it by, with its value and the key it is written at."""
     settings = {str(name): (value, str(name)) for name, value in config.items()}
-    for section, prefix in (("fsdp_config", "fsdp_"), ("dynamo_config", "dynamo_"), ("deepspeed_config", "")):
+    prefixes = {"fsdp_config": "fsdp_", "dynamo_config": "dynamo_", "deepspeed_config": "", "parallelism_config": ""}
+    for section, prefix in prefixes.items():
         inner = config.get(section)
         for key, value in inner.items() if isinstance(inner, dict) else ():
             settings[prefix + str(key).removeprefix(prefix)] = (value, f"{section}.{key}")

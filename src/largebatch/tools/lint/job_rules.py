@@ -1,6 +1,5 @@
 """Rules for a batch script: its `#SBATCH` lines, and whether it fits the recipe and the strategy that it names."""
 
-import difflib
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from largebatch.plan import resolve
 from largebatch.plan.strategies import STRATEGIES
 from largebatch.tools.lint.findings import COMMAND_LINE, Finding
 from largebatch.tools.lint.job import ACCELERATE_CONFIGS, Job, Option, log_path, sbatch_lines
-from largebatch.tools.lint.sbatch import WITH_VALUE, WITHOUT_VALUE, gpus, gpus_of_gres, node_counts, positive, seconds
+from largebatch.tools.lint.sbatch import gpus, gpus_of_gres, node_counts, positive, seconds
 
 MOST_COUNTS = 6
 _VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w*|\{[^}]*\}|\([^)]*\))|`[^`]*`")
@@ -76,17 +75,6 @@ def _options(job: Job) -> Iterator[Finding]:
         elif name in ("output", "error") and not (folder := Path(log_path(job, option)).parent).is_dir():
             why = f"--{name}: there is no folder {folder}; Slurm does not create it, and the job fails silently"
             yield _at(option, "log-folder", why, f"create it: mkdir -p {folder}; or write another file")
-        elif meant := _misspelled(name):
-            yield _at(option, "unknown-option", f"sbatch has no option --{name}", f"write --{meant}")
-
-
-def _misspelled(name: str) -> str | None:
-    """The option that was probably meant. Names unlike any of sbatch's may be those of a site's plugins."""
-    # --container-image and the like belong to pyxis.
-    known = [*WITH_VALUE, *WITHOUT_VALUE]
-    if name in known or name.startswith("container-"):
-        return None
-    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.8)), None)
 
 
 def _time(job: Job) -> Iterator[Finding]:
@@ -144,7 +132,7 @@ def _strategy(job: Job) -> Iterator[Finding]:
         known = ", ".join(sorted(path.stem for path in ACCELERATE_CONFIGS.glob("*.yaml")))
         yield Finding(file, line, "strategy", why, f"write one of {known}, or the path of an Accelerate config")
     elif job.config and (entry := STRATEGIES.get(job.accelerate_config.stem.partition("_")[0])):
-        refusal = entry.refusal(job.config.precision, job.config.optimizer.name)
+        refusal = entry.refusal_of(job.config)
         if refusal:
             yield Finding(file, line, "strategy", f"STRATEGY {job.strategy}: {refusal.why}", refusal.remedy)
 

@@ -15,29 +15,14 @@ WITHOUT_VALUE = re.findall(
     "no-requeue oom-kill-step overcommit oversubscribe parsable propagate quiet reboot requeue resv-ports spread-job "
     "spread-segments stepmgr test-only usage use-min-nodes verbose version wait",
 )
-WITH_VALUE = re.findall(
-    r"\S+",
-    "account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment constraint container "
-    "container-id context core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot "
-    "dependency distribution error exclude export export-file extra extra-node-info gid gpu-bind gpu-freq gpus "
-    "gpus-per-node gpus-per-socket gpus-per-task gres gres-flags hint input job-name kill-on-invalid-dep licenses "
-    "mail-type mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus network nodefile nodelist nodes "
-    "ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket ntasks-per-tres open-mode output "
-    "partition prefer priority profile qos reservation resources segment signal sockets-per-node switches "
-    "tasks-per-node thread-spec threads-per-core time time-min tmp tres-bind tres-per-task uid wait-all-nodes wckey "
-    "wrap",
-)
-# The options that SBATCH_* variables set, by sbatch(1), "Input environment variables". There are none for nodes, tasks
-# and CPUs per task.
+# The variables that set options which say something about a job, by sbatch(1), "Input environment variables"; there are
+# none for nodes, tasks and CPUs per task.
 IN_ENVIRONMENT = re.findall(
     r"\S+",
-    "account acctg-freq array batch clusters constraint container container-id core-spec cpus-per-gpu delay-boot "
-    "distribution error exclusive export get-user-env gpu-bind gpu-freq gpus gpus-per-node gpus-per-task gres "
-    "gres-flags hint ignore-pbs input job-name mem mem-bind mem-per-cpu mem-per-gpu network no-kill no-requeue "
-    "open-mode output overcommit partition profile qos requeue reservation signal spread-job switches thread-spec "
-    "threads-per-core time tres-per-task use-min-nodes wait wait-all-nodes wckey",
+    "error exclusive gpus gpus-per-node gpus-per-task gres job-name mem mem-per-cpu mem-per-gpu no-requeue open-mode "
+    "output requeue signal time",
 )
-OTHER_NAMES = {"array": "array-inx", "mem": "mem-per-node", "switches": "req-switch", "time": "timelimit"}
+OTHER_NAMES = {"mem": "mem-per-node", "time": "timelimit"}
 UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 
 
@@ -60,7 +45,7 @@ def read_options(words: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def read_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Yield the variables that sbatch reads, with the long name and the value of the option that each one sets."""
+    """Yield the variables of `IN_ENVIRONMENT` that are set, with the long name and the value of each one's option."""
     for name in IN_ENVIRONMENT:
         variable = "SBATCH_" + OTHER_NAMES.get(name, name).replace("-", "_").upper()
         value = environment.get(variable)

@@ -9,10 +9,10 @@ from largebatch.errors import UserError
 from largebatch.tools.lint.job import SCRIPTS
 
 PROFILE = SCRIPTS / "site.sh"
-# What a job sets for its own processes, if this is one.
+# What a job sets for its own processes, in case this is one of them.
 OF_A_JOB = re.compile("LARGEBATCH_(JOB_ID|RESTART|JOB_END_TIME|NODE|NODE_NAMES|TOKEN|LOGS|REFUSAL|BEGAN|SNAPSHOT)")
 SETTING = re.compile("(SBATCH|LARGEBATCH)_.*|STRATEGY|RUN_DIR")
-# A last command that is false, such as a test, is no failure unless it says something.
+# A last command that returns false, such as a test, is not a failure unless it prints an error.
 SOURCE = 'bash -n "$1" && { source "$1" >/dev/null; printf "%s\\0" "$?"; env -0; }'
 
 

@@ -3,6 +3,7 @@
 import math
 import re
 import shutil
+import stat
 from pathlib import Path
 from string import Template
 
@@ -57,8 +58,11 @@ def _write(folder: Path, job: BundledJob, vendor: bool) -> None:
     copies[Path(LICENSE)] = next(path for name in (LICENSE, "LICENSE") if (path := shipped / name).is_file())
     for target, source in copies.items():
         (folder / target).parent.mkdir(parents=True, exist_ok=True)
-        # Without the source's permissions: an installation may be read-only.
+        # Of the source's permissions only who may run it: an installation may be read-only.
         shutil.copyfile(source, folder / target)
+        if source.stat().st_mode & stat.S_IXUSR:
+            mode = (folder / target).stat().st_mode
+            (folder / target).chmod(mode | (mode & 0o444) >> 2)
     for name, text in _texts(job, vendor).items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")

@@ -15,8 +15,7 @@ from largebatch.tools.verify.tiny import tiny_data_overrides
 
 PACKAGE = Path(largebatch.__file__).parent
 TEMPLATES = PACKAGE / "tools/new/templates"
-TEMPLATE = TEMPLATES / "task"
-"""The smallest complete task: a task's folder, with the batch script of its recipe."""
+TEMPLATE = TEMPLATES / "task"  # the smallest complete task: a task's folder, with the batch script of its recipe
 
 
 def shipped_folder() -> Path:

@@ -17,7 +17,10 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 
 from largebatch.config import RecipeConfig
 from largebatch.config.task_config import authors_program
@@ -71,24 +74,16 @@ def activation_bytes(model: nn.Module, config: RecipeConfig, example_batch: Exam
     recomputed.
 
     Args:
-        model: The recipe's model on the meta device; it cannot be used afterward.
+        model: The recipe's model on the meta device; it gets tensors without memory.
         config: The recipe, which has the precision, the micro-batch and activation checkpointing.
         example_batch: The task's hook, which makes the keyword arguments of the model for a micro-batch.
     """
     if example_batch is None:
         return None
-    dtype = torch.float64 if config.precision == "fp64" else torch.float32
     with FakeTensorMode(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
-        _give_fake_memory(model)
-        model.train()
+        batch = _prepared(model, config, example_batch)
         keep_apart_by_given_positions(model)
-        try:
-            example = example_batch(config)
-            batch = {name: value.to(dtype) if value.is_floating_point() else value for name, value in example.items()}
-        # The task's author wrote it, so it may raise anything.
-        except Exception as error:
-            raise UserError(f"example_batch(config) of model.py fails: {type(error).__name__}: {error}") from error
         # Kernels that keep documents apart without a mask keep what FlashAttention keeps without documents.
         has_kernel = config.compute.attention != "sdpa" and batch.pop("position_ids", None) is not None
         try:
@@ -105,6 +100,56 @@ def activation_bytes(model: nn.Module, config: RecipeConfig, example_batch: Exam
         # A model may read numbers, which fake tensors do not have, and may then raise anything.
         except Exception:
             return None
+
+
+def micro_batch_flops(
+    model: nn.Module, config: RecipeConfig, example_batch: ExampleBatch | None
+) -> tuple[int, int] | None:
+    """Floating-point operations of a micro-batch's forward and backward pass; None if they cannot be counted.
+
+    Those of matrix products, convolutions and attention, whose masked scores are counted, too.
+
+    Args:
+        model: The recipe's model as `activation_bytes` leaves it, with activation checkpointing if the recipe has it.
+        config: The recipe.
+        example_batch: The task's hook.
+    """
+    if example_batch is None:
+        return None
+    with FakeTensorMode(), warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
+        warnings.simplefilter("ignore")
+        batch = _prepared(model, config, example_batch)
+        batch.pop("position_ids", None)
+        in_place = {torch.ops.aten.addmm_: _addmm_flops}
+        # The output layer adds to the gradient of its weight in place, which the counter does not know.
+        forward, backward = (FlopCounterMode(display=False, custom_mapping=in_place) for _ in range(2))
+        try:
+            with forward:
+                outputs = tree_leaves(model(**batch))
+            with backward:
+                torch.autograd.backward([each.sum() for each in outputs if getattr(each, "requires_grad", False)])
+        # As in `activation_bytes`.
+        except Exception:
+            return None
+    return forward.get_total_flops(), backward.get_total_flops()
+
+
+def _addmm_flops(_: object, left: Sequence[int], right: Sequence[int], **__: object) -> int:
+    """Operations of a matrix product, from the shapes of its factors."""
+    return 2 * left[0] * left[1] * right[1]
+
+
+def _prepared(model: nn.Module, config: RecipeConfig, example_batch: ExampleBatch) -> dict[str, torch.Tensor]:
+    """Give a model tensors of the current mode, and return arguments to call it with."""
+    dtype = torch.float64 if config.precision == "fp64" else torch.float32
+    _give_fake_memory(model)
+    model.train()
+    try:
+        example = example_batch(config)
+        return {name: value.to(dtype) if value.is_floating_point() else value for name, value in example.items()}
+    # The task's author wrote it, so it may raise anything.
+    except Exception as error:
+        raise UserError(f"example_batch(config) of model.py fails: {type(error).__name__}: {error}") from error
 
 
 def _give_fake_memory(model: nn.Module) -> None:

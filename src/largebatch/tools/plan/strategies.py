@@ -6,18 +6,17 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from largebatch.backend.launch import read_launch
+from largebatch.backend.launch import read_launch, read_shard_size
 from largebatch.config import RecipeConfig
 from largebatch.errors import UserError
 from largebatch.plan.model_shape import Strategy, ZeroSettings
-from largebatch.plan.strategies import STRATEGIES
+from largebatch.plan.strategies import STRATEGIES, is_true
 from largebatch.tools.verify.launch import find_accelerate_configs, launch_environment
 
 # With any other value of these settings of "zero_optimization", the counts of memory or traffic would be wrong.
 COUNTED_AT = {
     "offload_optimizer": None,
     "offload_param": None,
-    "zero_hpz_partition_size": 1,
     "round_robin_gradients": False,
     "contiguous_gradients": True,
     "reduce_scatter": True,
@@ -25,7 +24,7 @@ COUNTED_AT = {
 
 
 def find_strategies(
-    recipe: Path, folder: Path | None, config: RecipeConfig
+    recipe: Path, folder: Path | None, config: RecipeConfig, gpus_per_node: int
 ) -> tuple[list[Strategy], Mapping[str, str]]:
     """The strategies as a run would be launched with them, and why others are not counted.
 
@@ -33,17 +32,21 @@ def find_strategies(
         recipe: The recipe's JSON file.
         folder: The folder of Accelerate configs; None means that of the recipe's own project.
         config: The recipe.
+        gpus_per_node: How many processes hsdp shards over, unless its Accelerate config or LARGEBATCH_SHARD_SIZE says.
 
     Raises:
         UserError: There are no Accelerate configs.
     """
     found: list[Strategy] = []
-    refusals = {name: entry.refusal(config.precision, config.optimizer.name) for name, entry in STRATEGIES.items()}
+    refusals = {name: entry.refusal_of(config) for name, entry in STRATEGIES.items()}
     left_out = {name: refusal.why for name, refusal in refusals.items() if refusal}
     for name, file in find_accelerate_configs(recipe, folder, None, config).items():
-        environment = launch_environment(file, world_size=2)
+        environment = {**os.environ, **launch_environment(file, world_size=gpus_per_node)}
         try:
-            launch = read_launch({**os.environ, **environment}, config.precision, config.optimizer.name)
+            if is_true(environment, "ACCELERATE_USE_PARALLELISM_CONFIG"):
+                # Two replicas, whatever their size is.
+                environment["WORLD_SIZE"] = str(2 * read_shard_size(environment, gpus_per_node))
+            launch = read_launch(environment, config.precision, config.optimizer.name, config.compute.reduce_gradients)
         except UserError as error:
             left_out[name] = str(error)
             continue
@@ -56,9 +59,7 @@ def find_strategies(
         elif environment.get("FSDP_TRANSFORMER_CLS_TO_WRAP"):
             left_out[name] = "its Accelerate config has fsdp_transformer_layer_cls_to_wrap"
         else:
-            settings = ZeroSettings.of(zero) if zero else None
-            reshards = environment.get("FSDP_RESHARD_AFTER_FORWARD", "true").lower() == "true"
-            found.append(Strategy(launch.strategy, settings, reshards))
+            found.append(launch.sharing)
     return found, left_out
 
 

@@ -2,8 +2,11 @@
 
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, get_args
 
 from largebatch.config import RecipeConfig
+from largebatch.plan.reduction import MOST_OF_THE_MEMORY, in_words
+from largebatch.plan.strategies import Policy, find_strategy
 from largebatch.tools.plan.comparison import Json
 from largebatch.tools.plan.gpu_memory import GIB
 
@@ -12,8 +15,8 @@ MOST_COLUMNS = (WIDTH - NAME_WIDTH) // COLUMN_WIDTH
 NOTES = (
     "Model states are exact for the fullest process, before the update: weights, reduced gradients, optimizer, and "
     "DeepSpeed's fp32 copies.",
-    "Temporary memory is approximate, not all held at once: gradients that accumulate until they are reduced (whole "
-    "ones under fsdp and zero1), gathered weights, buckets.",
+    "Temporary memory is approximate, not all held at once: gradients that accumulate until they are reduced, gathered "
+    "weights, buckets.",
     "Sent: in rings, where each of n processes sends (n - 1) / n of what is gathered or reduced.",
 )
 
@@ -41,7 +44,10 @@ def table(comparison: Json, config: RecipeConfig) -> str:
         for name, option in trained["strategies"].items():
             parts = [f"{_size(size)} {reason}" for reason, size in option["bytes_beside_about"].items()]
             lines += textwrap.wrap(f"  {name:<7}{', '.join(parts) or 'nothing'}", WIDTH, subsequent_indent=" " * 9)
-    notes = list(NOTES)
+    notes = [*NOTES, *_about_reductions(columns)]
+    if halved := comparison["parameters_gathered_in_bf16"]:
+        share = 100 * halved / comparison["parameters"]
+        notes.append(f"fsdp and hsdp gather {share:.3g} % of the weights in bf16, and the others in fp32.")
     sizes = {size for _, size in config.batch.sizes}
     if len(sizes) > 1:
         notes.append(
@@ -62,12 +68,56 @@ def table(comparison: Json, config: RecipeConfig) -> str:
             f"{_size(comparison['kept_back_bytes'])} GiB of the GPU's memory are kept back for CUDA's context, NCCL, "
             "work space and fragmentation: 8 %, and at least 4 GiB."
         )
+    if hardware := comparison["hardware"]:
+        notes.append(_assumptions(hardware))
     notes += [f"{name} is not counted: {reason}" for name, reason in comparison["left_out"].items()]
     return "\n".join([*lines, *(line for note in notes for line in _wrapped(note))]) + "\n"
 
 
+def _about_reductions(columns: Sequence[Json]) -> Iterator[str]:
+    """When each strategy reduces gradients, and over which groups."""
+    reduced: dict[str, dict[Policy, list[int]]] = {}
+    groups: dict[str, int] = {}
+    for column in columns:
+        for name, option in column.get("strategies", {}).items():
+            reduced.setdefault(name, {}).setdefault(option["gradients_reduced"], []).append(column["world_size"])
+            groups[name] = max(groups.get(name, 0), option["processes_of_a_copy"])
+    for policy in get_args(Policy):
+        under = [
+            name if len(policies) == 1 else f"{name} on {_processes(policies[policy])}"
+            for name, policies in reduced.items()
+            if policy in policies
+        ]
+        if under:
+            yield f"Gradients are reduced with {in_words(policy)} under {', '.join(under)}."
+    for name, size in groups.items():
+        entry = find_strategy(name)
+        if entry.replicates_shards:
+            yield f"{name} shards over groups of {size} processes, and sums over the groups with the last micro-batch."
+        elif len(entry.reduces) > 1:
+            yield (
+                f'With compute.reduce_gradients "auto", {name} keeps whole gradients until the last micro-batch if '
+                f"states and temporary memory then take at most {100 * MOST_OF_THE_MEMORY:g} % of the GPU's memory."
+            )
+
+
+def _assumptions(hardware: Json) -> str:
+    """What the time of a step rests on."""
+    fabric, flops = hardware["fabric"], hardware["micro_batch_flops"]
+    if not flops:
+        return "The time of a step is not estimated: the operations of this task or model cannot be counted."
+    mfu, exposed = ("{:g} to {:g}".format(*hardware[name]) for name in ("mfu", "exposed_share"))
+    return (
+        f"The time of a step is an estimate: {flops:.3g} operations per micro-batch at {mfu} of the data sheet's "
+        f"{hardware['peak'] / 1e12:g} TFLOP/s (MFU), {fabric['node_bandwidth'] / 1e9:g} GB/s within nodes of "
+        f"{fabric['gpus_per_node']} and {fabric['net_bandwidth'] / 1e9:g} GB/s per GPU between them, and {exposed} of "
+        "the shorter of computing and communicating not hidden behind the other. Efficiency is the part of a step that "
+        "computing alone would take."
+    )
+
+
 def _rows(comparison: Json, columns: Sequence[Json]) -> list[str]:
-    names = next((column["strategies"] for column in comparison["world_sizes"] if not column["problem"]), ())
+    names = dict.fromkeys(name for column in comparison["world_sizes"] for name in column.get("strategies", ()))
     gpu_memory, free = comparison["gpu_memory_bytes"], comparison["kept_back_bytes"]
 
     def row(name: str, cells: Iterable[str]) -> str:
@@ -75,9 +125,8 @@ def _rows(comparison: Json, columns: Sequence[Json]) -> list[str]:
 
     def rows(cell: Callable[[Json], str]) -> Iterator[str]:
         for name in names:
-            yield row(
-                f"  {name}", ["-" if column["problem"] else cell(column["strategies"][name]) for column in columns]
-            )
+            options = [column.get("strategies", {}).get(name) for column in columns]
+            yield row(f"  {name}", [cell(option) if option else "-" for option in options])
 
     accumulation = [column.get("gradient_accumulation_steps") for column in columns]
     lines = [
@@ -90,7 +139,18 @@ def _rows(comparison: Json, columns: Sequence[Json]) -> list[str]:
         known = "with" if comparison["estimated_activation_bytes"] is not None else "without"
         of = f"of {_size(gpu_memory - free)} GiB ({_size(gpu_memory)} less {_size(free)} kept back)"
         lines += [f"estimated total {known} activations, {of}", *rows(_total)]
-    lines += ["sent per step, GiB by each process", *rows(_sent)]
+    if hardware := comparison["hardware"]:
+        lines += [
+            f"sent within nodes of {hardware['fabric']['gpus_per_node']} per step, GiB by each process",
+            *rows(_sent_within),
+            "sent between nodes per step, GiB by each process",
+            *rows(lambda option: _sizes(option["sent_between_nodes_bytes_per_step"])),
+        ]
+        if hardware["micro_batch_flops"]:
+            lines += ["time of a step, s", *rows(lambda option: _to(option["step_seconds"], _seconds))]
+            lines += ["efficiency", *rows(lambda option: _to(option["efficiency"], "{:.2f}".format))]
+    else:
+        lines += ["sent per step, GiB by each process", *rows(lambda option: _sizes(option["sent_bytes_per_step"]))]
     if gpu_memory is not None:
         lines.append(row("suggested", [column.get("suggested", "-") or "none fits" for column in columns]))
     return lines
@@ -104,17 +164,33 @@ def _total(option: Json) -> str:
     return f"{_size(option['bytes_together_about'])} {'fits' if option['fits'] else 'does not'}"
 
 
-def _sent(option: Json) -> str:
-    least, most = map(_size, option["sent_bytes_per_step"].values())
+def _sent_within(option: Json) -> str:
+    between = option["sent_between_nodes_bytes_per_step"]
+    return _sizes({end: sent - between[end] for end, sent in option["sent_bytes_per_step"].items()})
+
+
+def _sizes(sizes: Json) -> str:
+    return _to(sizes, _size)
+
+
+def _to(ends: Json, write: Callable[[Any], str]) -> str:
+    least, most = map(write, ends.values())
     return least if least == most else f"{least} to {most}"
 
 
 def _size(size: int) -> str:
     """Bytes as GiB, in three digits or fewer."""
     number = size / GIB
-    if number < 0.01:
-        return "<0.01" if size else "0"
+    return ("<0.01" if size else "0") if number < 0.01 else _digits(number)
+
+
+def _digits(number: float) -> str:
+    """A number in three digits, or as a whole one."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
+
+
+def _seconds(number: float) -> str:
+    return _digits(number) if number >= 1 else f"{number:.2g}"
 
 
 def _processes(world_sizes: Sequence[int]) -> str:

@@ -36,7 +36,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--token", required=True, help="the content of the file `token` in that folder")
     parser.add_argument("--node", required=True, help="the name of this node")
     parser.add_argument("--node-rank", type=int, required=True, help="the number of this node, from 0")
-    parser.add_argument("--num-nodes", type=positive_int, required=True, help="nodes of the job")
+    parser.add_argument("--num-nodes", type=positive_int, required=True, help="number of nodes of the job")
     parser.add_argument(
         "--rendezvous", type=_place, required=True, metavar="HOST:PORT", help="where the processes will meet"
     )

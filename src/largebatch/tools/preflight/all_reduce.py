@@ -1,14 +1,15 @@
 """One process of the pre-flight's all-reduce, on one GPU: `python -m largebatch.tools.preflight.all_reduce`.
 
-It ends with the process that started it, whose end closes its standard input.
+It ends when the process that started it ends, because that closes its standard input.
 """
 
+import json
 import os
 import statistics
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -22,7 +23,7 @@ TIMES = 5
 
 @dataclass(frozen=True)
 class AllReduce:
-    """Which all-reduce to take part in, and as what; its fields are the command line."""
+    """Which all-reduce to take part in, and as what; as JSON it is the command line."""
 
     host: str  # of the store
     port: int
@@ -39,10 +40,6 @@ class AllReduce:
         """The library that communicates."""
         return "gloo" if self.gpu < 0 else "nccl"
 
-    def words(self) -> list[str]:
-        """The command line's arguments."""
-        return [str(value) for value in asdict(self).values()]
-
 
 def take_part(it: AllReduce) -> None:
     """Measure, and put the result of rank 0, or why this process failed, into the store."""
@@ -57,20 +54,20 @@ def take_part(it: AllReduce) -> None:
 
 
 def say_why(store: TCPStore, it: AllReduce, reason: str, died: bool) -> None:
-    """Put into the store why an all-reduce failed. The first to say so knows best, except for a process that died."""
+    """Put into the store why an all-reduce failed. The first reason counts, unless a process died: then that does."""
     order = 0 if died else store.add(f"{it.label}/failures", 1)
     store.set(f"{it.label}/failure {order}", f"rank {it.rank} on {it.node}: {reason}")
     store.set(f"{it.label}/failed", "")
 
 
 def why(store: TCPStore, label: str) -> str:
-    """Why it failed; empty if it did not."""
+    """Why the all-reduce failed; empty if it did not."""
     keys = [f"{label}/failure {order}" for order in (0, 1)]
     return next((str(store.get(key).decode()) for key in keys if store.check([key])), "")
 
 
 def _speed(it: AllReduce, store: Store) -> float:
-    """The bus bandwidth in GB/s: what each process sends, whatever their number; the median of several times."""
+    """The bus bandwidth in GB/s: what each process sends, whatever their number; the median of several measurements."""
     device = torch.device("cpu") if it.gpu < 0 else torch.device("cuda", it.gpu)
     if it.gpu >= 0:
         torch.cuda.set_device(device)
@@ -100,6 +97,4 @@ def _end_with_parent() -> None:
 
 if __name__ == "__main__":
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    given = sys.argv[1:]
-    kinds = (str, int, str, str, int, int, int, int, float)
-    take_part(AllReduce(*[kind(word) for kind, word in zip(kinds, given, strict=True)]))
+    take_part(AllReduce(**json.loads(sys.argv[1])))

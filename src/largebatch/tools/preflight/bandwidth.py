@@ -1,10 +1,12 @@
 """Starts the processes of the all-reduce on a node, and finds the slow nodes of a job by measuring some of them."""
 
+import json
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Generator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from torch._C._distributed_c10d import TCPStore
@@ -12,10 +14,8 @@ from torch._C._distributed_c10d import TCPStore
 from largebatch.tools.preflight.all_reduce import AllReduce, say_why
 from largebatch.tools.preflight.meeting import Job
 
-SECONDS = 120.0
-"""Until the processes have started, met and measured."""
-SECONDS_AFTER_A_FAILURE = 10.0
-"""For other processes to say why they failed."""
+SECONDS = 120.0  # how long the processes may take to start, meet and measure
+SECONDS_AFTER_A_FAILURE = 10.0  # how long the other processes have to say why they failed, too
 MEBIBYTES_ON_GPUS, MEBIBYTES_ON_CPUS = 1024, 64
 
 Groups = list[list[int]]
@@ -24,8 +24,8 @@ Groups = list[list[int]]
 def search(nodes: int, has_several_processes: bool, minimum: float) -> Generator[Groups, Sequence[float], list[int]]:
     """Find the slow nodes of a job whose all-reduce over all nodes is slow or fails.
 
-    First each node alone, then pairs of neighbors in two ways: a node in a fast pair is fast. The others are paired
-    with fast ones.
+    First each node is measured alone, then pairs of neighbors in two ways: a node in a fast pair is fast. The others
+    are then paired with fast ones.
 
     Args:
         nodes: The number of nodes.
@@ -49,7 +49,7 @@ def search(nodes: int, has_several_processes: bool, minimum: float) -> Generator
     rest = [node for node in range(nodes) if node not in slow]
     known: set[int] = set()
     if len(rest) > 2:
-        # The neighbors in a circle; if their number is odd, a third way is needed for all of them.
+        # Neighbors in a circle; if the number of nodes is odd, a third way is needed to pair all of them.
         for start in (0, 1, len(rest) - 1) if len(rest) % 2 else (0, 1):
             circle = rest[start:] + rest[:start]
             pairs = [circle[index : index + 2] for index in range(0, len(circle) - 1, 2)]
@@ -116,7 +116,7 @@ def measure(job: Job, store: TCPStore, label: str, group: Sequence[int]) -> None
 
 def start(job: Job, it: AllReduce) -> "subprocess.Popen[bytes]":
     """Start a process; it ends when its standard input is closed, however this process ends."""
-    command = [sys.executable, "-m", "largebatch.tools.preflight.all_reduce", *it.words()]
+    command = [sys.executable, "-m", "largebatch.tools.preflight.all_reduce", json.dumps(asdict(it))]
     with _log(job, it).open("ab") as log:
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
 

@@ -1,8 +1,8 @@
-"""How the nodes of a job meet and agree: at a store on the first node, in phases with a deadline each.
+"""How the nodes of a job meet and agree: at a store on the first node, in phases that each have a deadline.
 
 In a phase every node says something; the first node waits for all of them, decides, and tells everybody. A node that
-misses the deadline of the first phase, presence, is late, which is no fault. A node that was present and misses a later
-one has stopped answering.
+misses the deadline of the first phase, presence, is late, but not bad. A node that was present and misses a later
+deadline has stopped answering.
 """
 
 import json
@@ -28,12 +28,9 @@ from largebatch.tools.preflight.report import Report
 from largebatch.tools.preflight.verdict import BAD_NODES, GOOD, Verdict, judge
 
 SECONDS_TO_CONNECT = 5.0
-SECONDS_UNREACHABLE = 30.0
-"""How long to try to connect to a first node that is known to be listening."""
-SECONDS_TO_ANSWER = 60.0
-"""For a store that accepts connections."""
-SECONDS_FOR_FIRST_NODE = 1800.0
-"""How long the other nodes wait for the first node in a phase; a lost connection is noticed at once."""
+SECONDS_UNREACHABLE = 30.0  # how long to try to connect to a first node that is known to be listening
+SECONDS_TO_ANSWER = 60.0  # how long a store that accepts connections may take to answer
+SECONDS_FOR_FIRST_NODE = 1800.0  # how long others wait for it in a phase; a lost connection is noticed at once
 SECONDS_TO_LEAVE = 10.0
 
 Message = dict[str, Any]
@@ -55,7 +52,7 @@ class Job:
     processes_per_node: int
     seconds: float  # how long to wait until all nodes are present
     names: tuple[str, ...] = ()  # all nodes in order, if known
-    only_warns: bool = False  # a job that is refused starts nevertheless
+    only_warns: bool = False  # a job that is refused starts anyway
 
     def name(self, rank: int) -> str:
         """A node's name, even before it has said it."""
@@ -79,7 +76,7 @@ def conclude(job: Job, verdict: Verdict) -> NoReturn:
     print(f"Pre-flight on {counted(job.num_nodes, 'node')}:", *verdict.lines(), sep="\n", flush=True)
     code = GOOD if job.only_warns else verdict.exit_code
     if job.only_warns and verdict.exit_code:
-        print("  the job starts nevertheless (LARGEBATCH_PREFLIGHT=warn)", flush=True)
+        print("  the job starts anyway (LARGEBATCH_PREFLIGHT=warn)", flush=True)
     if code == BAD_NODES:
         _write(job.folder / "bad_nodes", ",".join(verdict.bad_nodes) + "\n")
     _write(job.file("ended"), str(code))
@@ -87,7 +84,7 @@ def conclude(job: Job, verdict: Verdict) -> NoReturn:
 
 
 def _give_up(job: Job, message: str) -> NoReturn:
-    """End the pre-flight of a node that the first node cannot tell anything."""
+    """End the pre-flight on a node that cannot hear from the first node."""
     print(f"error: {job.node}: {message}", file=sys.stderr, flush=True)
     raise Ended(GOOD if job.only_warns else BAD_NODES)
 
@@ -98,8 +95,7 @@ class Meeting:
     def __init__(self, job: Job):
         self.job = job
         self.nodes: list[str] = []
-        self.places: list[tuple[str, int]] = []
-        """Addresses and ports where the nodes, in the same order, accept connections until `close`."""
+        self.places: list[tuple[str, int]] = []  # where the nodes, in the same order, accept connections until `close`
         self.store, self._address = _listen(job) if job.rank == 0 else _connect(job)
         self._listeners = 0
         # The kernel accepts connections by itself.
@@ -123,7 +119,10 @@ class Meeting:
                             report.problems.append(f"it cannot connect to {node} at {place} ({reason})")
                 conclude(job, judge(reports))
             if missing:
-                conclude(job, Verdict({}, [_late(job, list(missing))], []))
+                late = f"late: {', '.join(missing)}: not present after {job.seconds:.0f} seconds"
+                remedy = "If nodes need longer to start, raise LARGEBATCH_PREFLIGHT_SECONDS"
+                others = f"a node that runs but cannot connect to {job.host}:{job.port} says so itself"
+                conclude(job, Verdict({}, [f"{late}. {remedy}; {others}"], []))
             everyone = [said[rank] for rank in range(job.num_nodes)]
             return {"nodes": [each["node"] for each in everyone], "places": [each["place"] for each in everyone]}
 
@@ -136,7 +135,7 @@ class Meeting:
 
         Args:
             phase: Different each time; named in messages.
-            said: By this node.
+            said: What this node says.
             seconds: How long the first node waits for all nodes.
             decide: Called on the first node only, with what the nodes said, by rank, and the nodes that said nothing,
                 with the reason. If it ends the pre-flight, that ends on all nodes with the same exit code.
@@ -159,7 +158,7 @@ class Meeting:
             told: Message = json.loads(self.store.get(decision))
             if "exit code" in told:
                 self.store.add("left", 1)
-        # Of torch, about connections and time.
+        # torch's errors about connections and timeouts.
         except RuntimeError as error:
             _give_up(self.job, f"the first node, {self.job.host}, stopped answering in {phase}: {reason_of(error)}")
         if "exit code" in told:
@@ -180,7 +179,7 @@ class Meeting:
                 said[rank] = json.loads(self.store.get(key))
             else:
                 node = self.nodes[rank] if self.nodes else self.job.name(rank)
-                silent[node] = f"it stopped answering in {phase}; nothing came for {seconds:.0f} seconds"
+                silent[node] = f"it stopped answering in {phase}: no answer within {seconds:.0f} seconds"
         self._listeners = len(said) - 1
         return said, silent
 
@@ -216,7 +215,7 @@ def _listen(job: Job) -> tuple[TCPStore, str]:
         server = listen_at(port)
     except OSError as error:
         reason = os.strerror(error.errno or 0)
-        remedy = "start the job again, which chooses another, or set LARGEBATCH_PORTS to a range that is free"
+        remedy = "start the job again, which chooses another port, or set LARGEBATCH_PORTS to a range that is free"
         problem = f"port {port} on {host} cannot be used ({reason}): {remedy}"
         conclude(job, Verdict({}, [problem], []))
     port = server.getsockname()[1]
@@ -246,11 +245,11 @@ def _connect(job: Job) -> tuple[TCPStore, str]:
         if time.monotonic() > deadline:
             _say_unreachable(job, reason)
         time.sleep(0.5)
-    # Without a limit of its own if another program listens there and says nothing.
+    # In a thread, because this may never return if another program listens there and says nothing.
     made: Queue[TCPStore | RuntimeError] = Queue()
     Thread(target=_put_store, args=(job, made), daemon=True).start()
     deadline = time.monotonic() + SECONDS_TO_ANSWER
-    reason = "nothing came back"
+    reason = "it does not answer"
     while True:
         with suppress(Empty):
             store = made.get(timeout=0.2)
@@ -259,7 +258,7 @@ def _connect(job: Job) -> tuple[TCPStore, str]:
             reason = reason_of(store)
         _leave_if_ended(job)
         if time.monotonic() > deadline:
-            _say_unreachable(job, f"another program answers: {reason}")
+            _say_unreachable(job, f"another program uses that port: {reason}")
 
 
 def _put_store(job: Job, made: "Queue[TCPStore | RuntimeError]") -> None:
@@ -281,21 +280,14 @@ def _say_unreachable(job: Job, reason: str) -> NoReturn:
         found = socket.getaddrinfo(job.host, job.port, type=socket.SOCK_STREAM)
         place += f" ({', '.join(sorted({str(each[4][0]) for each in found}))})"
     except OSError:
-        place += " (an unknown name)"
+        place += " (the name is unknown)"
     report = Report(job.node, unreachable=[(job.name(0) if job.names else job.host, place, reason)])
     _write(job.file(f"unreachable_{job.rank}"), json.dumps(asdict(report)))
     _give_up(job, f"cannot connect to the first node at {place}: {reason}")
 
 
-def _late(job: Job, late: list[str]) -> str:
-    return (
-        f"late: {', '.join(late)}: not present after {job.seconds:.0f} seconds. If nodes need longer to start, set "
-        f"LARGEBATCH_PREFLIGHT_SECONDS; a node that runs and cannot connect to {job.host}:{job.port} says so itself"
-    )
-
-
 def _write(path: Path, text: str) -> None:
-    # A folder that cannot be written is found by the checks.
+    # The checks report a folder that cannot be written.
     with suppress(OSError):
         replace_file(path, [memoryview(text.encode())])
 

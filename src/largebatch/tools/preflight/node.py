@@ -1,4 +1,4 @@
-"""What a node checks of itself, while no other node waits for it but the first one."""
+"""What a node checks by itself, while only the first node waits for it."""
 
 import hashlib
 import re
@@ -46,7 +46,7 @@ def _check(report: Report, job: Job, recipe: Path, accelerate_config: Path, over
     if found and not job.gpus:
         report.refusals.append(
             f"there are {found} GPUs, and the job asked for none: ask for them, or set LARGEBATCH_PROCESSES_PER_NODE="
-            f"{found} if this site does not manage them; to train on CPUs, set CUDA_VISIBLE_DEVICES to nothing"
+            f"{found} if this site does not manage them; to train on CPUs, set CUDA_VISIBLE_DEVICES to an empty value"
         )
     report.problems += _gpu_problems(job.gpus, found)
     if not appears(job.folder / "token", job.token):
@@ -146,15 +146,15 @@ def _gpu_problems(gpus: int, found: int) -> list[str]:
 
 def _why_no_gpu() -> str:
     if _built_for() == "none":
-        return "this torch was built without GPUs; install one that was built for your CUDA or ROCm"
+        return "this torch was built without support for GPUs; install one that was built for your CUDA or ROCm"
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
         reason = "CUDA starts, but CUDA_VISIBLE_DEVICES or the container hides them"
-    # Among others an AssertionError.
+    # An AssertionError, among others.
     except Exception as error:
         reason = reason_of(error)
     driver = driver_version() or "not loaded"
-    return f"{reason}. The driver is {driver}, and torch was built for CUDA {_built_for()}, which may need a newer one"
+    return f"{reason}. The driver is {driver}; torch was built for CUDA {_built_for()}, which may need a newer driver"
 
 
 # --- checkpoints --------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def check_room_for_checkpoints(report: Report, folder: Path, recipe: Path, overr
     # The task's author wrote it, so it may raise anything.
     except Exception as error:
         reason = str(error) if isinstance(error, UserError) else reason_of(error)
-        # A hub that does not answer may do so when training starts.
+        # A hub that does not answer now may answer when training starts.
         if kind_of(error.__cause__ or error) in ("communication", "files"):
             report.notes.append(f"whether two checkpoints fit on the disk was not checked: {reason}")
         else:

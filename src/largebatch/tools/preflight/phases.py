@@ -15,8 +15,7 @@ from largebatch.tools.preflight.report import Report
 from largebatch.tools.preflight.run_folder import SECONDS_UNTIL_VISIBLE, appears
 from largebatch.tools.preflight.verdict import Verdict, judge
 
-SECONDS_TO_CHECK = 300.0
-"""For a node's own checks; GPUs take long to start on a cold node."""
+SECONDS_TO_CHECK = 300.0  # how long a node's own checks may take; GPUs take a long time to start on a cold node
 SECONDS_TO_TELL = 30.0
 
 
@@ -77,8 +76,8 @@ def _reach_next_node(meeting: Meeting) -> Report:
         report.unreachable.append((node, f"{address}:{port}", reason_of(error)))
     if not appears(job.file(f"visible_{after}"), node):
         report.refusals.append(
-            f"{job.node} does not see within {SECONDS_UNTIL_VISIBLE:.0f} seconds what {node} writes to the run folder: "
-            "set RUN_DIR to another file system, or mount it with shorter caching (NFS: -o actimeo=3)"
+            f"{job.node} did not see within {SECONDS_UNTIL_VISIBLE:.0f} seconds what {node} wrote to the run folder: "
+            "mount its file system with shorter caching (NFS: -o actimeo=3), or set RUN_DIR to another one"
         )
     return report
 
@@ -129,9 +128,9 @@ def _judge_bandwidth(
         found += f", less than LARGEBATCH_MIN_BUSBW={minimum:g}"
     slow = yield from bandwidth.search(job.num_nodes, processes > 1, minimum)
     if slow:
-        reason = "all-reduces with it are slow or fail, and those without it are not"
+        reason = "all-reduces with this node are slow or fail, and those without it are fast"
         return Verdict({meeting.nodes[rank]: [reason] for rank in slow}, [], [*notes, found])
     remedy = (
-        "no single node explains it; NCCL_DEBUG=INFO shows the network that is used (NCCL_SOCKET_IFNAME, NCCL_IB_HCA)"
+        "no single node explains this; NCCL_DEBUG=INFO shows which network is used (NCCL_SOCKET_IFNAME, NCCL_IB_HCA)"
     )
     return Verdict({}, [f"{found}; {remedy}" if job.gpus else found], list(notes))

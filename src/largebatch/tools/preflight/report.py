@@ -1,4 +1,4 @@
-"""What a node finds, as it tells the first node."""
+"""What a node finds, as it reports that to the first node."""
 
 from dataclasses import dataclass, field
 

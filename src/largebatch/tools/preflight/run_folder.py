@@ -9,11 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 
 OBJECT_STORES = ("gcsfuse", "s3fs", "mountpoint-s3", "goofys", "geesefs", "blobfuse", "rclone")
-"""Parts of the type or the source in /proc/mounts of programs that show an object store as a folder."""
+"""Programs that present an object store as a folder, by a part of the type or the source in /proc/mounts."""
 LOCKS = "locks (flock)"
-REMEDIES = {LOCKS: "mount it with them (Lustre: mount -o flock), or "}
-SECONDS_UNTIL_VISIBLE = 60.0
-"""Network file systems keep lists of files for up to a minute."""
+REMEDIES = {LOCKS: "mount it with locks (Lustre: mount -o flock), or "}
+SECONDS_UNTIL_VISIBLE = 60.0  # network file systems cache lists of files for up to a minute
 
 
 def mount_of(folder: Path, mounts: str) -> tuple[str, str]:
@@ -34,7 +33,7 @@ def missing_abilities(folder: Path, name: str, mounts: str) -> list[str]:
 
     Args:
         folder: A folder in the run folder.
-        name: Of the files to write there, which no other node uses.
+        name: Start of the names of the files to write there; no other node uses it.
         mounts: The text of /proc/mounts.
 
     Raises:
@@ -44,24 +43,25 @@ def missing_abilities(folder: Path, name: str, mounts: str) -> list[str]:
     store = next((each for each in OBJECT_STORES if each in source or each in kind), None)
     if store:
         return [
-            f"the run folder is on {store}, which shows an object store as files: set RUN_DIR to a POSIX file system "
-            "(NFS, Lustre, …), and copy the run folder afterward (aws s3 sync, gcloud storage rsync)"
+            f"the run folder is on {store}, which presents an object store as files: set RUN_DIR to a POSIX file "
+            "system (NFS, Lustre, …), and copy the run folder afterward (aws s3 sync, gcloud storage rsync)"
         ]
     missing = []
     files = [folder / f"{name}.probe_{number}" for number in (1, 2, 3)]
     try:
+        files[2].touch()
         with files[0].open("w", encoding="utf-8") as file:
             tries: dict[str, Callable[[], object]] = {
                 LOCKS: lambda: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB),
                 "hard links": lambda: os.link(files[0], files[1]),
-                "renaming a file over another": lambda: files[0].rename(_written(files[2])),
+                "renaming a file over another": lambda: files[0].rename(files[2]),
             }
             for ability, try_it in tries.items():
                 try:
                     try_it()
                 except OSError as error:
                     missing.append(
-                        f"the run folder's file system ({kind}) has no {ability}: {error.strerror}; "
+                        f"the run folder's file system ({kind}) does not support {ability}: {error.strerror}; "
                         f"{REMEDIES.get(ability, '')}set RUN_DIR to another file system"
                     )
     finally:
@@ -80,8 +80,3 @@ def appears(file: Path, text: str) -> bool:
         if time.monotonic() > deadline:
             return False
         time.sleep(0.2)
-
-
-def _written(file: Path) -> Path:
-    file.write_text("", encoding="utf-8")
-    return file

@@ -9,8 +9,7 @@ from largebatch.errors import counted
 from largebatch.tools.preflight.report import Report
 
 GOOD, REFUSED, BAD_NODES = 0, 2, 3
-FALLS_SHORT = 0.5
-"""A node is bad if it has less than this share of what nodes usually have."""
+FALLS_SHORT = 0.5  # a node is bad if it has less than this share of what nodes usually have
 
 
 @dataclass(frozen=True)
@@ -18,12 +17,12 @@ class Verdict:
     """Whether a job may start, and why not."""
 
     bad_nodes: dict[str, list[str]]  # nodes that it should not run on, with the reasons
-    problems: list[str]  # what is no node's fault
+    problems: list[str]  # what is not the fault of a node
     notes: list[str]  # what was measured
 
     @property
     def exit_code(self) -> int:
-        """That of the command on every node."""
+        """The exit code of the command on every node."""
         return BAD_NODES if self.bad_nodes else REFUSED if self.problems else GOOD
 
     def lines(self) -> Iterator[str]:
@@ -86,6 +85,6 @@ def _unreachable_nodes(edges: Sequence[tuple[str, str, str]]) -> Iterator[tuple[
         worst = max(count, key=lambda node: (count[node], node in {target for _, target, _ in left}))
         mine = [edge for edge in left if worst in edge[:2]]
         source, target, why = mine[0]
-        more = f", and {counted(len(mine) - 1, 'more connection')} fail" if len(mine) > 1 else ""
+        more = f", and {counted(len(mine) - 1, 'more connection')} failed" if len(mine) > 1 else ""
         yield worst, f"{source} cannot connect to {target} {why}{more}"
         left = [edge for edge in left if worst not in edge[:2]]

@@ -28,19 +28,15 @@ Array = NDArray[np.float64]
 WIDTH, HEIGHT = 400, 270
 POINTS_PER_INCH = 72
 MARK_HEIGHT = 13
-BINS = 400
-"""Equal parts of the steps of a long run; each is about a pixel wide."""
-MOST_DOTS = 30
-"""A curve of at most this many points has a dot at each."""
-LARGE_RANGE = 10.0
-"""Ratio of the largest to the smallest value from which on a scale is logarithmic where it may be."""
+BINS = 400  # equal parts of the steps of a long run; each is about a pixel wide
+MOST_DOTS = 30  # a curve of at most this many points has a dot at each
+LARGE_RANGE = 10.0  # ratio of the largest to the smallest value from which on a scale is logarithmic where it may be
 AXES = {"step": "optimizer steps", "samples": "training samples"}
 
 INK, MUTED, RULE = "#1b1f24", "#59636e", "#d9dee3"
 COLORS = ["#0068a8", "#c04a00", "#00784f", "#a0307a", "#7a5c00", "#5c5f66"]
 """Contrast with the page is at least 3, and at least 4.5 for text, in light and dark mode (WCAG 2.2)."""
-DASHES = [(), (6, 2), (2, 1.5), (7, 2, 2, 2)]
-"""Neighboring runs can be told apart without seeing colors."""
+DASHES = [(), (6, 2), (2, 1.5), (7, 2, 2, 2)]  # neighboring runs can be told apart without seeing colors
 VARIABLES = dict(
     zip([INK, MUTED, RULE, *COLORS], ["ink", "muted", "rule", *(f"run-{n}" for n in range(6))], strict=True)
 )

@@ -7,7 +7,7 @@ from operator import itemgetter
 import numpy as np
 
 from largebatch.config import flatten
-from largebatch.tools.report.runs import ReportedRun, number, value_of
+from largebatch.tools.report.runs import ReportedRun, number
 
 NONE = "–"
 LOWER_IS_BETTER = ("loss", "perplexity", "error")
@@ -51,11 +51,11 @@ def evaluated(runs: Sequence[ReportedRun]) -> list[str]:
 def _results(run: ReportedRun, evaluations: Sequence[str]) -> dict[str, str]:
     start, plan = (run.starts or [{}])[-1], run.plan
     kinds = [event.kind for event in run.events]
-    versions = [f"{name} {version}" for name, version in value_of(start, "versions", dict).items() if name in SHOWN]
+    versions = [f"{name} {version}" for name, version in start.get("versions", {}).items() if name in SHOWN]
     losses = [loss for line in run.metrics if (loss := number(line, "loss")) is not None]
     results = {
         "outcome": _outcome(run),
-        "recipe": value_of(start, "recipe", str) or NONE,
+        "recipe": start.get("recipe") or NONE,
         "task": plan.task if plan else NONE,
         "processes x strategy": f"{start.get('world_size', '?')} x {start.get('strategy', '?')}" if start else NONE,
         "global batch size, largest": f"{plan.global_batch_size:,}" if plan else NONE,
@@ -75,7 +75,7 @@ def _results(run: ReportedRun, evaluations: Sequence[str]) -> dict[str, str]:
         "samples per second, mean": _mean(run, "samples_per_second", ",.2f"),
         "tokens per second, mean": _mean(run, "tokens_per_second", ",.2f"),
         "model FLOPs utilization, mean": _mean(run, "mfu", ".1%"),
-        "model FLOPs, as counted": value_of(run.summary, "mfu_convention", str) or NONE,
+        "model FLOPs, as counted": run.summary.get("mfu_convention", NONE),
         "starts": str(len(run.starts)),
         "steps that were not finite": str(kinds.count("skipped")),
         "checkpoints not written": str(kinds.count("checkpoint_failed")),
@@ -84,7 +84,7 @@ def _results(run: ReportedRun, evaluations: Sequence[str]) -> dict[str, str]:
 
 
 def _outcome(run: ReportedRun) -> str:
-    outcome, message = value_of(run.status, "outcome", str), value_of(run.status, "message", str)
+    outcome, message = run.status.get("outcome", ""), run.status.get("message", "")
     if outcome == "running":
         # Only the lock of the folder would tell whether the process is alive.
         return f"running, or killed; {message}"

@@ -1,13 +1,11 @@
-"""The content of a run's folder, read while the run may still be writing to it.
+"""The content of a run's folder, read while the run may still be writing to it; what is missing is omitted."""
 
-A value that is missing, or that is not of the kind a run writes, is omitted from the report.
-"""
-
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -18,10 +16,6 @@ from largebatch.storage.json_lines import read_json_lines
 from largebatch.storage.layout import read_object, step_of
 
 Line = dict[str, Any]
-Kind = TypeVar("Kind", str, list[Any], dict[str, Any])
-
-LARGEST = 1e300
-"""The largest number that can be drawn; JSON has integers of any length."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +122,7 @@ def _events(history: Sequence[Line]) -> list[Event]:
     versions: dict[str, Any] = {}
     for line in history:
         kind, step, time = str(line.get("event")), int(line["step"]), number(line, "time") or 0.0
-        reason = value_of(line, "reason", str) or value_of(line, "message", str)
+        reason = line.get("reason") or line.get("message") or ""
         if kind == "skipped":
             first = int(number(line, "first_skipped_step") or step)
             which = f"steps {first:,} to {step:,}" if first < step else f"step {step:,}"
@@ -140,36 +134,28 @@ def _events(history: Sequence[Line]) -> list[Event]:
         elif kind != "started":
             text = f"{kind}: {reason}" if reason else kind
         else:
-            attempt = number(line, "attempt") or 1
+            attempt = line.get("attempt", 1)
             kind, text = ("restarted", "started again") if attempt > 1 else (kind, kind)
             text += f": attempt {attempt}, on {line.get('world_size', '?')} x {line.get('strategy', '?')}"
-            if checkpoint := value_of(line, "checkpoint", str):
+            if checkpoint := line.get("checkpoint"):
                 text += f", from {Path(checkpoint).name}"
         events.append(Event(kind, step, time, text))
-        for unused in map(str, value_of(line, "checkpoints_not_used", list)):
+        for unused in line.get("checkpoints_not_used", []):
             # "PATH/step_00000100: why"
             path, _, why = unused.partition(": ")
             of = step_of(Path(path).name)
             text = f"{Path(path).name} not used: {why}"
             events.append(Event("checkpoint_not_used", step if of is None else of, time, text))
-        new = value_of(line, "versions", dict)
+        new = line.get("versions", {})
         changed = [name for name in new if versions.get(name, new[name]) != new[name]]
         changes = [f"{name} {new[name]}, previously {versions[name]}" for name in changed]
-        changes += map(str, value_of(line, "changes", list))
+        changes += line.get("changes", [])
         events += [Event("changed", step, time, f"changed: {change}") for change in changes]
         versions = new or versions
     return events
 
 
 def number(line: Line, name: str) -> float | None:
-    """The number of this name in a line; None if there is none that can be used."""
-    value = line.get(name)
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return None
-    return value if abs(value) <= LARGEST else None
-
-
-def value_of(line: Line, name: str, kind: type[Kind]) -> Kind:
-    """The value of this name in a line; an empty one if it is of a different kind."""
-    value = line.get(name)
-    return value if isinstance(value, kind) else kind()
+    """The number of this name in a line; None if there is none, or it is not finite."""
+    value: float | None = line.get(name)
+    return value if value is not None and math.isfinite(value) else None

@@ -4,11 +4,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from largebatch.backend.launch import DP_SHARD_SIZE, SHARD_SIZE
 from largebatch.config import RecipeConfig
 from largebatch.errors import UserError
-from largebatch.plan.strategies import STRATEGIES
+from largebatch.plan.strategies import STRATEGIES, is_true
 
 DEEPSPEED_FILE = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
+REHEARSED_SHARDS = 2
 
 
 def launch_environment(accelerate_config: Path, world_size: int) -> dict[str, str]:
@@ -38,6 +40,24 @@ def launch_environment(accelerate_config: Path, world_size: int) -> dict[str, st
     return changed | {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
 
 
+def rehearsal_environment(accelerate_config: Path, world_size: int) -> dict[str, str]:
+    """The same, with shards of two processes for HSDP if its config leaves them to the nodes: this is one node."""
+    environment = launch_environment(accelerate_config, world_size)
+    in_groups = is_true(environment, "ACCELERATE_USE_PARALLELISM_CONFIG")
+    is_given = SHARD_SIZE in os.environ or environment.get(DP_SHARD_SIZE.variable) not in DP_SHARD_SIZE.off
+    if in_groups and not is_given and world_size % REHEARSED_SHARDS == 0:
+        environment[SHARD_SIZE] = str(REHEARSED_SHARDS)
+    return environment
+
+
+def is_rehearsed(strategy: str, world_size: int) -> bool:
+    """Whether `verify` includes a strategy without being asked: HSDP only where it has replicas of several shards."""
+    entry = STRATEGIES.get(strategy)
+    if entry is None or not entry.replicates_shards:
+        return True
+    return world_size % REHEARSED_SHARDS == 0 and world_size > REHEARSED_SHARDS
+
+
 def find_accelerate_configs(
     recipe: Path, folder: Path | None, strategies: Sequence[str] | None, config: RecipeConfig
 ) -> dict[str, Path]:
@@ -62,7 +82,7 @@ def find_accelerate_configs(
         )
     files = {file.stem: file.resolve() for file in sorted(found.glob("*.yaml"))}
     if strategies is None:
-        refusals = {name: entry.refusal(config.precision, config.optimizer.name) for name, entry in STRATEGIES.items()}
+        refusals = {name: entry.refusal_of(config) for name, entry in STRATEGIES.items()}
         suitable = [name for name, refusal in refusals.items() if not refusal]
         strategies = [name for name in suitable if name in files]
         if not strategies:

@@ -16,7 +16,7 @@ from largebatch.plan import RunPlan, resolve
 from largebatch.tools.plan import first_plan
 from largebatch.tools.verify.differences import GRAD_NORM_FACTOR
 from largebatch.tools.verify.jobs import preload_tasks
-from largebatch.tools.verify.launch import find_accelerate_configs
+from largebatch.tools.verify.launch import find_accelerate_configs, is_rehearsed
 from largebatch.tools.verify.tiny import debug_model_overrides, tiny_data_overrides
 from largebatch.tools.verify.verification import Combination, Row, Verification
 
@@ -51,6 +51,7 @@ def verify(options: argparse.Namespace) -> bool:
         for micro_batch_size in micro_batch_sizes
         for world_size in world_sizes
         for strategy in configs
+        if options.strategies or is_rehearsed(strategy, world_size)
     ]
     for world_size in world_sizes:
         # Refuse a number of processes that none of the micro-batch sizes divides over.

@@ -29,7 +29,7 @@ from largebatch.tools.verify.differences import (
     usual_limits,
 )
 from largebatch.tools.verify.jobs import JobFailed, run_job
-from largebatch.tools.verify.launch import launch_environment
+from largebatch.tools.verify.launch import rehearsal_environment
 from largebatch.tools.verify.training import train
 
 MOST_EVALUATED_SAMPLES = 50
@@ -71,21 +71,13 @@ class CombinationFailed(Exception):
 
 @dataclass(frozen=True)
 class Verification:
-    """The comparison of a recipe's combinations.
+    """The comparison of a recipe's combinations."""
 
-    Args:
-        config: The validated recipe, overrides applied.
-        recipe: The recipe's JSON file.
-        overrides: Command-line overrides of the recipe.
-        accelerate_configs: The Accelerate config of each strategy.
-        steps: Steps to train.
-    """
-
-    config: RecipeConfig
-    recipe: Path
-    overrides: Sequence[str]
-    accelerate_configs: Mapping[str, Path]
-    steps: int
+    config: RecipeConfig  # the validated recipe, overrides applied
+    recipe: Path  # the recipe's JSON file
+    overrides: Sequence[str]  # command-line overrides of the recipe
+    accelerate_configs: Mapping[str, Path]  # the Accelerate config of each strategy
+    steps: int  # steps to train
     _references: dict[Combination, tuple[Row, Trained | None]] = field(default_factory=dict, init=False)
     _rounding: dict[Combination, Differences] = field(default_factory=dict, init=False)
 
@@ -159,11 +151,7 @@ class Verification:
         return dataclasses.replace(row, verdict="unclear", problem=problem)
 
     def _train(self, combination: Combination, timeout: float, seed: int | None = None) -> Trained:
-        """Train a combination, from starting weights perturbed by rounding errors if there is a seed for them.
-
-        Raises:
-            CombinationFailed: It did not train to the end.
-        """
+        """Train a combination, from starting weights perturbed by rounding errors if there is a seed for them."""
         recipe = self.recipe.resolve()
         samples = min(self.config.evaluation.max_samples or MOST_EVALUATED_SAMPLES, MOST_EVALUATED_SAMPLES)
         overrides = [
@@ -180,7 +168,7 @@ class Verification:
             environment = {}
             if combination.strategy != SINGLE.name:
                 accelerate_config = self.accelerate_configs[combination.strategy]
-                environment = launch_environment(accelerate_config, combination.world_size)
+                environment = rehearsal_environment(accelerate_config, combination.world_size)
             with tempfile.TemporaryDirectory() as folder:
                 run_dir = Path(folder, "run")
                 run_job(

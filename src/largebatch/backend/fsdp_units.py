@@ -1,0 +1,93 @@
+"""The units into which Accelerate divides a model for FSDP2, each of which is sharded and gathered at once."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from accelerate.utils.fsdp_utils import _find_final_norm, get_module_class_from_name
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from largebatch.model.parts import EMBEDDING_GETTERS, embedding_layer
+
+
+@contextmanager
+def shardable_parts(model: nn.Module) -> Iterator[None]:
+    """In the block, let Accelerate shard as units only parts of a model that share no parameter with the rest.
+
+    It takes the blocks that the model names, and the embeddings that the model returns. Some models of `transformers`
+    name as a block an embedding that the output layer shares, which FSDP would silently make two parameters; some
+    raise instead of returning no embedding, or return a part of a block, which is sharded as a whole.
+    """
+    names = getattr(model, "_no_split_modules", None) or ()
+    blocks = {name: [module for module in model.modules() if type(module).__name__ == name] for name in names}
+    blocks = {name: found for name, found in blocks.items() if all(_shares_nothing(model, [each]) for each in found)}
+    parts = [part for found in blocks.values() for block in found for part in block.modules() if part is not block]
+    embeddings = {getter: embedding_layer(model, getter) for getter in EMBEDDING_GETTERS}
+    unusable = [name for name, found in embeddings.items() if found is None or any(found is part for part in parts)]
+    # Embeddings that share their weights with each other become one unit.
+    if not _shares_nothing(model, [found for found in embeddings.values() if found is not None]):
+        unusable = [*embeddings]
+    replaced = {"_no_split_modules": list(blocks)} | {name: lambda: None for name in unusable}
+    before = {name: value for name, value in vars(model).items() if name in replaced}
+    vars(model).update(replaced)
+    try:
+        yield
+    finally:
+        for name in replaced:
+            del vars(model)[name]
+        vars(model).update(before)
+
+
+def _shares_nothing(model: nn.Module, modules: Sequence[nn.Module]) -> bool:
+    """Whether no parameter of these modules also belongs to another module of the model."""
+    inside = {part for module in modules for part in module.modules()}
+    theirs = {parameter for module in modules for parameter in module.parameters()}
+    others = (module for module in model.modules() if module not in inside)
+    return not any(parameter in theirs for other in others for parameter in other.parameters(recurse=False))
+
+
+def sharded_units(model: nn.Module) -> Iterator[Any]:
+    """FSDP2's own record of each unit of a sharded model."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            state = module._get_fsdp_state()
+            # torch 2.12 and older have one group.
+            groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+            yield from (group for group in groups if group)
+
+
+def fsdp_units(model: nn.Module) -> tuple[dict[nn.Parameter, int], frozenset[int]]:
+    """The number of each parameter's unit, as Accelerate forms them, and the units that are gathered only once.
+
+    Each block and each embedding is a unit. The final norm with the output layer (the tail), and everything else (the
+    root), stay gathered from the forward to the backward pass; so does an embedding, see `gather_once`.
+    """
+    once: set[int] = set()
+    with shardable_parts(model):
+        names = getattr(model, "_no_split_modules", None) or ()
+        kinds = tuple(kind for kind in (get_module_class_from_name(model, name) for name in names) if kind)
+        apart = [[module] for module in reversed([*model.modules()][1:]) if isinstance(module, kinds)]
+        given, output = (embedding_layer(model, getter) for getter in EMBEDDING_GETTERS)
+        tied = given is not None and getattr(given, "weight", None) is getattr(output, "weight", model)
+        if given is not None and not tied:
+            if isinstance(given, nn.Embedding):
+                once.add(len(apart))
+            apart.append([given])
+        tail = [_find_final_norm(model), output]
+    units: dict[nn.Parameter, int] = {}
+    for number, modules in enumerate([*apart, [module for module in tail if module is not None], [model]]):
+        for module in modules:
+            for parameter in module.parameters():
+                units.setdefault(parameter, number)
+    return units, frozenset({*once, len(apart), len(apart) + 1})
+
+
+def gather_once(model: nn.Module) -> None:
+    """Keep the embedding of a sharded model gathered from the forward to the backward pass.
+
+    Its backward pass does not use the weight, so to gather it again would be for nothing.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule) and isinstance(module, nn.Embedding):
+            module.set_reshard_after_forward(False)

@@ -1,0 +1,116 @@
+"""Weights gathered in bf16 train as those gathered in fp32 do, to the last bit."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from jobs import run_job
+from largebatch.backend.gathers import GatheredWeight, weights_in_bf16
+from largebatch.errors import BackendMismatch
+from paths import ADDITION, BERT, DIGITS, LLAMA, PYDOC, SIMCLR, VIT_DIGITS
+from test_strategies import recorded
+
+# Sizes that do not divide over the processes.
+SMALL = ("--model.num_layers=2", "--model.hidden_size=34", "--model.num_heads=2", "--data.block_size=16")
+SMALL_LLAMA = (*SMALL, "--model.num_heads=1", "--model.num_kv_heads=1", "--model.intermediate_size=47")
+LAMB = '--optimizer={"name": "lamb", "betas": [0.9, 0.99], "weight_decay": 0.1, "clip_norm": 1.0}'
+LARS = '--optimizer={"name": "lars", "nesterov": true, "weight_decay": 0.001, "trust_coefficient": 0.01}'
+RECOMPUTED = "--compute.activation_checkpointing=true"
+COMPILED = "--compute.compile=true"
+ACCUMULATED = "--batch.micro_batch_size=4"
+# Recipe, overrides, strategy and processes.
+RECIPES = {
+    "GPT-2": (PYDOC, (*SMALL, ACCUMULATED), ("fsdp", 2)),
+    "GPT-2, recomputed, LAMB": (PYDOC, (*SMALL, RECOMPUTED, LAMB, ACCUMULATED), ("hsdp", 4)),
+    "Llama": (LLAMA, (*SMALL_LLAMA, ACCUMULATED), ("fsdp", 4)),
+    "Llama, compiled": (LLAMA, (*SMALL_LLAMA, COMPILED), ("fsdp", 2)),
+    "BERT": (BERT, (*SMALL, ACCUMULATED), ("fsdp", 2)),
+    "ResNet, LARS": (DIGITS, (LARS, "--learning_rate.base_lr=0.5"), ("fsdp", 2)),
+    "ViT": (VIT_DIGITS, ("--model.hidden_size=32",), ("fsdp", 4)),
+    "SimCLR": (SIMCLR, (), ("fsdp", 2)),
+    "Qwen, LoRA, recomputed": (ADDITION, ('--model.lora={"rank": 4, "alpha": 8}', RECOMPUTED), ("fsdp", 2)),
+}
+
+
+def trained(run_dir, recipe, words):
+    """The results of a run, and the weights that it gathered in bf16."""
+    from largebatch.backend import fsdp, gathers
+
+    found = []
+
+    def gather_and_look(model, names):
+        gathers.gather_in_bf16(model, names)
+        found.extend(gathers.gathered_in_bf16(model))
+
+    fsdp.gather_in_bf16 = gather_and_look
+    return recorded(recipe, run_dir, "--precision=bf16", *words), found
+
+
+def trained_both_ways(folder, recipe, words, strategy, world_size):
+    """The results of `trained` with weights gathered in bf16, and in fp32, of rank 0."""
+    environment = {"LARGEBATCH_SHARD_SIZE": "2"} if strategy == "hsdp" else {}
+    return [
+        run_job(
+            trained,
+            folder / setting,
+            recipe,
+            (*words, f"--compute.gather_in_bf16={setting}"),
+            strategy=strategy,
+            world_size=world_size,
+            environment=environment,
+        )[0]
+        for setting in ("true", "false")
+    ]
+
+
+def differences(mine, theirs):
+    """What is not equal to the last bit in two results of `recorded`."""
+    found = [
+        key
+        for key in ("loss", "grad_norm")
+        if [each[key] for each in mine["metrics"]] != [each[key] for each in theirs["metrics"]]
+    ]
+    if mine["evaluations"] != theirs["evaluations"]:
+        found.append("evaluations")
+    for weights, others in zip(mine["weights"], theirs["weights"], strict=True):
+        assert weights.keys() == others.keys()
+        found += [name for name in weights if not np.array_equal(weights[name], others[name])]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_bits_are_those_of_gathers_in_fp32(name, tmp_path):
+    recipe, words, (strategy, world_size) = RECIPES[name]
+    (half, in_bf16), (full, none) = trained_both_ways(tmp_path, recipe, words, strategy, world_size)
+    assert in_bf16
+    assert not none
+    assert not differences(half, full)
+
+
+def test_a_weight_that_a_layer_computes_is_gathered_in_fp32():
+    plain, normalized = nn.Linear(4, 4), nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+    plan = SimpleNamespace(precision="bf16", gather_in_bf16=True)
+    assert weights_in_bf16(nn.Sequential(plain, normalized), plan) == {plain.weight}
+
+
+def test_a_gathered_weight_is_fp32_to_autograd_and_nothing_but_casts_use_it():
+    numbers = torch.randn(3, 4).bfloat16()
+    weight = nn.Parameter(GatheredWeight(numbers, "layer.weight"))
+    inputs = torch.randn(2, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = nn.functional.linear(inputs, weight) + nn.functional.linear(inputs, weight)
+    output.sum().backward()
+    plain = nn.Parameter(numbers.float())
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = nn.functional.linear(inputs, plain) + nn.functional.linear(inputs, plain)
+    expected.sum().backward()
+    assert torch.equal(output, expected)
+    assert weight.grad.dtype == torch.float32
+    assert torch.equal(weight.grad, plain.grad)
+    for use in (lambda: nn.functional.linear(inputs, weight), lambda: weight * 2, lambda: weight.sum()):
+        with pytest.raises(BackendMismatch, match=r"^layer\.weight is gathered in bf16, but aten.* gather_in_bf16"):
+            use()

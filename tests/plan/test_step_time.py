@@ -1,0 +1,152 @@
+"""The time of a step against values by hand, collectives played through, and limits."""
+
+from dataclasses import replace
+
+import pytest
+
+from largebatch.plan.model_shape import ModelShape, ParameterShape, Strategy, ZeroSettings
+from largebatch.plan.step_time import (
+    EXPOSED_SHARE,
+    MFU,
+    Computing,
+    Fabric,
+    Hardware,
+    collective_seconds,
+    overlapped,
+    ring,
+    step_seconds,
+    step_time,
+    tree,
+)
+from largebatch.plan.traffic import Collective, Group, Traffic, traffic_of_a_step
+
+FABRIC = Fabric(8, node_bandwidth=100, net_bandwidth=5, call_latency=1, node_latency=2, net_latency=10)
+# A second is a byte that every GPU sends.
+BYTES = Fabric(8, node_bandwidth=1, net_bandwidth=1, call_latency=0, node_latency=0, net_latency=0)
+NOTHING = Computing(0, 0)
+MODEL = ModelShape(
+    tuple(ParameterShape(str(unit), (8192, 16), 0, unit) for unit in range(4)), frozenset(), 0, element_bytes=4
+)
+STRATEGIES = [
+    Strategy("ddp"),
+    Strategy("fsdp"),
+    Strategy("fsdp", reduces_each=True),
+    Strategy("fsdp", shard_size=8),
+    *(Strategy(f"zero{stage}", ZeroSettings(stage)) for stage in (1, 2, 3)),
+]
+
+
+def of(strategy, gpus, micro_batches=1):
+    return traffic_of_a_step(MODEL, strategy, gpus, micro_batches).most
+
+
+def test_ring_by_hand():
+    # One node: 7 hops of 2, and 7/8 of 320 bytes at 100.
+    assert ring(320, Group(8), FABRIC, 1) == pytest.approx(1 + 14 + 2.8)
+    # Two nodes: 14 hops of 2 and one of 10; 15/16 of the bytes at 8 x 5.
+    assert ring(320, Group(16), FABRIC, 1) == pytest.approx(1 + 28 + 10 + 7.5)
+    assert ring(320, Group(16), FABRIC, 2) == pytest.approx(1 + 2 * (28 + 10 + 7.5))
+    # One GPU of each of four nodes: 3 hops of 10, 3/4 of the bytes at its own 5.
+    assert ring(320, Group(4, stride=8), FABRIC, 1) == pytest.approx(1 + 30 + 48)
+    # Every 4th GPU, two of each of two nodes: 2 hops of 2 and one of 10; 3/4 of the bytes at 2 x 5.
+    assert ring(320, Group(4, stride=4), FABRIC, 1) == pytest.approx(1 + 4 + 10 + 24)
+    # A network faster than the node: the node is the narrowest place.
+    assert ring(320, Group(16), replace(FABRIC, net_bandwidth=50), 1) == pytest.approx(1 + 28 + 10 + 3)
+
+
+def test_tree_by_hand():
+    # Four nodes: 7 hops of 2 and 2 of 10, up and down; all bytes twice at 8 x 5.
+    assert tree(320, Group(32), FABRIC) == pytest.approx(1 + 2 * (14 + 20 + 8))
+    # Six nodes are three levels, as eight are.
+    assert tree(0, Group(48), FABRIC) == tree(0, Group(64), FABRIC) == 1 + 2 * (14 + 30)
+
+
+def test_an_all_reduce_is_the_faster_one():
+    def all_reduce(size, gpus):
+        return collective_seconds(Collective("all-reduce", size, 1, "backward", Group(gpus)), FABRIC)
+
+    assert all_reduce(1, 512) == tree(1, Group(512), FABRIC) < ring(1, Group(512), FABRIC, 2)
+    assert all_reduce(10**6, 16) == ring(1e6, Group(16), FABRIC, 2) < tree(1e6, Group(16), FABRIC)
+
+
+@pytest.mark.parametrize("gpus", [2, 5, 8])
+def test_a_ring_sends_what_a_ring_sends(gpus):
+    """An all-gather played through: each GPU passes on the piece that it got last, until all have all."""
+    have = [{gpu} for gpu in range(gpus)]
+    newest, hops = list(range(gpus)), 0
+    while any(len(each) < gpus for each in have):
+        newest = [newest[gpu - 1] for gpu in range(gpus)]
+        for each, piece in zip(have, newest, strict=True):
+            each.add(piece)
+        hops += 1
+    only_hops = replace(BYTES, node_latency=1, node_bandwidth=float("inf"))
+    assert ring(840, Group(gpus), only_hops, 1) == hops
+    assert ring(840, Group(gpus), BYTES, 1) == pytest.approx(hops * 840 / gpus)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda each: f"{each.name}-{each.shard_size}-{each.reduces_each}")
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_the_seconds_of_all_bytes(strategy, micro_batches):
+    """Where a second is a byte in any direction, a step takes as many as its processes send, however they group."""
+    for gpus in (8, 64):
+        sent = traffic_of_a_step(MODEL, strategy, gpus, micro_batches).sent[1]
+        found = step_seconds(of(strategy, gpus, micro_batches), NOTHING, micro_batches, BYTES, 0.5)
+        assert found == pytest.approx(sent), strategy
+
+
+def test_hsdp_sends_an_eighth_of_the_gradients_between_nodes():
+    slow = replace(BYTES, net_bandwidth=0.1)
+    psi = 4 * MODEL.elements
+    # Gathered twice with each of 2 micro-batches, reduced once; then an eighth over 64 nodes, up to the padding.
+    expected = 5 * psi * 7 / 8 + 2 * psi / 8 * 63 / 64 / 0.1
+    assert step_seconds(of(Strategy("fsdp", shard_size=8), 512, 2), NOTHING, 2, slow, 0.5) == pytest.approx(expected)
+
+
+def test_hsdp_beats_fsdp_on_a_slow_network_only():
+    """All-gathers share a node's way out between 8 GPUs; what replicas reduce has a share each."""
+
+    def seconds(shard_size, net_bandwidth):
+        fabric = replace(BYTES, net_bandwidth=net_bandwidth)
+        return step_seconds(of(Strategy("fsdp", shard_size=shard_size), 16), NOTHING, 1, fabric, 0.5)
+
+    assert seconds(8, 0.01) < seconds(None, 0.01)
+    assert seconds(8, 1 / 8) > seconds(None, 1 / 8)
+
+
+def test_what_is_computed_meanwhile():
+    assert overlapped(5, 3, 0) == overlapped(3, 5, 0) == 5
+    assert overlapped(5, 3, 1) == 8
+    assert overlapped(5, 3, 0.5) == 6.5
+    gather = Collective("gather", 8, 1, "forward", Group(8), times=2)
+    reduce = Collective("reduce-scatter", 8, 1, "backward", Group(8))
+    update = Collective("gather", 16, 1, "update", Group(8))
+    # Two micro-batches of 6 s forward and 12 backward; 7 s of gathering with each, of reducing with the last.
+    computing = Computing(6, 12)
+    assert step_seconds([gather, reduce], computing, 2, BYTES, 0) == 7 + 12 + 7 + 12
+    assert step_seconds([gather, reduce], computing, 2, BYTES, 1) == 2 * 18 + 2 * 7 + 7
+    # Nothing is computed while the updated weights are gathered.
+    assert step_seconds([gather, reduce, update], computing, 2, BYTES, 0) == 38 + 14
+
+
+def test_the_last_micro_batch_reduces_behind_its_own_backward_pass_only():
+    reduce = Collective("reduce-scatter", 8 * 100, 1, "backward", Group(8))
+    # 700 s of reducing: 3 backward passes of 10 s, and one hidden behind it.
+    assert step_seconds([reduce], Computing(0, 10), 4, BYTES, 0) == 30 + 700
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda each: f"{each.name}-{each.shard_size}-{each.reduces_each}")
+def test_efficiency_falls_with_the_gpus(strategy):
+    times = [step_seconds(of(strategy, gpus), Computing(1e5, 2e5), 1, FABRIC, 0.5) for gpus in (1, 8, 16, 64, 512)]
+    assert times == sorted(times)
+    assert times[0] == 3e5
+
+
+def test_low_and_high_by_hand():
+    """300 operations at 0.5 and 0.3 of 10 per second are 60 and 100 s; 7 s of gathering, or 14."""
+    least = (Collective("gather", 8, 1, "forward", Group(8)),)
+    most = (Collective("gather", 16, 1, "forward", Group(8)),)
+    found = step_time(Traffic(least, most), (100, 200), 1, Hardware(10, BYTES))
+    low, high = EXPOSED_SHARE
+    assert MFU == (0.3, 0.5)
+    assert found.seconds == pytest.approx((60 + 7 * low, 100 + 14 * high))
+    assert found.efficiency == pytest.approx((60 / (60 + 14 * high), 100 / (100 + 7 * low)))
