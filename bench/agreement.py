@@ -8,27 +8,25 @@ Combinations whose batch the processes cannot share are left out, by the plan's 
 """
 
 import argparse
-import json
 import os
-import platform
 import sys
 import tempfile
-from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from record import RESULTS, ROOT, take_facts, write_verdicts
+
 sys.path.insert(0, str(ROOT / "tests"))
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-from jobs import JobFailed, run_job  # noqa: E402
-from largebatch.config import load_config  # noqa: E402
-from largebatch.errors import UserError  # noqa: E402
-from largebatch.plan import resolve  # noqa: E402
-from paths import STRATEGIES  # noqa: E402
-from test_strategies import RECIPES, TOLERANCE, assert_same, recorded, reference  # noqa: E402
+from jobs import JobFailed, run_job
+from largebatch.config import load_config
+from largebatch.errors import UserError
+from largebatch.plan import resolve
+from paths import STRATEGIES
+from test_strategies import RECIPES, TOLERANCE, assert_same, recorded, reference
 
 
 def row_of(name: str, strategy: str, world_size: int) -> dict[str, Any]:
@@ -62,31 +60,15 @@ def can_share(name: str, world_size: int) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compare every combination with a plain loop in one process.")
     parser.add_argument("--world-sizes", default="1,2,3,4")
-    parser.add_argument("--output", type=Path, default=ROOT / "bench/results/agreement/agreement.json")
+    parser.add_argument("--output", type=Path, default=RESULTS / "agreement/agreement.json")
     options = parser.parse_args()
     world_sizes = [int(word) for word in options.world_sizes.split(",")]
-    rows = []
+    facts, rows = take_facts(("torch", "accelerate", "deepspeed", "transformers")), []
     for name, world_size in product(RECIPES, world_sizes):
         for strategy in STRATEGIES if can_share(name, world_size) else ():
             rows.append(row_of(name, strategy, world_size))
             print(*(f"{value!s:<16}" for value in rows[-1].values()), flush=True)
-    agree = sum(row["verdict"] == "agrees" for row in rows)
-    result = {
-        "command": f"python bench/agreement.py --world-sizes {options.world_sizes}",
-        "tolerance": TOLERANCE,
-        "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("torch", "accelerate", "deepspeed", "transformers")},
-        },
-        "agree": agree,
-        "combinations": len(rows),
-        "rows": rows,
-    }
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    print(f"{agree} of {len(rows)} agree; written to {options.output}")
-    sys.exit(agree != len(rows))
+    write_verdicts(rows, "agrees", facts | {"tolerance": TOLERANCE}, options.output)
 
 
 if __name__ == "__main__":

@@ -7,17 +7,15 @@ norms, evaluations, and weights after the first and the last step must have the 
 """
 
 import argparse
-import json
 import os
-import platform
 import sys
 import tempfile
-from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from record import RESULTS, ROOT, take_facts, write_verdicts
+
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/backend")]
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -56,28 +54,13 @@ def row_of(name: str, strategy: str, world_size: int, accumulation: int, policy:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compare gathers in bf16 with gathers in fp32, bit by bit.")
-    parser.add_argument("--output", type=Path, default=ROOT / "bench/results/gathers/gathers.json")
+    parser.add_argument("--output", type=Path, default=RESULTS / "gathers/gathers.json")
     options = parser.parse_args()
-    rows = []
+    facts, rows = take_facts(("torch", "accelerate", "transformers")), []
     for name, place, accumulation, policy in product(RECIPES, PLACES, (1, 2), POLICIES):
         rows.append(row_of(name, *place, accumulation, policy))
         print(*(f"{value!s:<24}" for value in rows[-1].values()), flush=True)
-    equal = sum(row["verdict"] == "equal" for row in rows)
-    result = {
-        "command": "python bench/gathers.py",
-        "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("torch", "accelerate", "transformers")},
-        },
-        "equal": equal,
-        "combinations": len(rows),
-        "rows": rows,
-    }
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    print(f"{equal} of {len(rows)} are equal; written to {options.output}")
-    sys.exit(equal != len(rows))
+    write_verdicts(rows, "equal", facts, options.output)
 
 
 if __name__ == "__main__":

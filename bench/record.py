@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench/results"
@@ -178,6 +178,23 @@ def write_record(record: Record, options: argparse.Namespace, name: str = "cpu")
     records = [each for each in map(read_record, sorted(options.results.glob("*.json"))) if each is not None]
     text = "\n".join([f"# {record.title}", "", *(line for each in records for line in section(each))])
     (options.results / "README.md").write_text(text.rstrip() + "\n", encoding="utf-8")
+
+
+def write_verdicts(rows: Sequence[dict[str, Any]], wanted: str, settings: dict[str, Any], output: Path) -> NoReturn:
+    """Write what came of each combination, and exit with 1 if one has another verdict.
+
+    Args:
+        rows: Of each combination, its names and its "verdict".
+        wanted: The verdict that each should have.
+        settings: What all were run with, and the versions: `take_facts`.
+        output: The JSON.
+    """
+    as_wanted = sum(row["verdict"] == wanted for row in rows)
+    result = settings | {"combinations": len(rows), wanted: as_wanted, "rows": rows}
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(f"{wanted}: {as_wanted} of {len(rows)}; written to {output}")
+    sys.exit(as_wanted != len(rows))
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
