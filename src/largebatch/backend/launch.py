@@ -147,7 +147,7 @@ def read_launch(
     shard_size = None
     if entry.replicates_shards:
         shard_size = read_shard_size(environment, local_world_size)
-        _check_shard_size(shard_size, world_size)
+        _check_shard_size(shard_size, world_size, local_world_size)
     reshards = environment.get("FSDP_RESHARD_AFTER_FORWARD", "true").lower() == "true"
     return Launch(entry.name, rank, world_size, local_world_size, deepspeed_config, shard_size, reshards)
 
@@ -167,12 +167,21 @@ def read_shard_size(environment: Mapping[str, str], local_world_size: int) -> in
     return int(value)
 
 
-def _check_shard_size(shard_size: int, world_size: int) -> None:
+def _check_shard_size(shard_size: int, world_size: int, local_world_size: int) -> None:
+    def is_aligned(size: int) -> bool:
+        return local_world_size % size == 0 or size % local_world_size == 0
+
+    sizes = [size for size in range(min(2, world_size), world_size + 1) if world_size % size == 0 and is_aligned(size)]
+    remedy = f"set {SHARD_SIZE} to one of {', '.join(map(str, sizes))}"
     if world_size % shard_size:
-        sizes = [str(size) for size in range(min(2, world_size), world_size + 1) if world_size % size == 0]
         raise LaunchError(
-            f"hsdp shards the model over {shard_size} processes, but {world_size} is not a multiple of that; set "
-            f"{SHARD_SIZE} to one of {', '.join(sizes)}, or launch a multiple of {shard_size} processes"
+            f"hsdp shards the model over {shard_size} processes, but {world_size} is not a multiple of that; {remedy}, "
+            f"or launch a multiple of {shard_size} processes"
+        )
+    if not is_aligned(shard_size):
+        raise LaunchError(
+            f"hsdp shards the model over {shard_size} processes, but nodes have {local_world_size}, so that "
+            f"some groups would gather within a node and others between two; {remedy}"
         )
     if shard_size == 1 and world_size > 1:
         raise LaunchError(

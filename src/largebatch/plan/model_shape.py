@@ -97,7 +97,7 @@ class Strategy:
 
     def shards_of(self, world_size: int) -> int:
         """The number of processes that hold a part each of one copy of the model."""
-        return min(self.shard_size or world_size, world_size)
+        return self.shard_size or world_size
 
 
 def padded(size: int, multiple: int) -> int:

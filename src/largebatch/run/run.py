@@ -82,7 +82,8 @@ class Run(Generic[Config]):
         self.backend = start(launch, self.plan, config.faults.hang_seconds)
         self._agree_on_the_plan()
         self._print(explain(self.plan, self.folder.path.name))
-        self._print(f"  {'Strategy':<14}{launch.strategy} on {self.backend.device.type}")
+        groups = f", sharded over groups of {launch.shard_size}" if launch.shard_size else ""
+        self._print(f"  {'Strategy':<14}{launch.strategy} on {self.backend.device.type}{groups}")
 
         with self.backend.raise_on_all_ranks():
             if self.backend.is_main_process:

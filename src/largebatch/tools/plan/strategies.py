@@ -44,8 +44,8 @@ def find_strategies(
         environment = {**os.environ, **launch_environment(file, world_size=gpus_per_node)}
         try:
             if is_true(environment, "ACCELERATE_USE_PARALLELISM_CONFIG"):
-                # Two replicas, whatever their size is.
-                environment["WORLD_SIZE"] = str(2 * read_shard_size(environment, gpus_per_node))
+                # Two replicas or more, whatever their size is.
+                environment["WORLD_SIZE"] = str(2 * gpus_per_node * read_shard_size(environment, gpus_per_node))
             launch = read_launch(environment, config.precision, config.optimizer.name, config.compute.reduce_gradients)
         except UserError as error:
             left_out[name] = str(error)

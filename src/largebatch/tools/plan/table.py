@@ -93,7 +93,10 @@ def _about_reductions(columns: Sequence[Json]) -> Iterator[str]:
     for name, size in groups.items():
         entry = find_strategy(name)
         if entry.replicates_shards:
-            yield f"{name} shards over groups of {size} processes, and sums over the groups with the last micro-batch."
+            yield (
+                f"{name} shards over groups of {size} processes, and sums over the groups with the last micro-batch; "
+                f"it is counted for multiples of {size} processes only."
+            )
         elif len(entry.reduces) > 1:
             yield (
                 f'With compute.reduce_gradients "auto", {name} keeps whole gradients until the last micro-batch if '
@@ -112,7 +115,7 @@ def _assumptions(hardware: Json) -> str:
         f"{hardware['peak'] / 1e12:g} TFLOP/s (MFU), {fabric['node_bandwidth'] / 1e9:g} GB/s within nodes of "
         f"{fabric['gpus_per_node']} and {fabric['net_bandwidth'] / 1e9:g} GB/s per GPU between them, and {exposed} of "
         "the shorter of computing and communicating not hidden behind the other. Efficiency is the part of a step that "
-        "computing alone would take."
+        "computing alone would take, computing again included."
     )
 
 
