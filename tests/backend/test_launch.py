@@ -35,6 +35,13 @@ def test_shipped_accelerate_configs(strategy):
     assert (launch.strategy, launch.rank, launch.world_size, launch.local_world_size) == (strategy, 3, 4, 4)
 
 
+def test_states_that_are_offloaded_are_on_the_host():
+    offloaded = read_launch(launch_environment("zero3_offload", world_size=2))
+    assert offloaded.strategy == "zero3"
+    kept = [offloaded.deepspeed_config["zero_optimization"][f"offload_{what}"] for what in ("param", "optimizer")]
+    assert [each["device"] for each in kept] == ["cpu", "cpu"]
+
+
 def test_alone():
     launch = read_launch({})
     assert (launch.strategy, launch.rank, launch.world_size) == ("single", 0, 1)
