@@ -83,7 +83,7 @@ config=recipes/accelerate_configs/$strategy.yaml
 [[ $code -ef . || $config == /* || ! -f $code/$config ]] || config=$code/$config
 [[ -f $config ]] || fail 2 "STRATEGY=$strategy: there is no $config; write ddp, fsdp, hsdp, zero1, zero2, zero3, or the path of an Accelerate config"
 run_dir=${RUN_DIR:-runs/$(basename "$recipe" .json)}
-[[ $run_dir != *://* ]] || fail 2 "RUN_DIR=$run_dir: runs are not written to object stores; write a folder of a shared file system, and copy it afterward: aws s3 sync, gsutil rsync, rclone sync"
+[[ $run_dir != *://* ]] || fail 2 "RUN_DIR=$run_dir: runs are not written to object stores; write a folder of a shared file system, and copy it afterward: aws s3 sync, gcloud storage rsync, rclone sync"
 
 gpus_found() {
   if command -v nvidia-smi >/dev/null; then

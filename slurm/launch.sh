@@ -57,7 +57,7 @@ for word in "$@"; do
   esac
 done
 [[ -f $RECIPE || -f $code/$RECIPE ]] || leave 2 "error: there is no $RECIPE in $PWD; submit from the top of the repository"
-[[ $run_dir != *://* ]] || leave 2 "error: RUN_DIR=$run_dir: runs are not written to object stores; write a folder of a shared file system, and copy it afterward: aws s3 sync, gsutil rsync, rclone sync"
+[[ $run_dir != *://* ]] || leave 2 "error: RUN_DIR=$run_dir: runs are not written to object stores; write a folder of a shared file system, and copy it afterward: aws s3 sync, gcloud storage rsync, rclone sync"
 
 positive() { [[ -z ${!1:-} || ${!1} =~ ^[1-9][0-9]*$ ]] || leave 2 "error: $1=${!1}: not a number; write 1 or more"; }
 positive LARGEBATCH_PROCESSES_PER_NODE

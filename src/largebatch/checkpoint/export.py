@@ -25,7 +25,7 @@ def export(checkpoint: Path, out: Path, dtype: str | None = None) -> Manifest:
     other, at most one parameter at a time is in memory. The folder appears when it is complete.
 
     Args:
-        checkpoint: A checkpoint's folder, or a run's, whose newest intact checkpoint is used.
+        checkpoint: A checkpoint's folder, or a run's, whose latest intact checkpoint is used.
         out: The folder to create.
         dtype: The dtype of floating-point numbers, one of `DTYPES`; None keeps the one they were trained in.
     """

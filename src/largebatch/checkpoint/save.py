@@ -121,10 +121,10 @@ class CheckpointWriter:
         elif not isinstance(error, NotWritten):
             raise error
         elif self.backend.is_main_process:
-            newest = f"the newest one is of step {self.last_step}" if self.last_step else "there is none yet"
+            latest = f"the latest is of step {self.last_step}" if self.last_step else "there is none yet"
             self.warn(
                 f"WARNING: the checkpoint of step {step} could not be written: {error}. Training continues and will "
-                f"write the next checkpoint; {newest}"
+                f"write the next checkpoint; {latest}"
             )
             self.not_written(step, str(error))
 

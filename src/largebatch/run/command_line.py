@@ -51,7 +51,7 @@ def parse_command_line(config_class: type[Config], arguments: Sequence[str] | No
     )
     parser.add_argument("--config", type=Path, required=True, help="the recipe's JSON file")
     parser.add_argument("--run-dir", type=Path, help="folder of the run; default: runs/<name of the config>")
-    resume = '"auto" (default): resume from the newest checkpoint in the run\'s folder, if any; "none": start over; '
+    resume = '"auto" (default): resume from the latest checkpoint in the run\'s folder, if any; "none": start over; '
     parser.add_argument("--resume", default="auto", help=f"{resume}or the folder of a checkpoint")
     may_differ = "fields of the config that may differ from the checkpoint's"
     parser.add_argument("--allow-change", action="append", default=[], metavar="FIELD,…", help=may_differ)

@@ -18,8 +18,8 @@ def add_parser(commands: Commands) -> None:
         "checkpoints",
         run,
         help="list the checkpoints of a run",
-        description="List the checkpoints of a run, the newest first: step, what wrote them, size, age, and whether "
-        "they can be used. Needs no torch. Exit code 1 if the newest cannot be resumed from.",
+        description="List the checkpoints of a run, latest first: step, what wrote them, size, age, and whether "
+        "they can be used. Needs no torch. Exit code 1 if the latest cannot be resumed from.",
         epilog="""examples:
   largebatch checkpoints runs/resnet_digits --verify""",
     )
@@ -28,7 +28,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print one line per checkpoint of a run, the newest first; 1 if the newest cannot be resumed from."""
+    """Print one line per checkpoint of a run, latest first; 1 if the latest cannot be resumed from."""
     from tqdm import tqdm
 
     from largebatch.storage.catalog import entries, verify_checksums
