@@ -145,12 +145,12 @@ def bytes_sent_in(work: Callable[[], Any]) -> int:
 
 def _settled_bytes_sent() -> int:
     """Threads of gloo may still be sending, on behalf of processes that are behind."""
-    sent = _bytes_sent()
-    for _ in range(100):
+    readings = [_bytes_sent()]
+    for _ in range(600):
         time.sleep(0.05)
-        sent, before = _bytes_sent(), sent
-        if sent == before:
-            return sent
+        readings.append(_bytes_sent())
+        if len(set(readings[-10:])) == 1 and len(readings) >= 10:
+            return readings[-1]
     raise AssertionError("the process never stops sending")
 
 

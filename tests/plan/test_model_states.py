@@ -60,6 +60,15 @@ MICRO_BATCH_SIZE = 2
 MICRO_BATCHES = [1, 1, 2]  # of each step; the first one makes the optimizer's states
 
 
+def settled_bytes(not_ours):
+    """Of live storages. For a moment after a reduction, the thread that made it still holds what was reduced."""
+    readings = []
+    while len(readings) < 4 or len(set(readings[-4:])) > 1:
+        time.sleep(0.05)
+        readings.append(sum(size for address, size in live_storages().items() if address not in not_ours))
+    return readings[-1]
+
+
 def live_storages():
     """The bytes of each floating-point storage that a tensor of this process is in, by its address."""
     from torch.distributed.tensor import DTensor
@@ -97,11 +106,8 @@ def bytes_of_steps(run_dir, recipe, words):
             pixels = "pixel_values" in batch
             inputs = {"pixel_values": batch["pixel_values"].float()} if pixels else {"input_ids": batch["input_ids"]}
             step.backward(model(**inputs).logits.square().sum())
-            # For a moment after the end of a reduction, the thread that made it still holds what was reduced.
-            time.sleep(0.1)
             not_ours = others | {tensor.untyped_storage().data_ptr() for tensor in (*batch.values(), *inputs.values())}
-            ours = (size for address, size in live_storages().items() if address not in not_ours)
-            held[number, micro_batches] = sum(ours) + whole
+            held[number, micro_batches] = settled_bytes(not_ours) + whole
         run.update(step)
     return shape, held
 

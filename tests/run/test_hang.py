@@ -18,7 +18,7 @@ from resuming import TINY_GPT, assert_bit_for_bit, run_interrupted
 pytestmark = pytest.mark.slow
 
 WORDS = (*TINY_GPT, '--checkpoint.every={"steps": 2}', "--train.stop_after_steps=14")
-HANG_SECONDS = 8
+HANG_SECONDS = 15
 
 
 def train_and_hang(run_dir: Path, how: str, rank: int, words: tuple[str, ...]) -> None:

@@ -108,8 +108,8 @@ def test_the_clock_counts_sleep():
     """As waiting for a disk; only waiting for a core is left out."""
     clock = own_clock()
     start = clock()
-    time.sleep(0.05)
-    assert clock() - start > 0.04
+    time.sleep(0.5)
+    assert clock() - start > 0.3
 
 
 def train_with_a_slow_rank(run_dir, slow_rank):

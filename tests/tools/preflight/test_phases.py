@@ -100,9 +100,9 @@ def test_a_node_that_is_late_within_the_deadline(tmp_path):
 
 
 def test_a_node_that_is_too_late_is_not_bad(tmp_path):
-    ended = run_nodes(tmp_path, 4, before=late(2, 12), LARGEBATCH_PREFLIGHT_SECONDS=4)
+    ended = run_nodes(tmp_path, 4, before=late(2, 24), LARGEBATCH_PREFLIGHT_SECONDS=8)
     assert codes(ended) == [2, 2, 2, 2], ended
-    assert "late: n3: not present after 4 seconds" in ended[0].out
+    assert "late: n3: not present after 8 seconds" in ended[0].out
     assert "raise LARGEBATCH_PREFLIGHT_SECONDS" in ended[0].out
     assert "n3: the pre-flight ended before this node was present" in ended[2].err
     assert bad_nodes(tmp_path) is None
@@ -117,9 +117,9 @@ def test_a_node_that_is_too_late_is_not_bad(tmp_path):
     ],
 )
 def test_a_node_that_dies(module, name, phase, tmp_path, monkeypatch):
-    monkeypatch.setattr(phases, "SECONDS_TO_CHECK", 8.0)
-    monkeypatch.setattr(phases, "SECONDS_TO_TELL", 4.0)
-    monkeypatch.setattr(bandwidth, "SECONDS", 4.0)
+    monkeypatch.setattr(phases, "SECONDS_TO_CHECK", 16.0)
+    monkeypatch.setattr(phases, "SECONDS_TO_TELL", 8.0)
+    monkeypatch.setattr(bandwidth, "SECONDS", 8.0)
     # The others wait in their all-reduce.
     monkeypatch.setattr(bandwidth, "SECONDS_AFTER_A_FAILURE", 1.0)
     ended = run_nodes(tmp_path, 4, before=lambda rank: monkeypatch.setattr(module, name, _die) if rank == 1 else None)

@@ -54,8 +54,8 @@ def test_leaving_is_a_failure_with_its_exit_code():
 
 @pytest.mark.slow
 def test_a_job_that_does_not_end_is_ended(tmp_path):
-    with pytest.raises(JobFailed, match="no result within 10 s"):
-        run_job(write_pid_and_wait, tmp_path, timeout=10)
+    with pytest.raises(JobFailed, match="no result within 20 s"):
+        run_job(write_pid_and_wait, tmp_path, timeout=20)
     assert all_gone(tmp_path, 2)
 
 
@@ -86,9 +86,9 @@ def pids(folder: Path) -> list[int]:
 
 
 def all_gone(folder: Path, number: int) -> bool:
-    """Whether so many processes have been there and are no more, at the latest in ten seconds."""
+    """Whether so many processes have been there and are no more, at the latest in a minute."""
     found = pids(folder)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any(is_running(pid) for pid in found) and time.monotonic() < deadline:
         time.sleep(0.1)
     return len(found) == number and not any(is_running(pid) for pid in found)
