@@ -43,7 +43,11 @@ def trained(run_dir, recipe, words):
 
     def gather_and_look(model, names):
         gathers.gather_in_bf16(model, names)
-        found.extend(gathers.gathered_in_bf16(model))
+        found.extend(
+            name
+            for name, shard in gathers._shards(model)
+            if hasattr(shard.sharded_param._local_tensor, "fsdp_pre_all_gather")
+        )
 
     fsdp.gather_in_bf16 = gather_and_look
     return recorded(recipe, run_dir, "--precision=bf16", *words), found

@@ -15,11 +15,19 @@ from torch.optim import Optimizer
 from largebatch.backend.batch_norm import RunningStatistics
 from largebatch.backend.compilation import compile_in_place
 from largebatch.backend.launch import Launch
-from largebatch.backend.state import EngineState, fresh_state, materialize, parameters_without_memory, set_scalars
+from largebatch.backend.state import (
+    EngineState,
+    fresh_state,
+    local_range,
+    materialize,
+    parameters_without_memory,
+    set_scalars,
+)
 from largebatch.backend.sync_batch_norm import is_synchronized, synchronize
 from largebatch.errors import BackendMismatch, UserError
 from largebatch.optim.layerwise import LayerPart, LayerwiseOptimizer
 from largebatch.plan import RunPlan
+from largebatch.plan.model_states import optimizer_states
 from largebatch.plan.strategies import Policy, names_of
 
 # How long processes wait for one that prepares data. A dead process is noticed at once, a hanging one by the watchdog.
@@ -175,6 +183,25 @@ class Backend(ABC):
         A step whose gradient is not finite is not taken, unless the plan's `on_non_finite` is "stop". The gradient is
         that of all processes, so they all decide alike. If `measure_norm` is false, its norm need not be computed.
         """
+
+    @contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """Passes for their memory only, with gradients that are NaN and cleared at the end.
+
+        The memory of states that the first update will allocate is in use; BatchNorm's running statistics stay.
+        """
+        number, optimizer = optimizer_states(self.plan), self._torch_optimizer
+        every = (each for group in optimizer.param_groups for each in group["params"])
+        steps = (local_range(each)[0] for each in every if each not in optimizer.state)
+        room = [tensor.new_empty(number(tuple(tensor.shape))) for tensor in steps]
+        with self._statistics.kept():
+            yield
+        del room
+        self.discard_gradients()
+
+    @abstractmethod
+    def discard_gradients(self) -> None:
+        """Clear gradients that are not finite, without an update."""
 
     @abstractmethod
     def parameters_without_gradient(self) -> list[str]:

@@ -54,11 +54,6 @@ def gather_in_bf16(model: nn.Module, names: set[str]) -> None:
             shard._init_extensions()
 
 
-def gathered_in_bf16(model: nn.Module) -> set[str]:
-    """The names of the parameters that FSDP2 gathers in bf16."""
-    return {name for name, shard in _shards(model) if hasattr(shard.sharded_param._local_tensor, "fsdp_pre_all_gather")}
-
-
 def _shards(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """FSDP2's own record of each parameter, with the parameter's name in the model."""
     names = {parameter: name for name, parameter in model.named_parameters()}

@@ -51,16 +51,16 @@ class NativeBackend(Backend):
             if isinstance(norm, DTensor):
                 norm = norm.full_tensor()
             if may_skip and not torch.isfinite(norm):
-                self._clear_gradients()
+                self.discard_gradients()
                 return Update(norm, applied=False)
             if self.plan.clip_norm is not None:
                 clip_grads_with_norm_(parameters, self.plan.clip_norm, norm)
         self.set_learning_rate(learning_rate)
         self._torch_optimizer.step()
-        self._clear_gradients()
+        self.discard_gradients()
         return Update(norm, applied=True)
 
-    def _clear_gradients(self) -> None:
+    def discard_gradients(self) -> None:
         # As `zero_grad` does, without its record for the profiler.
         for group in self._torch_optimizer.param_groups:
             for parameter in group["params"]:
@@ -165,9 +165,9 @@ class DdpBackend(ReplicatedBackend):
             total = total + parameter.flatten()[:1].sum() * 0.0
         total.backward()  # type: ignore[no-untyped-call]
         reducer._rebuild_buckets()
-        self._clear_gradients()
+        self.discard_gradients()
 
-    def _clear_gradients(self) -> None:
+    def discard_gradients(self) -> None:
         # They remain views of the buckets, in which micro-batches are then summed, instead of in memory beside them.
         torch._foreach_zero_([each.grad for each in self.model.parameters() if each.grad is not None])
 

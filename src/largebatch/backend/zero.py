@@ -119,6 +119,10 @@ class ZeroBackend(Backend):
         norm = torch.as_tensor(self.engine.get_global_grad_norm(), device=self.device)
         return Update(norm, applied=self.engine.was_step_applied())
 
+    def discard_gradients(self) -> None:
+        self.engine.step()
+        assert not self.engine.was_step_applied()
+
     # --- state ----------------------------------------------------------------------------------------------------
 
     @property

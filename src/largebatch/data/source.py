@@ -2,7 +2,9 @@
 
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from largebatch.data.order import Indices
 
@@ -25,3 +27,8 @@ class SampleSource(Protocol):
 
     def weight(self, batch: Batch) -> int:
         """The weight of a fetched batch in the mean loss: its number of samples, or of target tokens."""
+
+
+def longest_of(lengths: NDArray[np.integer], count: int) -> Indices:
+    """The indices of so many of the longest, for a source's optional method `longest(count)`."""
+    return np.argpartition(lengths, len(lengths) - count)[len(lengths) - count :]

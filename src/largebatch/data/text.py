@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from largebatch.config.data import HubText, PydocData, TextData
 from largebatch.data.hub import column, open_splits
 from largebatch.data.order import Indices
-from largebatch.data.source import Batch, SampleSource
+from largebatch.data.source import Batch, SampleSource, longest_of
 from largebatch.data.tokenizer import ByteTokenizer, Tokenizer
 from largebatch.errors import DataError
 
@@ -190,6 +190,15 @@ class PaddedDocuments(_TokenSamples):
             input_ids[number, : len(tokens) - 1] = tokens[:-1]
             labels[number, : len(tokens) - 1] = tokens[1:]
         return {"input_ids": input_ids, "labels": labels}
+
+    def longest(self, count: int) -> Indices:
+        """The indices of so many of the longest documents."""
+        if isinstance(self.documents, list):
+            lengths = np.array([len(row["input_ids"]) for row in self.documents])
+        else:
+            chunks = self.documents.data.column("input_ids").chunks  # type: ignore[attr-defined]
+            lengths = np.concatenate([chunk.value_lengths().to_numpy() for chunk in chunks])
+        return longest_of(lengths[self.first : self.first + self.num_samples], count)
 
 
 # --- the Python reference -----------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ FREE = (
     "$schema",
     "data.num_workers",
     "train.stop_after_steps",
+    "train.rehearse_largest_batch",
     "evaluation",
     "checkpoint",
     "faults",

@@ -241,7 +241,7 @@ class Run(Generic[Config]):
     @property
     def should_evaluate(self) -> bool:
         """Whether an evaluation is due after the step just completed."""
-        return self.plan.evaluates_after(self.training.completed_steps)
+        return not self.training.rehearses and self.plan.evaluates_after(self.training.completed_steps)
 
     def evaluate(self, eval_set: SampleSource, per_sample: PerSample) -> dict[str, float]:
         """Means over the evaluation set, each sample counted once, with the model in evaluation mode.

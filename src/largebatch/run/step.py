@@ -1,5 +1,6 @@
 """One optimizer step, as the recipe's loop sees it."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
@@ -165,3 +166,11 @@ class Step:
                     "a micro-batch has different features in step.micro_batches() than in step.gather, so their "
                     "gradient is not the loss's; compute them with the same function, and no randomness but torch's"
                 )
+
+
+class RehearsedStep(Step):
+    """A step that no update follows: its gradients are NaN, with which no engine takes a step."""
+
+    def _add_gradient(self, micro_step: MicroStep, loss_sum: torch.Tensor) -> None:  # noqa: ARG002 - all are alike
+        self._backend.backward(loss_sum, math.nan)
+        self._micro_steps_done += 1

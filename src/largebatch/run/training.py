@@ -13,7 +13,7 @@ from largebatch.config.models import LargeModel
 from largebatch.data.source import SampleSource
 from largebatch.errors import BackendMismatch, RunStopped, TrainingFailed, ordinal
 from largebatch.failures import keep_error
-from largebatch.run.feed import training_feed
+from largebatch.run.feed import rehearsal_feed, training_feed
 from largebatch.run.folder import RunFolder, cannot_be_written
 from largebatch.run.hang import HangReport, place_of_this_process
 from largebatch.run.metrics import StepMetrics, place_of
@@ -22,7 +22,7 @@ from largebatch.run.progress import Progress, in_words
 from largebatch.run.record import Record, report_failure
 from largebatch.run.resume import Start, checkpoints_of, newest_usable
 from largebatch.run.slow_processes import PROBES_IN_A_ROW, SLOW, SlowProcesses
-from largebatch.run.step import Step
+from largebatch.run.step import RehearsedStep, Step
 from largebatch.run.stop import Agreement, StopRequests, reason_in_words
 from largebatch.run.trackers import Trackers
 from largebatch.run.watchdog import Watchdog
@@ -95,6 +95,7 @@ class Training:
         self.trackers = Trackers(config, folder, start.step, backend.is_main_process, say)
         self.slow_processes = SlowProcesses(backend)
         self.watch = ExitStack()  # entered while signals are noted and progress is watched
+        self.rehearses = False  # whether the current step is made for its memory only
         self.saves = False  # whether a checkpoint follows the current step
         self.stop_reason = 0  # why the run stops after the current step, by its number in `REASONS`; 0 if it does not
         self.saved_step = start.step
@@ -113,17 +114,17 @@ class Training:
             self.plan, self.backend, train_set, self.config.data.num_workers, first, self.slow_processes.timed
         )
         trace = self.record.profile_folder / f"rank_{self.backend.rank:05d}.json.gz"
-        self.metrics.stopwatch.start()
         try:
             self.watch.enter_context(self.stop.listening())
             self.watch.enter_context(self.watchdog.watching())
+            if self.config.train.rehearse_largest_batch:
+                yield from self._rehearse(train_set)
+            self.metrics.stopwatch.start()
             with closing(traced(feed, first, self.config.logging.profile, trace)) as feeds:
                 for index, step_feed in enumerate(feeds, first):
                     self.agreement.vote(self.stop.requested())
                     step = Step(index, self.backend, step_feed, self.watchdog.heartbeat)
-                    yield step
-                    if not step.updated:
-                        raise RuntimeError("the loop asked for the next step without calling run.update(step)")
+                    yield from _until_updated(step)
                     if index == first:
                         step.check_passes()
                     self._after_step()
@@ -133,9 +134,21 @@ class Training:
         # After the last step, `finish` closes it: that may hang, too, and signals must not cut it short.
         self.metrics.stopwatch.pause()
 
+    def _rehearse(self, train_set: SampleSource) -> Iterator[Step]:
+        """A step of the longest micro-batch, without an update."""
+        with self.backend.raise_on_all_ranks():
+            feed, samples = rehearsal_feed(self.plan, self.backend, train_set, self.start.step)
+        self.say(f"rehearsing a step without an update, for its memory, with {samples}")
+        self.rehearses = True
+        with self.backend.rehearsing():
+            yield from _until_updated(RehearsedStep(self.start.step, self.backend, feed, self.watchdog.heartbeat))
+        self.rehearses = False
+
     def update(self, step: Step) -> None:
         """See `Run.update`."""
         loss_sum = step.finish()
+        if self.rehearses:
+            return
         completed = step.index + 1
         with self.saved_before_failing():
             if step.index == self.start.step:
@@ -334,6 +347,12 @@ class Training:
             export_intact(checkpoint, self.folder.model_dir)
         else:
             save_weights(self.backend.unwrapped_model, state, self.folder.model_dir)
+
+
+def _until_updated(step: Step) -> Iterator[Step]:
+    yield step
+    if not step.updated:
+        raise RuntimeError("the loop asked for the next step without calling run.update(step)")
 
 
 def _report_hang(message: str) -> None:

@@ -1,0 +1,134 @@
+"""A rehearsal of the largest batch: it comes first, it is the longest, and the training after it is the same."""
+
+import json
+
+import numpy as np
+import pytest
+
+from jobs import run_job
+from largebatch.config import load_config
+from largebatch.config.data import HubText
+from largebatch.data.source import longest_of
+from largebatch.data.text import hub_samples
+from largebatch.data.tokenizer import load_tokenizer
+from largebatch.storage.json_lines import read_json_lines
+from paths import ADDITION, DIGITS, PYDOC, SIMCLR
+from plan.test_model_states import settled_bytes
+from resuming import EXACT, TINY_GPT, assert_same_weights, run_interrupted, samples_file
+from tasks import module
+
+REHEARSED = "--train.rehearse_largest_batch=true"
+WORDS = (*TINY_GPT, "--batch.micro_batch_size=3", "--train.stop_after_steps=11")
+SMALL_DIGITS = ("--model.depths=[1]", "--model.hidden_sizes=[8]", "--model.embedding_size=8", "--data.image_size=8")
+
+
+def logs(run_dir):
+    lines = read_json_lines(run_dir / "metrics.jsonl")
+    return [{name: line.get(name) for name in EXACT} for line in lines], read_json_lines(run_dir / "evaluations.jsonl")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "world_size"),
+    [("single", 1), ("ddp", 2), ("fsdp", 2), ("hsdp", 4), ("zero1", 2), ("zero2", 2), ("zero3", 2)],
+)
+def test_the_training_has_the_same_bits(strategy, world_size, tmp_path):
+    place = {"strategy": strategy, "world_size": world_size}
+    assert run_interrupted(tmp_path / "plain", WORDS, **place) is None
+    assert run_interrupted(tmp_path / "rehearsed", (*WORDS, REHEARSED), **place) is None
+    assert_same_weights(tmp_path / "rehearsed/model", tmp_path / "plain/model")
+    assert logs(tmp_path / "rehearsed") == logs(tmp_path / "plain")
+    for rank in range(world_size):
+        plain, rehearsed = (read_json_lines(samples_file(tmp_path / name, rank)) for name in ("plain", "rehearsed"))
+        assert rehearsed[1:] == plain
+        # The largest batch has two micro-batches or more on up to four processes: two passes over one of them.
+        first, second = rehearsed[0]["hashes"]
+        assert first == second
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "words"), [(DIGITS, (*SMALL_DIGITS, "--batch.micro_batch_size=16")), (SIMCLR, ("--data.image_size=8",))]
+)
+def test_running_statistics_and_coupled_losses(recipe, words, tmp_path):
+    """BatchNorm's statistics are those of the training's batches; a coupled loss makes its two passes."""
+    words = (*words, "--train.stop_after_steps=3", "--logging.every=1", "--logging.trackers=[]")
+    for name, more in (("plain", ()), ("rehearsed", (REHEARSED,))):
+        assert run_interrupted(tmp_path / name, (*words, *more), recipe=recipe) is None
+    assert_same_weights(tmp_path / "rehearsed/model", tmp_path / "plain/model")
+    assert logs(tmp_path / "rehearsed") == logs(tmp_path / "plain")
+
+
+@pytest.mark.slow
+def test_every_start_rehearses_and_evaluates_nothing_twice(tmp_path):
+    for last in (5, 8):
+        words = (*WORDS[:-1], f"--train.stop_after_steps={last}", REHEARSED)
+        assert run_interrupted(tmp_path / "run", words, strategy="single", world_size=1) is None
+    assert [line["step"] for line in read_json_lines(tmp_path / "run/evaluations.jsonl")] == [5, 8]
+    steps = [line["step"] for line in read_json_lines(samples_file(tmp_path / "run", 0))]
+    assert steps == [1, *range(1, 6), 6, *range(6, 9)]
+
+
+def bytes_before_updates(run_dir):
+    """What is live when the gradients of the rehearsal and of the first steps are complete."""
+    from largebatch.optim import build_optimizer
+    from largebatch.run import Run, RunOptions
+
+    run = Run(load_config(PYDOC, [*WORDS[:-1], "--train.stop_after_steps=3", REHEARSED]), RunOptions(run_dir))
+    train_set, _ = run.load(module("causal_lm", "data").sources)
+    model = run.build(module("causal_lm", "model").build_model)
+    model, _ = run.prepare(model, build_optimizer(model, run.plan))
+    live = []
+    for step in run.steps(train_set):
+        for batch in step.micro_batches():
+            step.backward(model(input_ids=batch["input_ids"]).logits.square().sum())
+        live.append(settled_bytes(()))
+        run.update(step)
+    return live
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero2"])
+def test_the_memory_of_the_optimizers_states_is_in_use(strategy, tmp_path):
+    """They are allocated in the first step, but by ZeRO-3 before it."""
+    for rehearsal, first, second, _ in run_job(bytes_before_updates, tmp_path / "run", strategy=strategy):
+        assert first < rehearsal == second
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        (PYDOC, TINY_GPT),
+        (ADDITION, ("--data.num_train_samples=300",)),
+        (ADDITION, ("--data.num_train_samples=300", "--data.packing=true", "--data.block_size=32")),
+    ],
+)
+def test_the_longest_samples(recipe, words):
+    config = load_config(recipe, words)
+    samples, _ = module(recipe.parent.name, "data").sources(config)
+    lengths = [int((samples.fetch(np.array([index]), 0)["labels"]).shape[1]) for index in range(len(samples))]
+    longest = samples.longest(7)
+    assert len(set(longest.tolist())) == 7
+    assert sorted(lengths[index] for index in longest) == sorted(lengths)[-7:]
+
+
+def test_the_longest_documents_of_a_data_set(tmp_path):
+    rows = [{"text": "x" * (index * 37 % 101)} for index in range(60)]
+    for name in ("train", "validation"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = HubText(
+        source="datasets",
+        path=str(tmp_path),
+        samples="documents",
+        block_size=200,
+        tokenizer="bytes",
+        num_train_samples=50,
+        num_eval_samples=10,
+    )
+    samples, _ = hub_samples(data, load_tokenizer("bytes"))
+    lengths = [len(row["text"]) for row in rows[:50]]
+    assert sorted(lengths[index] for index in samples.longest(4)) == sorted(lengths)[-4:]
+
+
+def test_all_of_them():
+    assert sorted(longest_of(np.array([3, 1, 2]), 3)) == [0, 1, 2]
