@@ -141,7 +141,7 @@ def _agree_on_shards(shard_size: int, request: Request) -> None:
         found = ", ".join(f"{size} on rank {sizes.index(size)}" for size in dict.fromkeys(sizes))
         raise LaunchError(
             f"hsdp shards the model over groups of equal size, but the sizes are {found}; they are the processes of a "
-            f"node unless {SHARD_SIZE} is set: set it to the same number everywhere, or start as many on each node"
+            f"node unless {SHARD_SIZE} is set: set it to the same number everywhere, or start equally many on each node"
         )
 
 

@@ -4,9 +4,9 @@ A collective takes a latency for each call and hop, and a time for each byte (Th
 "Optimization of Collective Communication Operations in MPICH"). Hops within a node and between nodes are counted
 apart, as NCCL does to choose its algorithms (`ncclTopoTuneModel` in NCCL's src/graph/tuning.cc).
 
-A forward or backward pass takes the longer of computing and communicating, and a share of the shorter, which is not
-hidden behind it. That share is the model's only fitted constant: see bench/results/scale/README.md, which compares the
-model with published figures.
+A forward or backward pass takes as long as the longer of computing and communicating, plus the share of the shorter
+that is not hidden behind it. That share is the model's only fitted constant: see bench/results/scale/README.md, which
+compares the model with published figures.
 
 Not modeled: slow processes, congestion, waiting for data, the optimizer's update, checkpoints.
 """
@@ -22,7 +22,7 @@ MFU = (0.3, 0.5)
 the smallest sizes of bench/scale's series. Convolutions reach less, and so take longer than the model says."""
 EXPOSED_SHARE = (0.4, 1.0)
 """The share of the shorter of computing and communicating that is not hidden: low and high. 0.56 is fitted in
-bench/scale; its other series, each alone, fit best with 0.34 to 1, but for one with 0.11."""
+bench/scale; its other series, each alone, fit best with 0.34 to 1, except for one, with 0.11."""
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ def _assumptions(hardware: Json) -> str:
         f"{hardware['peak'] / 1e12:g} TFLOP/s (MFU), {fabric['node_bandwidth'] / 1e9:g} GB/s within nodes of "
         f"{fabric['gpus_per_node']} and {fabric['net_bandwidth'] / 1e9:g} GB/s per GPU between them, and {exposed} of "
         "the shorter of computing and communicating not hidden behind the other. Efficiency is the part of a step that "
-        "computing alone would take, computing again included."
+        "computing alone would take, recomputation included."
     )
 
 
