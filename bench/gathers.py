@@ -1,9 +1,9 @@
-"""Weights gathered in bf16 and in fp32, bit by bit: every kind of model, both policies, fsdp and hsdp.
+"""Compare training with weights gathered in bf16 and in fp32 for every kind of model, both policies, fsdp and hsdp.
 
     python bench/gathers.py
 
-`tests/backend/test_gathers.py` tries a sample of these combinations. Each trains 12 steps both ways: losses, gradient
-norms, evaluations, and weights after the first and the last step must have the same bits.
+`tests/backend/test_gathers.py` tries a sample of these combinations. Each trains 12 steps both ways. Losses,
+gradient norms, evaluations, and weights after the first and the last step must agree to the last bit.
 """
 
 import argparse
@@ -31,7 +31,7 @@ PLACES = [("fsdp", 2), ("fsdp", 4), ("hsdp", 4)]
 
 
 def row_of(name: str, strategy: str, world_size: int, accumulation: int, policy: str) -> dict[str, Any]:
-    """One combination, and what came of it: "equal", "differs" with where, or "failed" with why."""
+    """Run a combination and return it with its verdict: "equal", "differs" with where, or "failed" with why."""
     recipe, words, _ = RECIPES[name]
     batch = load_config(recipe, words).batch.global_batch_size // (world_size * accumulation)
     words = [word for word in words if "micro_batch_size" not in word]

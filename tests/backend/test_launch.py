@@ -53,7 +53,7 @@ def test_alone():
         # `distributed_type: MULTI_CPU` starts one process; `use_cpu: true` with FSDP lets each think it is alone.
         ({"ACCELERATE_USE_CPU": "True", "MASTER_ADDR": "127.0.0.1"}, "use_cpu: true"),
         ({"ACCELERATE_USE_CPU": "true", "ACCELERATE_USE_FSDP": "true", "WORLD_SIZE": "2"}, "use_cpu: true"),
-        ({"ACCELERATE_USE_CPU": "False", "MASTER_ADDR": "127.0.0.1"}, "Accelerate started one"),
+        ({"ACCELERATE_USE_CPU": "False", "MASTER_ADDR": "127.0.0.1"}, "Accelerate started only one"),
         # Tasks of srun or mpirun, without a launcher in between.
         ({"SLURM_STEP_NUM_TASKS": "8"}, "8 tasks were started"),
         ({"OMPI_COMM_WORLD_SIZE": "2"}, "2 tasks were started"),
@@ -68,9 +68,9 @@ def test_alone():
         ({**HSDP, "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "2"}, "parallelism_config_dp_replicate_size: 2; remove it"),
         ({**HSDP, "LARGEBATCH_SHARD_SIZE": "eight"}, "LARGEBATCH_SHARD_SIZE is 'eight', which is not a number"),
         ({**HSDP, "LARGEBATCH_SHARD_SIZE": "8"}, "set LARGEBATCH_SHARD_SIZE to one of 2, 4, 12, or launch"),
-        ({**HSDP, "LARGEBATCH_SHARD_SIZE": "6"}, "nodes have 4, so that some groups would"),
-        ({**HSDP, "LARGEBATCH_SHARD_SIZE": "1"}, "each of 12 holds all of it; launch with ddp"),
-        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, "mixed_precision: bf16, the recipe has precision fp32"),
+        ({**HSDP, "LARGEBATCH_SHARD_SIZE": "6"}, "each node has 4, so some groups would"),
+        ({**HSDP, "LARGEBATCH_SHARD_SIZE": "1"}, "each of the 12 processes would hold all of it; launch with ddp"),
+        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, "mixed_precision: bf16, but the recipe has precision fp32"),
         ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}, "gradient_accumulation_steps: 4; remove it"),
         ({"ACCELERATE_GRADIENT_CLIPPING": "1.0"}, "set optimizer.clip_norm in the recipe"),
         ({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "1"}, "write fsdp_version: 2"),

@@ -103,7 +103,7 @@ def different_shard_sizes(run_dir: Path) -> None:
 
 
 def test_nodes_with_different_numbers_of_shards(tmp_path):
-    with pytest.raises(JobFailed, match="the sizes are 2 on rank 0, 4 on rank 2; they are the processes of a node"):
+    with pytest.raises(JobFailed, match="the sizes are 2 on rank 0, 4 on rank 2; a group is the processes of a node"):
         run_job(different_shard_sizes, tmp_path / "run", strategy="hsdp", world_size=4, timeout=300)
 
 

@@ -28,8 +28,8 @@ from largebatch.plan.reduction import when_reduced
 class FsdpBackend(NativeBackend):
     """FSDP2 over all processes or, with HSDP, over groups of them that are replicas of each other.
 
-    Gradients are reduce-scattered with each micro-batch, or with the last of a step; until then each process keeps them
-    whole. HSDP then sums the shards over the replicas, always with the last.
+    Gradients are reduce-scattered with each micro-batch, or only with the last one of a step; until then each process
+    keeps them whole. HSDP sums the shards over the replicas with the last micro-batch in either case.
     """
 
     _mesh: DeviceMesh  # of shape (processes that shard the model,) or, with replicas, (replicas, processes)
@@ -77,7 +77,7 @@ class FsdpBackend(NativeBackend):
     def _materialize_shards(self, groups: list[list[str]]) -> None:
         """Allocate this process's rows of parameters that were built without memory.
 
-        Accelerate tells an optimizer's parameters apart by their memory addresses, so it has confused them; `groups`
+        Accelerate identifies an optimizer's parameters by their memory addresses, so it has mixed these up; `groups`
         has the names of the parameters in each of the optimizer's groups.
         """
         # Through the modules, so that FSDP registers the change.
@@ -89,19 +89,19 @@ class FsdpBackend(NativeBackend):
             group["params"] = [parameters[name] for name in names]
 
     def mark_micro_step(self, is_last: bool) -> None:
-        # Each backward pass stays the "last": otherwise FSDP2 would keep the order of its units from one micro-batch to
-        # the next, and gather the tail once more than it is used.
+        # Every backward pass keeps FSDP2's mark of a last one: otherwise FSDP2 would keep the order of its units from
+        # one micro-batch to the next, and gather the tail one time too many.
         assert isinstance(self.model, FSDPModule)
         self.model.set_requires_gradient_sync(is_last or self.reduces == "each_micro_batch")
-        # Over replicas, of what is reduced within a group.
+        # Whether the gradients reduced within a group are also summed over the replicas.
         self.model.set_requires_all_reduce(is_last)
 
     def update(self, learning_rate: float, measure_norm: bool) -> Update:
-        # Of a unit that the last micro-batch has not used, FSDP2 would sum them over the replicas in the next step.
+        # If the last micro-batch has not used a unit, FSDP2 would sum its gradients over the replicas in the next step.
         if any(unit._partial_reduce_output is not None for unit in self._units):
             raise BackendMismatch(
                 "a part of the model got gradients from an earlier micro-batch of this step, but none from the last, "
-                "with which hsdp sums them over its replicas; use the same parts in each micro-batch, or set "
+                "with which hsdp sums gradients over its replicas; use the same parts in each micro-batch, or set "
                 'compute.reduce_gradients to "last_micro_batch"'
             )
         return super().update(learning_rate, measure_norm)
@@ -132,7 +132,7 @@ class FsdpBackend(NativeBackend):
 
 
 def _agree_on_shards(shard_size: int, request: Request) -> None:
-    """Refuse groups of different sizes: the processes would wait for each other while they form them."""
+    """Refuse groups of different sizes, because the processes would wait for each other while forming them."""
     PartialState(**request.group.to_kwargs())
     sizes = [shard_size] * request.launch.world_size
     if len(sizes) > 1:
@@ -140,13 +140,13 @@ def _agree_on_shards(shard_size: int, request: Request) -> None:
     if len(set(sizes)) > 1:
         found = ", ".join(f"{size} on rank {sizes.index(size)}" for size in dict.fromkeys(sizes))
         raise LaunchError(
-            f"hsdp shards the model over groups of equal size, but the sizes are {found}; they are the processes of a "
-            f"node unless {SHARD_SIZE} is set: set it to the same number everywhere, or start equally many on each node"
+            f"hsdp shards the model over groups of equal size, but the sizes are {found}; a group is the processes of "
+            f"a node unless {SHARD_SIZE} is set: set it to one number everywhere, or start equally many on each node"
         )
 
 
 def _rehearse_fsdp_on_cpu() -> None:
-    """Make Accelerate treat the CPU as an accelerator, over gloo, because it uses FSDP only on accelerators."""
+    """Make Accelerate treat the CPU as an accelerator (with gloo), because it uses FSDP only on accelerators."""
     os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
 
     def prepare_backend(*_: object, **__: object) -> tuple[str, DistributedType]:

@@ -1,4 +1,4 @@
-"""The units into which Accelerate divides a model for FSDP2, each of which is sharded and gathered at once."""
+"""The units into which Accelerate divides a model for FSDP2, each of which is sharded and gathered as a whole."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,11 +13,11 @@ from largebatch.model.parts import EMBEDDING_GETTERS, embedding_layer
 
 @contextmanager
 def shardable_parts(model: nn.Module) -> Iterator[None]:
-    """In the block, let Accelerate shard as units only parts of a model that share no parameter with the rest.
+    """Within this context, let Accelerate form units only from parts of a model that share no parameter with the rest.
 
-    It takes the blocks that the model names, and the embeddings that the model returns. Some models of `transformers`
-    name as a block an embedding that the output layer shares, which FSDP would silently make two parameters; some
-    raise instead of returning no embedding, or return a part of a block, which is sharded as a whole.
+    Candidates are the blocks that the model names and the embeddings that it returns. Some `transformers` models name
+    as a block an embedding that shares its weight with the output layer, which FSDP would silently split in two. Others
+    raise an error instead of returning no embedding, or return a part of a block, which is sharded with the block.
     """
     names = getattr(model, "_no_split_modules", None) or ()
     blocks = {name: [module for module in model.modules() if type(module).__name__ == name] for name in names}
@@ -58,10 +58,10 @@ def sharded_units(model: nn.Module) -> Iterator[Any]:
 
 
 def fsdp_units(model: nn.Module) -> tuple[dict[nn.Parameter, int], frozenset[int]]:
-    """The number of each parameter's unit, as Accelerate forms them, and the units that are gathered only once.
+    """Return the number of each parameter's unit, as Accelerate forms them, and the units that are gathered only once.
 
-    Each block and each embedding is a unit. The final norm with the output layer (the tail), and everything else (the
-    root), stay gathered from the forward to the backward pass; so does an embedding, see `gather_once`.
+    Each block and each embedding is a unit. The tail (the final norm and the output layer) and the root (everything
+    else) stay gathered from the forward to the backward pass, and so does an embedding (see `gather_once`).
     """
     once: set[int] = set()
     with shardable_parts(model):
@@ -86,7 +86,7 @@ def fsdp_units(model: nn.Module) -> tuple[dict[nn.Parameter, int], frozenset[int
 def gather_once(model: nn.Module) -> None:
     """Keep the embedding of a sharded model gathered from the forward to the backward pass.
 
-    Its backward pass does not use the weight, so to gather it again would be for nothing.
+    Its backward pass does not use the weight, so gathering it again would be useless.
     """
     for module in model.modules():
         if isinstance(module, FSDPModule) and isinstance(module, nn.Embedding):

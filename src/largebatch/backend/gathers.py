@@ -1,8 +1,8 @@
-"""FSDP2's gathers in bf16, with the bits of gathers in fp32.
+"""FSDP2's gathers in bf16, with results that are bit-identical to gathers in fp32.
 
-Under autocast, the weights of linear and convolutional layers are only ever cast to bf16, and a cast commutes with a
-gather: rows that are cast first need half the bytes. A gathered weight still is fp32 to autograd, so gradients are
-accumulated and reduced in fp32, as autocast's are.
+Autocast casts the weights of linear and convolutional layers to bf16 before every use, and a cast commutes with a
+gather: casting the rows first halves the bytes. To autograd, a gathered weight is still fp32, so gradients are
+accumulated and reduced in fp32, as they are with autocast alone.
 """
 
 from collections import Counter
@@ -20,31 +20,31 @@ from largebatch.plan import RunPlan
 
 
 def weights_in_bf16(model: nn.Module, plan: RunPlan) -> set[nn.Parameter]:
-    """The weights that FSDP2 gathers in bf16: those of layers whose forward pass is an operation that autocast casts.
+    """Return the weights that FSDP2 gathers in bf16: those of layers whose inputs and weights autocast casts to bf16.
 
-    Weights of the output layer are not, because losses in chunks use them by themselves, nor are those that several
-    modules share, as an embedding and its output layer do.
+    The output layer's weight is left out, because chunked losses use it outside the layer. So are weights that several
+    modules share, such as those of an embedding and its output layer.
     """
     if plan.precision != "bf16" or not plan.gather_in_bf16:
         return set()
     users = Counter(parameter for module in model.modules() for parameter in module.parameters(recurse=False))
     output = embedding_layer(model, "get_output_embeddings")
     layers = [module for module in model.modules() if _is_cast_by_autocast(module) and module is not output]
-    # None of a layer that computes its weight, by weight normalization for example: what it computes with is not cast.
+    # None for a layer that computes its weight, for example by weight normalization: the parameters are not cast.
     weights = [layer._parameters.get("weight") for layer in layers]
     return {weight for weight in weights if weight is not None and users[weight] == 1 and weight.dtype == torch.float32}
 
 
 def _is_cast_by_autocast(module: nn.Module) -> bool:
-    # GPT-2's linear layer, by its name, because the import takes seconds.
+    # GPT-2's linear layer is found by its module's name, because importing the class takes seconds.
     return isinstance(module, nn.Linear | _ConvNd) or type(module).__module__ == "transformers.pytorch_utils"
 
 
 def gather_in_bf16(model: nn.Module, names: set[str]) -> None:
     """Have FSDP2 gather these parameters of a sharded model in bf16.
 
-    Through the two methods that FSDP2 calls on a shard that has them (torch/distributed/fsdp/_fully_shard, "all-gather
-    extensions"); it looks for them when a module is sharded, at whole tensors, so it has to look again.
+    FSDP2 calls the two methods set here on shards that have them (torch/distributed/fsdp/_fully_shard, "all-gather
+    extensions"). It looks for them on the whole tensors when it shards a module, so it has to look again.
     """
     for name, shard in _shards(model):
         if name in names:
@@ -66,7 +66,7 @@ def _cast_before(shard: Any) -> Callable[..., tuple[tuple[torch.Tensor], None]]:
     def fsdp_pre_all_gather(
         _mesh: object, _size: object, _stride: object, _module: object, _policy: object
     ) -> tuple[tuple[torch.Tensor], None]:
-        # With the rows that pad it to the size of the other processes' shards.
+        # Includes the rows that pad it to the size of the other processes' shards.
         rows = shard._sharded_param_data.view(shard.padded_sharded_param_size)
         return (rows.to(torch.bfloat16),), None
 
@@ -84,7 +84,7 @@ def _wrap_after(name: str) -> Callable[..., tuple[torch.Tensor, tuple[()]] | Non
 
 
 class GatheredWeight(torch.Tensor):
-    """A weight in fp32 as autograd sees it, of which only the bf16 numbers exist, for casts to bf16.
+    """A weight that autograd sees as fp32, but which holds only bf16 numbers and can only be cast to bf16.
 
     Raises:
         BackendMismatch: It is used without being cast to bf16.
@@ -100,7 +100,7 @@ class GatheredWeight(torch.Tensor):
         weight.numbers, weight.parameter = numbers, parameter
         return weight
 
-    # torch.compile traces a tensor with these as the tensors inside of it.
+    # These two methods let torch.compile trace the tensor inside this one.
 
     def __tensor_flatten__(self) -> tuple[list[str], str]:
         return ["numbers"], self.parameter
@@ -123,9 +123,9 @@ class GatheredWeight(torch.Tensor):
         if function in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
             return cls(weight.numbers.detach(), weight.parameter)
         if function is torch.ops.aten.as_strided.default:
-            # Without the rows that pad it.
+            # Drops the rows that pad it.
             return cls(weight.numbers.as_strided(*arguments[1:]), weight.parameter)
         raise BackendMismatch(
-            f"{weight.parameter} is gathered in bf16, but {function} uses it before autocast has cast it; write "
-            "gather_in_bf16: false in the recipe's section \"compute\", or use it in its layer's forward pass only"
+            f"{weight.parameter} is gathered in bf16, but {function} uses it before autocast has cast it; set "
+            "compute.gather_in_bf16 to false in the recipe, or use the weight only in its layer's forward pass"
         )

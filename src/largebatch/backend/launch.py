@@ -15,7 +15,7 @@ from largebatch.plan.strategies import SINGLE, STRATEGIES, StrategyEntry, engine
 
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
-# The values of distributed_type for which `accelerate launch` starts as many processes as it is asked for.
+# The values of distributed_type for which `accelerate launch` starts as many processes as requested.
 STARTS_PROCESSES = ("MULTI_GPU", "FSDP", "DEEPSPEED")
 FSDP_VERSION = "2"
 DATA_PARALLELISM = "largebatch supports data parallelism only"
@@ -27,7 +27,7 @@ class Setting(NamedTuple):
 
     key: str  # its name in the YAML
     variable: str  # the environment variable that `accelerate launch` sets for it
-    off: tuple[str, ...]  # the values that change nothing, in lowercase, beginning with the default
+    off: tuple[str, ...]  # the values that change nothing, in lowercase, starting with the default
     reason: str  # why any other value is refused
     remedy: str = "remove it"  # what to write instead
 
@@ -58,14 +58,14 @@ REFUSED = (
         "fsdp_offload_params",
         "FSDP_OFFLOAD_PARAMS",
         ("false",),
-        "the norm of gradients on the host would be reduced over NCCL, which works on GPUs only",
+        "the gradient norm would be computed on the host, where NCCL cannot reduce it",
         "remove it, or launch with zero3_offload.yaml",
     ),
     Setting(
         "fsdp_cpu_ram_efficient_loading",
         "FSDP_CPU_RAM_EFFICIENT_LOADING",
         ("false",),
-        "every process builds the same weights, and models with BatchNorm fail with it",
+        "every process builds the same weights anyway, and models with BatchNorm fail with this setting",
     ),
     Setting("fsdp_ignored_modules", "FSDP_IGNORED_MODULES", ("", "none"), "their gradients would not be reduced"),
     Setting("dynamo_backend", "ACCELERATE_DYNAMO_BACKEND", ("no",), "largebatch is not tested with dynamo_config"),
@@ -74,7 +74,7 @@ REFUSED = (
         "parallelism_config_dp_replicate_size",
         "PARALLELISM_CONFIG_DP_REPLICATE_SIZE",
         ("1",),
-        "it follows from the processes and parallelism_config_dp_shard_size",
+        "it follows from the number of processes and parallelism_config_dp_shard_size",
     ),
     *(
         Setting(f"parallelism_config_{kind}_size", f"PARALLELISM_CONFIG_{kind.upper()}_SIZE", ("1",), DATA_PARALLELISM)
@@ -96,7 +96,7 @@ class Launch:
     world_size: int
     local_world_size: int  # number of processes on this machine
     deepspeed_config: Mapping[str, Any] | None = None  # the checked DeepSpeed JSON, for the ZeRO strategies
-    shard_size: int | None = None  # processes that hold a copy of the model together, for HSDP
+    shard_size: int | None = None  # number of processes that together hold a copy of the model, for HSDP
     reshards: bool = True  # whether FSDP2 gathers the weights of blocks again for the backward pass
 
     @property
@@ -105,7 +105,7 @@ class Launch:
 
     @property
     def sharing(self) -> Strategy:
-        """How the processes share a model, as memory and traffic are counted for it."""
+        """How the processes share a model, with the settings that memory and traffic depend on."""
         zero = ZeroSettings.of(self.deepspeed_config["zero_optimization"]) if self.deepspeed_config else None
         return Strategy(self.strategy, zero, self.reshards, self.shard_size)
 
@@ -116,13 +116,13 @@ def read_launch(
     optimizer: str | None = None,
     reduce_gradients: str = "auto",
 ) -> Launch:
-    """How this process was launched: by `accelerate launch`, by torchrun, or alone.
+    """Read how this process was launched: by `accelerate launch`, by torchrun, or alone.
 
     Args:
         environment: The process's environment variables.
         precision: The recipe's precision, which an Accelerate config must not contradict.
         optimizer: The name of the recipe's optimizer, which the strategy must support; None means any.
-        reduce_gradients: The recipe's field, which the strategy must support.
+        reduce_gradients: The recipe's compute.reduce_gradients, which the strategy must support.
 
     Raises:
         LaunchError: The launch would silently train something other than the recipe, or cannot train it.
@@ -153,7 +153,7 @@ def read_launch(
 
 
 def read_shard_size(environment: Mapping[str, str], local_world_size: int) -> int:
-    """The number of processes that HSDP shards the model over, which are those of a node unless it is set.
+    """Read the number of processes that HSDP shards the model over; by default, those of a node.
 
     Raises:
         LaunchError: It is not a positive number.
@@ -180,18 +180,18 @@ def _check_shard_size(shard_size: int, world_size: int, local_world_size: int) -
         )
     if not is_aligned(shard_size):
         raise LaunchError(
-            f"hsdp shards the model over {shard_size} processes, but nodes have {local_world_size}, so that "
+            f"hsdp shards the model over {shard_size} processes, but each node has {local_world_size}, so "
             f"some groups would gather within a node and others between two; {remedy}"
         )
     if shard_size == 1 and world_size > 1:
         raise LaunchError(
-            f"hsdp would shard the model over 1 process, so that each of {world_size} holds all of it; launch with "
-            f"ddp, which does that, with fsdp, or with {SHARD_SIZE}=2 or more"
+            f"hsdp would shard the model over 1 process, so each of the {world_size} processes would hold all of it; "
+            f"launch with ddp, which does exactly that, with fsdp, or with {SHARD_SIZE}=2 or more"
         )
 
 
 def end_with_the_launcher(environment: Mapping[str, str] = os.environ) -> None:
-    """Have the kernel end this process when its launcher dies, even by SIGKILL, which would leave it orphaned."""
+    """Have the kernel end this process when its launcher dies, even by SIGKILL, which would otherwise orphan it."""
     if "TORCHELASTIC_RUN_ID" in environment and sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -200,8 +200,8 @@ def _refuse_settings(environment: Mapping[str, str], precision: str) -> None:
     launched_precision = environment.get(PRECISION.variable, "no")
     if launched_precision not in ("no", precision):
         raise LaunchError(
-            f"the Accelerate config has mixed_precision: {launched_precision}, the recipe has precision {precision}; "
-            "remove it from the Accelerate config, or set precision in the recipe"
+            f"the Accelerate config has mixed_precision: {launched_precision}, but the recipe has precision {precision}"
+            "; remove mixed_precision from the Accelerate config, or set precision in the recipe"
         )
     for setting in REFUSED if engine_of(environment) == "FSDP" else (*REFUSED, UNLESS_FSDP):
         value = environment.get(setting.variable, setting.off[0])
@@ -229,12 +229,12 @@ def _refuse_use_cpu(environment: Mapping[str, str]) -> None:
     """
     if is_true(environment, "ACCELERATE_USE_CPU"):
         raise LaunchError(
-            "the Accelerate config has use_cpu: true (or distributed_type: MULTI_CPU), with which each process would "
+            "the Accelerate config has use_cpu: true (or distributed_type: MULTI_CPU), so each process would "
             "train alone; remove it and use one of recipes/accelerate_configs, which run on the CPU when there is no "
             "GPU"
         )
     if "MASTER_ADDR" in environment and "ACCELERATE_USE_CPU" in environment and "WORLD_SIZE" not in environment:
         raise LaunchError(
-            "the Accelerate config asks for several processes, but Accelerate started one (its distributed_type is "
-            "neither MULTI_GPU, FSDP nor DEEPSPEED); use one of recipes/accelerate_configs"
+            "the Accelerate config asks for several processes, but Accelerate started only one (distributed_type is "
+            "none of MULTI_GPU, FSDP and DEEPSPEED); use one of recipes/accelerate_configs"
         )

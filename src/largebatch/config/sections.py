@@ -322,31 +322,31 @@ class Compute(Section):
     take longer, and losses differ by rounding."""
     activation_checkpointing: bool = False
     """Whether transformer and residual blocks keep only their inputs and recompute the rest in the backward pass: much
-    less memory for one more forward pass of the blocks."""
+    less memory, at the cost of one more forward pass of the blocks."""
     channels_last: bool = False
     """Whether images are laid out with their channels last (NHWC), which tensor cores need for convolutions."""
     attention: Literal["sdpa", "flex", "flash"] = "sdpa"
-    """How attention keeps the documents of a sample apart, where it does; all else is computed as with "sdpa". "sdpa":
-    `scaled_dot_product_attention` with a mask, whose time and memory grow with the square of the sample's tokens and
-    which excludes the fastest kernel. The others skip other documents' tokens, need an NVIDIA GPU and no dropout of
-    attention, and have not been run on one by this project. "flex": torch's `flex_attention`, which is always compiled.
+    """How attention keeps the documents of a sample apart, if it does; everything else is computed as with "sdpa".
+    "sdpa": `scaled_dot_product_attention` with a mask, which rules out the fastest kernel; time and memory grow with
+    the square of the sample's tokens. The others skip other documents' tokens, need an NVIDIA GPU, allow no attention
+    dropout, and have not been run on a GPU by this project. "flex": torch's `flex_attention`, which is always compiled.
     "flash": torch's FlashAttention for sequences of varying length, in bf16 only; the host waits for the GPU in each
     forward pass."""
     gather_in_bf16: bool = True
-    """Whether FSDP gathers, under precision "bf16", the weights of linear and convolutional layers in bf16, to which
-    autocast casts them anyway: half the bytes, and the same losses and gradients to the last bit. A model that uses
-    such a weight in fp32 is refused."""
+    """Whether FSDP gathers the weights of linear and convolutional layers in bf16 under precision "bf16". Autocast
+    casts them to bf16 anyway, so this halves the bytes, and losses and gradients are the same to the last bit. A model
+    that uses such a weight in fp32 is refused."""
     reduce_gradients: Literal["auto", "each_micro_batch", "last_micro_batch"] = "auto"
-    """When fsdp and hsdp sum gradients over the processes that share the weights: with each micro-batch, after which a
-    process keeps its shard, or with the last, until which it keeps whole gradients and sends nothing. "auto": under
-    fsdp with the last, unless that needs more than 60 % of the GPU's memory; under hsdp with each, within the node.
-    Other strategies have no choice."""
+    """When fsdp and hsdp sum gradients over the processes that share the weights: with each micro-batch, so that a
+    process keeps only its shard, or with the last, so that it keeps whole gradients and sends none until then. "auto":
+    fsdp sums with the last, unless that needs more than 60 % of the GPU's memory; hsdp sums with each, because that
+    stays within the node. Other strategies have no choice."""
     deterministic: bool = False
-    """Whether to use only kernels that give the same bits each time, which some operations lack and then refuse; slower
-    on GPUs. CPUs give the same bits in any case."""
+    """Whether to use only kernels that give the same bits each time. This is slower on GPUs, and operations without
+    such a kernel raise an error. CPUs give the same bits in any case."""
     sync_batch_norm_without_waits: bool = False
-    """Whether the layers of `model.sync_batch_norm` use one collective per pass on GPUs and never make the host wait,
-    instead of torch's own layers; this has not run on a GPU yet. It changes nothing on CPUs."""
+    """Whether `model.sync_batch_norm` uses layers with one collective per pass on GPUs, which never make the host wait,
+    instead of torch's own layers. They have not run on a GPU yet. This changes nothing on CPUs."""
 
 
 class ProfiledSteps(Section):

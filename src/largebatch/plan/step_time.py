@@ -1,11 +1,11 @@
 """The time of an optimizer step, from what it computes and sends; sizes are in bytes, times in seconds.
 
-A collective takes a latency for each call and hop, and a time for each byte (Thakur, Rabenseifner & Gropp 2005,
+A collective costs a latency for each call and hop, and a time for each byte (Thakur, Rabenseifner & Gropp 2005,
 "Optimization of Collective Communication Operations in MPICH"). Hops within a node and between nodes are counted
-apart, as NCCL does to choose its algorithms (`ncclTopoTuneModel` in NCCL's src/graph/tuning.cc).
+separately, as NCCL does to choose its algorithms (`ncclTopoTuneModel` in NCCL's src/graph/tuning.cc).
 
-A forward or backward pass takes as long as the longer of computing and communicating, plus the share of the shorter
-that is not hidden behind it. That share is the model's only fitted constant: see bench/results/scale/README.md, which
+A forward or backward pass takes as long as the longer of computation and communication, plus the share of the
+shorter that is not hidden behind it. That share is the model's only fitted constant; bench/results/scale/README.md
 compares the model with published figures.
 
 Not modeled: slow processes, congestion, waiting for data, the optimizer's update, checkpoints.
@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from largebatch.plan.traffic import Collective, Group, Traffic
 
 MFU = (0.3, 0.5)
-"""What computing is assumed to reach of a GPU's peak: low and high. Transformers reached 0.36 to 0.58 at
-the smallest sizes of bench/scale's series. Convolutions reach less, and so take longer than the model says."""
+"""The fraction of a GPU's peak that computation is assumed to reach: low and high. Transformers reached 0.36 to 0.58 on
+the fewest GPUs of each series in bench/scale. Convolutions reach less, so they take longer than this model says."""
 EXPOSED_SHARE = (0.4, 1.0)
-"""The share of the shorter of computing and communicating that is not hidden: low and high. 0.56 is fitted in
-bench/scale; its other series, each alone, fit best with 0.34 to 1, except for one, with 0.11."""
+"""The share of the shorter of computation and communication that is not hidden: low and high. bench/scale fits 0.56;
+its other series, each fitted alone, give 0.34 to 1, except for one, which gives 0.11."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class Fabric:
     """What connects the GPUs; bandwidths are in bytes per second and direction."""
 
     gpus_per_node: int
-    node_bandwidth: float  # of a GPU to the others of its node
+    node_bandwidth: float  # from a GPU to the others of its node
     net_bandwidth: float  # a GPU's share of its node's network
     # NCCL, src/graph/tuning.cc: `baseLatencies` and `hwLatencies` of Ring with the protocol Simple. Its tree has 4.0 us
-    # within a node, for which 3.4 stands here, too.
-    call_latency: float = 8.4e-6  # of a collective, however many take part
-    node_latency: float = 3.4e-6  # of a hop within a node
-    net_latency: float = 14e-6  # of a hop between nodes
+    # within a node; 3.4 is used for both.
+    call_latency: float = 8.4e-6  # per collective, however many processes take part
+    node_latency: float = 3.4e-6  # per hop within a node
+    net_latency: float = 14e-6  # per hop between nodes
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Computing:
-    """Seconds of one micro-batch on a GPU without any communication."""
+    """Seconds that one micro-batch takes on a GPU, without communication."""
 
     forward: float
     backward: float
@@ -62,7 +62,7 @@ class Computing:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step, and the share of them that computing alone would take: each least and most."""
+    """Seconds of a step, and the fraction of them that computation alone would take, each as least and most."""
 
     seconds: tuple[float, float]
     efficiency: tuple[float, float]
@@ -72,10 +72,10 @@ def step_time(traffic: Traffic, flops: tuple[int, int], micro_batches: int, hard
     """The time of a step under the assumptions `MFU` and `EXPOSED_SHARE`.
 
     Args:
-        traffic: What it sends.
-        flops: Floating-point operations of a micro-batch: forward and backward.
-        micro_batches: Micro-batches of each process.
-        hardware: The GPUs.
+        traffic: The collectives of the step.
+        flops: Floating-point operations of the forward and of the backward pass of a micro-batch.
+        micro_batches: Number of micro-batches per process in the step.
+        hardware: The GPUs and what connects them.
     """
     speeds = [mfu * hardware.peak for mfu in MFU]
     computed = [Computing(flops[0] / speed, flops[1] / speed) for speed in speeds]
@@ -110,28 +110,28 @@ def step_seconds(
 
 
 def overlapped(computing: float, communicating: float, exposed_share: float) -> float:
-    """Time of computing and communicating at once, of which a share of the shorter is not hidden behind the longer.
+    """The time of computation and communication together, where a share of the shorter is not hidden by the longer.
 
-    0 is the longer of the two, 1 is one after the other. It is positive because collectives take multiprocessors and
-    memory bandwidth from what is computed meanwhile, and because the first has nothing to hide behind.
+    A share of 0 gives the longer of the two, and 1 gives their sum. It is positive because collectives take
+    multiprocessors and memory bandwidth from the computation, and because the first has nothing to hide behind.
     """
     return max(computing, communicating) + exposed_share * min(computing, communicating)
 
 
 def collective_seconds(collective: Collective, fabric: Fabric) -> float:
-    """The time of all calls of a collective, once."""
+    """The time of all calls of a collective, without its repetitions (`times`)."""
     size = collective.size / collective.calls
     if collective.operation == "all-reduce":
-        # NCCL also chooses the faster one.
+        # NCCL, too, chooses the faster algorithm.
         return collective.calls * min(ring(size, collective.group, fabric, 2), tree(size, collective.group, fabric))
     return collective.calls * ring(size, collective.group, fabric, 1)
 
 
 def ring(size: float, group: Group, fabric: Fabric, passes: int) -> float:
-    """An all-gather or a reduce-scatter (one pass), or both, which is an all-reduce (two).
+    """The time of an all-gather or reduce-scatter (one pass), or of an all-reduce, which is both (two passes).
 
-    A pass takes n - 1 hops of size / n bytes (Thakur et al., sections 4.1 and 4.2); one hop less than there are nodes
-    is between nodes (NCCL's `nInterSteps`).
+    A pass takes n - 1 hops of size / n bytes (Thakur et al., sections 4.1 and 4.2). The hops between nodes are
+    one fewer than the nodes (NCCL's `nInterSteps`).
     """
     if group.size == 1:
         return 0.0
@@ -141,9 +141,9 @@ def ring(size: float, group: Group, fabric: Fabric, passes: int) -> float:
 
 
 def tree(size: float, group: Group, fabric: Fabric) -> float:
-    """An all-reduce up and down a binary tree of nodes, a chain in each: fewer hops than a ring, and all bytes twice.
+    """The time of an all-reduce up and down a binary tree of nodes, with a chain in each: fewer hops than a ring.
 
-    NCCL's tree, whose formula this is, sends as much as its ring does, because it is two trees of half the bytes each.
+    All bytes are sent twice. NCCL's formula is the same: its two trees of half the bytes each send as much as its ring.
     """
     if group.size == 1:
         return 0.0
@@ -157,7 +157,7 @@ def _nodes(group: Group, fabric: Fabric) -> int:
 
 
 def _bandwidth(group: Group, fabric: Fabric) -> float:
-    """Of the narrowest place in a ring; what leaves a node does so by the network shares of its members there."""
+    """The bandwidth of a ring's slowest link; what leaves a node uses the network shares of the group's GPUs in it."""
     if _nodes(group, fabric) == 1:
         return fabric.node_bandwidth
     return min(fabric.node_bandwidth, group.on_a_node(fabric.gpus_per_node) * fabric.net_bandwidth)

@@ -1,32 +1,32 @@
-"""The collectives of an optimizer step, by strategy: what each sends, and to whom.
+"""The collectives of an optimizer step under each strategy: what each sends, and to which processes.
 
-Ψ is the bytes of all gradients, which are fp32 like weights; A is the number of micro-batches. In a ring of n
-processes, each sends N (n - 1) / n to gather N bytes, or to reduce and scatter them; an all-reduce does both.
+Ψ is the size of all gradients in bytes (fp32, like the weights), and A is the number of micro-batches. In a ring of n
+processes, each sends N (n - 1) / n bytes to gather N bytes or to reduce-scatter them; an all-reduce does both.
 
     strategy   gathered                                reduced
     ddp        0                                       all-reduced: Ψ
     fsdp       2 A Ψ, less what stays gathered         Ψ, or A Ψ if reduced with each micro-batch
-    hsdp       the same, within groups of shards       the same; of each shard, Ψ / shards all-reduced over its replicas
+    hsdp       the same, within each group             the same; then Ψ / shards, all-reduced over the replicas
     zero1      Ψ                                       all-reduced: Ψ
     zero2      Ψ                                       all-reduced: A Ψ
     zero3      Ψ to 2 A Ψ                              A Ψ
 
 With precision "bf16", fsdp and hsdp gather most weights as 2 bytes (`ParameterShape.gathered_bytes`).
 
-ZeRO's numbers differ from the ZeRO paper's 2 Ψ, 2 Ψ and 3 Ψ for A = 1 (Rajbhandari et al. 2020, arXiv 1910.02054,
-section 7):
+These numbers differ from the ZeRO paper's, which are 2 Ψ, 2 Ψ and 3 Ψ for stages 1, 2 and 3 at A = 1 (Rajbhandari et
+al. 2020, arXiv 1910.02054, section 7):
 
-- DeepSpeed all-reduces the buckets of stages 1 and 2, and discards what is not its own. With "zero_optimization"
-  {"use_multi_rank_bucket_allreduce": false} it reduces each part to its owner instead, which sends Ψ less, but takes a
-  call per owner of a bucket and, on a GPU with overlap_comm, makes the host wait before each call.
+- In stages 1 and 2, DeepSpeed all-reduces buckets, and each process discards what is not its own. With
+  "zero_optimization" {"use_multi_rank_bucket_allreduce": false} it reduces each part to its owner instead. That sends Ψ
+  less, but takes a call per owner of a bucket and, on a GPU with overlap_comm, makes the host wait before each call.
 - ZeRO-3 keeps parameters of at most stage3_param_persistence_threshold elements (1e5) gathered, and gathers them once
-  after each update. It frees others only if at least stage3_max_reuse_distance elements (1e9) come before they are used
-  again. It gathers parameters shared by two modules once for each.
-- FSDP2 keeps two units gathered from the forward to the backward pass: the root, with everything outside of blocks, and
-  the tail that Accelerate makes of the final norm and the output layer.
+  after each update. It frees others only if at least stage3_max_reuse_distance elements (1e9) are used before they are
+  needed again. It gathers a parameter that two modules share once for each module.
+- FSDP2 keeps two units gathered from the forward to the backward pass: the root, with everything outside the blocks,
+  and the tail, which Accelerate forms from the final norm and the output layer.
 
-Scalars are not counted (a vote on a stop, a norm for each parameter or group), nor what the loss itself
-exchanges: features of a loss that couples samples, statistics of BatchNorm over all processes.
+Not counted are scalars (the vote on whether to stop, the norm of each parameter or group), the features that a loss
+that couples samples exchanges, and the statistics of BatchNorm over all processes.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,7 +48,7 @@ class Group:
     stride: int = 1
 
     def on_a_node(self, local_world_size: int) -> int:
-        """Its processes on one of the nodes, which have this many processes each."""
+        """The number of its processes on one node, where each node has `local_world_size` processes."""
         return max(1, min(self.size, local_world_size // self.stride))
 
 
@@ -59,9 +59,9 @@ class Collective:
     operation: Literal["gather", "reduce-scatter", "all-reduce"]  # what they do
     size: int  # bytes of the whole tensors that they gather or reduce
     calls: int  # the number of collectives that these bytes are divided into
-    phase: Literal["forward", "backward", "update"]  # what is computed meanwhile; nothing in the update
+    phase: Literal["forward", "backward", "update"]  # the computation that it overlaps; none in the update
     group: Group  # the processes that take part
-    times: int = 1  # how often in a step: with each micro-batch, or once, with the last one
+    times: int = 1  # how often per step: with each micro-batch, or once, with the last one
 
     @property
     def volume(self) -> int:
@@ -76,7 +76,7 @@ class Collective:
     def sent_between_nodes(self, local_world_size: int) -> int:
         """The part of `sent` that leaves a node, divided by the node's processes.
 
-        A ring enters and leaves each node once, so the processes of a group on a node share its way out.
+        A ring enters and leaves each node once, so the group's processes on a node share that link.
         """
         on_a_node = self.group.on_a_node(local_world_size)
         return 0 if on_a_node == self.group.size else self.sent // on_a_node
@@ -84,7 +84,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class Traffic:
-    """The collectives of an optimizer step; `least` and `most` differ if they depend on the order of modules."""
+    """The collectives of an optimizer step; `least` and `most` differ if it depends on the order of modules."""
 
     least: tuple[Collective, ...]
     most: tuple[Collective, ...]
@@ -95,7 +95,7 @@ class Traffic:
         return sum(each.sent for each in self.least), sum(each.sent for each in self.most)
 
     def sent_between_nodes(self, local_world_size: int) -> tuple[int, int]:
-        """The bytes that leave a node of this many processes, for each of them: least and most."""
+        """The bytes that leave a node, divided by its number of processes: least and most."""
         least, most = (
             sum(collective.sent_between_nodes(local_world_size) for collective in collectives)
             for collectives in (self.least, self.most)
@@ -108,9 +108,9 @@ class Step:
     """What a step's traffic depends on."""
 
     model: ModelShape
-    strategy: Strategy  # how processes share it
+    strategy: Strategy  # how the processes share the model
     world_size: int
-    micro_batches: int  # micro-batches of each process
+    micro_batches: int  # micro-batches per process in the step
     recomputes: bool  # whether blocks are computed again in the backward pass (activation checkpointing)
 
     @property
@@ -125,7 +125,7 @@ Formula = Callable[[Step], Traffic]
 def traffic_of_a_step(
     model: ModelShape, strategy: Strategy, world_size: int, micro_batches: int, recomputes: bool = False
 ) -> Traffic:
-    """A step's collectives, with this many micro-batches per process; see `Step`."""
+    """Return the collectives of a step; `Step` describes the arguments."""
     if world_size == 1:
         return Traffic((), ())
     count: Formula = load_named(find_strategy(strategy.name).traffic)
@@ -139,12 +139,12 @@ def replicated(step: Step) -> Traffic:
 
 
 def sharded(step: Step) -> Traffic:
-    """Rows are gathered by units, gradients reduced and scattered; and then all-reduced over replicas, if there are."""
+    """Weights are gathered unit by unit; gradients are reduce-scattered and, with replicas, all-reduced over them."""
     model, strategy = step.model, step.strategy
     shards = Group(strategy.shards_of(step.world_size))
     replicas = Group(step.world_size // shards.size, stride=shards.size)
     again = [each for each in model.parameters if strategy.reshards and each.unit not in model.gathered_units]
-    # The rows of each parameter are padded to a multiple of the processes.
+    # The rows of each parameter are padded to a multiple of the number of processes.
     reduced = _bytes(step, [parameter.padded_rows(shards.size) for parameter in model.trained])
     trained_units = len({parameter.unit for parameter in model.trained})
 
@@ -164,16 +164,16 @@ def sharded(step: Step) -> Traffic:
 
 
 def zero12(step: Step) -> Traffic:
-    """Gradients are reduced, and weights gathered after the update."""
+    """Gradients are reduced, and weights are gathered after the update."""
     zero = step.strategy.zero
     assert zero is not None
     elements = sum(parameter.elements for parameter in step.model.trained)
-    # A group is one flat buffer, whose parts start at multiples of 2 elements (4 bytes in fp16).
+    # A parameter group is one flat buffer, whose parts start at multiples of 2 elements (4 bytes in fp16).
     groups = [sum(parameter.elements for parameter in group) for group in step.model.groups]
     gathered = _bytes(step, [padded(group, 2 * step.world_size) for group in groups])
     return _always(
         Collective(
-            # To the owner of each part, gradients are sent as often as when they are scattered.
+            # Reducing each part to its owner sends as much as a reduce-scatter.
             "all-reduce" if zero.use_multi_rank_bucket_allreduce else "reduce-scatter",
             _bytes(step, [elements]),
             -(-elements // zero.reduce_bucket_size),
@@ -186,7 +186,7 @@ def zero12(step: Step) -> Traffic:
 
 
 def zero3(step: Step) -> Traffic:
-    """Weights are gathered for each pass, gradients reduced and scattered."""
+    """Weights are gathered for each pass; gradients are reduce-scattered."""
     model, zero = step.model, step.strategy.zero
     assert zero is not None
     # Each pass uses the parameters of each module once.
@@ -196,7 +196,7 @@ def zero3(step: Step) -> Traffic:
     large = [each for each in model.parameters if each.elements > zero.stage3_param_persistence_threshold]
 
     def size(parameters: Sequence[ParameterShape]) -> int:
-        # Each parameter is padded to a multiple of the processes.
+        # Each parameter is padded to a multiple of the number of processes.
         return _bytes(step, [padded(each.elements, step.world_size) for each in parameters])
 
     in_modules = sum(each.modules * size([each]) for each in large)
@@ -206,7 +206,7 @@ def zero3(step: Step) -> Traffic:
         return Collective("gather", size, max(1, calls), phase, step.everyone, times)
 
     def collectives(frees: bool) -> tuple[Collective, ...]:
-        """With large parameters that each module gathers in each pass, or that are gathered once per micro-batch."""
+        """The collectives if large parameters are gathered by each module in each pass, or once per micro-batch."""
         reduced = size(model.trained)
         calls = -(-reduced // (zero.reduce_bucket_size * model.element_bytes))
         found = [

@@ -186,7 +186,7 @@ def test_a_batch_that_grows_is_counted_at_its_largest():
     grows = load_config(PYDOC, ["--batch.micro_batch_size=1", f"--batch.global_batch_size={json.dumps(sizes)}"])
     text = " ".join(table(comparison([4], config=grows), grows).split())
     assert "accumulation 16" in text
-    assert "what is sent are those of the largest, 64 samples" in text
+    assert "the bytes sent are those of the largest, 64 samples" in text
     assert "of the largest" not in table(comparison([4]), RECIPE)
 
 

@@ -90,7 +90,7 @@ def test_the_fastest_that_fits_is_suggested():
     # Computing takes nearly all of the time, so both are about as fast; ddp sends less.
     (column,) = compared(flops=(2**60, 2**61))["world_sizes"]
     assert column["suggested"] == "ddp"
-    assert "; fsdp is faster, but only within the estimate's error, and sends more between nodes" in column["reason"]
+    assert "fsdp is faster, but by no more than the estimate's error, and sends more between nodes" in column["reason"]
     # Of 13 GiB for ddp, 12 are free; of what fits, the fastest even though it sends more.
     hsdp, fsdp = Strategy("fsdp", shard_size=8), Strategy("fsdp")
     (alone,) = compared(16 * GIB, net=1e9, strategies=[Strategy("ddp"), fsdp])["world_sizes"]
@@ -122,7 +122,7 @@ def test_bytes_within_and_between_nodes_by_hand():
 def test_every_assumption_is_printed():
     text = " ".join(table(compared(), RECIPE).split())
     assert "0.3 to 0.5 of the data sheet's 989 TFLOP/s (MFU), 450 GB/s within nodes of 8 and 50 GB/s per GPU" in text
-    assert "0.4 to 1 of the shorter of computing and communicating not hidden" in text
+    assert "0.4 to 1 of the shorter of computation and communication not hidden" in text
     assert max(map(len, table(compared(), RECIPE).splitlines())) <= 110
 
 

@@ -197,7 +197,7 @@ def test_what_cannot_be_used_is_one_message(compare, words, message):
         (["--world-sizes", "2", "--gpu", "h100"], "--gpu requires --network, such as 400G/gpu"),
         (["--world-sizes", "2", "--network", "400G/gpu"], "--network requires --gpu, the kind of GPU, such as h100"),
         (["--world-sizes", "2", "--gpu", "h100", "--gpu-memory", "80"], "not allowed with argument"),
-        (["--world-sizes", "2", "--gpu", "h1000", "--network", "ib-ndr"], "'h1000' is not a known GPU: v100-32gb, "),
+        (["--world-sizes", "2", "--gpu", "h1000", "--network", "ib-ndr"], "'h1000' is not a known GPU; choose one of "),
         (["--world-sizes", "2", "--gpu", "h100", "--network", "400"], "such as 400G/gpu or 3200G/node, or one of"),
         ([], "one of the arguments --world-size --world-sizes is required"),
     ],

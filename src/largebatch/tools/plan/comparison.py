@@ -17,7 +17,7 @@ from largebatch.tools.plan.gpu_memory import GIB, kept_back
 
 Json = dict[str, Any]
 
-SAME_SPEED = 0.03  # a strategy faster by less is not preferred for that: the model errs by as much (bench/results)
+SAME_SPEED = 0.03  # smaller gains in speed do not decide: the model's error is as large (bench/results)
 
 
 def compare(
@@ -37,14 +37,14 @@ def compare(
     Args:
         title: The recipe's name.
         config: The recipe.
-        model: Its model.
+        model: The shapes of the recipe's model.
         strategies: The strategies to count.
-        world_sizes: The numbers of processes; one that the batch does not divide over has a problem instead of numbers.
+        world_sizes: The numbers of processes; one that the batch cannot be divided over gets a problem instead.
         activations: Estimated bytes of a micro-batch's activations; None without an estimate.
         gpu_memory: Bytes of a GPU; with None, nothing is said about what fits.
         left_out: Strategies that are not counted, with the reasons.
         hardware: The GPUs; with None, nothing is said about time.
-        flops: Floating-point operations of a micro-batch's forward and backward pass; None if they are not known.
+        flops: Floating-point operations of a micro-batch's forward and backward pass; None if they are unknown.
     """
     columns: list[Json] = []
     for world_size in world_sizes:
@@ -150,7 +150,7 @@ def _suggest(
         if not config.compute.activation_checkpointing:
             remedies.append("compute.activation_checkpointing")
         return None, (
-            f"nothing is estimated to fit in {memory}; {least} needs the least, about {together(least)}: try "
+            f"no strategy is estimated to fit in {memory}; {least} needs the least, about {together(least)}; try "
             f"{', '.join(remedies[:-1])} or {remedies[-1]}"
         )
     timed = all(options[name]["step_seconds"] for name in fitting)
@@ -158,15 +158,15 @@ def _suggest(
         seconds = {name: sum(options[name]["step_seconds"].values()) / 2 for name in fitting}
         fastest = min(seconds, key=seconds.__getitem__)
         fitting = [name for name in fitting if seconds[name] <= (1 + SAME_SPEED) * seconds[fastest]]
-    # Of those that are equally fast, what sends least between nodes, whose network may be slower than its data sheet.
-    # Then what shards least and, among strategies that shard the same, what sends least.
+    # Among equally fast strategies, prefer what sends least between nodes, whose network may be slower than its data
+    # sheet; then what shards least and, among strategies that shard the same, what sends least.
     between = {name: options[name]["sent_between_nodes_bytes_per_step"]["most"] if timed else 0 for name in fitting}
     best = min(fitting, key=lambda name: (between[name], rank(name), sent(name)))
     reason = f"model states of {options[best]['model_state_bytes']['together'] / GIB:.3g} GiB"
     if beside := options[best]["bytes_beside_about"]:
         reason += f", about {sum(beside.values()) / GIB:.3g} GiB of temporary memory"
     if activations is None:
-        reason += f" should fit in {memory}; activations, which are not estimated, may take the rest"
+        reason += f" should fit in {memory}; the rest is for activations, which are not estimated"
     else:
         reason += f" and an estimated {activations / GIB:.3g} GiB of activations should fit in {memory}"
     if timed:
@@ -176,7 +176,7 @@ def _suggest(
             reason += ", the fastest of those that fit"
         else:
             more = "sends more between nodes" if between[best] < between[fastest] else "shards or sends more"
-            reason += f"; {fastest} is faster, but only within the estimate's error, and {more}"
+            reason += f"; {fastest} is faster, but by no more than the estimate's error, and {more}"
     elif sent(best) == min(map(sent, fitting)):
         reason += "; it sends the least of those that fit"
     too_large = [name for name in options if rank(name) < rank(best) and not options[name]["fits"]]

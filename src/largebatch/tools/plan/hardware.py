@@ -1,4 +1,4 @@
-"""GPUs and networks by name, as `--gpu` and `--network` give them. Figures are data sheets', in bytes and seconds."""
+"""GPUs and networks by name, as given to `--gpu` and `--network`; data sheets' figures in bytes and seconds."""
 
 import argparse
 import re
@@ -10,14 +10,14 @@ from typing import NamedTuple
 class Gpu:
     """A kind of GPU."""
 
-    memory_gib: float  # GiB that torch reports as `total_memory`, the least of several drivers
+    memory_gib: float  # GiB that torch reports as `total_memory`, the smallest over several drivers
     bf16: float  # dense floating-point operations per second in bf16
     fp32: float  # the same in fp32, without TF32, which training does not use
     link: float  # bytes per second and direction to the other GPUs of its node
 
 
 GPUS = {
-    # Has no bf16 units, and computes it as fp32.
+    # It has no bf16 units, and computes bf16 as fp32.
     "v100-32gb": Gpu(31.7, 15.7e12, 15.7e12, 150e9),
     "a100-40gb": Gpu(39.4, 312e12, 19.5e12, 300e9),
     "a100-80gb": Gpu(79.1, 312e12, 19.5e12, 300e9),
@@ -33,13 +33,13 @@ SHORT = {"v100": "v100-32gb", "a100": "a100-80gb", "h100": "h100-80gb"}
 
 
 class Network(NamedTuple):
-    """The bytes per second and direction of a GPU or of a node."""
+    """The bandwidth of a GPU or of a node, in bytes per second and direction."""
 
     bandwidth: float
     per: str
 
     def of_a_gpu(self, gpus_per_node: int) -> float:
-        """The share of a GPU."""
+        """The bandwidth per GPU."""
         return self.bandwidth if self.per == "gpu" else self.bandwidth / gpus_per_node
 
 
@@ -59,7 +59,7 @@ def gpu(text: str) -> Gpu:
     name = text.strip().lower()
     if found := GPUS.get(SHORT.get(name, name)):
         return found
-    raise argparse.ArgumentTypeError(f"{text!r} is not a known GPU: {', '.join([*GPUS, *SHORT])}")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a known GPU; choose one of {', '.join([*GPUS, *SHORT])}")
 
 
 def network(text: str) -> Network:
@@ -69,6 +69,6 @@ def network(text: str) -> Network:
     if form and float(form[1]):
         return Network(float(form[1]) * 1e9 / 8, form[2])
     raise argparse.ArgumentTypeError(
-        f"{text!r} does not say whose bandwidth it is: write Gbit/s per GPU or per node, such as 400G/gpu or "
+        f"{text!r} is not a network bandwidth: write Gbit/s per GPU or per node, such as 400G/gpu or "
         f"3200G/node, or one of {', '.join(NETWORKS)}"
     )

@@ -1,4 +1,4 @@
-"""The strategies of a project's Accelerate configs, as memory and traffic are counted for them."""
+"""The strategies of a project's Accelerate configs, with the settings that memory and traffic depend on."""
 
 import json
 import math
@@ -26,13 +26,13 @@ COUNTED_AT = {
 def find_strategies(
     recipe: Path, folder: Path | None, config: RecipeConfig, gpus_per_node: int
 ) -> tuple[list[Strategy], Mapping[str, str]]:
-    """The strategies as a run would be launched with them, and why others are not counted.
+    """Return the strategies as a run would be launched with them, and why others are not counted.
 
     Args:
         recipe: The recipe's JSON file.
         folder: The folder of Accelerate configs; None means that of the recipe's own project.
         config: The recipe.
-        gpus_per_node: How many processes hsdp shards over, unless its Accelerate config or LARGEBATCH_SHARD_SIZE says.
+        gpus_per_node: Processes that hsdp shards over, unless its Accelerate config or LARGEBATCH_SHARD_SIZE sets them.
 
     Raises:
         UserError: There are no Accelerate configs.
@@ -44,7 +44,7 @@ def find_strategies(
         environment = {**os.environ, **launch_environment(file, world_size=gpus_per_node)}
         try:
             if is_true(environment, "ACCELERATE_USE_PARALLELISM_CONFIG"):
-                # Two replicas or more, whatever their size is.
+                # At least two replicas, whatever their size.
                 environment["WORLD_SIZE"] = str(2 * gpus_per_node * read_shard_size(environment, gpus_per_node))
             launch = read_launch(environment, config.precision, config.optimizer.name, config.compute.reduce_gradients)
         except UserError as error:

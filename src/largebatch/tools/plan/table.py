@@ -51,7 +51,7 @@ def table(comparison: Json, config: RecipeConfig) -> str:
     sizes = {size for _, size in config.batch.sizes}
     if len(sizes) > 1:
         notes.append(
-            "The batch size changes: accumulation, temporary memory and what is sent are those of the largest, "
+            "The batch size changes: accumulation, temporary memory and the bytes sent are those of the largest, "
             f"{max(sizes):,} samples."
         )
     if activations is None:
@@ -105,7 +105,7 @@ def _about_reductions(columns: Sequence[Json]) -> Iterator[str]:
 
 
 def _assumptions(hardware: Json) -> str:
-    """What the time of a step rests on."""
+    """The assumptions behind the time of a step."""
     fabric, flops = hardware["fabric"], hardware["micro_batch_flops"]
     if not flops:
         return "The time of a step is not estimated: the operations of this task or model cannot be counted."
@@ -114,8 +114,8 @@ def _assumptions(hardware: Json) -> str:
         f"The time of a step is an estimate: {flops:.3g} operations per micro-batch at {mfu} of the data sheet's "
         f"{hardware['peak'] / 1e12:g} TFLOP/s (MFU), {fabric['node_bandwidth'] / 1e9:g} GB/s within nodes of "
         f"{fabric['gpus_per_node']} and {fabric['net_bandwidth'] / 1e9:g} GB/s per GPU between them, and {exposed} of "
-        "the shorter of computing and communicating not hidden behind the other. Efficiency is the part of a step that "
-        "computing alone would take, recomputation included."
+        "the shorter of computation and communication not hidden behind the longer. Efficiency is the fraction of a "
+        "step that computation alone would take, including recomputation."
     )
 
 
@@ -188,7 +188,7 @@ def _size(size: int) -> str:
 
 
 def _digits(number: float) -> str:
-    """A number in three digits, or as a whole one."""
+    """A number with three digits, or a whole number if it has more."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
 
 
