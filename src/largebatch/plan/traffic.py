@@ -22,8 +22,8 @@ al. 2020, arXiv 1910.02054, section 7):
 - ZeRO-3 keeps parameters of at most stage3_param_persistence_threshold elements (1e5) gathered, and gathers them once
   after each update. It frees others only if at least stage3_max_reuse_distance elements (1e9) are used before they are
   needed again. It gathers a parameter that two modules share once for each module.
-- FSDP2 keeps two units gathered from the forward to the backward pass: the root, with everything outside the blocks,
-  and the tail, which Accelerate forms from the final norm and the output layer.
+- FSDP2 keeps three units gathered from the forward to the backward pass: the root, with everything outside the blocks;
+  the tail, which Accelerate forms from the final norm and the output layer; and an embedding, if it is a unit.
 
 Not counted are scalars (the vote on whether to stop, the norm of each parameter or group), the features that a loss
 that couples samples exchanges, and the statistics of BatchNorm over all processes.
