@@ -104,7 +104,7 @@ def different_shard_sizes(run_dir: Path) -> None:
 
 def test_nodes_with_different_numbers_of_shards(tmp_path):
     with pytest.raises(JobFailed, match="the sizes are 2 on rank 0, 4 on rank 2; they are the processes of a node"):
-        run_job(different_shard_sizes, tmp_path / "run", strategy="hsdp", world_size=4, timeout=120)
+        run_job(different_shard_sizes, tmp_path / "run", strategy="hsdp", world_size=4)
 
 
 def block_left_out_of_the_last_micro_batch(run_dir: Path) -> None:
@@ -129,7 +129,7 @@ def block_left_out_of_the_last_micro_batch(run_dir: Path) -> None:
 
 def test_gradients_that_hsdp_would_sum_in_the_next_step(tmp_path):
     with pytest.raises(JobFailed, match="a part of the model got gradients from an earlier micro-batch of this step"):
-        run_job(block_left_out_of_the_last_micro_batch, tmp_path / "run", strategy="hsdp", world_size=4, timeout=120)
+        run_job(block_left_out_of_the_last_micro_batch, tmp_path / "run", strategy="hsdp", world_size=4)
 
 
 def data_missing_on_one_machine(run_dir: Path) -> None:
