@@ -153,6 +153,9 @@ export TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE='[rank ${rank}] '
 
 # Runs a command while this script still handles signals.
 attend() {
+  # In bash 5.2, `wait` may lose the exit code of a process that ends by the signal that interrupts it. Where no signals
+  # have to be passed on, there is no need to wait.
+  if (($$ > 1)); then "$@"; return; fi
   "$@" &
   local child=$!
   # A signal to this script interrupts `wait`, not the command.

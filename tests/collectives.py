@@ -6,6 +6,7 @@ gloo's messages must pass; so they tell whether the first are all.
 """
 
 import os
+import pickle
 import socket
 import struct
 import time
@@ -144,26 +145,36 @@ def bytes_sent_in(work: Callable[[], Any]) -> int:
 
 
 def _settled_bytes_sent() -> int:
-    """Threads of gloo may still be sending, on behalf of processes that are behind."""
-    readings = [_bytes_sent()]
-    for _ in range(600):
+    """When all collectives that were started have ended, for which threads of gloo may wait for processes behind."""
+    deadline = time.monotonic() + 300
+    while True:
+        have_ended = _have_ended()
+        # What has ended is with the kernel.
+        sent, waiting = _bytes_sent()
+        if have_ended and not waiting:
+            return sent
+        assert time.monotonic() < deadline, "the process never stops sending"
         time.sleep(0.05)
-        readings.append(_bytes_sent())
-        if len(set(readings[-10:])) == 1 and len(readings) >= 10:
-            return readings[-1]
-    raise AssertionError("the process never stops sending")
 
 
-def _bytes_sent() -> int:
-    """Payload bytes sent so far by the TCP connections that this process has open."""
-    total = 0
+def _have_ended() -> bool:
+    """Whether torch's record, which every run turns on, knows of no collective that has not ended."""
+    recorded = pickle.loads(torch._C._distributed_c10d._dump_fr_trace())["entries"]
+    assert recorded
+    return all(entry["retired"] for entry in recorded)
+
+
+def _bytes_sent() -> tuple[int, int]:
+    """Payload bytes sent so far by the TCP connections that this process has open, and those that wait to be sent."""
+    total = waiting = 0
     for descriptor in Path("/proc/self/fd").iterdir():
         if not descriptor.is_socket():
             continue
         with socket.socket(fileno=os.dup(int(descriptor.name))) as connection:
             if connection.type == socket.SOCK_STREAM and connection.family in (socket.AF_INET, socket.AF_INET6):
-                # struct tcp_info of linux/tcp.h: tcpi_bytes_sent, without what was sent again.
+                # struct tcp_info of linux/tcp.h: tcpi_notsent_bytes; tcpi_bytes_sent, without what was sent again.
                 information = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 232)
+                waiting += struct.unpack_from("I", information, 144)[0]
                 sent, again = struct.unpack_from("QQ", information, 200)
                 total += sent - again
-    return total
+    return total, waiting

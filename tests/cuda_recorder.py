@@ -147,7 +147,7 @@ class CudaRecorder:
         return 0
 
     def _set_device(self, device) -> None:
-        assert self.may_select.wait(10)
+        assert self.may_select.wait(600)
         # Torch's own check, which needs no driver.
         self.log.append(f"set_device({torch.cuda._utils._get_device_index(device)})")
 

@@ -1,10 +1,12 @@
 """Nodes of a pre-flight as processes of this machine, forked, so that none has to import torch."""
 
 import os
+import random
 import socket
 import sys
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,10 +26,11 @@ class Ended:
 
 
 def free_port():
-    """A port that is free on this machine."""
-    with socket.socket() as server:
-        server.bind(("", 0))
-        return server.getsockname()[1]
+    """A port that is free on this machine, and not one that the kernel gives to whoever asks for any."""
+    while True:
+        with socket.socket() as server, suppress(OSError):
+            server.bind(("", random.SystemRandom().randrange(10000, 32768)))
+            return server.getsockname()[1]
 
 
 def run_nodes(folder, count, *words, host="localhost", port=None, before=None, recipe=PYDOC, gpus=0, **environment):
@@ -101,6 +104,16 @@ def die():
 def late(rank, seconds):
     """A `before` that lets a node begin late."""
     return lambda each: time.sleep(seconds) if each == rank else None
+
+
+def too_late(folder, rank):
+    """A `before` that lets a node begin when the pre-flight has ended."""
+
+    def wait(each):
+        while each == rank and not list(shared(folder).glob("ended.*")):
+            time.sleep(0.1)
+
+    return wait
 
 
 def shared(folder: Path) -> Path:

@@ -124,7 +124,7 @@ def test_workers_end_with_their_launcher():
         "import time\n"
         "end_with_the_launcher()\n"
         "print('ready', flush=True)\n"
-        "time.sleep(600)\n"
+        "time.sleep(3600)\n"
     )
     launcher = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {worker!r}])"
     for variables, ends in (({"TORCHELASTIC_RUN_ID": "1"}, True), ({}, False)):
@@ -135,7 +135,7 @@ def test_workers_end_with_their_launcher():
         process.kill()
         process.wait()
         # At its end the worker closes its output, which it has from its launcher.
-        ended = bool(select.select([process.stdout], [], [], 120 if ends else 3)[0])
+        ended = bool(select.select([process.stdout], [], [], 300 if ends else 5)[0])
         if not ended:
             os.kill(int(child), signal.SIGKILL)
         process.stdout.close()

@@ -2,9 +2,11 @@
 
 import time
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
 
+import paired
 from largebatch.tools.verify.jobs import JobFailed
 from paired import TurnClock, contender, in_own_process, interleave, start_job, take_turns
 
@@ -16,14 +18,16 @@ def test_every_round_begins_with_another_one():
     assert rounds[1] == {"b": 4, "c": 5, "a": 6}
 
 
-def sleeper(seconds: float, log: list[str], name: str):
-    """A contender of one process, as a thread, that notes its steps."""
+def sleeper(seconds: float, log: list[str], name: str, now: list[float]):
+    """A contender of one process, as a thread, that notes its steps and moves the clock on by each."""
 
     def start(connections) -> None:
         clock = TurnClock(connections[0], steps=2, warmup=3)
         while True:
             log.append(name)
-            time.sleep(seconds)
+            # Long enough for one that does not wait for its turn to be seen.
+            time.sleep(0.01)
+            now[0] += seconds
             try:
                 clock.step()
             except SystemExit:
@@ -32,19 +36,20 @@ def sleeper(seconds: float, log: list[str], name: str):
     return start
 
 
-def test_only_one_goes_on_at_a_time():
+def test_only_one_goes_on_at_a_time(monkeypatch):
     log: list[str] = []
+    now = [0.0]
+    monkeypatch.setattr(paired, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     with ExitStack() as stack:
         contenders = {
-            name: stack.enter_context(contender(sleeper(seconds, log, name), 1))
-            for name, seconds in (("a", 0.01), ("b", 0.03))
+            name: stack.enter_context(contender(sleeper(seconds, log, name, now), 1))
+            for name, seconds in (("a", 1.0), ("b", 3.0))
         }
         rounds = take_turns(contenders, 3)
     # Steps before the first turn, then turns of two.
     assert "".join(log) == "aaa" + "bbb" + "aabb" + "bbaa" + "aabb"
-    for name, seconds in (("a", 0.01), ("b", 0.03)):
-        # Seconds a step, not of the turn.
-        assert seconds <= min(each[name] for each in rounds) < 2 * seconds
+    # Seconds a step, not of the turn.
+    assert rounds == [{"a": 1.0, "b": 3.0}] * 3
 
 
 def fails(connections, rank_that_fails: int) -> None:  # noqa: ARG001 - as of every contender

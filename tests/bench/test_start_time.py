@@ -16,18 +16,31 @@ from pathlib import Path
 Path(sys.argv[1]).touch()
 time.sleep(0.3)
 Path(sys.argv[1]).write_text("1.0")
-time.sleep(5)
+while not Path(sys.argv[3]).exists():
+    time.sleep(0.05)
 sys.exit(sys.argv[2] or 0)
 """
 
 
 @pytest.mark.parametrize("reason", ["", "no such model"])
 def test_the_first_step_is_when_it_has_written_something(tmp_path, monkeypatch, reason):
-    script = tmp_path / "script.py"
+    script, may_end, waited = tmp_path / "script.py", tmp_path / "may end", []
     script.write_text(SCRIPT)
-    monkeypatch.setattr(
-        start, "launch_command", lambda _, folder: ([sys.executable, script, folder / "a", reason], folder / "a")
-    )
+
+    def launch_command(_, folder):
+        return [sys.executable, script, folder / "a", reason, may_end], folder / "a"
+
+    monkeypatch.setattr(start, "launch_command", launch_command)
+
+    class Process(subprocess.Popen):
+        """It ends when it is waited for."""
+
+        def wait(self, timeout=None):
+            waited.append(time.perf_counter())
+            may_end.touch()
+            return super().wait(timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", Process)
     if reason:
         with pytest.raises(SystemExit, match="bare failed:\nno such model"):
             start.seconds_to_first_step("bare")
@@ -35,7 +48,7 @@ def test_the_first_step_is_when_it_has_written_something(tmp_path, monkeypatch, 
         began = time.perf_counter()
         seconds = start.seconds_to_first_step("bare")
         # Neither when the file was made nor when the process ended.
-        assert 0.3 < seconds < time.perf_counter() - began - 2
+        assert 0.3 < seconds < waited[0] - began
 
 
 def packages_after(code: str) -> set[str]:

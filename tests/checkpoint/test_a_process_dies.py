@@ -23,7 +23,7 @@ def save_while_the_other_process_dies(path, attempt):
     rank = torch.distributed.get_rank()
     run = FakeRun(path, asynchronous=True, backend=FakeBackend(rank, 2), attempt=attempt)
     run.save(OLD)
-    looks, looked = [], path / "looked"
+    looks, looked = 0, path / "looked"
     if rank == 1:
         write = os.write
 
@@ -35,18 +35,19 @@ def save_while_the_other_process_dies(path, attempt):
 
         os.write = write_half
         run.save(NEW)
-    part = run.checkpoints / f".step_{NEW:08d}.attempt_{attempt.name}.tmp" / "rank_00000.safetensors"
+    whole = run.checkpoints / f"step_{OLD:08d}/rank_00000.safetensors"
+    part = run.checkpoints / f".step_{NEW:08d}.attempt_{attempt.name}.tmp" / whole.name
     run.begin_to_save(NEW)
-    try:
+    # Each look is kept at once: this process may be killed when the other one has died.
+    with (path / "looks.jsonl").open("a", buffering=1) as file:
         while run.writer.last_step != NEW:
-            if part.exists():
-                looks.append(usable(run.checkpoints))
-            if len(looks) == 10:
+            if part.exists() and part.stat().st_size == whole.stat().st_size:
+                file.write(json.dumps(usable(run.checkpoints)) + "\n")
+                looks += 1
+            if looks == 10:
                 looked.touch()
             run.writer.poll()
             time.sleep(0.01)
-    finally:
-        (path / "looks.json").write_text(json.dumps(looks))
 
 
 def test_a_process_that_dies_while_it_writes_its_part_keeps_the_checkpoint_from_being_complete(tmp_path):
@@ -56,7 +57,7 @@ def test_a_process_that_dies_while_it_writes_its_part_keeps_the_checkpoint_from_
     with pytest.raises(JobFailed) as failed:
         run_job(save_while_the_other_process_dies, path, attempt)
     assert (1, "the process ended without a result") in [report[:2] for report in failed.value.reports]
-    looks = json.loads((path / "looks.json").read_text())
+    looks = [json.loads(line) for line in (path / "looks.jsonl").read_text().splitlines()]
     assert len(looks) >= 10
     assert looks == [[OLD]] * len(looks)
     (temporary,) = temporary_folders(path / "checkpoints")

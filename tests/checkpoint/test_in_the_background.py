@@ -15,7 +15,7 @@ class Gate:
 
     def __init__(self, monkeypatch):
         self.reached, self.open = threading.Event(), threading.Event()
-        monkeypatch.setattr(Attempt, "check", lambda _: self.reached.set() or self.open.wait(10))
+        monkeypatch.setattr(Attempt, "check", lambda _: self.reached.set() or self.open.wait(600))
 
 
 def test_a_checkpoint_is_the_state_at_the_time_it_was_asked_for(tmp_path, monkeypatch):
@@ -24,7 +24,7 @@ def test_a_checkpoint_is_the_state_at_the_time_it_was_asked_for(tmp_path, monkey
     run.writer.wait_until_copied()
     for tensor in run.backend.state.values():
         tensor.zero_()
-    assert gate.reached.wait(10)
+    assert gate.reached.wait(600)
     run.writer.poll()
     assert (run.writer.last_step, usable(run.checkpoints)) == (0, [])
     gate.open.set()

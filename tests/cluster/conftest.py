@@ -12,10 +12,9 @@ from paths import MAPS, ROOT
 from resuming import run_interrupted
 from slurm_cluster import Cluster, why_not
 from slurm_job import Job
+from tiny_jobs import LAUNCH
 
 NUM_HOSTS = 3
-# The same launcher, without the imports of Accelerate's other commands.
-LAUNCH = """[[ $1 == launch ]] && exec accelerate-launch "${@:2}" """
 
 
 @pytest.fixture

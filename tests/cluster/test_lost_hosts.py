@@ -4,15 +4,16 @@ import os
 
 import pytest
 
-from tiny_jobs import ENDLESS, TWO_NODES, assert_stops_with_the_weights_of
+from tiny_jobs import ENDLESS, TWO_NODES, assert_stops_with_the_weights_of, launch_with
 
 pytestmark = pytest.mark.slow
 
 
 def test_a_host_that_is_cut_off_or_dies_is_replaced(submit, cluster, uninterrupted):
     """The host without the batch script loses its network; then the one that replaces it loses its daemon."""
-    # Longer than Slurm takes to give up a host.
-    job = submit(*ENDLESS, "--faults.hang_seconds=60", options=TWO_NODES)
+    # Longer than Slurm takes to give up a host. The second start is paused for about as long.
+    programs = launch_with("--faults.hang_seconds=60", "[[ $LARGEBATCH_RESTART == 0 ]]")
+    job = submit(*ENDLESS, options=TWO_NODES, programs=programs)
     job.wait_until(lambda job: job.last_step >= 60)
     assert job.show("NodeList") == "h[1-2]"
     left_alone = job.rank(1)

@@ -14,9 +14,16 @@ from slurm_job import Job
 WORDS = (*TINY_MAPS, "--logging.every=20")
 # Until the test stops it: no job may finish before the test has done to it what it wants to.
 ENDLESS = (*WORDS, '--train.duration={"steps": 100000}')
+# The same launcher, without the imports of Accelerate's other commands.
+LAUNCH = """[[ $1 == launch ]] && exec accelerate-launch "${@:2}" """
 # One process per node.
 ONE_PROCESS = ("--cpus-per-task=1",)
 TWO_NODES = (*ONE_PROCESS, "--nodes=2")
+
+
+def launch_with(word: str, condition: str) -> dict[str, str]:
+    """The launcher, which gives the training one more word where a condition of bash holds."""
+    return {"accelerate": f'if {condition}; then set -- "$@" "{word}"; fi\n{LAUNCH}'}
 
 
 def steps(number: int) -> tuple[str, ...]:

@@ -22,11 +22,24 @@ HANG_SECONDS = 15
 
 
 def train_and_hang(run_dir: Path, how: str, rank: int, words: tuple[str, ...]) -> None:
-    from largebatch.run import Run
+    from largebatch.run import Run, watchdog
 
-    update = Run.update
+    update, may_be_slow = Run.update, True
+
+    def heartbeat(watched):
+        # Only the step that hangs may be taken for one that does, however slow the machine is before.
+        watched._last_heartbeat = time.monotonic() + (3600 if may_be_slow else 0)
+
+    watchdog.Watchdog.heartbeat = heartbeat
+    if how == "stuck":
+        # All will report, and are not waited for any longer then.
+        watchdog.SECONDS_FOR_REPORTS = 300
 
     def hang(run, step):
+        nonlocal may_be_slow
+        if step.index == 6:
+            may_be_slow = False
+            run.training.watchdog.heartbeat()
         if step.index == 6 and run.backend.rank == rank:
             if how == "stopped":
                 os.kill(os.getpid(), signal.SIGSTOP)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from largebatch.run import record
 from largebatch.run.folder import RunFolder
 from largebatch.run.record import Record, _of_this_process, report_failure
 from largebatch.run.resume import Start
@@ -10,7 +11,9 @@ from largebatch.storage.json_lines import read_json_lines
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, monkeypatch):
+    # However slow the machine is.
+    monkeypatch.setattr(record, "SECONDS_UNTIL_WRITTEN", 1e6)
     yield RunFolder(tmp_path)
     _of_this_process.clear()
 

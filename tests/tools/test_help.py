@@ -1,5 +1,6 @@
 """What `--help` says is true of the parser, and may be read through a pipe."""
 
+import os
 import re
 import shlex
 import signal
@@ -52,7 +53,10 @@ def test_help_without_what_commands_need():
 def test_a_reader_that_has_seen_enough():
     """Such as `head`: no traceback, and what a shell says of a command that SIGPIPE ended."""
     command = [sys.executable, "-m", "largebatch", "completion", "bash"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        process.stdout.close()
-        assert process.stderr.read() == ""
-    assert process.returncode == 128 + signal.SIGPIPE
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        result = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    finally:
+        os.close(writer)
+    assert (result.returncode, result.stderr) == (128 + signal.SIGPIPE, "")

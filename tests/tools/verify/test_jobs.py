@@ -86,9 +86,9 @@ def pids(folder: Path) -> list[int]:
 
 
 def all_gone(folder: Path, number: int) -> bool:
-    """Whether so many processes have been there and are no more, at the latest in a minute."""
+    """Whether so many processes have been there and are no more, at the latest in five minutes."""
     found = pids(folder)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while any(is_running(pid) for pid in found) and time.monotonic() < deadline:
         time.sleep(0.1)
     return len(found) == number and not any(is_running(pid) for pid in found)
