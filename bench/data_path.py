@@ -1,9 +1,8 @@
-"""What data costs on one CPU core: order and fetching at any size, tokenizing, packing, and all of it beside a model.
+"""What data costs on a CPU: order and fetching at any size, preparing, packing, and all of it beside a model.
 
     .venv/bin/python bench/data_path.py
 
-Images are measured by bench/input_pipeline.py. Everything is measured in this process, interleaved. Takes some two
-minutes.
+Images are measured by bench/input_pipeline.py. Everything is interleaved. Takes some four minutes.
 """
 
 import argparse
@@ -12,9 +11,9 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from pydoc_data.topics import topics
-from types import SimpleNamespace
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -22,15 +21,19 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import datasets
 import numpy as np
-import pyarrow as pa
 import torch
 
 from largebatch.batch import Length, Timeline
 from largebatch.config import load_config
+from largebatch.data import prepared
 from largebatch.data.order import TrainingOrder
+from largebatch.data.preparation import Preparation, preparation
+from largebatch.data.prepared import open_prepared
+from largebatch.data.shards import LARGEST
 from largebatch.data.source import Batch
-from largebatch.data.text import TokenBlocks, stored_stream, tokenize
-from largebatch.data.tokenizer import load_tokenizer
+from largebatch.data.text import TokenBlocks
+from largebatch.data.token_stream import TokenStream
+from largebatch.data.tokenizer import PretrainedTokenizer
 from largebatch.task_folders import import_from
 from largebatch.tools.train_tokenizer import train_tokenizer
 from paired import interleave
@@ -43,19 +46,22 @@ RECIPE = ROOT / "recipes/causal_lm/gpt2_124m.json"
 SIZES = (10**4, 10**5, 10**6, 10**7, 10**8, 10**9)
 BATCH, BLOCK = 64, 128
 LARGEST_RATIO = 1.25
-CHUNK_TOKENS = 10**6
-COPIES, VOCABULARY = 10, 4096
+READ_TOKENS = 10**6
+SHARD_TOKENS = LARGEST // 4  # of the largest shards, at four bytes of text for a token
+COPIES, VOCABULARY = 40, 4096
+SLOWEST_RATIO = 1 / 0.9
 NUM_PAIRS, PACK = 20_000, 2048
 # What a step of GPT-2 124M is to read on one GPU (bench/gpu_throughput.py), and as much again.
 TOKENS_PER_SECOND = 2 * 500_000
 ROOM = 0.5
-ABOUT = f"""What data costs on one CPU core. *Order* is computing which samples come next (`order.TrainingOrder`), in
-the middle of a run. *Fetching* reads their blocks of {BLOCK} tokens from a stream of Arrow chunks, in micro-batches of
-{BATCH}; all chunks of a data set, up to 10⁹ rows, are the same one, so this measures finding them and not a disk.
-*Tokenizing* is of Python's reference, with a tokenizer trained on it, compared with a plain `Dataset.map` of the
-same tokenizer. *Packing* puts pairs of a few hundred tokens into {PACK}. *Beside the model* compares all that a
-micro-batch of 2 x {BLOCK} tokens needs before its forward pass with the passes of a GPT-2 of 3 million parameters on
-the same core."""
+ABOUT = f"""What data costs on a CPU. *Order* is computing which samples come next (`order.TrainingOrder`), in the
+middle of a run. *Fetching* reads their blocks of {BLOCK} tokens from the shards of a prepared set, in micro-batches of
+{BATCH}; all shards of a set, up to 10⁹ rows, are the same {READ_TOKENS:,} tokens in memory, so this measures finding
+them and not a disk. *Preparing* turns Python's reference in a parquet file, {COPIES} times, into token files with their
+checksums, by one process and by two, with a tokenizer trained on it; *encode_batch_fast* is this tokenizer's call for
+the same documents in memory, in one thread, which writes nothing. *Packing* puts pairs of a few hundred tokens into
+{PACK}. *Beside the model* compares all that a micro-batch of 2 x {BLOCK} tokens needs before its forward pass with the
+passes of a GPT-2 of 3 million parameters on the same core."""
 
 
 def seconds(work: Callable[[], Any]) -> float:
@@ -73,11 +79,20 @@ def size_name(size: int) -> str:
 # --- order and fetching -----------------------------------------------------------------------------------------------
 
 
+class Repeated:
+    """As many tokens as in the largest shard, of which only `READ_TOKENS` are in memory."""
+
+    tokens = np.arange(READ_TOKENS, dtype=np.uint16)
+
+    def __getitem__(self, places: slice) -> np.ndarray:
+        start = places.start % (READ_TOKENS - BLOCK)
+        return self.tokens[start : start + min(places.stop, SHARD_TOKENS) - places.start]
+
+
 def simulated_blocks(rows: int) -> TokenBlocks:
-    """A data set of so many blocks, whose Arrow chunks are all the same memory."""
-    chunk = pa.array([np.arange(CHUNK_TOKENS, dtype=np.uint16)], type=pa.list_(pa.uint16()))
-    chunks = pa.chunked_array([chunk] * (rows * BLOCK // CHUNK_TOKENS + 1))
-    tokens = stored_stream(SimpleNamespace(data=pa.table({"input_ids": chunks})))
+    """A prepared set of so many blocks."""
+    num_shards = rows * BLOCK // SHARD_TOKENS + 1
+    tokens = TokenStream([SHARD_TOKENS] * num_shards, [0] * num_shards, lambda _: Repeated(), np.empty)  # type: ignore[arg-type,return-value]
     return TokenBlocks(tokens, BLOCK, rows, "rows")
 
 
@@ -110,7 +125,7 @@ def compare_sizes(rounds: int, batches: int) -> list[Comparison]:
     ]
 
 
-# --- tokenizing -------------------------------------------------------------------------------------------------------
+# --- preparing --------------------------------------------------------------------------------------------------------
 
 
 def text_recipe(folder: Path) -> Any:
@@ -131,27 +146,34 @@ def text_recipe(folder: Path) -> Any:
     return config
 
 
-def compare_tokenizing(rounds: int, folder: Path) -> tuple[Comparison, list[Figure]]:
+def compare_preparing(rounds: int, folder: Path) -> tuple[Comparison, list[Figure]]:
     """Seconds for the whole text; tokens a second of ours, and of reading them again in blocks of 1,024."""
     config = text_recipe(folder)
-    documents = datasets.load_dataset("parquet", data_files=config.data.data_files.train, split="train")
-    tokenizer = load_tokenizer(config.data.tokenizer)
+    tokenizer = PretrainedTokenizer(config.data.tokenizer)
+    encode = tokenizer.tokenizer.backend_tokenizer.encode_batch_fast
+    documents = [topics[name] for name in sorted(topics)] * COPIES
+    once = config.data.model_copy(update={"eval_split": "train"})
 
-    def usual() -> datasets.Dataset:
-        return documents.map(
-            lambda rows: {"input_ids": tokenizer.tokenizer(rows["text"])["input_ids"]},
-            batched=True,
-            remove_columns=["text"],
-        )
+    def prepare(num_workers: int) -> TokenStream:
+        prepared.HF_HOME = tempfile.mkdtemp(dir=folder)
+        preparation.set(Preparation("", allowed="everything", num_workers=num_workers))
+        return open_prepared(once, tokenizer)[0]
 
-    ways = {"map": usual, OURS: lambda: tokenize(documents, config.data, tokenizer)}
-    measured = interleave(list(ways), rounds, lambda name: seconds(ways[name]))
-    stream = stored_stream(ways[OURS]())
+    ways = {
+        "encode_batch_fast": lambda: encode(documents, add_special_tokens=False),
+        OURS: lambda: prepare(1),
+        f"{OURS}, two processes": lambda: prepare(2),
+    }
+    ways[OURS]()
+    with redirect_stdout(None):
+        measured = interleave(list(ways), rounds, lambda name: seconds(ways[name]))
+        stream = prepare(2)
     blocks = TokenBlocks(stream, 1024, (len(stream) - 1) // 1024, "blocks")
     order = np.random.default_rng(0).permutation(len(blocks) // 16 * 16).reshape(-1, 16)
     reading = [seconds(lambda: [blocks.fetch(indices, 0) for indices in order]) for _ in range(rounds)]
-    return Comparison("s for the text", "map", measured, "tokenizing"), [
-        Figure("tokenizing, one process", "tokens/s", [len(stream) / each[OURS] for each in measured]),
+    limits = {OURS: SLOWEST_RATIO, f"{OURS}, two processes": SLOWEST_RATIO / 2}
+    return Comparison("s for the text", "encode_batch_fast", measured, "preparing", limits), [
+        Figure("preparing, one process", "tokens/s", [len(stream) / each[OURS] for each in measured]),
         Figure(
             "fetching blocks of 1,024, one loader process (a GPU is to train on half as many)",
             "tokens/s",
@@ -211,20 +233,18 @@ def compare_with_model(rounds: int, batches: int) -> Comparison:
 
 def main() -> None:
     """Measure and write."""
-    parser = argparse.ArgumentParser(description="What order, fetching, tokenizing and packing cost on one core.")
+    parser = argparse.ArgumentParser(description="What order, fetching, preparing and packing cost on a CPU.")
     add_output_options(parser, "data_path")
     parser.add_argument("--rounds", type=int, default=11, help="samples of each; default: 11")
     parser.add_argument("--batches", type=int, default=256, help="micro-batches of a sample; default: 256")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    # Or only the first round would tokenize.
-    datasets.disable_caching()
     datasets.disable_progress_bars()
-    facts = take_facts(("datasets", "pyarrow", "numpy", "tokenizers", "transformers", "torch"))
+    facts = take_facts(("datasets", "numpy", "tokenizers", "transformers", "torch"))
     comparisons = compare_sizes(options.rounds, options.batches)
     with tempfile.TemporaryDirectory() as folder:
-        tokenizing, figures = compare_tokenizing(options.rounds, Path(folder))
-    comparisons += [tokenizing, compare_with_model(options.rounds, max(1, options.batches // 32))]
+        preparing, figures = compare_preparing(options.rounds, Path(folder))
+    comparisons += [preparing, compare_with_model(options.rounds, max(1, options.batches // 32))]
     record = Record(
         program="data_path",
         title="Data",

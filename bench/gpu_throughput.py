@@ -161,13 +161,14 @@ def generated_sources(config: Any) -> tuple[Any, Any]:
     import torch
 
     from largebatch.data.images import TensorImages
-    from largebatch.data.text import TokenBlocks, TokenStream
+    from largebatch.data.text import TokenBlocks
+    from largebatch.data.token_stream import TokenStream
 
     random, sizes = np.random.default_rng(0), (config.data.num_train_samples, config.data.num_eval_samples)
     if config.data.tokens_per_sample is not None:
         block = config.data.block_size
         numbers = random.integers(0, config.model.vocab_size, max(sizes) * block + 1, dtype=np.uint16)
-        tokens = TokenStream([numbers])
+        tokens = TokenStream.in_memory(numbers)
         first, second = (TokenBlocks(tokens, block, size, "samples") for size in sizes)
         return first, second
     side = config.data.image_size

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from largebatch.config import RecipeConfig, check
-from largebatch.config.data import HubOrLocal, HubText, PydocData
+from largebatch.config.data import HubText, MegatronText, PydocData
 from largebatch.config.models import LargeModel, Transformer, TransformerWithDropout
 from largebatch.config.sections import PositiveFloat, PositiveInt
 
@@ -57,11 +57,11 @@ class Llama(Transformer, LargeModel):
 class Config(RecipeConfig):
     """Pre-training of a causal language model."""
 
-    data: Annotated[PydocData | HubText, Field(discriminator="source")]
+    data: Annotated[PydocData | HubText | MegatronText, Field(discriminator="source")]
     model: Annotated[Gpt2 | Llama, Field(discriminator="architecture")]
 
     def tiny_data(self) -> dict[str, Any] | None:
-        if not isinstance(self.data, HubOrLocal):
+        if isinstance(self.data, PydocData):
             return None
         data = {"source": "pydoc", "block_size": 32, "num_train_samples": 256, "num_eval_samples": 16}
         # Logits of a real vocabulary would take nearly all the time on a CPU, and the text consists of bytes.

@@ -2,7 +2,7 @@
 
 from largebatch.config.data import PydocData
 from largebatch.data.source import SampleSource
-from largebatch.data.text import hub_samples, pydoc_samples
+from largebatch.data.text import pydoc_samples, tokenized_samples
 from largebatch.data.tokenizer import check_vocabulary, load_tokenizer
 
 from .config import Config
@@ -24,4 +24,4 @@ def sources(config: Config) -> tuple[SampleSource, SampleSource]:
         return pydoc_samples(data)
     tokenizer = load_tokenizer(data.tokenizer)
     check_vocabulary(config.model.vocab_size, tokenizer.vocab_size, repr(data.tokenizer))
-    return hub_samples(data, tokenizer)
+    return tokenized_samples(data, tokenizer)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from largebatch.config import RecipeConfig, check
-from largebatch.config.data import HubOrLocal, HubText, PydocData, TextData
+from largebatch.config.data import HubText, MegatronText, PydocData, TextData
 from largebatch.config.models import LargeModel, TransformerWithDropout
 from largebatch.config.sections import PositiveFloat, PositiveFraction, PositiveInt
 
@@ -43,6 +43,12 @@ class MaskedHubText(MaskedText, HubText):
     attention: Literal["block"] = "block"
 
 
+class MaskedMegatronText(MaskedText, MegatronText):
+    """Documents that Megatron-LM has tokenized, joined and masked."""
+
+    attention: Literal["block"] = "block"
+
+
 class Bert(TransformerWithDropout, LargeModel):
     """A BERT encoder, as in `transformers` (`BertForMaskedLM`), with feed-forward layers four times as wide as the
     residual stream; its output layer shares the embedding's weights."""
@@ -59,11 +65,11 @@ class Bert(TransformerWithDropout, LargeModel):
 class Config(RecipeConfig):
     """Pre-training of a masked language model."""
 
-    data: Annotated[MaskedPydoc | MaskedHubText, Field(discriminator="source")]
+    data: Annotated[MaskedPydoc | MaskedHubText | MaskedMegatronText, Field(discriminator="source")]
     model: Bert
 
     def tiny_data(self) -> dict[str, Any] | None:
-        if not isinstance(self.data, HubOrLocal):
+        if isinstance(self.data, PydocData):
             return None
         data = {"source": "pydoc", "block_size": 32, "num_train_samples": 256, "num_eval_samples": 16}
         # Logits of a real vocabulary would take nearly all the time on a CPU, and the text consists of bytes.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from largebatch.config.data import PydocData
 from largebatch.data.order import Indices, derive_seed
 from largebatch.data.source import Batch, SampleSource
-from largebatch.data.text import IGNORE_INDEX, count_targets, hub_samples, pydoc_samples
+from largebatch.data.text import IGNORE_INDEX, count_targets, pydoc_samples, tokenized_samples
 from largebatch.data.tokenizer import check_vocabulary, load_tokenizer
 from largebatch.errors import DataError
 
@@ -43,7 +43,7 @@ def sources(config: Config) -> tuple[SampleSource, SampleSource]:
         )
     whose = "bytes with a mask" if name == "bytes" else repr(name)
     check_vocabulary(config.model.vocab_size, max(tokenizer.vocab_size, mask + 1), whose)
-    train, evaluation = pydoc_samples(data) if isinstance(data, PydocData) else hub_samples(data, tokenizer)
+    train, evaluation = pydoc_samples(data) if isinstance(data, PydocData) else tokenized_samples(data, tokenizer)
     ordinary = np.setdiff1d(np.arange(tokenizer.vocab_size), [*tokenizer.special_tokens, mask])
     how = (data.tokens_per_sample, mask, ordinary, config.seed)
     return MaskedBlocks(train, *how), MaskedBlocks(evaluation, *how)

@@ -1,8 +1,9 @@
 """Text: one stream of tokens, cut into blocks, each token predicted once."""
 
 import json
+import pickle
+from functools import partial
 
-import datasets
 import numpy as np
 import pytest
 import torch
@@ -12,7 +13,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 import tasks
 from largebatch.config import load_config
 from largebatch.config.data import DataFiles
-from largebatch.data.text import TokenBlocks, TokenStream, stored_stream
+from largebatch.data.text import TokenBlocks
+from largebatch.data.token_stream import TokenStream
 from largebatch.errors import DataError, UserError
 from paths import PYDOC
 
@@ -52,7 +54,7 @@ def test_pydoc_blocks_are_the_text_cut_in_order():
 
 
 def test_every_token_is_predicted_once():
-    stream = TokenStream([np.arange(1001)])
+    stream = TokenStream.in_memory(np.arange(1001))
     blocks = TokenBlocks(stream, block_size=10, num_samples=100, field="n")
     labels = blocks.fetch(np.arange(100), 0)["labels"]
     assert labels.flatten().tolist() == list(range(1, 1001))
@@ -85,20 +87,35 @@ def test_positions_begin_anew_with_each_document_and_each_block(tmp_path):
     assert torch.equal(evaluation.fetch(np.array([0]), None)["position_ids"], batch["position_ids"][1:])
 
 
-def test_stream_over_many_arrow_chunks():
-    """Documents of all lengths, the empty one too, over chunk borders."""
-    lengths = np.random.default_rng(0).integers(0, 9, size=60)
-    tokens = np.arange(lengths.sum())
-    documents = np.split(tokens, np.cumsum(lengths)[:-1])
-    parts = [
-        datasets.Dataset.from_dict({"input_ids": [document.tolist() for document in documents[start : start + 7]]})
-        for start in range(0, 60, 7)
-    ]
-    stream = stored_stream(datasets.concatenate_datasets(parts))
-    assert len(stream.chunks) > 5
-    assert len(stream) == len(tokens)
-    for start in range(0, len(tokens) - 13, 5):
+def test_stream_over_many_parts():
+    """Documents of all lengths, the empty one too, over borders of parts, one of which is empty."""
+    random = np.random.default_rng(0)
+    lengths = [random.integers(0, 9, size=size) for size in (7, 1, 12, 0, 40)]
+    ends = [np.cumsum(part) for part in lengths]
+    starts = np.cumsum([0, *(part.sum() for part in lengths)])
+    stream = TokenStream(
+        [part.sum() for part in lengths],
+        [len(part) for part in lengths],
+        lambda part: np.arange(starts[part], starts[part + 1], dtype=np.uint16),
+        lambda part: ends[part],
+    )
+    assert (len(stream), stream.num_documents) == (starts[-1], 60)
+    for start in range(0, len(stream) - 13, 5):
         assert stream.read(start, start + 13).tolist() == list(range(start, start + 13))
+    documents = np.split(np.arange(len(stream)), np.cumsum(np.concatenate(lengths))[:-1])
+    for number, document in enumerate(documents):
+        assert stream.read_document(number, 100).tolist() == document.tolist()
+        assert stream.read_document(number, 3).tolist() == document[:3].tolist()
+    assert stream.lengths().tolist() == np.concatenate(lengths).tolist()
+
+
+def test_a_stream_is_sent_to_loader_processes_without_its_content():
+    """They may be started anew rather than forked, and then get a pickle."""
+    stream = TokenStream([10**6], [0], partial(np.full, 10**6), np.arange)
+    assert stream.read(0, 5).tolist() == [0] * 5
+    copied = pickle.dumps(stream)
+    assert len(copied) < 1000
+    assert pickle.loads(copied).read(0, 5).tolist() == [0] * 5
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from jobs import run_job
 from largebatch.config import load_config
 from largebatch.config.data import HubText
 from largebatch.data.source import longest_of
-from largebatch.data.text import hub_samples
+from largebatch.data.text import tokenized_samples
 from largebatch.data.tokenizer import load_tokenizer
 from largebatch.storage.json_lines import read_json_lines
 from paths import ADDITION, DIGITS, PYDOC, SIMCLR
@@ -125,7 +125,7 @@ def test_the_longest_documents_of_a_data_set(tmp_path):
         num_train_samples=50,
         num_eval_samples=10,
     )
-    samples, _ = hub_samples(data, load_tokenizer("bytes"))
+    samples, _ = tokenized_samples(data, load_tokenizer("bytes"))
     lengths = [len(row["text"]) for row in rows[:50]]
     assert sorted(lengths[index] for index in samples.longest(4)) == sorted(lengths)[-4:]
 

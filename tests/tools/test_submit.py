@@ -73,8 +73,8 @@ def test_submits_and_says_how_to_follow(recipe, capsys):
     assert "peak 0.002" in plan
     assert printed == (
         f"gpt_pydoc under ddp, nodes x CPU processes per node = 2 x 2: {plan}"
-        "not checked: the data and any tokenizer, which the job opens when it starts\n"
         f"not checked: memory, which is estimated by largebatch plan {RECIPE} --world-sizes=4\n"
+        "not checked: the data and any tokenizer; --dry-run looks at them\n"
         "\n"
         f"LARGEBATCH_SNAPSHOT={snapshot()} sbatch --parsable --nodes=2 --export=ALL,LARGEBATCH_SNAPSHOT {SMOKE}\n"
         "\n"
@@ -231,6 +231,7 @@ def test_a_profile_that_fails(text, message, capsys):
     assert not Path("called.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("sbatch")
 def test_dry_run(capsys):
     assert submit("gpt_pydoc", "--nodes=2-4", "--cpus-per-task=1", "--dry-run", "--batch.global_batch_size=96") == 0
@@ -246,9 +247,24 @@ def test_dry_run(capsys):
         "Learning",
     ]
     assert f"largebatch plan {RECIPE} --world-sizes=4 --batch.global_batch_size=96\n" in printed
+    assert re.search(r"data\.num_train_samples +3,\d\d\d samples are prepared; the recipe uses 3,200\n", printed)
     assert "log    slurm-gpt_pydoc.sbatch-%j.log (Slurm fills in %j)" in printed
     assert f"\nsbatch --parsable --nodes=2-4 --cpus-per-task=1 --export=ALL {SMOKE}" in printed
     assert not Path("runs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("sbatch")
+def test_dry_run_tells_what_is_missing(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    Path("text.jsonl").write_text('{"text": "a"}\n' * 9000)
+    data = {"source": "datasets", "path": "json", "data_files": {"train": "text.jsonl", "eval": "text.jsonl"}}
+    data |= {"tokenizer": "bytes", "block_size": 8, "num_train_samples": 900, "num_eval_samples": 10}
+    words = ("--nodes=2", "--dry-run", f"--data={json.dumps(data)}", "--learning_rate.warmup=null")
+    assert submit("gpt_pydoc", *words) == 0
+    assert "0.2 MiB are to be prepared: a job does that when it starts; " in capsys.readouterr().out
+    assert submit("gpt_pydoc", *words, "--data.tokenizer=./none") == 0
+    assert "error: data.tokenizer: there is no folder './none'" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("sbatch")

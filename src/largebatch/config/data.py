@@ -57,6 +57,10 @@ class HubOrLocal(Data):
     eval_split: str = "validation"
     """Split to evaluate on, in the same notation."""
 
+    prepare: Literal["allow", "require"] | None = None
+    """Whether a job may itself download, decode and tokenize data, while its devices wait, or refuses data that
+    `largebatch prepare` has not prepared; null: it may where that is at most 1 GiB."""
+
     @model_validator(mode="after")
     def _files_are_read(self) -> Self:
         """Refuse splits meant for a data set on the hub, which stay when `data_files` alone is overridden."""
@@ -152,14 +156,30 @@ class PydocData(TextData):
     source: Literal["pydoc"]
 
 
-class HubText(HubOrLocal, TextData):
-    """Text documents, opened with Hugging Face `datasets` and tokenized; an end-of-text token, or else the tokenizer's
-    separator, follows each. The first `num_train_samples` samples are used; a run prints how many there are."""
+class TokenizedText(TextData):
+    """Documents as tokens; the first `num_train_samples` samples are used, and a run prints how many there are."""
 
-    text_column: str = "text"
-    """Column with the documents."""
     tokenizer: str
     """Hub id or local folder of a `transformers` tokenizer, or "bytes"; `largebatch train-tokenizer` creates one."""
     attention: Literal["block", "document"] = "block"
     """Tokens that a token of a block attends to: "block", all tokens before it; "document", only those of its own
     document, with positions that start at 0 in each document and in each block."""
+
+
+class HubText(HubOrLocal, TokenizedText):
+    """Text documents, opened with Hugging Face `datasets` and tokenized; an end-of-text token, or else the tokenizer's
+    separator, follows each. The first `num_train_samples` samples are used; a run prints how many there are."""
+
+    text_column: str = "text"
+    """Column with the documents."""
+
+
+class MegatronText(TokenizedText):
+    """Documents that Megatron-LM has tokenized, in pairs of .bin and .idx files, which are read as they are: in their
+    stored order, without adding end-of-text tokens."""
+
+    source: Literal["megatron"]
+    train: str
+    """Path of the training files, without .bin or .idx."""
+    eval: str
+    """Path of the evaluation files, in the same way."""

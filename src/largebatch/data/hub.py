@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from largebatch.config.data import HubOrLocal
+from largebatch.data.preparation import check_may_prepare
 from largebatch.errors import DataError, reason_of
 from largebatch.local_folder import local_folder
 
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
 
 
 def open_splits(config: HubOrLocal) -> "tuple[datasets.Dataset, datasets.Dataset]":
-    """The training and evaluation splits that the config names; DataError if they cannot be found or read."""
+    """The training and evaluation splits that the config names; DataError if they cannot be found, read or, in a
+    job, prepared."""
     import datasets
 
     if config.data_files is not None:
@@ -30,7 +32,13 @@ def open_splits(config: HubOrLocal) -> "tuple[datasets.Dataset, datasets.Dataset
         arguments = {"path": str(folder) if folder else config.path, "name": config.name}
     splits = (config.train_split, config.eval_split)
     try:
-        train, evaluation = (datasets.load_dataset(split=split, **arguments) for split in splits)
+        builder = datasets.load_dataset_builder(**arguments)
+        if not Path(builder.cache_dir).is_dir():
+            check_may_prepare(config, _size(builder))
+        builder.download_and_prepare()
+        train, evaluation = (builder.as_dataset(split) for split in splits)
+    except DataError:
+        raise
     # `datasets` raises exceptions of many kinds for data that cannot be reached, parsed or found.
     except Exception as error:
         cause: BaseException = error
@@ -42,6 +50,13 @@ def open_splits(config: HubOrLocal) -> "tuple[datasets.Dataset, datasets.Dataset
             "rows all have the same columns and types"
         ) from error
     return train, evaluation
+
+
+def _size(builder: "datasets.DatasetBuilder") -> int:
+    """Bytes of a data set's local files or, on the hub, of its files there, if the hub knows."""
+    files = [file for split in (builder.config.data_files or {}).values() for file in split]
+    local = [Path(file) for file in files if "://" not in file]
+    return sum(file.stat().st_size for file in local) or builder.info.download_size or builder.info.dataset_size or 0
 
 
 def column(dataset: "datasets.Dataset", name: str, field: str) -> str:

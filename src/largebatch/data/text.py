@@ -1,61 +1,50 @@
-"""Text as samples of tokens: the Python reference as bytes, or documents through `datasets`.
+"""Text as samples of tokens: the Python reference as bytes, or prepared documents.
 
 As "blocks", all documents form one stream of tokens. Sample i is the block_size + 1 tokens from i * block_size on: the
 model reads the first block_size and predicts the last block_size, so each token of the stream is predicted once. As
 "documents", each document is one sample.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from largebatch.config.data import HubText, PydocData, TextData
-from largebatch.data.hub import column, open_splits
+from largebatch.config.data import HubText, MegatronText, PydocData, TextData
+from largebatch.data.megatron import open_megatron
 from largebatch.data.order import Indices
+from largebatch.data.prepared import open_prepared
 from largebatch.data.source import Batch, SampleSource, longest_of
+from largebatch.data.token_stream import TokenStream
 from largebatch.data.tokenizer import ByteTokenizer, Tokenizer
 from largebatch.errors import DataError
 
-if TYPE_CHECKING:
-    import datasets
 
-
-def hub_samples(data: HubText, tokenizer: Tokenizer) -> tuple[SampleSource, SampleSource]:
-    """The training and evaluation documents that `datasets` finds, as samples of this tokenizer's tokens."""
-    train, evaluation = (tokenize(split, data, tokenizer) for split in open_splits(data))
+def tokenized_samples(data: HubText | MegatronText, tokenizer: Tokenizer) -> tuple[SampleSource, SampleSource]:
+    """The training and evaluation documents as samples of this tokenizer's tokens."""
+    if isinstance(data, MegatronText):
+        train = open_megatron(data.train, "data.train", tokenizer.vocab_size)
+        evaluation = open_megatron(data.eval, "data.eval", tokenizer.vocab_size)
+    else:
+        train, evaluation = open_prepared(data, tokenizer)
     if data.samples == "documents":
-        return _both(PaddedDocuments, data, train.with_format("numpy"), evaluation.with_format("numpy"))
+        return _both(PaddedDocuments, data, train, evaluation)
     end_of_text = tokenizer.end_of_text if data.attention == "document" else None
-    kind = partial(TokenBlocks, end_of_text=end_of_text)
-    return _both(kind, data, stored_stream(train), stored_stream(evaluation))
+    return _both(partial(TokenBlocks, end_of_text=end_of_text), data, train, evaluation)
 
 
 def _both(
-    kind: Callable[..., SampleSource], data: TextData, train: Any, evaluation: Any, first_of_eval: int = 0
+    kind: Callable[..., SampleSource],
+    data: TextData,
+    train: TokenStream,
+    evaluation: TokenStream,
+    first_of_eval: int = 0,
 ) -> tuple[SampleSource, SampleSource]:
     return (
         kind(train, data.block_size, data.num_train_samples, "data.num_train_samples"),
         kind(evaluation, data.block_size, data.num_eval_samples, "data.num_eval_samples", first_of_eval),
-    )
-
-
-def tokenize(dataset: "datasets.Dataset", config: HubText, tokenizer: Tokenizer) -> "datasets.Dataset":
-    """The documents' tokens in a column "input_ids"; `datasets` keeps the result in its cache on disk."""
-    import datasets
-
-    text_column = column(dataset, config.text_column, "text_column")
-    width = "uint16" if tokenizer.vocab_size <= 2**16 else "int32"
-    return dataset.map(
-        lambda rows: {"input_ids": tokenizer.encode(rows[text_column])},
-        batched=True,
-        remove_columns=dataset.column_names,
-        features=datasets.Features({"input_ids": datasets.List(datasets.Value(width))}),
-        num_proc=config.num_workers or None,
-        desc="tokenizing",
     )
 
 
@@ -97,34 +86,6 @@ class _TokenSamples:
 
     def weight(self, batch: Batch) -> int:
         return count_targets(batch)
-
-
-class TokenStream:
-    """A stream of tokens in chunks, which may be memory-mapped."""
-
-    def __init__(self, chunks: Sequence[NDArray[np.integer]]):
-        self.chunks = chunks
-        self.starts = np.cumsum([0, *(len(chunk) for chunk in chunks)])
-
-    def __len__(self) -> int:
-        return int(self.starts[-1])
-
-    def read(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Tokens `start` to `stop`."""
-        pieces = []
-        number = int(np.searchsorted(self.starts, start, side="right")) - 1
-        while start < stop:
-            first = int(self.starts[number])
-            pieces.append(self.chunks[number][start - first : stop - first])
-            start += len(pieces[-1])
-            number += 1
-        return np.concatenate(pieces, dtype=np.int64)
-
-
-def stored_stream(dataset: "datasets.Dataset") -> TokenStream:
-    """The tokens of all documents of a tokenized data set, in its stored order, from its memory-mapped files."""
-    # The values of all lists of a chunk, without copying them; slicing Arrow's own arrays takes longer.
-    return TokenStream([chunk.flatten().to_numpy() for chunk in dataset.data.column("input_ids").chunks])
 
 
 class TokenBlocks(_TokenSamples):
@@ -169,18 +130,18 @@ def _positions_in_documents(is_last: torch.Tensor) -> torch.Tensor:
 class PaddedDocuments(_TokenSamples):
     """Documents as samples, each predicted from its second token to its end-of-text token.
 
-    `documents` are rows with "input_ids"; at most `block_size` tokens of each are predicted, and the rest is cut off.
-    For the other arguments and errors see `_TokenSamples`.
+    At most `block_size` tokens of each are predicted, and the rest is cut off. For the other arguments and errors see
+    `_TokenSamples`.
     """
 
-    def __init__(self, documents: Sequence[Any], block_size: int, num_samples: int, field: str, first: int = 0):
-        super().__init__(len(documents), "the data has {} documents", num_samples, field, first)
+    def __init__(self, documents: TokenStream, block_size: int, num_samples: int, field: str, first: int = 0):
+        super().__init__(documents.num_documents, "the data has {} documents", num_samples, field, first)
         self.documents = documents
         self.block_size = block_size
 
     def fetch(self, indices: Indices, epoch: int | None) -> Batch:  # noqa: ARG002 - there is no augmentation
-        rows = [self.documents[int(index) + self.first] for index in indices]
-        documents = [np.asarray(row["input_ids"][: self.block_size + 1], dtype=np.int64) for row in rows]
+        numbers = (indices + self.first).tolist()
+        documents = [self.documents.read_document(number, self.block_size + 1) for number in numbers]
         # A document of one token has nothing to predict.
         longest = max(1, *(len(document) - 1 for document in documents))
         input_ids = torch.zeros((len(documents), longest), dtype=torch.int64)
@@ -193,12 +154,7 @@ class PaddedDocuments(_TokenSamples):
 
     def longest(self, count: int) -> Indices:
         """The indices of so many of the longest documents."""
-        if isinstance(self.documents, list):
-            lengths = np.array([len(row["input_ids"]) for row in self.documents])
-        else:
-            chunks = self.documents.data.column("input_ids").chunks  # type: ignore[attr-defined]
-            lengths = np.concatenate([chunk.value_lengths().to_numpy() for chunk in chunks])
-        return longest_of(lengths[self.first : self.first + self.num_samples], count)
+        return longest_of(self.documents.lengths()[self.first : self.first + self.num_samples], count)
 
 
 # --- the Python reference -----------------------------------------------------------------------------------------
@@ -211,7 +167,9 @@ def pydoc_samples(config: PydocData) -> tuple[SampleSource, SampleSource]:
     text = "\n".join(topics[name] for name in sorted(topics))
     if config.samples == "documents":
         paragraphs = ByteTokenizer().encode([paragraph for paragraph in text.split("\n\n") if paragraph.strip()])
-        rows = [{"input_ids": tokens} for tokens in paragraphs]
-        return _both(PaddedDocuments, config, rows, rows, first_of_eval=config.num_train_samples)
-    tokens = TokenStream([np.frombuffer(text.encode(), dtype=np.uint8)])
+        documents = TokenStream.in_memory(
+            np.concatenate(paragraphs), list(accumulate(len(tokens) for tokens in paragraphs))
+        )
+        return _both(PaddedDocuments, config, documents, documents, first_of_eval=config.num_train_samples)
+    tokens = TokenStream.in_memory(np.frombuffer(text.encode(), dtype=np.uint8))
     return _both(TokenBlocks, config, tokens, tokens, first_of_eval=config.num_train_samples)

@@ -1,6 +1,9 @@
 """Text to tokens: as bytes, or by a tokenizer of `transformers`."""
 
 from collections.abc import Sequence
+from functools import cached_property
+
+import xxhash
 
 from largebatch.errors import DataError, reason_of
 from largebatch.local_folder import local_folder
@@ -10,6 +13,7 @@ class ByteTokenizer:
     """UTF-8 bytes; a zero byte ends each document."""
 
     vocab_size = 256
+    fingerprint = "bytes"
     end_of_text = 0
     special_tokens: Sequence[int] = (0,)  # tokens that represent no text
     mask_token: int | None = 256  # the token that hides others in masked language modeling; it follows all bytes
@@ -46,6 +50,9 @@ class PretrainedTokenizer:
         if not ends:
             raise DataError(f"data.tokenizer: {path!r} has no end-of-text token to separate documents; use another one")
         self.end_of_text = ends[0]
+        if self.tokenizer.is_fast:
+            self.tokenizer.backend_tokenizer.no_truncation()
+            self.tokenizer.backend_tokenizer.no_padding()
         self.vocab_size = len(self.tokenizer)
         self.special_tokens: Sequence[int] = self.tokenizer.all_special_ids
         self.mask_token: int | None = self.tokenizer.mask_token_id
@@ -53,8 +60,20 @@ class PretrainedTokenizer:
     def encode(self, documents: list[str | None]) -> list[list[int]]:
         """The documents' tokens, each with an end-of-text token."""
         texts = [document or "" for document in documents]
-        tokens = self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-        return [[*document, self.end_of_text] for document in tokens]
+        if not self.tokenizer.is_fast:
+            tokens = self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+            return [[*document, self.end_of_text] for document in tokens]
+        # Without the offsets in the text, which `transformers` would compute, too.
+        encoded = self.tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [[*document.ids, self.end_of_text] for document in encoded]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A checksum of all that the tokens of a text depend on."""
+        tokenizer = self.tokenizer
+        parts = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else repr(tokenizer)
+        vocabulary = "" if tokenizer.is_fast else sorted(tokenizer.get_vocab().items())
+        return xxhash.xxh3_64_hexdigest(f"{parts}{vocabulary}{self.end_of_text}".encode())
 
 
 Tokenizer = ByteTokenizer | PretrainedTokenizer

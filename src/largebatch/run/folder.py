@@ -73,7 +73,7 @@ class RunFolder:
             self.stop_files[BATCH_SCRIPT] = path / f"stop.{self.job}"
         self._lock: IO[bytes] | None = None
         # The batch script may have been asked to stop, and have passed it on, while Python was starting.
-        self._opened = float(os.environ.get("LARGEBATCH_BEGAN", time.time()))
+        self.opened = float(os.environ.get("LARGEBATCH_BEGAN", time.time()))
 
     def check_usable(self) -> None:
         """Raise UserError, before anything is written, if the path is a file or holds files that are not a run's."""
@@ -152,7 +152,7 @@ class RunFolder:
     def forget_old_requests(self) -> None:
         """Delete stop files that are older than this start, and so were meant for an earlier one."""
         for file in _stop_files_in(self.path):
-            if file.stat().st_mtime < self._opened:
+            if file.stat().st_mtime < self.opened:
                 file.unlink(missing_ok=True)
 
     def _move_to(self, moved: Path) -> None:

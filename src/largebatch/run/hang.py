@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from largebatch.failures import node_name
+from largebatch.failures import keep_error, node_name
+from largebatch.run.record import report_failure
 from largebatch.storage.files import replace_file, replace_json_file
 
 # torch's recorders: of NCCL, in builds with CUDA only, and of gloo.
@@ -45,6 +46,12 @@ class Report:
 
     groups: list[str]  # names of the groups to which it belongs
     collectives: list[Collectives]
+
+
+def report_hang(message: str) -> None:
+    """Record that this process ends because of a hang."""
+    report_failure(message, kind="hang")
+    keep_error(message, kind="hang")
 
 
 def place_of_this_process() -> str:

@@ -19,6 +19,7 @@ from largebatch.storage.layout import MARKER, CheckpointError, Manifest, read_ma
 FREE = (
     "$schema",
     "data.num_workers",
+    "data.prepare",
     "train.stop_after_steps",
     "train.rehearse_largest_batch",
     "evaluation",

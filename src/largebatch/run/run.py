@@ -42,14 +42,15 @@ from largebatch.run.folder import RunFolder
 from largebatch.run.metrics import StepMetrics, place_of
 from largebatch.run.progress import numbers
 from largebatch.run.resume import find_start
+from largebatch.run.starting import Starting
 from largebatch.run.step import Step
+from largebatch.run.stop import StopRequests
 from largebatch.run.trackers import check_trackers
 from largebatch.run.training import Training
 from largebatch.run.weights import model_config
 
 Config = TypeVar("Config", bound=RecipeConfig)
 M = TypeVar("M", bound=nn.Module)
-T = TypeVar("T")
 
 LARGEST_LOSS_OF_A_PERPLEXITY = 700.0  # the exponential of a larger one overflows
 
@@ -80,6 +81,10 @@ class Run(Generic[Config]):
         check_trackers(config.logging.trackers)
 
         self.backend = start(launch, self.plan, config.faults.hang_seconds)
+        stop_files = self.folder.stop_files if self.backend.is_main_process else {}
+        self._stop = StopRequests(stop_files, config.faults.time_limit_margin_seconds, self.folder.opened)
+        prepare = f"largebatch prepare {options.recipe or 'RECIPE'}"
+        self._starting = Starting(self.backend, self._stop, config.faults.hang_seconds, prepare)
         self._agree_on_the_plan()
         self._print(explain(self.plan, self.folder.path.name))
         groups = f", sharded over groups of {launch.shard_size}" if launch.shard_size else ""
@@ -116,7 +121,7 @@ class Run(Generic[Config]):
     def load(
         self, open_sources: Callable[[Config], tuple[SampleSource, SampleSource]]
     ) -> tuple[SampleSource, SampleSource]:
-        """Open the training and evaluation sets, first on one process per machine, whose cache the others read.
+        """Open the training and evaluation sets, first on one process, which prepares what the others read.
 
         Args:
             open_sources: Opens both sets, given the config.
@@ -131,7 +136,7 @@ class Run(Generic[Config]):
             check_size(eval_set, self.plan.num_eval_samples, "eval")
             return train_set, eval_set
 
-        sources = self._once_per_machine_first(open_checked)
+        sources = self._starting.once_per_machine_first(open_checked)
         for name, source in zip(("training", "evaluation"), sources, strict=True):
             available = getattr(source, "num_available", len(source))
             if available > len(source):
@@ -160,7 +165,7 @@ class Run(Generic[Config]):
             # Imported only here, because `transformers` and `datasets`, which it imports, take seconds.
             from largebatch.model.initialization.pretrained import PretrainedWeights, find_folder
 
-            folder = self._once_per_machine_first(partial(find_folder, section.initial_weights))
+            folder = self._starting.once_per_machine_first(partial(find_folder, section.initial_weights))
             with self.backend.raise_on_all_ranks():
                 self._starting_weights = PretrainedWeights(folder, model)
         else:
@@ -173,6 +178,7 @@ class Run(Generic[Config]):
         Raises:
             BackendMismatch: The strategy would not do what the plan says.
         """
+        self._starting.check()
         with self.backend.raise_on_all_ranks():
             check_before(model, optimizer, self.backend)
             check_savable(model)
@@ -211,8 +217,9 @@ class Run(Generic[Config]):
                 set_weights(self.backend, self._starting_weights)
         metrics = StepMetrics(self.backend, utilization)
         self._training = Training(
-            self.config, self.backend, self.folder, self._start, self._recipe, description, metrics
+            self.config, self.backend, self.folder, self._start, self._recipe, description, metrics, self._stop
         )
+        self._starting.check()
         return prepared
 
     # --- training -------------------------------------------------------------------------------------------------
@@ -232,6 +239,7 @@ class Run(Generic[Config]):
         Raises:
             RunStopped: The run was asked to stop, and its checkpoint is written.
         """
+        self._starting.steps_begin()
         return self.training.steps(train_set)
 
     def update(self, step: Step) -> None:
@@ -301,21 +309,13 @@ class Run(Generic[Config]):
     def finish(self) -> None:
         """Write the last checkpoint if there is none yet, the final weights and the summary, and leave the job."""
         self.training.finish()
+        self._starting.end()
 
     # --- all processes together -----------------------------------------------------------------------------------
 
     def _print(self, text: str) -> None:
         if self.backend.is_main_process:
             print(text, flush=True)
-
-    def _once_per_machine_first(self, function: Callable[[], T]) -> T:
-        """The result of `function`, which the first process of each machine calls before the others."""
-        results: list[T] = []
-        for turn in (True, False):
-            with self.backend.raise_on_all_ranks():
-                if self.backend.is_local_main_process is turn:
-                    results.append(function())
-        return results[0]
 
     def _agree_on_the_plan(self) -> None:
         """Refuse machines with a different copy of the recipe, which would silently train something else."""

@@ -60,6 +60,7 @@ class StopRequests:
 
     Args:
         stop_files: By reason, a file whose creation is a request; empty if another process watches them.
+        since: Stop files that are older, in seconds since 1970, were meant for an earlier start.
         margin_seconds: How long before the end of the job's time limit to stop.
         environment: Variables, with LARGEBATCH_JOB_END_TIME in seconds since 1970 if there is a limit.
         clock: Returns seconds since 1970.
@@ -69,10 +70,11 @@ class StopRequests:
         self,
         stop_files: Mapping[str, Path],
         margin_seconds: float,
+        since: float = 0.0,
         environment: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = time.time,
     ):
-        self._stop_files = stop_files
+        self._stop_files, self._since = stop_files, since
         self._clock = clock
         end = environment.get("LARGEBATCH_JOB_END_TIME", "")
         self._stop_at = float(end) - margin_seconds if end.isdigit() else None
@@ -98,8 +100,14 @@ class StopRequests:
         # The clock may be set back.
         if self._stop_files and abs(now - self._looked) >= SECONDS_BETWEEN_LOOKS:
             self._looked = now
-            found = [REASONS.index(reason) for reason, file in self._stop_files.items() if file.exists()]
+            found = [REASONS.index(reason) for reason, file in self._stop_files.items() if self._is_new(file)]
             self._reason = max(self._reason, *found, 0)
         if self._stop_at is not None and now >= self._stop_at:
             self._reason = max(self._reason, REASONS.index("the end of the job's time limit"))
         return self._reason
+
+    def _is_new(self, file: Path) -> bool:
+        try:
+            return file.stat().st_mtime >= self._since
+        except FileNotFoundError:
+            return False

@@ -12,14 +12,13 @@ from largebatch.config import RecipeConfig, as_json
 from largebatch.config.models import LargeModel
 from largebatch.data.source import SampleSource
 from largebatch.errors import BackendMismatch, RunStopped, TrainingFailed, ordinal
-from largebatch.failures import keep_error
 from largebatch.run.feed import rehearsal_feed, training_feed
 from largebatch.run.folder import RunFolder, cannot_be_written
-from largebatch.run.hang import HangReport, place_of_this_process
+from largebatch.run.hang import HangReport, place_of_this_process, report_hang
 from largebatch.run.metrics import StepMetrics, place_of
 from largebatch.run.profile import traced
 from largebatch.run.progress import Progress, in_words
-from largebatch.run.record import Record, report_failure
+from largebatch.run.record import Record
 from largebatch.run.resume import Start, checkpoints_of, newest_usable
 from largebatch.run.slow_processes import PROBES_IN_A_ROW, SLOW, SlowProcesses
 from largebatch.run.step import RehearsedStep, Step
@@ -49,6 +48,7 @@ class Training:
         recipe: str | None,
         model_config: str | None,
         metrics: StepMetrics,
+        stop: StopRequests,
     ):
         self.config, self.backend, self.folder, self.start = config, backend, folder, start
         self.plan = plan = backend.plan
@@ -85,13 +85,12 @@ class Training:
         )
         self.bad_steps = start.manifest.bad_steps if start.manifest else 0
         """Steps of the whole run that were skipped because their loss or gradient was not finite."""
-        stop_files = folder.stop_files if backend.is_main_process else {}
-        self.stop = StopRequests(stop_files, config.faults.time_limit_margin_seconds)
+        self.stop = stop
         self.agreement = Agreement(backend.largest_of_processes)
         stack_file = self.record.stack_folder / f"rank_{backend.rank:05d}.txt"
         self._places = backend.gather_objects(place_of_this_process())
         hang = HangReport(stack_file.parent, backend.rank, self._places)
-        self.watchdog = Watchdog(config.faults.hang_seconds, stack_file, hang.explain, _report_hang)
+        self.watchdog = Watchdog(config.faults.hang_seconds, stack_file, hang.explain, report_hang)
         self.trackers = Trackers(config, folder, start.step, backend.is_main_process, say)
         self.slow_processes = SlowProcesses(backend)
         self.watch = ExitStack()  # entered while signals are noted and progress is watched
@@ -353,8 +352,3 @@ def _until_updated(step: Step) -> Iterator[Step]:
     yield step
     if not step.updated:
         raise RuntimeError("the loop asked for the next step without calling run.update(step)")
-
-
-def _report_hang(message: str) -> None:
-    report_failure(message, kind="hang")
-    keep_error(message, kind="hang")

@@ -21,7 +21,7 @@ class Watchdog:
 
     Args:
         seconds: How long is too long; None for no limit.
-        stack_file: Where to write the stacks of all threads.
+        stack_file: Where to write the stacks of all threads; None means standard error.
         explain: Says for whom the process waits, and takes at most so many seconds.
         on_hang: Called with a message before the process ends.
     """
@@ -29,7 +29,7 @@ class Watchdog:
     def __init__(
         self,
         seconds: float | None,
-        stack_file: Path,
+        stack_file: Path | None,
         explain: Callable[[float], str],
         on_hang: Callable[[str], None],
     ):
@@ -58,7 +58,7 @@ class Watchdog:
                 self._over.set()
                 thread.join()
                 faulthandler.cancel_dump_traceback_later()
-        if self._stack_file.stat().st_size == 0:
+        if self._stack_file is not None and self._stack_file.stat().st_size == 0:
             self._stack_file.unlink()
             with suppress(OSError):
                 # Fails if another process has written stacks, or is still running.
@@ -66,6 +66,8 @@ class Watchdog:
                 self._stack_file.parent.parent.rmdir()
 
     def _open_stack_file(self) -> IO[str]:
+        if self._stack_file is None:
+            return os.fdopen(2, "w", closefd=False)
         while True:
             # Another process of this job may stop watching, and remove the empty folder, in between.
             with suppress(FileNotFoundError):
@@ -90,8 +92,9 @@ class Watchdog:
                 except Exception as error:
                     # The job must end all the same.
                     reason = f"for whom it waits is not known: {type(error).__name__}: {error}"
+                where = f"in {self._stack_file.parent}" if self._stack_file else "in the job's log"
                 self._on_hang(
                     f"no progress for {silent:.0f} s, more than faults.hang_seconds {seconds:g}: {reason}; the stack "
-                    f"of each process that could write one is in {self._stack_file.parent}"
+                    f"of each process that could write one is {where}"
                 )
                 os._exit(EXIT_CODE)

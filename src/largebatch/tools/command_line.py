@@ -13,8 +13,8 @@ from largebatch.errors import UserError
 from largebatch.tools.options import EXIT_CODES
 
 COMMANDS = (
-    "plan verify checkpoints report export train_tokenizer preflight lint submit new effective_batch schema completion "
-    "snapshot job.begins job.ended"
+    "plan verify checkpoints report export train_tokenizer prepare preflight lint submit new effective_batch schema "
+    "completion snapshot job.begins job.ended"
 )
 """Modules next to this one, in the order of `--help`. They import what they need when they run, not before."""
 

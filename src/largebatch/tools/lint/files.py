@@ -12,6 +12,9 @@ from largebatch.tools.lint.job_rules import job_findings
 from largebatch.tools.lint.site import site_environment
 from largebatch.tools.options import RECIPES
 
+PREPARES = "prepare.sbatch"
+"""The script that trains no recipe."""
+
 
 def files_of_repository() -> list[Path]:
     """All recipes, batch scripts and configs below the current folder.
@@ -21,7 +24,7 @@ def files_of_repository() -> list[Path]:
     """
     files = [
         *recipes_in(RECIPES),
-        *SCRIPTS.glob("*.sbatch"),
+        *(script for script in SCRIPTS.glob("*.sbatch") if script.name != PREPARES),
         *ACCELERATE_CONFIGS.glob("*.yaml"),
         *Path("ds_configs").glob("*.json"),
     ]

@@ -49,6 +49,10 @@ def submit(options: argparse.Namespace) -> bool:
         print(*findings, "not submitted", sep="\n")
         return False
     _print_plans(job)
+    if options.dry_run:
+        _print_data(job, environment)
+    else:
+        print("not checked: the data and any tokenizer; --dry-run looks at them")
     missing = _missing_environment(environment)
     if missing and not options.dry_run:
         raise UserError(missing)
@@ -134,8 +138,16 @@ def _print_plans(job: Job) -> None:
         sections = ("Batch", "Steps", "Learning rate") if nodes == node_counts[-1] else ("Batch",)
         print(explain(resolve(job.config, nodes * processes), title, sections))
     estimate = ["largebatch", "plan", str(job.recipe), f"--world-sizes={node_counts[-1] * processes}", *job.overrides]
-    print("not checked: the data and any tokenizer, which the job opens when it starts")
     print(f"not checked: memory, which is estimated by {shlex.join(estimate)}")
+
+
+def _print_data(job: Job, environment: Mapping[str, str]) -> None:
+    """What of the data is prepared, is missing or cannot be used, as another process finds, which imports torch."""
+    words = [sys.executable, "-m", "largebatch", "prepare", str(job.recipe), "--dry-run", *job.overrides]
+    found = subprocess.run(
+        words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    print("", *found.stdout.splitlines(), sep="\n")
 
 
 def _run(words: Sequence[str], environment: Mapping[str, str]) -> str:

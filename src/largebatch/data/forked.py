@@ -1,0 +1,75 @@
+"""Work that is shared by forked processes."""
+
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import wait
+
+from largebatch.errors import DataError
+
+SECONDS_BETWEEN_CALLS = 1.0
+
+
+def in_processes(
+    num_processes: int, work: Callable[[int], None], items: Sequence[int], progress: Callable[[], object]
+) -> None:
+    """Call `work` with each item, once, in so many forked processes, which end when this one does or is killed.
+
+    Args:
+        num_processes: Number of processes.
+        work: May call `end_with_parent()` between its parts.
+        items: The arguments.
+        progress: Called about once per second in this process.
+
+    Raises:
+        DataError: `work` raised one, or a process was killed.
+    """
+    context = multiprocessing.get_context("fork")
+    upcoming, failures = context.Value("q", 0), context.SimpleQueue()
+
+    def run() -> None:
+        # Requests to stop are for the parent.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in (signal.SIGINT, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_IGN)
+        try:
+            while True:
+                with upcoming.get_lock():
+                    place = upcoming.value
+                    upcoming.value += 1
+                if place >= len(items):
+                    os._exit(0)
+                work(items[place])
+        except BaseException as error:
+            failures.put((isinstance(error, DataError), str(error), traceback.format_exc()))
+            os._exit(1)
+
+    processes = [context.Process(target=run, daemon=True) for _ in range(min(num_processes, len(items)))]
+    try:
+        for process in processes:
+            process.start()
+        while running := [process.sentinel for process in processes if process.exitcode is None]:
+            wait(running, SECONDS_BETWEEN_CALLS)
+            progress()
+            codes = [process.exitcode for process in processes if process.exitcode]
+            if codes and not failures.empty():
+                is_known, message, stack = failures.get()
+                raise DataError(message) if is_known else RuntimeError(stack)
+            if codes:
+                raise DataError(
+                    f"a process that prepared data ended with exit code {codes[0]}, perhaps for lack of memory; use "
+                    "fewer processes, or a machine with more memory, and run the same command again"
+                )
+    finally:
+        for process in processes:
+            if process.pid is not None:
+                process.kill()
+                process.join()
+
+
+def end_with_parent(parent: int) -> None:
+    """End this process if it is no longer a child of `parent`, and is not that process itself."""
+    if parent not in (os.getpid(), os.getppid()):
+        os._exit(1)

@@ -1,0 +1,86 @@
+"""Megatron's token files: PREFIX.bin with all tokens, and PREFIX.idx that says where sequences and documents are.
+
+The index, in little-endian: b"MMIDIDX\\0\\0"; uint64, the version, 1; uint8, the code of the tokens' type; uint64, the
+number of sequences; uint64, the number of document boundaries; then arrays: int32, the tokens of each sequence; int64,
+the byte at which each sequence begins in the .bin; int64, the sequence with which each document begins, and at the end
+the number of sequences. Megatron-LM, `megatron/core/datasets/indexed_dataset.py`.
+"""
+
+import struct
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from largebatch.data.token_stream import Array, TokenStream
+from largebatch.errors import DataError
+
+MAGIC, HEADER = b"MMIDIDX\x00\x00", struct.Struct("<9sQBQQ")
+TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+
+
+def open_megatron(prefix: str, field: str, vocab_size: int) -> TokenStream:
+    """The tokens of all documents of PREFIX.bin, in their stored order.
+
+    Args:
+        prefix: Path of the pair of files, without .bin or .idx.
+        field: The config's field for it, for errors.
+        vocab_size: Number of tokens of the tokenizer that the files were made with.
+
+    Raises:
+        DataError: A file is missing, is of another format, or does not fit the other.
+    """
+    index, tokens = (Path(f"{Path(prefix).expanduser()}.{ending}") for ending in ("idx", "bin"))
+    for file in (index, tokens):
+        if not file.is_file():
+            raise DataError(
+                f"{field}: there is no file {file} (relative to {Path.cwd()}); write the path of a pair of .bin and "
+                ".idx files, without the ending"
+            )
+    with index.open("rb") as opened:
+        header = opened.read(HEADER.size)
+    if not header.startswith(MAGIC) or len(header) < HEADER.size:
+        raise DataError(
+            f"{field}: {index} is not an index of Megatron's format: it does not begin with MMIDIDX; if it is in the "
+            "older TNTIDX format, convert it with Megatron-LM"
+        )
+    _, version, code, num_sequences, num_boundaries = HEADER.unpack(header)
+    if version != 1 or code not in TYPES:
+        raise DataError(
+            f"{field}: {index} has version {version} and type code {code}; version 1 with whole numbers (codes "
+            f"{', '.join(map(str, TYPES))}) can be read"
+        )
+    dtype = np.dtype(TYPES[code])
+    num_bytes = tokens.stat().st_size
+    places = partial(_places, index, num_sequences, num_boundaries)
+    try:
+        sizes = np.memmap(index, "<i4", "r", HEADER.size, (num_sequences,))
+        pointers, documents = places()
+        fits = pointers[0] == documents[0] == 0 and documents[-1] == num_sequences
+        fits = fits and pointers[-1] + sizes[-1] * dtype.itemsize == num_bytes
+    # The file is too short, or the index names no sequence.
+    except (ValueError, IndexError):
+        fits = False
+    if not fits:
+        raise DataError(f"{field}: {index} and {tokens} do not fit each other, are empty or cut off; copy both again")
+    num_tokens = num_bytes // dtype.itemsize
+    ends = partial(_ends, places, num_tokens, dtype.itemsize)
+    return TokenStream([num_tokens], [num_boundaries - 1], partial(_tokens, tokens, dtype), ends, vocab_size)
+
+
+def _places(index: Path, num_sequences: int, num_boundaries: int) -> tuple[Array, Array]:
+    """The byte at which each sequence begins, and the first sequence of each document."""
+    at = HEADER.size + 4 * num_sequences
+    pointers = np.memmap(index, "<i8", "r", at, (num_sequences,))
+    return pointers, np.memmap(index, "<i8", "r", at + 8 * num_sequences, (num_boundaries,))
+
+
+def _ends(places: Callable[[], tuple[Array, Array]], num_tokens: int, itemsize: int, _: int) -> Array:
+    pointers, documents = places()
+    return np.append(pointers // itemsize, num_tokens)[documents[1:]]
+
+
+def _tokens(file: Path, dtype: np.dtype[Any], _: int) -> Array:
+    return np.memmap(file, dtype, "r")

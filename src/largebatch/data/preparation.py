@@ -1,0 +1,57 @@
+"""What may be prepared: by `largebatch prepare` everything, by a job, whose GPUs wait, only what is small."""
+
+import shutil
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from huggingface_hub.constants import HF_HOME
+
+from largebatch.config.data import HubOrLocal
+from largebatch.errors import DataError
+
+MOST_BYTES_IN_A_JOB = 2**30
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Who prepares data, and how."""
+
+    command: str  # the command that prepares it, for messages
+    allowed: Literal["everything", "small", "nothing"] = "small"  # "small" unless `data.prepare` says otherwise
+    checks: bool = False  # whether the checksums of what is prepared are compared
+    num_workers: int | None = None  # processes; None means `data.num_workers`
+    part: int = 0  # of the shards, the part that this process makes
+    num_parts: int = 1
+    progress: Callable[[], object] = lambda: None  # called about once per second, or more often
+
+
+_BY_A_JOB = Preparation("largebatch prepare RECIPE")
+preparation: ContextVar[Preparation] = ContextVar("preparation", default=_BY_A_JOB)
+
+
+class NotPrepared(DataError):
+    """Data is missing that may not be prepared here."""
+
+
+def check_may_prepare(data: HubOrLocal, num_bytes: int) -> None:
+    """Raise NotPrepared if this much would have to be downloaded, decoded or tokenized, and may not be."""
+    current = preparation.get()
+    by_a_job = data.prepare == "allow" or (data.prepare is None and num_bytes <= MOST_BYTES_IN_A_JOB)
+    if current.allowed == "everything" or (current.allowed == "small" and by_a_job):
+        return
+    size = f"{num_bytes / 2**20:,.1f} MiB"
+    if current.allowed == "nothing":
+        home = next(path for path in (Path(HF_HOME), *Path(HF_HOME).absolute().parents) if path.exists())
+        what = (
+            "a job does that when it starts" if by_a_job else f"a job would refuse that; run `{current.command}` first"
+        )
+        raise NotPrepared(
+            f"{size} are to be prepared: {what}; {shutil.disk_usage(home).free / 2**30:,.0f} GiB are free"
+        )
+    raise NotPrepared(
+        f"data.prepare: {size} would have to be prepared while this job's devices wait; run `{current.command}` with "
+        'the same overrides and HF_HOME first, or write "allow"'
+    )

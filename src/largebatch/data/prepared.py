@@ -1,0 +1,150 @@
+"""Documents as tokens in memory-mapped files, made once, from which every run reads them.
+
+Each split of a data set has a folder, whose name depends on everything that its tokens depend on. The rows are divided
+into ranges, and each range becomes a *shard*:
+
+    00007.tokens    the tokens of the documents, each with its end-of-text token: uint16 or, beyond 2^16, int32
+    00007.ends      where each document ends among them: int64
+    00007.json      which rows these are, counts, sizes and checksums; written when both files are on disk
+    manifest.json   what the folder was made from, and the same of all shards; written when all shards are
+
+A shard is made again unless its JSON says that it has these rows, so work that was stopped at any moment goes on.
+"""
+
+import json
+import re
+from dataclasses import asdict
+from functools import partial
+from glob import glob
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
+from huggingface_hub.constants import HF_HOME
+from numpy.typing import NDArray
+
+from largebatch.config.data import HubText
+from largebatch.data.hub import column, open_splits
+from largebatch.data.preparation import check_may_prepare, preparation
+from largebatch.data.shards import ShardMaker, file_of
+from largebatch.data.token_stream import TokenStream
+from largebatch.data.tokenizer import Tokenizer
+from largebatch.errors import DataError
+from largebatch.storage.files import read_record, replace_json_file
+from largebatch.storage.layout import read_object
+
+if TYPE_CHECKING:
+    import datasets
+
+FORMAT = 1
+
+
+class OtherPartsMissing(DataError):
+    """Shards that other processes prepare are missing."""
+
+
+def open_prepared(data: HubText, tokenizer: Tokenizer) -> tuple[TokenStream, TokenStream]:
+    """The tokens of the training and evaluation documents, which are prepared before if that is allowed.
+
+    Raises:
+        DataError: A job may not prepare them, or they cannot be read or written.
+        OtherPartsMissing: This process has prepared its part, and others have not.
+    """
+    names = (data.train_split, data.eval_split)
+    train, evaluation = splits = [PreparedSplit(data, name, tokenizer) for name in names]
+    if not all(split.manifest for split in splits):
+        texts = [_text_of(dataset, data.text_column) for dataset in open_splits(data)]
+        check_may_prepare(data, sum(text.data.nbytes for text in texts))
+        missing = sum(split.prepare(text) for split, text in zip(splits, texts, strict=True))
+        if missing:
+            raise OtherPartsMissing(f"{missing} shards of other parts are still to be prepared")
+    return train.open(), evaluation.open()
+
+
+def _text_of(dataset: "datasets.Dataset", name: str) -> "datasets.Dataset":
+    """The documents as the only column; DataError if there is no such column, or no text in it."""
+    kind = dataset.features[column(dataset, name, "text_column")]
+    if getattr(kind, "dtype", None) not in ("string", "large_string", "string_view", "null"):
+        others = ", ".join(dataset.column_names)
+        raise DataError(f"data.text_column: the column {name!r} has {kind}, not text; the columns are {others}")
+    return dataset.select_columns(name)
+
+
+class PreparedSplit:
+    """The folder of one split's tokens.
+
+    Args:
+        data: The recipe's section.
+        split: Name of the split, in the notation of `datasets`.
+        tokenizer: The section's tokenizer.
+    """
+
+    def __init__(self, data: HubText, split: str, tokenizer: Tokenizer):
+        self._tokenizer, self._num_workers = tokenizer, data.num_workers
+        self._dtype = np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<i4")
+        self._made_from = {
+            **data.model_dump(mode="json", include={"path", "name", "data_files", "text_column"}),
+            "split": split,
+            "files": _state_of_files(data),
+            "tokenizer": tokenizer.fingerprint,
+            "format": FORMAT,
+        }
+        key = xxhash.xxh3_64_hexdigest(json.dumps(self._made_from, sort_keys=True).encode())
+        name = re.sub(r"\W+", "_", f"{Path(data.path).name}_{split}").strip("_")
+        self.folder = Path(HF_HOME) / "largebatch" / f"{name}_{key}"
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """The manifest; empty unless all shards are prepared."""
+        return read_object(self.folder / "manifest.json")
+
+    def prepare(self, text: "datasets.Dataset") -> int:
+        """Prepare what is missing of this process's part, and return how many shards of other parts are.
+
+        Args:
+            text: The split's rows, with the documents as their only column.
+        """
+        if self.manifest:
+            return 0
+        num_workers = preparation.get().num_workers
+        maker = ShardMaker(self.folder, text, self._tokenizer, self._dtype)
+        missing = maker.make(self._num_workers if num_workers is None else num_workers)
+        if not missing:
+            shards = list(maker.records())
+            counts = {name: sum(shard[name] for shard in shards) for name in ("documents", "tokens")}
+            about = {"made_from": self._made_from, "dtype": self._dtype.name, **counts, "shards": shards}
+            replace_json_file(self.folder / "manifest.json", about)
+        return missing
+
+    def open(self) -> TokenStream:
+        """The tokens of all documents; DataError if a file is not as the manifest says.
+
+        Checksums are compared if the preparation asks for it, and otherwise only sizes.
+        """
+        shards = self.manifest["shards"]
+        for number, shard in enumerate(shards):
+            for ending, record in shard["files"].items():
+                path = file_of(self.folder, number, ending)
+                is_whole = path.is_file() and path.stat().st_size == record["size"]
+                if not is_whole or (preparation.get().checks and asdict(read_record(path)) != record):
+                    raise DataError(f"{path} is damaged; remove its folder, and prepare the data again")
+        return TokenStream(
+            [shard["tokens"] for shard in shards],
+            [shard["documents"] for shard in shards],
+            partial(_map, self.folder, "tokens", self._dtype),
+            partial(_map, self.folder, "ends", np.dtype("<i8")),
+        )
+
+
+def _map(folder: Path, ending: str, dtype: np.dtype[Any], number: int) -> NDArray[np.integer]:
+    return np.memmap(file_of(folder, number, ending), dtype, "r")
+
+
+def _state_of_files(data: HubText) -> str:
+    """A checksum of names, sizes and times of local files; that of no files for data on the hub."""
+    files = data.data_files
+    patterns = (files.train, files.eval) if files else (str(Path(data.path).expanduser() / "**"),)
+    paths = sorted({Path(name) for pattern in patterns for name in glob(pattern, recursive=True)})  # noqa: PTH207
+    states = [(str(path), path.stat()) for path in paths if path.is_file()]
+    return xxhash.xxh3_64_hexdigest(repr([(name, state.st_size, state.st_mtime_ns) for name, state in states]).encode())

@@ -1,0 +1,142 @@
+"""Makes the shards of a split: ranges of its documents as files of tokens; `data.prepared` describes them."""
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from largebatch.data.forked import end_with_parent, in_processes
+from largebatch.data.preparation import preparation
+from largebatch.data.tokenizer import Tokenizer
+from largebatch.errors import DataError
+from largebatch.storage.files import replace_json_file, sync_folder, write_file
+from largebatch.storage.layout import read_object
+
+if TYPE_CHECKING:
+    import datasets
+
+FEWEST, SMALLEST, LARGEST = 64, 2**20, 2**28  # a number of shards, and the bytes of text in one
+BYTES_AT_ONCE, MOST_ROWS_AT_ONCE = 2**20, 4096
+SECONDS_OF_A_LEFTOVER = 600  # a temporary file that was last written so long ago belongs to nobody
+
+
+@dataclass(frozen=True)
+class ShardMaker:
+    """Turns a split's documents into shards in a folder.
+
+    Args:
+        folder: The split's folder.
+        text: The split's rows, with the documents as their only column.
+        tokenizer: Encodes them.
+        dtype: Of the tokens.
+    """
+
+    folder: Path
+    text: "datasets.Dataset"
+    tokenizer: Tokenizer
+    dtype: np.dtype[Any]
+
+    def make(self, num_workers: int) -> int:
+        """Make the shards of this process's part that are missing, and return how many of other parts are.
+
+        Raises:
+            DataError: A file cannot be written, or a process was killed.
+        """
+        current, parent = preparation.get(), os.getpid()
+
+        def still_wanted() -> None:
+            end_with_parent(parent)
+            if os.getpid() == parent:
+                current.progress()
+
+        with _advice_for(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for path in self.folder.glob(".*.tmp"):
+                if time.time() - path.stat().st_mtime > SECONDS_OF_A_LEFTOVER:
+                    path.unlink(missing_ok=True)
+            mine = [number for number in self._missing() if number % current.num_parts == current.part]
+            make = partial(self._make, progress=still_wanted)
+            if num_workers > 1:
+                in_processes(num_workers, make, mine, current.progress)
+            else:
+                for number in mine:
+                    make(number)
+            return len(self._missing())
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """What the folder says about each shard; empty for one that is not finished."""
+        return (read_object(file_of(self.folder, number, "json")) for number, _ in enumerate(self._rows()))
+
+    def _missing(self) -> list[int]:
+        """The numbers of the shards that the folder does not have, or not with the same rows."""
+        pairs = zip(self.records(), self._rows(), strict=True)
+        return [number for number, (record, rows) in enumerate(pairs) if record.get("rows") != rows]
+
+    def _rows(self) -> Iterator[dict[str, int]]:
+        """The rows of each shard, and how many rows and bytes the split has, which tell other data apart."""
+        num_rows, num_bytes = len(self.text), max(self.text.data.nbytes, 1)
+        each = max(1, num_rows * min(max(num_bytes // FEWEST, SMALLEST), LARGEST) // num_bytes)
+        for start in range(0, num_rows, each):
+            stop = min(start + each, num_rows)
+            yield {"start": start, "stop": stop, "rows_of_split": num_rows, "bytes_of_split": num_bytes}
+
+    def _make(self, number: int, progress: Callable[[], None]) -> None:
+        all_rows = list(self._rows())
+        rows = all_rows[number]
+        ends = [np.zeros(1, np.int64)]
+        temporary = self.folder / f".{number:05d}.{secrets.token_hex(4)}.tmp"
+        files = {}
+        with _advice_for(self.folder):
+            try:
+                for ending, parts in (("tokens", self._encode(rows, ends, progress)), ("ends", _joined(ends))):
+                    files[ending] = asdict(write_file(temporary, parts))
+                    temporary.rename(file_of(self.folder, number, ending))
+            finally:
+                temporary.unlink(missing_ok=True)
+            sync_folder(self.folder)
+            counts = {"rows": rows, "documents": rows["stop"] - rows["start"], "tokens": int(ends[-1][-1])}
+            replace_json_file(file_of(self.folder, number, "json"), counts | {"files": files})
+        if preparation.get().allowed == "everything":
+            print(f"{self.folder.name}: shard {number + 1} of {len(all_rows)}, {counts['tokens']:,} tokens", flush=True)
+
+    def _encode(
+        self, rows: dict[str, int], ends: list[NDArray[np.int64]], progress: Callable[[], None]
+    ) -> Iterator[memoryview]:
+        """The tokens of some documents at a time, whose ends are added to `ends`."""
+        (column,) = self.text.column_names
+        at_once = min(max(1, rows["rows_of_split"] * BYTES_AT_ONCE // rows["bytes_of_split"]), MOST_ROWS_AT_ONCE)
+        for start in range(rows["start"], rows["stop"], at_once):
+            documents = self.tokenizer.encode(self.text[start : min(start + at_once, rows["stop"])][column])
+            ends.append(ends[-1][-1] + np.cumsum([len(document) for document in documents]))
+            progress()
+            yield np.fromiter(chain.from_iterable(documents), self.dtype).data
+
+
+def _joined(ends: list[NDArray[np.int64]]) -> Iterator[memoryview]:
+    """All ends, once they are asked for."""
+    yield np.concatenate(ends[1:]).data
+
+
+def file_of(folder: Path, number: int, ending: str) -> Path:
+    """A file of a shard: its "tokens", "ends" or "json"."""
+    return folder / f"{number:05d}.{ending}"
+
+
+@contextmanager
+def _advice_for(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"{folder} cannot be written: {error}; make room, or name another folder in HF_HOME, and run the same "
+            "command again: finished shards are kept"
+        ) from error

@@ -1,0 +1,117 @@
+"""`largebatch prepare`: downloads, decodes and tokenizes a recipe's data, before a job's GPUs would wait for it."""
+
+import argparse
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from largebatch.errors import UserError
+from largebatch.tools.options import Commands, add_command, add_recipe, positive_int
+
+if TYPE_CHECKING:
+    from largebatch.config import RecipeConfig
+
+
+def add_parser(commands: Commands) -> None:
+    """Declare the command."""
+    parser = add_command(
+        commands,
+        "prepare",
+        run,
+        help="download, decode and tokenize a recipe's data before a job needs it",
+        description="Do for a recipe's data what the first start of a job would do while its GPUs wait, and say how "
+        "many samples there are. Tokens are kept in HF_HOME/largebatch. What is prepared is not prepared again, and "
+        "work that was stopped goes on. Fields are overridden as in a run.",
+        epilog="""examples:
+  largebatch prepare llama_1b --workers 32
+  largebatch prepare my_recipe.json --write
+  sbatch slurm/prepare.sbatch llama_1b""",
+        takes_overrides=True,
+    )
+    add_recipe(parser)
+    parser.add_argument("--workers", type=positive_int, help="processes; default: one for each CPU core")
+    part = "of several processes, on any machines, that share the work: number I of N, such as 1/4; tokens only"
+    parser.add_argument("--shard", type=_part, default=(0, 1), metavar="I/N", help=part)
+    write = "write the numbers of samples into the recipe, as data.num_train_samples and data.num_eval_samples"
+    parser.add_argument("--write", action="store_true", help=write)
+    parser.add_argument("--dry-run", action="store_true", help="say what is missing, and prepare nothing")
+    parser.add_argument("--check", action="store_true", help="compare the checksums of tokens that are prepared")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prepare, and print what there is; return 1 if the recipe asks for more."""
+    # Each process has one thread.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    from largebatch.config import load_config
+    from largebatch.data.preparation import NotPrepared, Preparation, preparation
+
+    if options.write and options.overrides:
+        raise UserError("--write: the recipe would get numbers of overridden data; write the overrides into it first")
+    config: RecipeConfig = load_config(options.config, options.overrides)
+    workers = options.workers or len(os.sched_getaffinity(0))
+    part, num_parts = options.shard
+    allowed: Literal["nothing", "everything"] = "nothing" if options.dry_run else "everything"
+    command = f"largebatch prepare {options.config}"
+    preparation.set(Preparation(command, allowed, options.check, workers, part, num_parts))
+    try:
+        counts = _counts(config)
+    except NotPrepared as missing:
+        print(missing)
+        return 0
+    if counts is None:
+        print(f"part {part + 1} of {num_parts} is prepared; others are not finished yet")
+        return 0
+    if options.write:
+        _write(options.config, counts)
+    wanted = {} if options.write else config.data.model_dump(include=set(counts))
+    for field, available in counts.items():
+        used = f"; the recipe uses {wanted[field]:,}" if field in wanted else ""
+        print(f"data.{field:<18} {available:>15,} samples are prepared{used}")
+    if any(wanted.get(field, 0) > available for field, available in counts.items()):
+        print("the recipe asks for more samples than there are; write smaller numbers, or use --write")
+        return 1
+    return 0
+
+
+def _counts(config: "RecipeConfig") -> dict[str, int] | None:
+    """Prepare, and return the available samples by the config's field; None if other parts are not finished."""
+    from largebatch.config.data import HubOrLocal, TokenizedText
+    from largebatch.config.task_config import authors_program
+    from largebatch.data.prepared import OtherPartsMissing
+    from largebatch.task_folders import folder_of, import_from
+
+    fields = ("num_train_samples", "num_eval_samples")
+    if isinstance(config.data, HubOrLocal | TokenizedText):
+        # Data with too few samples is prepared all the same.
+        config = config.model_copy(update={"data": config.data.model_copy(update=dict.fromkeys(fields, 1))})
+    folder = folder_of(type(config).__module__)
+    assert folder is not None
+    with authors_program(folder):
+        open_sources = getattr(import_from(folder, "data"), "sources", None)
+    if open_sources is None:
+        raise UserError(f"{folder / 'data.py'} has no function sources(config), which docs/tasks.md describes")
+    try:
+        sources = open_sources(config)
+    except OtherPartsMissing:
+        return None
+    return {field: getattr(source, "num_available", len(source)) for field, source in zip(fields, sources, strict=True)}
+
+
+def _write(recipe: Path, counts: dict[str, int]) -> None:
+    """Replace the numbers in the recipe's JSON, and nothing else."""
+    text = recipe.read_text(encoding="utf-8")
+    for field, available in counts.items():
+        text, found = re.subn(rf'("{field}"\s*:\s*)\d+', rf"\g<1>{available}", text)
+        if found != 1:
+            raise UserError(f'{recipe}: "{field}" is there {found} times; write {available} by hand')
+    recipe.write_text(text, encoding="utf-8")
+
+
+def _part(text: str) -> tuple[int, int]:
+    """The part, from 0, and the number of parts."""
+    match = re.fullmatch(r"([0-9]+)/([0-9]+)", text)
+    if match and int(match[1]) <= int(match[2]) > 0:
+        # 3/3 is another name of 0/3, so that numbers may start at 0 or at 1.
+        return int(match[1]) % int(match[2]), int(match[2])
+    raise argparse.ArgumentTypeError(f"{text!r} is not a part; write 1/4, …, 4/4 or 0/4, …, 3/4")

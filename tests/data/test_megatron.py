@@ -1,0 +1,124 @@
+"""Megatron's files, as its own documentation describes them, written here byte by byte."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+
+import tasks
+from largebatch.config import load_config
+from largebatch.data.megatron import open_megatron
+from largebatch.errors import DataError
+from paths import PYDOC
+
+SEQUENCES = [[5, 6, 7], [8], [9, 10, 11, 12], [13, 14], [255, 0]]
+DOCUMENTS = [0, 1, 3, 5]  # the first document is one sequence; the others have two each
+CODES = {"B": 1, "b": 2, "h": 3, "i": 4, "q": 5, "H": 8}
+
+
+def write(prefix, kind="H", sequences=SEQUENCES, documents=DOCUMENTS):
+    """The pair of files as Megatron-LM's `IndexedDatasetBuilder` leaves it."""
+    tokens = [token for sequence in sequences for token in sequence]
+    prefix.with_suffix(".bin").write_bytes(struct.pack(f"<{len(tokens)}{kind}", *tokens))
+    index = b"MMIDIDX\x00\x00" + struct.pack("<Q", 1) + struct.pack("<B", CODES[kind])
+    index += struct.pack("<Q", len(sequences)) + struct.pack("<Q", len(documents))
+    index += b"".join(struct.pack("<i", len(sequence)) for sequence in sequences)
+    place = 0
+    for sequence in sequences:
+        index += struct.pack("<q", place)
+        place += len(sequence) * struct.calcsize(f"<{kind}")
+    index += b"".join(struct.pack("<q", number) for number in documents)
+    prefix.with_suffix(".idx").write_bytes(index)
+    return str(prefix)
+
+
+@pytest.mark.parametrize("kind", ["B", "h", "H", "i", "q"])
+def test_tokens_and_documents(tmp_path, kind):
+    stream = open_megatron(write(tmp_path / "corpus", kind), "data.train", 256)
+    assert stream.read(0, len(stream)).tolist() == [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 255, 0]
+    documents = [stream.read_document(number, 100).tolist() for number in range(stream.num_documents)]
+    assert documents == [[5, 6, 7], [8, 9, 10, 11, 12], [13, 14, 255, 0]]
+    assert stream.lengths().tolist() == [3, 5, 4]
+
+
+def test_tokens_beyond_the_vocabulary_are_refused_when_they_are_read(tmp_path):
+    stream = open_megatron(write(tmp_path / "corpus"), "data.train", 255)
+    assert stream.read(0, 10)[-1] == 14
+    with pytest.raises(
+        DataError, match=r"the data has token 255, but data\.tokenizer has only 255; write the tokenizer"
+    ):
+        stream.read(0, 11)
+    with pytest.raises(DataError, match="token 255"):
+        stream.read_document(2, 100)
+    negative = open_megatron(write(tmp_path / "negative", "b", [[1, -3]], [0, 1]), "data.train", 255)
+    with pytest.raises(DataError, match="token -3"):
+        negative.read(0, 2)
+
+
+def damage_of(name):
+    def change(prefix):
+        index, tokens = prefix.with_suffix(".idx"), prefix.with_suffix(".bin")
+        content = index.read_bytes()
+        match name:
+            case "no index":
+                index.unlink()
+            case "no tokens":
+                tokens.unlink()
+            case "older":
+                index.write_bytes(b"TNTIDX\x00\x00" + content[8:])
+            case "short header":
+                index.write_bytes(content[:20])
+            case "cut index":
+                index.write_bytes(content[:-8])
+            case "cut tokens":
+                tokens.write_bytes(tokens.read_bytes()[:-2])
+            case "other tokens":
+                tokens.write_bytes(bytes(1000))
+            case "floats":
+                index.write_bytes(content[:17] + b"\x07" + content[18:])
+            case "empty":
+                write(prefix, sequences=[], documents=[0])
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ("no index", r"data\.train: there is no file .*corpus\.idx .*without the ending"),
+        ("no tokens", r"data\.train: there is no file .*corpus\.bin"),
+        ("older", r"corpus\.idx is not an index of Megatron's format"),
+        ("short header", r"is not an index of Megatron's format"),
+        ("cut index", "do not fit each other"),
+        ("cut tokens", "do not fit each other"),
+        ("other tokens", "do not fit each other"),
+        ("floats", "has version 1 and type code 7; version 1 with whole numbers"),
+        ("empty", "do not fit each other, are empty or cut off"),
+    ],
+)
+def test_files_that_cannot_be_used(tmp_path, damage, words):
+    prefix = tmp_path / "corpus"
+    write(prefix)
+    damage_of(damage)(prefix)
+    with pytest.raises(DataError, match=words):
+        open_megatron(str(prefix), "data.train", 256)
+
+
+@pytest.mark.parametrize("task", ["causal_lm", "masked_lm"])
+def test_a_recipe_reads_them(tmp_path, task):
+    prefix = write(tmp_path / "corpus", sequences=[list(range(1, 41))], documents=[0, 1])
+    data = {"source": "megatron", "train": prefix, "eval": prefix, "tokenizer": "bytes", "block_size": 8}
+    data |= {"num_train_samples": 4, "num_eval_samples": 2}
+    recipe = PYDOC if task == "causal_lm" else PYDOC.parents[1] / "masked_lm/bert_pydoc.json"
+    words = ["--data", json.dumps(data), '--batch={"global_batch_size": 2, "micro_batch_size": 1}']
+    config = load_config(recipe, [*words, "--train.duration.epochs=20"])
+    train, evaluation = tasks.module(task, "data").sources(config)
+    assert (len(train), train.num_available, len(evaluation)) == (4, 4, 2)
+    batch = train.fetch(np.array([1]), 0)
+    if task == "causal_lm":
+        assert batch["input_ids"].tolist() == [[*range(9, 17)]]
+        assert batch["labels"].tolist() == [[*range(10, 18)]]
+    else:
+        predicted = batch["labels"] != -100
+        assert batch["labels"][predicted].tolist() == [9 + int(place) for place in predicted[0].nonzero()]

@@ -1,0 +1,299 @@
+"""Tokens that are prepared once: equal to what a plain loop makes, whoever prepares them and however often it fails."""
+
+import errno
+import json
+import os
+import signal
+import time
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from largebatch.config import load_config
+from largebatch.data import prepared, shards
+from largebatch.data.preparation import Preparation, preparation
+from largebatch.data.prepared import OtherPartsMissing, PreparedSplit, open_prepared
+from largebatch.data.tokenizer import ByteTokenizer
+from largebatch.errors import DataError
+from largebatch.storage import files
+from paths import PYDOC
+
+ASKED_FOR = Preparation("largebatch prepare x", allowed="everything", num_workers=1)
+
+
+@pytest.fixture(autouse=True)
+def small_shards(tmp_path, monkeypatch):
+    """A few hundred bytes of text in each shard, in a cache of its own."""
+    monkeypatch.setattr(prepared, "HF_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(shards, "SMALLEST", 300)
+    monkeypatch.setattr(shards, "BYTES_AT_ONCE", 100)
+
+
+def documents_of(split):
+    random = np.random.default_rng(len(split))
+    texts = ["".join(map(chr, random.integers(97, 123, size))) for size in random.integers(0, 90, 120)]
+    return [*texts[:50], None, "Ünï ✓", *texts[50:]]
+
+
+@pytest.fixture
+def section(tmp_path):
+    files = {}
+    for split in ("train", "eval"):
+        file = tmp_path / f"{split}.jsonl"
+        lines = [json.dumps({"text": text, "number": 1, "other": "x"}) + "\n" for text in documents_of(split)]
+        file.write_text("".join(lines))
+        files[split] = str(file)
+    return {
+        "source": "datasets",
+        "path": "json",
+        "data_files": files,
+        "tokenizer": "bytes",
+        "block_size": 8,
+        "num_train_samples": 20,
+        "num_eval_samples": 3,
+    }
+
+
+def data_of(section, **changes):
+    words = ["--data", json.dumps(section | changes), "--batch.global_batch_size=4", "--batch.micro_batch_size=1"]
+    return load_config(PYDOC, [*words, '--train.duration={"steps": 9}', "--learning_rate.warmup=null"]).data
+
+
+def prepare(data, how=ASKED_FOR, tokenizer=None):
+    token = preparation.set(how)
+    try:
+        return open_prepared(data, tokenizer or ByteTokenizer())
+    finally:
+        preparation.reset(token)
+
+
+def folder_of(data, split="train"):
+    return PreparedSplit(data, split, ByteTokenizer()).folder
+
+
+def bytes_of(stream):
+    return bytes(stream.read(0, len(stream)).tolist())
+
+
+def plain(split):
+    """What the tokens are, by one line of code."""
+    return b"".join((text or "").encode() + b"\0" for text in documents_of(split))
+
+
+def in_parts(data):
+    """The parts of an array, of which the last to end finds all."""
+    parts = [Preparation("", allowed="everything", num_workers=1, part=part, num_parts=3) for part in (2, 0, 1)]
+    for part in parts[:2]:
+        with pytest.raises(OtherPartsMissing):
+            prepare(data, part)
+    return prepare(data, parts[2])
+
+
+@pytest.mark.parametrize("way", ["in this process", "by three processes", "in parts", "by a job"])
+def test_the_tokens_are_those_of_a_plain_loop(section, way):
+    data = data_of(section)
+    by_processes = Preparation("", allowed="everything", num_workers=3)
+    how = {"by a job": preparation.get(), "by three processes": by_processes}.get(way, ASKED_FOR)
+    streams = in_parts(data) if way == "in parts" else prepare(data, how)
+    for split, stream in zip(("train", "eval"), streams, strict=True):
+        assert bytes_of(stream) == plain(split)
+        assert stream.num_documents == 122
+        for number in (0, 49, 50, 51, 121):
+            text = documents_of(split)[number] or ""
+            assert bytes(stream.read_document(number, 1000).tolist()) == text.encode() + b"\0"
+        assert stream.lengths().tolist() == [len((text or "").encode()) + 1 for text in documents_of(split)]
+    manifest = json.loads((folder_of(data) / "manifest.json").read_text())
+    assert len(manifest["shards"]) > 10
+    assert (manifest["documents"], manifest["tokens"]) == (122, len(plain("train")))
+    assert manifest["made_from"]["text_column"] == "text"
+    assert not list(folder_of(data).glob(".*"))
+
+
+def test_what_is_prepared_is_neither_opened_nor_made_again(section, monkeypatch):
+    data = data_of(section)
+    prepare(data)
+    before = {path: path.stat().st_mtime_ns for path in folder_of(data).iterdir()}
+    monkeypatch.setattr(prepared, "open_splits", None)
+    train, _ = prepare(data)
+    assert bytes_of(train) == plain("train")
+    assert {path: path.stat().st_mtime_ns for path in folder_of(data).iterdir()} == before
+
+
+def test_other_data_has_another_folder(section):
+    data = data_of(section)
+    others = [data_of(section, text_column="other"), data_of(section, train_split="train[:50%]")]
+    folders = {folder_of(each, each.train_split) for each in (data, *others)}
+
+    class Other(ByteTokenizer):
+        fingerprint = "other"
+
+    folders.add(PreparedSplit(data, "train", Other()).folder)
+    with Path(section["data_files"]["train"]).open("a") as file:
+        file.write('{"text": "more", "number": 2, "other": "x"}\n')
+    folders.add(folder_of(data))
+    assert len(folders) == 5
+    # Neither samples nor processes are part of what is prepared.
+    assert folder_of(data_of(section, block_size=4, num_train_samples=5, num_workers=2)) in folders
+    train, _ = prepare(data)
+    assert bytes_of(train) == plain("train") + b"more\0"
+
+
+def test_shards_of_other_data_are_made_again(section):
+    """Data on the hub may change between two calls, and its files are not here to be looked at."""
+    data = data_of(section)
+    prepare(data)
+    folder = folder_of(data)
+    (folder / "manifest.json").unlink()
+    record = json.loads((folder / "00003.json").read_text())
+    record["rows"]["bytes_of_split"] += 1
+    (folder / "00003.json").write_text(json.dumps(record))
+    (folder / "00003.tokens").write_bytes(b"x" * record["files"]["tokens"]["size"])
+    train, _ = prepare(data)
+    assert bytes_of(train) == plain("train")
+
+
+def test_damage_is_found(section):
+    data = data_of(section)
+    prepare(data)
+    file = folder_of(data) / "00002.tokens"
+    content = file.read_bytes()
+    file.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+    prepare(data)
+    with pytest.raises(DataError, match=r"00002\.tokens is damaged; remove its folder, and prepare the data again"):
+        prepare(data, Preparation("", allowed="everything", checks=True))
+    file.write_bytes(content[:-1])
+    with pytest.raises(DataError, match=r"00002\.tokens is damaged"):
+        prepare(data)
+
+
+@pytest.mark.parametrize("num_writes", range(6, 16))
+def test_a_full_disk_is_told_and_work_goes_on_after_room_is_made(section, monkeypatch, num_writes):
+    """In a file of tokens, of ends, or in the JSON of a shard; the first shard takes six writes."""
+    data = data_of(section)
+    write, written = files.os.write, []
+
+    def full(descriptor, content):
+        if len(written) >= num_writes and full.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written.append(len(content))
+        return write(descriptor, content)
+
+    full.is_full = True
+    monkeypatch.setattr(files.os, "write", full)
+    with pytest.raises(DataError, match=r"cannot be written: .*No space left.*make room.*finished shards are kept"):
+        prepare(data)
+    folder = folder_of(data)
+    finished = {path: path.stat().st_mtime_ns for path in folder.glob("*.json")}
+    assert finished
+    assert not list(folder.glob(".*"))
+    full.is_full = False
+    train, _ = prepare(data)
+    assert bytes_of(train) == plain("train")
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
+
+
+def test_leftovers_of_a_killed_process_go_when_nobody_writes_them(section):
+    data = data_of(section)
+    folder = folder_of(data)
+    folder.mkdir(parents=True)
+    old, new = folder / ".00000.aaaa.tmp", folder / ".00000.bbbb.tmp"
+    for file in (old, new):
+        file.write_text("x")
+    os.utime(old, (time.time() - 3600,) * 2)
+    prepare(data)
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("limit", "rule", "words"),
+    [
+        (0, None, r"data\.prepare: 0\.0 MiB would have to be prepared while this job's devices wait; run `largebatch"),
+        (0, "allow", None),
+        (2**30, None, None),
+        (2**30, "require", r"data\.prepare: 0\.0 MiB would have to be prepared.*or write \"allow\""),
+    ],
+)
+def test_what_a_job_may_prepare(section, monkeypatch, limit, rule, words):
+    monkeypatch.setattr("largebatch.data.preparation.MOST_BYTES_IN_A_JOB", limit)
+    data = data_of(section, prepare=rule)
+    by_a_job = Preparation("largebatch prepare x")
+    if words:
+        with pytest.raises(DataError, match=words):
+            prepare(data, by_a_job)
+        assert not folder_of(data).exists()
+        prepare(data)
+    assert bytes_of(prepare(data, by_a_job)[0]) == plain("train")
+
+
+def test_a_column_that_is_not_text(section):
+    with pytest.raises(DataError, match=r"data\.text_column: the column 'number' has .*int64.*not text"):
+        prepare(data_of(section, text_column="number"))
+
+
+class Slow(ByteTokenizer):
+    """Takes a while for each batch, and may end the process that encodes a certain document."""
+
+    def __init__(self, seconds=0.0, fatal=None):
+        self.seconds, self.fatal = seconds, fatal
+
+    def encode(self, documents):
+        time.sleep(self.seconds)
+        if self.fatal in documents:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().encode(documents)
+
+
+@pytest.mark.slow
+def test_a_killed_preparation_goes_on_and_leaves_no_process(section):
+    """At any moment, with three processes: nothing lost, nothing twice, and finished shards stay as they are."""
+    data = data_of(section)
+    how = Preparation("", allowed="everything", num_workers=3)
+    random = np.random.default_rng(0)
+    finished = {}
+    for _ in range(6):
+        process = get_context("fork").Process(target=prepare, args=(data, how, Slow(0.05)))
+        process.start()
+        while not (children := Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()):
+            assert process.is_alive()
+        time.sleep(random.uniform(0.0, 0.2))
+        process.kill()
+        process.join()
+        at_the_kill = len(list(folder_of(data).glob("*.json")))
+        while any(map(is_alive, children)):
+            time.sleep(0.01)
+        for path, changed in finished.items():
+            assert path.stat().st_mtime_ns == changed
+        finished = {path: path.stat().st_mtime_ns for path in folder_of(data).glob("*.json")}
+        # Each of the other processes may have been at the end of a shard.
+        assert len(finished) <= at_the_kill + 3
+    train, evaluation = prepare(data, how)
+    assert (bytes_of(train), bytes_of(evaluation)) == (plain("train"), plain("eval"))
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_is_told(section):
+    tokenizer = Slow(fatal=documents_of("train")[70])
+    data = data_of(section)
+    with pytest.raises(DataError, match=r"ended with exit code -9, perhaps for lack of memory; use fewer processes"):
+        prepare(data, Preparation("", allowed="everything", num_workers=2), tokenizer)
+    train, _ = prepare(data)
+    assert bytes_of(train) == plain("train")
+
+
+@pytest.mark.slow
+def test_an_error_in_a_process_is_told(section):
+    class Broken(ByteTokenizer):
+        def encode(self, documents):
+            raise ZeroDivisionError(f"no token for {documents[0]}")
+
+    with pytest.raises(RuntimeError, match="ZeroDivisionError: no token for "):
+        prepare(data_of(section), Preparation("", allowed="everything", num_workers=2), Broken())

@@ -1,0 +1,129 @@
+"""Before the first step: who prepares, who waits, and how a start ends that was asked to stop."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+import tasks
+from jobs import JobFailed, run_job
+from largebatch.config import load_config
+from largebatch.data.preparation import preparation
+from largebatch.errors import DataError
+from largebatch.run import Run
+from largebatch.run.command_line import RunOptions, user_errors
+from paths import PYDOC
+
+
+def start(run_dir: Path) -> Run:
+    return Run(load_config(PYDOC), RunOptions(run_dir / "run", recipe=PYDOC))
+
+
+def sources():
+    return tasks.module("causal_lm", "data").sources(load_config(PYDOC))
+
+
+def note(folder: Path, text: str) -> None:
+    (folder / f"{text} {os.environ.get('RANK', 0)}").touch()
+
+
+def load_in_turns(folder: Path) -> list[float]:
+    """The first process takes two seconds, and reports progress; returns when each began and ended."""
+    times = [time.monotonic()]
+
+    def open_sources(_):
+        times[0] = time.monotonic()
+        if os.environ["RANK"] == "0":
+            assert preparation.get().command == f"largebatch prepare {PYDOC}"
+            for _ in range(20):
+                time.sleep(0.1)
+                preparation.get().progress()
+        times.append(time.monotonic())
+        return sources()
+
+    with user_errors():
+        start(folder).load(open_sources)
+    return times
+
+
+@pytest.mark.slow
+def test_the_first_process_prepares_before_the_others_open_the_data(tmp_path):
+    first, *others = run_job(load_in_turns, tmp_path, world_size=4)
+    assert all(began >= first[1] for began, _ in others)
+
+
+def load_and_stop(folder: Path, how: str) -> None:
+    def open_sources(_):
+        note(folder, "opened")
+        for number in range(600):
+            time.sleep(0.1)
+            preparation.get().progress()
+            if number == 3 and how == "stop file":
+                (folder / "run").mkdir(exist_ok=True)
+                (folder / "run/stop").touch()
+        return sources()
+
+    with user_errors():
+        run = start(folder)
+        if how == "signal" and os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGTERM)
+        run.load(open_sources)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "reason"), [("signal", "SIGTERM"), ("stop file", "the stop file"), ("time", "the end of the job's time")]
+)
+def test_a_start_ends_on_request_while_data_is_prepared(tmp_path, how, reason):
+    environment = {"LARGEBATCH_JOB_END_TIME": str(int(time.time()) + 301)} if how == "time" else {}
+    with pytest.raises(JobFailed, match=f"stopped: by {reason}.*, before the first step; the same command") as caught:
+        run_job(load_and_stop, tmp_path, how, environment=environment)
+    assert "exit code 75" in str(caught.value)
+    assert not (tmp_path / "opened 1").exists()
+    assert not (tmp_path / "run/attempts").exists()
+
+
+def load_what_cannot_be_used(folder: Path) -> None:
+    def open_sources(_):
+        note(folder, "opened")
+        time.sleep(1.5)
+        preparation.get().progress()
+        raise DataError("data.path: not this one")
+
+    with user_errors():
+        start(folder).load(open_sources)
+
+
+@pytest.mark.slow
+def test_data_that_cannot_be_used_is_told_once_and_nobody_waits(tmp_path):
+    with pytest.raises(JobFailed, match=r"error: on rank 0: data\.path: not this one") as caught:
+        run_job(load_what_cannot_be_used, tmp_path)
+    assert str(caught.value).count("not this one") == 1
+    assert not (tmp_path / "opened 1").exists()
+
+
+def hang_while_loading(folder: Path) -> None:
+    import largebatch.run.starting as starting
+
+    starting.SECONDS_OF_A_START = 2.0
+    config = load_config(PYDOC, ["--faults.hang_seconds=1"])
+    with user_errors():
+        Run(config, RunOptions(folder / "run", recipe=PYDOC)).load(lambda _: time.sleep(600))
+
+
+@pytest.mark.slow
+def test_a_start_that_hangs_ends_with_its_stack(tmp_path):
+    with pytest.raises(JobFailed, match="the process ended without a result") as caught:
+        run_job(hang_while_loading, tmp_path)
+    assert "in hang_while_loading" in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_an_old_stop_file_is_not_for_this_start(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/stop").touch()
+    os.utime(tmp_path / "run/stop", (time.time() - 60,) * 2)
+    run_job(load_in_turns, tmp_path)

@@ -1,0 +1,105 @@
+"""`largebatch prepare`: what it prints, writes and refuses."""
+
+import json
+import shutil
+
+import pytest
+
+from largebatch.data import prepared
+from largebatch.tools.command_line import main
+from paths import ROOT
+
+
+@pytest.fixture
+def recipe(project, monkeypatch):
+    """A recipe on twelve documents of eleven bytes, with their ends 144 tokens, that asks for more than there are."""
+    monkeypatch.setattr(prepared, "HF_HOME", str(project / "cache"))
+    rows = [json.dumps({"text": f"document {number:02d}"}) + "\n" for number in range(12)]
+    (project / "text.jsonl").write_text("".join(rows))
+    path = project / "recipes/causal_lm/mine.json"
+    content = json.loads((ROOT / "recipes/causal_lm/gpt_pydoc.json").read_text())
+    content["data"] = {
+        "source": "datasets",
+        "path": "json",
+        "data_files": {"train": "text.jsonl", "eval": "text.jsonl"},
+        "tokenizer": "bytes",
+        "block_size": 8,
+        "num_train_samples": 3200,
+        "num_eval_samples": 100,
+    }
+    content["batch"] = {"global_batch_size": 4, "micro_batch_size": 2}
+    content["train"]["duration"] = {"steps": 100}
+    path.write_text(json.dumps(content, indent=2))
+    return path
+
+
+def test_it_says_how_many_samples_there_are_and_writes_them(recipe, capsys):
+    assert main(["prepare", "mine", "--workers=1"]) == 1
+    printed = capsys.readouterr().out
+    assert "data.num_train_samples" in printed
+    assert "17 samples are prepared; the recipe uses 3,200" in printed
+    assert "the recipe asks for more samples than there are" in printed
+    before = recipe.read_text()
+    assert main(["prepare", "mine", "--workers=1", "--write"]) == 0
+    expected = before.replace('"num_train_samples": 3200', '"num_train_samples": 17')
+    assert recipe.read_text() == expected.replace('"num_eval_samples": 100', '"num_eval_samples": 17')
+    assert main(["prepare", "mine", "--check"]) == 0
+    assert "17 samples are prepared; the recipe uses 17" in capsys.readouterr().out
+
+
+def test_a_dry_run_says_what_is_missing_and_prepares_nothing(recipe, capsys):
+    folder = recipe.parents[2]
+    assert main(["prepare", "mine", "--dry-run"]) == 0
+    assert "0.0 MiB are to be prepared: a job does that when it starts; " in capsys.readouterr().out
+    assert main(["prepare", "mine", "--dry-run", "--data.prepare=require"]) == 0
+    refused = "a job would refuse that; run `largebatch prepare recipes/causal_lm/mine.json` first; "
+    assert refused in capsys.readouterr().out
+    assert not (folder / "cache/largebatch").exists()
+    assert main(["prepare", "mine", "--data.block_size=4", "--workers=1"]) == 1
+    capsys.readouterr()
+    assert main(["prepare", "mine", "--dry-run", "--data.prepare=require"]) == 1
+    assert "17 samples are prepared; the recipe uses 3,200" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("recipe")
+def test_parts_count_from_zero_or_one(capsys, monkeypatch):
+    monkeypatch.setattr("largebatch.data.shards.SMALLEST", 30)
+    for part in ("1/3", "2/3"):
+        assert main(["prepare", "mine", "--workers=1", "--shard", part]) == 0
+        assert "others are not finished yet" in capsys.readouterr().out
+    assert main(["prepare", "mine", "--workers=1", "--shard=0/3"]) == 1
+    assert "17 samples are prepared" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("recipe")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--write", "--data.block_size=4"], "--write: the recipe would get numbers of overridden data"),
+        (["--data.path=parquet"], "could not be loaded"),
+    ],
+)
+def test_what_is_refused(capsys, words, message):
+    assert main(["prepare", "mine", "--workers=1", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("recipe")
+@pytest.mark.parametrize("part", ["4/3", "1", "1/0", "-1/3", "a/b"])
+def test_parts_that_do_not_exist(capsys, part):
+    with pytest.raises(SystemExit):
+        main(["prepare", "mine", f"--shard={part}"])
+    assert "is not a part; write 1/4" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("project")
+def test_data_that_needs_no_preparation(capsys):
+    assert main(["prepare", "resnet_digits", "--workers=1"]) == 0
+    assert "1,437 samples are prepared; the recipe uses 1,437" in capsys.readouterr().out
+
+
+def test_a_task_without_sources(project, capsys):
+    folder = shutil.copytree("recipes/causal_lm", "recipes/other")
+    (project / folder / "data.py").write_text("")
+    assert main(["prepare", f"{folder}/gpt_pydoc.json"]) == 2
+    assert "has no function sources(config)" in capsys.readouterr().err
