@@ -82,7 +82,7 @@ class Run(Generic[Config]):
 
         self.backend = start(launch, self.plan, config.faults.hang_seconds)
         stop_files = self.folder.stop_files if self.backend.is_main_process else {}
-        self._stop = StopRequests(stop_files, config.faults.time_limit_margin_seconds, self.folder.opened)
+        self._stop = StopRequests(stop_files, config.faults.time_limit_margin_seconds, since=self.folder.opened)
         prepare = f"largebatch prepare {options.recipe or 'RECIPE'}"
         self._starting = Starting(self.backend, self._stop, config.faults.hang_seconds, prepare)
         self._agree_on_the_plan()

@@ -60,19 +60,19 @@ class StopRequests:
 
     Args:
         stop_files: By reason, a file whose creation is a request; empty if another process watches them.
-        since: Stop files that are older, in seconds since 1970, were meant for an earlier start.
         margin_seconds: How long before the end of the job's time limit to stop.
         environment: Variables, with LARGEBATCH_JOB_END_TIME in seconds since 1970 if there is a limit.
         clock: Returns seconds since 1970.
+        since: Stop files that are older, in seconds since 1970, were meant for an earlier start.
     """
 
     def __init__(
         self,
         stop_files: Mapping[str, Path],
         margin_seconds: float,
-        since: float = 0.0,
         environment: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = time.time,
+        since: float = 0.0,
     ):
         self._stop_files, self._since = stop_files, since
         self._clock = clock
