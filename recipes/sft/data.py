@@ -16,6 +16,7 @@ from jinja2 import TemplateError
 
 from largebatch.data.hub import column, open_splits
 from largebatch.data.order import Permutation
+from largebatch.data.preparation import num_workers_for
 from largebatch.data.source import SampleSource
 from largebatch.data.tokenizer import PretrainedTokenizer, Tokenizer, load_tokenizer
 from largebatch.errors import DataError
@@ -39,7 +40,7 @@ def sources(config: Config) -> tuple[SampleSource, SampleSource]:
     data = config.data
     if isinstance(data, AdditionData):
         splits, tokenizer, leave_out = addition(), load_tokenizer("bytes"), False
-        encoder = PairEncoder("{prompt}", "{answer}", tokenizer)
+        encoder, num_workers = PairEncoder("{prompt}", "{answer}", tokenizer), 0
     else:
         splits, tokenizer, leave_out = open_splits(data), load_tokenizer(data.tokenizer), data.on_invalid == "skip"
         for field in ("prompt", "answer"):
@@ -47,8 +48,9 @@ def sources(config: Config) -> tuple[SampleSource, SampleSource]:
                 for split in splits:
                     column(split, name, field)
         encoder = PairEncoder(data.prompt, data.answer, tokenizer, chat=data.format == "chat")
+        num_workers = num_workers_for(data)
     train, evaluation = (
-        Pairs(tokenize(split, encoder, data.num_workers), data.block_size, name, leave_out)
+        Pairs(tokenize(split, encoder, num_workers), data.block_size, name, leave_out)
         for split, name in zip(splits, ("training", "evaluation"), strict=True)
     )
     _check_fits_the_model(config, tokenizer, int(max(train.lengths.max(), evaluation.lengths.max())))

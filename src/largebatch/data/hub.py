@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from largebatch.config.data import HubOrLocal
-from largebatch.data.preparation import check_may_prepare
+from largebatch.data.preparation import check_may_prepare, preparation
 from largebatch.errors import DataError, reason_of
 from largebatch.local_folder import local_folder
 
@@ -35,7 +35,7 @@ def open_splits(config: HubOrLocal) -> "tuple[datasets.Dataset, datasets.Dataset
         builder = datasets.load_dataset_builder(**arguments)
         if not Path(builder.cache_dir).is_dir():
             check_may_prepare(config, _size(builder))
-        builder.download_and_prepare()
+        builder.download_and_prepare(num_proc=preparation.get().num_workers)
         train, evaluation = (builder.as_dataset(split) for split in splits)
     except DataError:
         raise

@@ -32,6 +32,12 @@ _BY_A_JOB = Preparation("largebatch prepare RECIPE")
 preparation: ContextVar[Preparation] = ContextVar("preparation", default=_BY_A_JOB)
 
 
+def num_workers_for(data: HubOrLocal) -> int:
+    """The processes that prepare this data."""
+    asked_for = preparation.get().num_workers
+    return data.num_workers if asked_for is None else asked_for
+
+
 class NotPrepared(DataError):
     """Data is missing that may not be prepared here."""
 

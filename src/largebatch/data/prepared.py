@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from largebatch.config.data import HubText
 from largebatch.data.hub import column, open_splits
-from largebatch.data.preparation import check_may_prepare, preparation
+from largebatch.data.preparation import check_may_prepare, num_workers_for, preparation
 from largebatch.data.shards import ShardMaker, file_of
 from largebatch.data.token_stream import TokenStream
 from largebatch.data.tokenizer import Tokenizer
@@ -81,7 +81,7 @@ class PreparedSplit:
     """
 
     def __init__(self, data: HubText, split: str, tokenizer: Tokenizer):
-        self._tokenizer, self._num_workers = tokenizer, data.num_workers
+        self._tokenizer, self._num_workers = tokenizer, num_workers_for(data)
         self._dtype = np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<i4")
         self._made_from = {
             **data.model_dump(mode="json", include={"path", "name", "data_files", "text_column"}),
@@ -107,9 +107,8 @@ class PreparedSplit:
         """
         if self.manifest:
             return 0
-        num_workers = preparation.get().num_workers
         maker = ShardMaker(self.folder, text, self._tokenizer, self._dtype)
-        missing = maker.make(self._num_workers if num_workers is None else num_workers)
+        missing = maker.make(self._num_workers)
         if not missing:
             shards = list(maker.records())
             counts = {name: sum(shard[name] for shard in shards) for name in ("documents", "tokens")}

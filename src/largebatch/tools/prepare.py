@@ -53,12 +53,14 @@ def run(options: argparse.Namespace) -> int:
     part, num_parts = options.shard
     allowed: Literal["nothing", "everything"] = "nothing" if options.dry_run else "everything"
     command = f"largebatch prepare {options.config}"
-    preparation.set(Preparation(command, allowed, options.check, workers, part, num_parts))
+    before = preparation.set(Preparation(command, allowed, options.check, workers, part, num_parts))
     try:
         counts = _counts(config)
     except NotPrepared as missing:
         print(missing)
         return 0
+    finally:
+        preparation.reset(before)
     if counts is None:
         print(f"part {part + 1} of {num_parts} is prepared; others are not finished yet")
         return 0
