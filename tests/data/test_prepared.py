@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from multiprocessing import get_context
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 
 from largebatch.config import load_config
 from largebatch.data import prepared, shards
-from largebatch.data.preparation import Preparation, preparation
+from largebatch.data.preparation import NotPrepared, Preparation, preparation
 from largebatch.data.prepared import OtherPartsMissing, PreparedSplit, open_prepared
 from largebatch.data.tokenizer import ByteTokenizer
 from largebatch.errors import DataError
@@ -227,6 +228,18 @@ def test_what_a_job_may_prepare(section, monkeypatch, limit, rule, words):
     assert bytes_of(prepare(data, by_a_job)[0]) == plain("train")
 
 
+def test_documents_that_are_here_but_not_tokenized(section, monkeypatch):
+    """Of the data, only the tokens are missing."""
+    data = data_of(section)
+    token = preparation.set(ASKED_FOR)
+    prepared.open_splits(data)
+    preparation.reset(token)
+    monkeypatch.setattr("largebatch.data.preparation.MOST_BYTES_IN_A_JOB", 0)
+    with pytest.raises(NotPrepared, match="would have to be prepared"):
+        prepare(data, Preparation("largebatch prepare x"))
+    assert not folder_of(data).exists()
+
+
 def test_a_column_that_is_not_text(section):
     with pytest.raises(DataError, match=r"data\.text_column: the column 'number' has .*int64.*not text"):
         prepare(data_of(section, text_column="number"))
@@ -290,7 +303,12 @@ def test_a_process_that_is_killed_is_told(section):
 
 
 @pytest.mark.slow
-def test_an_error_in_a_process_is_told(section):
+@pytest.mark.parametrize("seconds", [0.0, 0.05])
+def test_an_error_in_a_process_is_told(section, seconds, monkeypatch):
+    """Also where all processes have ended before they are looked at."""
+    start = ForkProcess.start
+    monkeypatch.setattr(ForkProcess, "start", lambda process: (start(process), time.sleep(seconds)))
+
     class Broken(ByteTokenizer):
         def encode(self, documents):
             raise ZeroDivisionError(f"no token for {documents[0]}")

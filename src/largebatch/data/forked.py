@@ -50,9 +50,9 @@ def in_processes(
     try:
         for process in processes:
             process.start()
-        while running := [process.sentinel for process in processes if process.exitcode is None]:
-            wait(running, SECONDS_BETWEEN_CALLS)
-            progress()
+        while True:
+            # Before the look at how they ended: one that ends in between is looked at next time.
+            running = [process.sentinel for process in processes if process.exitcode is None]
             codes = [process.exitcode for process in processes if process.exitcode]
             if codes and not failures.empty():
                 is_known, message, stack = failures.get()
@@ -62,6 +62,10 @@ def in_processes(
                     f"a process that prepared data ended with exit code {codes[0]}, perhaps for lack of memory; use "
                     "fewer processes, or a machine with more memory, and run the same command again"
                 )
+            if not running:
+                return
+            wait(running, SECONDS_BETWEEN_CALLS)
+            progress()
     finally:
         for process in processes:
             if process.pid is not None:

@@ -33,7 +33,7 @@ class TokenStream:
     ):
         self._starts = np.cumsum([0, *num_tokens])
         self._first_documents = np.cumsum([0, *num_documents])
-        self._open_tokens, self._open_ends, self._vocab_size = open_tokens, open_ends, vocab_size
+        self._openers, self._vocab_size = {"tokens": open_tokens, "ends": open_ends}, vocab_size
         self._opened: dict[tuple[str, int], Array] = {}
 
     @classmethod
@@ -76,14 +76,15 @@ class TokenStream:
         return np.concatenate([np.diff(self._ends(part), prepend=0) for part in range(len(self._starts) - 1)])
 
     def _tokens(self, part: int) -> Array:
-        if ("tokens", part) not in self._opened:
-            self._opened["tokens", part] = self._open_tokens(part)
-        return self._opened["tokens", part]
+        return self._open("tokens", part)
 
     def _ends(self, part: int) -> Array:
-        if ("ends", part) not in self._opened:
-            self._opened["ends", part] = self._open_ends(part)
-        return self._opened["ends", part]
+        return self._open("ends", part)
+
+    def _open(self, what: str, part: int) -> Array:
+        if (what, part) not in self._opened:
+            self._opened[what, part] = self._openers[what](part)
+        return self._opened[what, part]
 
     def _checked(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
         if self._vocab_size is not None and len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._vocab_size:

@@ -3,6 +3,7 @@
 import argparse
 import os
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -49,11 +50,11 @@ def run(options: argparse.Namespace) -> int:
     if options.write and options.overrides:
         raise UserError("--write: the recipe would get numbers of overridden data; write the overrides into it first")
     config: RecipeConfig = load_config(options.config, options.overrides)
-    workers = options.workers or len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     part, num_parts = options.shard
     allowed: Literal["nothing", "everything"] = "nothing" if options.dry_run else "everything"
     command = f"largebatch prepare {options.config}"
-    before = preparation.set(Preparation(command, allowed, options.check, workers, part, num_parts))
+    before = preparation.set(Preparation(command, allowed, options.check, options.workers or cores, part, num_parts))
     try:
         counts = _counts(config)
     except NotPrepared as missing:
