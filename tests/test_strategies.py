@@ -1,6 +1,7 @@
 """The same optimization under every strategy and number of processes, against a plain PyTorch loop in one process."""
 
 import json
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 
@@ -8,8 +9,8 @@ import numpy as np
 import pytest
 
 from jobs import run_job, train
-from paths import BERT, DIGITS, LLAMA, PYDOC, STRATEGIES, VIT_DIGITS
-from reference import reference_bert, reference_digits, reference_pydoc, reference_vit_digits
+from paths import BERT, DIGITS, LLAMA, PYDOC, ROOT, STRATEGIES, VIT_DIGITS
+from reference import reference_bert, reference_digits, reference_mixture, reference_pydoc, reference_vit_digits
 
 STEPS = 12
 SMALL_GPT = ("--model.num_layers=2", "--model.hidden_size=32", "--model.num_heads=2", "--data.block_size=32")
@@ -27,6 +28,37 @@ SIZES = (
 )
 LARS = '--optimizer={"name": "lars", "nesterov": true, "weight_decay": 0.001, "trust_coefficient": 0.01}'
 LAMB = '--optimizer={"name": "lamb", "betas": [0.9, 0.99], "weight_decay": 0.1, "clip_norm": 1.0}'
+# Of the second source, 40 samples are drawn more than twice.
+MIXED = {"long": (str(ROOT / "docs/architecture.md"), 300), "short": (str(ROOT / "docs/science.md"), 40)}
+SHARES = {0: {"long": Fraction(7, 10), "short": Fraction(3, 10)}, 7: {"long": Fraction(1, 4), "short": Fraction(3, 4)}}
+MIXTURE = json.dumps(
+    {
+        "source": "datasets",
+        "path": "text",
+        "tokenizer": "bytes",
+        "block_size": 32,
+        "num_train_samples": 340,
+        "num_eval_samples": 30,
+        "sources": [
+            {
+                "name": name,
+                "weight": float(SHARES[0][name]),
+                "data_files": {"train": file, "eval": file},
+                "num_train_samples": size,
+                "num_eval_samples": 10 if name == "long" else 20,
+            }
+            for name, (file, size) in MIXED.items()
+        ],
+        "weight_phases": [{"from": {"samples": 224}, "weights": {"long": 1, "short": 3}}],
+    }
+)
+MIXTURE_WORDS = (
+    *SMALL_GPT[:3],
+    f"--data={MIXTURE}",
+    '--train.duration={"steps": 200}',
+    WARMUP,
+    "--evaluation.every=null",
+)
 # The overrides of each recipe and the arguments of its independent reference.
 RECIPES = {
     "sgd": (DIGITS, (), (reference_digits,)),
@@ -44,6 +76,7 @@ RECIPES = {
     "mixup": (VIT_DIGITS, (*SMALL_VIT, MIXUP), (reference_vit_digits,)),
     "large model": (LLAMA, SMALL_LLAMA, (reference_pydoc, {0: 32})),
     "masked": (BERT, SMALL_BERT, (reference_bert,)),
+    "mixture": (PYDOC, MIXTURE_WORDS, (reference_mixture, MIXED, SHARES)),
 }
 TOLERANCE = 1e-5
 
@@ -145,6 +178,13 @@ SAMPLE = [
     ("masked", "single", 1, 4),
     ("masked", "ddp", 2, None),
     ("masked", "zero1", 2, None),
+    ("mixture", "single", 1, 4),
+    ("mixture", "ddp", 4, 4),
+    ("mixture", "fsdp", 2, None),
+    ("mixture", "hsdp", 4, 2),
+    ("mixture", "zero1", 2, None),
+    ("mixture", "zero2", 2, 4),
+    ("mixture", "zero3", 4, 8),
 ]
 
 

@@ -1,6 +1,9 @@
 """The training and evaluation samples of this folder's recipes."""
 
-from largebatch.config.data import PydocData
+from functools import partial
+
+from largebatch.config.data import HubText, MegatronText, PydocData
+from largebatch.data.mixture import open_mixed
 from largebatch.data.source import SampleSource
 from largebatch.data.text import pydoc_samples, tokenized_samples
 from largebatch.data.tokenizer import check_vocabulary, load_tokenizer
@@ -19,7 +22,10 @@ def sources(config: Config) -> tuple[SampleSource, SampleSource]:
     Raises:
         DataError: The data or its tokenizer cannot be loaded, or a split has fewer samples than the recipe says.
     """
-    data = config.data
+    return open_mixed(config.data, config.seed, partial(_open, config))
+
+
+def _open(config: Config, data: PydocData | HubText | MegatronText) -> tuple[SampleSource, SampleSource]:
     if isinstance(data, PydocData):
         return pydoc_samples(data)
     tokenizer = load_tokenizer(data.tokenizer)

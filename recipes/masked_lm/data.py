@@ -5,19 +5,21 @@ block predicts the same number of tokens, so that all samples weigh the same in 
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from largebatch.config.data import PydocData
+from largebatch.data.mixture import open_mixed
 from largebatch.data.order import Indices, derive_seed
 from largebatch.data.source import Batch, SampleSource
 from largebatch.data.text import IGNORE_INDEX, count_targets, pydoc_samples, tokenized_samples
 from largebatch.data.tokenizer import check_vocabulary, load_tokenizer
 from largebatch.errors import DataError
 
-from .config import Config
+from .config import Config, MaskedHubText, MaskedMegatronText, MaskedPydoc
 
 MASKED, REPLACED = 0.8, 0.1  # fractions of the predicted tokens; the rest stay unchanged
 
@@ -32,7 +34,10 @@ def sources(config: Config) -> tuple[SampleSource, SampleSource]:
         DataError: The data or its tokenizer cannot be loaded, the tokenizer has no mask, the model has too few
             embeddings, or a split has fewer samples than the recipe says.
     """
-    data = config.data
+    return open_mixed(config.data, config.seed, partial(_open, config))
+
+
+def _open(config: Config, data: MaskedPydoc | MaskedHubText | MaskedMegatronText) -> tuple[SampleSource, SampleSource]:
     name = "bytes" if isinstance(data, PydocData) else data.tokenizer
     tokenizer = load_tokenizer(name)
     mask = tokenizer.mask_token

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from largebatch.config import RecipeConfig, check
-from largebatch.config.data import Data, HubOrLocal
+from largebatch.config.data import Data, HubOrLocal, Mixable
 from largebatch.config.models import Model
 from largebatch.config.sections import BelowOne, PositiveFloat, PositiveInt, Section
 
@@ -36,7 +36,7 @@ class AdditionData(PairData):
     source: Literal["addition"]
 
 
-class HubPairs(HubOrLocal, PairData):
+class HubPairs(Mixable, PairData):
     """Prompts with their answers through Hugging Face `datasets`.
 
     The first `num_train_samples` samples are used; a run prints how many there are.

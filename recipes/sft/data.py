@@ -15,13 +15,14 @@ import numpy as np
 from jinja2 import TemplateError
 
 from largebatch.data.hub import column, open_splits
+from largebatch.data.mixture import open_mixed
 from largebatch.data.order import Permutation
 from largebatch.data.preparation import num_workers_for
 from largebatch.data.source import SampleSource
 from largebatch.data.tokenizer import PretrainedTokenizer, Tokenizer, load_tokenizer
 from largebatch.errors import DataError
 
-from .config import AdditionData, Config
+from .config import AdditionData, Config, HubPairs
 from .model import configuration
 from .pairs import Pairs, PairSamples
 
@@ -37,7 +38,10 @@ def sources(config: Config) -> tuple[SampleSource, SampleSource]:
         DataError: The data or its tokenizer cannot be loaded or do not fit the model, there are unusable pairs, or
             fewer samples than the recipe says.
     """
-    data = config.data
+    return open_mixed(config.data, config.seed, partial(_open, config))
+
+
+def _open(config: Config, data: AdditionData | HubPairs) -> tuple[SampleSource, SampleSource]:
     if isinstance(data, AdditionData):
         splits, tokenizer, leave_out = addition(), load_tokenizer("bytes"), False
         encoder, num_workers = PairEncoder("{prompt}", "{answer}", tokenizer), 0

@@ -1,6 +1,7 @@
 """`largebatch prepare`: what it prints, writes and refuses."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -59,6 +60,21 @@ def test_a_dry_run_says_what_is_missing_and_prepares_nothing(recipe, capsys):
     capsys.readouterr()
     assert main(["prepare", "mine", "--dry-run", "--data.prepare=require"]) == 1
     assert "17 samples are prepared; the recipe uses 3,200" in capsys.readouterr().out
+
+
+def test_each_source_of_a_mixture(recipe, capsys):
+    content = json.loads(recipe.read_text())
+    sizes = {"num_train_samples": 10, "num_eval_samples": 3}
+    sources = [{"name": name, "weight": 1, **sizes} for name in ("one", "two")]
+    content["data"] |= {"num_train_samples": 20, "num_eval_samples": 6, "sources": sources}
+    content["evaluation"]["every"] = None
+    recipe.write_text(json.dumps(content))
+    assert main(["prepare", "mine", "--workers=1"]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"one: data\.num_train_samples +17 samples are prepared; the recipe uses 10\n", printed)
+    assert re.search(r"two: data\.num_eval_samples +17 samples are prepared; the recipe uses 3\n", printed)
+    assert main(["prepare", "mine", "--write"]) == 2
+    assert "--write: the recipe has several sources" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("recipe")

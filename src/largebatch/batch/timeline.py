@@ -13,6 +13,8 @@ from typing import Literal, NamedTuple
 
 Unit = Literal["steps", "samples", "tokens", "epochs"]
 
+ENDLESS = 2**62  # samples of a training set without epochs, such as a mixture
+
 
 @dataclass(frozen=True)
 class Length:
@@ -89,6 +91,11 @@ class Timeline:
             timeline = replace(timeline, phases=(*timeline.phases, phase))
         return timeline
 
+    @property
+    def is_endless(self) -> bool:
+        """Whether there are no epochs."""
+        return self.num_train_samples == ENDLESS
+
     def at(self, step: int) -> GlobalBatch:
         """The global batch of optimizer step `step`, counted from 0."""
         phase = self.phases[-1]
@@ -118,7 +125,7 @@ class Timeline:
         """The exact amount of training in the first `step` steps. An epoch is over when its last batch is.
 
         Raises:
-            ValueError: Samples have no tokens, or not all the same number.
+            ValueError: Samples have no tokens, or not all the same number; or there are no epochs.
         """
         return Fraction(*self._progress(step, unit))
 
@@ -136,6 +143,11 @@ class Timeline:
                     "epochs, steps or samples"
                 )
             return batch.samples_before * self.tokens_per_sample, 1
+        if self.is_endless:
+            raise ValueError(
+                "is given in epochs, but a mixture has none, because its sources end at different times; use steps, "
+                "samples or tokens"
+            )
         _, left = self._left_in_epoch(batch.start, batch.global_batch_size)
         whole = batch.start + left
         return batch.epoch * whole + batch.start, whole

@@ -1,10 +1,25 @@
 """The data sections that tasks share: one typed section per kind of data set."""
 
-from typing import Literal, Self
+import json
+from itertools import pairwise
+from typing import Annotated, Literal, Self
 
-from pydantic import model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from largebatch.config.sections import Fraction, NonNegativeInt, PositiveFraction, PositiveInt, Section
+from largebatch.batch import Timeline
+from largebatch.batch.mixture import Mixture, MixturePhase, whole_weights
+from largebatch.batch.timeline import ENDLESS
+from largebatch.config.sections import (
+    Fraction,
+    Moment,
+    NonEmpty,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveFraction,
+    PositiveInt,
+    Section,
+)
 
 
 class DataFiles(Section):
@@ -25,6 +40,15 @@ class Data(Section):
     """Number of evaluation samples, compared in the same way."""
     num_workers: NonNegativeInt = 0
     """Loader processes per training process, and tokenizing ones per machine; 0: the training process does both."""
+
+    @property
+    def samples_of_an_epoch(self) -> int:
+        """Samples after which the training set begins anew."""
+        return self.num_train_samples
+
+    def mixture(self, timeline: Timeline) -> Mixture | None:  # noqa: ARG002 - used by those that are mixtures
+        """The sources and their shares, if there are several."""
+        return None
 
     @property
     def loss_unit(self) -> str:
@@ -82,6 +106,111 @@ class HubOrLocal(Data):
                 raise ValueError(
                     f"data_files.{field} would not be read: train_split is {self.train_split!r}, eval_split "
                     f'{self.eval_split!r}; write {field}_split "{name}", or give the same files for both'
+                )
+        return self
+
+
+class MixedSource(Section):
+    """A source of a mixture, besides the fields of the section that differ for it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: NonEmpty
+    """Name of the source, in the plan and in evaluations."""
+    weight: NonNegativeFloat
+    """Share of the training samples, in proportion to the other weights; 0 for a source that only a later phase has."""
+    max_epochs: PositiveFloat | None = None
+    """How many times the source may be seen; a recipe that would train on it more often is refused."""
+
+
+class WeightPhase(Section):
+    """Other weights, from a moment on."""
+
+    from_: Annotated[Moment, Field(alias="from")]
+    """Moment from which they are used."""
+    weights: dict[str, NonNegativeFloat]
+    """The weight of each source, by its name."""
+
+
+class Mixable(HubOrLocal):
+    """Data that may be mixed from several sources."""
+
+    path: str = ""
+    """Hub id or local folder; with `data_files`, the format: "parquet", "json", "csv" or "text"; not needed if each of
+    `sources` has its own."""
+    sources: Annotated[list[MixedSource], Field(min_length=2)] | None = None
+    """Sources to mix, such as [{"name": "web", "weight": 0.8, "path": …}, {"name": "code", "weight": 0.2, "path": …}].
+    Each has the fields of this section, unless it gives its own: always "num_train_samples" and "num_eval_samples",
+    whose sums are those of the section, and "config_name" in place of `name`. Each global batch has its exact share of
+    each source, and each source goes through its own shuffled epochs."""
+    weight_phases: list[WeightPhase] | None = None
+    """Other weights of the sources later in training, such as for annealing, in increasing order of their moments."""
+
+    def sections(self) -> list[Self]:
+        """The section of each source."""
+        common = self.model_dump(mode="json", exclude={"sources", "weight_phases"}, exclude_unset=True)
+        sections = []
+        for number, source in enumerate(self.sources or ()):
+            own = dict(source.model_extra or {})
+            own |= {"name": own.pop("config_name")} if "config_name" in own else {}
+            for field in ("num_train_samples", "num_eval_samples"):
+                if field not in own:
+                    raise ValueError(f"sources[{number}].{field}: missing; write that of {source.name} alone")
+            try:
+                sections.append(type(self).model_validate_json(json.dumps(common | own)))
+            except ValidationError as error:
+                first = error.errors(include_url=False)[0]
+                where = ".".join(["", *map(str, first["loc"])])
+                raise ValueError(f"sources[{number}]{where} ({source.name}): {first['msg']}") from error
+        return sections
+
+    @property
+    def samples_of_an_epoch(self) -> int:
+        return ENDLESS if self.sources else self.num_train_samples
+
+    def mixture(self, timeline: Timeline) -> Mixture | None:
+        if not self.sources:
+            return None
+        later = self.weight_phases or []
+        weights = [{source.name: source.weight for source in self.sources}, *(each.weights for each in later)]
+        steps = [0, *(timeline.steps_in(each.from_.length) for each in later)]
+        if any(after <= before for before, after in pairwise(steps)):
+            raise ValueError("their moments are not in increasing order, or less than a step apart; correct them")
+        phases = [
+            MixturePhase(
+                timeline.at(step).samples_before, whole_weights([each[source.name] for source in self.sources])
+            )
+            for step, each in zip(steps, weights, strict=True)
+        ]
+        sizes = tuple(section.num_train_samples for section in self.sections())
+        return Mixture(tuple(weights[0]), sizes, tuple(phases))
+
+    @model_validator(mode="after")
+    def _sources_fit(self) -> Self:
+        if not self.path and not self.sources:
+            raise ValueError("path is missing; write a hub id, a local folder or, with data_files, a format")
+        if self.sources is None:
+            if self.weight_phases:
+                raise ValueError("weight_phases needs sources, whose weights it changes; write them, or remove it")
+            return self
+        names, phases = [source.name for source in self.sources], self.weight_phases or ()
+        if len(set(names)) < len(names):
+            raise ValueError(f"sources: two have the same name; they are {', '.join(names)}")
+        for number, phase in enumerate(phases):
+            if set(phase.weights) != set(names):
+                raise ValueError(f"weight_phases[{number}].weights: write a weight for each of {', '.join(names)}")
+        for weights in (
+            [source.weight for source in self.sources],
+            *(each.weights.values() for each in phases),
+        ):
+            if not any(weights):
+                raise ValueError("sources: all weights are 0; write those of the sources to train on")
+        sections = self.sections()
+        for field in ("num_train_samples", "num_eval_samples"):
+            total = sum(getattr(section, field) for section in sections)
+            if getattr(self, field) != total:
+                raise ValueError(
+                    f"{field}: {getattr(self, field)}, but the sources have {total} together; write {total}"
                 )
         return self
 
@@ -166,7 +295,7 @@ class TokenizedText(TextData):
     document, with positions that start at 0 in each document and in each block."""
 
 
-class HubText(HubOrLocal, TokenizedText):
+class HubText(Mixable, TokenizedText):
     """Text documents, opened with Hugging Face `datasets` and tokenized; an end-of-text token, or else the tokenizer's
     separator, follows each. The first `num_train_samples` samples are used; a run prints how many there are."""
 

@@ -1,6 +1,8 @@
 """The fields that every recipe has, and checks across them; the `Config` of a task adds its data, model and more."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field
@@ -214,7 +216,9 @@ class RecipeConfig(Section):
             )
             return
         try:
-            timeline = Timeline.build(num_samples, sizes, not self.batch.drop_last, self.data.tokens_per_sample)
+            timeline = Timeline.build(
+                self.data.samples_of_an_epoch, sizes, not self.batch.drop_last, self.data.tokens_per_sample
+            )
         except ValueError as error:
             yield f"batch.global_batch_size: {error}"
             return
@@ -238,6 +242,35 @@ class RecipeConfig(Section):
                 yield f"{path}: {error}"
         if "train.duration" in steps:
             yield from self._problems_of_the_run(timeline, steps)
+            yield from self._problems_of_the_mixture(timeline, steps["train.duration"])
+
+    def _problems_of_the_mixture(self, timeline: Timeline, total_steps: int) -> Iterator[str]:
+        try:
+            mixture = self.data.mixture(timeline)
+        except ValueError as error:
+            yield f"data.weight_phases: {error}"
+            return
+        if mixture is None:
+            return
+        smallest = min(size for _, size in self.batch.sizes)
+        for phase in mixture.phases:
+            for name, weight in zip(mixture.names, phase.weights, strict=True):
+                whole = sum(phase.weights)
+                if 0 < weight * smallest < whole:
+                    least = Fraction(whole - weight, weight * (smallest - 1)) if smallest > 1 else None
+                    remedy = f"multiply its weight by at least {math.ceil(least * 1000) / 1000:g}, or " if least else ""
+                    yield (
+                        f'data.sources: "{name}" has {weight} of {whole} of the samples, less than one in a batch of '
+                        f"{smallest}; {remedy}write a larger batch.global_batch_size, or weight 0"
+                    )
+        samples = timeline.at(total_steps).samples_before
+        limits = [source.max_epochs for source in getattr(self.data, "sources", None) or ()]
+        for name, epochs, most in zip(mixture.names, mixture.epochs(samples), limits, strict=True):
+            if most is not None and epochs > most:
+                yield (
+                    f'data.sources: "{name}" would be seen {epochs:.3g} times, more than max_epochs {most:g}; give it '
+                    "a smaller weight or more samples, shorten train.duration, or raise max_epochs"
+                )
 
     def _problems_of_the_run(self, timeline: Timeline, steps: Mapping[str, int]) -> Iterator[str]:
         """What does not fit into the run; `steps` are the durations by their paths."""

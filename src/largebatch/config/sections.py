@@ -280,7 +280,7 @@ class Evaluation(Section):
     every: Duration | None = None
     """Interval between evaluations; null means only at the end."""
     max_samples: PositiveInt | None = None
-    """Evaluate on only the first samples, this many; null means all."""
+    """Evaluate on only the first samples, this many, which are those of a mixture's first sources; null means all."""
 
 
 class Checkpoint(Section):

@@ -7,7 +7,7 @@ anywhere, on any number of processes, and see the same samples.
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import groupby, islice
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from largebatch.batch import Timeline
+from largebatch.batch.mixture import Mixture
 
 Indices = NDArray[np.int64]
 
@@ -81,7 +82,7 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 SHUFFLED_AT_ONCE = 64  # micro-batches
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=64)
 def epoch_order(num_samples: int, seed: int, epoch: int) -> Permutation:
     """The shuffle of one epoch, from position in the epoch to sample index."""
     return Permutation(num_samples, derive_seed(seed, "order", epoch))
@@ -112,6 +113,7 @@ class TrainingOrder:
     micro_batch_size: int
     world_size: int
     seed: int
+    mixture: Mixture | None = None
 
     def micro_batch(self, step: int, micro_step: int, rank: int) -> MicroBatch:
         """The work of process `rank` in micro-step `micro_step` of optimizer step `step`, all counted from 0."""
@@ -126,12 +128,31 @@ class TrainingOrder:
         while places := list(islice(upcoming, SHUFFLED_AT_ONCE)):
             for epoch, group in groupby(places, key=itemgetter(0)):
                 same_epoch = list(group)
-                order = epoch_order(self.timeline.num_train_samples, self.seed, epoch)
-                indices = order(np.concatenate([np.arange(place.first, place.end) for place in same_epoch]))
+                indices = self._indices(epoch, same_epoch)
                 begin = 0
                 for _, step, slot, first, end, contributes in same_epoch:
                     chosen, begin = indices[begin : begin + end - first], begin + end - first
                     yield MicroBatch(epoch, chosen, derive_seed(self.seed, "model", step, slot), contributes)
+
+    def _indices(self, epoch: int, places: Sequence["_Place"]) -> Indices:
+        """The sample indices of micro-batches of one epoch."""
+        if self.mixture is None:
+            order = epoch_order(self.timeline.num_train_samples, self.seed, epoch)
+            return order(np.concatenate([np.arange(place.first, place.end) for place in places]))
+        return np.concatenate([self._mixed(place.step, place.first, place.end) for place in places])
+
+    def _mixed(self, step: int, first: int, end: int) -> Indices:
+        """The indices, as `data.mixture` reads them, at positions of a mixture, which are samples since the start."""
+        assert self.mixture is not None
+        batch = self.timeline.at(step)
+        before = np.array(self.mixture.drawn(batch.samples_before))
+        ends = np.cumsum(np.array(self.mixture.drawn(batch.samples_before + batch.size)) - before)
+        shuffle = Permutation(batch.size, derive_seed(self.seed, "mixture", step))
+        places = shuffle(np.arange(first, end) - batch.start)
+        which = np.searchsorted(ends, places, side="right")
+        draws = before[which] + places - np.array([0, *ends])[which]
+        indices: Indices = draws * len(ends) + which
+        return indices
 
     def _places(self, micro_steps: Iterable[tuple[int, int]], rank: int) -> Iterator["_Place"]:
         for step, group in groupby(micro_steps, key=itemgetter(0)):

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from largebatch.batch import GlobalBatch, Length, Timeline, gradient_accumulation_steps, micro_steps
+from largebatch.batch.mixture import Mixture
 from largebatch.batch.scaling import MomentRule, ScalingRule, scaled_moments, scaling_factor
 from largebatch.batch.schedule import Schedule
 from largebatch.config import RecipeConfig
@@ -38,6 +39,7 @@ class RunPlan:
     num_train_samples: int
     num_eval_samples: int
     timeline: Timeline  # the samples of each step, and the batch sizes
+    mixture: Mixture | None  # the sources that the samples come from, if there are several
     total_steps: int
     stop_after_steps: int  # last step of this run: `total_steps`, or fewer if the recipe asks to stop early
     loss_unit: str
@@ -188,7 +190,7 @@ def resolve(config: RecipeConfig, world_size: int, micro_batch_size: int | None 
     accumulation = max(gradient_accumulation_steps(size, batch.micro_batch_size, world_size) for _, size in batch.sizes)
     if config.compute.compile and config.model.uses_batch_norm:
         _check_compiled_batch_norm(config, world_size, accumulation)
-    timeline = Timeline.build(data.num_train_samples, batch.sizes, not batch.drop_last, data.tokens_per_sample)
+    timeline = Timeline.build(data.samples_of_an_epoch, batch.sizes, not batch.drop_last, data.tokens_per_sample)
     total_steps = timeline.steps_in(config.train.duration.length)
     scaled_batch_size = batch.sizes[0][1] if isinstance(rate.decay, BatchGrowth) else None
     schedule = _schedule(rate, timeline, total_steps, scaled_batch_size)
@@ -211,6 +213,7 @@ def resolve(config: RecipeConfig, world_size: int, micro_batch_size: int | None 
         num_train_samples=data.num_train_samples,
         num_eval_samples=data.num_eval_samples,
         timeline=timeline,
+        mixture=data.mixture(timeline),
         total_steps=total_steps,
         stop_after_steps=min(config.train.stop_after_steps or total_steps, total_steps),
         loss_unit=data.loss_unit,

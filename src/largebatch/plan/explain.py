@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from largebatch.batch import Length
+from largebatch.batch.mixture import Mixture
 from largebatch.batch.scaling import RULE_NAMES
 from largebatch.errors import counted
 from largebatch.plan.contract import STEPS_TO_STOP, RunPlan
@@ -108,7 +109,9 @@ def _loss(plan: RunPlan) -> list[str]:
 def _steps(plan: RunPlan) -> list[str]:
     timeline = plan.timeline
     rest = "a smaller global batch, at the same learning rate" if timeline.keep_last else "dropped"
-    if len(timeline.phases) == 1:
+    if plan.mixture:
+        lines = _sources(plan, plan.mixture)
+    elif len(timeline.phases) == 1:
         steps = timeline.steps_in(Length("epochs", 1))
         used = timeline.at(steps).samples_before
         left = plan.num_train_samples % plan.global_batch_size
@@ -120,8 +123,8 @@ def _steps(plan: RunPlan) -> list[str]:
         lines = [f"samples at the end of an epoch that do not fill a global batch are {rest}"]
     samples = timeline.at(plan.total_steps).samples_before
     tokens = f", {samples * plan.tokens_per_sample:,} tokens" if plan.tokens_per_sample else ""
-    epochs = counted(float(timeline.progress(plan.total_steps, "epochs")), "epoch", form=".4g")
-    lines.append(f"the run is {counted(plan.total_steps, 'step')} = {epochs} = {counted(samples, 'sample')}{tokens}")
+    epochs = f"{_epochs(plan, plan.total_steps, '.4g')} = " if not plan.mixture else ""
+    lines.append(f"the run is {counted(plan.total_steps, 'step')} = {epochs}{counted(samples, 'sample')}{tokens}")
     if plan.stop_after_steps < plan.total_steps:
         lines.append(f"it stops early, after step {plan.stop_after_steps:,}, on the whole run's learning-rate schedule")
     when = f"every {plan.evaluate_every} and at the end" if plan.evaluate_every else "at the end"
@@ -137,6 +140,23 @@ def _steps(plan: RunPlan) -> list[str]:
     return lines
 
 
+def _epochs(plan: RunPlan, steps: int, form: str) -> str:
+    return counted(float(plan.timeline.progress(steps, "epochs")), "epoch", form=form)
+
+
+def _sources(plan: RunPlan, mixture: Mixture) -> list[str]:
+    """What each source of a mixture contributes in each phase, and how often it is seen."""
+    epochs = mixture.epochs(plan.timeline.at(plan.total_steps).samples_before)
+    lines = []
+    for number, (name, size) in enumerate(zip(mixture.names, mixture.sizes, strict=True)):
+        shares = [f"{100 * phase.weights[number] / sum(phase.weights):.3g} %" for phase in mixture.phases]
+        lines.append(
+            f"{name}: {', then '.join(shares)} of each batch; its {size:,} samples are seen {epochs[number]:.3g} times"
+        )
+    starts = [f"{_steps_to(plan, phase.first_sample):,}" for phase in mixture.phases[1:]]
+    return [*lines, *([f"the shares change at step {', '.join(starts)}"] if starts else [])]
+
+
 def _learning_rate(plan: RunPlan) -> list[str]:
     schedule = plan.schedule
     size = plan.scaled_batch_size or plan.global_batch_size
@@ -149,8 +169,7 @@ def _learning_rate(plan: RunPlan) -> list[str]:
     ]
     if schedule.warmup:
         steps = _steps_to(plan, schedule.warmup)
-        epochs = float(plan.timeline.progress(steps, "epochs"))
-        how_long = f"{counted(steps, 'step')} ({counted(epochs, 'epoch', form='.3g')})"
+        how_long = counted(steps, "step") + (f" ({_epochs(plan, steps, '.3g')})" if not plan.mixture else "")
         one_size, start = len(plan.timeline.phases) == 1, f"{schedule.warmup_start_lr:.6g}"
         goal = f"{plan.peak_lr:.6g}"
         if not one_size and plan.scaled_batch_size is None:

@@ -1,7 +1,7 @@
 """Exact evaluation: every sample is counted once, on any number of processes."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -33,7 +33,10 @@ def batches_of(
 
 
 def mean_over_samples(
-    backend: Backend, batches: Iterable[tuple[int, int, Batch]], per_sample: PerSample
+    backend: Backend,
+    batches: Iterable[tuple[int, int, Batch]],
+    per_sample: PerSample,
+    parts: Mapping[str, range] = {},
 ) -> dict[str, float]:
     """The mean of each value over the samples of all processes: the sum of the values over the sum of their weights.
 
@@ -42,7 +45,9 @@ def mean_over_samples(
         batches: As `batches_of`.
         per_sample: Maps a batch to values by name, each of shape (batch,), or a pair of sums and weights of shape
             (batch,) each, such as each sample's loss summed over its tokens, and its number of tokens.
+        parts: Ranges of samples by name, over each of which there is another mean, named "value/part".
     """
+    wholes = {"": range(2**63 - 1)} | {f"/{name}": part for name, part in parts.items()}
     totals: dict[str, torch.Tensor] = {}
     for start, stop, batch in batches:
         for name, value in per_sample(batch).items():
@@ -52,8 +57,10 @@ def mean_over_samples(
                     raise ValueError(
                         f"the evaluation's {which} of {name!r} have shape {tuple(values.shape)}; return one per sample"
                     )
-            total = torch.stack([values[: stop - start].double().sum() for values in (sums, weights)])
-            totals[name] = totals[name] + total if name in totals else total
+            for suffix, part in wholes.items():
+                mine = slice(max(part.start - start, 0), max(min(part.stop, stop) - start, 0))
+                total = torch.stack([values[mine].double().sum() for values in (sums, weights)])
+                totals[name + suffix] = totals[name + suffix] + total if name + suffix in totals else total
     names = sorted(totals)
     gathered = backend.all_gather(torch.cat([totals[name] for name in names])).sum(dim=0).view(-1, 2).tolist()
     means = (total / weight if weight else math.nan for total, weight in gathered)

@@ -51,7 +51,7 @@ def training_feed(
     """
     steps = range(first_step, plan.stop_after_steps)
     slots = ((step, number) for step in steps for number in range(plan.micro_steps_at(step)))
-    order = TrainingOrder(plan.timeline, plan.micro_batch_size, plan.world_size, plan.seed)
+    order = TrainingOrder(plan.timeline, plan.micro_batch_size, plan.world_size, plan.seed, plan.mixture)
     # Loader processes take requests ahead of the batches, in the same order.
     asked, requested = tee(order.micro_batches(slots, backend.rank))
     requests = ((micro_batch.indices, micro_batch.epoch) for micro_batch in asked)

@@ -151,12 +151,9 @@ class StepMetrics:
 
 
 def place_of(plan: RunPlan, step: int) -> dict[str, Any]:
-    """The progress of training after `step` steps: "step", "samples" trained on and "epoch"."""
-    return {
-        "step": step,
-        "samples": plan.batch_at(step).samples_before,
-        "epoch": round(float(plan.timeline.progress(step, "epochs")), 6),
-    }
+    """The progress of training after `step` steps: "step", "samples" trained on and, where there are such, "epoch"."""
+    place: dict[str, Any] = {"step": step, "samples": plan.batch_at(step).samples_before}
+    return place if plan.mixture else place | {"epoch": round(float(plan.timeline.progress(step, "epochs")), 6)}
 
 
 def _not_finite(what: str) -> TrainingFailed:

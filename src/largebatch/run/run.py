@@ -264,8 +264,10 @@ class Run(Generic[Config]):
         training, step = self.training, self.training.completed_steps
         with training.saved_before_failing():
             training.metrics.check(step)
+            parts: dict[str, range] = getattr(eval_set, "parts", {})
+            parts = {name: part for name, part in parts.items() if part.start < self.plan.evaluated_samples}
             with self._evaluating(eval_set, self.plan.evaluated_samples) as batches:
-                means = mean_over_samples(self.backend, batches, per_sample)
+                means = mean_over_samples(self.backend, batches, per_sample, parts)
             for name, value in means.items():
                 if not math.isfinite(value):
                     raise TrainingFailed(

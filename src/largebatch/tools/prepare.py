@@ -45,7 +45,8 @@ def run(options: argparse.Namespace) -> int:
     # Each process has one thread.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     from largebatch.config import load_config
-    from largebatch.data.preparation import NotPrepared, Preparation, preparation
+    from largebatch.config.data import Mixable
+    from largebatch.data.preparation import Preparation, preparation
 
     if options.write and options.overrides:
         raise UserError("--write: the recipe would get numbers of overridden data; write the overrides into it first")
@@ -53,35 +54,51 @@ def run(options: argparse.Namespace) -> int:
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     part, num_parts = options.shard
     allowed: Literal["nothing", "everything"] = "nothing" if options.dry_run else "everything"
+    parts = {"": config}
+    if isinstance(config.data, Mixable) and config.data.sources:
+        if options.write:
+            raise UserError("--write: the recipe has several sources; write their numbers into it by hand")
+        names = [source.name for source in config.data.sources]
+        sections = zip(names, config.data.sections(), strict=True)
+        parts = {name: config.model_copy(update={"data": section}) for name, section in sections}
     command = f"largebatch prepare {options.config}"
     before = preparation.set(Preparation(command, allowed, options.check, options.workers or cores, part, num_parts))
     try:
-        counts = _counts(config)
-    except NotPrepared as missing:
-        print(missing)
-        return 0
+        return max(_prepare(one, name, options) for name, one in parts.items())
     finally:
         preparation.reset(before)
-    if counts is None:
-        print(f"part {part + 1} of {num_parts} is prepared; others are not finished yet")
+
+
+def _prepare(config: "RecipeConfig", source: str, options: argparse.Namespace) -> int:
+    """Prepare one source, or all data where there is only one, and return the exit code."""
+    from largebatch.data.preparation import NotPrepared
+    from largebatch.data.prepared import OtherPartsMissing
+
+    where = f"{source}: " if source else ""
+    try:
+        counts = _counts(config)
+    except NotPrepared as missing:
+        print(f"{where}{missing}")
+        return 0
+    except OtherPartsMissing:
+        print(f"{where}part {options.shard[0] + 1} of {options.shard[1]} is prepared; others are not finished yet")
         return 0
     if options.write:
         _write(options.config, counts)
     wanted = {} if options.write else config.data.model_dump(include=set(counts))
     for field, available in counts.items():
         used = f"; the recipe uses {wanted[field]:,}" if field in wanted else ""
-        print(f"data.{field:<18} {available:>15,} samples are prepared{used}")
+        print(f"{where}data.{field:<18} {available:>15,} samples are prepared{used}")
     if any(wanted.get(field, 0) > available for field, available in counts.items()):
-        print("the recipe asks for more samples than there are; write smaller numbers, or use --write")
+        print(f"{where}the recipe asks for more samples than there are; write smaller numbers, or use --write")
         return 1
     return 0
 
 
-def _counts(config: "RecipeConfig") -> dict[str, int] | None:
-    """Prepare, and return the available samples by the config's field; None if other parts are not finished."""
+def _counts(config: "RecipeConfig") -> dict[str, int]:
+    """Prepare, and return the available samples by the config's field."""
     from largebatch.config.data import HubOrLocal, TokenizedText
     from largebatch.config.task_config import authors_program
-    from largebatch.data.prepared import OtherPartsMissing
     from largebatch.task_folders import folder_of, import_from
 
     fields = ("num_train_samples", "num_eval_samples")
@@ -94,11 +111,8 @@ def _counts(config: "RecipeConfig") -> dict[str, int] | None:
         open_sources = getattr(import_from(folder, "data"), "sources", None)
     if open_sources is None:
         raise UserError(f"{folder / 'data.py'} has no function sources(config), which docs/tasks.md describes")
-    try:
-        sources = open_sources(config)
-    except OtherPartsMissing:
-        return None
-    return {field: getattr(source, "num_available", len(source)) for field, source in zip(fields, sources, strict=True)}
+    opened = zip(fields, open_sources(config), strict=True)
+    return {field: getattr(source, "num_available", len(source)) for field, source in opened}
 
 
 def _write(recipe: Path, counts: dict[str, int]) -> None:

@@ -132,6 +132,8 @@ def _not_reached(plan: RunPlan, steps: int) -> Iterator[str]:
     for phase in plan.timeline.phases:
         if phase.first_step >= steps:
             yield f"batch size {phase.global_batch_size}, from step {phase.first_step} on"
+    if plan.mixture:
+        return
     steps_per_epoch = plan.timeline.steps_in(Length("epochs", 1))
     last = plan.batch_at(steps_per_epoch - 1)
     if plan.timeline.keep_last and last.size < last.global_batch_size and steps < steps_per_epoch:

@@ -1,0 +1,104 @@
+"""Recipes with several sources: what is refused, with the field and what to write, and what the plan says."""
+
+import json
+
+import pytest
+
+from largebatch.config import load_config
+from largebatch.errors import ConfigError
+from largebatch.plan import explain, resolve
+from paths import PYDOC, ROOT
+
+FIRST = {"name": "web", "weight": 0.75, "path": "user/web", "num_train_samples": 600, "num_eval_samples": 20}
+SECOND = {"name": "code", "weight": 0.25, "path": "user/code", "num_train_samples": 100, "num_eval_samples": 10}
+TOTALS = {"num_train_samples": 700, "num_eval_samples": 30}
+
+
+def load(sources=(FIRST, SECOND), words=(), recipe=PYDOC, **changes):
+    data = {"source": "datasets", "tokenizer": "bytes", "block_size": 32, "sources": sources, **TOTALS}
+    batch = '--batch={"global_batch_size": 32, "micro_batch_size": 8}'
+    more = ('--train.duration={"steps": 30}', "--learning_rate.warmup=null", "--evaluation.every=null")
+    return load_config(recipe, ["--data", json.dumps(data | changes), batch, *more, *words])
+
+
+def test_the_plan_says_how_often_each_source_is_seen():
+    config = load(weight_phases=[{"from": {"samples": 640}, "weights": {"web": 0, "code": 3}}])
+    text = explain(resolve(config, 2), "mixture")
+    assert "web: 75 %, then 0 % of each batch; its 600 samples are seen 0.8 times" in text
+    assert "code: 25 %, then 100 % of each batch; its 100 samples are seen 4.8 times" in text
+    assert "the shares change at step 20" in text
+    assert "the run is 30 steps = 960 samples, 30,720 tokens" in text
+    assert "epoch" not in text
+
+
+def test_a_source_has_the_section_and_its_own_fields():
+    config = load([FIRST | {"train_split": "train[:1%]", "config_name": "en"}, SECOND])
+    web, code = config.data.sections()
+    assert (web.path, web.name, web.train_split, web.num_train_samples) == ("user/web", "en", "train[:1%]", 600)
+    assert (code.path, code.name, code.train_split, code.tokenizer) == ("user/code", None, "train", "bytes")
+    assert web.sources is None
+
+
+@pytest.mark.parametrize("task", ["masked_lm/bert_pydoc", "sft/sft_qwen_gsm8k"])
+def test_other_tasks_have_them(task):
+    recipe = ROOT / f"recipes/{task}.json"
+    if task.startswith("sft"):
+        shared = {"prompt": "{q}", "answer": "{a}"}
+        data = {"source": "datasets", "tokenizer": "bytes", "block_size": 32, "sources": [FIRST, SECOND], **TOTALS}
+        steps = ('--train.duration={"steps": 90}', "--learning_rate.warmup=null")
+        every = ("--evaluation.every=null", "--checkpoint.every=null")
+        config = load_config(recipe, ["--data", json.dumps(data | shared), *steps, *every])
+    else:
+        config = load(recipe=recipe)
+    assert [each.path for each in config.data.sections()] == ["user/web", "user/code"]
+
+
+@pytest.mark.parametrize(
+    ("words", "changes", "message"),
+    [
+        (['--train.duration={"epochs": 2}'], {}, "train.duration: is given in epochs, but a mixture has none"),
+        (['--evaluation.every={"epochs": 1}'], {}, "evaluation.every: is given in epochs, but a mixture has none"),
+        ([], {"num_train_samples": 5}, "num_train_samples: 5, but the sources have 700 together; write 700"),
+        ([], {"sources": [FIRST]}, "data.sources: given"),
+        ([], {"sources": [FIRST, SECOND | {"name": "web"}]}, "two have the same name; they are web, web"),
+        ([], {"sources": [FIRST, SECOND | {"pathh": 1}]}, "sources[1].pathh (code): Extra inputs are not permitted"),
+        ([], {"sources": [FIRST, SECOND | {"weight": -1}]}, "data.sources[1].weight: given -1; must be at least 0"),
+        ([], {"sources": [{"name": "web", "weight": 1}, SECOND]}, "sources[0].num_train_samples: missing"),
+        ([], {"sources": [FIRST | {"weight": 0}, SECOND | {"weight": 0}]}, "all weights are 0"),
+        ([], {"sources": [FIRST, SECOND | {"path": ""}]}, "sources[1] (code): Value error, path is missing"),
+        ([], {"sources": None}, "path is missing; write a hub id"),
+        (
+            [],
+            {"sources": None, "path": "x", "weight_phases": [{"from": {"steps": 5}, "weights": {}}]},
+            "weight_phases needs sources",
+        ),
+        (
+            [],
+            {"weight_phases": [{"from": {"steps": 5}, "weights": {"web": 1}}]},
+            "write a weight for each of web, code",
+        ),
+        (
+            [],
+            {"weight_phases": [{"from": {"steps": 0}, "weights": {"web": 1, "code": 1}}]},
+            "data.weight_phases: their moments are not in increasing order",
+        ),
+        (
+            [],
+            {"sources": [FIRST | {"weight": 99}, SECOND | {"weight": 1}]},
+            '"code" has 1 of 100 of the samples, less than one in a batch of 32; multiply its weight by at least 3.194',
+        ),
+        (
+            [],
+            {"sources": [FIRST, SECOND | {"max_epochs": 2}]},
+            'data.sources: "code" would be seen 2.4 times, more than max_epochs 2',
+        ),
+    ],
+)
+def test_what_is_refused(words, changes, message):
+    with pytest.raises(ConfigError) as caught:
+        load(**({"words": words} | changes))
+    assert message in str(caught.value)
+
+
+def test_the_smallest_valid_weight_is_accepted():
+    load([FIRST | {"weight": 99}, SECOND | {"weight": 3.194}])

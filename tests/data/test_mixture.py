@@ -1,0 +1,113 @@
+"""Mixtures: which samples a step has, on any number of processes, and what their batches hold."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from largebatch.batch import Length, Timeline
+from largebatch.batch.mixture import Mixture, MixturePhase
+from largebatch.batch.timeline import ENDLESS
+from largebatch.data.mixture import MixedSamples
+from largebatch.data.order import TrainingOrder
+from largebatch.data.text import IGNORE_INDEX
+
+SIZES = (50, 7, 23)
+MIXTURE = Mixture(("a", "b", "c"), SIZES, (MixturePhase(0, (6, 1, 3)), MixturePhase(240, (1, 0, 1))))
+BATCHES = [(Length("steps", 0), 24), (Length("steps", 15), 48)]
+
+
+def order_on(world_size, micro_batch_size):
+    timeline = Timeline.build(ENDLESS, BATCHES)
+    return TrainingOrder(timeline, micro_batch_size, world_size, 3, MIXTURE), timeline
+
+
+def samples_of(step, world_size, micro_batch_size):
+    order, timeline = order_on(world_size, micro_batch_size)
+    micro_steps = timeline.at(step).size // (world_size * micro_batch_size)
+    slots = [(step, number) for number in range(micro_steps)]
+    found = [[work.indices for work in order.micro_batches(slots, rank)] for rank in range(world_size)]
+    # Slot by slot, as in one process.
+    return np.concatenate([found[rank][number] for number in range(micro_steps) for rank in range(world_size)])
+
+
+@pytest.mark.parametrize(("world_size", "micro_batch_size"), [(2, 4), (3, 8), (4, 2), (1, 24), (2, 12)])
+def test_a_step_has_the_same_samples_in_the_same_order_everywhere(world_size, micro_batch_size):
+    for step in (0, 9, 10, 14, 15, 16, 40):
+        assert samples_of(step, world_size, micro_batch_size).tolist() == samples_of(step, 1, 8).tolist()
+
+
+def test_each_batch_has_its_shares_and_each_source_its_draws_in_turn():
+    drawn, samples = [0, 0, 0], 0
+    for step in range(40):
+        indices = samples_of(step, 1, 8)
+        samples += len(indices)
+        for number in range(3):
+            mine = np.sort(indices[indices % 3 == number] // 3)
+            assert mine.tolist() == [*range(drawn[number], drawn[number] + len(mine))]
+            drawn[number] += len(mine)
+        assert tuple(drawn) == MIXTURE.drawn(samples)
+    # The sources are not one after the other in a batch.
+    assert (np.diff(samples_of(0, 1, 8) % 3) != 0).sum() > 5
+
+
+class Numbers:
+    """Samples that are their own number in their source, as long as that number modulo five, and one."""
+
+    def __init__(self, which, size):
+        self.which, self.size, self.asked = which, size, []
+
+    def __len__(self):
+        return self.size
+
+    def fetch(self, indices, epoch):
+        self.asked += [(int(index), epoch) for index in indices]
+        longest = max(int(index) % 5 + 1 for index in indices)
+        labels = torch.full((len(indices), longest), IGNORE_INDEX)
+        for row, index in enumerate(indices):
+            labels[row, : int(index) % 5 + 1] = int(index)
+        return {"labels": labels, "which": torch.full((len(indices),), self.which)}
+
+    def weight(self, batch):
+        return int((batch["labels"] != IGNORE_INDEX).sum())
+
+
+def mixed():
+    sources = [Numbers(number, size) for number, size in enumerate(SIZES)]
+    return MixedSamples(["a", "b", "c"], sources, seed=0), sources
+
+
+def test_draws_go_through_shuffled_epochs_of_each_source():
+    samples, sources = mixed()
+    for start in range(0, 3 * 100, 10):
+        samples.fetch(np.arange(start, start + 10), 0)
+    for source, size in zip(sources, SIZES, strict=True):
+        for epoch in range(100 // size):
+            places = [index for index, of_epoch in source.asked if of_epoch == epoch]
+            assert Counter(places) == Counter(range(size))
+            assert places != sorted(places)
+    first, second = ([index for index, of in sources[1].asked if of == epoch] for epoch in (0, 1))
+    assert first != second
+
+
+def test_a_batch_keeps_the_order_of_its_indices_and_pads_as_its_sources_do():
+    samples, _ = mixed()
+    indices = np.array([5, 3, 4, 0, 299, 7])
+    batch = samples.fetch(indices, 0)
+    assert batch["which"].tolist() == (indices % 3).tolist()
+    for row, index in enumerate(indices):
+        alone = samples.fetch(np.array([index]), 0)["labels"][0]
+        found = batch["labels"][row]
+        assert found[: len(alone)].tolist() == alone.tolist()
+        assert (found[len(alone) :] == IGNORE_INDEX).all()
+    assert samples.weight(batch) == sum(samples.weight(samples.fetch(np.array([each]), 0)) for each in indices)
+
+
+def test_evaluation_counts_through_the_sources():
+    samples, sources = mixed()
+    assert len(samples) == 80
+    assert samples.parts == {"a": range(50), "b": range(50, 57), "c": range(57, 80)}
+    batch = samples.fetch(np.array([49, 50, 56, 57, 79]), None)
+    assert batch["which"].tolist() == [0, 1, 1, 2, 2]
+    assert [source.asked for source in sources] == [[(49, None)], [(0, None), (6, None)], [(0, None), (22, None)]]
