@@ -80,6 +80,7 @@ def run_nodes(folder, count, *words, host="localhost", port=None, before=None, r
 def _be_node(folder, rank, arguments, before, environment):
     code = 99
     try:
+        (folder / f"pid_{rank}").write_text(str(os.getpid()))
         os.environ.update({name: str(value) for name, value in environment.items()})
         for number, name in ((1, "out"), (2, "err")):
             os.dup2(os.open(folder / f"{name}_{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
@@ -107,11 +108,15 @@ def late(rank, seconds):
 
 
 def too_late(folder, rank):
-    """A `before` that lets a node begin when the pre-flight has ended."""
+    """A `before` that lets a node begin when the pre-flight has ended, and with the first node's process its store."""
 
     def wait(each):
-        while each == rank and not list(shared(folder).glob("ended.*")):
-            time.sleep(0.1)
+        if each == rank:
+            while not list(shared(folder).glob("ended.*")):
+                time.sleep(0.1)
+            first = (folder / "pid_0").read_text()
+            while Path(f"/proc/{first}").exists():
+                time.sleep(0.1)
 
     return wait
 

@@ -89,7 +89,10 @@ def test_all_problems_of_both_kinds_in_one_error(tmp_path):
             '"aim" is not allowed; write "tensorboard", "wandb", "mlflow", "trackio" or "clearml"',
         ),
         ("--data.source=hub", 'data.source: "hub" is unknown; write one of "pydoc", "datasets"'),
-        ("--data={}", 'data.source: missing; it says which kind of data this is; write one of "datasets", "pydoc"'),
+        (
+            "--data={}",
+            'data.source: missing; it says which kind of data this is; write one of "datasets", "megatron", "pydoc"',
+        ),
         ("--data.num_train_sample=3", "did you mean num_train_samples?"),
         ("--train.stop_after_steps=x", 'train.stop_after_steps: given "x"; write a whole number, such as 64, or null'),
         ("--optimizer.clip_norm=0", "optimizer.clip_norm: given 0; must be above 0.0, or null"),
