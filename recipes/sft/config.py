@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from string import Formatter
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -55,6 +55,8 @@ class HubPairs(Mixable, PairData):
     on_invalid: Literal["refuse", "skip"] = "refuse"
     """How to treat pairs that have more than `block_size` tokens, or a prompt or an answer whose columns are all empty:
     a run prints how many there are, and either does not start or skips them."""
+
+    fields_of_a_source: ClassVar[tuple[str, ...]] = ("prompt", "answer", "on_invalid")
 
     @field_validator("prompt", "answer")
     @classmethod

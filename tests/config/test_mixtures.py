@@ -61,7 +61,17 @@ def test_other_tasks_have_them(task):
         ([], {"num_train_samples": 5}, "num_train_samples: 5, but the sources have 700 together; write 700"),
         ([], {"sources": [FIRST]}, "data.sources: given"),
         ([], {"sources": [FIRST, SECOND | {"name": "web"}]}, "two have the same name; they are web, web"),
-        ([], {"sources": [FIRST, SECOND | {"pathh": 1}]}, "sources[1].pathh (code): Extra inputs are not permitted"),
+        (
+            [],
+            {"sources": [FIRST, SECOND | {"pathh": 1}]},
+            "sources[1].pathh (code): unknown; a source has data_files, ",
+        ),
+        (
+            [],
+            {"sources": [FIRST, SECOND | {"tokenizer": "x"}]},
+            "sources[1].tokenizer (code): is shared by all sources",
+        ),
+        ([], {"sources": [FIRST, SECOND | {"sources": []}]}, "sources[1].sources (code): is shared by all sources"),
         ([], {"sources": [FIRST, SECOND | {"weight": -1}]}, "data.sources[1].weight: given -1; must be at least 0"),
         ([], {"sources": [{"name": "web", "weight": 1}, SECOND]}, "sources[0].num_train_samples: missing"),
         ([], {"sources": [FIRST | {"weight": 0}, SECOND | {"weight": 0}]}, "all weights are 0"),
@@ -85,7 +95,12 @@ def test_other_tasks_have_them(task):
         (
             [],
             {"sources": [FIRST | {"weight": 99}, SECOND | {"weight": 1}]},
-            '"code" has 1 of 100 of the samples, less than one in a batch of 32; multiply its weight by at least 3.194',
+            'weight 1 of "code" is less than one sample in a batch of 32; write at least 3.19355, a larger',
+        ),
+        (
+            [],
+            {"weight_phases": [{"from": {"steps": 5}, "weights": {"code": 1, "web": 99}}]},
+            'weight 1 of "code" is less than one sample in a batch of 32; write at least 3.19355, a larger',
         ),
         (
             [],
@@ -101,4 +116,4 @@ def test_what_is_refused(words, changes, message):
 
 
 def test_the_smallest_valid_weight_is_accepted():
-    load([FIRST | {"weight": 99}, SECOND | {"weight": 3.194}])
+    load([FIRST | {"weight": 99}, SECOND | {"weight": 3.19355}])

@@ -2,7 +2,7 @@
 
 import json
 from itertools import pairwise
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
@@ -146,12 +146,26 @@ class Mixable(HubOrLocal):
     weight_phases: list[WeightPhase] | None = None
     """Other weights of the sources later in training, such as for annealing, in increasing order of their moments."""
 
+    fields_of_a_source: ClassVar[tuple[str, ...]] = ()
+    """Fields, besides those of every `HubOrLocal`, that sources may give for themselves; all share the others."""
+
     def sections(self) -> list[Self]:
         """The section of each source."""
         common = self.model_dump(mode="json", exclude={"sources", "weight_phases"}, exclude_unset=True)
+        known = {*HubOrLocal.model_fields, *self.fields_of_a_source} - {"source", "name"}
         sections = []
         for number, source in enumerate(self.sources or ()):
             own = dict(source.model_extra or {})
+            for field in sorted(own.keys() - known - {"config_name"}):
+                why = (
+                    "is shared by all sources; write it once, in data"
+                    if field in type(self).model_fields
+                    else "unknown"
+                )
+                raise ValueError(
+                    f"sources[{number}].{field} ({source.name}): {why}; a source has {', '.join(sorted(known))} and "
+                    "config_name"
+                )
             own |= {"name": own.pop("config_name")} if "config_name" in own else {}
             for field in ("num_train_samples", "num_eval_samples"):
                 if field not in own:
@@ -168,22 +182,25 @@ class Mixable(HubOrLocal):
     def samples_of_an_epoch(self) -> int:
         return ENDLESS if self.sources else self.num_train_samples
 
+    def weights(self) -> list[dict[str, float]]:
+        """The weight of each source, by its name, in each phase."""
+        first = {source.name: source.weight for source in self.sources or ()}
+        return [first, *(phase.weights for phase in self.weight_phases or ())]
+
     def mixture(self, timeline: Timeline) -> Mixture | None:
         if not self.sources:
             return None
-        later = self.weight_phases or []
-        weights = [{source.name: source.weight for source in self.sources}, *(each.weights for each in later)]
-        steps = [0, *(timeline.steps_in(each.from_.length) for each in later)]
+        steps = [0, *(timeline.steps_in(each.from_.length) for each in self.weight_phases or ())]
         if any(after <= before for before, after in pairwise(steps)):
             raise ValueError("their moments are not in increasing order, or less than a step apart; correct them")
         phases = [
             MixturePhase(
                 timeline.at(step).samples_before, whole_weights([each[source.name] for source in self.sources])
             )
-            for step, each in zip(steps, weights, strict=True)
+            for step, each in zip(steps, self.weights(), strict=True)
         ]
         sizes = tuple(section.num_train_samples for section in self.sections())
-        return Mixture(tuple(weights[0]), sizes, tuple(phases))
+        return Mixture(tuple(source.name for source in self.sources), sizes, tuple(phases))
 
     @model_validator(mode="after")
     def _sources_fit(self) -> Self:
@@ -193,18 +210,14 @@ class Mixable(HubOrLocal):
             if self.weight_phases:
                 raise ValueError("weight_phases needs sources, whose weights it changes; write them, or remove it")
             return self
-        names, phases = [source.name for source in self.sources], self.weight_phases or ()
+        names = [source.name for source in self.sources]
         if len(set(names)) < len(names):
             raise ValueError(f"sources: two have the same name; they are {', '.join(names)}")
-        for number, phase in enumerate(phases):
+        for number, phase in enumerate(self.weight_phases or ()):
             if set(phase.weights) != set(names):
                 raise ValueError(f"weight_phases[{number}].weights: write a weight for each of {', '.join(names)}")
-        for weights in (
-            [source.weight for source in self.sources],
-            *(each.weights.values() for each in phases),
-        ):
-            if not any(weights):
-                raise ValueError("sources: all weights are 0; write those of the sources to train on")
+        if not all(any(weights.values()) for weights in self.weights()):
+            raise ValueError("sources: all weights are 0; write those of the sources to train on")
         sections = self.sections()
         for field in ("num_train_samples", "num_eval_samples"):
             total = sum(getattr(section, field) for section in sections)
@@ -301,6 +314,8 @@ class HubText(Mixable, TokenizedText):
 
     text_column: str = "text"
     """Column with the documents."""
+
+    fields_of_a_source: ClassVar[tuple[str, ...]] = ("text_column",)
 
 
 class MegatronText(TokenizedText):

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from fractions import Fraction
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field
@@ -10,7 +9,7 @@ from pydantic import ConfigDict, Field
 from largebatch.batch import Timeline
 from largebatch.batch.division import nearest_multiples
 from largebatch.batch.scaling import scaled_moments
-from largebatch.config.data import Data, TextData
+from largebatch.config.data import Data, Mixable, TextData
 from largebatch.config.models import Model
 from largebatch.config.optimizers import (
     AnyOptimizer,
@@ -252,19 +251,19 @@ class RecipeConfig(Section):
             return
         if mixture is None:
             return
+        assert isinstance(self.data, Mixable)
         smallest = min(size for _, size in self.batch.sizes)
-        for phase in mixture.phases:
+        for phase, weights in zip(mixture.phases, self.data.weights(), strict=True):
             for name, weight in zip(mixture.names, phase.weights, strict=True):
-                whole = sum(phase.weights)
-                if 0 < weight * smallest < whole:
-                    least = Fraction(whole - weight, weight * (smallest - 1)) if smallest > 1 else None
-                    remedy = f"multiply its weight by at least {math.ceil(least * 1000) / 1000:g}, or " if least else ""
+                given, others = weights[name], sum(phase.weights) - weight
+                if 0 < weight * smallest < weight + others:
+                    least = given * others / (weight * max(smallest - 1, 1))
                     yield (
-                        f'data.sources: "{name}" has {weight} of {whole} of the samples, less than one in a batch of '
-                        f"{smallest}; {remedy}write a larger batch.global_batch_size, or weight 0"
+                        f'data.sources: weight {given:g} of "{name}" is less than one sample in a batch of {smallest}; '
+                        f"write at least {math.ceil(least * 10**6) / 10**6:g}, a larger batch.global_batch_size, or 0"
                     )
         samples = timeline.at(total_steps).samples_before
-        limits = [source.max_epochs for source in getattr(self.data, "sources", None) or ()]
+        limits = [source.max_epochs for source in self.data.sources or ()]
         for name, epochs, most in zip(mixture.names, mixture.epochs(samples), limits, strict=True):
             if most is not None and epochs > most:
                 yield (

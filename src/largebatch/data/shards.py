@@ -92,6 +92,9 @@ class ShardMaker:
     def _make(self, number: int, progress: Callable[[], None]) -> None:
         all_rows = list(self._rows())
         rows = all_rows[number]
+        if read_object(file_of(self.folder, number, "json")).get("rows") == rows:
+            # Another job has made it meanwhile.
+            return
         ends = [np.zeros(1, np.int64)]
         temporary = self.folder / f".{number:05d}.{secrets.token_hex(4)}.tmp"
         files = {}
