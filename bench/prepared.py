@@ -69,6 +69,20 @@ def plain(tokens: np.ndarray) -> str:
     return digest(tokens[each * BLOCK : (each + 1) * BLOCK] for each in [*range(FIRST), *range(number - LAST, number)])
 
 
+def wrong_files(shards: Iterable[Path]) -> list[str]:
+    """Those of finished shards that do not have the checksums in the shard's JSON.
+
+    Args:
+        shards: Their JSON files.
+    """
+    return [
+        f"{shard}: {ending}"
+        for shard in shards
+        for ending, record in json.loads(shard.read_text())["files"].items()
+        if asdict(read_record(shard.with_suffix(f".{ending}"))) != record
+    ]
+
+
 def survive_kills(kills: int, folder: Path) -> Iterator[dict[str, Any]]:
     """A row for each kill, and for each time that all shards were finished."""
     files = {"train": str(DATA / "train.parquet"), "eval": str(DATA / "valid.parquet")}
@@ -97,13 +111,8 @@ def survive_kills(kills: int, folder: Path) -> Iterator[dict[str, Any]]:
         time.sleep(seconds)
         process.kill()
         process.join()
-        shards = [json.loads(path.read_text()) | {"path": path} for path in Path(prepared.HF_HOME).rglob("0*.json")]
-        wrong = [
-            f"{shard['path']}: {ending}"
-            for shard in shards
-            for ending, record in shard["files"].items()
-            if asdict(read_record(shard["path"].with_suffix(f".{ending}"))) != record
-        ]
+        shards = list(Path(prepared.HF_HOME).rglob("0*.json"))
+        wrong = wrong_files(shards)
         row = {"what": "kill", "number": kill + 1, "seconds": round(seconds, 2), "finished shards": len(shards)}
         yield row | {"verdict": "wrong" if wrong else "right", "wrong": wrong}
         if list(Path(prepared.HF_HOME).rglob("manifest.json")) or kill == kills - 1:

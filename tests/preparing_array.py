@@ -1,0 +1,84 @@
+"""The shipped `slurm/prepare.sbatch` as an array of three on a test cluster; a shard of its text takes a second."""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from paths import PYDOC, ROOT
+from slurm_cluster import Cluster
+
+NUM_TASKS = 3
+PATIENCE = 600.0
+ROWS = 12_000
+LINE = "".join(map(chr, range(32, 127))) * 10
+
+
+class PreparingArray:
+    """Twelve megabytes of text, and the jobs that prepare it.
+
+    Args:
+        cluster: Where they run.
+        folder: Of the text, the logs, and the prepared data.
+    """
+
+    def __init__(self, cluster: Cluster, folder: Path):
+        self.cluster, self.folder = cluster, folder
+        self.rows = [f"{number} {LINE}" for number in range(ROWS)]
+        text = folder / "text.jsonl"
+        text.write_text("".join(json.dumps({"text": row}) + "\n" for row in self.rows))
+        activate = folder / "activate"
+        activate.write_text(f"source {sys.prefix}/bin/activate\n")
+        data = {"source": "datasets", "path": "json", "data_files": {"train": str(text), "eval": str(text)}}
+        data |= {"tokenizer": "bytes", "block_size": 64, "num_train_samples": 1000, "num_eval_samples": 10}
+        self.data = json.dumps(data | {"eval_split": "train"})
+        self.settings = {"LARGEBATCH_ENV": str(activate), "HF_HOME": str(folder / "cache")}
+
+    def submit(self) -> str:
+        """A new job's number."""
+        # Slurm would wait for memory that the hosts do not have.
+        options = (f"--array=0-{NUM_TASKS - 1}", "--cpus-per-task=1", "--mem-per-cpu=0", "--time=20")
+        words = (f"--output={self.folder}/%a.log", "slurm/prepare.sbatch", str(PYDOC.relative_to(ROOT)))
+        command = ("sbatch", "--parsable", *options, *words, "--data", self.data)
+        return self.cluster.command(*command, environment=self.settings, cwd=ROOT).strip()
+
+    def num_running(self, job: str) -> int:
+        """How many of its tasks run."""
+        return len(self.cluster.command("squeue", "--noheader", "--states=RUNNING", f"--jobs={job}").splitlines())
+
+    def has_ended(self, job: str) -> bool:
+        """Whether none of its tasks waits or runs."""
+        return not self.cluster.command("squeue", "--noheader", f"--jobs={job}").strip()
+
+    def kill(self, job: str, task: int) -> None:
+        """All processes of a task."""
+        self.cluster.command("scancel", "--signal=KILL", "--full", f"{job}_{task}")
+
+    def wait_for(self, condition: Callable[[], object]) -> None:
+        """Until it holds; what the tasks said is shown when that takes ten minutes."""
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < deadline, self.logs()
+            time.sleep(0.1)
+
+    def logs(self) -> str:
+        """What the tasks of the last job said."""
+        return "\n".join(file.read_text() for file in sorted(self.folder.glob("?.log")))
+
+    def manifests(self) -> list[Path]:
+        """One when all is prepared."""
+        return list(self.folder.glob("cache/largebatch/*/manifest.json"))
+
+    def shards(self) -> dict[Path, int]:
+        """The JSON of the finished shards, and when they were written."""
+        return {path: path.stat().st_mtime_ns for path in self.folder.glob("cache/largebatch/*/0*.json")}
+
+    def tokens(self) -> bytes:
+        """Of all shards; the test's tokenizer gives a character 16 bits."""
+        (manifest,) = self.manifests()
+        return b"".join((manifest.parent / f"{number:05d}.tokens").read_bytes() for number in range(len(self.shards())))
+
+    def expected_tokens(self) -> bytes:
+        """Those of the text, each row with an end."""
+        return "".join(f"{row}\0" for row in self.rows).encode("utf-16-le")
