@@ -33,7 +33,8 @@ class PreparingArray:
         data = {"source": "datasets", "path": "json", "data_files": {"train": str(text), "eval": str(text)}}
         data |= {"tokenizer": "bytes", "block_size": 64, "num_train_samples": 1000, "num_eval_samples": 10}
         self.data = json.dumps(data | {"eval_split": "train"})
-        self.settings = {"LARGEBATCH_ENV": str(activate), "HF_HOME": str(folder / "cache")}
+        self.activate = activate
+        self.home = folder / "cache"  # HF_HOME of the next job
 
     def submit(self) -> str:
         """A new job's number."""
@@ -41,7 +42,8 @@ class PreparingArray:
         options = (f"--array=0-{NUM_TASKS - 1}", "--cpus-per-task=1", "--mem-per-cpu=0", "--time=20")
         words = (f"--output={self.folder}/%a.log", "slurm/prepare.sbatch", str(PYDOC.relative_to(ROOT)))
         command = ("sbatch", "--parsable", *options, *words, "--data", self.data)
-        return self.cluster.command(*command, environment=self.settings, cwd=ROOT).strip()
+        settings = {"LARGEBATCH_ENV": str(self.activate), "HF_HOME": str(self.home)}
+        return self.cluster.command(*command, environment=settings, cwd=ROOT).strip()
 
     def num_running(self, job: str) -> int:
         """How many of its tasks run."""
@@ -68,11 +70,11 @@ class PreparingArray:
 
     def manifests(self) -> list[Path]:
         """One when all is prepared."""
-        return list(self.folder.glob("cache/largebatch/*/manifest.json"))
+        return list(self.home.glob("largebatch/*/manifest.json"))
 
     def shards(self) -> dict[Path, int]:
         """The JSON of the finished shards, and when they were written."""
-        return {path: path.stat().st_mtime_ns for path in self.folder.glob("cache/largebatch/*/0*.json")}
+        return {path: path.stat().st_mtime_ns for path in self.home.glob("largebatch/*/0*.json")}
 
     def tokens(self) -> bytes:
         """Of all shards; the test's tokenizer gives a character 16 bits."""
