@@ -19,7 +19,6 @@ MODES = ("on", "warn", "off")
 
 
 def add_parser(commands: Commands) -> None:
-    """Declare the command."""
     parser = add_command(
         commands,
         "preflight",

@@ -35,11 +35,6 @@ class AllReduce:
     mebibytes: int
     seconds: float
 
-    @property
-    def backend(self) -> str:
-        """The library that communicates."""
-        return "gloo" if self.gpu < 0 else "nccl"
-
 
 def take_part(it: AllReduce) -> None:
     """Measure, and put the result of rank 0, or why this process failed, into the store."""
@@ -68,11 +63,11 @@ def why(store: TCPStore, label: str) -> str:
 
 def _speed(it: AllReduce, store: Store) -> float:
     """The bus bandwidth in GB/s: what each process sends, whatever their number; the median of several measurements."""
-    device = torch.device("cpu") if it.gpu < 0 else torch.device("cuda", it.gpu)
+    backend, device = ("gloo", torch.device("cpu")) if it.gpu < 0 else ("nccl", torch.device("cuda", it.gpu))
     if it.gpu >= 0:
         torch.cuda.set_device(device)
     timeout = timedelta(seconds=it.seconds)
-    dist.init_process_group(it.backend, store=store, rank=it.rank, world_size=it.world_size, timeout=timeout)
+    dist.init_process_group(backend, store=store, rank=it.rank, world_size=it.world_size, timeout=timeout)
     tensor = torch.ones(it.mebibytes * 2**20 // 4, device=device)
     seconds = []
     # The first one sets up connections.

@@ -78,8 +78,9 @@ def measure(job: Job, store: TCPStore, label: str, group: Sequence[int]) -> None
     """Take part with this node in an all-reduce of a group of nodes; the results are in the store."""
     count = processes_of_a_node(job)
     first = group.index(job.rank) * count
-    everyone = [
-        AllReduce(
+    processes = {}
+    for index in range(count):
+        it = AllReduce(
             host=store.host,
             port=store.port,
             label=label,
@@ -90,9 +91,7 @@ def measure(job: Job, store: TCPStore, label: str, group: Sequence[int]) -> None
             mebibytes=mebibytes(job),
             seconds=SECONDS,
         )
-        for index in range(count)
-    ]
-    processes = {it: start(job, it) for it in everyone}
+        processes[it] = start(job, it)
     deadline = time.monotonic() + SECONDS
     has_failed = False
     try:

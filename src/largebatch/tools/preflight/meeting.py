@@ -158,12 +158,11 @@ class Meeting:
             told: Message = json.loads(self.store.get(decision))
             if "exit code" in told:
                 self.store.add("left", 1)
+                raise Ended(told["exit code"])
+            return told
         # torch's errors about connections and timeouts.
         except RuntimeError as error:
             _give_up(self.job, f"the first node, {self.job.host}, stopped answering in {phase}: {reason_of(error)}")
-        if "exit code" in told:
-            raise Ended(told["exit code"])
-        return told
 
     def _all_said(self, phase: str, seconds: float) -> tuple[dict[int, Message], dict[str, str]]:
         deadline = time.monotonic() + seconds
@@ -230,7 +229,6 @@ def _listen(job: Job) -> tuple[TCPStore, str]:
 
 def _connect(job: Job) -> tuple[TCPStore, str]:
     deadline = time.monotonic() + job.seconds
-    is_listening = False
     while True:
         try:
             with socket.create_connection((job.host, job.port), SECONDS_TO_CONNECT) as connection:
@@ -239,8 +237,7 @@ def _connect(job: Job) -> tuple[TCPStore, str]:
         except OSError as error:
             reason = reason_of(error)
         _leave_if_ended(job)
-        if not is_listening and job.file("listening").exists():
-            is_listening = True
+        if job.file("listening").exists():
             deadline = min(deadline, time.monotonic() + SECONDS_UNREACHABLE)
         if time.monotonic() > deadline:
             _say_unreachable(job, reason)

@@ -24,12 +24,7 @@ def preflight(
 ) -> int:
     """Check this node together with the others, and return the exit code, which is the same on all of them.
 
-    Args:
-        job: The node and the job.
-        recipe: The recipe's JSON file.
-        accelerate_config: The strategy's YAML file.
-        overrides: The recipe's overrides.
-        minimum_bandwidth: Bus bandwidth of the all-reduce, in GB/s, that the job needs; 0 if it is only printed.
+    `minimum_bandwidth` is the bus bandwidth of the all-reduce, in GB/s, that the job needs; 0 if it is only printed.
     """
     meeting = None
     try:
@@ -60,8 +55,7 @@ def _compare(meeting: Meeting, phase: str, report: Report, seconds: float) -> li
             conclude(meeting.job, verdict)
         return {"notes": verdict.notes}
 
-    notes: list[str] = meeting.agree(phase, asdict(report), seconds, decide)["notes"]
-    return notes
+    return list(meeting.agree(phase, asdict(report), seconds, decide)["notes"])
 
 
 def _reach_next_node(meeting: Meeting) -> Report:

@@ -29,12 +29,9 @@ def mount_of(folder: Path, mounts: str) -> tuple[str, str]:
 
 
 def missing_abilities(folder: Path, name: str, mounts: str) -> list[str]:
-    """What the folder's file system lacks, each with a remedy.
+    """What the file system of a folder in the run folder lacks, each with a remedy.
 
-    Args:
-        folder: A folder in the run folder.
-        name: Start of the names of the files to write there; no other node uses it.
-        mounts: The text of /proc/mounts.
+    `mounts` is the text of /proc/mounts, and `name` starts the names of the files to write; no other node uses it.
 
     Raises:
         OSError: The folder cannot be written.
