@@ -49,15 +49,18 @@ def submit(options: argparse.Namespace) -> bool:
         print(*findings, "not submitted", sep="\n")
         return False
     _print_plans(job)
+    missing = _missing_environment(environment)
     if options.dry_run:
         _print_data(job, environment)
     else:
         print("not checked: the data and any tokenizer; --dry-run looks at them")
-    missing = _missing_environment(environment)
-    if missing and not options.dry_run:
-        raise UserError(missing)
-    if not options.dry_run:
-        environment["LARGEBATCH_SNAPSHOT"] = str(_snapshot(Path(environment.get("RUN_DIR") or f"runs/{recipe.stem}")))
+        if missing:
+            raise UserError(missing)
+        # A copy, so that edits do not change what runs while the job waits in the queue or between its starts.
+        jobs = Path(environment.get("RUN_DIR") or f"runs/{recipe.stem}", "jobs")
+        snapshot = (jobs / f"snapshot_{datetime.now():%Y%m%d_%H%M%S_%f}").absolute()
+        take_snapshot(Path(), snapshot)
+        environment["LARGEBATCH_SNAPSHOT"] = str(snapshot)
     settings = [name for name in sorted(environment) if re.fullmatch("STRATEGY|RUN_DIR|LARGEBATCH_.*", name)]
     # Values may have commas, so only the names are given. On the command line it outranks SBATCH_EXPORT=NONE.
     words = ["sbatch", "--parsable", *sbatch_options, f"--export={','.join(['ALL', *settings])}"]
@@ -106,13 +109,6 @@ def _require_options(sbatch_options: Sequence[str], fields: Collection[str]) -> 
         if "." in name or "_" in name:
             known = ", ".join(sorted(fields))
             raise UserError(f"--{name}: neither a field of the recipe nor an option of sbatch; sections are {known}")
-
-
-def _snapshot(run_dir: Path) -> Path:
-    """A copy of what the job runs, so that edits do not change it while it waits in the queue or between its starts."""
-    target = (run_dir / "jobs" / f"snapshot_{datetime.now():%Y%m%d_%H%M%S_%f}").absolute()
-    take_snapshot(Path(), target)
-    return target
 
 
 def _missing_environment(environment: Mapping[str, str]) -> str | None:
