@@ -12,7 +12,6 @@ COLUMNS = ("checkpoint", "step", "written by", "size", "age", "state")
 
 
 def add_parser(commands: Commands) -> None:
-    """Declare the command."""
     parser = add_command(
         commands,
         "checkpoints",

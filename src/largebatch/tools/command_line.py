@@ -16,7 +16,8 @@ COMMANDS = (
     "plan verify checkpoints report export train_tokenizer prepare preflight lint submit new effective_batch schema "
     "completion snapshot job.begins job.ended"
 )
-"""Modules next to this one, in the order of `--help`. They import what they need when they run, not before."""
+"""Modules next to this one, in the order of `--help`: `add_parser` declares its command. They import what
+they need when they run, not before."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -21,7 +21,6 @@ JSON is a string."""
 
 
 def add_parser(commands: Commands) -> None:
-    """Declare the command."""
     parser = add_command(
         commands,
         "schema",

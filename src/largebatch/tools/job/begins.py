@@ -7,7 +7,6 @@ from largebatch.tools.options import Commands, add_command, whole_number
 
 
 def add_parser(commands: Commands) -> None:
-    """Declare the command."""
     parser = add_command(
         commands,
         "job-begins",

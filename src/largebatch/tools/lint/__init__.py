@@ -6,7 +6,6 @@ from largebatch.tools.options import Commands, add_command, recipe_file
 
 
 def add_parser(commands: Commands) -> None:
-    """Declare the command."""
     parser = add_command(
         commands,
         "lint",

@@ -8,7 +8,6 @@ from largebatch.tools.options import Commands, add_command
 
 
 def add_parser(commands: Commands) -> None:
-    """Declare the command."""
     parser = add_command(
         commands,
         "report",

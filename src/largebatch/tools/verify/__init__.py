@@ -15,7 +15,6 @@ from largebatch.tools.options import (
 
 
 def add_parser(commands: Commands) -> None:
-    """Declare the command."""
     parser = add_command(
         commands,
         "verify",
