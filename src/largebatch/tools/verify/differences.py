@@ -86,16 +86,17 @@ def limits_with(rounding: Differences, tolerance: float, *, sums_within_the_mode
 
 def compare(trained: Trained, reference: Trained) -> Differences:
     """The largest relative differences; infinite if a step, an evaluation or a weight is missing."""
-    first, expected = trained.metrics[:1], reference.metrics[:1]
+
+    def of_steps(name: str, steps: int | None = None) -> float:
+        return _of_lines(trained.metrics[:steps], reference.metrics[:steps], [name])
+
     return Differences(
-        loss=_of_lines(trained.metrics, reference.metrics, ["loss"]),
-        grad_norm=_of_lines(trained.metrics, reference.metrics, ["grad_norm"]),
-        lr=_of_lines(trained.metrics, reference.metrics, ["lr"]),
+        loss=of_steps("loss"),
+        grad_norm=of_steps("grad_norm"),
+        lr=of_steps("lr"),
         parameters=_of_weights(trained.weights, reference.weights),
         evaluation=_of_lines(trained.evaluations, reference.evaluations),
-        first_step=max(
-            _of_lines(first, expected, ["loss"]), _of_lines(first, expected, ["grad_norm"]) / GRAD_NORM_FACTOR
-        ),
+        first_step=max(of_steps("loss", 1), of_steps("grad_norm", 1) / GRAD_NORM_FACTOR),
     )
 
 
@@ -104,13 +105,13 @@ def _of_lines(
 ) -> float:
     if len(lines) != len(reference):
         return math.inf
-    largest = 0.0
-    for line, expected in zip(lines, reference, strict=True):
-        for name in names or expected:
-            value = line.get(name, math.nan)
-            if value != expected[name]:
-                largest = max(largest, _ratio(abs(value - expected[name]), abs(expected[name])))
-    return largest
+    ratios = (
+        _ratio(abs(line.get(name, math.nan) - expected[name]), abs(expected[name]))
+        for line, expected in zip(lines, reference, strict=True)
+        for name in names or expected
+        if line.get(name, math.nan) != expected[name]
+    )
+    return max(ratios, default=0.0)
 
 
 def _of_weights(weights: Mapping[str, Any], reference: Mapping[str, Any]) -> float:

@@ -14,13 +14,9 @@ REHEARSED_SHARDS = 2
 
 
 def launch_environment(accelerate_config: Path, world_size: int) -> dict[str, str]:
-    """The variables that all processes get, made from an Accelerate config by Accelerate's own code.
+    """The variables that all processes, on this machine, get from Accelerate's own code for an Accelerate config.
 
     Each process also needs its RANK and LOCAL_RANK, and all of them a rendezvous; see `jobs.run_job`.
-
-    Args:
-        accelerate_config: The YAML file to launch with.
-        world_size: Processes, all on this machine.
     """
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
     from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
@@ -61,13 +57,9 @@ def is_rehearsed(strategy: str, world_size: int) -> bool:
 def find_accelerate_configs(
     recipe: Path, folder: Path | None, strategies: Sequence[str] | None, config: RecipeConfig
 ) -> dict[str, Path]:
-    """The Accelerate config of each strategy.
+    """The Accelerate config of each strategy; with None for `strategies`, of all that can train the recipe.
 
-    Args:
-        recipe: The recipe's JSON file.
-        folder: The folder of the configs; None means that of the recipe's own project, or else that of this folder.
-        strategies: Names of strategies; None means all that can train the recipe.
-        config: The recipe.
+    If no folder is given, they are in that of the recipe's own project, or else in that of the current folder.
 
     Raises:
         UserError: There is no such folder, or none of that name in it.

@@ -10,12 +10,8 @@ from largebatch.task_folders import run_as_main
 def train(recipe: Path, *overrides: str, run_dir: Path, moved_by: int | None = None) -> None:
     """Run a recipe as if the train.py next to it were started from the command line.
 
-    Args:
-        recipe: The recipe's JSON file.
-        overrides: Command-line overrides of the recipe.
-        run_dir: The folder of the run.
-        moved_by: Seed of the smallest rounding errors, by which starting weights are perturbed in this process; None
-            perturbs nothing.
+    `moved_by` is the seed of the smallest rounding errors, by which starting weights are perturbed in this process;
+    None perturbs nothing.
     """
     if moved_by is not None:
         _move_starting_weights(moved_by)
