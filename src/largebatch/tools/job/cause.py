@@ -40,8 +40,7 @@ def first_error(logs: Path) -> Mapping[str, Any]:
 def first_cause(logs: Path) -> str:
     """The first cause of a failed start, in one line that ends in where to read more; "" if there is no sign of one.
 
-    Args:
-        logs: The start's folder, with `errors/rank_<rank>.json` and a log of each node. Damaged files are skipped.
+    `logs` is the start's folder, with `errors/rank_<rank>.json` and a log of each node. Damaged files are skipped.
     """
     failures = [*_errors(logs), *_signals(logs)]
     return min(failures).text if failures else ""

@@ -26,11 +26,10 @@ def run(options: argparse.Namespace) -> int:
     import time
 
     from largebatch.tools.job.endings import decide
-    from largebatch.tools.job.evidence import evidence_of
     from largebatch.tools.job.progress import Progress
 
     progress = Progress.of_this_job(options.run_dir, options.start, options.max_restarts)
-    ending = decide(evidence_of(progress, options.exit_code, options.asked_to_stop), progress.reason_to_give_up())
+    ending = decide(progress.evidence(options.exit_code, options.asked_to_stop), progress.reason_to_give_up())
     progress.end({"code": ending.code, "message": ending.message, **ending.about, "time": time.time()})
     if ending.code is None:
         print(f"requeue {ending.message}; resumes from step {progress.checkpoint_step}")

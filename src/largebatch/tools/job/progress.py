@@ -11,6 +11,8 @@ from largebatch.errors import UserError, counted
 from largebatch.storage.catalog import entries
 from largebatch.storage.files import replace_json_file
 from largebatch.storage.layout import read_object
+from largebatch.tools.job.cause import first_cause, first_error
+from largebatch.tools.job.endings import Evidence
 
 ENDING = "ending.json"
 
@@ -52,6 +54,30 @@ class Progress:
         self.logs.mkdir(parents=True, exist_ok=True)
         with (self.job_dir / "starts").open("a", encoding="utf-8") as file:
             file.write(f"{self.checkpoint_step}\n")
+
+    def evidence(self, exit_code: int, asked_to_stop: str) -> Evidence:
+        """What this start, which has ended, has left in the run folder."""
+        status = read_object(self.run_dir / "status.json")
+        # What another job, or an earlier start, has left there is not about this one.
+        if (status.get("job_id"), status.get("restart")) != (self.job, self.start):
+            status = {}
+        refusal, has_stop_file = "", False
+        with suppress(OSError):
+            refusal = (self.logs / "refusal").read_text(encoding="utf-8", errors="replace")
+        with suppress(OSError):
+            # An older stop file was not for this start.
+            began = float(os.environ.get("LARGEBATCH_BEGAN") or 0)
+            has_stop_file = (self.run_dir / "stop").stat().st_mtime >= began
+        return Evidence(
+            exit_code,
+            status,
+            first_error(self.logs),
+            refusal,
+            first_cause(self.logs),
+            asked_to_stop,
+            has_stop_file,
+            self.earlier_ending(),
+        )
 
     def end(self, ending: dict[str, Any]) -> None:
         """Keep how this start ended, for later starts."""
