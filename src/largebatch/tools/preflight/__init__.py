@@ -15,8 +15,6 @@ from largebatch.tools.options import (
     words,
 )
 
-MODES = ("on", "warn", "off")
-
 
 def add_parser(commands: Commands) -> None:
     parser = add_command(
@@ -48,8 +46,8 @@ def add_parser(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     """Check this node together with the others."""
     mode = os.environ.get("LARGEBATCH_PREFLIGHT", "on")
-    if mode not in MODES:
-        raise UserError(f"LARGEBATCH_PREFLIGHT={mode}: write {', '.join(MODES[:-1])} or {MODES[-1]}")
+    if mode not in ("on", "warn", "off"):
+        raise UserError(f"LARGEBATCH_PREFLIGHT={mode}: write on, warn or off")
     seconds = _number("LARGEBATCH_PREFLIGHT_SECONDS", 600)
     minimum = _number("LARGEBATCH_MIN_BUSBW", 0)
     if mode == "off":

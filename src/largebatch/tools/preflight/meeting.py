@@ -244,7 +244,14 @@ def _connect(job: Job) -> tuple[TCPStore, str]:
         time.sleep(0.5)
     # In a thread, because this may never return if another program listens there and says nothing.
     made: Queue[TCPStore | RuntimeError] = Queue()
-    Thread(target=_put_store, args=(job, made), daemon=True).start()
+
+    def put_store() -> None:
+        try:
+            made.put(_store(job.host, job.port, is_master=False))
+        except RuntimeError as error:
+            made.put(error)
+
+    Thread(target=put_store, daemon=True).start()
     deadline = time.monotonic() + SECONDS_TO_ANSWER
     reason = "it does not answer"
     while True:
@@ -256,13 +263,6 @@ def _connect(job: Job) -> tuple[TCPStore, str]:
         _leave_if_ended(job)
         if time.monotonic() > deadline:
             _say_unreachable(job, f"another program uses that port: {reason}")
-
-
-def _put_store(job: Job, made: "Queue[TCPStore | RuntimeError]") -> None:
-    try:
-        made.put(_store(job.host, job.port, is_master=False))
-    except RuntimeError as error:
-        made.put(error)
 
 
 def _leave_if_ended(job: Job) -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 OBJECT_STORES = ("gcsfuse", "s3fs", "mountpoint-s3", "goofys", "geesefs", "blobfuse", "rclone")
 """Programs that present an object store as a folder, by a part of the type or the source in /proc/mounts."""
-LOCKS = "locks (flock)"
-REMEDIES = {LOCKS: "mount it with locks (Lustre: mount -o flock), or "}
+
 SECONDS_UNTIL_VISIBLE = 60.0  # network file systems cache lists of files for up to a minute
 
 
@@ -48,18 +47,19 @@ def missing_abilities(folder: Path, name: str, mounts: str) -> list[str]:
     try:
         files[2].touch()
         with files[0].open("w", encoding="utf-8") as file:
-            tries: dict[str, Callable[[], object]] = {
-                LOCKS: lambda: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB),
-                "hard links": lambda: os.link(files[0], files[1]),
-                "renaming a file over another": lambda: files[0].rename(files[2]),
-            }
-            for ability, try_it in tries.items():
+            remedy_of_locks = "mount it with locks (Lustre: mount -o flock), or "
+            tries: list[tuple[str, Callable[[], object], str]] = [
+                ("locks (flock)", lambda: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB), remedy_of_locks),
+                ("hard links", lambda: os.link(files[0], files[1]), ""),
+                ("renaming a file over another", lambda: files[0].rename(files[2]), ""),
+            ]
+            for ability, try_it, remedy in tries:
                 try:
                     try_it()
                 except OSError as error:
                     missing.append(
                         f"the run folder's file system ({kind}) does not support {ability}: {error.strerror}; "
-                        f"{REMEDIES.get(ability, '')}set RUN_DIR to another file system"
+                        f"{remedy}set RUN_DIR to another file system"
                     )
     finally:
         for path in files:

@@ -34,13 +34,9 @@ class Verdict:
 
 
 def judge(reports: Sequence[Report], silent: Mapping[str, str] | None = None) -> Verdict:
-    """Compare the reports that arrived, in the order of the nodes.
+    """Compare the reports that arrived, in the order of the nodes; `silent` nodes did not report, for a given reason.
 
     What most nodes have is taken to be right; in a tie, what the first node has.
-
-    Args:
-        reports: Those that arrived.
-        silent: Nodes that were present and did not report, with the reason.
     """
     bad: dict[str, list[str]] = {node: [reason] for node, reason in (silent or {}).items()}
     bad |= {report.node: [*report.problems] for report in reports if report.problems}
