@@ -17,9 +17,7 @@ from largebatch.tools.lint.findings import COMMAND_LINE, Finding, line_of, read_
 def config_findings(path: Path, overrides: Sequence[str] = ()) -> Iterator[Finding]:
     """Yield what is wrong with a recipe or a DeepSpeed JSON, or with an Accelerate config and the JSON that it names.
 
-    Args:
-        path: The file. Its suffix and its content say which kind it is.
-        overrides: A command line's words for the recipe, such as `--batch.micro_batch_size 4`.
+    The file's suffix and content say which it is. `overrides` are for a recipe, such as `--batch.micro_batch_size 4`.
 
     Raises:
         UserError: The file cannot be read.

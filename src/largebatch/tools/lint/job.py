@@ -120,20 +120,18 @@ def read_job(
     Raises:
         UserError: It cannot be read.
     """
-    text = read_text(path)
+    text, environment = read_text(path), environment or {}
     options = []
     for line, words, is_read in sbatch_lines(text):
         # sbatch itself refuses a quotation that is not closed.
         with suppress(ValueError):
             found = read_options(shlex.split(words, comments=True)) if is_read else ()
             options += [Option(name, value, str(path), line) for name, value in found]
-    options += [Option(name, value, variable, 0) for variable, name, value in read_environment(environment or {})]
+    options += [Option(name, value, variable, 0) for variable, name, value in read_environment(environment)]
     options += [Option(name, value, COMMAND_LINE, 0) for name, value in read_options(sbatch_options)]
-    given = {
-        name: positive((environment or {}).get(f"LARGEBATCH_{name}", "")) for name in ("NODES", "PROCESSES_PER_NODE")
-    }
     by_name = {option.name: option for option in options if option.name}
-    return Job(path, text, by_name, overrides, strategy, given["NODES"], given["PROCESSES_PER_NODE"])
+    nodes, processes = (positive(environment.get(f"LARGEBATCH_{name}", "")) for name in ("NODES", "PROCESSES_PER_NODE"))
+    return Job(path, text, by_name, overrides, strategy, nodes, processes)
 
 
 def log_path(job: Job, option: Option | None, job_id: str = "%j") -> str:

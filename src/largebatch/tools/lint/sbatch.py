@@ -51,7 +51,7 @@ def read_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str,
         value = environment.get(variable)
         if value is None:
             continue
-        if name in (*WITHOUT_VALUE, "no-requeue") and (value == "yes" or value.isdecimal()):
+        if name in WITHOUT_VALUE and (value == "yes" or value.isdecimal()):
             if value.isdecimal() and not int(value):
                 continue
             value = ""

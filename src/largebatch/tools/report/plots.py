@@ -37,9 +37,7 @@ INK, MUTED, RULE = "#1b1f24", "#59636e", "#d9dee3"
 COLORS = ["#0068a8", "#c04a00", "#00784f", "#a0307a", "#7a5c00", "#5c5f66"]
 """Contrast with the page is at least 3, and at least 4.5 for text, in light and dark mode (WCAG 2.2)."""
 DASHES = [(), (6, 2), (2, 1.5), (7, 2, 2, 2)]  # neighboring runs can be told apart without seeing colors
-VARIABLES = dict(
-    zip([INK, MUTED, RULE, *COLORS], ["ink", "muted", "rule", *(f"run-{n}" for n in range(6))], strict=True)
-)
+VARIABLES = {INK: "ink", MUTED: "muted", RULE: "rule"} | {color: f"run-{n}" for n, color in enumerate(COLORS)}
 """The name of each color in the page's style sheet."""
 MARKS = {
     "restarted": ("^", "▲", "started again"),
@@ -133,14 +131,7 @@ def marked_kinds(runs: Sequence[ReportedRun]) -> list[str]:
 
 
 def svg(panel: Panel, runs: Sequence[ReportedRun], axis: str, prefix: str) -> str:
-    """Return a plot as an `svg` element for an HTML page.
-
-    Args:
-        panel: What to plot.
-        runs: The runs of the report.
-        axis: What the horizontal axis shows, "step" or "samples".
-        prefix: Put before the plot's ids, to make them unique in the page.
-    """
+    """Return a plot against one of `AXES` as an `svg` element; `prefix` makes its ids unique in an HTML page."""
     height = HEIGHT + MARK_HEIGHT * len(marked_kinds(runs))
     buffer = io.StringIO()
     with matplotlib.rc_context(SETTINGS):

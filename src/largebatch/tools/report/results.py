@@ -28,10 +28,9 @@ def result_rows(runs: Sequence[ReportedRun]) -> list[Row]:
 def config_rows(runs: Sequence[ReportedRun]) -> list[Row]:
     """One row per field in which the recipes differ: its name, and its value in each as JSON."""
     configs = [flatten(run.config) for run in runs]
-    fields = sorted({field for config in configs for field in config})
     rows = [
         (field, [json.dumps(config[field], ensure_ascii=False) if field in config else NONE for config in configs])
-        for field in fields
+        for field in sorted(set().union(*configs))
     ]
     return [(field, values) for field, values in rows if len(set(values)) > 1]
 
