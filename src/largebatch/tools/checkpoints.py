@@ -8,7 +8,6 @@ from largebatch.errors import UserError
 from largebatch.tools.options import Commands, add_command
 
 LINE = "{:<16}{:>10}  {:<18}{:>10}  {:<12}  {}"
-COLUMNS = ("checkpoint", "step", "written by", "size", "age", "state")
 
 
 def add_parser(commands: Commands) -> None:
@@ -37,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     if not found:
         why = "has no checkpoints" if options.run_dir.is_dir() else "is not a folder"
         raise UserError(f"{options.run_dir} {why}; give the folder of a run, such as runs/resnet_digits")
-    print(LINE.format(*COLUMNS))
+    print(LINE.format("checkpoint", "step", "written by", "size", "age", "state"))
     states = []
     for entry in found:
         try:

@@ -30,16 +30,9 @@ def add_command(
 ) -> argparse.ArgumentParser:
     """Declare a command and return its parser, for its own options.
 
-    Args:
-        commands: The commands of the whole parser.
-        name: The word after `largebatch`.
-        run: Takes the parsed options and returns the exit code; `options.refuse(message)` ends the program as a parse
-            error does.
-        help: One line for `largebatch --help`.
-        description: What the command does; wrapped here.
-        epilog: Examples, shown as they are, so that they can be copied.
-        takes_overrides: Whether it takes `--section.field VALUE`, as `options.overrides`; if not, unknown options are
-            refused.
+    `run` takes the parsed options and returns the exit code; `options.refuse(message)` ends the program as a parse
+    error does. `epilog` has examples, which are shown as they are. A command that takes overrides gets
+    `--section.field VALUE` as `options.overrides`; others refuse unknown options.
     """
     parser = commands.add_parser(
         name,

@@ -74,8 +74,7 @@ def find_accelerate_configs(
         )
     files = {file.stem: file.resolve() for file in sorted(found.glob("*.yaml"))}
     if strategies is None:
-        refusals = {name: entry.refusal_of(config) for name, entry in STRATEGIES.items()}
-        suitable = [name for name, refusal in refusals.items() if not refusal]
+        suitable = [name for name, entry in STRATEGIES.items() if not entry.refusal_of(config)]
         strategies = [name for name in suitable if name in files]
         if not strategies:
             raise UserError(
