@@ -14,7 +14,7 @@ from largebatch.tools.options import EXIT_CODES
 
 COMMANDS = (
     "plan verify checkpoints report export train_tokenizer prepare preflight lint submit new effective_batch schema "
-    "completion snapshot job.begins job.ended"
+    "completion snapshot job"
 )
 """Modules next to this one, in the order of `--help`: `add_parser` declares its command. They import what
 they need when they run, not before."""

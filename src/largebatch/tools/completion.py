@@ -20,7 +20,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the completion script."""
+
     import shtab
 
     from largebatch.tools.command_line import build_parser

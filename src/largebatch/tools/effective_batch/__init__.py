@@ -66,7 +66,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the answer."""
+
     from largebatch.tools.effective_batch.answer import answer
 
     print(answer(options))

@@ -1,1 +1,69 @@
-"""What the batch script of a job asks before and after each start: whether to train, and whether to start again."""
+"""`largebatch job-begins` and `job-ended`: what a batch script asks before and after each start of its job.
+
+The first answers whether the start should train, and the second whether the job should be started again.
+"""
+
+import argparse
+from pathlib import Path
+
+from largebatch.tools.options import Commands, add_command, whole_number
+
+
+def add_parser(commands: Commands) -> None:
+    begins = add_command(
+        commands,
+        "job-begins",
+        run_before,
+        help="say whether a start of a job should train (slurm/launch.sh runs it)",
+        description="Print `go`, and note the checkpoint at which this start of the job LARGEBATCH_JOB_ID begins; or "
+        "`leave CODE MESSAGE`, if the allowed number of starts has ended without a newer checkpoint.",
+        epilog="slurm/launch.sh runs it before each start.",
+    )
+    ended = add_command(
+        commands,
+        "job-ended",
+        run_after,
+        help="say whether a job should be started again (slurm/launch.sh runs it)",
+        description="Print `requeue MESSAGE` if the job LARGEBATCH_JOB_ID should be started again after this start, or "
+        "`leave CODE MESSAGE` if it has finished, or would fail again. Record the ending in the folder of the start.",
+        epilog="slurm/launch.sh runs it after each start.",
+    )
+    for parser in (begins, ended):
+        parser.add_argument("--run-dir", type=Path, required=True, help="folder of the run")
+        restarted = "how many times the job was restarted before"
+        parser.add_argument("--start", type=whole_number, required=True, help=restarted)
+        allowed = "how many restarts are allowed at the same checkpoint"
+        parser.add_argument("--max-restarts", type=whole_number, required=True, help=allowed)
+    ended.add_argument("--exit-code", type=int, required=True, help="the launcher's exit code")
+    ended.add_argument("--asked-to-stop", default="", metavar="WHY", help="who asked the batch script to stop")
+
+
+def run_before(options: argparse.Namespace) -> int:
+    """Print whether the start should train, in one line."""
+    from largebatch.tools.job.endings import FAILED
+    from largebatch.tools.job.progress import Progress
+
+    progress = Progress.of_this_job(options.run_dir, options.start, options.max_restarts)
+    if reason := progress.reason_to_give_up():
+        print(f"leave {FAILED} error: {reason}")
+    else:
+        progress.begin()
+        print("go")
+    return 0
+
+
+def run_after(options: argparse.Namespace) -> int:
+    """Print whether the job should be started again, in one line."""
+    import time
+
+    from largebatch.tools.job.endings import decide
+    from largebatch.tools.job.progress import Progress
+
+    progress = Progress.of_this_job(options.run_dir, options.start, options.max_restarts)
+    ending = decide(progress.evidence(options.exit_code, options.asked_to_stop), progress.reason_to_give_up())
+    progress.end({"code": ending.code, "message": ending.message, **ending.about, "time": time.time()})
+    if ending.code is None:
+        print(f"requeue {ending.message}; resumes from step {progress.checkpoint_step}")
+    else:
+        print(f"leave {ending.code} {ending.message}")
+    return 0

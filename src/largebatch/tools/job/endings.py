@@ -93,11 +93,9 @@ def _failed(failure: Mapping[str, Any], is_hopeless: bool, evidence: Evidence) -
         message += f"; {OUT_OF_MEMORY}"
     if is_hopeless:
         return Ending(FAILED, f"{message}; the same start would fail again: not requeued", about)
-    if kind == "out_of_memory" and all(
-        about[name] == earlier.get(name) for name in ("kind", "step", "micro_batch_size")
-    ):
+    same = {name for name, value in about.items() if value == earlier.get(name)}
+    if kind == "out_of_memory" and same >= {"kind", "step", "micro_batch_size"}:
         return Ending(FAILED, f"{message}; for the second time at the same step: not requeued", about)
-    same = all(about[name] == earlier.get(name) for name in ("kind", "exception", "trained"))
-    if kind == "error" and same and not about["trained"]:
+    if kind == "error" and same >= {"kind", "exception", "trained"} and not about["trained"]:
         return Ending(FAILED, f"{message}; for the second time before the first step: not requeued", about)
     return Ending(None, message, about)

@@ -142,7 +142,7 @@ def _collect(pipes: Sequence[Connection], timeout: float) -> dict[int, Outcome]:
 
 
 def _end_with_the_parent() -> None:
-    """End this process when its owner was killed."""
+
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
