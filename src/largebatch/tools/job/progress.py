@@ -36,7 +36,6 @@ class Progress:
 
     @property
     def job_dir(self) -> Path:
-        """The folder of the job."""
         return self.run_dir / "jobs" / self.job
 
     @property

@@ -12,19 +12,16 @@ from largebatch.tools.lint.job_rules import job_findings
 from largebatch.tools.lint.site import site_environment
 from largebatch.tools.options import RECIPES
 
-PREPARES = "prepare.sbatch"
-"""The script that trains no recipe."""
-
 
 def files_of_repository() -> list[Path]:
-    """All recipes, batch scripts and configs below the current folder.
+    """All recipes, batch scripts of recipes, and configs below the current folder.
 
     Raises:
         UserError: There are none.
     """
     files = [
         *recipes_in(RECIPES),
-        *(script for script in SCRIPTS.glob("*.sbatch") if script.name != PREPARES),
+        *(script for script in SCRIPTS.glob("*.sbatch") if script.name != "prepare.sbatch"),
         *ACCELERATE_CONFIGS.glob("*.yaml"),
         *Path("ds_configs").glob("*.json"),
     ]

@@ -208,9 +208,7 @@ def _draw_marks(figure: Figure, axes: Axes, runs: Sequence[ReportedRun], axis: s
     kinds = marked_kinds(runs)
     for run, reported in enumerate(runs):
         color = COLORS[run % len(COLORS)]
-        for event in reported.events:
-            if event.kind not in kinds:
-                continue
+        for event in (event for event in reported.events if event.kind in MARKS):
             place = event.step if axis == "step" else reported.samples_at(event.step)
             height = MARK_HEIGHT * (len(kinds) - kinds.index(event.kind) - 0.5)
             axes.plot(

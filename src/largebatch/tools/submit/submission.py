@@ -90,8 +90,7 @@ def _take(words: Sequence[str], names: Collection[str]) -> tuple[list[str], list
             continue
         taken.append(word)
         if not equals:
-            value = next(rest, None)
-            if value is None:
+            if (value := next(rest, None)) is None:
                 raise UserError(f"{word}: has no value; write {word} VALUE")
             taken.append(value)
     return taken, others
