@@ -110,8 +110,7 @@ class Meeting:
         job = self.job
 
         def decide(said: Mapping[int, Message], missing: Mapping[str, str]) -> Message:
-            reports = self._unreachable_nodes()
-            if reports:
+            if reports := self._unreachable_nodes():
                 if len(said) > len(reports):
                     # Not the fault of the first node, which more nodes have reached.
                     for report in reports:

@@ -36,8 +36,7 @@ def missing_abilities(folder: Path, name: str, mounts: str) -> list[str]:
         OSError: The folder cannot be written.
     """
     source, kind = mount_of(folder, mounts)
-    store = next((each for each in OBJECT_STORES if each in source or each in kind), None)
-    if store:
+    if store := next((each for each in OBJECT_STORES if each in source or each in kind), None):
         return [
             f"the run folder is on {store}, which presents an object store as files: set RUN_DIR to a POSIX file "
             "system (NFS, Lustre, …), and copy the run folder afterward (aws s3 sync, gcloud storage rsync)"

@@ -82,7 +82,6 @@ def find_accelerate_configs(
                 f"{config.optimizer.name}; add --accelerate-configs FOLDER, one with some of "
                 + ", ".join(f"{name}.yaml" for name in suitable)
             )
-    missing = [name for name in strategies if name not in files]
-    if missing:
+    if missing := [name for name in strategies if name not in files]:
         raise UserError(f"--strategies: there is no {found / missing[0]}.yaml; known: {', '.join(files)}")
     return {name: files[name] for name in strategies}

@@ -194,8 +194,7 @@ def in_one_line(failure: JobFailed, folder: Path | None = None) -> str:
     for _, _, output in failure.reports:
         lines = output.splitlines()
         for number, line in enumerate(lines):
-            message = re.fullmatch(r"(?:\[rank \d+\] )?error: (.*)", line)
-            if message:
+            if message := re.fullmatch(r"(?:\[rank \d+\] )?error: (.*)", line):
                 more = itertools.takewhile(lambda line: line.startswith("  - "), lines[number + 1 :])
                 return " ".join([message[1], *(line.strip() for line in more)])
     rank, reason, _ = failure.reports[0]
