@@ -17,7 +17,7 @@ from jinja2 import TemplateError
 from largebatch.data.hub import column, open_splits
 from largebatch.data.mixture import open_mixed
 from largebatch.data.order import Permutation
-from largebatch.data.preparation import num_workers_for
+from largebatch.data.preparation import num_workers_for, with_progress
 from largebatch.data.source import SampleSource
 from largebatch.data.tokenizer import PretrainedTokenizer, Tokenizer, load_tokenizer
 from largebatch.errors import DataError
@@ -199,7 +199,8 @@ def columns_of(template: str) -> set[str]:
 
 def tokenize(dataset: datasets.Dataset, encoder: PairEncoder, num_workers: int) -> datasets.Dataset:
     """The rows' tokens; `datasets` keeps the result in its cache on disk."""
-    return dataset.map(
+    encoded = partial(
+        dataset.map,
         encoder,
         batched=True,
         remove_columns=dataset.column_names,
@@ -213,3 +214,4 @@ def tokenize(dataset: datasets.Dataset, encoder: PairEncoder, num_workers: int) 
         num_proc=num_workers or None,
         desc="tokenizing",
     )
+    return with_progress(encoded)

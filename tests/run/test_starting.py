@@ -10,7 +10,7 @@ import pytest
 import tasks
 from jobs import JobFailed, run_job
 from largebatch.config import load_config
-from largebatch.data.preparation import preparation
+from largebatch.data.preparation import preparation, with_progress
 from largebatch.errors import DataError
 from largebatch.run import Run
 from largebatch.run.command_line import RunOptions, user_errors
@@ -57,6 +57,9 @@ def test_the_first_process_prepares_before_the_others_open_the_data(tmp_path):
 def load_and_stop(folder: Path, how: str) -> None:
     def open_sources(_):
         note(folder, "opened")
+        if how == "signal":
+            # A download.
+            with_progress(lambda: time.sleep(60))
         for number in range(600):
             time.sleep(0.1)
             preparation.get().progress()

@@ -1,11 +1,12 @@
 """Opens a data set through Hugging Face `datasets`: from the hub, a local folder, or local files."""
 
+from functools import partial
 from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from largebatch.config.data import HubOrLocal
-from largebatch.data.preparation import check_may_prepare, preparation
+from largebatch.data.preparation import check_may_prepare, preparation, with_progress
 from largebatch.errors import DataError, reason_of
 from largebatch.local_folder import local_folder
 
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 def open_splits(config: HubOrLocal) -> "tuple[datasets.Dataset, datasets.Dataset]":
     """The training and evaluation splits that the config names; DataError if they cannot be found, read or, in a
     job, prepared."""
-    import datasets
-
     if config.data_files is not None:
         files = {"train": config.data_files.train, "validation": config.data_files.eval}
         for split, pattern in (("train", config.data_files.train), ("eval", config.data_files.eval)):
@@ -30,6 +29,12 @@ def open_splits(config: HubOrLocal) -> "tuple[datasets.Dataset, datasets.Dataset
     else:
         folder = local_folder(config.path, "data.path", "a data set")
         arguments = {"path": str(folder) if folder else config.path, "name": config.name}
+    return with_progress(partial(_open, config, arguments))
+
+
+def _open(config: HubOrLocal, arguments: dict[str, Any]) -> "tuple[datasets.Dataset, datasets.Dataset]":
+    import datasets
+
     splits = (config.train_split, config.eval_split)
     try:
         builder = datasets.load_dataset_builder(**arguments)

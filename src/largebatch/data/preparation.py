@@ -2,10 +2,12 @@
 
 import shutil
 from collections.abc import Callable
-from contextvars import ContextVar
+from concurrent.futures import Future, wait
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from threading import Thread
+from typing import Literal, TypeVar
 
 from huggingface_hub.constants import HF_HOME
 
@@ -13,6 +15,9 @@ from largebatch.config.data import HubOrLocal
 from largebatch.errors import DataError
 
 MOST_BYTES_IN_A_JOB = 2**30
+SECONDS_BETWEEN_CALLS = 1.0
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,25 @@ def num_workers_for(data: HubOrLocal) -> int:
     """The processes that prepare this data."""
     asked_for = preparation.get().num_workers
     return data.num_workers if asked_for is None else asked_for
+
+
+def with_progress(function: Callable[[], T]) -> T:
+    """The result of a function, such as a download, that does not call `progress` itself; this does so meanwhile.
+
+    If `progress` raises because the run was asked to stop, the function goes on until the process ends.
+    """
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(function())
+        except BaseException as error:
+            result.set_exception(error)
+
+    Thread(target=copy_context().run, args=(run,), name="preparation", daemon=True).start()
+    while not wait([result], SECONDS_BETWEEN_CALLS).done:
+        preparation.get().progress()
+    return result.result()
 
 
 class NotPrepared(DataError):

@@ -20,7 +20,6 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-
     import shtab
 
     from largebatch.tools.command_line import build_parser

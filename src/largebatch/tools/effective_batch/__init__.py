@@ -66,7 +66,6 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-
     from largebatch.tools.effective_batch.answer import answer
 
     print(answer(options))

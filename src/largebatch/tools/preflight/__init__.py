@@ -44,7 +44,6 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-
     mode = os.environ.get("LARGEBATCH_PREFLIGHT", "on")
     if mode not in ("on", "warn", "off"):
         raise UserError(f"LARGEBATCH_PREFLIGHT={mode}: write on, warn or off")

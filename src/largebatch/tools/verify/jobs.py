@@ -142,7 +142,6 @@ def _collect(pipes: Sequence[Connection], timeout: float) -> dict[int, Outcome]:
 
 
 def _end_with_the_parent() -> None:
-
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
