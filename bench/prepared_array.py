@@ -3,9 +3,9 @@
     sudo python bench/prepared_array.py [--kills 50]
 
 The shipped `slurm/prepare.sbatch` is an array of three tasks on the test cluster (tests/cluster/slurm_cluster.py). All
-processes of a random task are killed at a random moment after the array has begun. Every shard that was finished must
-have the checksums in its JSON, and must still be the same file when a second array has finished the others; the tokens
-must then be those of the text. Takes some fifteen minutes.
+processes of a random task are killed at a random moment after the first has begun to write. Every shard that was
+finished must have the checksums in its JSON, and must still be the same file when a second array has finished the
+others; the tokens must then be those of the text. Takes some fifteen minutes.
 """
 
 import argparse
@@ -29,20 +29,21 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/cluster")]
 from preparing_array import NUM_TASKS, PreparingArray  # noqa: E402
 from slurm_cluster import Cluster  # noqa: E402
 
-MOST_SECONDS = 8.0  # until a kill; an array takes some seven seconds
+ROWS = 48_000  # 48 MB, 48 shards
+MOST_SECONDS = 3.0  # from the first token to the kill; an array takes about as long
 
 
 def survive_kills(kills: int, folder: Path) -> Iterator[dict[str, Any]]:
     """A row for each kill."""
     random = np.random.default_rng(0)
     cluster = Cluster(NUM_TASKS, folder / "cluster.log")
-    array = PreparingArray(cluster, folder)
+    array = PreparingArray(cluster, folder, ROWS)
     for kill in range(kills):
         seconds, task = float(random.uniform(0.0, MOST_SECONDS)), int(random.integers(NUM_TASKS))
         # A process that its killed script was just starting lives on, and may still write to the earlier one.
         array.home = folder / f"home_{kill}"
         job = array.submit()
-        array.wait_for(lambda job=job: array.num_running(job) or array.has_ended(job))
+        array.wait_for(array.has_begun)
         time.sleep(seconds)
         with suppress(CalledProcessError):  # Slurm refuses where the task has ended.
             array.kill(job, task)

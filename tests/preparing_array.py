@@ -11,21 +11,22 @@ from slurm_cluster import Cluster
 
 NUM_TASKS = 3
 PATIENCE = 600.0
-ROWS = 12_000
+ROWS = 12_000  # 12 MB, 12 shards
 LINE = "".join(map(chr, range(32, 127))) * 10
 
 
 class PreparingArray:
-    """Twelve megabytes of text, and the jobs that prepare it.
+    """A text, and the jobs that prepare it.
 
     Args:
         cluster: Where they run.
         folder: Of the text, the logs, and the prepared data.
+        num_rows: Rows of the text, each of a kilobyte.
     """
 
-    def __init__(self, cluster: Cluster, folder: Path):
+    def __init__(self, cluster: Cluster, folder: Path, num_rows: int = ROWS):
         self.cluster, self.folder = cluster, folder
-        self.rows = [f"{number} {LINE}" for number in range(ROWS)]
+        self.rows = [f"{number} {LINE}" for number in range(num_rows)]
         text = folder / "text.jsonl"
         text.write_text("".join(json.dumps({"text": row}) + "\n" for row in self.rows))
         activate = folder / "activate"
@@ -45,9 +46,9 @@ class PreparingArray:
         settings = {"LARGEBATCH_ENV": str(self.activate), "HF_HOME": str(self.home)}
         return self.cluster.command(*command, environment=settings, cwd=ROOT).strip()
 
-    def num_running(self, job: str) -> int:
-        """How many of its tasks run."""
-        return len(self.cluster.command("squeue", "--noheader", "--states=RUNNING", f"--jobs={job}").splitlines())
+    def has_begun(self) -> bool:
+        """Whether a task has begun to write tokens."""
+        return any(self.home.glob("largebatch/*"))
 
     def has_ended(self, job: str) -> bool:
         """Whether none of its tasks waits or runs."""
