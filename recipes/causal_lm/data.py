@@ -25,7 +25,7 @@ def sources(config: Config) -> tuple[SampleSource, SampleSource]:
     return open_mixed(config.data, config.seed, partial(_open, config))
 
 
-def _open(config: Config, data: PydocData | HubText | MegatronText) -> tuple[SampleSource, SampleSource]:
+def _open(config: Config, data: PydocData | HubText | MegatronText, _seed: int) -> tuple[SampleSource, SampleSource]:
     if isinstance(data, PydocData):
         return pydoc_samples(data)
     tokenizer = load_tokenizer(data.tokenizer)

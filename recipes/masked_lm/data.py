@@ -37,7 +37,9 @@ def sources(config: Config) -> tuple[SampleSource, SampleSource]:
     return open_mixed(config.data, config.seed, partial(_open, config))
 
 
-def _open(config: Config, data: MaskedPydoc | MaskedHubText | MaskedMegatronText) -> tuple[SampleSource, SampleSource]:
+def _open(
+    config: Config, data: MaskedPydoc | MaskedHubText | MaskedMegatronText, seed: int
+) -> tuple[SampleSource, SampleSource]:
     name = "bytes" if isinstance(data, PydocData) else data.tokenizer
     tokenizer = load_tokenizer(name)
     mask = tokenizer.mask_token
@@ -50,7 +52,7 @@ def _open(config: Config, data: MaskedPydoc | MaskedHubText | MaskedMegatronText
     check_vocabulary(config.model.vocab_size, max(tokenizer.vocab_size, mask + 1), whose)
     train, evaluation = pydoc_samples(data) if isinstance(data, PydocData) else tokenized_samples(data, tokenizer)
     ordinary = np.setdiff1d(np.arange(tokenizer.vocab_size), [*tokenizer.special_tokens, mask])
-    how = (data.tokens_per_sample, mask, ordinary, config.seed)
+    how = (data.tokens_per_sample, mask, ordinary, seed)
     return MaskedBlocks(train, *how), MaskedBlocks(evaluation, *how)
 
 
@@ -65,7 +67,7 @@ class MaskedBlocks:
         num_targets: Number of tokens that each sample predicts.
         mask: The token that hides others.
         ordinary: All tokens that may be predicted or drawn, in increasing order.
-        seed: The run's seed.
+        seed: The run's seed, or that of the source in a mixture.
     """
 
     def __init__(self, blocks: SampleSource, num_targets: int, mask: int, ordinary: NDArray[np.int64], seed: int):

@@ -42,10 +42,11 @@ class HubPairs(Mixable, PairData):
     The first `num_train_samples` samples are used; a run prints how many there are.
     """
 
-    prompt: str
-    """Template of the model's input, with names of columns in braces, such as "Question: {question}\nAnswer: "."""
-    answer: str
-    """Template of the text that it learns to write, such as "{answer}"."""
+    prompt: str = ""
+    """Template of the model's input, with names of columns in braces, such as "Question: {question}\nAnswer: "; not
+    needed if each of `sources` has its own."""
+    answer: str = ""
+    """Template of the text that it learns to write, such as "{answer}"; not needed if each of `sources` has its own."""
     format: Literal["plain", "chat"] = "plain"
     """"plain": the tokens of the prompt, those of the answer, and the tokenizer's end-of-text token. "chat": the
     tokenizer's chat template, with the prompt as the user's message; everything that the template writes from the
@@ -79,6 +80,13 @@ class HubPairs(Mixable, PairData):
                 f'{template!r} is not a template; write column names in braces, and nothing else in them: "{{answer}}"'
             )
         return template
+
+    @model_validator(mode="after")
+    def _has_templates(self) -> Self:
+        missing = [name for name in ("prompt", "answer") if not getattr(self, name)]
+        if missing and self.sources is None:
+            raise ValueError(f'{missing[0]} is missing; write a template, such as "{{{missing[0]}}}"')
+        return self
 
     @model_validator(mode="after")
     def _bytes_have_no_chat_template(self) -> Self:

@@ -7,17 +7,19 @@ prompt has the same tokens as when the model answers it.
 
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from string import Formatter
 from typing import Any
 
 import datasets
 import numpy as np
+from datasets.fingerprint import Hasher
 from jinja2 import TemplateError
 
 from largebatch.data.hub import column, open_splits
 from largebatch.data.mixture import open_mixed
 from largebatch.data.order import Permutation
-from largebatch.data.preparation import num_workers_for, with_progress
+from largebatch.data.preparation import check_may_prepare, num_workers_for, with_progress
 from largebatch.data.source import SampleSource
 from largebatch.data.tokenizer import PretrainedTokenizer, Tokenizer, load_tokenizer
 from largebatch.errors import DataError
@@ -41,7 +43,7 @@ def sources(config: Config) -> tuple[SampleSource, SampleSource]:
     return open_mixed(config.data, config.seed, partial(_open, config))
 
 
-def _open(config: Config, data: AdditionData | HubPairs) -> tuple[SampleSource, SampleSource]:
+def _open(config: Config, data: AdditionData | HubPairs, _seed: int) -> tuple[SampleSource, SampleSource]:
     if isinstance(data, AdditionData):
         splits, tokenizer, leave_out = addition(), load_tokenizer("bytes"), False
         encoder, num_workers = PairEncoder("{prompt}", "{answer}", tokenizer), 0
@@ -54,7 +56,7 @@ def _open(config: Config, data: AdditionData | HubPairs) -> tuple[SampleSource, 
         encoder = PairEncoder(data.prompt, data.answer, tokenizer, chat=data.format == "chat")
         num_workers = num_workers_for(data)
     train, evaluation = (
-        Pairs(tokenize(split, encoder, num_workers), data.block_size, name, leave_out)
+        Pairs(tokenize(data, split, encoder, num_workers), data.block_size, name, leave_out)
         for split, name in zip(splits, ("training", "evaluation"), strict=True)
     )
     _check_fits_the_model(config, tokenizer, int(max(train.lengths.max(), evaluation.lengths.max())))
@@ -197,8 +199,20 @@ def columns_of(template: str) -> set[str]:
     return {name for _, name, _, _ in Formatter().parse(template) if name is not None}
 
 
-def tokenize(dataset: datasets.Dataset, encoder: PairEncoder, num_workers: int) -> datasets.Dataset:
-    """The rows' tokens; `datasets` keeps the result in its cache on disk."""
+def tokenize(
+    data: AdditionData | HubPairs, dataset: datasets.Dataset, encoder: PairEncoder, num_workers: int
+) -> datasets.Dataset:
+    """The rows' tokens; `datasets` keeps the result in its cache on disk.
+
+    Raises:
+        NotPrepared: They are not there, and may not be made here.
+    """
+    fingerprint = Hasher.hash([dataset._fingerprint, Hasher.hash(encoder)])
+    cache = None
+    if isinstance(data, HubPairs):
+        cache = Path(dataset.cache_files[0]["filename"]).with_name(f"pairs_{fingerprint}.arrow")
+        if not _is_whole(cache):
+            check_may_prepare(data, dataset.data.nbytes)
     encoded = partial(
         dataset.map,
         encoder,
@@ -212,6 +226,14 @@ def tokenize(dataset: datasets.Dataset, encoder: PairEncoder, num_workers: int) 
             }
         ),
         num_proc=num_workers or None,
+        cache_file_name=None if cache is None else str(cache),
+        new_fingerprint=fingerprint,
         desc="tokenizing",
     )
     return with_progress(encoded)
+
+
+def _is_whole(cache: Path) -> bool:
+    """Whether `datasets` has written a file of its cache, or all parts of it by several processes."""
+    counts = [path.stem.rpartition("_of_")[2] for path in cache.parent.glob(f"{cache.stem}_*_of_*.arrow")]
+    return cache.exists() or any(counts.count(count) == int(count) for count in counts)

@@ -24,9 +24,9 @@ def load(sources=(FIRST, SECOND), words=(), recipe=PYDOC, **changes):
 def test_the_plan_says_how_often_each_source_is_seen():
     config = load(weight_phases=[{"from": {"samples": 640}, "weights": {"web": 0, "code": 3}}])
     text = explain(resolve(config, 2), "mixture")
-    assert "web: 75 %, then 0 % of each batch; its 600 samples are seen 0.8 times" in text
-    assert "code: 25 %, then 100 % of each batch; its 100 samples are seen 4.8 times" in text
-    assert "the shares change at step 20" in text
+    assert "web: 75 %, then 0 % of each batch, 480 samples; it has 600, so each is seen 0.8 times" in text
+    assert "code: 25 %, then 100 % of each batch, 480 samples; it has 100, so each is seen 4.8 times" in text
+    assert "the shares change after step 20" in text
     assert "the run is 30 steps = 960 samples, 30,720 tokens" in text
     assert "epoch" not in text
 
@@ -113,6 +113,46 @@ def test_what_is_refused(words, changes, message):
     with pytest.raises(ConfigError) as caught:
         load(**({"words": words} | changes))
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("start", [30, 31, 10**6])
+def test_a_phase_after_the_end_is_refused(start):
+    phase = {"from": {"steps": start}, "weights": {"web": 1, "code": 1}}
+    with pytest.raises(ConfigError, match=r"data\.weight_phases\[0\]\.from: it begins after .* but the run has 960"):
+        load(weight_phases=[phase])
+    load(weight_phases=[phase | {"from": {"steps": 29}}])
+
+
+@pytest.mark.parametrize("weights", [(1e-10, 1.0), (1e-10, 0.0)])
+def test_tiny_weights_are_not_rounded(weights):
+    sources = [source | {"weight": weight} for source, weight in zip((FIRST, SECOND), weights, strict=True)]
+    if weights[1]:
+        with pytest.raises(ConfigError, match=r"weight 1e-10 of .web. is less than one sample in a batch of 32"):
+            load(sources)
+    else:
+        assert resolve(load(sources), 1).mixture.phases[0].weights == (1, 0)
+
+
+def test_the_missing_and_the_unknown_source_of_a_phase_are_named():
+    phase = {"from": {"steps": 9}, "weights": {"web": 1, "codes": 1}}
+    with pytest.raises(
+        ConfigError, match="codes is not a source, code is missing; write a weight for each of web, code"
+    ):
+        load(weight_phases=[phase])
+
+
+def test_pairs_may_have_templates_by_source_alone():
+    words = ['--train.duration={"steps": 90}', "--learning_rate.warmup=null", "--evaluation.every=null"]
+    data = {"source": "datasets", "tokenizer": "bytes", "block_size": 32, **TOTALS}
+    sources = [FIRST | {"prompt": "{q}", "answer": "{a}"}, SECOND | {"prompt": "{task}", "answer": "{code}"}]
+
+    def load_pairs(sources):
+        recipe, content = ROOT / "recipes/sft/sft_qwen_gsm8k.json", json.dumps(data | {"sources": sources})
+        return load_config(recipe, ["--data", content, *words, "--checkpoint.every=null"])
+
+    assert [each.prompt for each in load_pairs(sources).data.sections()] == ["{q}", "{task}"]
+    with pytest.raises(ConfigError, match=r"sources\[1\] \(code\): Value error, answer is missing"):
+        load_pairs([sources[0], {name: value for name, value in sources[1].items() if name != "answer"}])
 
 
 def test_the_smallest_valid_weight_is_accepted():

@@ -122,3 +122,36 @@ def test_a_recipe_reads_them(tmp_path, task):
     else:
         predicted = batch["labels"] != -100
         assert batch["labels"][predicted].tolist() == [9 + int(place) for place in predicted[0].nonzero()]
+
+
+def test_documents_without_tokens_predict_nothing(tmp_path):
+    prefix = write(tmp_path / "corpus", sequences=[[5, 6, 0], [], [7, 8, 9, 0]], documents=[0, 1, 2, 3])
+    train, _ = sources_of(prefix, samples="documents", num_train_samples=3, num_eval_samples=1)
+    batch = train.fetch(np.array([0, 1, 2]), 0)
+    assert batch["input_ids"].tolist() == [[5, 6, 0], [0, 0, 0], [7, 8, 9]]
+    assert batch["labels"].tolist() == [[6, 0, -100], [-100, -100, -100], [8, 9, 0]]
+
+
+def test_documents_are_kept_apart_only_if_they_have_ends(tmp_path):
+    ended = write(tmp_path / "ended", sequences=[[5, 6, 7, 8, 0], [9, 10, 11, 0]], documents=[0, 1, 2])
+    train, _ = sources_of(ended, attention="document", block_size=4)
+    assert train.fetch(np.array([1]), 0)["position_ids"].tolist() == [[0, 0, 1, 2]]
+    other = write(tmp_path / "other", sequences=[[5, 6, 7, 8, 3], [9, 10, 11, 0]], documents=[0, 1, 2])
+    with pytest.raises(DataError, match=r'data\.attention: "document" needs documents that end with token 0'):
+        sources_of(other, attention="document", block_size=4)
+
+
+def sources_of(prefix, **changes):
+    data = {"source": "megatron", "train": prefix, "eval": prefix, "tokenizer": "bytes", "block_size": 8}
+    data |= {"num_train_samples": 2, "num_eval_samples": 1} | changes
+    words = ["--data", json.dumps(data), '--batch={"global_batch_size": 1, "micro_batch_size": 1}']
+    more = ['--train.duration={"steps": 9}', "--learning_rate.warmup=null"]
+    return tasks.module("causal_lm", "data").sources(load_config(PYDOC, [*words, *more]))
+
+
+def test_more_sequences_than_there_can_be(tmp_path):
+    write(tmp_path / "corpus")
+    index = (tmp_path / "corpus.idx").read_bytes()
+    (tmp_path / "corpus.idx").write_bytes(index[:18] + struct.pack("<Q", 2**63) + index[26:])
+    with pytest.raises(DataError, match="do not fit each other, are empty or cut off"):
+        open_megatron(str(tmp_path / "corpus"), "data.train", 256)

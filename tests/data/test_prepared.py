@@ -5,18 +5,23 @@ import json
 import os
 import signal
 import time
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
+from transformers import CTRLTokenizer
 
 from largebatch.config import load_config
 from largebatch.data import prepared, shards
 from largebatch.data.preparation import NotPrepared, Preparation, preparation
 from largebatch.data.prepared import OtherPartsMissing, PreparedSplit, open_prepared
-from largebatch.data.tokenizer import ByteTokenizer
+from largebatch.data.token_stream import MOST_MAPS, TokenStream, mapped
+from largebatch.data.tokenizer import ByteTokenizer, PretrainedTokenizer
 from largebatch.errors import DataError
 from largebatch.storage import files
 from paths import PYDOC
@@ -183,7 +188,7 @@ def test_a_full_disk_is_told_and_work_goes_on_after_room_is_made(section, monkey
 
     full.is_full = True
     monkeypatch.setattr(files.os, "write", full)
-    with pytest.raises(DataError, match=r"cannot be written: .*No space left.*make room.*finished shards are kept"):
+    with pytest.raises(DataError, match=r"cannot be written: .*No space left.*make room.*what is finished is kept"):
         prepare(data)
     folder = folder_of(data)
     finished = {path: path.stat().st_mtime_ns for path in folder.glob("*.json")}
@@ -315,3 +320,104 @@ def test_an_error_in_a_process_is_told(section, seconds, monkeypatch):
 
     with pytest.raises(RuntimeError, match="ZeroDivisionError: no token for "):
         prepare(data_of(section), Preparation("", allowed="everything", num_workers=2), Broken())
+
+
+def test_documents_in_memory_are_bounded_however_their_lengths_vary(section):
+    """Many short ones beside a few long ones: as many bytes at once as of documents of equal length."""
+    texts = ["a" * (500 if number % 40 == 39 else 2) for number in range(400)]
+    Path(section["data_files"]["train"]).write_text(
+        "".join(json.dumps({"text": text, "number": 1, "other": "x"}) + "\n" for text in texts)
+    )
+    asked: list[list[str]] = []
+
+    class Watched(ByteTokenizer):
+        def encode(self, documents):
+            asked.append(documents)
+            return super().encode(documents)
+
+    stream, _ = prepare(data_of(section), tokenizer=Watched())
+    assert bytes_of(stream) == b"".join(text.encode() + b"\0" for text in texts)
+    assert max(sum(len(document or "") for document in documents) for documents in asked) <= 100 + 500
+
+
+def test_each_split_belongs_to_its_own_files(section):
+    data = data_of(section)
+    prepare(data)
+    train, evaluation = folder_of(data), folder_of(data, "validation")
+    with Path(section["data_files"]["eval"]).open("a") as file:
+        file.write(json.dumps({"text": "more", "number": 1, "other": "x"}) + "\n")
+    assert folder_of(data) == train
+    assert folder_of(data, "validation") != evaluation
+
+
+def test_a_readme_in_a_folder_is_not_data(tmp_path, section):
+    data = data_of(section | {"data_files": None, "path": str(tmp_path)})
+    before = folder_of(data)
+    (tmp_path / "README.md").write_text("About.")
+    assert folder_of(data) == before
+    (tmp_path / "more.jsonl").write_text("{}")
+    assert folder_of(data) != before
+
+
+def test_the_last_shard_may_be_seen_before_the_manifest_is_written(section):
+    """A task of an array has ended between the two; a job that may prepare nothing completes it."""
+    data = data_of(section, prepare="require")
+    prepare(data)
+    for split in ("train", "validation"):
+        (folder_of(data, split) / "manifest.json").unlink()
+    stream, _ = prepare(data, preparation.get())
+    assert bytes_of(stream) == plain("train")
+
+
+@pytest.mark.parametrize("content", ["{}", '{"dtype": "uint16"}'])
+def test_records_without_their_content_are_made_again(section, content):
+    data = data_of(section)
+    prepare(data)
+    (folder_of(data) / "manifest.json").write_text(content)
+    shard = folder_of(data) / "00003.json"
+    shard.write_text(json.dumps({"rows": json.loads(shard.read_text())["rows"]}))
+    stream, _ = prepare(data)
+    assert bytes_of(stream) == plain("train")
+
+
+def test_files_stay_open_up_to_a_number(tmp_path):
+    paths = [tmp_path / f"{number}.tokens" for number in range(MOST_MAPS + 50)]
+    for path in paths:
+        path.write_bytes(b"\x01\x00")
+    open_tokens = partial(open_first, paths)
+    stream = TokenStream([1] * len(paths), [0] * len(paths), open_tokens, open_tokens)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    assert stream.read(0, len(paths)).tolist() == [1] * len(paths)
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + MOST_MAPS
+
+
+def open_first(paths, number):
+    return mapped(paths[number], "<u2")
+
+
+def test_text_that_is_not_utf8(tmp_path, section):
+    column = pyarrow.Array.from_buffers(
+        pyarrow.string(),
+        1,
+        [None, *(pyarrow.py_buffer(part) for part in (np.array([0, 2], "<i4").tobytes(), b"\xff\xfe"))],
+    )
+    files = {name: str(tmp_path / f"{name}.parquet") for name in ("train", "eval")}
+    for file in files.values():
+        parquet.write_table(pyarrow.table({"text": column}), file)
+    with pytest.raises(DataError, match=r"data\.text_column: rows 0 to 0: .* correct or remove that text"):
+        prepare(data_of(section, path="parquet", data_files=files))
+
+
+def test_a_slow_tokenizer_is_known_by_the_content_of_its_files(tmp_path):
+    """The same folder with other merges is another tokenizer, and the same files in another folder are not."""
+    fingerprints = {}
+    for name, merges in (("one", "l o\nlo w</w>"), ("same", "l o\nlo w</w>"), ("other", "o w</w>\nl ow</w>")):
+        folder = tmp_path / name
+        folder.mkdir()
+        words = ["<unk>", "l", "o", "w", "l@@", "o@@", "w@@", "lo@@", "low", "ow"]
+        (folder / "vocab.json").write_text(json.dumps({word: number for number, word in enumerate(words)}))
+        (folder / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
+        tokenizer = CTRLTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"), eos_token="<unk>")
+        tokenizer.save_pretrained(folder)
+        fingerprints[name] = PretrainedTokenizer(str(folder)).fingerprint
+    assert fingerprints["one"] == fingerprints["same"] != fingerprints["other"]

@@ -165,3 +165,13 @@ def test_durations_in_tokens_count_those_that_are_predicted():
         load_config(BERT, words)
     plan = resolve(load_config(BERT, (*words, "--learning_rate.warmup=null")), 2)
     assert (plan.total_steps, plan.loss_weight_per_sample) == (10, 19)
+
+
+def test_sources_of_a_mixture_have_masks_of_their_own(tmp_path):
+    sizes = {"weight": 1, "num_train_samples": 80, "num_eval_samples": 20}
+    totals = {"num_train_samples": 160, "num_eval_samples": 40}
+    sources = [{"name": name, **sizes} for name in ("one", "two")]
+    mixed = hub_config(tmp_path, "--evaluation.every=null", "--checkpoint.every=null", sources=sources, **totals)
+    _, evaluation = masked_sources(mixed)
+    one, two = (evaluation.fetch(np.arange(start, start + 20), None)["labels"] for start in (0, 20))
+    assert ((one != IGNORE_INDEX) == (two != IGNORE_INDEX)).all(dim=1).sum() <= 2

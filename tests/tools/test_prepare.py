@@ -1,14 +1,17 @@
 """`largebatch prepare`: what it prints, writes and refuses."""
 
 import json
+import os
 import re
 import shutil
+import subprocess
 
 import pytest
 
-from largebatch.data import prepared
+from largebatch.config import load_config
+from largebatch.data import preparation, prepared
 from largebatch.tools.command_line import main
-from paths import ROOT
+from paths import PYDOC, ROOT
 
 
 @pytest.fixture
@@ -38,28 +41,30 @@ def test_it_says_how_many_samples_there_are_and_writes_them(recipe, capsys):
     assert main(["prepare", "mine", "--workers=1"]) == 1
     printed = capsys.readouterr().out
     assert "data.num_train_samples" in printed
-    assert "17 samples are prepared; the recipe uses 3,200" in printed
+    assert "17 samples are there; the recipe asks for 3,200" in printed
     assert "the recipe asks for more samples than there are" in printed
     before = recipe.read_text()
     assert main(["prepare", "mine", "--workers=1", "--write"]) == 0
     expected = before.replace('"num_train_samples": 3200', '"num_train_samples": 17')
     assert recipe.read_text() == expected.replace('"num_eval_samples": 100', '"num_eval_samples": 17')
     assert main(["prepare", "mine", "--check"]) == 0
-    assert "17 samples are prepared; the recipe uses 17" in capsys.readouterr().out
+    assert "the checksums agree\ndata" in capsys.readouterr().out
+    assert main(["prepare", "mine"]) == 0
+    assert "17 samples are there; the recipe asks for 17" in capsys.readouterr().out
 
 
 def test_a_dry_run_says_what_is_missing_and_prepares_nothing(recipe, capsys):
     folder = recipe.parents[2]
     assert main(["prepare", "mine", "--dry-run"]) == 0
-    assert "0.0 MiB are to be prepared: a job does that when it starts; " in capsys.readouterr().out
-    assert main(["prepare", "mine", "--dry-run", "--data.prepare=require"]) == 0
+    assert "0.0 MiB of data must still be prepared: a job does that when it starts; " in capsys.readouterr().out
+    assert main(["prepare", "mine", "--dry-run", "--data.prepare=require"]) == 1
     refused = "a job would refuse that; run `largebatch prepare recipes/causal_lm/mine.json` first; "
     assert refused in capsys.readouterr().out
     assert not (folder / "cache/largebatch").exists()
     assert main(["prepare", "mine", "--data.block_size=4", "--workers=1"]) == 1
     capsys.readouterr()
     assert main(["prepare", "mine", "--dry-run", "--data.prepare=require"]) == 1
-    assert "17 samples are prepared; the recipe uses 3,200" in capsys.readouterr().out
+    assert "17 samples are there; the recipe asks for 3,200" in capsys.readouterr().out
 
 
 def test_each_source_of_a_mixture(recipe, capsys):
@@ -71,10 +76,62 @@ def test_each_source_of_a_mixture(recipe, capsys):
     recipe.write_text(json.dumps(content))
     assert main(["prepare", "mine", "--workers=1"]) == 0
     printed = capsys.readouterr().out
-    assert re.search(r"one: data\.num_train_samples +17 samples are prepared; the recipe uses 10\n", printed)
-    assert re.search(r"two: data\.num_eval_samples +17 samples are prepared; the recipe uses 3\n", printed)
-    assert main(["prepare", "mine", "--write"]) == 2
-    assert "--write: the recipe has several sources" in capsys.readouterr().err
+    assert re.search(r"one: data\.num_train_samples +17 samples are there; the recipe asks for 10\n", printed)
+    assert re.search(r"two: data\.num_eval_samples +17 samples are there; the recipe asks for 3\n", printed)
+    assert main(["prepare", "mine", "--write"]) == 0
+    data = json.loads(recipe.read_text())["data"]
+    assert [source["num_train_samples"] for source in data["sources"]] == [17, 17]
+    assert (data["num_train_samples"], data["num_eval_samples"]) == (34, 34)
+    assert load_config(recipe).data.sections()[1].num_eval_samples == 17
+
+
+def test_a_source_that_fails_is_named_and_the_others_are_prepared(recipe, capsys):
+    content = json.loads(recipe.read_text())
+    sizes = {"weight": 1, "num_train_samples": 10, "num_eval_samples": 3}
+    lost = {"data_files": {"train": "lost.jsonl", "eval": "text.jsonl"}}
+    content["data"] |= {"num_train_samples": 20, "num_eval_samples": 6}
+    content["data"]["sources"] = [{"name": "one", **sizes, **lost}, {"name": "two", **sizes}]
+    content["evaluation"]["every"] = None
+    recipe.write_text(json.dumps(content))
+    before = recipe.read_text()
+    assert main(["prepare", "mine", "--workers=1", "--write"]) == 2
+    printed = capsys.readouterr()
+    assert "error: one: data.data_files.train: no file matches 'lost.jsonl'" in printed.err
+    assert "two: data.num_train_samples" in printed.out
+    assert recipe.read_text() == before
+
+
+def test_small_sources_are_not_small_together(recipe, capsys, monkeypatch):
+    other = recipe.parents[2] / "other.jsonl"
+    other.write_text((recipe.parents[2] / "text.jsonl").read_text())
+    # Each source has the file twice.
+    size = other.stat().st_size
+    monkeypatch.setattr(preparation, "MOST_BYTES_IN_A_JOB", 3 * size)
+    content = json.loads(recipe.read_text())
+    sizes = {"weight": 1, "num_train_samples": 10, "num_eval_samples": 3}
+    files = {"data_files": {"train": "other.jsonl", "eval": "other.jsonl"}}
+    content["data"] |= {"num_train_samples": 20, "num_eval_samples": 6}
+    content["data"]["sources"] = [{"name": "one", **sizes}, {"name": "two", **sizes, **files}]
+    content["evaluation"]["every"] = None
+    recipe.write_text(json.dumps(content))
+    assert main(["prepare", "mine", "--dry-run"]) == 1
+    one, two = capsys.readouterr().out.splitlines()
+    assert one.startswith("one: 0.0 MiB of data must still be prepared: a job does that when it starts")
+    assert two.startswith("two: 0.0 MiB of data must still be prepared: a job would refuse that; run")
+
+
+def test_samples_that_follow_from_the_recipe_are_not_written(capsys):
+    assert main(["prepare", str(PYDOC), "--write"]) == 2
+    assert "--write: this data has no other number of samples" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("last", "count"), [(2, 2), (6, 4)])
+def test_an_array_with_gaps_is_refused(last, count):
+    of_slurm = {"SLURM_ARRAY_TASK_ID": 0, "SLURM_ARRAY_TASK_MIN": 0, "SLURM_ARRAY_TASK_MAX": last}
+    environment = {name: str(value) for name, value in (of_slurm | {"SLURM_ARRAY_TASK_COUNT": count}).items()}
+    command = ["bash", "slurm/prepare.sbatch", "gpt_pydoc"]
+    found = subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True)
+    assert (found.returncode, "the array has gaps" in found.stdout) == (2, True)
 
 
 @pytest.mark.usefixtures("recipe")
@@ -84,7 +141,7 @@ def test_parts_count_from_zero_or_one(capsys, monkeypatch):
         assert main(["prepare", "mine", "--workers=1", "--shard", part]) == 0
         assert "others are not finished yet" in capsys.readouterr().out
     assert main(["prepare", "mine", "--workers=1", "--shard=0/3"]) == 1
-    assert "17 samples are prepared" in capsys.readouterr().out
+    assert "17 samples are there" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("recipe")
@@ -111,7 +168,7 @@ def test_parts_that_do_not_exist(capsys, part):
 @pytest.mark.usefixtures("project")
 def test_data_that_needs_no_preparation(capsys):
     assert main(["prepare", "resnet_digits", "--workers=1"]) == 0
-    assert "1,437 samples are prepared; the recipe uses 1,437" in capsys.readouterr().out
+    assert "1,437 samples are there; the recipe asks for 1,437" in capsys.readouterr().out
 
 
 def test_a_task_without_sources(project, capsys):

@@ -83,7 +83,7 @@ def _use_deterministic_kernels() -> None:
 # gloo connects each process with all others: once for the run, once for the thread that writes checkpoints and, on
 # CPUs, once for the engine. A connection has a file descriptor, and as many are spare while connecting.
 CONNECTIONS_PER_PROCESS = 3
-OTHER_FILES = 256  # data, loader processes, libraries
+OTHER_FILES = 768  # data (`token_stream.MOST_MAPS` and more), loader processes, libraries
 
 
 def _allow_open_files(world_size: int) -> None:

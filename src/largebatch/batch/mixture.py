@@ -58,12 +58,12 @@ def apportion(total: int, weights: Sequence[int]) -> list[int]:
 
 
 def whole_weights(weights: Sequence[float]) -> tuple[int, ...]:
-    """Whole numbers in the ratios of the fractions that are meant: 0.1 is 1/10.
+    """Whole numbers in the ratios of decimal fractions: 0.1 is 1/10.
 
     >>> whole_weights([0.7, 0.3])
     (7, 3)
     """
-    fractions = [Fraction(weight).limit_denominator(10**9) for weight in weights]
+    fractions = [Fraction(str(weight)) for weight in weights]
     denominator = math.lcm(*(each.denominator for each in fractions))
     whole = [int(each * denominator) for each in fractions]
     return tuple(number // math.gcd(*whole) for number in whole)

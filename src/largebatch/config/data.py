@@ -12,7 +12,6 @@ from largebatch.batch.timeline import ENDLESS
 from largebatch.config.sections import (
     Fraction,
     Moment,
-    NonEmpty,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -29,6 +28,11 @@ class DataFiles(Section):
     """Path or glob of the training files."""
     eval: str
     """Path or glob of the evaluation files."""
+
+
+def names_in(split: str) -> set[str]:
+    """The names of the splits in an expression such as "train[:1%]+validation"."""
+    return {part.partition("[")[0].strip() for part in split.split("+")}
 
 
 class Data(Section):
@@ -94,8 +98,7 @@ class HubOrLocal(Data):
         read = set()
         for field, usual in (("train_split", "train"), ("eval_split", "validation")):
             split = getattr(self, field)
-            # As in "train[:1%]+validation".
-            names = {part.partition("[")[0].strip() for part in split.split("+")}
+            names = names_in(split)
             if not names <= files.keys():
                 raise ValueError(
                     f'{field} is {split!r}, but data_files has only "train" and "validation"; write "{usual}"'
@@ -115,8 +118,8 @@ class MixedSource(Section):
 
     model_config = ConfigDict(extra="allow")
 
-    name: NonEmpty
-    """Name of the source, in the plan and in evaluations."""
+    name: Annotated[str, Field(pattern=r"^[\w.+-]+$")]
+    """Name of the source, in the plan and in evaluations: letters, digits, and _ . + -."""
     weight: NonNegativeFloat
     """Share of the training samples, in proportion to the other weights; 0 for a source that only a later phase has."""
     max_epochs: PositiveFloat | None = None
@@ -214,8 +217,13 @@ class Mixable(HubOrLocal):
         if len(set(names)) < len(names):
             raise ValueError(f"sources: two have the same name; they are {', '.join(names)}")
         for number, phase in enumerate(self.weight_phases or ()):
-            if set(phase.weights) != set(names):
-                raise ValueError(f"weight_phases[{number}].weights: write a weight for each of {', '.join(names)}")
+            wrong = [f"{name} is not a source" for name in phase.weights if name not in names]
+            wrong += [f"{name} is missing" for name in names if name not in phase.weights]
+            if wrong:
+                raise ValueError(
+                    f"weight_phases[{number}].weights: {', '.join(wrong)}; write a weight for each of "
+                    f"{', '.join(names)}, which may be 0"
+                )
         if not all(any(weights.values()) for weights in self.weights()):
             raise ValueError("sources: all weights are 0; write those of the sources to train on")
         sections = self.sections()
@@ -223,7 +231,8 @@ class Mixable(HubOrLocal):
             total = sum(getattr(section, field) for section in sections)
             if getattr(self, field) != total:
                 raise ValueError(
-                    f"{field}: {getattr(self, field)}, but the sources have {total} together; write {total}"
+                    f"{field}: {getattr(self, field)}, but the sources have {total} together; write {total}, or "
+                    "smaller numbers in the sources"
                 )
         return self
 

@@ -263,6 +263,12 @@ class RecipeConfig(Section):
                         f"write at least {math.ceil(least * 10**6) / 10**6:g}, a larger batch.global_batch_size, or 0"
                     )
         samples = timeline.at(total_steps).samples_before
+        for number, phase in enumerate(mixture.phases[1:]):
+            if phase.first_sample >= samples:
+                yield (
+                    f"data.weight_phases[{number}].from: it begins after {phase.first_sample:,} samples, but the run "
+                    f"has {samples:,}; remove it, or lengthen train.duration"
+                )
         limits = [source.max_epochs for source in self.data.sources or ()]
         for name, epochs, most in zip(mixture.names, mixture.epochs(samples), limits, strict=True):
             if most is not None and epochs > most:

@@ -10,6 +10,7 @@ from multiprocessing.connection import wait
 from largebatch.errors import DataError
 
 SECONDS_BETWEEN_CALLS = 1.0
+MOST_CHARACTERS = 10_000
 
 
 def in_processes(
@@ -43,7 +44,9 @@ def in_processes(
                     os._exit(0)
                 work(items[place])
         except BaseException as error:
-            failures.put((isinstance(error, DataError), str(error), traceback.format_exc()))
+            # More would not fit into the pipe before somebody reads.
+            stack = traceback.format_exc()[-MOST_CHARACTERS:]
+            failures.put((isinstance(error, DataError), str(error)[:MOST_CHARACTERS], stack))
             os._exit(1)
 
     processes = [context.Process(target=run, daemon=True) for _ in range(min(num_processes, len(items)))]

@@ -1,17 +1,22 @@
 """Opens a data set through Hugging Face `datasets`: from the hub, a local folder, or local files."""
 
+import errno
 from functools import partial
 from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from huggingface_hub.constants import HF_HOME
+
 from largebatch.config.data import HubOrLocal
-from largebatch.data.preparation import check_may_prepare, preparation, with_progress
+from largebatch.data.preparation import cannot_be_written, check_may_prepare, preparation, with_progress
 from largebatch.errors import DataError, reason_of
 from largebatch.local_folder import local_folder
 
 if TYPE_CHECKING:
     import datasets
+
+NO_PLACE = (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 
 
 def open_splits(config: HubOrLocal) -> "tuple[datasets.Dataset, datasets.Dataset]":
@@ -49,6 +54,8 @@ def _open(config: HubOrLocal, arguments: dict[str, Any]) -> "tuple[datasets.Data
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
+        if isinstance(cause, OSError) and cause.errno in NO_PLACE:
+            raise cannot_be_written(Path(HF_HOME), cause) from error
         raise DataError(
             f"data.path: {config.path!r} could not be loaded with splits {splits[0]!r} and {splits[1]!r}: "
             f"{reason_of(cause)}; for data on this machine, write its local folder, or data_files whose "

@@ -7,14 +7,13 @@ the number of sequences. Megatron-LM, `megatron/core/datasets/indexed_dataset.py
 """
 
 import struct
-from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
-from largebatch.data.token_stream import Array, TokenStream
+from largebatch.data.token_stream import Array, TokenStream, mapped
 from largebatch.errors import DataError
 
 MAGIC, HEADER = b"MMIDIDX\x00\x00", struct.Struct("<9sQBQQ")
@@ -52,35 +51,44 @@ def open_megatron(prefix: str, field: str, vocab_size: int) -> TokenStream:
             f"{field}: {index} has version {version} and type code {code}; version 1 with whole numbers (codes "
             f"{', '.join(map(str, TYPES))}) can be read"
         )
-    dtype = np.dtype(TYPES[code])
-    num_bytes = tokens.stat().st_size
-    places = partial(_places, index, num_sequences, num_boundaries)
+    dtype, num_bytes = TYPES[code], tokens.stat().st_size
+    itemsize, at = np.dtype(dtype).itemsize, HEADER.size
+    arrays = _Arrays(index, at + 4 * num_sequences, num_sequences, num_boundaries, itemsize)
     try:
-        sizes = np.memmap(index, "<i4", "r", HEADER.size, (num_sequences,))
-        pointers, documents = places()
+        last_size = mapped(index, "<i4", at, num_sequences)[-1]
+        pointers, documents = arrays.open()
         fits = pointers[0] == documents[0] == 0 and documents[-1] == num_sequences
-        fits = fits and pointers[-1] + sizes[-1] * dtype.itemsize == num_bytes
-    # The file is too short, or the index names no sequence.
-    except (ValueError, IndexError):
+        fits = fits and pointers[-1] + last_size * itemsize == num_bytes
+    # The file is too short, the index names no sequence, or more than there can be.
+    except (ValueError, IndexError, OverflowError):
         fits = False
     if not fits:
         raise DataError(f"{field}: {index} and {tokens} do not fit each other, are empty or cut off; copy both again")
-    num_tokens = num_bytes // dtype.itemsize
-    ends = partial(_ends, places, num_tokens, dtype.itemsize)
+    num_tokens = num_bytes // itemsize
+    ends = partial(_ends, arrays, num_tokens)
     return TokenStream([num_tokens], [num_boundaries - 1], partial(_tokens, tokens, dtype), ends, vocab_size)
 
 
-def _places(index: Path, num_sequences: int, num_boundaries: int) -> tuple[Array, Array]:
-    """The byte at which each sequence begins, and the first sequence of each document."""
-    at = HEADER.size + 4 * num_sequences
-    pointers = np.memmap(index, "<i8", "r", at, (num_sequences,))
-    return pointers, np.memmap(index, "<i8", "r", at + 8 * num_sequences, (num_boundaries,))
+class _Arrays(NamedTuple):
+    """Where an index has its arrays."""
+
+    file: Path
+    at: int  # the byte with which the pointers begin
+    num_sequences: int
+    num_boundaries: int
+    itemsize: int  # bytes of a token
+
+    def open(self) -> tuple[Array, Array]:
+        """The byte at which each sequence begins, and the first sequence of each document."""
+        pointers = mapped(self.file, "<i8", self.at, self.num_sequences)
+        return pointers, mapped(self.file, "<i8", self.at + 8 * self.num_sequences, self.num_boundaries)
 
 
-def _ends(places: Callable[[], tuple[Array, Array]], num_tokens: int, itemsize: int, _: int) -> Array:
-    pointers, documents = places()
-    return np.append(pointers // itemsize, num_tokens)[documents[1:]]
+@lru_cache(maxsize=2)
+def _ends(arrays: _Arrays, num_tokens: int, _: int) -> Array:
+    pointers, documents = arrays.open()
+    return np.append(pointers // arrays.itemsize, num_tokens)[documents[1:]]
 
 
-def _tokens(file: Path, dtype: np.dtype[Any], _: int) -> Array:
-    return np.memmap(file, dtype, "r")
+def _tokens(file: Path, dtype: str, _: int) -> Array:
+    return mapped(file, dtype)

@@ -22,24 +22,24 @@ D = TypeVar("D", bound=Data)
 
 
 def open_mixed(
-    data: D, seed: int, open_one: Callable[[D], tuple[SampleSource, SampleSource]]
+    data: D, seed: int, open_one: Callable[[D, int], tuple[SampleSource, SampleSource]]
 ) -> tuple[SampleSource, SampleSource]:
     """The training and evaluation samples of a section that may be a mixture.
 
     Args:
         data: The section.
         seed: The run's seed.
-        open_one: Opens a section without sources.
+        open_one: Opens a section without sources, with a seed that is its own.
 
     Raises:
         DataError: A source cannot be opened, or does not have the size that its section says.
     """
     if not isinstance(data, Mixable) or data.sources is None:
-        return open_one(data)
+        return open_one(data, seed)
     opened: list[tuple[SampleSource, SampleSource]] = []
     for source, section in zip(data.sources, data.sections(), strict=True):
         try:
-            train, evaluation = open_one(section)
+            train, evaluation = open_one(section, derive_seed(seed, "source", source.name))
             check_size(train, section.num_train_samples, "train")
             check_size(evaluation, section.num_eval_samples, "eval")
         except DataError as error:

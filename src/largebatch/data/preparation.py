@@ -31,6 +31,8 @@ class Preparation:
     part: int = 0  # of the shards, the part that this process makes
     num_parts: int = 1
     progress: Callable[[], object] = lambda: None  # called about once per second, or more often
+    # The bytes that each section of a mixture was found to need; None outside of a job.
+    needed: dict[str, int] | None = None
 
 
 _BY_A_JOB = Preparation("largebatch prepare RECIPE")
@@ -62,26 +64,46 @@ def with_progress(function: Callable[[], T]) -> T:
     return result.result()
 
 
+def cannot_be_written(folder: Path, error: OSError) -> DataError:
+    """The error for a folder of prepared data."""
+    return DataError(
+        f"{folder} cannot be written: {error}; make room, or name another folder in HF_HOME, and run the same command "
+        "again: what is finished is kept"
+    )
+
+
 class NotPrepared(DataError):
     """Data is missing that may not be prepared here."""
 
+    would_be_refused = True  # by a job
+
 
 def check_may_prepare(data: HubOrLocal, num_bytes: int) -> None:
-    """Raise NotPrepared if this much would have to be downloaded, decoded or tokenized, and may not be."""
-    current = preparation.get()
-    by_a_job = data.prepare == "allow" or (data.prepare is None and num_bytes <= MOST_BYTES_IN_A_JOB)
+    """Raise NotPrepared if so many bytes would have to be downloaded, decoded or tokenized, and may not be.
+
+    Those of the other sources of a mixture are added to them.
+    """
+    current, total = preparation.get(), num_bytes
+    if current.needed is not None:
+        section = data.model_dump_json()
+        current.needed[section] = max(num_bytes, current.needed.get(section, 0))
+        total = sum(current.needed.values())
+    by_a_job = data.prepare == "allow" or (data.prepare is None and total <= MOST_BYTES_IN_A_JOB)
     if current.allowed == "everything" or (current.allowed == "small" and by_a_job):
         return
-    size = f"{num_bytes / 2**20:,.1f} MiB"
     if current.allowed == "nothing":
         home = next(path for path in (Path(HF_HOME), *Path(HF_HOME).absolute().parents) if path.exists())
         what = (
             "a job does that when it starts" if by_a_job else f"a job would refuse that; run `{current.command}` first"
         )
-        raise NotPrepared(
-            f"{size} are to be prepared: {what}; {shutil.disk_usage(home).free / 2**30:,.0f} GiB are free"
+        missing = NotPrepared(
+            f"{num_bytes / 2**20:,.1f} MiB of data must still be prepared: {what}; "
+            f"{shutil.disk_usage(home).free / 2**30:,.0f} GiB are free in {home}"
         )
+        missing.would_be_refused = not by_a_job
+        raise missing
     raise NotPrepared(
-        f"data.prepare: {size} would have to be prepared while this job's devices wait; run `{current.command}` with "
+        f"data.prepare: {total / 2**20:,.1f} MiB would have to be prepared while this job's devices wait; run "
+        f"`{current.command}` with "
         'the same overrides and HF_HOME first, or write "allow"'
     )

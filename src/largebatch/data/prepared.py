@@ -22,13 +22,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 from huggingface_hub.constants import HF_HOME
-from numpy.typing import NDArray
 
-from largebatch.config.data import HubText
+from largebatch.config.data import HubText, names_in
 from largebatch.data.hub import column, open_splits
 from largebatch.data.preparation import check_may_prepare, num_workers_for, preparation
 from largebatch.data.shards import ShardMaker, file_of
-from largebatch.data.token_stream import TokenStream
+from largebatch.data.token_stream import Array, TokenStream, mapped
 from largebatch.data.tokenizer import Tokenizer
 from largebatch.errors import DataError
 from largebatch.storage.files import read_record, replace_json_file
@@ -55,7 +54,9 @@ def open_prepared(data: HubText, tokenizer: Tokenizer) -> tuple[TokenStream, Tok
     train, evaluation = splits = [PreparedSplit(data, name, tokenizer) for name in names]
     if not all(split.manifest for split in splits):
         texts = [_text_of(dataset, data.text_column) for dataset in open_splits(data)]
-        check_may_prepare(data, sum(text.data.nbytes for text in texts))
+        lacking = [text.data.nbytes for split, text in zip(splits, texts, strict=True) if split.missing(text)]
+        if lacking:
+            check_may_prepare(data, sum(lacking))
         missing = sum(split.prepare(text) for split, text in zip(splits, texts, strict=True))
         if missing:
             raise OtherPartsMissing(f"{missing} shards of other parts are still to be prepared")
@@ -84,9 +85,9 @@ class PreparedSplit:
         self._tokenizer, self._num_workers = tokenizer, num_workers_for(data)
         self._dtype = np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<i4")
         self._made_from = {
-            **data.model_dump(mode="json", include={"path", "name", "data_files", "text_column"}),
+            **data.model_dump(mode="json", include={"path", "name", "text_column"}),
             "split": split,
-            "files": _state_of_files(data),
+            "files": _state_of_files(data, split),
             "tokenizer": tokenizer.fingerprint,
             "format": FORMAT,
         }
@@ -97,17 +98,22 @@ class PreparedSplit:
     @property
     def manifest(self) -> dict[str, Any]:
         """The manifest; empty unless all shards are prepared."""
-        return read_object(self.folder / "manifest.json")
+        found = read_object(self.folder / "manifest.json")
+        return found if "shards" in found else {}
 
-    def prepare(self, text: "datasets.Dataset") -> int:
-        """Prepare what is missing of this process's part, and return how many shards of other parts are.
+    def missing(self, text: "datasets.Dataset") -> int:
+        """How many shards are not prepared.
 
         Args:
             text: The split's rows, with the documents as their only column.
         """
+        return 0 if self.manifest else len(self._maker(text).missing())
+
+    def prepare(self, text: "datasets.Dataset") -> int:
+        """Prepare what is missing of this process's part, and return how many shards of other parts are."""
         if self.manifest:
             return 0
-        maker = ShardMaker(self.folder, text, self._tokenizer, self._dtype)
+        maker = self._maker(text)
         missing = maker.make(self._num_workers)
         if not missing:
             shards = list(maker.records())
@@ -115,6 +121,9 @@ class PreparedSplit:
             about = {"made_from": self._made_from, "dtype": self._dtype.name, **counts, "shards": shards}
             replace_json_file(self.folder / "manifest.json", about)
         return missing
+
+    def _maker(self, text: "datasets.Dataset") -> ShardMaker:
+        return ShardMaker(self.folder, text, self._tokenizer, self._dtype)
 
     def open(self) -> TokenStream:
         """The tokens of all documents; DataError if a file is not as the manifest says.
@@ -131,19 +140,21 @@ class PreparedSplit:
         return TokenStream(
             [shard["tokens"] for shard in shards],
             [shard["documents"] for shard in shards],
-            partial(_map, self.folder, "tokens", self._dtype),
-            partial(_map, self.folder, "ends", np.dtype("<i8")),
+            partial(_map, self.folder, "tokens", self._dtype.str),
+            partial(_map, self.folder, "ends", "<i8"),
         )
 
 
-def _map(folder: Path, ending: str, dtype: np.dtype[Any], number: int) -> NDArray[np.integer]:
-    return np.memmap(file_of(folder, number, ending), dtype, "r")
+def _map(folder: Path, ending: str, dtype: str, number: int) -> Array:
+    return mapped(file_of(folder, number, ending), dtype)
 
 
-def _state_of_files(data: HubText) -> str:
-    """A checksum of names, sizes and times of local files; that of no files for data on the hub."""
-    files = data.data_files
-    patterns = (files.train, files.eval) if files else (str(Path(data.path).expanduser() / "**"),)
+def _state_of_files(data: HubText, split: str) -> str:
+    """A checksum of names, sizes and times of the local files of a split, or of all in a folder but its README.md; that
+    of no files for data on the hub."""
+    patterns, others = [str(Path(data.path).expanduser() / "**")], {"README.md"}
+    if files := data.data_files:
+        patterns, others = [{"train": files.train, "validation": files.eval}[name] for name in names_in(split)], set()
     paths = sorted({Path(name) for pattern in patterns for name in glob(pattern, recursive=True)})  # noqa: PTH207
-    states = [(str(path), path.stat()) for path in paths if path.is_file()]
+    states = [(str(path), path.stat()) for path in paths if path.is_file() and path.name not in others]
     return xxhash.xxh3_64_hexdigest(repr([(name, state.st_size, state.st_mtime_ns) for name, state in states]).encode())

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow
 from numpy.typing import NDArray
+from pyarrow.compute import binary_length
 
 from largebatch.data.forked import end_with_parent, in_processes
-from largebatch.data.preparation import preparation
+from largebatch.data.preparation import cannot_be_written, preparation
 from largebatch.data.tokenizer import Tokenizer
 from largebatch.errors import DataError
 from largebatch.storage.files import replace_json_file, sync_folder, write_file
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     import datasets
 
 FEWEST, SMALLEST, LARGEST = 64, 2**20, 2**28  # a number of shards, and the bytes of text in one
-BYTES_AT_ONCE, MOST_ROWS_AT_ONCE = 2**20, 4096
+BYTES_AT_ONCE, MOST_ROWS_AT_ONCE = 2**20, 4096  # of documents that are in memory, besides a single long one
 SECONDS_OF_A_LEFTOVER = 600  # a temporary file that was last written so long ago belongs to nobody
 
 
@@ -63,20 +65,24 @@ class ShardMaker:
             for path in self.folder.glob(".*.tmp"):
                 if time.time() - path.stat().st_mtime > SECONDS_OF_A_LEFTOVER:
                     path.unlink(missing_ok=True)
-            mine = [number for number in self._missing() if number % current.num_parts == current.part]
+            mine = [number for number in self.missing() if number % current.num_parts == current.part]
             make = partial(self._make, progress=still_wanted)
             if num_workers > 1:
                 in_processes(num_workers, make, mine, current.progress)
             else:
                 for number in mine:
                     make(number)
-            return len(self._missing())
+            return len(self.missing())
 
     def records(self) -> Iterator[dict[str, Any]]:
         """What the folder says about each shard; empty for one that is not finished."""
-        return (read_object(file_of(self.folder, number, "json")) for number, _ in enumerate(self._rows()))
+        return (self._record(number) for number, _ in enumerate(self._rows()))
 
-    def _missing(self) -> list[int]:
+    def _record(self, number: int) -> dict[str, Any]:
+        found = read_object(file_of(self.folder, number, "json"))
+        return found if found.keys() >= {"rows", "documents", "tokens", "files"} else {}
+
+    def missing(self) -> list[int]:
         """The numbers of the shards that the folder does not have, or not with the same rows."""
         pairs = zip(self.records(), self._rows(), strict=True)
         return [number for number, (record, rows) in enumerate(pairs) if record.get("rows") != rows]
@@ -92,7 +98,7 @@ class ShardMaker:
     def _make(self, number: int, progress: Callable[[], None]) -> None:
         all_rows = list(self._rows())
         rows = all_rows[number]
-        if read_object(file_of(self.folder, number, "json")).get("rows") == rows:
+        if self._record(number).get("rows") == rows:
             # Another job has made it meanwhile.
             return
         ends = [np.zeros(1, np.int64)]
@@ -115,13 +121,19 @@ class ShardMaker:
         self, rows: dict[str, int], ends: list[NDArray[np.int64]], progress: Callable[[], None]
     ) -> Iterator[memoryview]:
         """The tokens of some documents at a time, whose ends are added to `ends`."""
-        (column,) = self.text.column_names
-        at_once = min(max(1, rows["rows_of_split"] * BYTES_AT_ONCE // rows["bytes_of_split"]), MOST_ROWS_AT_ONCE)
-        for start in range(rows["start"], rows["stop"], at_once):
-            documents = self.tokenizer.encode(self.text[start : min(start + at_once, rows["stop"])][column])
-            ends.append(ends[-1][-1] + np.cumsum([len(document) for document in documents]))
-            progress()
-            yield np.fromiter(chain.from_iterable(documents), self.dtype).data
+        text = self.text.with_format("arrow")
+        for start in range(rows["start"], rows["stop"], MOST_ROWS_AT_ONCE):
+            column = text[start : min(start + MOST_ROWS_AT_ONCE, rows["stop"])].column(0).cast(pyarrow.large_string())
+            sizes = np.cumsum(binary_length(column).fill_null(0).to_numpy())
+            for part in np.split(np.arange(len(column)), np.flatnonzero(np.diff(sizes // BYTES_AT_ONCE)) + 1):
+                try:
+                    documents = self.tokenizer.encode(column.slice(part[0], len(part)).to_pylist())
+                except UnicodeDecodeError as error:
+                    where = f"rows {start + part[0]} to {start + part[-1]}"
+                    raise DataError(f"data.text_column: {where}: {error}; correct or remove that text") from error
+                ends.append(ends[-1][-1] + np.cumsum([len(document) for document in documents]))
+                progress()
+                yield np.fromiter(chain.from_iterable(documents), self.dtype).data
 
 
 def _joined(ends: list[NDArray[np.int64]]) -> Iterator[memoryview]:
@@ -139,7 +151,4 @@ def _advice_for(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(
-            f"{folder} cannot be written: {error}; make room, or name another folder in HF_HOME, and run the same "
-            "command again: finished shards are kept"
-        ) from error
+        raise cannot_be_written(folder, error) from error

@@ -27,6 +27,12 @@ def tokenized_samples(data: HubText | MegatronText, tokenizer: Tokenizer) -> tup
     if isinstance(data, MegatronText):
         train = open_megatron(data.train, "data.train", tokenizer.vocab_size)
         evaluation = open_megatron(data.eval, "data.eval", tokenizer.vocab_size)
+        if data.attention == "document" and train.read_document(0, len(train))[-1:] != [tokenizer.end_of_text]:
+            raise DataError(
+                f'data.attention: "document" needs documents that end with token {tokenizer.end_of_text} of '
+                f"data.tokenizer, and the first of {data.train} does not; make the files with --append-eod, or write "
+                '"block"'
+            )
     else:
         train, evaluation = open_prepared(data, tokenizer)
     if data.samples == "documents":
@@ -148,8 +154,10 @@ class PaddedDocuments(_TokenSamples):
         labels = torch.full((len(documents), longest), IGNORE_INDEX, dtype=torch.int64)
         for number, document in enumerate(documents):
             tokens = torch.from_numpy(document)
-            input_ids[number, : len(tokens) - 1] = tokens[:-1]
-            labels[number, : len(tokens) - 1] = tokens[1:]
+            # A file of Megatron's may have documents without any token.
+            count = max(0, len(tokens) - 1)
+            input_ids[number, :count] = tokens[:-1]
+            labels[number, :count] = tokens[1:]
         return {"input_ids": input_ids, "labels": labels}
 
     def longest(self, count: int) -> Indices:

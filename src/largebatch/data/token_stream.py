@@ -1,8 +1,8 @@
 """Tokens of documents, one document after another, in memory or in memory-mapped files."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from functools import lru_cache, partial
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,10 +10,21 @@ from numpy.typing import NDArray
 from largebatch.errors import DataError
 
 Array = NDArray[np.integer]
+MOST_MAPS = 512  # of a process; each has a file descriptor
+
+
+@lru_cache(maxsize=MOST_MAPS)
+def mapped(file: Path, dtype: str, offset: int = 0, length: int | None = None) -> Array:
+    """Numbers in a file, from a byte on; the maps that were used last stay open.
+
+    Raises:
+        ValueError: The file has fewer.
+    """
+    return np.memmap(file, dtype, "r", offset, None if length is None else (length,))
 
 
 class TokenStream:
-    """The tokens of all documents, in parts, each of which is opened when it is first read.
+    """The tokens of all documents, in parts, each of which is opened when it is read.
 
     Args:
         num_tokens: Number of tokens in each part.
@@ -33,17 +44,12 @@ class TokenStream:
     ):
         self._starts = np.cumsum([0, *num_tokens])
         self._first_documents = np.cumsum([0, *num_documents])
-        self._openers, self._vocab_size = {"tokens": open_tokens, "ends": open_ends}, vocab_size
-        self._opened: dict[tuple[str, int], Array] = {}
+        self._tokens, self._ends, self._vocab_size = open_tokens, open_ends, vocab_size
 
     @classmethod
     def in_memory(cls, tokens: Array, ends: Sequence[int] = ()) -> "TokenStream":
         """A stream of one part; `ends` may be left out where only blocks are read."""
         return cls([len(tokens)], [len(ends)], partial(_the_same, tokens), partial(_the_same, np.asarray(ends)))
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A memory map would be copied with all its content.
-        return vars(self) | {"_opened": {}}
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -74,17 +80,6 @@ class TokenStream:
     def lengths(self) -> NDArray[np.integer]:
         """The number of tokens of each document."""
         return np.concatenate([np.diff(self._ends(part), prepend=0) for part in range(len(self._starts) - 1)])
-
-    def _tokens(self, part: int) -> Array:
-        return self._open("tokens", part)
-
-    def _ends(self, part: int) -> Array:
-        return self._open("ends", part)
-
-    def _open(self, what: str, part: int) -> Array:
-        if (what, part) not in self._opened:
-            self._opened[what, part] = self._openers[what](part)
-        return self._opened[what, part]
 
     def _checked(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
         if self._vocab_size is not None and len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._vocab_size:

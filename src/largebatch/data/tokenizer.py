@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import xxhash
+from huggingface_hub.constants import HF_HOME, HF_HUB_OFFLINE
 
 from largebatch.errors import DataError, reason_of
 from largebatch.local_folder import local_folder
@@ -34,10 +37,12 @@ class PretrainedTokenizer:
             self.tokenizer = AutoTokenizer.from_pretrained(str(folder or path))
         # It raises exceptions of many kinds for tokenizers that cannot be reached, found or read.
         except Exception as error:
-            raise DataError(
-                f"data.tokenizer: {path!r} could not be loaded: {reason_of(error)}; write a hub id, a local folder, or "
-                "bytes"
-            ) from error
+            remedy = "write a hub id, a local folder, or bytes"
+            if HF_HUB_OFFLINE and "/" in path:
+                remedy = f"it is not in {HF_HOME} (HF_HOME); run `largebatch prepare` where the hub can be reached"
+            elif "/" not in path:
+                remedy = f"there is no folder {path} in {Path.cwd()}, which `largebatch train-tokenizer` would make"
+            raise DataError(f"data.tokenizer: {path!r} could not be loaded: {reason_of(error)}; {remedy}") from error
         # `transformers` makes an empty tokenizer from a folder with a model and no tokenizer.
         if not self.tokenizer("a", add_special_tokens=False)["input_ids"]:
             raise DataError(
@@ -53,7 +58,8 @@ class PretrainedTokenizer:
         if self.tokenizer.is_fast:
             self.tokenizer.backend_tokenizer.no_truncation()
             self.tokenizer.backend_tokenizer.no_padding()
-        self.vocab_size = len(self.tokenizer)
+        # The numbers of tokens may have gaps.
+        self.vocab_size = max(len(self.tokenizer), 1 + max(self.tokenizer.get_vocab().values()))
         self.special_tokens: Sequence[int] = self.tokenizer.all_special_ids
         self.mask_token: int | None = self.tokenizer.mask_token_id
 
@@ -70,10 +76,18 @@ class PretrainedTokenizer:
     @cached_property
     def fingerprint(self) -> str:
         """A checksum of all that the tokens of a text depend on."""
-        tokenizer = self.tokenizer
-        parts = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else repr(tokenizer)
-        vocabulary = "" if tokenizer.is_fast else sorted(tokenizer.get_vocab().items())
-        return xxhash.xxh3_64_hexdigest(f"{parts}{vocabulary}{self.end_of_text}".encode())
+        digest = xxhash.xxh3_64(f"{self.end_of_text}".encode())
+        if self.tokenizer.is_fast:
+            digest.update(self.tokenizer.backend_tokenizer.to_str().encode())
+            return digest.hexdigest()
+        of_files = {"name_or_path", *self.tokenizer.vocab_files_names}
+        options = {name: value for name, value in self.tokenizer.init_kwargs.items() if name not in of_files}
+        digest.update(f"{type(self.tokenizer).__name__} {sorted(options.items())}".encode())
+        digest.update(f"{sorted(self.tokenizer.get_added_vocab().items())}".encode())
+        with TemporaryDirectory() as folder:
+            for file in sorted(self.tokenizer.save_vocabulary(folder)):
+                digest.update(Path(file).read_bytes())
+        return digest.hexdigest()
 
 
 Tokenizer = ByteTokenizer | PretrainedTokenizer

@@ -146,15 +146,16 @@ def _epochs(plan: RunPlan, steps: int, form: str) -> str:
 
 def _sources(plan: RunPlan, mixture: Mixture) -> list[str]:
     """What each source of a mixture contributes in each phase, and how often it is seen."""
-    epochs = mixture.epochs(plan.timeline.at(plan.total_steps).samples_before)
+    drawn = mixture.drawn(plan.timeline.at(plan.total_steps).samples_before)
     lines = []
     for number, (name, size) in enumerate(zip(mixture.names, mixture.sizes, strict=True)):
         shares = [f"{100 * phase.weights[number] / sum(phase.weights):.3g} %" for phase in mixture.phases]
         lines.append(
-            f"{name}: {', then '.join(shares)} of each batch; its {size:,} samples are seen {epochs[number]:.3g} times"
+            f"{name}: {', then '.join(shares)} of each batch, {counted(drawn[number], 'sample')}; it has {size:,}, so "
+            f"each is seen {drawn[number] / size:.3g} times"
         )
     starts = [f"{_steps_to(plan, phase.first_sample):,}" for phase in mixture.phases[1:]]
-    return [*lines, *([f"the shares change at step {', '.join(starts)}"] if starts else [])]
+    return [*lines, *([f"the shares change after step {', '.join(starts)}"] if starts else [])]
 
 
 def _learning_rate(plan: RunPlan) -> list[str]:

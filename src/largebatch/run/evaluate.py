@@ -63,8 +63,13 @@ def mean_over_samples(
                 totals[name + suffix] = totals[name + suffix] + total if name + suffix in totals else total
     names = sorted(totals)
     gathered = backend.all_gather(torch.cat([totals[name] for name in names])).sum(dim=0).view(-1, 2).tolist()
-    means = (total / weight if weight else math.nan for total, weight in gathered)
-    return dict(zip(names, means, strict=True))
+    of_parts = tuple(suffix for suffix in wholes if suffix)
+    return {
+        name: total / weight if weight else math.nan
+        for name, (total, weight) in zip(names, gathered, strict=True)
+        # A part may have nothing to average over.
+        if weight or not name.endswith(of_parts)
+    }
 
 
 def rows_of_samples(

@@ -19,6 +19,7 @@ from largebatch.checkpoint.load import StartingWeights, load, set_weights
 from largebatch.config import RecipeConfig
 from largebatch.config.models import LargeModel
 from largebatch.data.loading import check_size
+from largebatch.data.preparation import with_progress
 from largebatch.data.source import Batch, SampleSource
 from largebatch.errors import TrainingFailed, UserError
 from largebatch.failures import building_the_model
@@ -165,7 +166,8 @@ class Run(Generic[Config]):
             # Imported only here, because `transformers` and `datasets`, which it imports, take seconds.
             from largebatch.model.initialization.pretrained import PretrainedWeights, find_folder
 
-            folder = self._starting.once_per_machine_first(partial(find_folder, section.initial_weights))
+            find = partial(find_folder, section.initial_weights)
+            folder = self._starting.once_per_machine_first(partial(with_progress, find))
             with self.backend.raise_on_all_ranks():
                 self._starting_weights = PretrainedWeights(folder, model)
         else:

@@ -62,7 +62,7 @@ class Starting:
             RunStopped: A process was asked to stop.
         """
         results: list[T] = []
-        how = replace(preparation.get(), command=self._command, progress=self._progress)
+        how = replace(preparation.get(), command=self._command, progress=self._progress, needed={})
         for turn in (self._backend.is_main_process, self._backend.is_local_main_process, True):
             with self._backend.raise_on_all_ranks():
                 failure = None

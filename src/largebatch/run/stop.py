@@ -63,7 +63,7 @@ class StopRequests:
         margin_seconds: How long before the end of the job's time limit to stop.
         environment: Variables, with LARGEBATCH_JOB_END_TIME in seconds since 1970 if there is a limit.
         clock: Returns seconds since 1970.
-        since: Stop files that are older, in seconds since 1970, were meant for an earlier start.
+        since: Stop files that are there already, and older, in seconds since 1970, were meant for an earlier start.
     """
 
     def __init__(
@@ -74,7 +74,9 @@ class StopRequests:
         clock: Callable[[], float] = time.time,
         since: float = 0.0,
     ):
-        self._stop_files, self._since = stop_files, since
+        self._stop_files = stop_files
+        times = {file: _time_of(file) for file in stop_files.values()}
+        self._old = {file: time for file, time in times.items() if time is not None and time < since}
         self._clock = clock
         end = environment.get("LARGEBATCH_JOB_END_TIME", "")
         self._stop_at = float(end) - margin_seconds if end.isdigit() else None
@@ -107,7 +109,12 @@ class StopRequests:
         return self._reason
 
     def _is_new(self, file: Path) -> bool:
-        try:
-            return file.stat().st_mtime >= self._since
-        except FileNotFoundError:
-            return False
+        time = _time_of(file)
+        return time is not None and time != self._old.get(file)
+
+
+def _time_of(file: Path) -> float | None:
+    try:
+        return file.stat().st_mtime
+    except FileNotFoundError:
+        return None

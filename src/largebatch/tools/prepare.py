@@ -1,6 +1,7 @@
 """`largebatch prepare`: downloads, decodes and tokenizes a recipe's data, before a job's GPUs would wait for it."""
 
 import argparse
+import json
 import os
 import re
 import sys
@@ -12,6 +13,8 @@ from largebatch.tools.options import Commands, add_command, add_recipe, positive
 
 if TYPE_CHECKING:
     from largebatch.config import RecipeConfig
+
+COUNTED = ("num_train_samples", "num_eval_samples")
 
 
 def add_parser(commands: Commands) -> None:
@@ -44,51 +47,63 @@ def run(options: argparse.Namespace) -> int:
     # Each process has one thread.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     from largebatch.config import load_config
-    from largebatch.config.data import Mixable
+    from largebatch.config.data import HubOrLocal, Mixable, TokenizedText
     from largebatch.data.preparation import Preparation, preparation
 
     if options.write and options.overrides:
         raise UserError("--write: the recipe would get numbers of overridden data; write the overrides into it first")
     config: RecipeConfig = load_config(options.config, options.overrides)
+    if options.write and not isinstance(config.data, HubOrLocal | TokenizedText):
+        raise UserError("--write: this data has no other number of samples than the recipe says; remove --write")
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     part, num_parts = options.shard
     allowed: Literal["nothing", "everything"] = "nothing" if options.dry_run else "everything"
     parts = {"": config}
     if isinstance(config.data, Mixable) and config.data.sources:
-        if options.write:
-            raise UserError("--write: the recipe has several sources; write their numbers into it by hand")
         names = [source.name for source in config.data.sources]
         sections = zip(names, config.data.sections(), strict=True)
         parts = {name: config.model_copy(update={"data": section}) for name, section in sections}
-    command = f"largebatch prepare {options.config}"
-    before = preparation.set(Preparation(command, allowed, options.check, options.workers or cores, part, num_parts))
+    command, num_workers = f"largebatch prepare {options.config}", options.workers or cores
+    how = Preparation(command, allowed, options.check, num_workers, part, num_parts, needed={})
+    found: dict[str, dict[str, int]] = {}
+    before = preparation.set(how)
     try:
-        return max(_prepare(one, name, options) for name, one in parts.items())
+        code = max(_prepare(one, name, options, found) for name, one in parts.items())
     finally:
         preparation.reset(before)
+    if options.write and len(found) == len(parts):
+        _write(options.config, found)
+        print(f"these numbers are written to {options.config}")
+    return code
 
 
-def _prepare(config: "RecipeConfig", source: str, options: argparse.Namespace) -> int:
-    """Prepare one source, or all data where there is only one, and return the exit code."""
+def _prepare(config: "RecipeConfig", source: str, options: argparse.Namespace, found: dict[str, dict[str, int]]) -> int:
+    """Prepare one source, or all data where there is only one, and return the exit code; `found` gets its samples."""
     from largebatch.data.preparation import NotPrepared
     from largebatch.data.prepared import OtherPartsMissing
 
     where = f"{source}: " if source else ""
     try:
-        counts = _counts(config)
+        counts = found[source] = _counts(config)
     except NotPrepared as missing:
         print(f"{where}{missing}")
-        return 0
+        return int(missing.would_be_refused)
     except OtherPartsMissing:
-        print(f"{where}part {options.shard[0] + 1} of {options.shard[1]} is prepared; others are not finished yet")
+        print(f"{where}this part of {options.shard[1]} is prepared; others are not finished yet")
         return 0
-    if options.write:
-        _write(options.config, counts)
-    wanted = {} if options.write else config.data.model_dump(include=set(counts))
+    except UserError as error:
+        if not source:
+            raise
+        # The others can be prepared all the same.
+        print(f"error: {where}{error}", file=sys.stderr)
+        return error.exit_code
+    if options.check:
+        print(f"{where}the checksums agree")
+    asked = config.data.model_dump(include=set(counts))
     for field, available in counts.items():
-        used = f"; the recipe uses {wanted[field]:,}" if field in wanted else ""
-        print(f"{where}data.{field:<18} {available:>15,} samples are prepared{used}")
-    if any(wanted.get(field, 0) > available for field, available in counts.items()):
+        given = f"; the recipe asks for {asked[field]:,}" if field in asked else ""
+        print(f"{where}data.{field:<18} {available:>15,} samples are there{given}")
+    if not options.write and any(asked.get(field, 0) > available for field, available in counts.items()):
         print(f"{where}the recipe asks for more samples than there are; write smaller numbers, or use --write")
         return 1
     return 0
@@ -100,27 +115,31 @@ def _counts(config: "RecipeConfig") -> dict[str, int]:
     from largebatch.config.task_config import authors_program
     from largebatch.task_folders import folder_of, import_from
 
-    fields = ("num_train_samples", "num_eval_samples")
     if isinstance(config.data, HubOrLocal | TokenizedText):
         # Data with too few samples is prepared all the same.
-        config = config.model_copy(update={"data": config.data.model_copy(update=dict.fromkeys(fields, 1))})
+        config = config.model_copy(update={"data": config.data.model_copy(update=dict.fromkeys(COUNTED, 0))})
     folder = folder_of(type(config).__module__)
     assert folder is not None
     with authors_program(folder):
         open_sources = getattr(import_from(folder, "data"), "sources", None)
     if open_sources is None:
         raise UserError(f"{folder / 'data.py'} has no function sources(config), which docs/tasks.md describes")
-    opened = zip(fields, open_sources(config), strict=True)
+    opened = zip(COUNTED, open_sources(config), strict=True)
     return {field: getattr(source, "num_available", len(source)) for field, source in opened}
 
 
-def _write(recipe: Path, counts: dict[str, int]) -> None:
-    """Replace the numbers in the recipe's JSON, and nothing else."""
+def _write(recipe: Path, found: dict[str, dict[str, int]]) -> None:
+    """Replace the numbers of samples in the recipe's JSON; that of a mixture is written anew."""
     text = recipe.read_text(encoding="utf-8")
-    for field, available in counts.items():
-        text, found = re.subn(rf'("{field}"\s*:\s*)\d+', rf"\g<1>{available}", text)
-        if found != 1:
-            raise UserError(f'{recipe}: "{field}" is there {found} times; write {available} by hand')
+    for field, available in found.get("", {}).items():
+        text, times = re.subn(rf'("{field}"\s*:\s*)\d+', rf"\g<1>{available}", text)
+        if times != 1:
+            raise UserError(f'{recipe}: "{field}" is there {times} times; write {available} by hand')
+    if "" not in found:
+        raw = json.loads(text)
+        sources = [source | found[source["name"]] for source in raw["data"]["sources"]]
+        raw["data"] |= {"sources": sources} | {field: sum(source[field] for source in sources) for field in COUNTED}
+        text = json.dumps(raw, indent=2, ensure_ascii=False) + "\n"
     recipe.write_text(text, encoding="utf-8")
 
 
