@@ -247,7 +247,7 @@ def test_dry_run(capsys):
         "Learning",
     ]
     assert f"largebatch plan {RECIPE} --world-sizes=4 --batch.global_batch_size=96\n" in printed
-    assert re.search(r"data\.num_train_samples +3,\d\d\d samples are prepared; the recipe uses 3,200\n", printed)
+    assert re.search(r"data\.num_train_samples +3,\d\d\d samples are there; the recipe asks for 3,200\n", printed)
     assert "log    slurm-gpt_pydoc.sbatch-%j.log (Slurm fills in %j)" in printed
     assert f"\nsbatch --parsable --nodes=2-4 --cpus-per-task=1 --export=ALL {SMOKE}" in printed
     assert not Path("runs").exists()
@@ -262,7 +262,7 @@ def test_dry_run_tells_what_is_missing(capsys, monkeypatch, tmp_path):
     data |= {"tokenizer": "bytes", "block_size": 8, "num_train_samples": 900, "num_eval_samples": 10}
     words = ("--nodes=2", "--dry-run", f"--data={json.dumps(data)}", "--learning_rate.warmup=null")
     assert submit("gpt_pydoc", *words) == 0
-    assert "0.2 MiB are to be prepared: a job does that when it starts; " in capsys.readouterr().out
+    assert "0.2 MiB of data must still be prepared: a job does that when it starts; " in capsys.readouterr().out
     assert submit("gpt_pydoc", *words, "--data.tokenizer=./none") == 0
     assert "error: data.tokenizer: there is no folder './none'" in capsys.readouterr().out
 
