@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow
 from numpy.typing import NDArray
-from pyarrow.compute import binary_length
 
 from largebatch.data.forked import end_with_parent, in_processes
 from largebatch.data.preparation import cannot_be_written, preparation
@@ -121,10 +119,14 @@ class ShardMaker:
         self, rows: dict[str, int], ends: list[NDArray[np.int64]], progress: Callable[[], None]
     ) -> Iterator[memoryview]:
         """The tokens of some documents at a time, whose ends are added to `ends`."""
+        # Slow to import, and a run that finds its data prepared does without.
+        import pyarrow
+        from pyarrow import compute
+
         text = self.text.with_format("arrow")
         for start in range(rows["start"], rows["stop"], MOST_ROWS_AT_ONCE):
             column = text[start : min(start + MOST_ROWS_AT_ONCE, rows["stop"])].column(0).cast(pyarrow.large_string())
-            sizes = np.cumsum(binary_length(column).fill_null(0).to_numpy())
+            sizes = np.cumsum(compute.binary_length(column).fill_null(0).to_numpy())
             for part in np.split(np.arange(len(column)), np.flatnonzero(np.diff(sizes // BYTES_AT_ONCE)) + 1):
                 try:
                     documents = self.tokenizer.encode(column.slice(part[0], len(part)).to_pylist())
