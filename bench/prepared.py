@@ -4,7 +4,7 @@
 
 The corpus is that of LARGEBATCH_TEST_DATA, 22 MB in two parquet files, with a tokenizer trained on it. After each kill,
 every finished shard must have the checksums in its JSON. When all shards are finished, the first 10,000 and the last
-1,000 samples must be those of a plain loop over the documents, by their SHA-256, and the next kills begin anew. The
+1,000 samples must be those of a plain loop over the documents, by their SHA-256, and the next kills start over. The
 same samples are compared for a stream of 10^8 documents of random lengths, whose tokens are computed. Takes some three
 minutes.
 """
@@ -70,11 +70,7 @@ def plain(tokens: np.ndarray) -> str:
 
 
 def wrong_files(shards: Iterable[Path]) -> list[str]:
-    """Those of finished shards that do not have the checksums in the shard's JSON.
-
-    Args:
-        shards: Their JSON files.
-    """
+    """The files of finished shards whose checksums differ from those in the shard's JSON, which `shards` names."""
     return [
         f"{shard}: {ending}"
         for shard in shards

@@ -16,12 +16,12 @@ LINE = "".join(map(chr, range(32, 127))) * 10
 
 
 class PreparingArray:
-    """A text, and the jobs that prepare it.
+    """A text, and the jobs that prepare it on a test cluster.
 
     Args:
-        cluster: Where they run.
-        folder: Of the text, the logs, and the prepared data.
-        num_rows: Rows of the text, each of a kilobyte.
+        cluster: The cluster.
+        folder: The folder of the text, the logs, and the prepared data.
+        num_rows: Number of rows of the text, each with about a kilobyte.
     """
 
     def __init__(self, cluster: Cluster, folder: Path, num_rows: int = ROWS):
@@ -38,7 +38,7 @@ class PreparingArray:
         self.home = folder / "cache"  # HF_HOME of the next job
 
     def submit(self) -> str:
-        """A new job's number."""
+        """Submit the array and return the job's number."""
         # Slurm would wait for memory that the hosts do not have.
         options = (f"--array=0-{NUM_TASKS - 1}", "--cpus-per-task=1", "--mem-per-cpu=0", "--time=20")
         words = (f"--output={self.folder}/%a.log", "slurm/prepare.sbatch", str(PYDOC.relative_to(ROOT)))
@@ -51,26 +51,26 @@ class PreparingArray:
         return any(self.home.glob("largebatch/*"))
 
     def has_ended(self, job: str) -> bool:
-        """Whether none of its tasks waits or runs."""
+        """Whether no task of the job waits or runs."""
         return not self.cluster.command("squeue", "--noheader", f"--jobs={job}").strip()
 
     def kill(self, job: str, task: int) -> None:
-        """All processes of a task."""
+        """Kill all processes of a task."""
         self.cluster.command("scancel", "--signal=KILL", "--full", f"{job}_{task}")
 
     def wait_for(self, condition: Callable[[], object]) -> None:
-        """Until it holds; what the tasks said is shown when that takes ten minutes."""
+        """Wait until a condition holds; after ten minutes, fail with the tasks' logs."""
         deadline = time.monotonic() + PATIENCE
         while not condition():
             assert time.monotonic() < deadline, self.logs()
             time.sleep(0.1)
 
     def logs(self) -> str:
-        """What the tasks of the last job said."""
+        """The logs of the last job's tasks."""
         return "\n".join(file.read_text() for file in sorted(self.folder.glob("?.log")))
 
     def manifests(self) -> list[Path]:
-        """One when all is prepared."""
+        """The manifest, once all shards are prepared."""
         return list(self.home.glob("largebatch/*/manifest.json"))
 
     def shards(self) -> dict[Path, int]:
@@ -78,10 +78,10 @@ class PreparingArray:
         return {path: path.stat().st_mtime_ns for path in self.home.glob("largebatch/*/0*.json")}
 
     def tokens(self) -> bytes:
-        """Of all shards; the test's tokenizer gives a character 16 bits."""
+        """The tokens of all shards, 16 bits for each character."""
         (manifest,) = self.manifests()
         return b"".join((manifest.parent / f"{number:05d}.tokens").read_bytes() for number in range(len(self.shards())))
 
     def expected_tokens(self) -> bytes:
-        """Those of the text, each row with an end."""
+        """The tokens of the text's rows, each with its end-of-text token."""
         return "".join(f"{row}\0" for row in self.rows).encode("utf-16-le")

@@ -26,7 +26,6 @@ def config(tmp_path):
         "block_size": 16,
         "num_train_samples": 40,
         "num_eval_samples": 8,
-        "prepare": "require",
     }
     words = [
         "--data",

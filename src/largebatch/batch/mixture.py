@@ -19,7 +19,7 @@ class Mixture:
     """The sources of a mixture, and their weights in each phase, of which the first begins with training."""
 
     names: tuple[str, ...]
-    sizes: tuple[int, ...]  # training samples of each source, after which it begins anew
+    sizes: tuple[int, ...]  # training samples of each source, after which it starts over
     phases: tuple[MixturePhase, ...]
 
     def drawn(self, num_samples: int) -> tuple[int, ...]:

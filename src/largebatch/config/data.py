@@ -47,7 +47,7 @@ class Data(Section):
 
     @property
     def samples_of_an_epoch(self) -> int:
-        """Samples after which the training set begins anew."""
+        """Samples after which the training set starts over."""
         return self.num_train_samples
 
     def mixture(self, timeline: Timeline) -> Mixture | None:  # noqa: ARG002 - used by those that are mixtures

@@ -7,9 +7,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 
+from largebatch.data.preparation import SECONDS_BETWEEN_CALLS
 from largebatch.errors import DataError
 
-SECONDS_BETWEEN_CALLS = 1.0
 MOST_CHARACTERS = 10_000
 
 

@@ -70,7 +70,7 @@ def open_megatron(prefix: str, field: str, vocab_size: int) -> TokenStream:
 
 
 class _Arrays(NamedTuple):
-    """Where an index has its arrays."""
+    """The places of the arrays in an index."""
 
     file: Path
     at: int  # the byte with which the pointers begin

@@ -55,7 +55,7 @@ class MixedSamples:
     """The samples of several sources.
 
     Args:
-        names: Of the sources.
+        names: Names of the sources.
         sources: The sources, whose batches have tensors of the same names.
         seed: The run's seed.
     """

@@ -104,6 +104,5 @@ def check_may_prepare(data: HubOrLocal, num_bytes: int) -> None:
         raise missing
     raise NotPrepared(
         f"data.prepare: {total / 2**20:,.1f} MiB would have to be prepared while this job's devices wait; run "
-        f"`{current.command}` with "
-        'the same overrides and HF_HOME first, or write "allow"'
+        f'`{current.command}` with the same overrides and HF_HOME first, or write "allow"'
     )

@@ -150,8 +150,10 @@ def _map(folder: Path, ending: str, dtype: str, number: int) -> Array:
 
 
 def _state_of_files(data: HubText, split: str) -> str:
-    """A checksum of names, sizes and times of the local files of a split, or of all in a folder but its README.md; that
-    of no files for data on the hub."""
+    """A checksum of the names, sizes and times of a split's local files; the same for all data on the hub.
+
+    All files of a local folder belong to each of its splits, except for README.md.
+    """
     patterns, others = [str(Path(data.path).expanduser() / "**")], {"README.md"}
     if files := data.data_files:
         patterns, others = [{"train": files.train, "validation": files.eval}[name] for name in names_in(split)], set()

@@ -37,7 +37,7 @@ class ShardMaker:
         folder: The split's folder.
         text: The split's rows, with the documents as their only column.
         tokenizer: Encodes them.
-        dtype: Of the tokens.
+        dtype: Type of the tokens.
     """
 
     folder: Path

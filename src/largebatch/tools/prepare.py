@@ -129,7 +129,7 @@ def _counts(config: "RecipeConfig") -> dict[str, int]:
 
 
 def _write(recipe: Path, found: dict[str, dict[str, int]]) -> None:
-    """Replace the numbers of samples in the recipe's JSON; that of a mixture is written anew."""
+    """Replace the numbers of samples in the recipe's JSON, and nothing else; a mixture's JSON is also reformatted."""
     text = recipe.read_text(encoding="utf-8")
     for field, available in found.get("", {}).items():
         text, times = re.subn(rf'("{field}"\s*:\s*)\d+', rf"\g<1>{available}", text)
