@@ -21,7 +21,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 from jobs import run_job, train  # noqa: E402
-from largebatch.storage.json_lines import read_json_lines  # noqa: E402
+from largebatch.storage.files import read_json_lines  # noqa: E402
 from paths import DIGITS, PYDOC  # noqa: E402
 from record import Figure, Record, add_output_options, take_facts, write_record  # noqa: E402
 
@@ -50,7 +50,7 @@ in a single probe, of which three in a row are needed."""
 
 def train_and_count(folder: Path, name: str, probes: int, planted: str) -> tuple[int, int]:
     """Train with this many probes; return how many there were, and how many processes were over the limit in one."""
-    from largebatch.run import slow_processes
+    from largebatch.run.watch import slow_processes
 
     compare, product = slow_processes.slow_ones, slow_processes.seconds_of_product
     timed = slow_processes.SlowProcesses.timed

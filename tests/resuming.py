@@ -14,7 +14,7 @@ from pathlib import Path
 from safetensors.numpy import load_file
 
 from jobs import JobFailed, run_job, train
-from largebatch.storage.json_lines import read_json_lines
+from largebatch.storage.files import read_json_lines
 from paths import PYDOC
 
 # One layer, unequal samples, ragged batches, dropout, a batch that grows, accumulation, AdamW, clipping.

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from largebatch.storage.json_lines import read_json_lines
+from largebatch.storage.files import read_json_lines
 from paths import MAPS, ROOT
 from resuming import TINY_MAPS, run_interrupted
 from test_launched import launch, launch_command

@@ -19,7 +19,7 @@ from gpu.machine import Gpus
 from gpu.rows import ROOT, SINGLE, Deadline, Launcher, NotMeasured, Part, Result, Row
 from gpu.waits import waits_of_a_recipe
 from largebatch.plan.strategies import STRATEGIES
-from largebatch.storage.json_lines import read_json_lines
+from largebatch.storage.files import read_json_lines
 from largebatch.tools.verify.training import train
 from record import Figure
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from experiments import ROOT, Experiment
-from largebatch.storage.json_lines import read_json_lines
+from largebatch.storage.files import read_json_lines
 from largebatch.tools.verify.jobs import JobFailed, run_job
 from largebatch.tools.verify.training import train
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from largebatch.storage.json_lines import read_json_lines
+from largebatch.storage.files import read_json_lines
 from slurm_cluster import Cluster
 
 # Seconds to wait for anything. Machines differ, and a limit costs nothing where all is well.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from largebatch.storage.json_lines import read_json_lines
+from largebatch.storage.files import read_json_lines
 from tiny_jobs import (
     ENDLESS,
     ONE_PROCESS,

@@ -7,7 +7,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from largebatch.checkpoint.export import export
-from largebatch.storage.json_lines import read_json_lines
+from largebatch.storage.files import read_json_lines
 from resuming import TINY_MAPS
 from slurm_job import Job
 

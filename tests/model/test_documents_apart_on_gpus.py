@@ -33,7 +33,7 @@ from largebatch.model import documents_apart
 from largebatch.model.activation_checkpointing import checkpoint_activations
 from largebatch.model.documents_apart import keep_apart_with
 from largebatch.model.given_positions import keep_apart_by_given_positions
-from largebatch.storage.json_lines import read_json_lines
+from largebatch.storage.files import read_json_lines
 from paths import ADDITION
 
 GPU = torch.device("cuda")

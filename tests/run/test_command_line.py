@@ -9,9 +9,9 @@ import pytest
 from largebatch.config import RecipeConfig
 from largebatch.errors import RunStopped, TrainingFailed, UserError
 from largebatch.run import command_line, parse_command_line, user_errors
-from largebatch.run import record as record_module
-from largebatch.run.folder import RunFolder
-from largebatch.run.record import Record
+from largebatch.run.record import record as record_module
+from largebatch.run.record.folder import RunFolder
+from largebatch.run.record.record import Record
 from largebatch.run.resume import Start
 from largebatch.storage.attempts import claim
 

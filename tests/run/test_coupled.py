@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 import tasks
 from jobs import JobFailed, run_job, train
-from largebatch.storage.json_lines import read_json_lines
+from largebatch.storage.files import read_json_lines
 from paths import SIMCLR
 from reference import global_batches
 from resuming import Interruption, assert_bit_for_bit, run_interrupted

@@ -12,7 +12,7 @@ from jobs import JobFailed, run_job, train
 from largebatch.config import load_config, validate
 from largebatch.errors import UserError
 from largebatch.plan import resolve
-from largebatch.run.folder import RunFolder
+from largebatch.run.record.folder import RunFolder
 from largebatch.storage.source import keep_source
 from paths import DIGITS, PYDOC
 from tasks import SMALL

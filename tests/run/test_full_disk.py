@@ -6,7 +6,7 @@ import pytest
 
 from disks import fill, small_disk
 from jobs import run_job, train
-from largebatch.storage.json_lines import read_json_lines
+from largebatch.storage.files import read_json_lines
 from paths import PYDOC
 from resuming import TINY_GPT, assert_bit_for_bit, run_interrupted
 

@@ -4,8 +4,8 @@ import pickle
 
 import pytest
 
-from largebatch.run import hang
-from largebatch.run.hang import Collectives, HangReport, Report, compare, report_of
+from largebatch.run.watch import hang
+from largebatch.run.watch.hang import Collectives, HangReport, Report, compare, report_of
 
 PLACES = ["h1, process 10", "h1, process 11", "h2, process 12", "h2, process 13"]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from largebatch.errors import TrainingFailed
-from largebatch.run.record import Journal
+from largebatch.run.record.record import Journal
 from largebatch.storage.attempts import claim
-from largebatch.storage.json_lines import read_json_lines
+from largebatch.storage.files import read_json_lines
 
 
 @pytest.fixture

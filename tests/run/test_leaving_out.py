@@ -7,7 +7,7 @@ import pytest
 from test_not_finite import poison
 
 from jobs import JobFailed, run_job, train
-from largebatch.storage.json_lines import read_json_lines
+from largebatch.storage.files import read_json_lines
 from paths import DIGITS, PYDOC
 from resuming import TINY_GPT, assert_same_weights
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from largebatch.run import record
-from largebatch.run.folder import RunFolder
-from largebatch.run.record import Record, _of_this_process, report_failure
+from largebatch.run.record import record
+from largebatch.run.record.folder import RunFolder
+from largebatch.run.record.record import Record, _of_this_process, report_failure
 from largebatch.run.resume import Start
 from largebatch.storage.attempts import claim
-from largebatch.storage.json_lines import read_json_lines
+from largebatch.storage.files import read_json_lines
 
 
 @pytest.fixture

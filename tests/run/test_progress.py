@@ -6,8 +6,8 @@ import pytest
 
 from largebatch.config import load_config
 from largebatch.plan import resolve
-from largebatch.run import progress
-from largebatch.run.progress import Progress
+from largebatch.run.record import progress
+from largebatch.run.record.progress import Progress
 from paths import DIGITS
 
 LOGGED = {"step": 10, "loss": 1.2345, "lr": 0.1, "samples_per_second": 1500.0, "seconds": 4.0}

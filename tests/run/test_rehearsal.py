@@ -11,7 +11,7 @@ from largebatch.config.data import HubText
 from largebatch.data.source import longest_of
 from largebatch.data.text import tokenized_samples
 from largebatch.data.tokenizer import load_tokenizer
-from largebatch.storage.json_lines import read_json_lines
+from largebatch.storage.files import read_json_lines
 from paths import ADDITION, DIGITS, PYDOC, SIMCLR
 from plan.test_model_states import settled_bytes
 from resuming import EXACT, TINY_GPT, assert_same_weights, run_interrupted, samples_file

@@ -9,7 +9,7 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from jobs import OTHER_ZERO_LAYOUTS, run_job, train, write_zero_config
-from largebatch.storage.json_lines import read_json_lines
+from largebatch.storage.files import read_json_lines
 from paths import DIGITS, PYDOC
 from resuming import (
     CHAIN_BATCH,

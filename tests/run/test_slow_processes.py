@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from jobs import run_job, train
-from largebatch.run.slow_processes import SlowProcesses, Times, own_clock, seconds_of_product, slow_ones
-from largebatch.storage.json_lines import read_json_lines
+from largebatch.run.watch.slow_processes import SlowProcesses, Times, own_clock, seconds_of_product, slow_ones
+from largebatch.storage.files import read_json_lines
 from largebatch.tools.report.runs import read_runs
 from paths import PYDOC
 from resuming import TINY_GPT
@@ -71,7 +71,7 @@ def test_three_slow_probes_in_a_row_are_named_once():
 
 def test_reading_is_counted_per_step_since_the_last_probe(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("largebatch.run.slow_processes.own_clock", lambda: lambda: now[0])
+    monkeypatch.setattr("largebatch.run.watch.slow_processes.own_clock", lambda: lambda: now[0])
     gathered = []
     backend = TwoRanks()
     backend.all_gather = lambda values: gathered.append(Times(*values.tolist())) or torch.stack([values, values])
@@ -92,7 +92,7 @@ def test_reading_is_counted_per_step_since_the_last_probe(monkeypatch):
 
 
 def test_a_single_process_is_not_probed(monkeypatch):
-    monkeypatch.setattr("largebatch.run.slow_processes.seconds_of_product", None)
+    monkeypatch.setattr("largebatch.run.watch.slow_processes.seconds_of_product", None)
     alone = SlowProcesses(SimpleNamespace(world_size=1))
     assert list(alone.timed(iter([1, 2]))) == [1, 2]
     assert alone.probe(10, 1.0) == []
@@ -113,7 +113,7 @@ def test_the_clock_counts_sleep():
 
 
 def train_with_a_slow_rank(run_dir, slow_rank):
-    from largebatch.run import slow_processes
+    from largebatch.run.watch import slow_processes
 
     rank = int(os.environ["RANK"])
     # Not measured, so that the load of the machine cannot matter; nor is reading.

@@ -16,7 +16,7 @@ import tasks
 from jobs import JobFailed, run_job, train
 from largebatch.config import as_json, load_config
 from largebatch.run.resume import differences
-from largebatch.storage.json_lines import read_json_lines
+from largebatch.storage.files import read_json_lines
 from paths import DIGITS, PYDOC, SIMCLR
 from resuming import CHAIN_BATCH, TINY_GPT, Interruption, assert_same_weights, run_interrupted
 from saving import mark
@@ -154,7 +154,7 @@ def test_what_does_not_change_the_training_may_change(run, tmp_path):
 
 
 def train_where_one_sees_the_folder_late(run_dir, words):
-    from largebatch.run.folder import RunFolder
+    from largebatch.run.record.folder import RunFolder
 
     if os.environ["RANK"] == "1":
         RunFolder.is_a_run = property(lambda _: False)
@@ -353,7 +353,7 @@ def test_a_model_of_another_shape_is_named(run):
 
 def start_late(run_dir, words):
     """The second of two that begin in a new folder at once: it has found no run, and then the first one begins."""
-    from largebatch.run.folder import RunFolder
+    from largebatch.run.record.folder import RunFolder
 
     begin = RunFolder.begin
 

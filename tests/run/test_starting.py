@@ -108,7 +108,7 @@ def test_data_that_cannot_be_used_is_told_once_and_nobody_waits(tmp_path):
 
 
 def hang_while_loading(folder: Path) -> None:
-    import largebatch.run.starting as starting
+    import largebatch.run.watch.starting as starting
 
     starting.SECONDS_OF_A_START = 2.0
     config = load_config(PYDOC, ["--faults.hang_seconds=1"])

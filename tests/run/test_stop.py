@@ -8,8 +8,8 @@ import pytest
 
 from jobs import JobFailed, run_job
 from largebatch.plan.contract import STEPS_TO_STOP
-from largebatch.run.stop import BATCH_SCRIPT, REASONS, STOP_FILE, Agreement, StopRequests, reason_in_words
-from largebatch.storage.json_lines import read_json_lines
+from largebatch.run.watch.stop import BATCH_SCRIPT, REASONS, STOP_FILE, Agreement, StopRequests, reason_in_words
+from largebatch.storage.files import read_json_lines
 from paths import PYDOC
 from resuming import TINY_GPT, train_interrupted
 

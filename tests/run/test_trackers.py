@@ -14,9 +14,9 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from tensorboard.compat.proto.event_pb2 import SessionLog
 
 from largebatch.config import load_config
-from largebatch.run import trackers
-from largebatch.run.folder import RunFolder
-from largebatch.run.trackers import Trackers
+from largebatch.run.record import trackers
+from largebatch.run.record.folder import RunFolder
+from largebatch.run.record.trackers import Trackers
 from paths import PYDOC
 
 

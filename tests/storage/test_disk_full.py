@@ -5,7 +5,7 @@ import json
 import pytest
 
 from disks import fill, small_disk
-from largebatch.run.record import Journal
+from largebatch.run.record.record import Journal
 from largebatch.storage.attempts import claim
 from largebatch.storage.catalog import entries, verify_checksums
 from saving import FakeBackend, FakeRun, assert_holds, temporary_folders

@@ -17,7 +17,7 @@ import torch
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import RunStopped, UserError
 from largebatch.failures import in_words, keep_exception, kind_of
-from largebatch.run.record import report_failure
+from largebatch.run.record.record import report_failure
 
 SECONDS_FOR_THE_REPORT = 10
 AFTER_A_MESSAGE = "note: the reason is the message above; what follows is the launcher's report that a process ended"

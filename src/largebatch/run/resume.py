@@ -11,7 +11,7 @@ from largebatch.batch import Phase, Timeline
 from largebatch.config import RecipeConfig, as_json, flatten
 from largebatch.errors import UserError
 from largebatch.plan import RunPlan
-from largebatch.run.folder import RunFolder
+from largebatch.run.record.folder import RunFolder
 from largebatch.storage.catalog import Entry, entries, entry_at, verify_checksums
 from largebatch.storage.layout import MARKER, CheckpointError, Manifest, read_manifest, read_object
 

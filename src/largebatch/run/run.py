@@ -39,15 +39,15 @@ from largebatch.run.evaluate import (
     mean_over_samples,
     rows_of_samples,
 )
-from largebatch.run.folder import RunFolder
-from largebatch.run.metrics import StepMetrics, place_of
-from largebatch.run.progress import numbers
+from largebatch.run.loop import Training
+from largebatch.run.record.folder import RunFolder
+from largebatch.run.record.metrics import StepMetrics, place_of
+from largebatch.run.record.progress import numbers
+from largebatch.run.record.trackers import check_trackers
 from largebatch.run.resume import find_start
-from largebatch.run.starting import Starting
 from largebatch.run.step import Step
-from largebatch.run.stop import StopRequests
-from largebatch.run.trackers import check_trackers
-from largebatch.run.training import Training
+from largebatch.run.watch.starting import Starting
+from largebatch.run.watch.stop import StopRequests
 from largebatch.run.weights import model_config
 
 Config = TypeVar("Config", bound=RecipeConfig)

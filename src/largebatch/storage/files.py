@@ -1,4 +1,5 @@
-"""Files that are whole or absent, whenever the process or the machine stops.
+"""Files that are whole or absent, whenever the process or the machine stops; and files of JSON lines, whose last line
+may have been cut short.
 
 Every change of the file system is a call of `os` (`pathlib` and `shutil` make such calls, too), so that a test can
 stop the process before and after each of them.
@@ -96,3 +97,18 @@ def read_record(path: Path) -> FileRecord:
             digest.update(buffer[:count])
             size += count
     return FileRecord(size, digest.hexdigest())
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file that can be read."""
+    texts = path.read_bytes().split(b"\n") if path.exists() else []
+    return [line for line in map(parse_line, texts) if line is not None]
+
+
+def parse_line(text: bytes) -> dict[str, Any] | None:
+    """The object in a line; None if it is not a line of a journal."""
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return line if isinstance(line, dict) and isinstance(line.get("step", 0), int | float) else None

@@ -12,7 +12,7 @@ import numpy as np
 from largebatch.errors import UserError
 from largebatch.plan import RunPlan
 from largebatch.plan.explain import bodies
-from largebatch.storage.json_lines import read_json_lines
+from largebatch.storage.files import read_json_lines
 from largebatch.storage.layout import read_object, step_of
 
 Line = dict[str, Any]

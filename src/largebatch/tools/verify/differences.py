@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from largebatch.errors import UserError
-from largebatch.storage.json_lines import read_json_lines
+from largebatch.storage.files import read_json_lines
 
 # A recipe that enlarges rounding errors may differ by this multiple of what the smallest ones grow to.
 ROUNDING_FACTOR = 10

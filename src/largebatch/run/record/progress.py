@@ -7,7 +7,7 @@ from typing import Any
 from tqdm import tqdm
 
 from largebatch.plan import RunPlan
-from largebatch.run.folder import RunFolder
+from largebatch.run.record.folder import RunFolder
 
 
 class Progress:

@@ -23,12 +23,11 @@ from typing import Any, Literal
 from largebatch.errors import TrainingFailed
 from largebatch.failures import HOPELESS, Kind
 from largebatch.installed import installed_versions
-from largebatch.run.folder import RunFolder
+from largebatch.run.record.folder import RunFolder
 from largebatch.run.resume import Start
 from largebatch.storage.attempts import Attempt, job_start
 from largebatch.storage.catalog import entries, remove_leftovers, set_aside
-from largebatch.storage.files import replace_file, replace_json_file
-from largebatch.storage.json_lines import parse_line
+from largebatch.storage.files import parse_line, replace_file, replace_json_file
 from largebatch.storage.layout import read_object
 
 MOST_PENDING_LINES = 100_000

@@ -37,7 +37,7 @@ from typing import IO, Any
 from largebatch.config import RecipeConfig, as_json
 from largebatch.errors import UserError
 from largebatch.plan import RunPlan
-from largebatch.run.stop import BATCH_SCRIPT, STOP_FILE
+from largebatch.run.watch.stop import BATCH_SCRIPT, STOP_FILE
 from largebatch.storage.attempts import Attempt, claim, is_restart_of, job_start, latest_attempt
 from largebatch.storage.files import replace_file, replace_json_file
 from largebatch.storage.layout import FORMAT

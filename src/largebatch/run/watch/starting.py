@@ -9,9 +9,9 @@ from typing import TypeVar
 from largebatch.backend.base import Backend
 from largebatch.data.preparation import preparation
 from largebatch.errors import RunStopped, UserError
-from largebatch.run.hang import report_hang
-from largebatch.run.stop import StopRequests, reason_in_words
-from largebatch.run.watchdog import Watchdog
+from largebatch.run.watch.hang import report_hang
+from largebatch.run.watch.stop import StopRequests, reason_in_words
+from largebatch.run.watch.watchdog import Watchdog
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 
 from largebatch.config import RecipeConfig, as_json, flatten
 from largebatch.errors import UserError
-from largebatch.run.folder import RunFolder
+from largebatch.run.record.folder import RunFolder
 from largebatch.storage.files import replace_json_file
 from largebatch.storage.layout import read_object
 

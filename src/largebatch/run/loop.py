@@ -13,18 +13,18 @@ from largebatch.config.models import LargeModel
 from largebatch.data.source import SampleSource
 from largebatch.errors import BackendMismatch, RunStopped, TrainingFailed, ordinal
 from largebatch.run.feed import rehearsal_feed, training_feed
-from largebatch.run.folder import RunFolder, cannot_be_written
-from largebatch.run.hang import HangReport, place_of_this_process, report_hang
-from largebatch.run.metrics import StepMetrics, place_of
-from largebatch.run.profile import traced
-from largebatch.run.progress import Progress, in_words
-from largebatch.run.record import Record
+from largebatch.run.record.folder import RunFolder, cannot_be_written
+from largebatch.run.record.metrics import StepMetrics, place_of
+from largebatch.run.record.profile import traced
+from largebatch.run.record.progress import Progress, in_words
+from largebatch.run.record.record import Record
+from largebatch.run.record.trackers import Trackers
 from largebatch.run.resume import Start, checkpoints_of, newest_usable
-from largebatch.run.slow_processes import PROBES_IN_A_ROW, SLOW, SlowProcesses
 from largebatch.run.step import RehearsedStep, Step
-from largebatch.run.stop import Agreement, StopRequests, reason_in_words
-from largebatch.run.trackers import Trackers
-from largebatch.run.watchdog import Watchdog
+from largebatch.run.watch.hang import HangReport, place_of_this_process, report_hang
+from largebatch.run.watch.slow_processes import PROBES_IN_A_ROW, SLOW, SlowProcesses
+from largebatch.run.watch.stop import Agreement, StopRequests, reason_in_words
+from largebatch.run.watch.watchdog import Watchdog
 from largebatch.run.weights import save_weights
 from largebatch.storage.attempts import Attempt
 from largebatch.storage.catalog import entry_at

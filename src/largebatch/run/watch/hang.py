@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from largebatch.failures import keep_error, node_name
-from largebatch.run.record import report_failure
+from largebatch.run.record.record import report_failure
 from largebatch.storage.files import replace_file, replace_json_file
 
 # torch's recorders: of NCCL, in builds with CUDA only, and of gloo.

@@ -1,0 +1,1 @@
+"""What a run keeps and shows: its folder, metrics, history and outcome, trackers, progress and traces."""
