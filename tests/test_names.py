@@ -50,5 +50,5 @@ def test_only_what_reads_batch_scripts_names_the_variables_of_slurm():
     word = re.compile(r"\bSLURM_\w+|\bSBATCH_\w+|slurm_\w+")
     files = {path.relative_to(PACKAGE).as_posix(): path.read_text() for path in PACKAGE.rglob("*.py")}
     naming = {name for name, text in files.items() if word.search(text)}
-    allowed = {"backend/launch.py"} | {name for name in files if name.startswith(("tools/submit/", "tools/lint/"))}
+    allowed = {"backend/launch.py"} | {name for name in files if name.startswith("tools/slurm/")}
     assert naming <= allowed

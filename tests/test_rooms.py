@@ -19,6 +19,7 @@ ROOMS = [  # each imports only itself and what stands above it
     "config",
     "plan",
     "storage",
+    "source_code",
     "data",
     "model",
     "optim",
@@ -29,15 +30,14 @@ ROOMS = [  # each imports only itself and what stands above it
 ]
 TORCH_FREE = [
     *ROOMS[: ROOMS.index("plan") + 1],
+    "source_code",
     "data/order",
     "tools/checkpoints",
     "tools/command_line",
     "tools/effective_batch",
     "tools/job",
-    "tools/lint",
     "tools/report",
-    "tools/snapshot",
-    "tools/submit",
+    "tools/slurm",
 ]
 
 

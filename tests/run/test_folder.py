@@ -13,7 +13,7 @@ from largebatch.config import load_config, validate
 from largebatch.errors import UserError
 from largebatch.plan import resolve
 from largebatch.run.record.folder import RunFolder
-from largebatch.storage.source import keep_source
+from largebatch.source_code import keep_source
 from paths import DIGITS, PYDOC
 from tasks import SMALL
 

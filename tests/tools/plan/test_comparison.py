@@ -13,10 +13,10 @@ from largebatch.plan.model_states import model_states
 from largebatch.plan.reduction import MOST_OF_THE_MEMORY, when_reduced
 from largebatch.plan.traffic import traffic_of_a_step
 from largebatch.tools.command_line import main
-from largebatch.tools.lint.job import read_job
 from largebatch.tools.plan.comparison import compare
 from largebatch.tools.plan.gpu_memory import GIB
 from largebatch.tools.plan.table import table
+from largebatch.tools.slurm.batch_script import read_script
 from paths import PYDOC, ROOT
 
 # A block of 2^28 weights, one of as many, and the rest: 3 GiB of fp32 weights.
@@ -195,7 +195,7 @@ def test_the_script_of_llama_1b_takes_the_strategy_that_is_suggested(monkeypatch
     monkeypatch.chdir(ROOT)
     assert main(["plan", "llama_1b", "--world-sizes=64", "--gpu-memory=80", "--json"]) == 0
     (column,) = json.loads(capsys.readouterr().out)["world_sizes"]
-    assert read_job(ROOT / "slurm/llama_1b.sbatch").strategy == column["suggested"] == "ddp"
+    assert read_script(ROOT / "slurm/llama_1b.sbatch").strategy == column["suggested"] == "ddp"
 
 
 def test_the_share_that_is_gathered_in_bf16_is_said():

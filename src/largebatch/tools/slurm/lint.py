@@ -31,7 +31,7 @@ def add_parser(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print one finding per line; 1 if there are any."""
     from largebatch.errors import counted
-    from largebatch.tools.lint.files import files_of_repository, lint_files
+    from largebatch.tools.slurm.files import files_of_repository, lint_files
 
     files = options.files or files_of_repository()
     findings = lint_files(files)

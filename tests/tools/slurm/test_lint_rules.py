@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from largebatch.tools.lint.files import files_of_repository, lint_files
+from largebatch.tools.slurm.files import files_of_repository, lint_files
 from paths import RECIPES
 from planting import line_of, plant
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from largebatch.tools.lint.job import log_path, read_job
-from largebatch.tools.lint.sbatch import gpus, gpus_of_gres, node_counts, read_environment, read_options, seconds
+from largebatch.tools.slurm.batch_script import log_path, read_script
+from largebatch.tools.slurm.sbatch import gpus, gpus_of_gres, node_counts, read_environment, read_options, seconds
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def script(tmp_path):
     def write(text, *sbatch_options):
         path = tmp_path / "job.sbatch"
         path.write_text(text)
-        return read_job(path, sbatch_options)
+        return read_script(path, sbatch_options)
 
     return write
 

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from largebatch.errors import UserError
-from largebatch.tools.lint.job import SCRIPTS
+from largebatch.tools.slurm.batch_script import SCRIPTS
 
 PROFILE = SCRIPTS / "site.sh"
 # What a job sets for its own processes, in case this is one of them.

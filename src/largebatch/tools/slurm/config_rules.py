@@ -11,7 +11,7 @@ from largebatch.backend.deepspeed_config import deepspeed_config_problems
 from largebatch.backend.launch import FSDP_VERSION, NOT_FSDP2, PRECISION, REFUSED, STARTS_PROCESSES, UNLESS_FSDP
 from largebatch.config import load_config
 from largebatch.errors import ConfigError
-from largebatch.tools.lint.findings import COMMAND_LINE, Finding, line_of, read_text
+from largebatch.tools.slurm.findings import COMMAND_LINE, Finding, line_of, read_text
 
 
 def config_findings(path: Path, overrides: Sequence[str] = ()) -> Iterator[Finding]:

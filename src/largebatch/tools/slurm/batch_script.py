@@ -1,4 +1,4 @@
-"""A job: a batch script with its options, recipe and strategy, and what a command line changes about them."""
+"""A batch script with its options, recipe and strategy, and what a command line changes about them."""
 
 import re
 import shlex
@@ -10,9 +10,9 @@ from pathlib import Path
 
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import ConfigError
-from largebatch.tools.lint.findings import COMMAND_LINE, read_text
-from largebatch.tools.lint.sbatch import gpus, gpus_of_gres, node_counts, positive, read_environment, read_options
 from largebatch.tools.options import RECIPES
+from largebatch.tools.slurm.findings import COMMAND_LINE, read_text
+from largebatch.tools.slurm.sbatch import gpus, gpus_of_gres, node_counts, positive, read_environment, read_options
 
 ACCELERATE_CONFIGS = RECIPES / "accelerate_configs"
 SCRIPTS = Path("slurm")
@@ -31,7 +31,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Job:
+class BatchScript:
     """A batch script and the files that it names. Paths are relative to the current folder."""
 
     path: Path
@@ -104,13 +104,13 @@ def sbatch_lines(text: str) -> Iterator[tuple[int, str, bool]]:
             is_read = False
 
 
-def read_job(
+def read_script(
     path: Path,
     sbatch_options: Sequence[str] = (),
     overrides: Sequence[str] = (),
     strategy: str | None = None,
     environment: Mapping[str, str] | None = None,
-) -> Job:
+) -> BatchScript:
     """Read a batch script as it would be submitted with a command line's options of sbatch, overrides and strategy.
 
     SBATCH_* variables of the environment take precedence over the script, and the command line over both. How many
@@ -131,12 +131,12 @@ def read_job(
     options += [Option(name, value, COMMAND_LINE, 0) for name, value in read_options(sbatch_options)]
     by_name = {option.name: option for option in options if option.name}
     nodes, processes = (positive(environment.get(f"LARGEBATCH_{name}", "")) for name in ("NODES", "PROCESSES_PER_NODE"))
-    return Job(path, text, by_name, overrides, strategy, nodes, processes)
+    return BatchScript(path, text, by_name, overrides, strategy, nodes, processes)
 
 
-def log_path(job: Job, option: Option | None, job_id: str = "%j") -> str:
+def log_path(script: BatchScript, option: Option | None, job_id: str = "%j") -> str:
     """The file of `--output` or `--error`, or Slurm's default, with the job's name and number filled in."""
-    name, folder = job.options.get("job-name"), job.options.get("chdir")
+    name, folder = script.options.get("job-name"), script.options.get("chdir")
     path = option.value if option else "slurm-%j.out"
-    path = path.replace("%x", name.value if name else job.path.name).replace("%j", job_id)
+    path = path.replace("%x", name.value if name else script.path.name).replace("%j", job_id)
     return str(Path(folder.value) / path if folder else path)

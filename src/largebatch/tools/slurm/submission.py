@@ -12,11 +12,11 @@ from pathlib import Path
 from largebatch.config import config_class_of
 from largebatch.errors import UserError
 from largebatch.plan import explain, resolve
-from largebatch.storage.source import take_snapshot
-from largebatch.tools.lint.files import lint_jobs
-from largebatch.tools.lint.job import SCRIPTS, Job, log_path, read_job
-from largebatch.tools.lint.sbatch import read_options
-from largebatch.tools.lint.site import site_environment
+from largebatch.source_code import take_snapshot
+from largebatch.tools.slurm.batch_script import SCRIPTS, BatchScript, log_path, read_script
+from largebatch.tools.slurm.files import lint_scripts
+from largebatch.tools.slurm.sbatch import read_options
+from largebatch.tools.slurm.site import site_environment
 
 RUN_OPTIONS = {"resume", "allow-change"}
 
@@ -37,21 +37,21 @@ def submit(options: argparse.Namespace) -> bool:
         environment["STRATEGY"] = options.strategy
     if options.run_dir:
         environment["RUN_DIR"] = str(options.run_dir)
-    script = SCRIPTS / f"{recipe.stem}.sbatch"
-    if not script.is_file():
-        raise UserError(f"there is no {script} to submit {recipe} with; copy another recipe's, and change it")
-    job = read_job(script, sbatch_options, overrides, environment.get("STRATEGY"), environment)
-    if job.recipe and job.recipe.resolve() != recipe.resolve():
+    file = SCRIPTS / f"{recipe.stem}.sbatch"
+    if not file.is_file():
+        raise UserError(f"there is no {file} to submit {recipe} with; copy another recipe's, and change it")
+    script = read_script(file, sbatch_options, overrides, environment.get("STRATEGY"), environment)
+    if script.recipe and script.recipe.resolve() != recipe.resolve():
         raise UserError(
-            f"{script} runs {job.recipe}, not {recipe}; submit {job.recipe}, or change RECIPE in the script"
+            f"{file} runs {script.recipe}, not {recipe}; submit {script.recipe}, or change RECIPE in the script"
         )
-    if findings := lint_jobs([job]):
+    if findings := lint_scripts([script]):
         print(*findings, "not submitted", sep="\n")
         return False
-    _print_plans(job)
+    _print_plans(script)
     missing = _missing_environment(environment)
     if options.dry_run:
-        _print_data(job, environment)
+        _print_data(script, environment)
     else:
         print("not checked: the data and any tokenizer; --dry-run looks at them")
         if missing:
@@ -64,12 +64,12 @@ def submit(options: argparse.Namespace) -> bool:
     settings = [name for name in sorted(environment) if re.fullmatch("STRATEGY|RUN_DIR|LARGEBATCH_.*", name)]
     # Values may have commas, so only the names are given. On the command line it outranks SBATCH_EXPORT=NONE.
     words = ["sbatch", "--parsable", *sbatch_options, f"--export={','.join(['ALL', *settings])}"]
-    words += [str(script), *overrides, *run_options]
+    words += [str(file), *overrides, *run_options]
     shown = [*settings, *(name for name in sorted(environment) if name.startswith("SBATCH_"))]
     variables = [f"{name}={shlex.quote(environment[name])}" for name in shown]
     print("\n" + " ".join([*variables, *map(shlex.quote, words)]), flush=True)
     job_id = "%j" if options.dry_run else _run(words, environment)
-    path = log_path(job, job.options.get("output"), job_id)
+    path = log_path(script, script.options.get("output"), job_id)
     unknown = ", ".join(dict.fromkeys(re.findall(r"%\d*[A-Za-z]", path)))
     print(f"log    {path}" + (f" (Slurm fills in {unknown})" if unknown else ""))
     print(f"follow tail -F {shlex.quote(path)}")
@@ -121,24 +121,30 @@ def _missing_environment(environment: Mapping[str, str]) -> str | None:
     )
 
 
-def _print_plans(job: Job) -> None:
-    assert job.config is not None
-    assert job.recipe is not None
-    assert job.layout is not None
-    node_counts, processes = job.layout
-    devices = "GPUs" if job.asks_for_gpus else "processes" if job.given_processes else "CPU processes"
+def _print_plans(script: BatchScript) -> None:
+    assert script.config is not None
+    assert script.recipe is not None
+    assert script.layout is not None
+    node_counts, processes = script.layout
+    devices = "GPUs" if script.asks_for_gpus else "processes" if script.given_processes else "CPU processes"
     for nodes in node_counts:
-        title = f"{job.recipe.stem} under {job.strategy}, nodes x {devices} per node = {nodes} x {processes}"
+        title = f"{script.recipe.stem} under {script.strategy}, nodes x {devices} per node = {nodes} x {processes}"
         # Only the batch is divided differently on another number of nodes.
         sections = ("Batch", "Steps", "Learning rate") if nodes == node_counts[-1] else ("Batch",)
-        print(explain(resolve(job.config, nodes * processes), title, sections))
-    estimate = ["largebatch", "plan", str(job.recipe), f"--world-sizes={node_counts[-1] * processes}", *job.overrides]
+        print(explain(resolve(script.config, nodes * processes), title, sections))
+    estimate = [
+        "largebatch",
+        "plan",
+        str(script.recipe),
+        f"--world-sizes={node_counts[-1] * processes}",
+        *script.overrides,
+    ]
     print(f"not checked: memory, which is estimated by {shlex.join(estimate)}")
 
 
-def _print_data(job: Job, environment: Mapping[str, str]) -> None:
+def _print_data(script: BatchScript, environment: Mapping[str, str]) -> None:
     """What of the data is prepared, is missing or cannot be used, as another process finds, which imports torch."""
-    words = [sys.executable, "-m", "largebatch", "prepare", str(job.recipe), "--dry-run", *job.overrides]
+    words = [sys.executable, "-m", "largebatch", "prepare", str(script.recipe), "--dry-run", *script.overrides]
     found = subprocess.run(
         words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )

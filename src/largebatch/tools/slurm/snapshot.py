@@ -24,7 +24,7 @@ submit takes a snapshot for each job; for a job that was submitted by sbatch, it
 
 
 def run(options: argparse.Namespace) -> int:
-    from largebatch.storage.source import take_snapshot
+    from largebatch.source_code import take_snapshot
 
     take_snapshot(Path(), options.to)
     return 0

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from largebatch.errors import UserError
 from largebatch.task_folders import recipes_in
-from largebatch.tools.lint.config_rules import config_findings
-from largebatch.tools.lint.findings import Finding
-from largebatch.tools.lint.job import ACCELERATE_CONFIGS, SCRIPTS, Job, read_job
-from largebatch.tools.lint.job_rules import job_findings
-from largebatch.tools.lint.site import site_environment
 from largebatch.tools.options import RECIPES
+from largebatch.tools.slurm.batch_script import ACCELERATE_CONFIGS, SCRIPTS, BatchScript, read_script
+from largebatch.tools.slurm.config_rules import config_findings
+from largebatch.tools.slurm.findings import Finding
+from largebatch.tools.slurm.script_rules import script_findings
+from largebatch.tools.slurm.site import site_environment
 
 
 def files_of_repository() -> list[Path]:
@@ -44,22 +44,24 @@ def lint_files(files: Sequence[Path]) -> list[Finding]:
                 f"{file}: not a file that can be checked; give recipes and DeepSpeed configs (.json), batch scripts "
                 "(.sbatch) or Accelerate configs (.yaml)"
             )
-    scripts = [file for file in files if file.suffix == ".sbatch"]
-    environment = site_environment() if scripts else {}
-    jobs = [read_job(file, environment=environment) for file in scripts]
+    script_files = [file for file in files if file.suffix == ".sbatch"]
+    environment = site_environment() if script_files else {}
+    scripts = [read_script(file, environment=environment) for file in script_files]
     configs = [file for file in files if file.suffix != ".sbatch"]
-    return lint_jobs(jobs, configs)
+    return lint_scripts(scripts, configs)
 
 
-def lint_jobs(jobs: Sequence[Job], configs: Sequence[Path] = ()) -> list[Finding]:
-    """Check jobs, the files that they name, and other configs.
+def lint_scripts(scripts: Sequence[BatchScript], configs: Sequence[Path] = ()) -> list[Finding]:
+    """Check batch scripts, the files that they name, and other configs.
 
     Raises:
         UserError: A file cannot be read.
     """
     overrides: dict[Path, Sequence[str]] = dict.fromkeys(configs, ())
-    for job in jobs:
-        overrides |= {path: job.overrides for path in (job.recipe, job.accelerate_config) if path and path.is_file()}
-    found = {finding for job in jobs for finding in job_findings(job)}
+    for script in scripts:
+        overrides |= {
+            path: script.overrides for path in (script.recipe, script.accelerate_config) if path and path.is_file()
+        }
+    found = {finding for script in scripts for finding in script_findings(script)}
     found |= {finding for path, words in overrides.items() for finding in config_findings(path, words)}
     return sorted(found)

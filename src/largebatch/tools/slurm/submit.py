@@ -33,6 +33,6 @@ Fields of the recipe are overridden as in a run; --resume goes to the run, and a
 
 def run(options: argparse.Namespace) -> int:
     """Show what is run, and run it; return 1 if a check fails."""
-    from largebatch.tools.submit.submission import submit
+    from largebatch.tools.slurm.submission import submit
 
     return 0 if submit(options) else 1

@@ -1,0 +1,1 @@
+"""Batch scripts: checking them with what they name (`lint`), submitting them, and copying what their jobs run."""
