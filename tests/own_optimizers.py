@@ -5,7 +5,8 @@ import shutil
 from paths import PYDOC, ROOT
 
 CONFIG = '''
-from largebatch.config.optimizers import ENLARGED_ROUNDING, OptimizerEntry, OptimizerSection, register_optimizer
+from largebatch.config.optimizers import ENLARGED_ROUNDING, OptimizerEntry, OptimizerSection
+from largebatch.config.optimizers.shipped import SHIPPED
 from largebatch.config.sections import BelowOne
 
 
@@ -35,23 +36,19 @@ def states_of_row_scaled(options, shape):
     return {"average": shape, "squares_of_rows": shape[:1]}
 
 
-register_optimizer(
-    OptimizerEntry(
-        Softsign,
-        f"{__package__}.own_torch:Softsign",
-        states_of_softsign,
-        ENLARGED_ROUNDING,
-        explanation="each element moves by at most the learning rate",
-    )
+SOFTSIGN = OptimizerEntry(
+    Softsign,
+    f"{__package__}.own_torch:Softsign",
+    states_of_softsign,
+    ENLARGED_ROUNDING,
+    explanation="each element moves by at most the learning rate",
 )
-register_optimizer(
-    OptimizerEntry(
-        RowScaled,
-        f"{__package__}.own_torch:row_scaled",
-        states_of_row_scaled,
-        ENLARGED_ROUNDING,
-        needs="whole matrices",
-    )
+ROW_SCALED = OptimizerEntry(
+    RowScaled,
+    f"{__package__}.own_torch:row_scaled",
+    states_of_row_scaled,
+    ENLARGED_ROUNDING,
+    needs="whole matrices",
 )
 '''
 
@@ -84,11 +81,13 @@ def row_scaled(groups, lr, beta):
 
 
 def write_own_task(folder):
-    """A copy of a shipped task's folder, with GPT's recipe, whose config.py registers the two; returns the recipe."""
+    """A copy of a shipped task's folder, with GPT's recipe, whose Config lists the two; returns the recipe."""
     folder.mkdir()
     for file in (*PYDOC.parent.glob("*.py"), PYDOC):
         shutil.copy(file, folder)
     config = folder / "config.py"
-    config.write_text(config.read_text() + "\n\n" + CONFIG)
+    before, class_line, rest = config.read_text().partition("class Config(RecipeConfig):\n")
+    listed = "\n    optimizers = (*SHIPPED, SOFTSIGN, ROW_SCALED)\n\n    data:"
+    config.write_text(before + CONFIG + class_line + rest.replace("\n    data:", listed, 1))
     (folder / "own_torch.py").write_text(SOFTSIGN + ROW_SCALED)
     return folder / PYDOC.name

@@ -1,7 +1,7 @@
 """A task outside of the repository, of another kind than the shipped ones, goes through everything.
 
 tests/outside_task has its files: pixels as the unit of the loss, samples that weigh unequally, a ragged last batch, a
-section of its own with a check, random mirroring, plain layers as a model, and an optimizer that config.py registers.
+section of its own with a check, random mirroring, plain layers as a model, and an optimizer that config.py declares.
 """
 
 import json

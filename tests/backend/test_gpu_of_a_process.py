@@ -10,6 +10,7 @@ from cuda_recorder import DEVICE, CudaRecorder
 from largebatch.backend.launch import Launch
 from largebatch.backend.native import SingleBackend
 from largebatch.backend.state import read_scalars
+from largebatch.config.optimizers.adamw import ADAMW
 from transfers import OnDevice, on_device
 
 
@@ -46,7 +47,7 @@ def test_scalar_states_are_read_in_one_transfer():
     optimizer.state[model.bias]["step"] = torch.tensor(2**53 - 1)
     for state in optimizer.state.values():
         state["step"] = on_device(state["step"])
-    plan = SimpleNamespace(optimizer="adamw", optimizer_owner=None, optimizer_options={})
+    plan = SimpleNamespace(optimizer="adamw", optimizer_entry=ADAMW, optimizer_options={})
     backend = SimpleNamespace(unwrapped_model=model, _torch_optimizer=optimizer, plan=plan, rank=0, world_size=1)
     parameters = SingleBackend.engine_state(backend).parameters
     assert {name: info.scalars for name, info in parameters.items()} == {

@@ -1,27 +1,24 @@
-"""An optimizer that is registered outside of the package is one like those within it."""
+"""An optimizer that a task declares is one like those of the package."""
 
-import importlib
 import json
-import sys
 
 import jsonschema
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 from jobs import JobFailed, run_job
 from largebatch.config import load_config
-from largebatch.config.optimizers import (
-    find_optimizer,
-    registered_optimizers,
-)
+from largebatch.config.optimizers.shipped import SHIPPED
 from largebatch.errors import ConfigError, UserError
 from largebatch.named import load_named
+from largebatch.optim import build_optimizer
 from largebatch.plan import RunPlan, explain, resolve
 from largebatch.plan.model_shape import Strategy, ZeroSettings
 from largebatch.plan.model_states import model_states, optimizer_states
 from largebatch.plan.strategies import SINGLE, STRATEGIES, find_strategy
-from largebatch.task_folders import folder_of, import_from, package_of
+from largebatch.task_folders import import_from, package_of
 from largebatch.tools.command_line import main
 from largebatch.tools.schema import recipe_schema
 from largebatch.tools.verify.launch import find_accelerate_configs
@@ -37,7 +34,7 @@ ROW_SCALED = (*TINY, '--optimizer={"name": "row_scaled", "weight_decay": 0.1}')
 
 @pytest.fixture(name="own")
 def own_recipe(tmp_path):
-    """The recipe of a task outside of the repository, whose config.py registers two optimizers."""
+    """The recipe of a task outside of the repository, whose Config lists two optimizers of its own."""
     return write_own_task(tmp_path / "own")
 
 
@@ -67,65 +64,61 @@ def test_the_schema_of_its_folder_has_it_and_no_other(own):
     validator.validate(raw)
     raw["optimizer"]["softnes"] = 1.0
     assert not validator.is_valid(raw)
-    load_config(own, SOFTSIGN)
     assert "Softsign" not in recipe_schema(PYDOC.parent)
     with pytest.raises(ConfigError, match=r'optimizer\.name: "softsign" is unknown; write one of'):
         load_config(PYDOC, SOFTSIGN)
-    load_config(own, SOFTSIGN)
 
 
 def test_the_plan_explains_it(own):
     config = load_config(own, SOFTSIGN)
-    load_config(PYDOC)
     plan = resolve(config, world_size=2)
     assert plan.optimizer_options == {"beta": 0.9, "softness": 1e-3}
     text = explain(plan, "pydoc")
     assert "softsign with beta 0.9, softness 0.001; weight decay 0.1" in text
     assert "each element moves by at most the learning rate" in text
     # A report of a run has its plan alone, and imports nothing of the task.
-    load_config(PYDOC)
     assert explain(RunPlan.from_json(plan.to_json()), "pydoc") == text
 
 
-# --- the registry -------------------------------------------------------------------------------------------------
+# --- entries ------------------------------------------------------------------------------------------------------
 
 
-def test_a_changed_copy_of_a_task_has_its_own(own, tmp_path):
+def test_two_tasks_declare_an_optimizer_of_the_same_name(own, tmp_path):
     copy = write_own_task(tmp_path / "copy")
     config = copy.with_name("config.py")
     config.write_text(config.read_text().replace("beta: BelowOne = 0.9", "beta: BelowOne = 0.8"))
-    plans = [resolve(load_config(recipe, SOFTSIGN), 2) for recipe in (own, copy)]
-    load_config(PYDOC)
-    assert [plan.optimizer_options["beta"] for plan in plans] == [0.9, 0.8]
-    modules = [find_optimizer(plan.optimizer, plan.optimizer_owner).section.__module__ for plan in plans]
-    assert [folder_of(module) for module in modules] == [own.parent, copy.parent]
-
-
-def test_a_name_is_registered_once(own):
-    load_config(own, SOFTSIGN)
-    entry = find_optimizer("softsign")
-    config = sys.modules[entry.section.__module__]
-    # Whoever imports it a second time registers the same again.
-    importlib.reload(config)
-    assert find_optimizer("softsign").section is config.Softsign is not entry.section
-    program = (
-        "register_optimizer(OptimizerEntry(Softsign, 'elsewhere:Softsign', states_of_softsign, ENLARGED_ROUNDING))"
-    )
-    with pytest.raises(UserError, match=r'"softsign": \S*own/config\.py:\d+ and second\.py:1; rename one of them'):
-        exec(compile(program, "second.py", "exec"), vars(config))
-    assert find_optimizer("softsign").section is config.Softsign
+    first, second = (resolve(load_config(recipe, SOFTSIGN), 2) for recipe in (own, copy))
+    assert [plan.optimizer_options["beta"] for plan in (first, second)] == [0.9, 0.8]
+    for plan, recipe in ((first, own), (second, copy)):
+        assert plan.optimizer_entry.section is import_from(recipe.parent, "config").Softsign
+        model = torch.nn.Linear(2, 2)
+        assert type(build_optimizer(model, plan)) is import_from(recipe.parent, "own_torch").Softsign
+    assert first != second
+    assert first == resolve(load_config(own, SOFTSIGN), 2)
 
 
 def test_a_task_may_not_take_the_name_of_a_shipped_one(own):
     config = own.with_name("config.py")
     config.write_text(config.read_text().replace('Literal["softsign"]', 'Literal["adamw"]'))
-    with pytest.raises(ConfigError, match=r'two optimizers have the name "adamw": .*own/config\.py:\d+; rename'):
+    with pytest.raises(ConfigError, match=r'own/config\.py:\d+: .*"adamw": .*\.AdamW and .*\.Softsign; rename one'):
         load_config(own)
 
 
-def test_unknown_names():
-    with pytest.raises(UserError, match=r'no optimizer "adamv" is registered, did you mean adamw\?; known: adamw, '):
-        find_optimizer("adamv")
+def test_a_section_needs_a_name(own):
+    config = own.with_name("config.py")
+    config.write_text(config.read_text().replace('Literal["softsign"]', "str"))
+    with pytest.raises(
+        ConfigError, match=r"own/config\.py:\d+: ValueError: Softsign has no name; give it a field name"
+    ):
+        load_config(own)
+
+
+def test_a_task_may_have_a_single_optimizer(own):
+    config = own.with_name("config.py")
+    config.write_text(config.read_text().replace("(*SHIPPED, SOFTSIGN, ROW_SCALED)", "(SOFTSIGN,)"))
+    assert load_config(own, SOFTSIGN).optimizer.name == "softsign"
+    with pytest.raises(ConfigError, match=r'optimizer\.name: "adamw" is not allowed; write "softsign"'):
+        load_config(own)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +140,7 @@ def test_a_constructor_that_is_not_in_the_task(own):
 
 
 def test_what_entries_name_is_there():
-    for entry in registered_optimizers():
+    for entry in SHIPPED:
         assert callable(load_named(entry.constructor))
     for strategy in (SINGLE, *STRATEGIES.values()):
         for name in (strategy.backend, strategy.memory, strategy.traffic):

@@ -8,7 +8,8 @@ from pydantic import Field
 from largebatch.config import RecipeConfig, check
 from largebatch.config.data import Data
 from largebatch.config.models import Model
-from largebatch.config.optimizers import ENLARGED_ROUNDING, OptimizerEntry, OptimizerSection, register_optimizer
+from largebatch.config.optimizers import ENLARGED_ROUNDING, OptimizerEntry, OptimizerSection
+from largebatch.config.optimizers.shipped import SHIPPED
 from largebatch.config.sections import BelowOne, NonNegativeInt, PositiveFloat, PositiveInt, Section
 
 
@@ -53,14 +54,12 @@ class Softsign(OptimizerSection):
     """Size of an average that makes half a step."""
 
 
-register_optimizer(
-    OptimizerEntry(
-        Softsign,
-        f"{__package__}.softsign:Softsign",
-        lambda _, shape: {"step": (), "average": shape},
-        ENLARGED_ROUNDING,
-        explanation="each element moves by at most the learning rate",
-    )
+SOFTSIGN = OptimizerEntry(
+    Softsign,
+    f"{__package__}.softsign:Softsign",
+    lambda _, shape: {"step": (), "average": shape},
+    ENLARGED_ROUNDING,
+    explanation="each element moves by at most the learning rate",
 )
 
 
@@ -70,6 +69,8 @@ class Config(RecipeConfig):
     data: Maps
     model: Layers
     border: Border = Border()
+
+    optimizers = (*SHIPPED, SOFTSIGN)
 
     def tiny_data(self) -> dict[str, Any] | None:
         if self.data.stretch == 1:

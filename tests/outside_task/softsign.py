@@ -1,4 +1,4 @@
-"""Computes the optimizer that config.py registers, on tensors, and on the parts of them that FSDP2 and ZeRO hold."""
+"""Computes the optimizer that config.py declares, on tensors, and on the parts of them that FSDP2 and ZeRO hold."""
 
 import torch
 from torch.distributed.tensor import DTensor

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from largebatch.backend.deepspeed_config import read_deepspeed_config
+from largebatch.config.optimizers import OptimizerEntry
 from largebatch.errors import LaunchError
 from largebatch.plan.model_shape import Strategy, ZeroSettings
 from largebatch.plan.strategies import SINGLE, STRATEGIES, StrategyEntry, engine_of, find_strategy, is_true
@@ -113,7 +114,7 @@ class Launch:
 def read_launch(
     environment: Mapping[str, str] = os.environ,
     precision: str = "fp32",
-    optimizer: str | None = None,
+    optimizer: OptimizerEntry | None = None,
     reduce_gradients: str = "auto",
 ) -> Launch:
     """Read how this process was launched: by `accelerate launch`, by torchrun, or alone.
@@ -121,7 +122,7 @@ def read_launch(
     Args:
         environment: The process's environment variables.
         precision: The recipe's precision, which an Accelerate config must not contradict.
-        optimizer: The name of the recipe's optimizer, which the strategy must support; None means any.
+        optimizer: The recipe's optimizer, which the strategy must support; None means any.
         reduce_gradients: The recipe's compute.reduce_gradients, which the strategy must support.
 
     Raises:

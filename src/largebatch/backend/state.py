@@ -16,7 +16,6 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.optim import Optimizer
 
-from largebatch.config.optimizers import find_optimizer
 from largebatch.errors import BackendMismatch
 from largebatch.optim.build import optimizer_over
 from largebatch.plan import RunPlan
@@ -160,7 +159,8 @@ def split_state(
     Raises:
         BackendMismatch: A state is not what the plan's optimizer declares.
     """
-    declared = find_optimizer(plan.optimizer, plan.optimizer_owner).states(plan.optimizer_options, tuple(like.shape))
+    assert plan.optimizer_entry is not None
+    declared = plan.optimizer_entry.states(plan.optimizer_options, tuple(like.shape))
     if state and (unkept := declared.keys() - state.keys()):
         raise BackendMismatch(
             f"the optimizer keeps no state {min(unkept)!r} for {owner}, although its entry declares one; correct "

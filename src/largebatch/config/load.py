@@ -57,7 +57,6 @@ def validate(raw: JsonObject, config_class: type[Config], source: str | None = N
     Raises:
         ConfigError: All problems, one line each.
     """
-    config_class = config_class.with_optimizers()
     config: RecipeConfig | None = None
     problems: list[str] = []
     with authors_program(folder_of(config_class.__module__)):

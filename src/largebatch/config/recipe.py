@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -11,13 +11,8 @@ from largebatch.batch.division import nearest_multiples
 from largebatch.batch.scaling import scaled_moments
 from largebatch.config.data import Data, Mixable, TextData
 from largebatch.config.models import Model
-from largebatch.config.optimizers import (
-    AnyOptimizer,
-    OptimizerSection,
-    WithScaledBetas,
-    registered_optimizers,
-    show_optimizers_of,
-)
+from largebatch.config.optimizers import OptimizerEntry, OptimizerSection, WithScaledBetas, union_of_sections
+from largebatch.config.optimizers.shipped import SHIPPED
 from largebatch.config.sections import (
     Batch,
     BatchGrowth,
@@ -33,7 +28,7 @@ from largebatch.config.sections import (
     Train,
     WarmupStableDecay,
 )
-from largebatch.task_folders import folder_of, owner_of
+from largebatch.task_folders import folder_of
 
 Check = Callable[[Any], Iterator[str]]
 
@@ -65,7 +60,7 @@ class RecipeConfig(Section):
     model: Model
     batch: Batch
     learning_rate: LearningRate
-    optimizer: Annotated[OptimizerSection, AnyOptimizer()]
+    optimizer: OptimizerSection
     train: Train
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
@@ -79,17 +74,13 @@ class RecipeConfig(Section):
     free_on_resume: ClassVar[tuple[str, ...]] = ()
     """Fields of the task, such as those of its evaluation, that a resumed run may change: they do not affect training.
     """
-    _built_with: ClassVar[list[type[OptimizerSection]]] = []
+    optimizers: ClassVar[tuple[OptimizerEntry, ...]] = SHIPPED
+    """The optimizers that the task's recipes may name."""
 
-    @classmethod
-    def with_optimizers(cls) -> type[Self]:
-        """This class, rebuilt to accept all optimizers registered for its task; plans see these from now on."""
-        show_optimizers_of(owner_of(cls.__module__))
-        sections = [entry.section for entry in registered_optimizers()]
-        if cls._built_with != sections:
-            cls.model_rebuild(force=True)
-            cls._built_with = sections
-        return cls
+    def __init_subclass__(cls, **settings: Any) -> None:
+        # Pydantic reads the annotations after this.
+        cls.__annotations__["optimizer"] = union_of_sections(cls.optimizers)
+        super().__init_subclass__(**settings)
 
     @classmethod
     def checks(cls) -> Iterator[Check]:
@@ -98,6 +89,11 @@ class RecipeConfig(Section):
             for name, value in vars(parent).items():
                 if getattr(value, "_is_check", False) and getattr(cls, name) is value:
                     yield value
+
+    @property
+    def optimizer_entry(self) -> OptimizerEntry:
+        """The entry of the recipe's optimizer."""
+        return next(entry for entry in self.optimizers if entry.section is type(self.optimizer))
 
     # --- what a task may override ---------------------------------------------------------------------------------
 

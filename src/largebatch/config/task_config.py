@@ -38,7 +38,8 @@ def config_class_of(folder: Path, recipe: str | Path | None = None) -> type[Reci
             raise ConfigError([f"{file}: has no class Config(RecipeConfig); write one, as docs/tasks.md describes"])
         if found.__module__ != module.__name__:
             raise ConfigError([f"{file}: its Config is from {found.__module__}; write class Config(…) in this file"])
-        found = found.with_optimizers()
+        # Raises an error if an annotation names something that is not defined.
+        found.model_rebuild()
     # A task replaces these sections, but plans need what the base classes declare.
     for name, base in (("data", Data), ("model", Model)):
         annotation = found.model_fields[name].annotation

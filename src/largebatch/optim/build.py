@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from largebatch.config.optimizers import ParameterKind, find_optimizer
+from largebatch.config.optimizers import ParameterKind
 from largebatch.named import load_named
 from largebatch.plan import RunPlan
 
@@ -21,7 +21,8 @@ def build_optimizer(model: nn.Module, plan: RunPlan) -> Optimizer:
 
 def optimizer_over(groups: Iterable[dict[str, Any]], plan: RunPlan) -> Optimizer:
     """The plan's optimizer over any parameter groups, at a learning rate of 0."""
-    entry = find_optimizer(plan.optimizer, plan.optimizer_owner)
+    entry = plan.optimizer_entry
+    assert entry is not None
     optimizer: Optimizer = load_named(entry.constructor)(groups, lr=0.0, **plan.optimizer_options, **entry.constants)
     return optimizer
 

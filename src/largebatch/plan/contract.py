@@ -15,10 +15,9 @@ from largebatch.batch.mixture import Mixture
 from largebatch.batch.scaling import MomentRule, ScalingRule, scaled_moments, scaling_factor
 from largebatch.batch.schedule import Schedule
 from largebatch.config import RecipeConfig
-from largebatch.config.optimizers import WithScaledBetas, find_optimizer
+from largebatch.config.optimizers import OptimizerEntry, WithScaledBetas
 from largebatch.config.sections import BatchGrowth, LearningRate, StepDecay, WarmupStableDecay
 from largebatch.errors import ConfigError
-from largebatch.task_folders import owner_of
 
 # Processes read a vote on stopping this many steps after they have begun it: over the hosts of hundreds of processes it
 # takes as long as a short step.
@@ -78,8 +77,8 @@ class RunPlan:
     deterministic: bool
     sync_batch_norm_without_waits: bool
 
-    # Package of the task's folder, which decides which optimizers are visible; it is a path, so not in JSON.
-    optimizer_owner: str | None = field(default=None, compare=False)
+    # What is declared about the optimizer; it is code, so not in JSON, and None in a plan that was read from there.
+    optimizer_entry: OptimizerEntry | None = field(default=None, compare=False)
 
     # --- for a step, counted from 0 -------------------------------------------------------------------------------
 
@@ -153,7 +152,7 @@ class RunPlan:
     def to_json(self) -> str:
         """The plan as indented JSON, with the numbers of the largest batch size."""
         numbers = dataclasses.asdict(self)
-        del numbers["optimizer_owner"]
+        del numbers["optimizer_entry"]
         for name in ("global_batch_size", "gradient_accumulation_steps", "peak_lr"):
             numbers[name] = getattr(self, name)
         return json.dumps(numbers, indent=2) + "\n"
@@ -183,7 +182,6 @@ def resolve(config: RecipeConfig, world_size: int, micro_batch_size: int | None 
     Raises:
         ConfigError: A global batch does not divide over these processes, or the model cannot be compiled on them.
     """
-    owner = owner_of(type(config).__module__)
     batch, rate, data = config.batch, config.learning_rate, config.data
     if micro_batch_size is not None:
         batch = batch.model_copy(update={"micro_batch_size": micro_batch_size})
@@ -194,7 +192,7 @@ def resolve(config: RecipeConfig, world_size: int, micro_batch_size: int | None 
     total_steps = timeline.steps_in(config.train.duration.length)
     scaled_batch_size = batch.sizes[0][1] if isinstance(rate.decay, BatchGrowth) else None
     schedule = _schedule(rate, timeline, total_steps, scaled_batch_size)
-    entry = find_optimizer(config.optimizer.name, owner)
+    entry = config.optimizer_entry
     tuned_options = config.optimizer.options
     optimizer_options = tuned_options
     beta_scaling: MomentRule = "fixed"
@@ -251,7 +249,7 @@ def resolve(config: RecipeConfig, world_size: int, micro_batch_size: int | None 
         reduce_gradients=config.compute.reduce_gradients,
         deterministic=config.compute.deterministic,
         sync_batch_norm_without_waits=config.compute.sync_batch_norm_without_waits,
-        optimizer_owner=owner,
+        optimizer_entry=entry,
     )
 
 

@@ -15,7 +15,6 @@ from itertools import accumulate
 from math import prod
 from typing import NamedTuple
 
-from largebatch.config.optimizers import find_optimizer
 from largebatch.named import load_named
 from largebatch.plan.contract import RunPlan
 from largebatch.plan.model_shape import ModelShape, ParameterShape, Strategy, ZeroSettings, padded
@@ -50,10 +49,11 @@ NumbersKept = Callable[[tuple[int, ...]], int]
 
 def optimizer_states(plan: RunPlan) -> NumbersKept:
     """The counts of the plan's optimizer."""
-    states = find_optimizer(plan.optimizer, plan.optimizer_owner).states
+    entry = plan.optimizer_entry
+    assert entry is not None
 
     def kept(shape: tuple[int, ...]) -> int:
-        return sum(prod(state) for state in states(plan.optimizer_options, shape).values() if state)
+        return sum(prod(state) for state in entry.states(plan.optimizer_options, shape).values() if state)
 
     return kept
 

@@ -74,7 +74,7 @@ class Run(Generic[Config]):
         self.folder = RunFolder(options.run_dir)
         launch = read_launch(
             precision=config.precision,
-            optimizer=config.optimizer.name,
+            optimizer=config.optimizer_entry,
             reduce_gradients=config.compute.reduce_gradients,
         )
         self.plan = resolve(config, launch.world_size)

@@ -27,7 +27,7 @@ def add_parser(commands: Commands) -> None:
         run,
         help="write the JSON Schema of a task's recipes",
         description=f"Write DIR/{SCHEMA}, the $schema of the recipes in a task's folder, for editors. It includes "
-        "the optimizers that the folder's config.py registers.",
+        "the optimizers that its `Config` lists.",
         epilog="""examples:
   largebatch schema recipes/my_task
   largebatch schema --check recipes/*/""",

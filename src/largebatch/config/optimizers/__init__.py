@@ -1,24 +1,17 @@
-"""The optimizers that a recipe may name: what their JSON sections share, and the registry. Each other file in this
-folder registers an optimizer.
+"""Optimizers: what a recipe's JSON may say about one, and its entry, which declares all that configs, plans, `verify`
+and checkpoints know about it. Each other file in this folder has an entry; `shipped` lists them.
 
-An entry declares all that configs, plans, `verify` and checkpoints know about an optimizer. It does not import torch:
-its constructor is given by name. A task's `config.py` may register entries of its own.
+An entry does not import torch: its constructor is given by name. A task's `Config` may list entries of its own.
 """
 
-import importlib
-import pkgutil
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self, Union, get_args
 
-from pydantic import Field, GetCoreSchemaHandler, model_validator
-from pydantic_core import CoreSchema
+from pydantic import Field, model_validator
 
 from largebatch.batch.scaling import MomentRule
 from largebatch.config.sections import BelowOne, NonNegativeFloat, PositiveFloat, Section
-from largebatch.errors import UserError, did_you_mean
-from largebatch.task_folders import owner_of
 
 ParameterKind = Literal["norm", "bias", "embedding"]
 
@@ -133,9 +126,33 @@ class OptimizerEntry:
 
     @property
     def name(self) -> str:
-        """The name that recipes use."""
-        (name,) = get_args(self.section.model_fields["name"].annotation)
-        return str(name)
+        """The name that recipes use.
+
+        Raises:
+            ValueError: The section does not define one.
+        """
+        names = get_args(self.section.model_fields["name"].annotation)
+        if len(names) != 1:
+            raise ValueError(f'{self.section.__name__} has no name; give it a field name: Literal["…"]')
+        return str(names[0])
+
+
+def union_of_sections(entries: Iterable[OptimizerEntry]) -> Any:
+    """The type of a field that holds the section of any one of these optimizers.
+
+    Raises:
+        ValueError: Two of them have the same name.
+    """
+    sections: dict[str, type[OptimizerSection]] = {}
+    for entry in entries:
+        if entry.name in sections:
+            both = " and ".join(f"{each.__module__}.{each.__name__}" for each in (sections[entry.name], entry.section))
+            raise ValueError(f'two optimizers have the name "{entry.name}": {both}; rename one of them')
+        sections[entry.name] = entry.section
+    if len(sections) == 1:
+        # Pydantic takes a discriminator only between several.
+        return sections.popitem()[1]
+    return Annotated[Union[tuple(sections.values())], Field(discriminator="name")]  # noqa: UP007
 
 
 def momentum_buffer(options: Options, shape: Shape) -> Mapping[str, Shape]:
@@ -146,70 +163,3 @@ def momentum_buffer(options: Options, shape: Shape) -> Mapping[str, Shape]:
 def adam_moments(_: Options, shape: Shape) -> Mapping[str, Shape]:
     """The states of Adam."""
     return {"step": (), "exp_avg": shape, "exp_avg_sq": shape}
-
-
-# --- the registry -------------------------------------------------------------------------------------------------
-
-_registered: dict[str | None, dict[str, tuple[OptimizerEntry, str]]] = {None: {}}
-"""Entries by name, with the "file:line" that registered them, by the package of the task's folder; None means every
-task."""
-_shown: str | None = None
-"""The package of the task's folder whose entries are visible in addition to those of every task."""
-
-
-def register_optimizer(entry: OptimizerEntry) -> None:
-    """Make an optimizer known to configs, plans, `verify` and checkpoints: for one task if its `config.py` calls this,
-    and otherwise for every task.
-
-    The same line may register again, as when a module is imported a second time.
-
-    Raises:
-        UserError: Another optimizer has the same name, or the entry's section has no name.
-    """
-    frame = sys._getframe(1)
-    owner, place = owner_of(str(frame.f_globals["__name__"])), f"{frame.f_code.co_filename}:{frame.f_lineno}"
-    if len(get_args(entry.section.model_fields["name"].annotation)) != 1:
-        raise UserError(f'{place}: {entry.section.__name__} has no name; give it a field name: Literal["…"]')
-    own = _registered.setdefault(owner, {})
-    for known in (own, _registered[None]):
-        _, other = known.get(entry.name, (entry, place))
-        if other != place:
-            raise UserError(f'two optimizers have the name "{entry.name}": {other} and {place}; rename one of them')
-    own[entry.name] = (entry, place)
-
-
-def show_optimizers_of(owner: str | None) -> None:
-    """Make the optimizers of one task visible, given the package of its folder, in addition to those of every task."""
-    global _shown
-    _shown = owner
-
-
-def registered_optimizers(owner: str | None = None) -> list[OptimizerEntry]:
-    """The entries that a task sees, sorted by name; None means the task shown last."""
-    seen = _registered[None] | _registered.get(owner or _shown, {})
-    return [entry for _, (entry, _) in sorted(seen.items())]
-
-
-def find_optimizer(name: str, owner: str | None = None) -> OptimizerEntry:
-    """The entry with a name, as a task sees it; None means the task shown last.
-
-    Raises:
-        UserError: There is none, for example because the plan was made where other optimizers were registered.
-    """
-    seen = {entry.name: entry for entry in registered_optimizers(owner)}
-    if name not in seen:
-        raise UserError(f'no optimizer "{name}" is registered{did_you_mean(name, seen)}; known: {", ".join(seen)}')
-    return seen[name]
-
-
-class AnyOptimizer:
-    """Annotates the `optimizer` field of configs: the section of any optimizer that is registered when the class of
-    the config is built or rebuilt (`config.recipe.RecipeConfig.with_optimizers`)."""
-
-    def __get_pydantic_core_schema__(self, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        sections = tuple(entry.section for entry in registered_optimizers())
-        return handler.generate_schema(Annotated[Union[sections], Field(discriminator="name")])  # noqa: UP007
-
-
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")

@@ -2,13 +2,7 @@
 
 from typing import Literal
 
-from largebatch.config.optimizers import (
-    ENLARGED_ROUNDING,
-    OptimizerEntry,
-    WithScaledBetas,
-    adam_moments,
-    register_optimizer,
-)
+from largebatch.config.optimizers import ENLARGED_ROUNDING, OptimizerEntry, WithScaledBetas, adam_moments
 
 
 class AdamW(WithScaledBetas):
@@ -17,13 +11,11 @@ class AdamW(WithScaledBetas):
     name: Literal["adamw"]
 
 
-register_optimizer(
-    OptimizerEntry(
-        AdamW,
-        "torch.optim:AdamW",
-        adam_moments,
-        tolerance=ENLARGED_ROUNDING,
-        # One kernel for all of a tensor; torch has no fused SGD for sharded tensors.
-        constants={"fused": True},
-    )
+ADAMW = OptimizerEntry(
+    AdamW,
+    "torch.optim:AdamW",
+    adam_moments,
+    tolerance=ENLARGED_ROUNDING,
+    # One kernel for all of a tensor; torch has no fused SGD for sharded tensors.
+    constants={"fused": True},
 )

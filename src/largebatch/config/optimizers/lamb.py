@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from largebatch.config.optimizers import ENLARGED_ROUNDING, OptimizerEntry, WithBetas, adam_moments, register_optimizer
+from largebatch.config.optimizers import ENLARGED_ROUNDING, OptimizerEntry, WithBetas, adam_moments
 from largebatch.config.sections import PositiveFloat
 
 
@@ -15,13 +15,11 @@ class Lamb(WithBetas):
     """Added to the denominator."""
 
 
-register_optimizer(
-    OptimizerEntry(
-        Lamb,
-        "largebatch.optim.lamb:Lamb",
-        adam_moments,
-        tolerance=ENLARGED_ROUNDING,
-        needs="norms of layers",
-        explanation="each layer's step is scaled by norms of the whole layer",
-    )
+LAMB = OptimizerEntry(
+    Lamb,
+    "largebatch.optim.lamb:Lamb",
+    adam_moments,
+    tolerance=ENLARGED_ROUNDING,
+    needs="norms of layers",
+    explanation="each layer's step is scaled by norms of the whole layer",
 )

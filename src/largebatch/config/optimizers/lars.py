@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from largebatch.config.optimizers import ROUNDING, OptimizerEntry, WithMomentum, momentum_buffer, register_optimizer
+from largebatch.config.optimizers import ROUNDING, OptimizerEntry, WithMomentum, momentum_buffer
 from largebatch.config.sections import PositiveFloat
 
 
@@ -15,13 +15,11 @@ class Lars(WithMomentum):
     """The trust coefficient, eta in the paper."""
 
 
-register_optimizer(
-    OptimizerEntry(
-        Lars,
-        "largebatch.optim.lars:Lars",
-        momentum_buffer,
-        tolerance=ROUNDING,
-        needs="norms of layers",
-        explanation="each layer's step is scaled by norms of the whole layer",
-    )
+LARS = OptimizerEntry(
+    Lars,
+    "largebatch.optim.lars:Lars",
+    momentum_buffer,
+    tolerance=ROUNDING,
+    needs="norms of layers",
+    explanation="each layer's step is scaled by norms of the whole layer",
 )

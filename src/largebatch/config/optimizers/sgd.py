@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from largebatch.config.optimizers import ROUNDING, OptimizerEntry, WithMomentum, momentum_buffer, register_optimizer
+from largebatch.config.optimizers import ROUNDING, OptimizerEntry, WithMomentum, momentum_buffer
 
 
 class Sgd(WithMomentum):
@@ -11,13 +11,11 @@ class Sgd(WithMomentum):
     name: Literal["sgd"]
 
 
-register_optimizer(
-    OptimizerEntry(
-        Sgd,
-        "torch.optim:SGD",
-        momentum_buffer,
-        tolerance=ROUNDING,
-        # All tensors in a few kernels. It is torch's default on GPUs, so this makes CPUs take, and test, the same path.
-        constants={"foreach": True},
-    )
+SGD = OptimizerEntry(
+    Sgd,
+    "torch.optim:SGD",
+    momentum_buffer,
+    tolerance=ROUNDING,
+    # All tensors in a few kernels. It is torch's default on GPUs, so this makes CPUs take, and test, the same path.
+    constants={"foreach": True},
 )

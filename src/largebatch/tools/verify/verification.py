@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 
 from largebatch.config import RecipeConfig
-from largebatch.config.optimizers import find_optimizer
 from largebatch.errors import ConfigError
 from largebatch.plan import resolve
 from largebatch.plan.strategies import SINGLE
@@ -84,7 +83,7 @@ class Verification:
     @property
     def tolerance(self) -> float:
         """The relative difference that rounding usually makes."""
-        return float(getattr(find_optimizer(self.config.optimizer.name).tolerance, self.config.precision))
+        return float(getattr(self.config.optimizer_entry.tolerance, self.config.precision))
 
     def rows(self, combinations: Sequence[Combination]) -> Iterator[Row]:
         """Train each combination, and its reference before it, and compare them; yield each row when it is done."""
