@@ -12,6 +12,7 @@ from gpu.rows import Result
 from gpu.turns import Variant, device, in_turns
 from largebatch.backend.compilation import compile_in_place
 from largebatch.model.activation_checkpointing import checkpoint_activations
+from largebatch.model.attention import set_attention
 
 
 def autocast_cache(is_small: bool) -> list[Result]:
@@ -146,9 +147,7 @@ def document_mask(is_small: bool) -> list[Result]:
 
 
 def document_kernels(is_small: bool) -> list[Result]:
-    """Four documents of a sequence are kept apart by a mask, or by kernels that only GPUs have."""
-    from largebatch.model.documents_apart import keep_apart_with
-
+    """Four documents of a sequence are kept apart by a mask, or by skipping each other's tokens."""
     config, model = build(LLAMA, is_small)
     checkpoint_activations(model)
     length = config.data.block_size
@@ -156,13 +155,11 @@ def document_kernels(is_small: bool) -> list[Result]:
     step = partial(train_on, model, batch_of(config) | {"position_ids": positions})
 
     def variant(kernel: str) -> Callable[[], object]:
-        if kernel == "sdpa":
-            model.set_attn_implementation(kernel)
-        else:
-            keep_apart_with(kernel, model, device())
+        set_attention(model, kernel)
         return step
 
-    kernels = ("sdpa",) if device().type == "cpu" else ("sdpa", "flex", "flash")
+    # On the CPU, `flex_attention` has no backward pass.
+    kernels = ("sdpa",) if device().type == "cpu" else ("sdpa", "flex_attention")
     title = f"Llama with activation checkpointing, four documents in {length:,} tokens"
     return in_turns(title, "sdpa", {kernel: partial(variant, kernel) for kernel in kernels})
 

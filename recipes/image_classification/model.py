@@ -4,7 +4,7 @@ import torch
 from transformers import ResNetConfig, ResNetForImageClassification, ViTConfig, ViTForImageClassification
 
 from largebatch.config.data import DigitsData, HubImages
-from largebatch.model.initialization.attention import freeze_key_biases
+from largebatch.model.attention import freeze_key_biases
 
 from .config import Config, ResNetWithStem, Vit
 from .initialization import set_batch_norm_momentum, small_classifier, zero_last_norm_of_blocks

@@ -3,7 +3,7 @@
 import torch
 from transformers import BertConfig, BertForMaskedLM
 
-from largebatch.model.initialization.attention import freeze_key_biases
+from largebatch.model.attention import freeze_key_biases
 from largebatch.model.token_losses import return_token_losses
 
 from .config import Config

@@ -12,7 +12,7 @@ from accelerate.utils import InitProcessGroupKwargs
 from torch import nn
 from torch.optim import Optimizer
 
-from largebatch.backend.batch_norm import RunningStatistics
+from largebatch.backend.batch_norm import RunningStatistics, is_synchronized, synchronize
 from largebatch.backend.compilation import compile_in_place
 from largebatch.backend.launch import Launch
 from largebatch.backend.state import (
@@ -23,7 +23,6 @@ from largebatch.backend.state import (
     parameters_without_memory,
     set_scalars,
 )
-from largebatch.backend.sync_batch_norm import is_synchronized, synchronize
 from largebatch.errors import BackendMismatch, UserError
 from largebatch.optim.layerwise import LayerPart, LayerwiseOptimizer
 from largebatch.plan import RunPlan
@@ -112,7 +111,7 @@ class Backend(ABC):
             # its cache, a copy of every weight would live until the end of the forward pass, recomputed or not.
             model.forward = torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)(model.forward)
         if self.plan.sync_batch_norm and self.world_size > 1:
-            synchronize(model, self.device, self.plan.sync_batch_norm_without_waits)
+            synchronize(model, self.device)
         self._statistics = RunningStatistics(model)
         self._materialize(model)
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)

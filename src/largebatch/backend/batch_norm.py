@@ -1,4 +1,4 @@
-"""BatchNorm's running statistics, made independent of the number of processes.
+"""BatchNorm over several processes: its running statistics, and layers that normalize over all processes together.
 
 In training, BatchNorm normalizes each micro-batch by its own statistics (Goyal et al. 2017, section 2.3), and torch
 moves the running ones after each micro-batch, so that they would depend on how many micro-batches each process has.
@@ -7,6 +7,7 @@ processes before they are used. With one micro-batch per process that is what to
 """
 
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import nn
@@ -78,3 +79,88 @@ class RunningStatistics:
     def _buffers(self) -> list[torch.Tensor]:
         buffers = (buffer for layer, _ in self._layers for buffer in (layer.running_mean, layer.running_var))
         return [buffer for buffer in buffers if buffer is not None]
+
+
+def synchronize(model: nn.Module, device: torch.device) -> None:
+    """Make each of torch's BatchNorm layers in a model normalize over all processes when it is trained on `device`.
+
+    Layers become torch's `SyncBatchNorm` or, on CPUs, `CpuSyncBatchNorm`. As in torch's `fully_shard`, they change
+    their class and remain the same objects, which others already hold, as they hold their parameters and buffers.
+    """
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            if device.type == "cpu":
+                module.__class__ = CpuSyncBatchNorm
+            else:
+                module.__class__ = nn.SyncBatchNorm
+                # As its constructor sets it: all processes.
+                vars(module)["process_group"] = None
+
+
+def is_synchronized(model: nn.Module) -> bool:
+    """Whether the model has BatchNorm layers and all of them normalize over all processes."""
+    layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    return bool(layers) and all(isinstance(layer, (CpuSyncBatchNorm, nn.SyncBatchNorm)) for layer in layers)
+
+
+class CpuSyncBatchNorm(_BatchNorm):
+    """BatchNorm over all processes' inputs together in training, for CPUs, which torch's `SyncBatchNorm` refuses.
+
+    Every process must run it equally often, forward and backward; inputs may differ in size. Each process gets the
+    gradient of the sum of all processes' losses.
+    """
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return super().forward(input)
+        self._check_input_dim(input)
+        # bfloat16 would keep only 8 bits of a mean.
+        values = input.to(torch.promote_types(input.dtype, torch.float32))
+        channels = (1, -1, *[1] * (values.dim() - 2))
+        others = [dim for dim in range(values.dim()) if dim != 1]
+        count = _sum_over_processes(values.new_tensor(values.numel() // values.size(1)))
+        if count <= 1:
+            raise ValueError("BatchNorm needs more than one value per channel over all processes in training")
+        mean = _sum_over_processes(values.sum(others)) / count
+        # Squared deviations from the common mean, because E[x^2] - E[x]^2 cancels if the mean is large.
+        deviations = values - mean.view(channels)
+        variance = _sum_over_processes(deviations.square().sum(others)) / count
+        if self.track_running_stats:
+            # `RunningStatistics` has refused a momentum of None.
+            assert self.momentum is not None
+            assert self.running_mean is not None
+            assert self.running_var is not None
+            assert self.num_batches_tracked is not None
+            unbiased_variance = variance.detach() * count / (count - 1)
+            self.running_mean.mul_(1 - self.momentum).add_(mean.detach(), alpha=self.momentum)
+            self.running_var.mul_(1 - self.momentum).add_(unbiased_variance, alpha=self.momentum)
+            self.num_batches_tracked.add_(1)
+        output = deviations * torch.rsqrt(variance + self.eps).view(channels)
+        if self.weight is not None:
+            output = output * self.weight.view(channels)
+        if self.bias is not None:
+            output = output + self.bias.view(channels)
+        return output.to(input.dtype)
+
+
+class _SumOverProcesses(torch.autograd.Function):
+    """All-reduce. Each process's input changes the results of all, so its gradient is the sum of their gradients."""
+
+    @staticmethod
+    def forward(_: Any, values: torch.Tensor) -> torch.Tensor:
+        total = values.clone()
+        torch.distributed.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(_: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return _sum_over_processes(gradients[0])
+
+
+def _sum_over_processes(values: torch.Tensor) -> torch.Tensor:
+    total: torch.Tensor = _SumOverProcesses.apply(values)  # type: ignore[no-untyped-call]
+    return total

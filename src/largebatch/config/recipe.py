@@ -165,14 +165,6 @@ class RecipeConfig(Section):
             )
 
     @check
-    def _flash_attention_in_bf16(self) -> Iterator[str]:
-        if self.compute.attention == "flash" and self.precision != "bf16":
-            yield (
-                f'compute.attention: "flash" computes in bfloat16, and precision is "{self.precision}"; write "flex", '
-                'or precision "bf16"'
-            )
-
-    @check
     def _growth_instead_of_decay(self) -> Iterator[str]:
         sizes = [size for _, size in self.batch.sizes]
         if isinstance(self.learning_rate.decay, BatchGrowth) and max(sizes) == sizes[0]:

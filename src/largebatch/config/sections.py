@@ -325,13 +325,13 @@ class Compute(Section):
     less memory, at the cost of one more forward pass of the blocks."""
     channels_last: bool = False
     """Whether images are laid out with their channels last (NHWC), which tensor cores need for convolutions."""
-    attention: Literal["sdpa", "flex", "flash"] = "sdpa"
-    """How attention keeps the documents of a sample apart, if it does; everything else is computed as with "sdpa".
-    "sdpa": `scaled_dot_product_attention` with a mask, which rules out the fastest kernel; time and memory grow with
-    the square of the sample's tokens. The others skip other documents' tokens, need an NVIDIA GPU, allow no attention
-    dropout, and have not been run on a GPU by this project. "flex": torch's `flex_attention`, which is always compiled.
-    "flash": torch's FlashAttention for sequences of varying length, in bf16 only; the host waits for the GPU in each
-    forward pass."""
+    attention: (
+        Literal["eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4"] | None
+    ) = None
+    """How models of `transformers` compute attention: its `attn_implementation`, which decides what each of them needs.
+    null: its default, which is "sdpa" for most. If the documents of a sample are kept apart, "sdpa" and "eager" need a
+    mask whose memory grows with the square of the sample's tokens, "flex_attention" (GPUs only) skips the tokens of
+    other documents, and the others are refused, because the documents would see each other."""
     gather_in_bf16: bool = True
     """Whether FSDP gathers the weights of linear and convolutional layers in bf16 under precision "bf16". Autocast
     casts them to bf16 anyway, so this halves the bytes, and losses and gradients are the same to the last bit. A model
@@ -344,9 +344,6 @@ class Compute(Section):
     deterministic: bool = False
     """Whether to use only kernels that give the same bits each time. This is slower on GPUs, and operations without
     such a kernel raise an error. CPUs give the same bits in any case."""
-    sync_batch_norm_without_waits: bool = False
-    """Whether `model.sync_batch_norm` uses layers with one collective per pass on GPUs, which never make the host wait,
-    instead of torch's own layers. They have not run on a GPU yet. This changes nothing on CPUs."""
 
 
 class ProfiledSteps(Section):

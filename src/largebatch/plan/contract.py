@@ -75,7 +75,6 @@ class RunPlan:
     gather_in_bf16: bool
     reduce_gradients: str
     deterministic: bool
-    sync_batch_norm_without_waits: bool
 
     # What is declared about the optimizer; it is code, so not in JSON, and None in a plan that was read from there.
     optimizer_entry: OptimizerEntry | None = field(default=None, compare=False)
@@ -248,7 +247,6 @@ def resolve(config: RecipeConfig, world_size: int, micro_batch_size: int | None 
         gather_in_bf16=config.compute.gather_in_bf16,
         reduce_gradients=config.compute.reduce_gradients,
         deterministic=config.compute.deterministic,
-        sync_batch_norm_without_waits=config.compute.sync_batch_norm_without_waits,
         optimizer_entry=entry,
     )
 

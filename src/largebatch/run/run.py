@@ -24,9 +24,9 @@ from largebatch.data.source import Batch, SampleSource
 from largebatch.errors import TrainingFailed, UserError
 from largebatch.failures import building_the_model
 from largebatch.model.activation_checkpointing import checkpoint_activations
+from largebatch.model.attention import keep_documents_apart, set_attention
 from largebatch.model.channels_last import channels_last_inputs
 from largebatch.model.flops import utilization_of
-from largebatch.model.given_positions import keep_apart_by_given_positions
 from largebatch.model.initialization.building import SeededWeights, build_without_weights
 from largebatch.plan import explain, resolve
 from largebatch.plan.reduction import in_words
@@ -189,12 +189,9 @@ class Run(Generic[Config]):
                 checkpoint_activations(model)
             if self.plan.channels_last:
                 channels_last_inputs(model)
-            keep_apart_by_given_positions(model)
-            if self.config.compute.attention != "sdpa":
-                # Imported only here, because `transformers` takes seconds.
-                from largebatch.model.documents_apart import keep_apart_with
-
-                keep_apart_with(self.config.compute.attention, model, self.backend.device)
+            if self.config.compute.attention is not None:
+                set_attention(model, self.config.compute.attention)
+            keep_documents_apart(model)
         # Before the strategy changes the model's class.
         description = model_config(model)
         utilization = utilization_of(self.config, model, self.backend.device, self.plan.world_size)

@@ -8,6 +8,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 import tasks
 from largebatch.config import load_config
+from largebatch.errors import UserError
 from largebatch.model.activation_checkpointing import checkpoint_activations
 from largebatch.tools.plan import recipe_model as recipe_model_module
 from largebatch.tools.plan.recipe_model import activation_bytes, recipe_model
@@ -90,18 +91,19 @@ def test_a_recomputed_model_keeps_the_inputs_of_its_blocks_and_one_block():
     assert counted(VIT_DIGITS, *words, RECOMPUTE) == pytest.approx(real + block, rel=0.02)
 
 
-@pytest.mark.parametrize("kernel", ["flex", "flash"])
-def test_masks_of_documents_are_kept_in_each_layer_unless_a_kernel_needs_none(kernel):
+def test_masks_of_documents_are_kept_in_each_layer_unless_a_kernel_needs_none():
     """As numbers in bf16, of shape (micro-batch, 1, tokens, tokens)."""
     data = {"source": "datasets", "path": "json", "data_files": {"train": "a", "eval": "b"}, "tokenizer": "bytes"}
     data |= {"block_size": 64, "num_train_samples": 64, "num_eval_samples": 1, "attention": "document"}
     short = ("--batch.global_batch_size=4", "--batch.micro_batch_size=4", "--precision=bf16")
     words = (*short, "--learning_rate.warmup=null", "--model.num_layers=3", f"--data={json.dumps(data)}")
-    masked, apart = (counted(PYDOC, *words, f"--compute.attention={each}") for each in ("sdpa", kernel))
+    masked, apart = (counted(PYDOC, *words, f"--compute.attention={each}") for each in ("sdpa", "flex_attention"))
     whole = counted(PYDOC, *words, "--data.attention=block")
     assert apart == whole
     # The positions, which the embedding keeps, are the rest.
     assert masked - whole == pytest.approx(3 * 4 * 64 * 64 * torch.bfloat16.itemsize, rel=0.02)
+    with pytest.raises(UserError, match='which "flash_attention_2" ignores; write one of eager, sdpa'):
+        counted(PYDOC, *words, "--compute.attention=flash_attention_2")
 
 
 def test_each_way_of_running_a_recomputed_model_runs_once(monkeypatch):

@@ -74,7 +74,7 @@ def cuda_kernels(in_bf16: bool, attention_without_scores: bool = False) -> Itera
     Args:
         in_bf16: Whether the block is also in bfloat16 autocast, as training is: without autocast's cache.
         attention_without_scores: Whether attention keeps what FlashAttention keeps, whatever its inputs, as
-            `flex_attention` and `varlen_attn` do.
+            `flex_attention` does.
     """
     with ExitStack() as block:
         if in_bf16:

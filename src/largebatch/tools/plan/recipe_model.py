@@ -26,7 +26,7 @@ from largebatch.config import RecipeConfig
 from largebatch.config.task_config import authors_program
 from largebatch.errors import UserError
 from largebatch.model.activation_checkpointing import blocks_to_recompute, checkpoint_activations
-from largebatch.model.given_positions import keep_apart_by_given_positions
+from largebatch.model.attention import keep_documents_apart, set_attention
 from largebatch.model.initialization.building import build_shapes, storage_of
 from largebatch.task_folders import import_from
 from largebatch.tools.plan.cuda_kernels import cuda_kernels
@@ -83,9 +83,12 @@ def activation_bytes(model: nn.Module, config: RecipeConfig, example_batch: Exam
     with FakeTensorMode(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
         batch = _prepared(model, config, example_batch)
-        keep_apart_by_given_positions(model)
-        # Kernels that keep documents apart without a mask keep what FlashAttention keeps without documents.
-        has_kernel = config.compute.attention != "sdpa" and batch.pop("position_ids", None) is not None
+        attention = config.compute.attention
+        if attention == "eager":
+            set_attention(model, attention)
+        keep_documents_apart(model, attention)
+        # It keeps what FlashAttention keeps without documents.
+        has_kernel = attention == "flex_attention" and batch.pop("position_ids", None) is not None
         try:
             forward = partial(_kept_by, model, batch, partial(cuda_kernels, config.precision == "bf16", has_kernel))
             if not config.compute.activation_checkpointing:
