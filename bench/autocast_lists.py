@@ -2,7 +2,7 @@
 
     python bench/autocast_lists.py
 
-Compares the tables of `largebatch.tools.plan.cuda_kernels` with the lists in torch's ATen/autocast_mode.h and with the
+Compares the tables of `largebatch.estimate.cuda_kernels` with the lists in torch's ATen/autocast_mode.h and with the
 operations for which torch has registered autocast on CUDA. Both are in every build of torch; on a build for CUDA, they
 are those that training uses. Needs no GPU. Ends with 1 and names the operations that differ.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from largebatch.tools.plan import cuda_kernels
+from largebatch.estimate import cuda_kernels
 
 MACROS = {
     "BF16": "LOWER_PRECISION_FP",

@@ -234,7 +234,7 @@ def bare_loop(name: str, options: argparse.Namespace) -> Any:
 
 def compare_one(name: str, strategy: str, bare: Contender, options: argparse.Namespace) -> Comparison:
     """Ours under a strategy, or the Trainer, beside the bare loop."""
-    from largebatch.tools.verify.launch import launch_environment
+    from largebatch.backend.accelerate_configs import launch_environment
 
     title, shared = JOBS[name].title, _shared(name, options)
     print(f"{title}, {strategy}", file=sys.stderr, flush=True)

@@ -92,7 +92,7 @@ def _clock(connections: Sequence[Connection], steps: int) -> TurnClock:
 
 def compare(strategy: str, rounds: int, steps: int) -> Comparison:
     """The pairs of one strategy."""
-    from largebatch.tools.verify.launch import launch_environment
+    from largebatch.backend.accelerate_configs import launch_environment
 
     def job(function, *arguments):
         environment = launch_environment(ROOT / f"recipes/accelerate_configs/{strategy}.yaml", WORLD_SIZE)

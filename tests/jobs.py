@@ -5,7 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from largebatch.tools.verify import jobs, launch, training
+from largebatch.backend.accelerate_configs import rehearsal_environment
+from largebatch.tools.verify import jobs, training
 from largebatch.tools.verify.jobs import JobFailed
 from paths import ROOT
 from tasks import TASKS
@@ -60,7 +61,7 @@ def run_job(
 def launch_environment(strategy: str, world_size: int, accelerate_configs: Path | None = None) -> dict[str, str]:
     """Of a shipped Accelerate config, or one in another folder."""
     folder = accelerate_configs or ROOT / "recipes/accelerate_configs"
-    return launch.rehearsal_environment(folder / f"{strategy}.yaml", world_size)
+    return rehearsal_environment(folder / f"{strategy}.yaml", world_size)
 
 
 def write_zero_config(folder: Path, stage: int, settings: dict[str, Any]) -> None:

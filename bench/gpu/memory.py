@@ -17,7 +17,7 @@ from record import Figure
 
 TITLE = "Peak memory on a GPU, beside the plan"
 ABOUT = """`torch.cuda.max_memory_allocated` of the first process in the first three steps of a recipe, divided by what
-`largebatch plan` expects: model states, temporary memory and activations. The aim is within 5 %. Recipes are those of
+`largebatch plan` expects: model states, transient memory and activations. The aim is within 5 %. Recipes are those of
 `bench/gpu_throughput.py`, with generated samples and without `torch.compile`."""
 
 STEPS, TOLERANCE = 3, 0.05
@@ -82,7 +82,7 @@ def planned(name: str, words: Sequence[str], strategy: str, world_size: int) -> 
     if code:
         raise RuntimeError(f"largebatch plan ended with exit code {code}")
     column = json.loads(printed.getvalue())["world_sizes"][0]
-    return int(column["strategies"][strategy]["bytes_together_about"])
+    return int(column["strategies"][strategy]["total_bytes_estimate"])
 
 
 def compare(

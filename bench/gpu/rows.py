@@ -11,8 +11,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from largebatch.backend.accelerate_configs import launch_environment
 from largebatch.tools.verify.jobs import JobFailed, run_job
-from largebatch.tools.verify.launch import launch_environment
 from largebatch.tools.verify.verification import in_one_line
 from record import Comparison, Figure, Record, tables
 

@@ -13,7 +13,7 @@ from gpu_throughput import JOBS, bare_loop, compare_one, config_of, figure_of, u
 from record import OURS, Comparison, Figure
 
 TITLE = "Throughput on one GPU, in brief"
-ABOUT = f"""{ABOUT_THE_PAIRS} MFU is by the formula and the data sheets of `largebatch.model.flops`."""
+ABOUT = f"""{ABOUT_THE_PAIRS} MFU is by the formula and the data sheets of `largebatch.estimate.flops`."""
 
 # What matters most first; a bare loop is shared by all that follow it in its line.
 CASES = {
@@ -41,11 +41,13 @@ def utilization(name: str, is_small: bool, gpu: str, units_per_second: float) ->
     """Model FLOPs utilization of a language model; None if there is no data sheet of the GPU."""
     import torch
 
-    from largebatch.model.flops import data_sheet, multiplied_parameters, token_flops
+    from largebatch.estimate.flops import multiplied_parameters, token_flops
+    from largebatch.estimate.hardware import find_gpu
     from largebatch.task_folders import import_from
 
     config, _ = config_of(JOBS[name], is_small)
-    peak = data_sheet(gpu, config.precision)
+    found = find_gpu(gpu)
+    peak = found.peak_tflops(config.precision) if found else None
     if peak is None:
         return None
     with torch.device("meta"):

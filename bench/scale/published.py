@@ -1,8 +1,8 @@
 """Published throughput of one configuration on several numbers of GPUs, with its source, and the share fitted to it.
 
 Within a series only the number of GPUs differs: model, micro-batch, accumulation and checkpointing of activations are
-the same. Its smallest number of GPUs says how long a micro-batch takes to compute; `largebatch.plan.step_time` predicts
-the others.
+the same. Its smallest number of GPUs says how long a micro-batch takes to compute; `largebatch.estimate.step_time`
+predicts the others.
 
 Every figure was read in its source except Goyal et al.'s, as noted there. Networks are from data sheets; no source says
 what its network really delivered.
@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from largebatch.plan.model_shape import ModelShape, ParameterShape, Strategy
-from largebatch.plan.step_time import Computing, Fabric, step_seconds
-from largebatch.plan.traffic import Collective, traffic_of_a_step
+from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy
+from largebatch.estimate.step_time import Computing, Fabric, step_seconds
+from largebatch.estimate.traffic import Collective, traffic_of_a_step
 
 H100 = Fabric(8, node_bandwidth=450e9, net_bandwidth=50e9)
 """DGX H100's data sheet: NVLink 900 GB/s both ways, 400 Gb/s of network for each GPU. torchtitan's and WhiteFiber's

@@ -3,7 +3,7 @@
     python bench/scale/scale.py bench/results/scale
 
 Prints the tables, and writes them to README.md and everything with its inputs to scale.json. Nothing is measured. The
-model is `largebatch.plan.step_time`; recipes are compared as by `largebatch plan --gpu h100 --network 400G/gpu`.
+model is `largebatch.estimate.step_time`; recipes are compared as by `largebatch plan --gpu h100 --network 400G/gpu`.
 """
 
 import argparse
@@ -14,21 +14,20 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+from largebatch.backend.accelerate_configs import find_strategies
 from largebatch.backend.model_shape import shape_of
 from largebatch.config import load_config
-from largebatch.plan.step_time import Hardware
-from largebatch.tools.plan import first_plan
-from largebatch.tools.plan.comparison import compare
-from largebatch.tools.plan.gpu_memory import GIB
-from largebatch.tools.plan.hardware import GPUS
-from largebatch.tools.plan.recipe_model import activation_bytes, micro_batch_flops, recipe_model
-from largebatch.tools.plan.strategies import find_strategies
+from largebatch.estimate.comparison import Workload, compare_strategies
+from largebatch.estimate.hardware import find_gpu
+from largebatch.estimate.recipe_model import activation_bytes, micro_batch_flops, recipe_model
+from largebatch.estimate.step_time import Hardware
+from largebatch.tools.options import first_plan
 from published import H100, SERIES, fit_exposed_share
 from tables import readme
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ("gpt2_124m", "llama_8b")
-GPU = GPUS["h100-80gb"]
+GPU = find_gpu("h100-80gb")
 SIZES = tuple(2**power for power in range(3, 13))
 
 
@@ -56,23 +55,21 @@ def project(recipe: Path) -> dict:
     shape = shape_of(model, first_plan(config, SIZES))
     activations = activation_bytes(model, config, example_batch)
     flops = micro_batch_flops(model, config, example_batch)
-    strategies, left_out = find_strategies(recipe, None, config, H100.gpus_per_node)
+    workload = Workload(shape, activations, flops)
+    strategies, _ = find_strategies(recipe, None, config, H100.gpus_per_node)
     micro_batch = config.batch.micro_batch_size
     points: dict[str, list[dict]] = {"the recipe's global batch": [], "one micro-batch per GPU": []}
     for title, found in points.items():
         for gpus in SIZES:
             words = [] if title == "the recipe's global batch" else [f"--batch.global_batch_size={micro_batch * gpus}"]
-            compared = compare(
+            compared = compare_strategies(
                 recipe.stem,
                 load_config(recipe, words),
-                shape,
+                workload,
                 strategies,
                 [gpus],
-                activations,
-                round(GPU.memory_gib * GIB),
-                left_out,
-                Hardware(GPU.bf16, H100),
-                flops,
+                GPU.memory_bytes,
+                Hardware(GPU.bf16_tflops * 1e12, H100),
             )
             (column,) = compared["world_sizes"]
             if column["problem"]:

@@ -1,6 +1,6 @@
 """The comparison and the projection as Markdown."""
 
-from largebatch.plan.step_time import EXPOSED_SHARE, MFU
+from largebatch.estimate.step_time import EXPOSED_SHARE, MFU
 
 TOLERANCE = 0.05
 INEFFICIENT = 0.9
@@ -8,8 +8,8 @@ INEFFICIENT = 0.9
 HEAD = """# Scale, on paper
 
 `python bench/scale/scale.py bench/results/scale`, {when}, Python {python}. Nothing here was measured on GPUs.
-Formulas and their sources are in src/largebatch/plan/step_time.py, which `largebatch plan --gpu` uses, too; published
-figures and data sheets are in bench/scale/published.py.
+Formulas and their sources are in src/largebatch/estimate/step_time.py, which `largebatch plan --gpu` uses, too;
+published figures and data sheets are in bench/scale/published.py.
 
 ## Against published figures
 

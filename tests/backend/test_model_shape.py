@@ -27,9 +27,9 @@ def units_of_a_job(run_dir, recipe, words):
     import tasks
     from largebatch.backend.model_shape import shape_of
     from largebatch.config import load_config
+    from largebatch.estimate.recipe_model import recipe_model
     from largebatch.optim import build_optimizer
     from largebatch.run import Run, RunOptions
-    from largebatch.tools.plan.recipe_model import recipe_model
 
     run = Run(load_config(recipe, words), RunOptions(run_dir))
     shape = shape_of(recipe_model(run.config, recipe)[0], run.plan)

@@ -20,10 +20,10 @@ def held_by(rank, recipe):
     from largebatch.backend.model_shape import shape_of
     from largebatch.backend.state import pieces_of
     from largebatch.config import load_config
+    from largebatch.estimate.memory import model_states, optimizer_states
+    from largebatch.estimate.model_shape import Strategy
+    from largebatch.estimate.recipe_model import recipe_model
     from largebatch.plan import resolve
-    from largebatch.plan.model_shape import Strategy
-    from largebatch.plan.model_states import model_states, optimizer_states
-    from largebatch.tools.plan.recipe_model import recipe_model
 
     config = load_config(recipe, ["--batch.micro_batch_size=1"])
     plan = resolve(config, WORLD_SIZE)

@@ -1,4 +1,4 @@
-"""Bytes per optimizer step, counted at the collectives, are those of `plan.traffic`, to the byte.
+"""Bytes per optimizer step, counted at the collectives, are those of `estimate.traffic`, to the byte.
 
 What strategies come to, and why, is said there. As shipped, and with other settings in DeepSpeed's
 "zero_optimization": "reductions" to each owner, and models that are "large" to ZeRO-3.
@@ -16,8 +16,8 @@ import torch
 import tasks
 from collectives import Recorder, bytes_sent_in, replay
 from jobs import run_job, write_zero_config
-from largebatch.plan.model_shape import Strategy, ZeroSettings
-from largebatch.plan.traffic import traffic_of_a_step
+from largebatch.estimate.model_shape import Strategy, ZeroSettings
+from largebatch.estimate.traffic import traffic_of_a_step
 from paths import LLAMA, PYDOC
 
 pytestmark = pytest.mark.slow

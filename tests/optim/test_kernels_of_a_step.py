@@ -5,9 +5,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from largebatch.config import load_config
+from largebatch.estimate.recipe_model import recipe_model
 from largebatch.optim import build_optimizer
 from largebatch.plan import resolve
-from largebatch.tools.plan.recipe_model import recipe_model
 from paths import ROOT
 
 RECIPES = {

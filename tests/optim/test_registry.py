@@ -9,19 +9,19 @@ import torch
 from safetensors.numpy import load_file
 
 from jobs import JobFailed, run_job
+from largebatch.backend.accelerate_configs import find_accelerate_configs
 from largebatch.config import load_config
 from largebatch.config.optimizers.shipped import SHIPPED
 from largebatch.errors import ConfigError, UserError
+from largebatch.estimate.memory import model_states, optimizer_states
+from largebatch.estimate.model_shape import Strategy, ZeroSettings
 from largebatch.named import load_named
 from largebatch.optim import build_optimizer
 from largebatch.plan import RunPlan, explain, resolve
-from largebatch.plan.model_shape import Strategy, ZeroSettings
-from largebatch.plan.model_states import model_states, optimizer_states
 from largebatch.plan.strategies import SINGLE, STRATEGIES, find_strategy
 from largebatch.task_folders import import_from, package_of
 from largebatch.tools.command_line import main
 from largebatch.tools.schema import recipe_schema
-from largebatch.tools.verify.launch import find_accelerate_configs
 from largebatch.tools.verify.training import train
 from largebatch.tools.verify.verification import Combination, Verification
 from own_optimizers import write_own_task

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from estimate.test_model_states import settled_bytes
 from jobs import run_job
 from largebatch.config import load_config
 from largebatch.config.data import HubText
@@ -13,7 +14,6 @@ from largebatch.data.text import tokenized_samples
 from largebatch.data.tokenizer import load_tokenizer
 from largebatch.storage.files import read_json_lines
 from paths import ADDITION, DIGITS, PYDOC, SIMCLR
-from plan.test_model_states import settled_bytes
 from resuming import EXACT, TINY_GPT, assert_same_weights, run_interrupted, samples_file
 from tasks import module
 

@@ -1,10 +1,10 @@
-"""`plan.step_time` against published figures that nothing was fitted to."""
+"""`estimate.step_time` against published figures that nothing was fitted to."""
 
 from dataclasses import replace
 
 import pytest
 
-from largebatch.plan.step_time import EXPOSED_SHARE
+from largebatch.estimate.step_time import EXPOSED_SHARE
 from published import FOUNDRY, GOYAL, SERIES, TORCHTITAN, WHITEFIBER, fit_exposed_share
 
 SHARE = fit_exposed_share(SERIES)

@@ -24,9 +24,9 @@ from largebatch.backend.state import (
     set_scalars,
 )
 from largebatch.errors import BackendMismatch, UserError
+from largebatch.estimate.memory import optimizer_states
 from largebatch.optim.layerwise import LayerPart, LayerwiseOptimizer
 from largebatch.plan import RunPlan
-from largebatch.plan.model_states import optimizer_states
 from largebatch.plan.strategies import Policy, names_of
 
 # How long processes wait for one that prepares data. A dead process is noticed at once, a hanging one by the watchdog.

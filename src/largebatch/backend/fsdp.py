@@ -22,7 +22,7 @@ from largebatch.backend.model_shape import shape_of
 from largebatch.backend.native import NativeBackend
 from largebatch.backend.state import EngineState, parameters_without_memory
 from largebatch.errors import BackendMismatch, LaunchError
-from largebatch.plan.reduction import when_reduced
+from largebatch.estimate.memory import when_reduced
 
 
 class FsdpBackend(NativeBackend):

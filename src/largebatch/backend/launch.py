@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from largebatch.backend.deepspeed_config import read_deepspeed_config
 from largebatch.config.optimizers import OptimizerEntry
 from largebatch.errors import LaunchError
-from largebatch.plan.model_shape import Strategy, ZeroSettings
-from largebatch.plan.strategies import SINGLE, STRATEGIES, StrategyEntry, engine_of, find_strategy, is_true
+from largebatch.estimate.model_shape import Strategy, ZeroSettings
+from largebatch.plan.strategies import SINGLE, STRATEGIES, Engine, StrategyEntry, find_strategy
 
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
@@ -141,7 +141,12 @@ def read_launch(
         )
     deepspeed_config = read_deepspeed_config(environment) if engine == "DeepSpeed" else None
     stage = deepspeed_config["zero_optimization"]["stage"] if deepspeed_config else None
-    entry = next(entry for entry in (SINGLE, *STRATEGIES.values()) if entry.launched(environment, stage))
+    in_groups = engine == "FSDP" and is_true(environment, UNLESS_FSDP.variable)
+    entry = next(
+        entry
+        for entry in (SINGLE, *STRATEGIES.values())
+        if (entry.engine, entry.zero_stage, entry.replicates_shards) == (engine, stage, in_groups)
+    )
     refusal = entry.refusal(precision, optimizer, reduce_gradients)
     if refusal:
         raise LaunchError("; ".join(refusal))
@@ -151,6 +156,20 @@ def read_launch(
         _check_shard_size(shard_size, world_size, local_world_size)
     reshards = environment.get("FSDP_RESHARD_AFTER_FORWARD", "true").lower() == "true"
     return Launch(entry.name, rank, world_size, local_world_size, deepspeed_config, shard_size, reshards)
+
+
+def is_true(environment: Mapping[str, str], name: str) -> bool:
+    """Whether a variable is set to a form of true."""
+    return environment.get(name, "false").lower() in ("true", "1", "yes")
+
+
+def engine_of(environment: Mapping[str, str]) -> Engine:
+    """The engine that a process was launched for."""
+    if is_true(environment, "ACCELERATE_USE_DEEPSPEED"):
+        return "DeepSpeed"
+    if is_true(environment, "ACCELERATE_USE_FSDP"):
+        return "FSDP"
+    return "DDP" if "WORLD_SIZE" in environment else "one process"
 
 
 def read_shard_size(environment: Mapping[str, str], local_world_size: int) -> int:

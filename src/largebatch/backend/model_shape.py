@@ -6,9 +6,9 @@ from torch import nn
 
 from largebatch.backend.fsdp_units import fsdp_units
 from largebatch.backend.gathers import weights_in_bf16
+from largebatch.estimate.model_shape import ModelShape, ParameterShape
 from largebatch.optim.build import planned_groups
 from largebatch.plan import RunPlan
-from largebatch.plan.model_shape import ModelShape, ParameterShape
 
 
 def shape_of(model: nn.Module, plan: RunPlan) -> ModelShape:

@@ -8,7 +8,7 @@ from largebatch.batch.mixture import Mixture
 from largebatch.batch.scaling import RULE_NAMES
 from largebatch.errors import counted
 from largebatch.plan.contract import STEPS_TO_STOP, RunPlan
-from largebatch.plan.reduction import in_words
+from largebatch.plan.strategies import POLICY_WORDS
 
 MOST_LINES = 6
 MOMENT_RULES = {
@@ -82,7 +82,7 @@ def _loss(plan: RunPlan) -> list[str]:
         "summed over micro-batches and processes and divided once, whatever the strategy",
     ]
     if plan.reduce_gradients != "auto":
-        lines.append(f"gradients are reduced with {in_words(plan.reduce_gradients)}")
+        lines.append(f"gradients are reduced with {POLICY_WORDS[plan.reduce_gradients]}")
     if weight is None:
         lines.append(
             f"samples have different numbers of {counts}, which are counted over all processes before each step"

@@ -10,9 +10,13 @@ from typing import Literal, NamedTuple, get_args
 from largebatch.config import RecipeConfig
 from largebatch.config.optimizers import OptimizerEntry
 
-Environment = Mapping[str, str]
 Engine = Literal["one process", "DDP", "FSDP", "DeepSpeed"]
 Policy = Literal["each_micro_batch", "last_micro_batch"]
+POLICY_WORDS: Mapping[str, str] = {
+    "each_micro_batch": "each micro-batch",
+    "last_micro_batch": "the last micro-batch of a step",
+}
+"""When gradients are reduced, for messages: "with …"."""
 Shards = Literal["nothing", "the optimizer", "the optimizer and weights"]
 SHARDS: tuple[Shards, ...] = get_args(Shards)
 
@@ -30,21 +34,21 @@ class StrategyEntry:
 
     Args:
         name: Name of the strategy and of its Accelerate config, recipes/accelerate_configs/NAME.yaml.
-        launched: Whether a launch is of this strategy, given the environment that `accelerate launch` sets and the
-            stage of the DeepSpeed JSON, if there is one; the first entry that matches is chosen.
+        engine: What a launch must start; `backend.launch` reads it from the environment.
         backend: "module:class" of its `backend.base.Backend`.
-        memory: "module:function" that counts what the fullest process holds; see `plan.model_states`.
-        traffic: "module:function" that counts what a step sends; see `plan.traffic`.
+        memory: "module:function" that counts what the fullest process holds; see `estimate.memory`.
+        traffic: "module:function" that counts what a step sends; see `estimate.traffic`.
         shards: State that is divided over processes; each holds all of the rest. Strategies that shard more communicate
             more, and are suggested if those that shard less do not fit.
         steps: Kind of tensors that the optimizer steps on a process.
-        reduces: When it can reduce gradients, beginning with what "auto" prefers; see `plan.reduction`.
+        reduces: When it can reduce gradients, beginning with what "auto" prefers; see `estimate.memory`.
         no_fp64: Why precision "fp64" would not be exact; None if it is.
         replicates_shards: Whether groups of processes, such as those of a node, hold a sharded copy of the model each.
+        zero_stage: The stage that the DeepSpeed JSON of a launch must have; None for other engines.
     """
 
     name: str
-    launched: Callable[[Environment, int | None], bool]
+    engine: Engine
     backend: str
     memory: str
     traffic: str
@@ -53,6 +57,7 @@ class StrategyEntry:
     reduces: tuple[Policy, ...]
     no_fp64: str | None = None
     replicates_shards: bool = False
+    zero_stage: int | None = None
 
     def refusal_of(self, config: RecipeConfig) -> Refusal | None:
         """Why it cannot train a recipe; None if it can."""
@@ -86,27 +91,13 @@ def names_of(are_meant: Callable[[StrategyEntry], bool]) -> str:
     return f"{', '.join(names)} or {last}" if names else last
 
 
-def is_true(environment: Environment, name: str) -> bool:
-    """Whether a variable is set to a form of true."""
-    return environment.get(name, "false").lower() in ("true", "1", "yes")
-
-
-def engine_of(environment: Environment) -> Engine:
-    """The engine that a process was launched for."""
-    if is_true(environment, "ACCELERATE_USE_DEEPSPEED"):
-        return "DeepSpeed"
-    if is_true(environment, "ACCELERATE_USE_FSDP"):
-        return "FSDP"
-    return "DDP" if "WORLD_SIZE" in environment else "one process"
-
-
 def _replicated(name: str, engine: Engine, backend: str, reduces: tuple[Policy, ...]) -> StrategyEntry:
     return StrategyEntry(
         name,
-        launched=lambda environment, _: engine_of(environment) == engine,
+        engine=engine,
         backend=f"largebatch.backend.native:{backend}",
-        memory="largebatch.plan.model_states:replicated",
-        traffic="largebatch.plan.traffic:replicated",
+        memory="largebatch.estimate.memory:replicated",
+        traffic="largebatch.estimate.traffic:replicated",
         shards="nothing",
         steps="whole parameters",
         reduces=reduces,
@@ -119,16 +110,12 @@ SINGLE = _replicated("single", "one process", "SingleBackend", ("last_micro_batc
 
 
 def _fsdp(name: str, reduces: tuple[Policy, ...], *, replicates_shards: bool) -> StrategyEntry:
-    def launched(environment: Environment, _: int | None) -> bool:
-        in_groups = is_true(environment, "ACCELERATE_USE_PARALLELISM_CONFIG")
-        return engine_of(environment) == "FSDP" and in_groups == replicates_shards
-
     return StrategyEntry(
         name,
-        launched=launched,
+        engine="FSDP",
         backend="largebatch.backend.fsdp:FsdpBackend",
-        memory="largebatch.plan.model_states:sharded",
-        traffic="largebatch.plan.traffic:sharded",
+        memory="largebatch.estimate.memory:sharded",
+        traffic="largebatch.estimate.traffic:sharded",
         shards="the optimizer and weights",
         steps="rows of parameters",
         reduces=reduces,
@@ -140,14 +127,15 @@ def _zero(stage: Literal[1, 2, 3]) -> StrategyEntry:
     formula = "zero3" if stage == 3 else "zero12"
     return StrategyEntry(
         f"zero{stage}",
-        launched=lambda environment, given: engine_of(environment) == "DeepSpeed" and given == stage,
+        engine="DeepSpeed",
         backend="largebatch.backend.zero:ZeroBackend",
-        memory=f"largebatch.plan.model_states:{formula}",
-        traffic=f"largebatch.plan.traffic:{formula}",
+        memory=f"largebatch.estimate.memory:{formula}",
+        traffic=f"largebatch.estimate.traffic:{formula}",
         shards="the optimizer and weights" if stage == 3 else "the optimizer",
         steps="flat pieces of several parameters",
         reduces=("last_micro_batch",) if stage == 1 else ("each_micro_batch",),
         no_fp64="DeepSpeed ZeRO keeps its master weights in fp32",
+        zero_stage=stage,
     )
 
 

@@ -22,14 +22,14 @@ from largebatch.data.loading import check_size
 from largebatch.data.preparation import with_progress
 from largebatch.data.source import Batch, SampleSource
 from largebatch.errors import TrainingFailed, UserError
+from largebatch.estimate.flops import utilization_of
 from largebatch.failures import building_the_model
 from largebatch.model.activation_checkpointing import checkpoint_activations
 from largebatch.model.attention import keep_documents_apart, set_attention
 from largebatch.model.channels_last import channels_last_inputs
-from largebatch.model.flops import utilization_of
 from largebatch.model.initialization.building import SeededWeights, build_without_weights
 from largebatch.plan import explain, resolve
-from largebatch.plan.reduction import in_words
+from largebatch.plan.strategies import POLICY_WORDS
 from largebatch.run.command_line import RunOptions
 from largebatch.run.evaluate import (
     PerSample,
@@ -200,7 +200,7 @@ class Run(Generic[Config]):
         expected = expect(self.plan, self.backend.launch, optimizer)
         prepared = self.backend.prepare(model, optimizer)
         if len(self.backend.launch.entry.reduces) > 1 and self.plan.gradient_accumulation_steps > 1:
-            self._print(f"  {'Gradients':<14}reduced with {in_words(self.backend.reduces)}")
+            self._print(f"  {'Gradients':<14}reduced with {POLICY_WORDS[self.backend.reduces]}")
         with self.backend.raise_on_all_ranks():
             check_backend(self.backend, expected)
             # Refuse state that a checkpoint cannot hold now, not at the first checkpoint.

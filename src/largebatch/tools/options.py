@@ -3,13 +3,17 @@
 import argparse
 import math
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from largebatch.errors import did_you_mean
+from largebatch.errors import ConfigError, did_you_mean
 from largebatch.task_folders import recipes_in
+
+if TYPE_CHECKING:
+    from largebatch.config import RecipeConfig
+    from largebatch.plan import RunPlan
 
 WIDTH = 100
 RECIPES = Path("recipes")  # the folder of the tasks' folders, from the top of a project
@@ -127,3 +131,23 @@ def memory(text: str) -> int:
     if size_in_bytes == math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is too large; write it in GiB, such as 80")
     return round(size_in_bytes)
+
+
+def first_plan(
+    config: "RecipeConfig", world_sizes: Sequence[int], micro_batch_sizes: Sequence[int | None] = (None,)
+) -> "RunPlan":
+    """The first plan of these numbers of processes and micro-batch sizes, where None means the recipe's own.
+
+    Raises:
+        ConfigError: The batch divides over none of them.
+    """
+    from largebatch.plan import resolve
+
+    problems: list[str] = []
+    for world_size in world_sizes:
+        for micro_batch_size in micro_batch_sizes:
+            try:
+                return resolve(config, world_size, micro_batch_size)
+            except ConfigError as error:
+                problems += [f"--world-sizes {world_size}: {problem}" for problem in error.problems]
+    raise ConfigError(list(dict.fromkeys(problems)))

@@ -12,12 +12,12 @@ import pytest
 
 import tasks
 from jobs import JobFailed
+from largebatch.backend.accelerate_configs import is_rehearsed, rehearsal_environment
 from largebatch.backend.launch import read_launch
 from largebatch.config import load_config
 from largebatch.tools.command_line import main
 from largebatch.tools.verify import verification
 from largebatch.tools.verify.differences import Differences, Trained, compare, limits_with, usual_limits
-from largebatch.tools.verify.launch import is_rehearsed, rehearsal_environment
 from largebatch.tools.verify.verification import Combination, CombinationFailed, Verification, in_one_line
 from paths import ACCELERATE_CONFIGS, DIGITS, PYDOC, ROOT
 from tasks import TINY

@@ -8,7 +8,7 @@ import torch
 
 from largebatch.backend.base import Backend
 from largebatch.errors import TrainingFailed
-from largebatch.model.flops import Utilization
+from largebatch.estimate.flops import Utilization
 from largebatch.plan import RunPlan
 
 

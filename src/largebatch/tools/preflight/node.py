@@ -184,8 +184,8 @@ def check_room_for_checkpoints(report: Report, folder: Path, recipe: Path, overr
 def checkpoint_bytes(recipe: Path, config: RecipeConfig) -> int:
     """Size of a checkpoint: weights and optimizer states, counted on the recipe's model without memory."""
     from largebatch.backend.check import DTYPES
-    from largebatch.plan.model_states import optimizer_states
-    from largebatch.tools.plan.recipe_model import recipe_model
+    from largebatch.estimate.memory import optimizer_states
+    from largebatch.estimate.recipe_model import recipe_model
 
     model = recipe_model(config, recipe)[0].to(DTYPES[config.precision])
     kept = optimizer_states(resolve(config, world_size=1))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from largebatch.backend.accelerate_configs import rehearsal_environment
 from largebatch.config import RecipeConfig
 from largebatch.errors import ConfigError
 from largebatch.plan import resolve
@@ -28,7 +29,6 @@ from largebatch.tools.verify.differences import (
     usual_limits,
 )
 from largebatch.tools.verify.jobs import JobFailed, run_job
-from largebatch.tools.verify.launch import rehearsal_environment
 from largebatch.tools.verify.training import train
 
 MOST_EVALUATED_SAMPLES = 50

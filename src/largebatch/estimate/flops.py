@@ -17,21 +17,7 @@ from torch import nn
 
 from largebatch.config import RecipeConfig
 from largebatch.config.models import Transformer
-
-# Data sheets: dense TFLOP/s by precision, for GPUs whose name has these words; the first match wins. bf16 is with
-# tensor cores, fp32 without them (no TF32), fp64 with them if they support it.
-DATA_SHEETS: list[tuple[tuple[str, ...], dict[str, float]]] = [
-    (("NVIDIA B200",), {"bf16": 2250.0}),
-    (("NVIDIA H200", "NVL"), {"bf16": 835.0, "fp32": 60.0, "fp64": 60.0}),
-    (("NVIDIA H200",), {"bf16": 989.0, "fp32": 67.0, "fp64": 67.0}),
-    (("H100", "NVL"), {"bf16": 835.0, "fp32": 60.0, "fp64": 60.0}),
-    (("H100", "PCIe"), {"bf16": 756.0, "fp32": 51.0, "fp64": 51.0}),
-    (("H100", "HBM3"), {"bf16": 989.0, "fp32": 67.0, "fp64": 67.0}),
-    (("A100",), {"bf16": 312.0, "fp32": 19.5, "fp64": 19.5}),
-    # Its tensor cores do not support bf16.
-    (("V100", "SXM"), {"fp32": 15.7, "fp64": 7.8}),
-    (("V100", "PCIE"), {"fp32": 14.0, "fp64": 7.0}),
-]
+from largebatch.estimate.hardware import find_gpu
 
 
 @dataclass(frozen=True)
@@ -63,7 +49,8 @@ def utilization_of(config: RecipeConfig, model: nn.Module, device: torch.device,
         f"6 N + 12 L d T = {each / 1e9:.4g} GFLOP per token (N {trained + frozen:,}, L {section.num_layers}, "
         f"d {section.hidden_size}, T {num_tokens:,}, not halved for causal masks)"
     )
-    given, known = config.logging.peak_tflops, data_sheet(name, config.precision)
+    given, gpu = config.logging.peak_tflops, find_gpu(name)
+    known = gpu.peak_tflops(config.precision) if gpu else None
     if given is not None:
         peak = f"of {given:g} TFLOP/s per process, from logging.peak_tflops"
     elif known is not None:
@@ -92,13 +79,3 @@ def multiplied_parameters(model: nn.Module) -> tuple[int, int]:
     }
     trained = sum(parameter.numel() for parameter in used if parameter.requires_grad)
     return trained, sum(parameter.numel() for parameter in used) - trained
-
-
-def data_sheet(gpu: str, precision: str) -> float | None:
-    """The peak of a GPU in TFLOP/s, if its name is known; a slice of a GPU (MIG) has no data sheet."""
-    if "MIG" in gpu.split():
-        return None
-    for words, peaks in DATA_SHEETS:
-        if all(word in gpu for word in words):
-            return peaks.get(precision)
-    return None

@@ -9,9 +9,9 @@ from torch.autograd.graph import saved_tensors_hooks
 import tasks
 from largebatch.config import load_config
 from largebatch.errors import UserError
+from largebatch.estimate import recipe_model as recipe_model_module
+from largebatch.estimate.recipe_model import activation_bytes, recipe_model
 from largebatch.model.activation_checkpointing import checkpoint_activations
-from largebatch.tools.plan import recipe_model as recipe_model_module
-from largebatch.tools.plan.recipe_model import activation_bytes, recipe_model
 from paths import BERT, DIGITS, LLAMA, PYDOC, SIMCLR, VIT_DIGITS
 
 RECOMPUTE = "--compute.activation_checkpointing=true"

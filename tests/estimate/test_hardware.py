@@ -1,20 +1,18 @@
 """GPUs and networks by name, the operations of a micro-batch, and what `--gpu` and `--network` print."""
 
-import argparse
 import json
 
 import pytest
 from test_comparison import MODEL, RECIPE
 
 from largebatch.config import load_config
-from largebatch.plan.model_shape import Strategy
-from largebatch.plan.step_time import Fabric, Hardware
+from largebatch.estimate.comparison import Workload, compare_strategies
+from largebatch.estimate.hardware import GIB, GPUS, NETWORKS, find_gpu, find_network, kept_back
+from largebatch.estimate.model_shape import Strategy
+from largebatch.estimate.recipe_model import activation_bytes, micro_batch_flops, recipe_model
+from largebatch.estimate.step_time import Fabric, Hardware
+from largebatch.estimate.table import table
 from largebatch.tools.command_line import main
-from largebatch.tools.plan.comparison import compare
-from largebatch.tools.plan.gpu_memory import GIB
-from largebatch.tools.plan.hardware import GPUS, NETWORKS, gpu, network
-from largebatch.tools.plan.recipe_model import activation_bytes, micro_batch_flops, recipe_model
-from largebatch.tools.plan.table import table
 from paths import DIGITS, LLAMA, PYDOC, ROOT
 
 # The products of MODEL's weights with one sample of 2^12 tokens, and twice as many to go back.
@@ -26,27 +24,70 @@ FLOPS = (2 * MODEL.elements * 2**12, 4 * MODEL.elements * 2**12)
     ("text", "gigabytes"),
     [
         ("400G/gpu", 50),
-        ("3200G/node", 50),
         (" 3200g/NODE ", 50),
         ("ib-ndr", 50),
         ("efa-p4d", 6.25),
         ("12.5G/gpu", 1.5625),
     ],
 )
-def test_the_share_of_a_gpu(text, gigabytes):
-    assert network(text).of_a_gpu(8) == gigabytes * 1e9
+def test_the_bandwidth_of_each_gpu(text, gigabytes):
+    assert find_network(text).per_gpu(8) == gigabytes * 1e9
 
 
-@pytest.mark.parametrize("text", ["400", "400G", "400Gb/s", "0G/gpu", "-4G/gpu", "400G/rack", "infiniband"])
-def test_a_speed_without_its_owner_is_refused(text):
-    with pytest.raises(argparse.ArgumentTypeError, match="such as 400G/gpu or 3200G/node, or one of ib-hdr, "):
-        network(text)
+def test_networks():
+    assert all(find_network(name).bandwidth > 0 for name in NETWORKS)
+    for text in ("400", "400G", "400Gb/s", "0G/gpu", "-4G/gpu", "400G/rack", "infiniband"):
+        assert find_network(text) is None
 
 
-def test_short_names_of_gpus():
-    assert gpu("H100") == gpu("h100-80gb") == GPUS["h100-80gb"]
-    assert gpu("a100").memory_gib > 79
-    assert all(network(name).bandwidth > 0 for name in NETWORKS)
+@pytest.mark.parametrize(
+    ("name", "device", "precision", "peak"),
+    [
+        ("a100", "NVIDIA A100-SXM4-80GB", "bf16", 312.0),
+        ("a100-40gb", "NVIDIA A100-PCIE-40GB", "fp32", 19.5),
+        ("H100", "NVIDIA H100 80GB HBM3", "bf16", 989.0),
+        ("h100-pcie", "NVIDIA H100 PCIe", "bf16", 756.0),
+        ("h100-nvl", "NVIDIA H100 NVL", "bf16", 835.0),
+        (" h200 ", "NVIDIA H200", "bf16", 989.0),
+        ("h200-nvl", "NVIDIA H200 NVL", "fp64", 60.0),
+        ("b200", "NVIDIA B200", "bf16", 2250.0),
+        ("l40s", "NVIDIA L40S", "fp64", None),
+        ("v100", "Tesla V100-SXM2-32GB", "fp32", 15.7),
+        ("v100-32gb", "Tesla V100-SXM2-16GB", "bf16", None),
+        ("v100-pcie", "Tesla V100-PCIE-32GB", "fp64", 7.0),
+    ],
+)
+def test_a_gpu_by_the_name_of_its_data_sheet_and_by_torchs(name, device, precision, peak):
+    assert find_gpu(name) == find_gpu(device)
+    assert find_gpu(device).peak_tflops(precision) == peak
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "NVIDIA A100-SXM4-40GB MIG 3g.20gb",
+        "NVIDIA GB200",
+        "NVIDIA GH200 480GB",
+        "NVIDIA GeForce RTX 4090",
+        "the CPU",
+        "h1000",
+    ],
+)
+def test_a_gpu_without_a_data_sheet(device):
+    assert find_gpu(device) is None
+
+
+def test_a_gpu_has_less_memory_than_its_name_says_in_gib():
+    assert find_gpu("h200").memory_bytes == round(139.7 * 2**30)
+    for gpu in GPUS:
+        digits = "".join(letter for letter in gpu.name.partition("-")[2] if letter.isdigit())
+        assert not digits or 0.97 * int(digits) < gpu.memory_gib < int(digits)
+
+
+@pytest.mark.parametrize(("memory", "kept"), [(16, 4), (40, 4), (50, 4), (80, 6.4), (200, 16)])
+def test_8_percent_and_at_least_4_gib_are_kept_back(memory, kept):
+    assert kept_back(memory * GIB) == int(kept * 2**30)
 
 
 def counted(recipe, *words):
@@ -83,7 +124,7 @@ def test_operations_of_convolutions():
 
 def compared(gpu_memory=80 * GIB, net=50e9, flops=FLOPS, strategies=BOTH):
     hardware = Hardware(989e12, Fabric(8, 450e9, net))
-    return compare("recipe", RECIPE, MODEL, strategies, [32], GIB, gpu_memory, {}, hardware, flops)
+    return compare_strategies("recipe", RECIPE, Workload(MODEL, GIB, flops), strategies, [32], gpu_memory, hardware)
 
 
 def test_the_fastest_that_fits_is_suggested():
@@ -146,7 +187,7 @@ def test_the_command_prints_the_same_as_json(monkeypatch, capsys):
     assert comparison["gpu_memory_bytes"] == round(79.1 * GIB)
     assert comparison["hardware"]["fabric"]["gpus_per_node"] == 2
     assert comparison["hardware"]["fabric"]["net_bandwidth"] == 50e9
-    assert comparison["world_sizes"][1]["strategies"]["hsdp"]["processes_of_a_copy"] == 2
+    assert comparison["world_sizes"][1]["strategies"]["hsdp"]["shard_group_size"] == 2
     two, four = (column["strategies"]["ddp"] for column in comparison["world_sizes"])
     assert two["sent_between_nodes_bytes_per_step"]["most"] == 0
     assert four["sent_between_nodes_bytes_per_step"]["most"] == four["sent_bytes_per_step"]["most"] // 2

@@ -190,7 +190,7 @@ def test_what_cannot_be_used_is_one_message(compare, words, message):
             ["--world-sizes", "2", "--gpu-memory", "lots"],
             "'lots' is not a positive number, nor a known GPU: v100-32gb, ",
         ),
-        (["--world-sizes", "2", "--gpu-memory", "h100"], "h100-80gb, h100-nvl, h200, b200; write GiB"),
+        (["--world-sizes", "2", "--gpu-memory", "h100"], "h200, b200; write GiB"),
         (["--world-sizes", "2", "--gpu-memory", "1e300"], "is too large"),
         (["--world-sizes", "2", "--world-size", "2"], "not allowed with argument"),
         (["--world-size", "2", "--gpu", "h100", "--network", "ib-ndr"], "require --world-sizes"),

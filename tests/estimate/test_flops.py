@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import tasks
 from jobs import run_job, train
 from largebatch.config import load_config
-from largebatch.model.flops import DATA_SHEETS, data_sheet, multiplied_parameters, token_flops, utilization_of
+from largebatch.estimate.flops import multiplied_parameters, token_flops, utilization_of
 from paths import BERT, DIGITS, LLAMA, PYDOC, ROOT, VIT_DIGITS
 
 CPU = torch.device("cpu")
@@ -91,32 +91,6 @@ def test_what_there_is_no_formula_for(recipe, words, reason):
     found = utilization_of(load_config(recipe, words), nn.Linear(1, 1), CPU, world_size=1)
     assert found.at(1.0) is None
     assert reason in found.convention
-
-
-@pytest.mark.parametrize(
-    ("gpu", "precision", "peak"),
-    [
-        ("NVIDIA A100-SXM4-80GB", "bf16", 312.0),
-        ("NVIDIA A100-PCIE-40GB", "fp32", 19.5),
-        ("NVIDIA H100 80GB HBM3", "bf16", 989.0),
-        ("NVIDIA H100 PCIe", "bf16", 756.0),
-        ("NVIDIA H100 NVL", "bf16", 835.0),
-        ("NVIDIA H200", "bf16", 989.0),
-        ("NVIDIA H200 NVL", "bf16", 835.0),
-        ("NVIDIA B200", "bf16", 2250.0),
-        ("NVIDIA B200", "fp32", None),
-        ("Tesla V100-SXM2-16GB", "fp32", 15.7),
-        ("Tesla V100-SXM2-16GB", "bf16", None),
-        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bf16", None),
-        ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", "bf16", None),
-        ("NVIDIA GB200", "bf16", None),
-        ("NVIDIA GH200 480GB", "bf16", None),
-        ("NVIDIA GeForce RTX 4090", "bf16", None),
-    ],
-)
-def test_data_sheets(gpu, precision, peak):
-    assert data_sheet(gpu, precision) == peak
-    assert all(numbers for _, numbers in DATA_SHEETS)
 
 
 @pytest.mark.slow

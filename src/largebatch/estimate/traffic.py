@@ -33,8 +33,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy, padded
 from largebatch.named import load_named
-from largebatch.plan.model_shape import ModelShape, ParameterShape, Strategy, padded
 from largebatch.plan.strategies import find_strategy
 
 DDP_BUCKET = 25 * 2**20  # bytes of a bucket of DistributedDataParallel

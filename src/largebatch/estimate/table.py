@@ -5,17 +5,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, get_args
 
 from largebatch.config import RecipeConfig
-from largebatch.plan.reduction import MOST_OF_THE_MEMORY, in_words
-from largebatch.plan.strategies import Policy, find_strategy
-from largebatch.tools.plan.comparison import Json
-from largebatch.tools.plan.gpu_memory import GIB
+from largebatch.estimate.comparison import Json
+from largebatch.estimate.hardware import GIB
+from largebatch.estimate.memory import MAX_FRACTION_OF_GPU
+from largebatch.plan.strategies import POLICY_WORDS, Policy, find_strategy
 
 WIDTH, NAME_WIDTH, COLUMN_WIDTH = 110, 28, 16
-MOST_COLUMNS = (WIDTH - NAME_WIDTH) // COLUMN_WIDTH
+MAX_COLUMNS = (WIDTH - NAME_WIDTH) // COLUMN_WIDTH
 NOTES = (
     "Model states are exact for the fullest process, before the update: weights, reduced gradients, optimizer, and "
     "DeepSpeed's fp32 copies.",
-    "Temporary memory is approximate, not all held at once: gradients that accumulate until they are reduced, gathered "
+    "Transient memory is approximate, not all held at once: gradients that accumulate until they are reduced, gathered "
     "weights, buckets.",
     "Sent: in rings, where each of n processes sends (n - 1) / n of what is gathered or reduced.",
 )
@@ -29,8 +29,8 @@ def table(comparison: Json, config: RecipeConfig) -> str:
         f"{'fp64' if config.precision == 'fp64' else 'fp32'}, {config.optimizer.name}, "
         f"micro-batches of {config.batch.micro_batch_size:,}"
     ]
-    for first in range(0, len(columns), MOST_COLUMNS):
-        lines += ["", *_rows(comparison, columns[first : first + MOST_COLUMNS])]
+    for first in range(0, len(columns), MAX_COLUMNS):
+        lines += ["", *_rows(comparison, columns[first : first + MAX_COLUMNS])]
     lines.append("")
     remarks: dict[str, list[int]] = {}
     for column in columns:
@@ -40,9 +40,9 @@ def table(comparison: Json, config: RecipeConfig) -> str:
     for about, world_sizes in remarks.items():
         lines += _wrapped(f"{_processes(world_sizes)}: {about}")
     if trained := next((column for column in columns if not column["problem"]), None):
-        lines.append(f"Temporary memory on {_processes([trained['world_size']])}, approximately, in GiB:")
+        lines.append(f"Transient memory on {_processes([trained['world_size']])}, approximately, in GiB:")
         for name, option in trained["strategies"].items():
-            parts = [f"{_size(size)} {reason}" for reason, size in option["bytes_beside_about"].items()]
+            parts = [f"{_size(size)} {reason}" for reason, size in option["transient_bytes_estimate"].items()]
             lines += textwrap.wrap(f"  {name:<7}{', '.join(parts) or 'nothing'}", WIDTH, subsequent_indent=" " * 9)
     notes = [*NOTES, *_about_reductions(columns)]
     if halved := comparison["parameters_gathered_in_bf16"]:
@@ -51,7 +51,7 @@ def table(comparison: Json, config: RecipeConfig) -> str:
     sizes = {size for _, size in config.batch.sizes}
     if len(sizes) > 1:
         notes.append(
-            "The batch size changes: accumulation, temporary memory and the bytes sent are those of the largest, "
+            "The batch size changes: accumulation, transient memory and the bytes sent are those of the largest, "
             f"{max(sizes):,} samples."
         )
     if activations is None:
@@ -70,7 +70,7 @@ def table(comparison: Json, config: RecipeConfig) -> str:
         )
     if hardware := comparison["hardware"]:
         notes.append(_assumptions(hardware))
-    notes += [f"{name} is not counted: {reason}" for name, reason in comparison["left_out"].items()]
+    notes += [f"{name} is not counted: {reason}" for name, reason in comparison["not_counted"].items()]
     return "\n".join([*lines, *(line for note in notes for line in _wrapped(note))]) + "\n"
 
 
@@ -81,7 +81,7 @@ def _about_reductions(columns: Sequence[Json]) -> Iterator[str]:
     for column in columns:
         for name, option in column.get("strategies", {}).items():
             reduced.setdefault(name, {}).setdefault(option["gradients_reduced"], []).append(column["world_size"])
-            groups[name] = max(groups.get(name, 0), option["processes_of_a_copy"])
+            groups[name] = max(groups.get(name, 0), option["shard_group_size"])
     for policy in get_args(Policy):
         under = [
             name if len(policies) == 1 else f"{name} on {_processes(policies[policy])}"
@@ -89,7 +89,7 @@ def _about_reductions(columns: Sequence[Json]) -> Iterator[str]:
             if policy in policies
         ]
         if under:
-            yield f"Gradients are reduced with {in_words(policy)} under {', '.join(under)}."
+            yield f"Gradients are reduced with {POLICY_WORDS[policy]} under {', '.join(under)}."
     for name, size in groups.items():
         entry = find_strategy(name)
         if entry.replicates_shards:
@@ -100,7 +100,7 @@ def _about_reductions(columns: Sequence[Json]) -> Iterator[str]:
         elif len(entry.reduces) > 1:
             yield (
                 f'With compute.reduce_gradients "auto", {name} keeps whole gradients until the last micro-batch if '
-                f"states and temporary memory then take at most {100 * MOST_OF_THE_MEMORY:g} % of the GPU's memory."
+                f"states and transient memory then take at most {100 * MAX_FRACTION_OF_GPU:g} % of the GPU's memory."
             )
 
 
@@ -135,7 +135,7 @@ def _rows(comparison: Json, columns: Sequence[Json]) -> list[str]:
     lines = [
         row("processes", [f"{column['world_size']:,}" for column in columns]),
         row("accumulation", [f"{steps:,}" if steps else "-" for steps in accumulation]),
-        "model states + temporary memory, GiB per process",
+        "model states + transient memory, GiB per process",
         *rows(_states),
     ]
     if gpu_memory is not None:
@@ -160,11 +160,11 @@ def _rows(comparison: Json, columns: Sequence[Json]) -> list[str]:
 
 
 def _states(option: Json) -> str:
-    return f"{_size(option['model_state_bytes']['together'])} + {_size(sum(option['bytes_beside_about'].values()))}"
+    return f"{_size(option['model_state_bytes']['total'])} + {_size(sum(option['transient_bytes_estimate'].values()))}"
 
 
 def _total(option: Json) -> str:
-    return f"{_size(option['bytes_together_about'])} {'fits' if option['fits'] else 'does not'}"
+    return f"{_size(option['total_bytes_estimate'])} {'fits' if option['fits'] else 'does not'}"
 
 
 def _sent_within(option: Json) -> str:

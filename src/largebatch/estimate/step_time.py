@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from largebatch.plan.traffic import Collective, Group, Traffic
+from largebatch.estimate.traffic import Collective, Group, Traffic
 
 MFU = (0.3, 0.5)
 """The fraction of a GPU's peak that computation is assumed to reach: low and high. Transformers reached 0.36 to 0.58 on

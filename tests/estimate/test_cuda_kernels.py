@@ -8,7 +8,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
 import autocast_lists
-from largebatch.tools.plan import cuda_kernels as kernels
+from largebatch.estimate import cuda_kernels as kernels
 
 BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64
 

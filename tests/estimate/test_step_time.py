@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from largebatch.plan.model_shape import ModelShape, ParameterShape, Strategy, ZeroSettings
-from largebatch.plan.step_time import (
+from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy, ZeroSettings
+from largebatch.estimate.step_time import (
     EXPOSED_SHARE,
     MFU,
     Computing,
@@ -18,7 +18,7 @@ from largebatch.plan.step_time import (
     step_time,
     tree,
 )
-from largebatch.plan.traffic import Collective, Group, Traffic, traffic_of_a_step
+from largebatch.estimate.traffic import Collective, Group, Traffic, traffic_of_a_step
 
 FABRIC = Fabric(8, node_bandwidth=100, net_bandwidth=5, call_latency=1, node_latency=2, net_latency=10)
 # A second is a byte that every GPU sends.

@@ -7,15 +7,14 @@ from math import ceil, prod
 import pytest
 
 from largebatch.config import load_config
+from largebatch.estimate.comparison import Workload, compare_strategies
+from largebatch.estimate.hardware import GIB
+from largebatch.estimate.memory import MAX_FRACTION_OF_GPU, model_states, when_reduced
+from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy, ZeroSettings
+from largebatch.estimate.table import table
+from largebatch.estimate.traffic import traffic_of_a_step
 from largebatch.plan import resolve
-from largebatch.plan.model_shape import ModelShape, ParameterShape, Strategy, ZeroSettings
-from largebatch.plan.model_states import model_states
-from largebatch.plan.reduction import MOST_OF_THE_MEMORY, when_reduced
-from largebatch.plan.traffic import traffic_of_a_step
 from largebatch.tools.command_line import main
-from largebatch.tools.plan.comparison import compare
-from largebatch.tools.plan.gpu_memory import GIB
-from largebatch.tools.plan.table import table
 from largebatch.tools.slurm.batch_script import read_script
 from paths import PYDOC, ROOT
 
@@ -37,7 +36,7 @@ RECIPE = load_config(PYDOC, BATCH)
 
 
 def comparison(world_sizes, activations=GIB, gpu_memory=None, config=RECIPE):
-    return compare("recipe", config, MODEL, STRATEGIES, world_sizes, activations, gpu_memory, {})
+    return compare_strategies("recipe", config, Workload(MODEL, activations), STRATEGIES, world_sizes, gpu_memory)
 
 
 def volumes(traffic):
@@ -122,7 +121,7 @@ def test_lines_are_short_however_many_columns_there_are():
 
 def test_columns_of_a_tiny_model_stay_apart():
     tiny = ModelShape((ParameterShape("weight", (1000,), 0, 0),), frozenset(), 0, 4)
-    text = table(compare("recipe", RECIPE, tiny, STRATEGIES, [1, 2, 4], None, None, {}), RECIPE)
+    text = table(compare_strategies("recipe", RECIPE, Workload(tiny), STRATEGIES, [1, 2, 4]), RECIPE)
     (row,) = (line for line in text.splitlines() if line.startswith("  fsdp") and "+" in line)
     assert row.split() == ["fsdp", *3 * ["<0.01", "+", "<0.01"]]
 
@@ -147,8 +146,8 @@ def test_rows_by_hand():
     ("memory", "asked", "policy"),
     [
         # 12/4 of states; 3 of whole gradients, 3 gathered, 2 of gradients on their way.
-        (11 / MOST_OF_THE_MEMORY + 0.01, "auto", "last_micro_batch"),
-        (11 / MOST_OF_THE_MEMORY - 0.01, "auto", "each_micro_batch"),
+        (11 / MAX_FRACTION_OF_GPU + 0.01, "auto", "last_micro_batch"),
+        (11 / MAX_FRACTION_OF_GPU - 0.01, "auto", "each_micro_batch"),
         (None, "auto", "last_micro_batch"),
         (1, "last_micro_batch", "last_micro_batch"),
         (None, "each_micro_batch", "each_micro_batch"),
@@ -161,23 +160,23 @@ def test_when_fsdp_reduces(memory, asked, policy):
     (column,) = comparison([4], None, gpu_memory, config)["world_sizes"]
     assert column["strategies"]["fsdp"]["gradients_reduced"] == policy
     # Whole gradients, or those of the last micro-batch only.
-    assert ("accumulated gradients" in column["strategies"]["fsdp"]["bytes_beside_about"]) == (policy[0] == "l")
+    assert ("accumulated gradients" in column["strategies"]["fsdp"]["transient_bytes_estimate"]) == (policy[0] == "l")
 
 
 def test_hsdp_is_counted_in_groups():
     """In units of Ψ = 3 GiB, 8 micro-batches of 4 processes: 8 x (1 + 2/3) gathered and 8 reduced in a group of 2,
     where each sends half, and 1/2 all-reduced over 2 replicas. On 1 and 3 processes there are no such groups."""
     strategy = Strategy("hsdp", shard_size=2)
-    compared = compare("recipe", RECIPE, MODEL, [strategy], [4, 32], None, None, {})
+    compared = compare_strategies("recipe", RECIPE, Workload(MODEL), [strategy], [4, 32])
     four, many = (column["strategies"]["hsdp"] for column in compared["world_sizes"])
     assert four["sent_bytes_per_step"]["most"] == 3 * GIB * (8 * 5 / 3 + 8 + 1) / 2
-    assert (four["gradients_reduced"], four["processes_of_a_copy"]) == ("each_micro_batch", 2)
-    assert many["processes_of_a_copy"] == 2
+    assert (four["gradients_reduced"], four["shard_group_size"]) == ("each_micro_batch", 2)
+    assert many["shard_group_size"] == 2
     text = " ".join(table(compared, RECIPE).split())
     assert "hsdp shards over groups of 2 processes, and sums over the groups with the last micro-batch;" in text
     assert "it is counted for multiples of 2 processes only." in text
     odd = load_config(PYDOC, ["--batch.micro_batch_size=1", "--batch.global_batch_size=30"])
-    columns = compare("recipe", odd, MODEL, [strategy], [1, 2, 3], None, None, {})["world_sizes"]
+    columns = compare_strategies("recipe", odd, Workload(MODEL), [strategy], [1, 2, 3])["world_sizes"]
     assert [[*column["strategies"]] for column in columns] == [[], ["hsdp"], []]
 
 
@@ -201,7 +200,7 @@ def test_the_script_of_llama_1b_takes_the_strategy_that_is_suggested(monkeypatch
 def test_the_share_that_is_gathered_in_bf16_is_said():
     first, *others = MODEL.parameters
     half = replace(MODEL, parameters=(replace(first, in_bf16=True), *others))
-    counted = compare("recipe", RECIPE, half, STRATEGIES, [4], GIB, None, {})
+    counted = compare_strategies("recipe", RECIPE, Workload(half), STRATEGIES, [4])
     assert "fsdp and hsdp gather 33.3 % of the weights in bf16, and the others in fp32." in table(counted, RECIPE)
     # Gathered twice in three units of 1 GiB, of which one is bf16 and one stays gathered, and reduced: of 4 processes.
     sent = counted["world_sizes"][0]["strategies"]["fsdp"]["sent_bytes_per_step"]["most"]

@@ -77,7 +77,7 @@ def test_nothing_is_suggested_that_does_not_fit(monkeypatch, capsys):
         for strategy in ("ddp", "zero1", "zero2"):
             counted = column["strategies"][strategy]
             by_hand = bytes_of_a_process(strategy, processes)
-            assert counted["bytes_together_about"] == pytest.approx(by_hand, rel=2e-3), (strategy, processes)
+            assert counted["total_bytes_estimate"] == pytest.approx(by_hand, rel=2e-3), (strategy, processes)
             # 80 GiB, of which 6.4 are kept back.
             assert counted["fits"] == (by_hand <= 73.6 * GIB)
             fits[strategy, processes] = counted["fits"]

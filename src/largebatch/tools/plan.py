@@ -3,25 +3,22 @@
 import argparse
 import json
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from largebatch.errors import ConfigError
+from largebatch.estimate.hardware import GPUS, NETWORKS, SHORT_NAMES, Gpu, Network, find_gpu, find_network
 from largebatch.tools.options import (
     Commands,
     add_accelerate_configs,
     add_command,
     add_options_of_a_run,
     add_recipe,
+    first_plan,
+    memory,
     positive_int,
     positive_ints,
 )
-from largebatch.tools.plan.gpu_memory import GIB, gpu_memory
-from largebatch.tools.plan.hardware import GPUS, NETWORKS, SHORT, gpu, network
 
-if TYPE_CHECKING:
-    from largebatch.config import RecipeConfig
-    from largebatch.plan import RunPlan
+GPU_NAMES = ", ".join(gpu.name for gpu in GPUS)
+ALL_GPU_NAMES = ", ".join([GPU_NAMES, *SHORT_NAMES])
 
 
 def add_parser(commands: Commands) -> None:
@@ -48,22 +45,22 @@ Fields are overridden as in a run: --batch.global_batch_size 512.""",
         "--world-sizes",
         type=positive_ints,
         help="several numbers, such as 8,64,512: print memory and traffic of every strategy side by side instead of "
-        "the plan; builds the model without memory, which needs torch and takes about 10 seconds",
+        "the plan; builds the model on the meta device, which needs torch and takes about 10 seconds",
     )
     gpus = parser.add_mutually_exclusive_group()
     gpus.add_argument(
         "--gpu-memory",
         type=gpu_memory,
         metavar="GIB",
-        help=f"memory of a GPU, or its name ({', '.join(GPUS)}): print what should fit, and which strategy to use; "
-        "with --world-sizes",
+        help=f"memory of a GPU, or its name ({GPU_NAMES}): print what should fit, and which strategy to use; with "
+        "--world-sizes",
     )
     gpus.add_argument(
         "--gpu",
-        type=gpu,
+        type=known_gpu,
         metavar="NAME",
-        help=f"kind of GPU ({', '.join([*GPUS, *SHORT])}): also estimate the time of a step, and suggest the fastest "
-        "strategy that should fit; with --world-sizes and --network",
+        help=f"kind of GPU ({ALL_GPU_NAMES}): also estimate the time of a step, and suggest the fastest strategy that "
+        "should fit; with --world-sizes and --network",
     )
     parser.add_argument(
         "--network",
@@ -76,6 +73,37 @@ Fields are overridden as in a run: --batch.global_batch_size 512.""",
     add_accelerate_configs(parser)
     add_options_of_a_run(parser)
     parser.add_argument("--json", action="store_true", help="print the resolved plan, or all numbers, as JSON")
+
+
+def gpu_memory(text: str) -> int:
+    """Return the bytes of a known GPU, or of a number of GiB."""
+    # A short name may stand for several sizes of memory.
+    gpu = None if text.strip().lower() in SHORT_NAMES else find_gpu(text)
+    if gpu:
+        return gpu.memory_bytes
+    try:
+        return memory(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}, nor a known GPU: {GPU_NAMES}; write GiB") from error
+
+
+def known_gpu(text: str) -> Gpu:
+    """Return the GPU of this name."""
+    gpu = find_gpu(text)
+    if gpu is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a known GPU; choose one of {ALL_GPU_NAMES}")
+    return gpu
+
+
+def network(text: str) -> Network:
+    """Return the network of this name or speed."""
+    found = find_network(text)
+    if found is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a network bandwidth: write Gbit/s per GPU or per node, such as 400G/gpu or "
+            f"3200G/node, or one of {', '.join(NETWORKS)}"
+        )
+    return found
 
 
 def run(options: argparse.Namespace) -> int:
@@ -93,10 +121,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from largebatch.config import load_config
+    from largebatch.config import RecipeConfig, load_config
 
     if options.network and not options.gpu:
-        options.refuse(f"--network requires --gpu, the kind of GPU, such as h100; known: {', '.join([*GPUS, *SHORT])}")
+        options.refuse(f"--network requires --gpu, the kind of GPU, such as h100; known: {ALL_GPU_NAMES}")
     if options.gpu and not options.network:
         options.refuse(
             "--gpu requires --network, such as 400G/gpu, 3200G/node or ib-ndr; for what fits alone, give --gpu-memory"
@@ -109,55 +137,35 @@ def _compare(options: argparse.Namespace) -> int:
     plan = first_plan(config, options.world_sizes)
 
     # These import torch and what model.py imports, which takes seconds.
+    from largebatch.backend.accelerate_configs import find_strategies
     from largebatch.backend.model_shape import shape_of
-    from largebatch.plan.step_time import Fabric, Hardware
-    from largebatch.tools.plan.comparison import compare
-    from largebatch.tools.plan.recipe_model import activation_bytes, micro_batch_flops, recipe_model
-    from largebatch.tools.plan.strategies import find_strategies
-    from largebatch.tools.plan.table import table
+    from largebatch.estimate.comparison import Workload, compare_strategies
+    from largebatch.estimate.recipe_model import activation_bytes, micro_batch_flops, recipe_model
+    from largebatch.estimate.step_time import Fabric, Hardware
+    from largebatch.estimate.table import table
 
-    strategies, left_out = find_strategies(options.config, options.accelerate_configs, config, options.gpus_per_node)
+    strategies, not_counted = find_strategies(options.config, options.accelerate_configs, config, options.gpus_per_node)
     model, example_batch = recipe_model(config, options.config)
     shape = shape_of(model, plan)
     activations = activation_bytes(model, config, example_batch)
-    hardware, flops, memory = None, None, options.gpu_memory
+    hardware, flops, usable_memory = None, None, options.gpu_memory
     if options.gpu:
-        peak = options.gpu.bf16 if config.precision == "bf16" else options.gpu.fp32
-        share = options.network.of_a_gpu(options.gpus_per_node)
-        hardware = Hardware(peak, Fabric(options.gpus_per_node, options.gpu.link, share))
+        gpu: Gpu = options.gpu
+        # A GPU without bf16 units computes bf16 as fp32.
+        peak = gpu.peak_tflops(config.precision) or gpu.fp32_tflops
+        bandwidth = options.network.per_gpu(options.gpus_per_node)
+        hardware = Hardware(peak * 1e12, Fabric(options.gpus_per_node, gpu.link_gb_per_s * 1e9, bandwidth))
         flops = None if activations is None else micro_batch_flops(model, config, example_batch)
-        memory = round(options.gpu.memory_gib * GIB)
-    comparison = compare(
+        usable_memory = gpu.memory_bytes
+    comparison = compare_strategies(
         options.config.stem,
         config,
-        shape,
+        Workload(shape, activations, flops),
         strategies,
         options.world_sizes,
-        activations,
-        memory,
-        left_out,
+        usable_memory,
         hardware,
-        flops,
+        not_counted,
     )
     sys.stdout.write(json.dumps(comparison, indent=2) + "\n" if options.json else table(comparison, config))
     return 0
-
-
-def first_plan(
-    config: "RecipeConfig", world_sizes: Sequence[int], micro_batch_sizes: Sequence[int | None] = (None,)
-) -> "RunPlan":
-    """The first plan of these numbers of processes and micro-batch sizes, where None means the recipe's own.
-
-    Raises:
-        ConfigError: The batch divides over none of them.
-    """
-    from largebatch.plan import resolve
-
-    problems: list[str] = []
-    for world_size in world_sizes:
-        for micro_batch_size in micro_batch_sizes:
-            try:
-                return resolve(config, world_size, micro_batch_size)
-            except ConfigError as error:
-                problems += [f"--world-sizes {world_size}: {problem}" for problem in error.problems]
-    raise ConfigError(list(dict.fromkeys(problems)))

@@ -17,9 +17,9 @@ import torch
 import tasks
 from jobs import run_job, write_zero_config
 from largebatch.config import load_config
+from largebatch.estimate.memory import model_states, optimizer_states
+from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy, ZeroSettings, padded
 from largebatch.plan import resolve
-from largebatch.plan.model_shape import ModelShape, ParameterShape, Strategy, ZeroSettings, padded
-from largebatch.plan.model_states import model_states, optimizer_states
 from paths import BERT, DIGITS, LLAMA, PYDOC
 
 BUCKET = 50_000
@@ -156,11 +156,11 @@ def test_a_process_holds_what_the_plan_says(name, strategy, world_size):
         assert max(held[micro_batches, micro_batches] for _, held in results) == states.held + bucket, micro_batches
         if "fsdp" in strategy or "hsdp" in strategy:
             # Between two micro-batches there are no gathered weights.
-            whole = states.beside.get("accumulated gradients", states.gradients) - states.gradients
+            whole = states.transient.get("accumulated gradients", states.gradients) - states.gradients
             assert max(held[1, micro_batches] for _, held in results) == states.held + whole
         if strategy == "ddp":
             # The first micro-batch has no gradients beside those that are reduced with the last one.
-            assert max(held[1, micro_batches] for _, held in results) == states.with_beside
+            assert max(held[1, micro_batches] for _, held in results) == states.peak
 
 
 def two_states(shape):
@@ -170,11 +170,11 @@ def two_states(shape):
 def test_frozen_weights_have_no_gradients_beside_them_either():
     frozen = ParameterShape("weight", (1000,), None, 0)
     model = ModelShape((frozen, ParameterShape("lora", (8,), 0, 0)), frozenset(), 0, 4)
-    for strategy, reason, elements in (
+    for strategy, cause, elements in (
         (Strategy("fsdp"), "blocks' gradients", 2 * 8),
         (Strategy("zero3", ZeroSettings(3)), "whole gradients", 8),
     ):
-        assert model_states(model, strategy, 4, two_states, 1).beside[reason] == 4 * elements
+        assert model_states(model, strategy, 4, two_states, 1).transient[cause] == 4 * elements
 
 
 def test_gradients_of_partitions_process_by_process():

@@ -1,24 +1,29 @@
 """The bytes of weights, gradients and optimizer states that the fullest process holds under each strategy.
 
-`held` is exact: the tensors of a running job before the optimizer's update (tests/plan/test_model_states.py counts
-them). `beside` is what comes and goes within a step, with its reason: about that much, and not all at once. Neither
-includes activations, an optimizer's scalar states (such as the step count of each tensor), the temporary tensors of
-its arithmetic, and the rounding of the allocator (to 512 bytes per tensor on NVIDIA GPUs).
+`held` is exact: the tensors of a running job before the optimizer's update (tests/estimate/test_model_states.py counts
+them). `transient` is an upper estimate of memory that is allocated only during part of a step, by cause. The parts do
+not all peak at the same time. Neither includes activations, an optimizer's scalar states (such as the step count of
+each tensor), the temporary tensors of its arithmetic, and the rounding of the allocator (to 512 bytes per tensor on
+NVIDIA GPUs).
 
 Weights stay in fp32 under bf16 autocast, so an element is 4 bytes everywhere (8 in fp64).
 """
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import prod
 from typing import NamedTuple
 
+from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy, ZeroSettings, padded
 from largebatch.named import load_named
 from largebatch.plan.contract import RunPlan
-from largebatch.plan.model_shape import ModelShape, ParameterShape, Strategy, ZeroSettings, padded
-from largebatch.plan.strategies import find_strategy
+from largebatch.plan.strategies import Policy, find_strategy
+
+MAX_FRACTION_OF_GPU = 0.6
+"""The fraction of a GPU's memory that model states and transient memory may take if gradients stay whole until the last
+micro-batch; the rest is left for activations."""
 
 
 @dataclass(frozen=True)
@@ -30,17 +35,17 @@ class ModelStates:
     gradients: int  # gradients when all of a step's are reduced
     optimizer: int  # the optimizer's states, such as momentum
     buffers: int  # running statistics and the like
-    beside: Mapping[str, int]  # bytes also held during part of a step, approximately, by reason
+    transient: Mapping[str, int]  # bytes also held during part of a step, at most, by cause
 
     @property
     def held(self) -> int:
-        """Everything but `beside`."""
+        """Everything but `transient`."""
         return self.weights + self.masters + self.gradients + self.optimizer + self.buffers
 
     @property
-    def with_beside(self) -> int:
-        """Everything, with all of `beside` at once."""
-        return self.held + sum(self.beside.values())
+    def peak(self) -> int:
+        """Everything, as if all of `transient` peaked at once."""
+        return self.held + sum(self.transient.values())
 
 
 NumbersKept = Callable[[tuple[int, ...]], int]
@@ -71,8 +76,31 @@ def model_states(
         gradients=held.gradients * size,
         optimizer=sum(map(numbers_kept, held.stepped)) * size,
         buffers=model.buffer_bytes,
-        beside={reason: elements * size for reason, elements in held.beside.items() if elements},
+        transient={cause: elements * size for cause, elements in held.transient.items() if elements},
     )
+
+
+def when_reduced(model: ModelShape, strategy: Strategy, plan: RunPlan, gpu_memory: int | None) -> Policy:
+    """Decide when gradients are reduced.
+
+    The recipe's `compute.reduce_gradients` decides. If it is "auto", hsdp reduces with each micro-batch, because it
+    does so within a node. fsdp reduces with the last, which sends less, if model states and transient memory then take
+    at most `MAX_FRACTION_OF_GPU` of the GPU, and otherwise with each. The other strategies have one policy each.
+
+    Args:
+        model: The shapes of the model.
+        strategy: How processes share the model; its `reduces_each` is ignored.
+        plan: The plan, which has the number of processes and the largest number of micro-batches in a step.
+        gpu_memory: Memory of the smallest GPU in bytes; None without GPUs, where whole gradients are taken to fit.
+    """
+    preferred, *others = find_strategy(strategy.name).reduces
+    if plan.reduce_gradients in others:
+        return others[0]
+    if plan.reduce_gradients == preferred or preferred == "each_micro_batch" or not others or gpu_memory is None:
+        return preferred
+    last = replace(strategy, reduces_each=False)
+    states = model_states(model, last, plan.world_size, optimizer_states(plan), plan.gradient_accumulation_steps)
+    return preferred if states.peak <= MAX_FRACTION_OF_GPU * gpu_memory else others[0]
 
 
 class Elements(NamedTuple):
@@ -82,7 +110,7 @@ class Elements(NamedTuple):
     masters: int
     gradients: int
     stepped: list[tuple[int, ...]]
-    beside: dict[str, int]
+    transient: dict[str, int]
 
 
 Formula = Callable[[ModelShape, Strategy, int, bool], Elements]
@@ -111,7 +139,7 @@ def sharded(model: ModelShape, strategy: Strategy, world_size: int, accumulates:
     stepped = [parameter.largest_shard(shards) for parameter in model.trained]
     gradients = sum(map(prod, stepped))
     keeps_whole = accumulates and not strategy.reduces_each
-    beside = {
+    transient = {
         # Whole gradients, until the last micro-batch.
         "accumulated gradients": _elements(model.trained) if keeps_whole else 0,
         "gathered until the backward pass": sum(units[unit] for unit in stay),
@@ -121,7 +149,7 @@ def sharded(model: ModelShape, strategy: Strategy, world_size: int, accumulates:
         "blocks' gradients": 2 * max(reduced.values()),
     }
     weights = sum(prod(parameter.largest_shard(shards)) for parameter in model.parameters)
-    return Elements(weights, 0, gradients, stepped, beside)
+    return Elements(weights, 0, gradients, stepped, transient)
 
 
 def zero12(model: ModelShape, strategy: Strategy, world_size: int, accumulates: bool) -> Elements:
@@ -134,14 +162,14 @@ def zero12(model: ModelShape, strategy: Strategy, world_size: int, accumulates: 
     accumulated = gradients if zero.stage == 2 else trained
     # Buckets have their full size, however small the model is.
     buckets = (2 if zero.overlap_comm else 1) * zero.reduce_bucket_size
-    beside = {
+    transient = {
         "accumulated gradients": accumulated if accumulates else 0,
         "reduce buckets": buckets,
         "update's copy of gradients": max(groups) // world_size,
     }
     frozen = model.elements - trained
     masters = [group // world_size for group in groups]
-    return Elements(sum(groups) + frozen, sum(masters), gradients, [(part,) for part in masters], beside)
+    return Elements(sum(groups) + frozen, sum(masters), gradients, [(part,) for part in masters], transient)
 
 
 def _gradients_of_partitions(model: ModelShape, world_size: int) -> int:
@@ -180,7 +208,7 @@ def zero3(model: ModelShape, strategy: Strategy, world_size: int, _: bool) -> El
         (small if is_small else large).append(padded(parameter.elements, world_size))
     # Weights that are used again within the distance stay; the next ones are fetched.
     reach = zero.stage3_max_reuse_distance + zero.stage3_prefetch_bucket_size + max(large, default=0)
-    beside = {
+    transient = {
         "gathered weights": min(sum(large), reach) if world_size > 1 else 0,
         # The bucket always exists, full or not; gradients are copied into it.
         "reduce bucket": zero.reduce_bucket_size,
@@ -192,7 +220,7 @@ def zero3(model: ModelShape, strategy: Strategy, world_size: int, _: bool) -> El
     # A single process has nothing to gather.
     gathered = sum(small) if world_size > 1 else 0
     weights = sum(part(parameter) for parameter in model.parameters) + gathered
-    return Elements(weights, trained, trained, [(trained,)], beside)
+    return Elements(weights, trained, trained, [(trained,)], transient)
 
 
 def _settings_of(strategy: Strategy) -> ZeroSettings:

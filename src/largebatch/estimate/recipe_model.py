@@ -25,11 +25,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from largebatch.config import RecipeConfig
 from largebatch.config.task_config import authors_program
 from largebatch.errors import UserError
+from largebatch.estimate.cuda_kernels import cuda_kernels
 from largebatch.model.activation_checkpointing import blocks_to_recompute, checkpoint_activations
 from largebatch.model.attention import keep_documents_apart, set_attention
 from largebatch.model.initialization.building import build_shapes, storage_of
 from largebatch.task_folders import import_from
-from largebatch.tools.plan.cuda_kernels import cuda_kernels
 
 ExampleBatch = Callable[[RecipeConfig], Mapping[str, torch.Tensor]]
 
