@@ -109,7 +109,8 @@ class Job:
         if writer is not None:
             writer.wait_until_copied()
         waited = time.perf_counter() - began
-        self.backend.update(1e-4, measure_norm=False)
+        self.backend.set_learning_rate(1e-4)
+        self.backend.clip_and_step(measure_norm=False)
         return waited
 
     def writer(self, name: str, asynchronous: bool) -> CheckpointWriter:
@@ -121,7 +122,7 @@ class Job:
             self._attempt,
             Checkpoint(keep_last=None, asynchronous=asynchronous),
             self._config,
-            None,
+            {},
             _fail,
             lambda _, reason: _fail(reason),
         )

@@ -25,9 +25,9 @@ import torch
 
 from largebatch.batch import Length, Timeline
 from largebatch.config import load_config
+from largebatch.config.data import Preparation
 from largebatch.data import prepared
 from largebatch.data.order import TrainingOrder
-from largebatch.data.preparation import Preparation, preparation
 from largebatch.data.prepared import open_prepared
 from largebatch.data.shards import LARGEST
 from largebatch.data.source import Batch
@@ -156,8 +156,8 @@ def compare_preparing(rounds: int, folder: Path) -> tuple[Comparison, list[Figur
 
     def prepare(num_workers: int) -> TokenStream:
         prepared.HF_HOME = tempfile.mkdtemp(dir=folder)
-        preparation.set(Preparation("", allowed="everything", num_workers=num_workers))
-        return open_prepared(once, tokenizer)[0]
+        how = Preparation("", allowed="everything", num_workers=num_workers)
+        return open_prepared(once.prepared_by(how), tokenizer)[0]
 
     ways = {
         "encode_batch_fast": lambda: encode(documents, add_special_tokens=False),

@@ -69,10 +69,11 @@ class Interruption:
 
 def train_interrupted(run_dir: Path, recipe: Path, words: tuple[str, ...], interruption: Interruption | None) -> None:
     """Train in a job's process; what each micro-batch held is noted beside the run folder."""
-    from largebatch.run import Run, Step, stop
+    from largebatch.run import Run, Step
+    from largebatch.run.watch import stop
 
     # A request during a step ends the run after the next one.
-    stop.STEPS_OF_A_VOTE = 0
+    stop.STOP_VOTE_STEPS = 0
     micro_batches, update, hashes = Step.micro_batches, Run.update, []
     rank = int(os.environ.get("RANK", 0))
 
@@ -91,7 +92,7 @@ def train_interrupted(run_dir: Path, recipe: Path, words: tuple[str, ...], inter
         with samples_file(run_dir, rank).open("a") as file:
             file.write(json.dumps({"step": step.index + 1, "hashes": hashes}) + "\n")
         hashes.clear()
-        if interruption is not None and interruption.rank == rank and step.index == run.training.start.step:
+        if interruption is not None and interruption.rank == rank and step.index == run.loop.start.step:
             _arm(interruption, run_dir)
 
     Step.micro_batches, Run.update = noted, update_and_note

@@ -113,7 +113,7 @@ class FakeRun:
             self.attempt,
             Checkpoint(keep_last=keep_last, asynchronous=asynchronous),
             {"seed": 0},
-            MODEL_CONFIG,
+            {"model_config.json": MODEL_CONFIG},
             self.warnings.append,
             lambda step, _: self.not_written.append(step),
         )

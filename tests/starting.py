@@ -6,6 +6,7 @@ import numpy as np
 
 from jobs import train
 from paths import LLAMA
+from whole_state import whole_state
 
 # Sizes that none of 2 and 3 processes divides evenly: 47 rows, a norm of 12 elements over several pages of none.
 TINY_LLAMA = (
@@ -42,10 +43,11 @@ def prepared(run_dir: Path, *words: str) -> dict[str, np.ndarray]:
     def look(run, _):
         import torch
 
-        found.update(run.backend.full_state_dict())
-        found.update({f"buffer/{name}": tensor for name, tensor in run.backend.unwrapped_model.named_buffers()})
+        found.update(whole_state(run.backend))
+        buffers = run.backend.unwrapped_model.named_buffers()
+        found.update({f"buffer/{name}": tensor.numpy(force=True).copy() for name, tensor in buffers})
         with torch.no_grad():
-            found["logits"] = run.backend.model(input_ids=torch.arange(32).view(2, 16)).logits
+            found["logits"] = run.backend.model(input_ids=torch.arange(32).view(2, 16)).logits.numpy(force=True)
         assert not run.backend._torch_optimizer.state
         raise Prepared
 
@@ -53,5 +55,5 @@ def prepared(run_dir: Path, *words: str) -> dict[str, np.ndarray]:
     try:
         train(LLAMA, *TINY_LLAMA, *words, run_dir=run_dir)
     except Prepared:
-        return {name: tensor.numpy(force=True).copy() for name, tensor in found.items()}
+        return found
     raise AssertionError

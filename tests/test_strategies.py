@@ -11,6 +11,7 @@ import pytest
 from jobs import run_job, train
 from paths import BERT, DIGITS, LLAMA, PYDOC, ROOT, STRATEGIES, VIT_DIGITS
 from reference import reference_bert, reference_digits, reference_mixture, reference_pydoc, reference_vit_digits
+from whole_state import whole_state
 
 STEPS = 12
 SMALL_GPT = ("--model.num_layers=2", "--model.hidden_size=32", "--model.num_heads=2", "--data.block_size=32")
@@ -88,8 +89,7 @@ def recorded(recipe: Path, run_dir: Path, *overrides: str) -> dict:
     weights, update, finish = [], Run.update, Run.finish
 
     def record(run):
-        state = run.backend.full_state_dict()
-        weights.append({name: tensor.numpy(force=True).copy() for name, tensor in state.items()})
+        weights.append(whole_state(run.backend))
 
     # What is wrong in between shows in the losses that follow.
     def update_and_record(run, step):

@@ -19,7 +19,7 @@ from jinja2 import TemplateError
 from largebatch.data.hub import column, open_splits
 from largebatch.data.mixture import open_mixed
 from largebatch.data.order import Permutation
-from largebatch.data.preparation import check_may_prepare, num_workers_for, with_progress
+from largebatch.data.preparation import check_may_prepare, num_workers_for
 from largebatch.data.source import SampleSource
 from largebatch.data.tokenizer import PretrainedTokenizer, Tokenizer, load_tokenizer
 from largebatch.errors import DataError
@@ -230,7 +230,7 @@ def tokenize(
         new_fingerprint=fingerprint,
         desc="tokenizing",
     )
-    return with_progress(encoded)
+    return encoded()
 
 
 def _is_whole(cache: Path) -> bool:

@@ -17,10 +17,11 @@ from pyarrow import parquet
 from transformers import CTRLTokenizer
 
 from largebatch.config import load_config
+from largebatch.config.data import Preparation
 from largebatch.data import prepared, shards
-from largebatch.data.preparation import NotPrepared, Preparation, preparation
+from largebatch.data.preparation import NotPrepared
 from largebatch.data.prepared import OtherPartsMissing, PreparedSplit, open_prepared
-from largebatch.data.token_stream import MOST_MAPS, TokenStream, mapped
+from largebatch.data.token_stream import MAX_MAPS, TokenStream, mapped
 from largebatch.data.tokenizer import ByteTokenizer, PretrainedTokenizer
 from largebatch.errors import DataError
 from largebatch.storage import files
@@ -33,7 +34,7 @@ ASKED_FOR = Preparation("largebatch prepare x", allowed="everything", num_worker
 def small_shards(tmp_path, monkeypatch):
     """A few hundred bytes of text in each shard, in a cache of its own."""
     monkeypatch.setattr(prepared, "HF_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(shards, "SMALLEST", 300)
+    monkeypatch.setattr(shards, "MIN_SHARD_BYTES", 300)
     monkeypatch.setattr(shards, "BYTES_AT_ONCE", 100)
 
 
@@ -68,11 +69,7 @@ def data_of(section, **changes):
 
 
 def prepare(data, how=ASKED_FOR, tokenizer=None):
-    token = preparation.set(how)
-    try:
-        return open_prepared(data, tokenizer or ByteTokenizer())
-    finally:
-        preparation.reset(token)
+    return open_prepared(data.prepared_by(how), tokenizer or ByteTokenizer())
 
 
 def folder_of(data, split="train"):
@@ -101,7 +98,7 @@ def in_parts(data):
 def test_the_tokens_are_those_of_a_plain_loop(section, way):
     data = data_of(section)
     by_processes = Preparation("", allowed="everything", num_workers=3)
-    how = {"by a job": preparation.get(), "by three processes": by_processes}.get(way, ASKED_FOR)
+    how = {"by a job": Preparation(), "by three processes": by_processes}.get(way, ASKED_FOR)
     streams = in_parts(data) if way == "in parts" else prepare(data, how)
     for split, stream in zip(("train", "eval"), streams, strict=True):
         assert bytes_of(stream) == plain(split)
@@ -168,7 +165,7 @@ def test_damage_is_found(section):
     file.write_bytes(bytes([content[0] ^ 1]) + content[1:])
     prepare(data)
     with pytest.raises(DataError, match=r"00002\.tokens is damaged; remove its folder, and prepare the data again"):
-        prepare(data, Preparation("", allowed="everything", checks=True))
+        prepare(data, Preparation("", allowed="everything", verify_checksums=True))
     file.write_bytes(content[:-1])
     with pytest.raises(DataError, match=r"00002\.tokens is damaged"):
         prepare(data)
@@ -222,7 +219,7 @@ def test_leftovers_of_a_killed_process_go_when_nobody_writes_them(section):
     ],
 )
 def test_what_a_job_may_prepare(section, monkeypatch, limit, rule, words):
-    monkeypatch.setattr("largebatch.data.preparation.MOST_BYTES_IN_A_JOB", limit)
+    monkeypatch.setattr("largebatch.data.preparation.MAX_BYTES_IN_A_JOB", limit)
     data = data_of(section, prepare=rule)
     by_a_job = Preparation("largebatch prepare x")
     if words:
@@ -236,10 +233,8 @@ def test_what_a_job_may_prepare(section, monkeypatch, limit, rule, words):
 def test_documents_that_are_here_but_not_tokenized(section, monkeypatch):
     """Of the data, only the tokens are missing."""
     data = data_of(section)
-    token = preparation.set(ASKED_FOR)
-    prepared.open_splits(data)
-    preparation.reset(token)
-    monkeypatch.setattr("largebatch.data.preparation.MOST_BYTES_IN_A_JOB", 0)
+    prepared.open_splits(data.prepared_by(ASKED_FOR))
+    monkeypatch.setattr("largebatch.data.preparation.MAX_BYTES_IN_A_JOB", 0)
     with pytest.raises(NotPrepared, match="would have to be prepared"):
         prepare(data, Preparation("largebatch prepare x"))
     assert not folder_of(data).exists()
@@ -365,7 +360,7 @@ def test_the_last_shard_may_be_seen_before_the_manifest_is_written(section):
     prepare(data)
     for split in ("train", "validation"):
         (folder_of(data, split) / "manifest.json").unlink()
-    stream, _ = prepare(data, preparation.get())
+    stream, _ = prepare(data, Preparation())
     assert bytes_of(stream) == plain("train")
 
 
@@ -381,14 +376,14 @@ def test_records_without_their_content_are_made_again(section, content):
 
 
 def test_files_stay_open_up_to_a_number(tmp_path):
-    paths = [tmp_path / f"{number}.tokens" for number in range(MOST_MAPS + 50)]
+    paths = [tmp_path / f"{number}.tokens" for number in range(MAX_MAPS + 50)]
     for path in paths:
         path.write_bytes(b"\x01\x00")
     open_tokens = partial(open_first, paths)
     stream = TokenStream([1] * len(paths), [0] * len(paths), open_tokens, open_tokens)
     before = len(list(Path("/proc/self/fd").iterdir()))
     assert stream.read(0, len(paths)).tolist() == [1] * len(paths)
-    assert len(list(Path("/proc/self/fd").iterdir())) <= before + MOST_MAPS
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + MAX_MAPS
 
 
 def open_first(paths, number):

@@ -32,7 +32,7 @@ def train_on_a_full_disk(run_dir: Path, words: tuple[str, ...]) -> list[str]:
                 filler.append(fill(run_dir.parent))
             if step.index == 9:
                 # That of step 8.
-                run.training.writer.wait()
+                run.loop.writer.wait()
                 filler[0].unlink()
         update(run, step)
 

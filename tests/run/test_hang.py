@@ -22,7 +22,8 @@ HANG_SECONDS = 15
 
 
 def train_and_hang(run_dir: Path, how: str, rank: int, words: tuple[str, ...]) -> None:
-    from largebatch.run import Run, watchdog
+    from largebatch.run import Run
+    from largebatch.run.watch import watchdog
 
     update, may_be_slow = Run.update, True
 
@@ -39,7 +40,7 @@ def train_and_hang(run_dir: Path, how: str, rank: int, words: tuple[str, ...]) -
         nonlocal may_be_slow
         if step.index == 6:
             may_be_slow = False
-            run.training.watchdog.heartbeat()
+            run.loop.watchdog.heartbeat()
         if step.index == 6 and run.backend.rank == rank:
             if how == "stopped":
                 os.kill(os.getpid(), signal.SIGSTOP)

@@ -32,7 +32,7 @@ def train_without(run_dir: Path, recipe: Path, words, left_out) -> None:
         for step in steps(run, train_set):
             if step.index + 1 in left_out:
                 list(step._feed.micro_steps)
-                run.training.record.step, run.training.saves, step.updated = step.index + 1, False, True
+                run.loop.recorder.record.step, run.loop.saves, step.updated = step.index + 1, False, True
             else:
                 yield step
 
@@ -110,7 +110,7 @@ def train_poisoned_and_damaged(run_dir: Path, words) -> None:
 
     def damage_and_update(run, step):
         if step.index == 9:
-            run.training.writer.wait()
+            run.loop.writer.wait()
             if run.backend.is_main_process:
                 file = run_dir / "checkpoints/step_00000008/rank_00000.safetensors"
                 content = file.read_bytes()

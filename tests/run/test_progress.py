@@ -7,7 +7,7 @@ import pytest
 from largebatch.config import load_config
 from largebatch.plan import resolve
 from largebatch.run.record import progress
-from largebatch.run.record.progress import Progress
+from largebatch.run.record.progress import ProgressBar
 from paths import DIGITS
 
 LOGGED = {"step": 10, "loss": 1.2345, "lr": 0.1, "samples_per_second": 1500.0, "seconds": 4.0}
@@ -26,7 +26,7 @@ def plan():
 def test_bar_on_a_terminal(plan, monkeypatch, capsys):
     terminal = Terminal()
     monkeypatch.setattr(progress.sys, "stderr", terminal)
-    shown = Progress(plan, shown=True)
+    shown = ProgressBar(plan, shown=True)
     for _ in range(10):
         shown.step()
     shown.logged(LOGGED)
@@ -39,7 +39,7 @@ def test_bar_on_a_terminal(plan, monkeypatch, capsys):
 
 
 def test_lines_elsewhere(plan, capsys):
-    shown = Progress(plan, shown=True)
+    shown = ProgressBar(plan, shown=True)
     shown.logged(LOGGED)
     # 430 steps are left at 0.4 s each.
     assert capsys.readouterr().out == "step 10/440: loss 1.2345, lr 0.1, 1,500 samples/s, 02:52 left\n"
@@ -47,7 +47,7 @@ def test_lines_elsewhere(plan, capsys):
 
 def test_other_ranks_are_silent(plan, monkeypatch, capsys):
     monkeypatch.setattr(progress.sys, "stderr", Terminal())
-    hidden = Progress(plan, shown=False)
+    hidden = ProgressBar(plan, shown=False)
     hidden.step()
     hidden.logged(LOGGED)
     hidden.say("evaluation")

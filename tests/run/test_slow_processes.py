@@ -59,7 +59,7 @@ class TwoRanks:
 
 def test_three_slow_probes_in_a_row_are_named_once():
     backend = TwoRanks()
-    slow_processes = SlowProcesses(backend)
+    slow_processes = SlowProcesses(backend, (), None)
     named = []
     for step, factor in enumerate((2, 2, 1, 2, 2, 2, 2, 1, 2, 2, 2), 1):
         backend.factor = factor
@@ -81,7 +81,7 @@ def test_reading_is_counted_per_step_since_the_last_probe(monkeypatch):
             now[0] += 3.0
             yield "batch"
 
-    slow_processes = SlowProcesses(backend)
+    slow_processes = SlowProcesses(backend, (), None)
     reading = slow_processes.timed(batches())
     for count in (2, 4):
         for _ in range(2):
@@ -93,7 +93,7 @@ def test_reading_is_counted_per_step_since_the_last_probe(monkeypatch):
 
 def test_a_single_process_is_not_probed(monkeypatch):
     monkeypatch.setattr("largebatch.run.watch.slow_processes.seconds_of_product", None)
-    alone = SlowProcesses(SimpleNamespace(world_size=1))
+    alone = SlowProcesses(SimpleNamespace(world_size=1), (), None)
     assert list(alone.timed(iter([1, 2]))) == [1, 2]
     assert alone.probe(10, 1.0) == []
 

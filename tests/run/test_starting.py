@@ -10,7 +10,6 @@ import pytest
 import tasks
 from jobs import JobFailed, run_job
 from largebatch.config import load_config
-from largebatch.data.preparation import preparation, with_progress
 from largebatch.errors import DataError
 from largebatch.run import Run
 from largebatch.run.command_line import RunOptions, user_errors
@@ -30,16 +29,13 @@ def note(folder: Path, text: str) -> None:
 
 
 def load_in_turns(folder: Path) -> list[float]:
-    """The first process takes two seconds, and reports progress; returns when each began and ended."""
+    """The first process takes two seconds; returns when each began and ended."""
     times = [time.monotonic()]
 
     def open_sources(_):
         times[0] = time.monotonic()
         if os.environ["RANK"] == "0":
-            assert preparation.get().command == f"largebatch prepare {PYDOC}"
-            for _ in range(20):
-                time.sleep(0.1)
-                preparation.get().progress()
+            time.sleep(2)
         times.append(time.monotonic())
         return sources()
 
@@ -57,15 +53,11 @@ def test_the_first_process_prepares_before_the_others_open_the_data(tmp_path):
 def load_and_stop(folder: Path, how: str) -> None:
     def open_sources(_):
         note(folder, "opened")
-        if how == "signal":
-            # A download.
-            with_progress(lambda: time.sleep(60))
-        for number in range(600):
-            time.sleep(0.1)
-            preparation.get().progress()
-            if number == 3 and how == "stop file":
-                (folder / "run").mkdir(exist_ok=True)
-                (folder / "run/stop").touch()
+        time.sleep(0.4)
+        if how == "stop file":
+            (folder / "run").mkdir(exist_ok=True)
+            (folder / "run/stop").touch()
+        time.sleep(60)
         return sources()
 
     with user_errors():
@@ -92,7 +84,6 @@ def load_what_cannot_be_used(folder: Path) -> None:
     def open_sources(_):
         note(folder, "opened")
         time.sleep(1.5)
-        preparation.get().progress()
         raise DataError("data.path: not this one")
 
     with user_errors():
@@ -107,20 +98,24 @@ def test_data_that_cannot_be_used_is_told_once_and_nobody_waits(tmp_path):
     assert not (tmp_path / "opened 1").exists()
 
 
-def hang_while_loading(folder: Path) -> None:
+def hang_while_another_loads(folder: Path) -> None:
+    """The second process stops while the first, which prepares, asks whether all are still there."""
     import largebatch.run.watch.starting as starting
 
     starting.SECONDS_OF_A_START = 2.0
     config = load_config(PYDOC, ["--faults.hang_seconds=1"])
     with user_errors():
-        Run(config, RunOptions(folder / "run", recipe=PYDOC)).load(lambda _: time.sleep(600))
+        run = Run(config, RunOptions(folder / "run", recipe=PYDOC))
+        if os.environ["RANK"] == "1":
+            time.sleep(600)
+        run.load(lambda _: time.sleep(600))
 
 
 @pytest.mark.slow
 def test_a_start_that_hangs_ends_with_its_stack(tmp_path):
     with pytest.raises(JobFailed, match="the process ended without a result") as caught:
-        run_job(hang_while_loading, tmp_path)
-    assert "in hang_while_loading" in str(caught.value)
+        run_job(hang_while_another_loads, tmp_path)
+    assert "in hang_while_another_loads" in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 

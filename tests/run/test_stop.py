@@ -8,7 +8,7 @@ import pytest
 
 from jobs import JobFailed, run_job
 from largebatch.plan.contract import STEPS_TO_STOP
-from largebatch.run.watch.stop import BATCH_SCRIPT, REASONS, STOP_FILE, Agreement, StopRequests, reason_in_words
+from largebatch.run.watch.stop import BATCH_SCRIPT, REASONS, STOP_FILE, StopRequests, StopVote, reason_in_words
 from largebatch.storage.files import read_json_lines
 from paths import PYDOC
 from resuming import TINY_GPT, train_interrupted
@@ -21,10 +21,11 @@ def named(requests: StopRequests) -> str:
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGINT, signal.SIGTERM])
 def test_signals_are_noted_only_while_it_listens(number):
     requests, before = StopRequests({}, 0, {}), signal.getsignal(number)
-    with requests.listening():
-        assert named(requests) == ""
-        os.kill(os.getpid(), number)
-        assert named(requests) == number.name
+    requests.listen()
+    assert named(requests) == ""
+    os.kill(os.getpid(), number)
+    assert named(requests) == number.name
+    requests.close()
     assert signal.getsignal(number) is before
     assert named(requests) == number.name
 
@@ -102,17 +103,17 @@ def test_a_vote_is_read_while_later_ones_are_under_way(asked_in):
     """A request during a step is in the next step's vote, which is read two steps later: the plan says at most 4."""
     votes, read = [], []
 
-    def largest_of_processes(number):
+    def all_max(number):
         votes.append(number)
         place = len(votes) - 1
         return lambda: read.append(place) or votes[place]
 
-    agreement = Agreement(largest_of_processes)
+    vote = StopVote(all_max)
     reasons = []
     for step in range(10):
-        agreement.vote(1 if step > asked_in else 0)
-        reasons.append(agreement.reason())
+        vote.cast(1 if step > asked_in else 0)
+        reasons.append(vote.result())
         assert read == [*range(max(0, step - 1))]
     assert reasons.index(1) == asked_in + 3 < asked_in + STEPS_TO_STOP
-    agreement.close()
+    vote.close()
     assert read == [*range(10)]

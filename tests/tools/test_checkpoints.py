@@ -93,7 +93,7 @@ def test_export_in_another_dtype_and_in_several_files(run_dir, tmp_path, monkeyp
     from largebatch.checkpoint import export
 
     assert main(["export", str(run_dir / "checkpoints/step_00000005"), str(tmp_path / "half"), "--dtype=bfloat16"]) == 0
-    monkeypatch.setattr(export, "LARGEST_FILE_BYTES", 4000)
+    monkeypatch.setattr(export, "MAX_FILE_BYTES", 4000)
     manifest = export.export(run_dir, tmp_path / "pieces")
     assert manifest.step == 5
     assert len(list((tmp_path / "pieces").glob("model-*.safetensors"))) > 2

@@ -106,7 +106,7 @@ def test_small_sources_are_not_small_together(recipe, capsys, monkeypatch):
     other.write_text((recipe.parents[2] / "text.jsonl").read_text())
     # Each source has the file twice.
     size = other.stat().st_size
-    monkeypatch.setattr(preparation, "MOST_BYTES_IN_A_JOB", 3 * size)
+    monkeypatch.setattr(preparation, "MAX_BYTES_IN_A_JOB", 3 * size)
     content = json.loads(recipe.read_text())
     sizes = {"weight": 1, "num_train_samples": 10, "num_eval_samples": 3}
     files = {"data_files": {"train": "other.jsonl", "eval": "other.jsonl"}}
@@ -136,7 +136,7 @@ def test_an_array_with_gaps_is_refused(last, count):
 
 @pytest.mark.usefixtures("recipe")
 def test_parts_count_from_zero_or_one(capsys, monkeypatch):
-    monkeypatch.setattr("largebatch.data.shards.SMALLEST", 30)
+    monkeypatch.setattr("largebatch.data.shards.MIN_SHARD_BYTES", 30)
     for part in ("1/3", "2/3"):
         assert main(["prepare", "mine", "--workers=1", "--shard", part]) == 0
         assert "others are not finished yet" in capsys.readouterr().out

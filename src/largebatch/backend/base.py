@@ -176,8 +176,8 @@ class Backend(ABC):
         """Accumulate `factor` times the gradient of `loss`, both scalars; gradients are *averaged* over processes."""
 
     @abstractmethod
-    def update(self, learning_rate: float, measure_norm: bool) -> Update:
-        """Clip as the plan says, take one optimizer step at this learning rate and clear the gradients.
+    def clip_and_step(self, measure_norm: bool) -> Update:
+        """Clip the gradients as the plan says, take one optimizer step, and clear them.
 
         A step whose gradient is not finite is not taken, unless the plan's `on_non_finite` is "stop". The gradient is
         that of all processes, so they all decide alike. If `measure_norm` is false, its norm need not be computed.
@@ -223,19 +223,6 @@ class Backend(ABC):
         return rates.pop()
 
     # --- state ----------------------------------------------------------------------------------------------------
-
-    def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """All weights and buffers, whole, on the main process; on other processes an empty or partial dict.
-
-        A weight with several names is stored under the first. Every process must call this.
-        """
-        every_name = {name for name, _ in self.unwrapped_model.named_parameters(remove_duplicate=False)}
-        aliases = every_name - {name for name, _ in self.unwrapped_model.named_parameters()}
-        return {name: tensor for name, tensor in self._gather_state().items() if name not in aliases}
-
-    def _gather_state(self) -> dict[str, torch.Tensor]:
-        state: dict[str, torch.Tensor] | None = self.accelerator.get_state_dict(self.model)
-        return state or {}
 
     @abstractmethod
     def engine_state(self) -> EngineState:
@@ -311,8 +298,8 @@ class Backend(ABC):
         """Start summing a count over all processes; the returned function waits for the sum."""
         return self._reduce(count, torch.distributed.ReduceOp.SUM)
 
-    def largest_of_processes(self, number: int) -> Callable[[], int]:
-        """Start finding the largest of all processes' numbers; the returned function waits for it."""
+    def all_max(self, number: int) -> Callable[[], int]:
+        """Start an all-reduce of the largest number; the returned function waits for it."""
         return self._reduce(number, torch.distributed.ReduceOp.MAX)
 
     def _reduce(self, number: int, operation: torch.distributed.ReduceOp.RedOpType) -> Callable[[], int]:

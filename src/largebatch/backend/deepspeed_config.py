@@ -137,9 +137,6 @@ def fill_from_plan(config: Mapping[str, Any], plan: RunPlan) -> dict[str, Any]:
         "timers": {"throughput": {"enabled": False}},
     }
     filled["zero_optimization"] = dict(config["zero_optimization"])
-    if filled["zero_optimization"]["stage"] == 3:
-        # Gather the weights on rank 0 when they are saved, in the dtype in which they are trained.
-        filled["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
     if plan.precision == "bf16":
         # DeepSpeed's own bf16 mode would accumulate and reduce in bf16. With autocast, as under DDP, weights, gradients
         # and, because no module is named as safe in lower precision, their communication stay in fp32.

@@ -96,7 +96,7 @@ class FsdpBackend(NativeBackend):
         # Whether the gradients reduced within a group are also summed over the replicas.
         self.model.set_requires_all_reduce(is_last)
 
-    def update(self, learning_rate: float, measure_norm: bool) -> Update:
+    def clip_and_step(self, measure_norm: bool) -> Update:
         # If the last micro-batch has not used a unit, FSDP2 would sum its gradients over the replicas in the next step.
         if any(unit._partial_reduce_output is not None for unit in self._units):
             raise BackendMismatch(
@@ -104,7 +104,7 @@ class FsdpBackend(NativeBackend):
                 "with which hsdp sums gradients over its replicas; use the same parts in each micro-batch, or set "
                 'compute.reduce_gradients to "last_micro_batch"'
             )
-        return super().update(learning_rate, measure_norm)
+        return super().clip_and_step(measure_norm)
 
     @property
     def _shard_group(self) -> torch.distributed.ProcessGroup:
@@ -114,7 +114,7 @@ class FsdpBackend(NativeBackend):
         """The memory of the smallest GPU of the job in bytes; None without GPUs."""
         if self.device.type != "cuda":
             return None
-        return -self.largest_of_processes(-torch.cuda.get_device_properties(self.device).total_memory)()
+        return -self.all_max(-torch.cuda.get_device_properties(self.device).total_memory)()
 
     def engine_state(self) -> EngineState:
         # An evaluation leaves the root's parameters gathered, which are different objects from the sharded ones.

@@ -42,7 +42,7 @@ class NativeBackend(Backend):
         parameters = self.unwrapped_model.named_parameters()
         return [name for name, parameter in parameters if parameter.requires_grad and parameter.grad is None]
 
-    def update(self, learning_rate: float, measure_norm: bool) -> Update:
+    def clip_and_step(self, measure_norm: bool) -> Update:
         norm = None
         may_skip = self.plan.on_non_finite != "stop"
         if measure_norm or may_skip or self.plan.clip_norm is not None:
@@ -55,7 +55,6 @@ class NativeBackend(Backend):
                 return Update(norm, applied=False)
             if self.plan.clip_norm is not None:
                 clip_grads_with_norm_(parameters, self.plan.clip_norm, norm)
-        self.set_learning_rate(learning_rate)
         self._torch_optimizer.step()
         self.discard_gradients()
         return Update(norm, applied=True)
@@ -118,9 +117,6 @@ class ReplicatedBackend(NativeBackend):
         # Broadcasting rank 0's buffers would lose the other processes' statistics, which are averaged before use.
         ddp = DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
         return {"cpu": not request.on_gpu, "kwargs_handlers": [request.group, ddp]}
-
-    def _gather_state(self) -> dict[str, torch.Tensor]:
-        return self.unwrapped_model.state_dict()
 
 
 class SingleBackend(ReplicatedBackend):

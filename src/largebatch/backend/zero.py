@@ -112,8 +112,7 @@ class ZeroBackend(Backend):
     def backward(self, loss: torch.Tensor, factor: float | torch.Tensor) -> None:
         self.engine.backward(loss * factor)
 
-    def update(self, learning_rate: float, measure_norm: bool) -> Update:  # noqa: ARG002 - always measured
-        self.set_learning_rate(learning_rate)
+    def clip_and_step(self, measure_norm: bool) -> Update:  # noqa: ARG002 - always measured
         # The engine itself skips a step whose gradient is not finite, and reports its norm as infinite.
         self.engine.step()
         norm = torch.as_tensor(self.engine.get_global_grad_norm(), device=self.device)

@@ -10,12 +10,21 @@ from largebatch.checkpoint.assemble import common_buffer, whole_weight
 from largebatch.errors import UserError
 from largebatch.storage.catalog import entries, entry_at, verify_checksums
 from largebatch.storage.files import remove_folder, rename_folder, sync_folder, write_json_file
-from largebatch.storage.layout import BUFFER, MODEL_CONFIG, WEIGHT, CheckpointError, Manifest, read_json, read_manifest
+from largebatch.storage.layout import (
+    BUFFER,
+    GENERATION_CONFIG,
+    MODEL_CONFIG,
+    WEIGHT,
+    CheckpointError,
+    Manifest,
+    read_json,
+    read_manifest,
+)
 from largebatch.storage.tensors import TensorFiles, save_tensors
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 # Larger models are cut into several files, as `save_pretrained` does.
-LARGEST_FILE_BYTES = 5 * 10**9
+MAX_FILE_BYTES = 5 * 10**9
 
 
 def export(checkpoint: Path, out: Path, dtype: str | None = None) -> Manifest:
@@ -37,7 +46,7 @@ def export(checkpoint: Path, out: Path, dtype: str | None = None) -> Manifest:
 
 
 def export_intact(folder: Path, out: Path, dtype: str | None = None) -> Manifest:
-    """As `export`, from the folder of a checkpoint whose checksums need not be verified."""
+    """As `export`, from the folder of a checkpoint whose checksums need not be verified; an older `out` is replaced."""
     temporary, torch_dtype = out.with_name(f".{out.name}.tmp"), DTYPES[dtype] if dtype else None
     try:
         manifest = read_manifest(folder)
@@ -54,7 +63,10 @@ def export_intact(folder: Path, out: Path, dtype: str | None = None) -> Manifest
                 written = {"dtype": str(dtypes.pop()).removeprefix("torch.")} if len(dtypes) == 1 else {}
                 if config is not None:
                     write_json_file(temporary / "config.json", config | written)
+                if (folder / GENERATION_CONFIG).exists():
+                    write_json_file(temporary / GENERATION_CONFIG, read_json(folder / GENERATION_CONFIG))
         sync_folder(temporary)
+        remove_folder(out)
         rename_folder(temporary, out)
     except CheckpointError as error:
         raise UserError(f"{folder} cannot be exported: {error}") from error
@@ -115,7 +127,7 @@ def _write_weights(files: TensorFiles, manifest: Manifest, out: Path, dtype: tor
         shapes,
         get_storage_size=lambda shape: shape[0].itemsize * torch.Size(shape[1]).numel(),
         filename_pattern="model{suffix}.safetensors",
-        max_shard_size=LARGEST_FILE_BYTES,
+        max_shard_size=MAX_FILE_BYTES,
     )
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}

@@ -24,7 +24,6 @@ from largebatch.storage.layout import (
     FORMAT,
     MANIFEST,
     MARKER,
-    MODEL_CONFIG,
     WEIGHT,
     Manifest,
     Range,
@@ -59,7 +58,7 @@ class CheckpointWriter:
     attempt: Attempt  # the attempt that writes; once a later one has begun, it may not publish
     settings: Checkpoint
     config: dict[str, Any]  # the resolved recipe, as JSON
-    model_config: str | None  # the JSON text of a `transformers` model's configuration
+    model_files: Mapping[str, str]  # as `model_files` returns them
     warn: Callable[[str], None]  # called by the main process with a warning for the user
     not_written: Callable[[int, str], None]  # called by the main process with the step and reason of a failed save
     last_step: int = field(default=0, init=False)  # the newest checkpoint known to be complete; 0 if there is none
@@ -76,6 +75,7 @@ class CheckpointWriter:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._writing = 0
+        self._polled_step = 0
 
     def save(self, step: int, bad_steps: int) -> None:
         """Write a checkpoint of the current state, after waiting for one that is still being written.
@@ -128,10 +128,12 @@ class CheckpointWriter:
             )
             self.not_written(step, str(error))
 
-    def poll(self) -> None:
-        """Take note of a checkpoint that has been finished in the meantime; raise TrainingFailed as `save` does."""
+    def poll(self) -> bool:
+        """Whether a checkpoint has been completed since the last call; raise TrainingFailed as `save` does."""
         if self._thread is not None and not self._thread.is_alive():
             self.wait()
+        known, self._polled_step = self._polled_step, self.last_step
+        return self.last_step > known
 
     # --- taking the state -----------------------------------------------------------------------------------------
 
@@ -220,8 +222,8 @@ class CheckpointWriter:
         manifest = self._manifest(step, bad_steps, state, parts)
         manifest.check_coverage()
         records = {rank_file(rank): part.record for rank, part in enumerate(parts)}
-        if self.model_config is not None:
-            records[MODEL_CONFIG] = write_file(temporary / MODEL_CONFIG, [memoryview(self.model_config.encode())])
+        for name, text in self.model_files.items():
+            records[name] = write_file(temporary / name, [memoryview(text.encode())])
         records[MANIFEST] = write_json_file(temporary / MANIFEST, manifest.to_json())
         sync_folder(temporary)
         final = self.folder / folder_name(step)

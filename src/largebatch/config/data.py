@@ -1,6 +1,7 @@
 """The data sections that tasks share: one typed section per kind of data set."""
 
 import json
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -70,6 +71,20 @@ class Data(Section):
         return None
 
 
+@dataclass(frozen=True)
+class Preparation:
+    """Who downloads, decodes and tokenizes data, and how much of it."""
+
+    command: str = "largebatch prepare RECIPE"  # the command that prepares it, for messages
+    allowed: Literal["everything", "small", "nothing"] = "small"  # "small" unless `data.prepare` says otherwise
+    verify_checksums: bool = False  # whether the checksums of what is prepared are compared
+    num_workers: int | None = None  # processes; None means `data.num_workers`
+    part: int = 0  # of the shards, the part that this process makes
+    num_parts: int = 1
+    # The bytes that each section of a mixture was found to need, whose sum is limited; None: each has its own limit.
+    needed: dict[str, int] | None = None
+
+
 class HubOrLocal(Data):
     """Data opened with Hugging Face `datasets`, from a hub id, a local folder or local files."""
 
@@ -88,6 +103,19 @@ class HubOrLocal(Data):
     prepare: Literal["allow", "require"] | None = None
     """Whether a job may itself download, decode and tokenize data, while its devices wait, or refuses data that
     `largebatch prepare` has not prepared; null: it may where that is at most 1 GiB."""
+
+    _preparation: Preparation = Preparation()
+
+    @property
+    def preparation(self) -> Preparation:
+        """Who prepares the data, and how much of it; no field, because a run and `largebatch prepare` differ in it."""
+        return self._preparation
+
+    def prepared_by(self, preparation: Preparation) -> Self:
+        """A copy of the section, whose data is prepared in this way."""
+        section = self.model_copy()
+        section._preparation = preparation
+        return section
 
     @model_validator(mode="after")
     def _files_are_read(self) -> Self:
@@ -174,11 +202,12 @@ class Mixable(HubOrLocal):
                 if field not in own:
                     raise ValueError(f"sources[{number}].{field}: missing; write that of {source.name} alone")
             try:
-                sections.append(type(self).model_validate_json(json.dumps(common | own)))
+                section = type(self).model_validate_json(json.dumps(common | own))
             except ValidationError as error:
                 first = error.errors(include_url=False)[0]
                 where = ".".join(["", *map(str, first["loc"])])
                 raise ValueError(f"sources[{number}]{where} ({source.name}): {first['msg']}") from error
+            sections.append(section.prepared_by(self.preparation))
         return sections
 
     @property

@@ -7,22 +7,18 @@ import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 
-from largebatch.data.preparation import SECONDS_BETWEEN_CALLS
 from largebatch.errors import DataError
 
-MOST_CHARACTERS = 10_000
+MAX_CHARACTERS = 10_000
 
 
-def in_processes(
-    num_processes: int, work: Callable[[int], None], items: Sequence[int], progress: Callable[[], object]
-) -> None:
-    """Call `work` with each item, once, in so many forked processes, which end when this one does or is killed.
+def in_processes(num_processes: int, work: Callable[[int], None], items: Sequence[int]) -> None:
+    """Call `work` with each item, once, in so many forked processes, which end when this one does.
 
     Args:
         num_processes: Number of processes.
-        work: May call `end_with_parent()` between its parts.
+        work: Calls `end_with_parent` between its parts, because this process may be killed.
         items: The arguments.
-        progress: Called about once per second in this process.
 
     Raises:
         DataError: `work` raised one, or a process was killed.
@@ -44,9 +40,9 @@ def in_processes(
                     os._exit(0)
                 work(items[place])
         except BaseException as error:
-            # More would not fit into the pipe before somebody reads.
-            stack = traceback.format_exc()[-MOST_CHARACTERS:]
-            failures.put((isinstance(error, DataError), str(error)[:MOST_CHARACTERS], stack))
+            # A longer message would block on the pipe, which has no reader yet.
+            stack = traceback.format_exc()[-MAX_CHARACTERS:]
+            failures.put((isinstance(error, DataError), str(error)[:MAX_CHARACTERS], stack))
             os._exit(1)
 
     processes = [context.Process(target=run, daemon=True) for _ in range(min(num_processes, len(items)))]
@@ -54,7 +50,7 @@ def in_processes(
         for process in processes:
             process.start()
         while True:
-            # Before the look at how they ended: one that ends in between is looked at next time.
+            # Collect sentinels before exit codes, so that a process that ends in between is seen in the next round.
             running = [process.sentinel for process in processes if process.exitcode is None]
             codes = [process.exitcode for process in processes if process.exitcode]
             if codes and not failures.empty():
@@ -67,8 +63,7 @@ def in_processes(
                 )
             if not running:
                 return
-            wait(running, SECONDS_BETWEEN_CALLS)
-            progress()
+            wait(running)
     finally:
         for process in processes:
             if process.pid is not None:

@@ -1,7 +1,6 @@
 """Opens a data set through Hugging Face `datasets`: from the hub, a local folder, or local files."""
 
 import errno
-from functools import partial
 from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from huggingface_hub.constants import HF_HOME
 
 from largebatch.config.data import HubOrLocal
-from largebatch.data.preparation import cannot_be_written, check_may_prepare, preparation, with_progress
+from largebatch.data.preparation import cannot_be_written, check_may_prepare
 from largebatch.errors import DataError, reason_of
 from largebatch.local_folder import local_folder
 
@@ -34,7 +33,7 @@ def open_splits(config: HubOrLocal) -> "tuple[datasets.Dataset, datasets.Dataset
     else:
         folder = local_folder(config.path, "data.path", "a data set")
         arguments = {"path": str(folder) if folder else config.path, "name": config.name}
-    return with_progress(partial(_open, config, arguments))
+    return _open(config, arguments)
 
 
 def _open(config: HubOrLocal, arguments: dict[str, Any]) -> "tuple[datasets.Dataset, datasets.Dataset]":
@@ -45,7 +44,7 @@ def _open(config: HubOrLocal, arguments: dict[str, Any]) -> "tuple[datasets.Data
         builder = datasets.load_dataset_builder(**arguments)
         if not Path(builder.cache_dir).is_dir():
             check_may_prepare(config, _size(builder))
-        builder.download_and_prepare(num_proc=preparation.get().num_workers)
+        builder.download_and_prepare(num_proc=config.preparation.num_workers)
         train, evaluation = (builder.as_dataset(split) for split in splits)
     except DataError:
         raise

@@ -1,67 +1,32 @@
-"""What may be prepared: by `largebatch prepare` everything, by a job, whose GPUs wait, only what is small."""
+"""Limits on preparing data: `largebatch prepare` prepares anything; a training job, whose GPUs would wait, only up to
+1 GiB."""
 
 import shutil
-from collections.abc import Callable
-from concurrent.futures import Future, wait
-from contextvars import ContextVar, copy_context
-from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from huggingface_hub.constants import HF_HOME
 
-from largebatch.config.data import HubOrLocal
+from largebatch.config import RecipeConfig
+from largebatch.config.data import HubOrLocal, Preparation
 from largebatch.errors import DataError
 
-MOST_BYTES_IN_A_JOB = 2**30
-SECONDS_BETWEEN_CALLS = 1.0
+MAX_BYTES_IN_A_JOB = 2**30
 
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Preparation:
-    """Who prepares data, and how."""
-
-    command: str  # the command that prepares it, for messages
-    allowed: Literal["everything", "small", "nothing"] = "small"  # "small" unless `data.prepare` says otherwise
-    checks: bool = False  # whether the checksums of what is prepared are compared
-    num_workers: int | None = None  # processes; None means `data.num_workers`
-    part: int = 0  # of the shards, the part that this process makes
-    num_parts: int = 1
-    progress: Callable[[], object] = lambda: None  # called about once per second, or more often
-    # The bytes that each section of a mixture was found to need; None outside of a job.
-    needed: dict[str, int] | None = None
+Config = TypeVar("Config", bound=RecipeConfig)
 
 
-_BY_A_JOB = Preparation("largebatch prepare RECIPE")
-preparation: ContextVar[Preparation] = ContextVar("preparation", default=_BY_A_JOB)
+def with_preparation(config: Config, preparation: Preparation) -> Config:
+    """A copy of the config, whose data is prepared in this way if it is of a kind that has to be."""
+    if not isinstance(config.data, HubOrLocal):
+        return config
+    return config.model_copy(update={"data": config.data.prepared_by(preparation)})
 
 
 def num_workers_for(data: HubOrLocal) -> int:
     """The processes that prepare this data."""
-    asked_for = preparation.get().num_workers
+    asked_for = data.preparation.num_workers
     return data.num_workers if asked_for is None else asked_for
-
-
-def with_progress(function: Callable[[], T]) -> T:
-    """The result of a function, such as a download, that does not call `progress` itself; this does so meanwhile.
-
-    If `progress` raises because the run was asked to stop, the function goes on until the process ends.
-    """
-    result: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(function())
-        except BaseException as error:
-            result.set_exception(error)
-
-    Thread(target=copy_context().run, args=(run,), name="preparation", daemon=True).start()
-    while not wait([result], SECONDS_BETWEEN_CALLS).done:
-        preparation.get().progress()
-    return result.result()
 
 
 def cannot_be_written(folder: Path, error: OSError) -> DataError:
@@ -83,12 +48,12 @@ def check_may_prepare(data: HubOrLocal, num_bytes: int) -> None:
 
     Those of the other sources of a mixture are added to them.
     """
-    current, total = preparation.get(), num_bytes
+    current, total = data.preparation, num_bytes
     if current.needed is not None:
         section = data.model_dump_json()
         current.needed[section] = max(num_bytes, current.needed.get(section, 0))
         total = sum(current.needed.values())
-    by_a_job = data.prepare == "allow" or (data.prepare is None and total <= MOST_BYTES_IN_A_JOB)
+    by_a_job = data.prepare == "allow" or (data.prepare is None and total <= MAX_BYTES_IN_A_JOB)
     if current.allowed == "everything" or (current.allowed == "small" and by_a_job):
         return
     if current.allowed == "nothing":

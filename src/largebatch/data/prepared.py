@@ -6,7 +6,7 @@ into ranges, and each range becomes a *shard*:
     00007.tokens    the tokens of the documents, each with its end-of-text token: uint16 or, beyond 2^16, int32
     00007.ends      where each document ends among them: int64
     00007.json      which rows these are, counts, sizes and checksums; written when both files are on disk
-    manifest.json   what the folder was made from, and the same of all shards; written when all shards are
+    manifest.json   the source of the data, and the counts and checksums of all shards; written last
 
 A shard is made again unless its JSON says that it has these rows, so work that was stopped at any moment goes on.
 """
@@ -25,7 +25,7 @@ from huggingface_hub.constants import HF_HOME
 
 from largebatch.config.data import HubText, names_in
 from largebatch.data.hub import column, open_splits
-from largebatch.data.preparation import check_may_prepare, num_workers_for, preparation
+from largebatch.data.preparation import check_may_prepare, num_workers_for
 from largebatch.data.shards import ShardMaker, file_of
 from largebatch.data.token_stream import Array, TokenStream, mapped
 from largebatch.data.tokenizer import Tokenizer
@@ -82,7 +82,7 @@ class PreparedSplit:
     """
 
     def __init__(self, data: HubText, split: str, tokenizer: Tokenizer):
-        self._tokenizer, self._num_workers = tokenizer, num_workers_for(data)
+        self._data, self._tokenizer = data, tokenizer
         self._dtype = np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<i4")
         self._made_from = {
             **data.model_dump(mode="json", include={"path", "name", "text_column"}),
@@ -114,7 +114,7 @@ class PreparedSplit:
         if self.manifest:
             return 0
         maker = self._maker(text)
-        missing = maker.make(self._num_workers)
+        missing = maker.make(num_workers_for(self._data), self._data.preparation)
         if not missing:
             shards = list(maker.records())
             counts = {name: sum(shard[name] for shard in shards) for name in ("documents", "tokens")}
@@ -135,7 +135,7 @@ class PreparedSplit:
             for ending, record in shard["files"].items():
                 path = file_of(self.folder, number, ending)
                 is_whole = path.is_file() and path.stat().st_size == record["size"]
-                if not is_whole or (preparation.get().checks and asdict(read_record(path)) != record):
+                if not is_whole or (self._data.preparation.verify_checksums and asdict(read_record(path)) != record):
                     raise DataError(f"{path} is damaged; remove its folder, and prepare the data again")
         return TokenStream(
             [shard["tokens"] for shard in shards],

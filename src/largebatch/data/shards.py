@@ -3,7 +3,7 @@
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from largebatch.config.data import Preparation
 from largebatch.data.forked import end_with_parent, in_processes
-from largebatch.data.preparation import cannot_be_written, preparation
+from largebatch.data.preparation import cannot_be_written
 from largebatch.data.tokenizer import Tokenizer
 from largebatch.errors import DataError
 from largebatch.storage.files import replace_json_file, sync_folder, write_file
@@ -24,8 +25,9 @@ from largebatch.storage.layout import read_object
 if TYPE_CHECKING:
     import datasets
 
-FEWEST, SMALLEST, LARGEST = 64, 2**20, 2**28  # a number of shards, and the bytes of text in one
-BYTES_AT_ONCE, MOST_ROWS_AT_ONCE = 2**20, 4096  # of documents that are in memory, besides a single long one
+MIN_SHARDS = 64  # unless they would be smaller than `MIN_SHARD_BYTES`
+MIN_SHARD_BYTES, MAX_SHARD_BYTES = 2**20, 2**28  # of text
+BYTES_AT_ONCE, MAX_ROWS_AT_ONCE = 2**20, 4096  # of documents that are in memory, besides a single long one
 SECONDS_OF_A_LEFTOVER = 600  # a temporary file that was last written so long ago belongs to nobody
 
 
@@ -45,28 +47,25 @@ class ShardMaker:
     tokenizer: Tokenizer
     dtype: np.dtype[Any]
 
-    def make(self, num_workers: int) -> int:
+    def make(self, num_workers: int, preparation: Preparation) -> int:
         """Make the shards of this process's part that are missing, and return how many of other parts are.
+
+        Args:
+            num_workers: Number of processes; up to 1, this process makes them.
+            preparation: Which part is this process's. If it allows everything, finished shards are printed.
 
         Raises:
             DataError: A file cannot be written, or a process was killed.
         """
-        current, parent = preparation.get(), os.getpid()
-
-        def still_wanted() -> None:
-            end_with_parent(parent)
-            if os.getpid() == parent:
-                current.progress()
-
-        with _advice_for(self.folder):
+        with _write_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             for path in self.folder.glob(".*.tmp"):
                 if time.time() - path.stat().st_mtime > SECONDS_OF_A_LEFTOVER:
                     path.unlink(missing_ok=True)
-            mine = [number for number in self.missing() if number % current.num_parts == current.part]
-            make = partial(self._make, progress=still_wanted)
+            mine = [number for number in self.missing() if number % preparation.num_parts == preparation.part]
+            make = partial(self._make, parent=os.getpid(), prints=preparation.allowed == "everything")
             if num_workers > 1:
-                in_processes(num_workers, make, mine, current.progress)
+                in_processes(num_workers, make, mine)
             else:
                 for number in mine:
                     make(number)
@@ -88,12 +87,12 @@ class ShardMaker:
     def _rows(self) -> Iterator[dict[str, int]]:
         """The rows of each shard, and how many rows and bytes the split has, which tell other data apart."""
         num_rows, num_bytes = len(self.text), max(self.text.data.nbytes, 1)
-        each = max(1, num_rows * min(max(num_bytes // FEWEST, SMALLEST), LARGEST) // num_bytes)
+        each = max(1, num_rows * min(max(num_bytes // MIN_SHARDS, MIN_SHARD_BYTES), MAX_SHARD_BYTES) // num_bytes)
         for start in range(0, num_rows, each):
             stop = min(start + each, num_rows)
             yield {"start": start, "stop": stop, "rows_of_split": num_rows, "bytes_of_split": num_bytes}
 
-    def _make(self, number: int, progress: Callable[[], None]) -> None:
+    def _make(self, number: int, parent: int, prints: bool) -> None:
         all_rows = list(self._rows())
         rows = all_rows[number]
         if self._record(number).get("rows") == rows:
@@ -102,9 +101,9 @@ class ShardMaker:
         ends = [np.zeros(1, np.int64)]
         temporary = self.folder / f".{number:05d}.{secrets.token_hex(4)}.tmp"
         files = {}
-        with _advice_for(self.folder):
+        with _write_errors(self.folder):
             try:
-                for ending, parts in (("tokens", self._encode(rows, ends, progress)), ("ends", _joined(ends))):
+                for ending, parts in (("tokens", self._encode(rows, ends, parent)), ("ends", _joined(ends))):
                     files[ending] = asdict(write_file(temporary, parts))
                     temporary.rename(file_of(self.folder, number, ending))
             finally:
@@ -112,20 +111,18 @@ class ShardMaker:
             sync_folder(self.folder)
             counts = {"rows": rows, "documents": rows["stop"] - rows["start"], "tokens": int(ends[-1][-1])}
             replace_json_file(file_of(self.folder, number, "json"), counts | {"files": files})
-        if preparation.get().allowed == "everything":
+        if prints:
             print(f"{self.folder.name}: shard {number + 1} of {len(all_rows)}, {counts['tokens']:,} tokens", flush=True)
 
-    def _encode(
-        self, rows: dict[str, int], ends: list[NDArray[np.int64]], progress: Callable[[], None]
-    ) -> Iterator[memoryview]:
-        """The tokens of some documents at a time, whose ends are added to `ends`."""
+    def _encode(self, rows: dict[str, int], ends: list[NDArray[np.int64]], parent: int) -> Iterator[memoryview]:
+        """The tokens of some documents at a time, whose ends are added to `ends`, while process `parent` lives."""
         # Slow to import, and a run that finds its data prepared does without.
         import pyarrow
         from pyarrow import compute
 
         text = self.text.with_format("arrow")
-        for start in range(rows["start"], rows["stop"], MOST_ROWS_AT_ONCE):
-            column = text[start : min(start + MOST_ROWS_AT_ONCE, rows["stop"])].column(0).cast(pyarrow.large_string())
+        for start in range(rows["start"], rows["stop"], MAX_ROWS_AT_ONCE):
+            column = text[start : min(start + MAX_ROWS_AT_ONCE, rows["stop"])].column(0).cast(pyarrow.large_string())
             sizes = np.cumsum(compute.binary_length(column).fill_null(0).to_numpy())
             for part in np.split(np.arange(len(column)), np.flatnonzero(np.diff(sizes // BYTES_AT_ONCE)) + 1):
                 try:
@@ -134,7 +131,7 @@ class ShardMaker:
                     where = f"rows {start + part[0]} to {start + part[-1]}"
                     raise DataError(f"data.text_column: {where}: {error}; correct or remove that text") from error
                 ends.append(ends[-1][-1] + np.cumsum([len(document) for document in documents]))
-                progress()
+                end_with_parent(parent)
                 yield np.fromiter(chain.from_iterable(documents), self.dtype).data
 
 
@@ -149,7 +146,7 @@ def file_of(folder: Path, number: int, ending: str) -> Path:
 
 
 @contextmanager
-def _advice_for(folder: Path) -> Iterator[None]:
+def _write_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from largebatch.errors import DataError
 
 Array = NDArray[np.integer]
-MOST_MAPS = 512  # of a process; each has a file descriptor
+MAX_MAPS = 512  # of a process; each has a file descriptor
 
 
-@lru_cache(maxsize=MOST_MAPS)
+@lru_cache(maxsize=MAX_MAPS)
 def mapped(file: Path, dtype: str, offset: int = 0, length: int | None = None) -> Array:
     """Numbers in a file, from a byte on; the maps that were used last stay open.
 

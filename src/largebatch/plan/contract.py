@@ -21,9 +21,9 @@ from largebatch.errors import ConfigError
 
 # Processes read a vote on stopping this many steps after they have begun it: over the hosts of hundreds of processes it
 # takes as long as a short step.
-STEPS_OF_A_VOTE = 2
+STOP_VOTE_STEPS = 2
 # A request during a step is in the vote of the next one.
-STEPS_TO_STOP = STEPS_OF_A_VOTE + 2
+STEPS_TO_STOP = STOP_VOTE_STEPS + 2
 
 
 @dataclass(frozen=True)

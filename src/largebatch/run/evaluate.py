@@ -11,25 +11,78 @@ from torch import nn
 from largebatch.backend.base import Backend
 from largebatch.data.loading import Request, load
 from largebatch.data.source import Batch, SampleSource
+from largebatch.errors import TrainingFailed
+from largebatch.run.record.metrics import Stopwatch
 
 Value = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 PerSample = Callable[[Batch], dict[str, Value]]
 RowsPerSample = Callable[[Batch], dict[str, torch.Tensor]]
 
 
-def batches_of(
-    backend: Backend, source: SampleSource, num_samples: int, num_workers: int, heartbeat: Callable[[], None]
-) -> Iterator[tuple[int, int, Batch]]:
-    """This process's ranges of the first `num_samples` samples, as (start, stop), and their batches.
+MAX_LOSS_FOR_PERPLEXITY = 700.0  # the exponential of a larger one overflows
 
-    Every process makes the same number of forward passes, because sharded strategies communicate in each; a process
-    for which no samples are left gets the empty range (0, 0) and the batch of the first sample.
+
+class Evaluator:
+    """Evaluates without gradients, in evaluation mode and with averaged statistics, outside of the time in training.
+
+    Args:
+        backend: The prepared backend.
+        num_workers: Loader processes of this process.
+        stopwatch: Counts the time in training.
+        heartbeat: Called with each batch.
     """
-    shares = list(_shares(num_samples, backend.plan.micro_batch_size, backend.rank, backend.world_size))
-    requests: list[Request] = [(np.arange(start, max(stop, start + 1)), None) for start, stop in shares]
-    for (start, stop), (batch, _) in zip(shares, load(source, requests, num_workers, backend.device), strict=True):
-        heartbeat()
-        yield start, stop, batch
+
+    def __init__(self, backend: Backend, num_workers: int, stopwatch: Stopwatch, heartbeat: Callable[[], None]):
+        self._backend, self._num_workers = backend, num_workers
+        self._stopwatch, self._heartbeat = stopwatch, heartbeat
+
+    def means(self, eval_set: SampleSource, per_sample: PerSample, completed_steps: int) -> dict[str, float]:
+        """See `Run.evaluate`."""
+        plan = self._backend.plan
+        parts: dict[str, range] = getattr(eval_set, "parts", {})
+        parts = {name: part for name, part in parts.items() if part.start < plan.evaluated_samples}
+        with self._evaluating(completed_steps):
+            batches = self._batches(eval_set, plan.evaluated_samples)
+            means = mean_over_samples(self._backend, batches, per_sample, parts)
+        for name, value in means.items():
+            if not math.isfinite(value):
+                raise TrainingFailed(
+                    f"the evaluation's {name} is {value} after step {completed_steps}; training stopped and no weights "
+                    "were written",
+                    everywhere=True,
+                )
+        if plan.loss_unit == "tokens" and means.get("loss", math.inf) < MAX_LOSS_FOR_PERPLEXITY:
+            # From the mean over all tokens: a mean of batches' or samples' perplexities would be a different number.
+            means["perplexity"] = math.exp(means["loss"])
+        return means
+
+    def rows(
+        self, source: SampleSource, num_samples: int, per_sample: RowsPerSample, completed_steps: int
+    ) -> dict[str, torch.Tensor]:
+        """See `Run.rows`."""
+        with self._evaluating(completed_steps):
+            return rows_of_samples(self._backend, self._batches(source, num_samples), per_sample, num_samples)
+
+    @contextmanager
+    def _evaluating(self, completed_steps: int) -> Iterator[None]:
+        with self._stopwatch.paused():
+            self._backend.average_statistics(completed_steps)
+            with torch.no_grad(), evaluation_mode(self._backend.model):
+                yield
+
+    def _batches(self, source: SampleSource, num_samples: int) -> Iterator[tuple[int, int, Batch]]:
+        """This process's ranges of the first `num_samples` samples, as (start, stop), and their batches.
+
+        Every process makes the same number of forward passes, because sharded strategies communicate in each; a process
+        for which no samples are left gets the empty range (0, 0) and the batch of the first sample.
+        """
+        backend = self._backend
+        shares = list(_shares(num_samples, backend.plan.micro_batch_size, backend.rank, backend.world_size))
+        requests: list[Request] = [(np.arange(start, max(stop, start + 1)), None) for start, stop in shares]
+        batches = load(source, requests, self._num_workers, backend.device)
+        for (start, stop), (batch, _) in zip(shares, batches, strict=True):
+            self._heartbeat()
+            yield start, stop, batch
 
 
 def mean_over_samples(
@@ -42,7 +95,7 @@ def mean_over_samples(
 
     Args:
         backend: The prepared backend.
-        batches: As `batches_of`.
+        batches: This process's ranges of samples, as (start, stop), and their batches.
         per_sample: Maps a batch to values by name, each of shape (batch,), or a pair of sums and weights of shape
             (batch,) each, such as each sample's loss summed over its tokens, and its number of tokens.
         parts: Ranges of samples by name, over each of which there is another mean, named "value/part".
@@ -77,7 +130,7 @@ def rows_of_samples(
 ) -> dict[str, torch.Tensor]:
     """One row per sample, in order and on all processes, of the tensors of shape (batch, ...) from `per_sample`.
 
-    `batches` are those of `batches_of` for `num_samples`.
+    `batches` are this process's ranges of samples, as (start, stop), and their batches.
     """
     mine: dict[str, list[torch.Tensor]] = {}
     for start, stop, batch in batches:

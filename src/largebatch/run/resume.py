@@ -29,7 +29,7 @@ FREE = (
     "logging",
     "debug_model",
 )
-MOST_DIFFERENCES = 20
+MAX_DIFFERENCES = 20
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def find_start(
         if usable is None and resume != "auto":
             raise UserError(f"--resume: {skipped[0]}; `largebatch checkpoints` lists the checkpoints in a run folder")
         if usable is None and any((entry.path / MARKER).exists() for entry in candidates):
-            reasons = "\n".join(f"  - {reason}" for reason in skipped[:MOST_DIFFERENCES])
+            reasons = "\n".join(f"  - {reason}" for reason in skipped[:MAX_DIFFERENCES])
             raise UserError(
                 f"{folder.path} has checkpoints, but none of them can be used:\n{reasons}\n"
                 "repair them and start again; --resume none starts over and moves the earlier run aside"
@@ -201,9 +201,9 @@ def _is_within(name: str, fields: Iterable[str]) -> bool:
 
 def _refusal(what: str, lines: Sequence[str], others: str, allow_change: Sequence[str]) -> UserError:
     """The error that `what` differs, with the differences, other remedies, and the option that would allow them."""
-    shown = [f"  - {line}" for line in lines[:MOST_DIFFERENCES]]
-    if len(lines) > MOST_DIFFERENCES:
-        shown.append(f"  - … and {len(lines) - MOST_DIFFERENCES} more")
+    shown = [f"  - {line}" for line in lines[:MAX_DIFFERENCES]]
+    if len(lines) > MAX_DIFFERENCES:
+        shown.append(f"  - … and {len(lines) - MAX_DIFFERENCES} more")
     text = "\n".join(shown)
     fields = ",".join([*allow_change, *(line.partition(":")[0] for line in lines)])
     return UserError(

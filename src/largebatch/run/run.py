@@ -1,8 +1,6 @@
 """The run that a training script drives: it joins the job, resolves the plan, and yields the optimizer steps."""
 
-import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -16,12 +14,14 @@ from largebatch.backend.launch import end_with_the_launcher, read_launch
 from largebatch.backend.start import start
 from largebatch.backend.state import check_savable
 from largebatch.checkpoint.load import StartingWeights, load, set_weights
+from largebatch.checkpoint.model_files import model_files
 from largebatch.config import RecipeConfig
+from largebatch.config.data import Preparation
 from largebatch.config.models import LargeModel
 from largebatch.data.loading import check_size
-from largebatch.data.preparation import with_progress
-from largebatch.data.source import Batch, SampleSource
-from largebatch.errors import TrainingFailed, UserError
+from largebatch.data.preparation import with_preparation
+from largebatch.data.source import SampleSource
+from largebatch.errors import UserError
 from largebatch.estimate.flops import utilization_of
 from largebatch.failures import building_the_model
 from largebatch.model.activation_checkpointing import checkpoint_activations
@@ -31,29 +31,18 @@ from largebatch.model.initialization.building import SeededWeights, build_withou
 from largebatch.plan import explain, resolve
 from largebatch.plan.strategies import POLICY_WORDS
 from largebatch.run.command_line import RunOptions
-from largebatch.run.evaluate import (
-    PerSample,
-    RowsPerSample,
-    batches_of,
-    evaluation_mode,
-    mean_over_samples,
-    rows_of_samples,
-)
-from largebatch.run.loop import Training
+from largebatch.run.evaluate import PerSample, RowsPerSample
+from largebatch.run.loop import Loop
 from largebatch.run.record.folder import RunFolder
-from largebatch.run.record.metrics import StepMetrics, place_of
-from largebatch.run.record.progress import numbers
+from largebatch.run.record.recorder import Recorder
 from largebatch.run.record.trackers import check_trackers
 from largebatch.run.resume import find_start
 from largebatch.run.step import Step
 from largebatch.run.watch.starting import Starting
 from largebatch.run.watch.stop import StopRequests
-from largebatch.run.weights import model_config
 
 Config = TypeVar("Config", bound=RecipeConfig)
 M = TypeVar("M", bound=nn.Module)
-
-LARGEST_LOSS_OF_A_PERPLEXITY = 700.0  # the exponential of a larger one overflows
 
 
 class Run(Generic[Config]):
@@ -84,8 +73,8 @@ class Run(Generic[Config]):
         self.backend = start(launch, self.plan, config.faults.hang_seconds)
         stop_files = self.folder.stop_files if self.backend.is_main_process else {}
         self._stop = StopRequests(stop_files, config.faults.time_limit_margin_seconds, since=self.folder.opened)
-        prepare = f"largebatch prepare {options.recipe or 'RECIPE'}"
-        self._starting = Starting(self.backend, self._stop, config.faults.hang_seconds, prepare)
+        self._stop.listen()
+        self._starting = Starting(self.backend, self._stop, config.faults.hang_seconds)
         self._agree_on_the_plan()
         self._print(explain(self.plan, self.folder.path.name))
         groups = f", sharded over groups of {launch.shard_size}" if launch.shard_size else ""
@@ -107,7 +96,7 @@ class Run(Generic[Config]):
             self.backend.end()
             raise SystemExit(0)
         self._starting_weights: StartingWeights | None = None
-        self._training: Training | None = None
+        self._loop: Loop | None = None
         torch.set_default_dtype(self.dtype)
         # The recipe builds its model next, and every process draws the same initial weights.
         torch.manual_seed(config.seed)
@@ -131,8 +120,10 @@ class Run(Generic[Config]):
             UserError: They cannot be opened, or do not have the plan's sizes; every process raises it.
         """
 
+        preparation = Preparation(f"largebatch prepare {self._recipe or 'RECIPE'}", needed={})
+
         def open_checked() -> tuple[SampleSource, SampleSource]:
-            train_set, eval_set = open_sources(self.config)
+            train_set, eval_set = open_sources(with_preparation(self.config, preparation))
             check_size(train_set, self.plan.num_train_samples, "train")
             check_size(eval_set, self.plan.num_eval_samples, "eval")
             return train_set, eval_set
@@ -166,8 +157,7 @@ class Run(Generic[Config]):
             # Imported only here, because `transformers` and `datasets`, which it imports, take seconds.
             from largebatch.model.initialization.pretrained import PretrainedWeights, find_folder
 
-            find = partial(find_folder, section.initial_weights)
-            folder = self._starting.once_per_machine_first(partial(with_progress, find))
+            folder = self._starting.once_per_machine_first(partial(find_folder, section.initial_weights))
             with self.backend.raise_on_all_ranks():
                 self._starting_weights = PretrainedWeights(folder, model)
         else:
@@ -193,7 +183,7 @@ class Run(Generic[Config]):
                 set_attention(model, self.config.compute.attention)
             keep_documents_apart(model)
         # Before the strategy changes the model's class.
-        description = model_config(model)
+        files = model_files(model)
         utilization = utilization_of(self.config, model, self.backend.device, self.plan.world_size)
         if utilization.at(0) is not None:
             self._print(f"  {'MFU':<14}{utilization.convention}")
@@ -214,41 +204,39 @@ class Run(Generic[Config]):
         elif self._starting_weights is not None:
             with self.backend.raise_on_all_ranks():
                 set_weights(self.backend, self._starting_weights)
-        metrics = StepMetrics(self.backend, utilization)
-        self._training = Training(
-            self.config, self.backend, self.folder, self._start, self._recipe, description, metrics, self._stop
-        )
+        recorder = Recorder(self.config, self.backend, self.folder, self._start, self._recipe, utilization)
+        self._loop = Loop(self.config, self.backend, self._start, recorder, self._stop, files)
         self._starting.check()
         return prepared
 
     # --- training -------------------------------------------------------------------------------------------------
 
     @property
-    def training(self) -> Training:
-        """The attempt, which exists from `prepare` on."""
-        if self._training is None:
+    def loop(self) -> Loop:
+        """The steps that are left, from `prepare` on."""
+        if self._loop is None:
             raise RuntimeError("the model is not prepared yet; call run.prepare(model, optimizer) first")
-        return self._training
+        return self._loop
 
     def steps(self, train_set: SampleSource) -> Iterator[Step]:
-        """The optimizer steps that are left; the loop must pass each to `update`.
+        """The optimizer steps that are left; the recipe's loop must pass each to `update`.
 
         A checkpoint is written when the loop asks for the next step, after a step's evaluation.
 
         Raises:
             RunStopped: The run was asked to stop, and its checkpoint is written.
         """
-        self._starting.steps_begin()
-        return self.training.steps(train_set)
+        self._starting.end()
+        return self.loop.steps(train_set)
 
     def update(self, step: Step) -> None:
         """Clip, set the learning rate, take the optimizer step, and log if due."""
-        self.training.update(step)
+        self.loop.update(step)
 
     @property
     def should_evaluate(self) -> bool:
         """Whether an evaluation is due after the step just completed."""
-        return not self.training.rehearses and self.plan.evaluates_after(self.training.completed_steps)
+        return self.loop.should_evaluate
 
     def evaluate(self, eval_set: SampleSource, per_sample: PerSample) -> dict[str, float]:
         """Means over the evaluation set, each sample counted once, with the model in evaluation mode.
@@ -260,28 +248,7 @@ class Run(Generic[Config]):
         Raises:
             TrainingFailed: A mean is not finite.
         """
-        training, step = self.training, self.training.completed_steps
-        with training.saved_before_failing():
-            training.metrics.check(step)
-            parts: dict[str, range] = getattr(eval_set, "parts", {})
-            parts = {name: part for name, part in parts.items() if part.start < self.plan.evaluated_samples}
-            with self._evaluating(eval_set, self.plan.evaluated_samples) as batches:
-                means = mean_over_samples(self.backend, batches, per_sample, parts)
-            for name, value in means.items():
-                if not math.isfinite(value):
-                    raise TrainingFailed(
-                        f"the evaluation's {name} is {value} after step {step}; training stopped and no weights were "
-                        "written",
-                        everywhere=True,
-                    )
-        if self.plan.loss_unit == "tokens" and means.get("loss", math.inf) < LARGEST_LOSS_OF_A_PERPLEXITY:
-            # From the mean over all tokens: a mean of batches' or samples' perplexities would be a different number.
-            means["perplexity"] = math.exp(means["loss"])
-        training.record.evaluated(place_of(self.plan, step) | means)
-        training.trackers.add("evaluation", means, step)
-        training.last_evaluation = means
-        training.say(f"evaluation after step {step}: {numbers(means)}")
-        return means
+        return self.loop.evaluate(eval_set, per_sample)
 
     def rows(self, source: SampleSource, num_samples: int, per_sample: RowsPerSample) -> dict[str, torch.Tensor]:
         """Values of individual samples, without augmentation and with the model in evaluation mode.
@@ -294,23 +261,12 @@ class Run(Generic[Config]):
         Returns:
             The tensors by name, with one row per sample, in order, the same on every process.
         """
-        with self._evaluating(source, num_samples) as batches:
-            return rows_of_samples(self.backend, batches, per_sample, num_samples)
-
-    @contextmanager
-    def _evaluating(self, source: SampleSource, num_samples: int) -> Iterator[Iterator[tuple[int, int, Batch]]]:
-        """Batches, without gradients, in evaluation mode, with averaged statistics; not counted as time in training."""
-        training, num_workers = self.training, self.config.data.num_workers
-        training.metrics.stopwatch.pause()
-        self.backend.average_statistics(training.completed_steps)
-        with torch.no_grad(), evaluation_mode(self.backend.model):
-            yield batches_of(self.backend, source, num_samples, num_workers, training.watchdog.heartbeat)
-        training.metrics.stopwatch.start()
+        return self.loop.evaluator.rows(source, num_samples, per_sample, self.loop.completed_steps)
 
     def finish(self) -> None:
         """Write the last checkpoint if there is none yet, the final weights and the summary, and leave the job."""
-        self.training.finish()
-        self._starting.end()
+        self.loop.finish()
+        self._stop.close()
 
     # --- all processes together -----------------------------------------------------------------------------------
 

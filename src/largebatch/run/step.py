@@ -168,6 +168,27 @@ class Step:
                 )
 
 
+def until_updated(step: Step) -> Iterator[Step]:
+    """Yield the step once; RuntimeError if the recipe's loop has not passed it to `Run.update`."""
+    yield step
+    if not step.updated:
+        raise RuntimeError("the loop asked for the next step without calling run.update(step)")
+
+
+def check_gradients(backend: Backend) -> None:
+    """Raise BackendMismatch on all processes if the first step's passes left a trainable parameter without a gradient.
+
+    Strategies differ in what they do with such a parameter: skip it, decay it, or fail.
+    """
+    with backend.raise_on_all_ranks():
+        names = backend.parameters_without_gradient()
+        if names:
+            raise BackendMismatch(
+                f"{len(names)} trainable parameters got no gradient, such as {names[0]}; remove them from the "
+                "model, or freeze them (requires_grad = False) before the optimizer is built"
+            )
+
+
 class RehearsedStep(Step):
     """A step that no update follows: its gradients are NaN, with which no engine takes a step."""
 

@@ -33,13 +33,15 @@ FORMAT = "largebatch 3"
 
 MANIFEST = "manifest.json"
 MODEL_CONFIG = "model_config.json"
+GENERATION_CONFIG = "generation_config.json"
+MODEL_FILES = (MODEL_CONFIG, GENERATION_CONFIG)
 MARKER = "complete.json"
 WEIGHT = "weight"
 BUFFER = "buffer"
 
 FOLDER_NAME = re.compile(r"step_([0-9]{8,})")
 TEMPORARY_NAME = re.compile(r"\.step_[0-9]{8,}\.attempt_[0-9]{4,}_[0-9a-f]{8}\.(tmp|old)")
-FILE_NAME = re.compile(rf"rank_[0-9]{{5,}}\.safetensors|{re.escape(MANIFEST)}|{re.escape(MODEL_CONFIG)}")
+FILE_NAME = re.compile("|".join([r"rank_[0-9]{5,}\.safetensors", *map(re.escape, (MANIFEST, *MODEL_FILES))]))
 
 Count = Annotated[int, Field(strict=True, ge=0)]
 

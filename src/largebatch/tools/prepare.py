@@ -47,8 +47,8 @@ def run(options: argparse.Namespace) -> int:
     # Each process has one thread.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     from largebatch.config import load_config
-    from largebatch.config.data import HubOrLocal, Mixable, TokenizedText
-    from largebatch.data.preparation import Preparation, preparation
+    from largebatch.config.data import HubOrLocal, Mixable, Preparation, TokenizedText
+    from largebatch.data.preparation import with_preparation
 
     if options.write and options.overrides:
         raise UserError("--write: the recipe would get numbers of overridden data; write the overrides into it first")
@@ -58,19 +58,16 @@ def run(options: argparse.Namespace) -> int:
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     part, num_parts = options.shard
     allowed: Literal["nothing", "everything"] = "nothing" if options.dry_run else "everything"
+    command, num_workers = f"largebatch prepare {options.config}", options.workers or cores
+    preparation = Preparation(command, allowed, options.check, num_workers, part, num_parts, needed={})
+    config = with_preparation(config, preparation)
     parts = {"": config}
     if isinstance(config.data, Mixable) and config.data.sources:
         names = [source.name for source in config.data.sources]
         sections = zip(names, config.data.sections(), strict=True)
         parts = {name: config.model_copy(update={"data": section}) for name, section in sections}
-    command, num_workers = f"largebatch prepare {options.config}", options.workers or cores
-    how = Preparation(command, allowed, options.check, num_workers, part, num_parts, needed={})
     found: dict[str, dict[str, int]] = {}
-    before = preparation.set(how)
-    try:
-        code = max(_prepare(one, name, options, found) for name, one in parts.items())
-    finally:
-        preparation.reset(before)
+    code = max(_prepare(one, name, options, found) for name, one in parts.items())
     if options.write and len(found) == len(parts):
         _write(options.config, found)
         print(f"these numbers are written to {options.config}")

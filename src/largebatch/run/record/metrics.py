@@ -2,6 +2,8 @@
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,6 +30,15 @@ class Stopwatch:
         """Count nothing until `start`."""
         self._elapsed = self.seconds
         self._started = None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Count nothing during the block, and continue afterward if it was counting before."""
+        was_running = self._started is not None
+        self.pause()
+        yield
+        if was_running:
+            self.start()
 
     @property
     def seconds(self) -> float:

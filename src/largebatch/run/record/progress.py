@@ -10,7 +10,7 @@ from largebatch.plan import RunPlan
 from largebatch.run.record.folder import RunFolder
 
 
-class Progress:
+class ProgressBar:
     """The progress of a run that begins after `first_step` steps, shown by the main process only."""
 
     def __init__(self, plan: RunPlan, shown: bool, first_step: int = 0):

@@ -30,7 +30,7 @@ from largebatch.storage.catalog import entries, remove_leftovers, set_aside
 from largebatch.storage.files import parse_line, replace_file, replace_json_file
 from largebatch.storage.layout import read_object
 
-MOST_PENDING_LINES = 100_000
+MAX_PENDING_LINES = 100_000
 SECONDS_UNTIL_WRITTEN = 1.0  # at most, for a line of metrics.jsonl, plus the time to the next one
 
 _of_this_process: list["Record"] = []
@@ -49,7 +49,7 @@ class Journal:
     path: Path
     attempt: Attempt  # the attempt that writes, checked before each write
     warn: Callable[[str], None]  # called with a warning for the user
-    most_seconds: float = 0.0  # how long lines may wait for the next ones, to be written together
+    max_seconds: float = 0.0  # how long lines may wait for the next ones, to be written together
     _flushed: float = field(default=-math.inf, init=False)
     _pending: list[str] = field(default_factory=list, init=False)
     _has_warned: bool = field(default=False, init=False)
@@ -57,7 +57,7 @@ class Journal:
     def append(self, value: dict[str, Any]) -> None:
         """Add a line; one that the file system refuses is written with later lines. Fails as `flush` does."""
         self._pending.append(json.dumps(value) + "\n")
-        if time.monotonic() - self._flushed >= self.most_seconds:
+        if time.monotonic() - self._flushed >= self.max_seconds:
             self.flush()
 
     def flush(self) -> None:
@@ -79,7 +79,7 @@ class Journal:
             if not self._has_warned:
                 self.warn(f"WARNING: {self.path} cannot be written: {error}; its lines are kept in memory until it can")
             self._has_warned = True
-            del self._pending[:-MOST_PENDING_LINES]
+            del self._pending[:-MAX_PENDING_LINES]
             return
         self._pending.clear()
         self._has_warned = False
@@ -128,8 +128,6 @@ class Record:
         self._history = Journal(folder.history_file, attempt, say)
         self.attempt = attempt
         self.step = start.step  # optimizer steps completed
-        self.profile_folder = folder.profile_dir / f"attempt_{attempt.name}"
-        self.stack_folder = folder.stacks_dir / f"attempt_{attempt.name}"
         _of_this_process[:] = [self]
 
     def restore(self, about: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -25,7 +25,7 @@ from largebatch.storage.files import replace_file, replace_json_file
 # torch's recorders: of NCCL, in builds with CUDA only, and of gloo.
 RECORDERS = ("_dump_nccl_trace", "_dump_fr_trace")
 SECONDS_BETWEEN_LOOKS = 0.5
-MOST_NAMED = 4
+MAX_NAMED = 4
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def _waits(reports: Mapping[int, Report]) -> list[Wait]:
 
 def _named(ranks: Sequence[int], places: Sequence[str]) -> str:
     """Such as "rank 3 (h2, process 4711)"; without the places if there are many ranks."""
-    if len(ranks) > MOST_NAMED:
+    if len(ranks) > MAX_NAMED:
         return _ranks(ranks)
     return ", ".join(f"rank {rank} ({places[rank]})" for rank in ranks)
 

@@ -1,4 +1,5 @@
-"""Finding slow processes: at evaluations and checkpoints, all time the same product, and compare their data reading.
+"""Detects slow ranks: at each evaluation and checkpoint, every rank times one fixed matrix product, and data-loading
+times are compared.
 
 In step times, a process that all others wait for looks no slower than they do, so each process measures what it does
 alone.
@@ -14,6 +15,7 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from largebatch.backend.base import Backend
+from largebatch.run.record.recorder import Recorder
 
 T = TypeVar("T")
 
@@ -50,10 +52,16 @@ class Slow(NamedTuple):
 
 
 class SlowProcesses:
-    """Names processes that are slow in `PROBES_IN_A_ROW` probes; every process has an instance."""
+    """Names processes that are slow in `PROBES_IN_A_ROW` probes; every process has an instance.
 
-    def __init__(self, backend: Backend):
-        self._backend = backend
+    Args:
+        backend: The prepared backend.
+        places: Node and process of every rank, in words.
+        recorder: Gets an event for each slow process.
+    """
+
+    def __init__(self, backend: Backend, places: Sequence[str], recorder: Recorder):
+        self._backend, self._places, self._recorder = backend, places, recorder
         self._clock = own_clock()
         self._reading = 0.0
         self._last = (0, 0.0)
@@ -73,6 +81,19 @@ class SlowProcesses:
             finally:
                 self._reading += self._clock() - start
             yield batch
+
+    def name(self, steps: int, seconds: float) -> None:
+        """Probe, as `probe`, and record which processes are slow."""
+        for slow in self.probe(steps, seconds):
+            place = self._places[slow.rank]
+            what = (
+                f"rank {slow.rank} ({place}) is slow: {slow.what} took {1000 * slow.seconds:.2f} ms, the median of all "
+                f"processes is {1000 * slow.median:.2f} ms, and it was over {SLOW:g} times the median in "
+                f"{PROBES_IN_A_ROW} probes in a row"
+            )
+            about = {"rank": slow.rank, "place": place, "what": slow.what, "ratio": round(slow.ratio, 3)}
+            self._recorder.record.event("slow_process", self._recorder.step, **about, reason=what)
+            self._recorder.say(f"WARNING: {what}")
 
     def probe(self, steps: int, seconds: float) -> list[Slow]:
         """Compare the processes, all of which call this together, and return those to name.

@@ -1,14 +1,12 @@
 """The start of a run: everything before its first step is watched, and ends on request, as its steps do."""
 
-import time
 from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import replace
+from concurrent.futures import Future, wait
+from threading import Thread
 from typing import TypeVar
 
 from largebatch.backend.base import Backend
-from largebatch.data.preparation import preparation
-from largebatch.errors import RunStopped, UserError
+from largebatch.errors import RunStopped
 from largebatch.run.watch.hang import report_hang
 from largebatch.run.watch.stop import StopRequests, reason_in_words
 from largebatch.run.watch.watchdog import Watchdog
@@ -20,75 +18,70 @@ SECONDS_BETWEEN_ROUNDS = 1.0
 
 
 class Starting:
-    """Watches a start from now on.
+    """Watches a start until `end`.
 
     Args:
         backend: The started backend.
         stop: Notes requests to stop.
         hang_seconds: As `faults.hang_seconds`.
-        command: The command that prepares the recipe's data.
     """
 
-    def __init__(self, backend: Backend, stop: StopRequests, hang_seconds: float | None, command: str):
-        self._backend, self._stop, self._command = backend, stop, command
+    def __init__(self, backend: Backend, stop: StopRequests, hang_seconds: float | None):
+        self._backend, self._stop = backend, stop
         seconds = None if hang_seconds is None else max(hang_seconds, SECONDS_OF_A_START)
         self._watchdog = Watchdog(seconds, None, lambda _: "the run was starting", report_hang)
-        self._watch, self._listen = ExitStack(), ExitStack()
-        self._watch.enter_context(self._watchdog.watching())
-        self._listen.enter_context(stop.listening())
-        self._last_round = 0.0
-
-    def steps_begin(self) -> None:
-        """Leave the watching to the steps."""
-        self._watch.close()
+        self._watchdog.start()
 
     def end(self) -> None:
-        """No longer note requests."""
-        self._listen.close()
+        """Leave the watching to the steps."""
+        self._watchdog.stop()
 
     def check(self) -> None:
         """Raise RunStopped on all processes if one of them was asked to stop; every process must call this."""
         self._watchdog.heartbeat()
-        reason = self._backend.largest_of_processes(self._stop.requested())()
+        reason = self._backend.all_max(self._stop.requested())()
         if reason:
             message = f"by {reason_in_words(reason)}, before the first step; the same command starts again"
             raise RunStopped(message, everywhere=True)
 
     def once_per_machine_first(self, function: Callable[[], T]) -> T:
         """The result of `function`, which the first process of the job calls before the first of each machine, and
-        these before all others, while those that wait see that it makes progress.
+        these before all others.
+
+        It may take hours: it runs in a thread, so that all processes notice meanwhile if one was asked to stop.
 
         Raises:
-            RunStopped: A process was asked to stop.
+            RunStopped: A process was asked to stop. The thread goes on until its process ends.
         """
-        results: list[T] = []
-        how = replace(preparation.get(), command=self._command, progress=self._progress, needed={})
+        result: Future[T] | None = None
         for turn in (self._backend.is_main_process, self._backend.is_local_main_process, True):
             with self._backend.raise_on_all_ranks():
-                failure = None
-                if turn and not results:
-                    token = preparation.set(how)
-                    try:
-                        results.append(function())
-                    except RunStopped:
-                        raise
-                    except UserError as error:
-                        failure = error
-                    finally:
-                        preparation.reset(token)
-                while self._some_work(False):
+                if turn and result is None:
+                    result = _in_thread(function)
+                while self._any_rank_busy(result):
                     pass
-                if failure is not None:
-                    raise failure
-        return results[0]
+                if result is not None:
+                    result.result()
+        assert result is not None
+        return result.result()
 
-    def _progress(self) -> None:
-        if time.monotonic() - self._last_round >= SECONDS_BETWEEN_ROUNDS:
-            self._some_work(True)
-
-    def _some_work(self, this_one: bool) -> bool:
-        """Whether some process still works; one that does calls this now and then, and the others all the time."""
-        some = self._backend.largest_of_processes(int(this_one))()
+    def _any_rank_busy(self, result: "Future[T] | None") -> bool:
+        """Whether any rank still computes its result. Busy ranks ask once a second; idle ones wait for their answer."""
+        busy = result is not None and not wait([result], SECONDS_BETWEEN_ROUNDS).done
+        any_busy = self._backend.all_max(int(busy))()
         self.check()
-        self._last_round = time.monotonic()
-        return bool(some)
+        return bool(any_busy)
+
+
+def _in_thread(function: Callable[[], T]) -> "Future[T]":
+    """The future result of a function, in a thread that does not keep the process from ending."""
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(function())
+        except BaseException as error:
+            result.set_exception(error)
+
+    Thread(target=run, name="preparation", daemon=True).start()
+    return result

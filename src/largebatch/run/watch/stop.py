@@ -8,19 +8,19 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-from largebatch.plan.contract import STEPS_OF_A_VOTE
+from largebatch.plan.contract import STOP_VOTE_STEPS
 from largebatch.storage.attempts import job_start
 
 SIGNALS = (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM)
 STOP_FILE = "the stop file"
 BATCH_SCRIPT = "the batch script of job {job}"
 # Processes agree on the number of a reason in this list: the largest that any of them has; 0 means none. The stop file
-# is the last, because it alone says that the job shall not be restarted.
+# is the last, because it alone says that the job must not be restarted.
 REASONS = ("", "the end of the job's time limit", *(name.name for name in SIGNALS), BATCH_SCRIPT, STOP_FILE)
 SECONDS_BETWEEN_LOOKS = 1.0
 
@@ -30,24 +30,24 @@ def reason_in_words(reason: int) -> str:
     return REASONS[reason].format(job=job_start()["job_id"])
 
 
-class Agreement:
-    """The reason to stop that all processes agree on, as they read it in each step.
+class StopVote:
+    """The processes' vote, in each step, on whether to stop.
 
     Args:
-        largest: Begins to find the largest of all processes' numbers, and returns a function that waits for it.
+        all_max: `all_max(number)` starts an all-reduce of the maximum and returns a function that waits for its result.
     """
 
-    def __init__(self, largest: Callable[[int], Callable[[], int]]):
-        self._largest = largest
+    def __init__(self, all_max: Callable[[int], Callable[[], int]]):
+        self._all_max = all_max
         self._votes: deque[Callable[[], int]] = deque()
 
-    def vote(self, reason: int) -> None:
-        """Begin the vote of a step, with this process's reason by its number in `REASONS`."""
-        self._votes.append(self._largest(reason))
+    def cast(self, reason: int) -> None:
+        """Cast this process's vote in a step: its reason to stop, by its number in `REASONS`."""
+        self._votes.append(self._all_max(reason))
 
-    def reason(self) -> int:
-        """The largest number in the vote of `STEPS_OF_A_VOTE` steps ago; call it once in each step."""
-        return self._votes.popleft()() if len(self._votes) > STEPS_OF_A_VOTE else 0
+    def result(self) -> int:
+        """The largest number in the vote of `STOP_VOTE_STEPS` steps ago; call it once in each step."""
+        return self._votes.popleft()() if len(self._votes) > STOP_VOTE_STEPS else 0
 
     def close(self) -> None:
         """Wait for all votes: one that is under way when a process leaves would fail on the others."""
@@ -82,16 +82,16 @@ class StopRequests:
         self._stop_at = float(end) - margin_seconds if end.isdigit() else None
         self._reason = 0
         self._looked = 0.0
+        self._handlers: dict[signal.Signals, Any] = {}
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Note signals instead of exiting on them."""
-        before = {number: signal.signal(number, self._note) for number in SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def listen(self) -> None:
+        """Note signals instead of exiting on them, until `close`."""
+        self._handlers = {number: signal.signal(number, self._note) for number in SIGNALS}
+
+    def close(self) -> None:
+        """Handle signals as before `listen`."""
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
 
     def _note(self, number: int, _: FrameType | None) -> None:
         self._reason = max(self._reason, REASONS.index(signal.Signals(number).name))

@@ -36,34 +36,49 @@ class Watchdog:
         self._seconds, self._stack_file, self._explain, self._on_hang = seconds, stack_file, explain, on_hang
         self._last_heartbeat = time.monotonic()
         self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._stacks: IO[str] | None = None
 
     def heartbeat(self) -> None:
         """Signal progress."""
         self._last_heartbeat = time.monotonic()
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Watch while the block runs."""
+    def start(self) -> None:
+        """Watch until `stop`."""
         if self._seconds is None:
-            yield
             return
-        with self._open_stack_file() as stacks:
-            self.heartbeat()
-            self._over.clear()
-            thread = threading.Thread(target=self._watch, args=(self._seconds, stacks), name="watchdog", daemon=True)
-            thread.start()
-            try:
-                yield
-            finally:
-                self._over.set()
-                thread.join()
-                faulthandler.cancel_dump_traceback_later()
+        self._stacks = self._open_stack_file()
+        self.heartbeat()
+        self._over.clear()
+        self._thread = threading.Thread(
+            target=self._watch, args=(self._seconds, self._stacks), name="watchdog", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Watch no longer; an empty stack file is deleted."""
+        if self._thread is None or self._stacks is None:
+            return
+        self._over.set()
+        self._thread.join()
+        self._thread = None
+        faulthandler.cancel_dump_traceback_later()
+        self._stacks.close()
         if self._stack_file is not None and self._stack_file.stat().st_size == 0:
             self._stack_file.unlink()
             with suppress(OSError):
                 # Fails if another process has written stacks, or is still running.
                 self._stack_file.parent.rmdir()
                 self._stack_file.parent.parent.rmdir()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch while the block runs."""
+        self.start()
+        try:
+            yield
+        finally:
+            self.stop()
 
     def _open_stack_file(self) -> IO[str]:
         if self._stack_file is None:

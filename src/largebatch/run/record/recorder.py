@@ -1,0 +1,161 @@
+"""Everything that an attempt keeps and shows of its training: the one object that the loop tells what has happened."""
+
+from typing import Any
+
+import torch
+
+from largebatch.backend.base import Backend
+from largebatch.config import RecipeConfig
+from largebatch.estimate.flops import Utilization
+from largebatch.run.record.folder import RunFolder, cannot_be_written
+from largebatch.run.record.metrics import StepMetrics, place_of
+from largebatch.run.record.progress import ProgressBar, in_words, numbers
+from largebatch.run.record.record import Record
+from largebatch.run.record.trackers import Trackers
+from largebatch.run.resume import Start
+from largebatch.storage.attempts import Attempt
+from largebatch.storage.files import replace_json_file
+
+
+class Recorder:
+    """The attempt's metrics, its record in the run folder, its trackers and its progress bar.
+
+    Every process has one and makes the same calls. It begins the attempt, which takes over the run folder; the folder
+    is unchanged until then.
+
+    Args:
+        config: The recipe's config.
+        backend: The prepared backend.
+        folder: The run's folder.
+        start: Where the attempt begins.
+        recipe: The file of the recipe, for the history.
+        utilization: The model's operations per sample, and the device's.
+
+    Raises:
+        UserError: Another run is writing to the folder, or it cannot be written.
+    """
+
+    def __init__(
+        self,
+        config: RecipeConfig,
+        backend: Backend,
+        folder: RunFolder,
+        start: Start,
+        recipe: str | None,
+        utilization: Utilization,
+    ):
+        self.folder = folder
+        self._backend, self._plan = backend, backend.plan
+        self.progress = ProgressBar(backend.plan, backend.is_main_process, start.step)
+        self.say = self.progress.say
+        self._metrics = StepMetrics(backend, utilization)
+        self.stopwatch = self._metrics.stopwatch
+        about = {"recipe": recipe, "strategy": backend.launch.strategy, "world_size": backend.world_size}
+        self.attempt = self._begin_attempt(config, start, about)
+        self.record = Record(
+            folder, self.attempt, start, backend.plan.micro_batch_size, backend.is_main_process, self.say
+        )
+        with backend.raise_on_all_ranks():
+            try:
+                self._last_logged, evaluation = self.record.restore(about)
+            except OSError as error:
+                raise cannot_be_written(folder.path, error) from error
+        self._last_evaluation = {
+            name: value for name, value in evaluation.items() if name not in place_of(backend.plan, 0)
+        }
+        self.progress.earlier_seconds = backend.gather_objects(self._last_logged.get("seconds", 0.0))[0]
+        self._metrics.resume(start.step, self.progress.earlier_seconds)
+        self.stack_folder = folder.stacks_dir / f"attempt_{self.attempt.name}"
+        self.trace_file = folder.profile_dir / f"attempt_{self.attempt.name}" / f"rank_{backend.rank:05d}.json.gz"
+        self._trackers = Trackers(config, folder, start.step, backend.is_main_process, self.say)
+
+    def _begin_attempt(self, config: RecipeConfig, start: Start, about: dict[str, Any]) -> Attempt:
+        attempt: Attempt | None = None
+        with self._backend.raise_on_all_ranks():
+            if self._backend.is_main_process:
+                attempt, moved = self.folder.begin(config, self._plan, start.in_place, about)
+                if moved is not None:
+                    self.say(f"the earlier run in {self.folder.path} was moved to {moved}")
+        attempt = self._backend.gather_objects(attempt)[0]
+        assert attempt is not None
+        return attempt
+
+    # --- steps ----------------------------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps completed, including those of earlier attempts."""
+        return self.record.step
+
+    def is_logged(self, step: int) -> bool:
+        """Whether a step, counted from 1, gets a line of metrics.jsonl."""
+        return self._metrics.is_logged(step)
+
+    def add(self, step: int, loss_sum: torch.Tensor, weight: int, grad_norm: torch.Tensor | None) -> None:
+        """Take the numbers of a step, counted from 1, as `StepMetrics.add`."""
+        self.record.step = step
+        self._metrics.add(step, loss_sum, weight, grad_norm)
+
+    def leave_out(self, step: int) -> None:
+        """Exclude a step that was not taken from the metrics."""
+        self._metrics.leave_out(step)
+
+    def check_finite(self, step: int) -> None:
+        """Raise TrainingFailed on all processes if a loss or norm since the last logged step is not finite."""
+        self._metrics.check(step)
+
+    def log(self, step: int) -> None:
+        """Log the step that was added last; fails as `check_finite`."""
+        line = self._last_logged = self._metrics.log(step)
+        self.record.logged(line)
+        self._trackers.add("train", {name: value for name, value in line.items() if name != "step"}, step)
+        self.progress.logged(line)
+
+    def evaluated(self, step: int, means: dict[str, float]) -> None:
+        """Log an evaluation's means by name."""
+        self._last_evaluation = means
+        self.record.evaluated(place_of(self._plan, step) | means)
+        self._trackers.add("evaluation", means, step)
+        self.say(f"evaluation after step {step}: {numbers(means)}")
+
+    def checkpoint_failed(self, step: int, reason: str) -> None:
+        """Add to the history that the checkpoint of a step could not be written."""
+        self.record.event("checkpoint_failed", step, reason=reason)
+
+    def running(self) -> None:
+        """Publish that the attempt is training, and its newest checkpoint."""
+        self.record.running()
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Write and show everything that still waits."""
+        self.progress.close()
+        self.record.flush()
+        self._trackers.flush()
+
+    def stopped(self, message: str) -> None:
+        """Publish that the run was stopped and can be resumed, and delete the request."""
+        self.record.end("stopped", message, message=message)
+        if self._backend.is_main_process:
+            for file in self.folder.stop_files.values():
+                file.unlink(missing_ok=True)
+
+    def finished(self, bad_steps: int) -> None:
+        """Write and print the summary, and publish that the run is finished."""
+        if self._backend.is_main_process:
+            about = {
+                "bad_steps": bad_steps,
+                "attempts": self.attempt.number,
+                "train_loss": self._last_logged.get("loss"),
+                "evaluation": self._last_evaluation,
+                "strategy": self._backend.launch.strategy,
+            }
+            summary = self._metrics.summary(self.step, about)
+            replace_json_file(self.folder.summary_file, summary)
+            print(in_words(summary, self.folder), flush=True)
+        self.record.end("finished", f"after step {self.step:,}")
+
+    def close(self) -> None:
+        """End the run in each tracker."""
+        self._trackers.close()

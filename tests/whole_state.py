@@ -1,0 +1,23 @@
+"""The whole state of a model whose parts are on several processes, put together without the library's files."""
+
+from math import prod
+
+import numpy as np
+
+
+def whole_state(backend) -> dict[str, np.ndarray]:
+    """All weights, and this process's buffers, by name; every process must call this."""
+    state = backend.engine_state()
+    mine = [
+        (piece.vector, piece.owned, piece.read(*piece.owned).numpy(force=True).copy())
+        for piece in state.pieces
+        if piece.vector.startswith("weight/") and piece.owned[0] < piece.owned[1]
+    ]
+    parts = [part for everyones in backend.gather_objects(mine) for part in everyones]
+    found = {}
+    for name, about in state.parameters.items():
+        own = [(owned, values) for vector, owned, values in parts if vector == f"weight/{name}"]
+        vector = np.concatenate([values for _, values in sorted(own, key=lambda part: part[0])])
+        assert len(vector) == prod(about.shape)
+        found[name] = vector.reshape(about.shape)
+    return found | {name: buffer.numpy(force=True).copy() for name, buffer in state.buffers.items()}
