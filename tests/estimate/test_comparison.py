@@ -15,7 +15,7 @@ from largebatch.estimate.table import table
 from largebatch.estimate.traffic import traffic_of_a_step
 from largebatch.plan import resolve
 from largebatch.tools.command_line import main
-from largebatch.tools.slurm.batch_script import read_script
+from largebatch.tools.slurm.batch_script import BatchScript
 from paths import PYDOC, ROOT
 
 # A block of 2^28 weights, one of as many, and the rest: 3 GiB of fp32 weights.
@@ -194,7 +194,7 @@ def test_the_script_of_llama_1b_takes_the_strategy_that_is_suggested(monkeypatch
     monkeypatch.chdir(ROOT)
     assert main(["plan", "llama_1b", "--world-sizes=64", "--gpu-memory=80", "--json"]) == 0
     (column,) = json.loads(capsys.readouterr().out)["world_sizes"]
-    assert read_script(ROOT / "slurm/llama_1b.sbatch").strategy == column["suggested"] == "ddp"
+    assert BatchScript.read(ROOT / "slurm/llama_1b.sbatch").strategy == column["suggested"] == "ddp"
 
 
 def test_the_share_that_is_gathered_in_bf16_is_said():

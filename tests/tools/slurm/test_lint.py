@@ -7,7 +7,7 @@ import pytest
 
 from largebatch.tools.command_line import main
 from paths import RECIPES, ROOT
-from planting import plant
+from planting import line_of, plant
 
 SMOKE = "slurm/gpt_pydoc.sbatch"
 
@@ -26,12 +26,14 @@ def test_nothing_found_in_the_repository_itself(monkeypatch, capsys):
 
 @pytest.mark.usefixtures("project")
 def test_findings_one_a_line(capsys):
-    plant(SMOKE, "#SBATCH --requeue\n", "#SBATCH --ntasks-per-node=4\n")
+    plant(SMOKE, "STRATEGY:-ddp", "STRATEGY:-dpd")
+    plant(SMOKE, "#SBATCH --nodes=2", "#SBATCH --nodes=3")
     assert main(["lint", SMOKE]) == 1
     first, second, count = capsys.readouterr().out.splitlines()
-    assert first.startswith(f"{SMOKE}:1: --requeue is missing: ")
-    assert first.endswith("; write --requeue [requeue]")
-    assert second.startswith(f"{SMOKE}:15: --ntasks-per-node=4: ")
+    assert first.startswith(f"{SMOKE}: nodes x processes per node = 3 x 2: ")
+    assert first.endswith("[no-plan]")
+    assert second.startswith(f"{SMOKE}:{line_of(SMOKE, 'STRATEGY:-dpd')}: STRATEGY dpd: there is no ")
+    assert second.endswith("[strategy]")
     assert count == "1 file, 2 found"
 
 

@@ -62,38 +62,31 @@ def submit(*words: str) -> int:
 def test_submits_and_says_how_to_follow(recipe, capsys):
     before = {path: path.read_bytes() for path in Path().glob("slurm/*.s*")}
     assert submit(recipe, "--nodes", "2") == 0
-    assert called()["words"] == ["--parsable", "--nodes=2", "--export=ALL,LARGEBATCH_SNAPSHOT", SMOKE]
+    words = ["--parsable", "--nodes=2", "--export=ALL,LARGEBATCH_SNAPSHOT", SMOKE]
+    assert called()["words"] == words
     printed = capsys.readouterr().out
-    # The lines are those of the plan.
-    assert main(["plan", RECIPE, "--world-size=4"]) == 0
-    plan = capsys.readouterr().out.removeprefix("gpt_pydoc: ")
-    plan = re.sub("(  Loss.*?)(?=  Steps)|  Optimizer.*", "", plan, flags=re.DOTALL)
-    assert "x 4 processes\n" in plan
-    assert "the run is 200 steps = 2 epochs" in plan
-    assert "peak 0.002" in plan
-    assert printed == (
-        f"gpt_pydoc under ddp, nodes x CPU processes per node = 2 x 2: {plan}"
-        f"not checked: memory, which is estimated by largebatch plan {RECIPE} --world-sizes=4\n"
-        "not checked: the data and any tokenizer; --dry-run looks at them\n"
-        "\n"
-        f"LARGEBATCH_SNAPSHOT={snapshot()} sbatch --parsable --nodes=2 --export=ALL,LARGEBATCH_SNAPSHOT {SMOKE}\n"
-        "\n"
-        "job 123\n"
-        "log    slurm-gpt_pydoc.sbatch-123.log\n"
-        "follow tail -F slurm-gpt_pydoc.sbatch-123.log\n"
-    )
+    assert layout(printed) == "ddp, nodes x CPU processes per node = 2 x 2"
+    for fact in (
+        "the run is 200 steps = 2 epochs",
+        "peak 0.002",
+        f"largebatch plan {RECIPE} --world-sizes=4\n",
+        f"\nLARGEBATCH_SNAPSHOT={snapshot()} sbatch {' '.join(words)}\n",
+        "\njob 123\n",
+        "follow tail -F slurm-gpt_pydoc.sbatch-123.log\n",
+    ):
+        assert fact in printed
     assert {path: path.read_bytes() for path in Path().glob("slurm/*.s*")} == before
 
 
 @pytest.mark.usefixtures("sbatch")
 def test_which_words_go_where(tmp_path, capsys):
-    words = "--seed 1 --partition gpu --optimizer.weight_decay=0 -t 40 --resume none --requeue --allow-change seed"
+    words = "--seed 1 --partition=gpu --optimizer.weight_decay=0 --time=40 --resume none --requeue --allow-change seed"
     given = shlex.split(f"{words} --strategy zero3 --run-dir {tmp_path}/run --gpus-per-node h100:4 --nodes 1")
     assert submit("gpt_pydoc", *given) == 0
     before, _, behind = " ".join(called()["words"]).partition(f" {SMOKE} ")
     names = "ALL,LARGEBATCH_SNAPSHOT,RUN_DIR,STRATEGY"
-    assert before == f"--parsable --nodes=1 --gpus-per-node=h100:4 --partition gpu -t 40 --requeue --export={names}"
-    assert behind == "--seed 1 --optimizer.weight_decay=0 --resume none --allow-change seed"
+    assert before == f"--parsable --nodes=1 --gpus-per-node=h100:4 --partition=gpu --time=40 --requeue --export={names}"
+    assert behind == "--seed 1 --optimizer.weight_decay=0 --resume=none --allow-change=seed"
     assert "gpt_pydoc under zero3, nodes x GPUs per node = 1 x 4: " in capsys.readouterr().out
     environment = called()["environment"]
     assert (environment["STRATEGY"], environment["RUN_DIR"]) == ("zero3", f"{tmp_path}/run")
@@ -121,8 +114,8 @@ UGLY = [
 @pytest.mark.usefixtures("sbatch")
 @pytest.mark.parametrize("value", UGLY)
 def test_values_arrive_as_they_are(value, capsys):
-    before = ["--comment", value, f"--wckey={value}"]
-    behind = ["--resume", value, f"--allow-change={value}"]
+    before = [f"--comment={value}", f"--wckey={value}"]
+    behind = [f"--resume={value}", f"--allow-change={value}"]
     assert submit("gpt_pydoc", "--nodes", "2", *before, *behind) == 0
     arrived = called()["words"]
     assert arrived == ["--parsable", "--nodes=2", *before, "--export=ALL,LARGEBATCH_SNAPSHOT", SMOKE, *behind]
@@ -177,11 +170,6 @@ def test_variables_of_sbatch_outrank_the_script_and_the_command_line_outranks_th
     assert layout(capsys.readouterr().out) == "ddp, nodes x GPUs per node = 1 x 4"
     assert submit("gpt_pydoc", "--nodes=1", "--gpus-per-node=2") == 0
     assert layout(capsys.readouterr().out) == "ddp, nodes x GPUs per node = 1 x 2"
-    monkeypatch.setenv("SBATCH_TIMELIMIT", "5")
-    assert submit("gpt_pydoc", "--nodes=1") == 1
-    assert "SBATCH_TIMELIMIT: --time=5: " in capsys.readouterr().out
-    assert main(["lint", SMOKE]) == 1
-    assert submit("gpt_pydoc", "--nodes=1", "--time=60") == 0
 
 
 @pytest.mark.usefixtures("sbatch")
@@ -189,7 +177,7 @@ def test_the_plan_is_of_the_nodes_and_processes_that_train(monkeypatch, capsys):
     monkeypatch.setenv("LARGEBATCH_NODES", "2")
     monkeypatch.setenv("LARGEBATCH_PROCESSES_PER_NODE", "1")
     assert submit("gpt_pydoc", "--nodes", "3", "--dry-run") == 0
-    assert "gpt_pydoc under ddp, nodes x processes per node = 2 x 1" in capsys.readouterr().out
+    assert "gpt_pydoc under ddp, nodes x CPU processes per node = 2 x 1" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("sbatch")
@@ -235,8 +223,10 @@ def test_a_profile_that_fails(text, message, capsys):
 @pytest.mark.usefixtures("sbatch")
 def test_dry_run(capsys):
     assert submit("gpt_pydoc", "--nodes=2-4", "--cpus-per-task=1", "--dry-run", "--batch.global_batch_size=96") == 0
-    assert not Path("called.json").exists()
+    words = ["--parsable", "--nodes=2-4", "--cpus-per-task=1", "--export=ALL", SMOKE, "--batch.global_batch_size=96"]
+    assert called()["words"] == ["--test-only", *words]
     printed = capsys.readouterr().out
+    assert "\n123\n" in printed  # what Slurm says
     assert [line for line in printed.splitlines() if "under ddp" in line] == [
         f"gpt_pydoc under ddp, nodes x CPU processes per node = {nodes} x 1: causal_lm on {nodes} processes"
         for nodes in (2, 3, 4)
@@ -272,20 +262,11 @@ def test_dry_run_tells_what_is_missing(capsys, monkeypatch, tmp_path):
     ("words", "rule"),
     [
         (["--nodes=3"], "no-plan"),
-        (["--nodes=x"], "nodes"),
         (["--nodes=2", "--gpus-per-node=3"], "no-plan"),
-        (["--nodes=2", "--gpus-per-node=x"], "gpus-per-node"),
         (["--nodes=2", "--strategy=zero9"], "strategy"),
         (["--nodes=2", "--seed=-1"], "recipe"),
-        (["--nodes=2", "--batch.global_batch_size", "42"], "recipe"),
+        (["--nodes=2", "--seed"], "recipe"),
         (["--nodes=2", "--batch.global_batch_size", "40", "--batch.micro_batch_size", "4"], "no-plan"),
-        (["--nodes=2", "--time=5"], "time-too-short"),
-        (["--nodes=2", "-t", "5"], "time-too-short"),
-        (["--nodes=2", "--faults.time_limit_margin_seconds=1800"], "time-too-short"),
-        (["--nodes=2", "--signal=USR1@300"], "signal"),
-        (["--nodes=2", "--no-requeue"], "requeue"),
-        (["--nodes=2", "--ntasks-per-node=4"], "ntasks-per-node"),
-        (["--nodes=2", "--output=logs/x.log"], "log-folder"),
     ],
 )
 def test_what_speaks_against_it_is_not_submitted(words, rule, capsys):
@@ -298,10 +279,9 @@ def test_what_speaks_against_it_is_not_submitted(words, rule, capsys):
 
 @pytest.mark.usefixtures("sbatch")
 def test_the_values_of_the_command_line_mend_the_scripts(capsys):
-    plant(SMOKE, "--time=00:30:00", "--time=5")
     plant(SMOKE, "--cpus-per-task=2", "--cpus-per-task=3")
     assert submit("gpt_pydoc", "--nodes=2") == 1
-    assert submit("gpt_pydoc", "--nodes=2", "--time=60", "--gpus-per-node=2") == 0, capsys.readouterr().out
+    assert submit("gpt_pydoc", "--nodes=2", "--gpus-per-node=2") == 0, capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("sbatch")
@@ -319,15 +299,13 @@ def test_a_strategy_that_the_script_would_not_take(capsys):
         (["elsewhere/mine.json"], "there is no slurm/mine.sbatch to submit elsewhere/mine.json with"),
         (["lone.json"], "1 problem in lone.json:\n  - there is no config.py, which defines a recipe's fields"),
         (["elsewhere/gpt_pydoc.json"], f"{SMOKE} runs {RECIPE}, not elsewhere/gpt_pydoc.json"),
-        (["gpt_pydoc", "word"], "word: not an option"),
+        (["gpt_pydoc", "word"], "word: neither a field of the recipe nor an option of sbatch"),
+        (["gpt_pydoc", "--time", "5"], "5: neither a field of the recipe nor an option of sbatch"),
+        (["gpt_pydoc", "-t5"], "-t5: neither a field of the recipe nor an option of sbatch"),
+        (["gpt_pydoc", "--optimzer.eps=1"], "--optimzer.eps=1: neither a field of the recipe nor an option of sbatch"),
         (["gpt_pydoc", "--export=NONE"], "--export=NONE: all of the environment is passed on"),
-        (["gpt_pydoc", "--optimzer.eps=1"], "--optimzer.eps: neither a field of the recipe nor an option of sbatch"),
-        (
-            ["gpt_pydoc", "--run_dir", "x"],
-            "--run_dir: neither a field of the recipe nor an option of sbatch; sections are ",
-        ),
-        (["gpt_pydoc", "--seed"], "--seed: has no value; write --seed VALUE"),
-        (["gpt_pydoc", "--resume"], "--resume: has no value; write --resume VALUE"),
+        (["gpt_pydoc", "--nodes=x"], "--nodes=x: the job's nodes or processes per node cannot be read"),
+        (["gpt_pydoc", "--gpus=8"], "--nodes=2 --gpus=8: the job's nodes or processes per node cannot be read"),
     ],
 )
 def test_refused(words, message, capsys):
@@ -362,6 +340,8 @@ def test_without_sbatch(monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(only_bash.resolve()))
     assert submit("gpt_pydoc", "--nodes=2") == 2
     assert "error: sbatch cannot be run (No such file or directory); submit on" in capsys.readouterr().err
+    assert submit("gpt_pydoc", "--nodes=2", "--dry-run") == 0
+    assert "not checked: the options of sbatch, which is not installed here" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("sbatch")
@@ -377,9 +357,9 @@ def test_an_environment_that_is_not_there(monkeypatch, capsys):
     Path(".venv/bin/activate").unlink()
     assert submit("gpt_pydoc", "--nodes", "2") == 2
     assert "LARGEBATCH_ENV=.venv/bin/activate: there is no such file" in capsys.readouterr().err
+    assert not Path("called.json").exists()
     assert submit("gpt_pydoc", "--nodes", "2", "--dry-run") == 0
     assert "warning: LARGEBATCH_ENV=.venv/bin/activate: there is no such file" in capsys.readouterr().out
-    assert not Path("called.json").exists()
     monkeypatch.setenv("LARGEBATCH_CONTAINER", "apptainer:image.sif")
     assert submit("gpt_pydoc", "--nodes", "2") == 0
     Path("mine").touch()

@@ -10,7 +10,7 @@ import largebatch
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import UserError, did_you_mean
 from largebatch.task_folders import recipes_in
-from largebatch.tools.slurm.batch_script import read_script
+from largebatch.tools.slurm.batch_script import BatchScript
 from largebatch.tools.verify.tiny import tiny_data_overrides
 
 PACKAGE = Path(largebatch.__file__).parent
@@ -91,7 +91,7 @@ class BundledJob:
     @cached_property
     def size(self) -> tuple[int, int]:
         """The largest number of nodes that the script asks for, and the processes on each."""
-        layout = read_script(self.batch_script).layout
+        layout = BatchScript.read(self.batch_script).layout
         assert layout is not None
         return layout[0][-1], layout[1]
 
@@ -115,7 +115,7 @@ class BundledJob:
 
 def _strategy(given: str | None, script: Path) -> str:
     """The requested strategy, or else the script's."""
-    strategy = read_script(script).strategy if given is None else given
+    strategy = BatchScript.read(script).strategy if given is None else given
     known = [path.stem for path in shipped_folder().glob("recipes/accelerate_configs/*.yaml")]
     if strategy not in known:
         raise _no_such("strategy", strategy, known)

@@ -26,8 +26,7 @@ def config_findings(path: Path, overrides: Sequence[str] = ()) -> Iterator[Findi
     is_json = path.suffix == ".json"
     try:
         content = json.loads(text) if is_json else yaml.safe_load(text)
-    # ValueError includes integers of thousands of digits.
-    except (ValueError, yaml.YAMLError, RecursionError) as error:
+    except (json.JSONDecodeError, yaml.YAMLError) as error:
         mark = getattr(error, "problem_mark", None)
         line = mark.line + 1 if mark else getattr(error, "lineno", 1)
         language = "JSON" if is_json else "YAML"

@@ -15,8 +15,8 @@ COMMAND_LINE = "the command line"
 class Finding:
     """A mistake in a file."""
 
-    file: str  # the file, as it was named; or "the command line", or a variable
-    line: int  # the line in it, from 1; 0 elsewhere
+    file: str  # the file, as it was named, or "the command line"
+    line: int  # the line in it, from 1; 0 if there is none
     rule: str  # the rule's name
     why: str  # what was found, and why it is wrong
     remedy: str  # what to write instead
@@ -43,7 +43,7 @@ def line_of(text: str, key: str) -> int:
     try:
         # JSON is YAML, except that YAML allows no tabs between words.
         lines = dict(_lines_of_keys(yaml.compose(text.replace("\t", " "), Loader=yaml.SafeLoader), ""))
-    except (yaml.YAMLError, RecursionError):
+    except yaml.YAMLError:
         return 1
     while key:
         # Some problems name only the last part of a key.

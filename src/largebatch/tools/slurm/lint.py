@@ -11,9 +11,9 @@ def add_parser(commands: Commands) -> None:
         "lint",
         run,
         help="find mistakes in recipes, SLURM scripts and configs, before a job waits in the queue",
-        description="Check recipes, #SBATCH lines, Accelerate and DeepSpeed configs against each other, without a "
+        description="Check recipes, batch scripts, Accelerate and DeepSpeed configs against each other, without a "
         "GPU, a cluster or torch. Each finding names the file and line, what is wrong, what to write instead, and "
-        "the rule. Exit code 1 if there are any.",
+        "the rule. Exit code 1 if there are any. Options of sbatch are not checked: submit --dry-run asks Slurm.",
         epilog="""examples:
   largebatch lint
   largebatch lint slurm/gpt2_124m.sbatch""",
@@ -31,7 +31,7 @@ def add_parser(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print one finding per line; 1 if there are any."""
     from largebatch.errors import counted
-    from largebatch.tools.slurm.files import files_of_repository, lint_files
+    from largebatch.tools.slurm.checks import files_of_repository, lint_files
 
     files = options.files or files_of_repository()
     findings = lint_files(files)

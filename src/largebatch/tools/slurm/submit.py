@@ -20,7 +20,7 @@ def add_parser(commands: Commands) -> None:
   largebatch submit gpt2_124m --nodes 4 --gpus-per-node 8 --dry-run
   largebatch submit gpt2_124m --nodes 4 --gpus-per-node 8 --strategy zero3 --partition=gpu --optimizer.weight_decay 0
 
-Fields of the recipe are overridden as in a run; --resume goes to the run, and all other options go to sbatch.""",
+Fields of the recipe are overridden as in a run. All other options, written --name=value, go to sbatch.""",
         takes_overrides=True,
     )
     add_recipe(parser)
@@ -28,7 +28,9 @@ Fields of the recipe are overridden as in a run; --resume goes to the run, and a
     parser.add_argument("--gpus-per-node", help="default: the script's; without GPUs, one process per CPU")
     parser.add_argument("--strategy", help="the name of an Accelerate config; default: the script's")
     parser.add_argument("--run-dir", type=Path, help="folder of the run; default: runs/RECIPE")
-    parser.add_argument("--dry-run", action="store_true", help="show all this, but submit nothing")
+    parser.add_argument("--resume", help="passed on to the run")
+    parser.add_argument("--allow-change", help="passed on to the run")
+    parser.add_argument("--dry-run", action="store_true", help="show all this, and what Slurm says, but submit nothing")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 from largebatch.errors import UserError
 from largebatch.task_folders import recipes_in
 from largebatch.tools.options import RECIPES
-from largebatch.tools.slurm.batch_script import ACCELERATE_CONFIGS, SCRIPTS, BatchScript, read_script
+from largebatch.tools.slurm.batch_script import ACCELERATE_CONFIGS, SCRIPTS, BatchScript
 from largebatch.tools.slurm.config_rules import config_findings
 from largebatch.tools.slurm.findings import Finding
 from largebatch.tools.slurm.script_rules import script_findings
@@ -44,11 +44,9 @@ def lint_files(files: Sequence[Path]) -> list[Finding]:
                 f"{file}: not a file that can be checked; give recipes and DeepSpeed configs (.json), batch scripts "
                 "(.sbatch) or Accelerate configs (.yaml)"
             )
-    script_files = [file for file in files if file.suffix == ".sbatch"]
-    environment = site_environment() if script_files else {}
-    scripts = [read_script(file, environment=environment) for file in script_files]
-    configs = [file for file in files if file.suffix != ".sbatch"]
-    return lint_scripts(scripts, configs)
+    environment = site_environment() | {"STRATEGY": ""}
+    scripts = [BatchScript.read(file, environment=environment) for file in files if file.suffix == ".sbatch"]
+    return lint_scripts(scripts, [file for file in files if file.suffix != ".sbatch"])
 
 
 def lint_scripts(scripts: Sequence[BatchScript], configs: Sequence[Path] = ()) -> list[Finding]:
@@ -59,9 +57,8 @@ def lint_scripts(scripts: Sequence[BatchScript], configs: Sequence[Path] = ()) -
     """
     overrides: dict[Path, Sequence[str]] = dict.fromkeys(configs, ())
     for script in scripts:
-        overrides |= {
-            path: script.overrides for path in (script.recipe, script.accelerate_config) if path and path.is_file()
-        }
+        named = (script.recipe, script.accelerate_config)
+        overrides |= {path: script.overrides for path in named if path and path.is_file()}
     found = {finding for script in scripts for finding in script_findings(script)}
     found |= {finding for path, words in overrides.items() for finding in config_findings(path, words)}
     return sorted(found)
