@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+import stand_in
 from paths import MAPS, ROOT
 from resuming import run_interrupted
 from slurm_cluster import Cluster, why_not
 from slurm_job import Job
-from tiny_jobs import LAUNCH
 
 NUM_HOSTS = 3
 
@@ -67,7 +67,7 @@ Submit = Callable[..., Job]
 
 @pytest.fixture
 def submit(cluster: Cluster, play: Play, tmp_path: Path) -> Submit:
-    """Submits a recipe from the login node, by default without a pre-flight."""
+    """Submits a recipe from the login node, by default without a pre-flight, and with a stand-in for the training."""
 
     def submit_script(
         *words: str,
@@ -79,7 +79,10 @@ def submit(cluster: Cluster, play: Play, tmp_path: Path) -> Submit:
         **settings: str,
     ) -> Job:
         if has_environment:
-            settings = {"LARGEBATCH_ENV": str(play(**{"accelerate": LAUNCH, **(programs or {})})), **settings}
+            settings = {
+                "LARGEBATCH_ENV": str(play(**{"accelerate": stand_in.program(), **(programs or {})})),
+                **settings,
+            }
         settings = {"LARGEBATCH_PREFLIGHT": "off", "RUN_DIR": str(tmp_path / name), **settings}
         log = tmp_path / f"{name}.log"
         command = ("sbatch", "--parsable", f"--output={log}", *options, str(script_of(recipe, tmp_path)), *words)

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+import stand_in
 from paths import PYDOC, ROOT
 from played import write_commands
 from resuming import TINY_GPT
 from slurm_cluster import SBIN, Cluster
 from slurm_job import Job
-from tiny_jobs import TWO_NODES, WORDS, assert_same_weights, steps
+from tiny_jobs import LAUNCH, TWO_NODES, WORDS, assert_same_weights, steps
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +45,7 @@ exec {sys.prefix}/bin/largebatch "$@" """
 
 # As text, h10 is before h9.
 @pytest.mark.parametrize("first_host", [9])
-def test_strategies_on_the_same_two_hosts_at_once(submit, uninterrupted, cluster, tmp_path):
+def test_strategies_on_the_same_two_hosts_at_once(submit, uninterrupted, cluster, play, tmp_path):
     """Their ports must not collide, and none may join another's processes. A host that is late is waited for."""
     options = (*TWO_NODES, "--nodelist=h9,h10")
     secrets = {"WANDB_API_KEY": "secret-of-wandb", "HF_TOKEN": "secret-of-the-hub", "LARGEBATCH_PREFLIGHT": "on"}
@@ -54,7 +55,7 @@ def test_strategies_on_the_same_two_hosts_at_once(submit, uninterrupted, cluster
             options=options,
             name=name,
             recipe=PYDOC,
-            programs={"largebatch": LATE} if name == "fsdp" else {},
+            programs={"accelerate": LAUNCH, **({"largebatch": LATE} if name == "fsdp" else {})},
             STRATEGY=name,
             **secrets,
         )
@@ -93,12 +94,12 @@ def test_strategies_on_the_same_two_hosts_at_once(submit, uninterrupted, cluster
     # The same over ssh, without Slurm.
     (tmp_path / "hosts").write_text("h9 slots=8\nh10 slots=8\n")
     environment = {"LARGEBATCH_SSH": start_ssh(cluster, tmp_path, "h9", "h10"), "RUN_DIR": str(tmp_path / "over_ssh")}
-    environment["LARGEBATCH_ENV"] = f"{sys.prefix}/bin/activate"
+    environment["LARGEBATCH_ENV"] = str(play(accelerate=stand_in.program()))
     words = ("bash", "launch/hosts.sh", str(tmp_path / "hosts"), str(PYDOC.relative_to(ROOT)), *SMALL_GPT)
     job = Job(cluster, "", tmp_path / "over_ssh", tmp_path / "over_ssh.log")
     with job.log_file.open("w") as log:
         process = subprocess.Popen(
-            cluster.on_login_node(*words, '--train.duration={"steps": 100000}', cwd=ROOT),
+            cluster.on_login_node(*words, cwd=ROOT),
             env=cluster.environment | environment,
             stdout=log,
             stderr=log,
@@ -107,7 +108,7 @@ def test_strategies_on_the_same_two_hosts_at_once(submit, uninterrupted, cluster
         assert process.poll() is None, job.log
         time.sleep(0.2)
     assert "all-reduce of 64 MiB over 2 nodes by gloo" in job.log
-    assert re.search(r"^\[h9\] \[rank 0\] .* on 2 processes", job.log, re.MULTILINE)
+    assert re.search(r"^\[h10\] stand-in on h10, rank 1", job.log, re.MULTILINE)
     # When this end dies, so does the other.
     assert any("train.py" in each.command for each in job.processes().values())
     process.kill()

@@ -1,12 +1,10 @@
-"""The training of the cluster's jobs, and how a job is compared with a run that nothing happened to."""
+"""The words of the cluster's jobs, how they are stopped, and what they must have left."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import load_file
 
-from largebatch.checkpoint.export import export
 from largebatch.storage.files import read_json_lines
 from resuming import TINY_MAPS
 from slurm_job import Job
@@ -21,11 +19,6 @@ ONE_PROCESS = ("--cpus-per-task=1",)
 TWO_NODES = (*ONE_PROCESS, "--nodes=2")
 
 
-def launch_with(word: str, condition: str) -> dict[str, str]:
-    """The launcher, which gives the training one more word where a condition of bash holds."""
-    return {"accelerate": f'if {condition}; then set -- "$@" "{word}"; fi\n{LAUNCH}'}
-
-
 def steps(number: int) -> tuple[str, ...]:
     return (*WORDS, f'--train.duration={{"steps": {number}}}')
 
@@ -38,17 +31,15 @@ def assert_same_weights(mine: Path, theirs: Path, tolerance: float) -> None:
         assert difference <= tolerance, (name, difference)
 
 
-def assert_logged_once(job: Job, last: int) -> None:
-    assert [line["step"] for line in read_json_lines(job.run_dir / "metrics.jsonl")] == [1, *range(20, last + 1, 20)]
+def assert_logged_once(job: Job) -> None:
+    """Every step that the stand-in took, whatever happened to it."""
+    steps = [line["step"] for line in read_json_lines(job.run_dir / "metrics.jsonl")]
+    assert steps == list(range(1, job.status["step"] + 1))
 
 
-def assert_stops_with_the_weights_of(uninterrupted: Callable[[tuple[str, ...], int], Path], job: Job) -> None:
-    """Stop an endless job for good by its stop file, and compare it with a run of as many steps."""
+def stop_for_good(job: Job) -> None:
+    """Stop an endless job by its stop file."""
     (job.run_dir / "stop").touch()
     assert job.wait_for_end() == "FAILED", job.log
     assert job.exit_code == "75:0", job.log
     assert "stopped by the stop file, after step" in job.log
-    step = job.status["step"]
-    export(job.run_dir, job.run_dir / "model", None)
-    assert_same_weights(job.run_dir, uninterrupted((*ENDLESS, f"--train.stop_after_steps={step}"), 2), 0)
-    assert_logged_once(job, step)

@@ -1,0 +1,91 @@
+"""Stands in for `accelerate launch` and a training with one process per node, so that a job needs no torch.
+
+The first node's process leaves in the run folder what launch.sh, `largebatch job-ended` and the tests look at. It takes
+100 steps a second, and resumes after the last one that it has logged. The other nodes' processes follow it.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from largebatch.storage.attempts import claim, job_start
+from largebatch.storage.files import read_json_lines, replace_json_file
+from largebatch.storage.layout import read_object
+
+MARGIN_SECONDS = 150
+"""How long before the end of the job's time the training stops."""
+SECONDS_PER_STEP = 0.01
+
+
+def program(words: str = "") -> str:
+    """The bash script that plays `accelerate`; it may add words to those of the recipe."""
+    return (
+        'rank="$* "; rank=${rank#*--machine_rank }; '
+        f'RANK=${{rank%% *}} exec {sys.executable} {Path(__file__)} "$@" {words}'
+    )
+
+
+def train(run_dir: Path, last_step: float) -> int:
+    """Take steps until the last one, or a request to stop; the exit code."""
+    job, attempt = job_start(), claim(run_dir / "attempts", {})
+    requests: list[str] = []
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda number, _: requests.append(signal.Signals(number).name))
+    stop_files = {
+        run_dir / "stop": "the stop file",
+        run_dir / f"stop.{job['job_id']}": f"the batch script of job {job['job_id']}",
+    }
+    stop_at = float(os.environ["LARGEBATCH_JOB_END_TIME"]) - MARGIN_SECONDS
+    lines = read_json_lines(run_dir / "metrics.jsonl")
+    step = lines[-1]["step"] if lines else 0
+
+    def publish(outcome: str, message: str) -> None:
+        attempt.check()
+        about = {"outcome": outcome, "message": message, "step": step, "attempt": attempt.number, "time": time.time()}
+        replace_json_file(run_dir / "status.json", about | job)
+
+    publish("running", f"from step {step}")
+    with (run_dir / "metrics.jsonl").open("a", buffering=1) as metrics:
+        while step < last_step and not requests:
+            time.sleep(SECONDS_PER_STEP)
+            step += 1
+            attempt.check()
+            metrics.write(json.dumps({"step": step}) + "\n")
+            requests += [reason for file, reason in stop_files.items() if file.exists()]
+            if time.time() >= stop_at:
+                requests.append("the end of the job's time limit")
+    if requests:
+        publish("stopped", f"by {requests[0]}, after step {step}")
+    else:
+        publish("finished", "")
+    (run_dir / "stop").unlink(missing_ok=True)
+    return 1 if requests else 0
+
+
+def follow(run_dir: Path) -> int:
+    """Wait, whatever the signals, until the first node's process has ended this start, or is in a later one."""
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    job = job_start()
+    while True:
+        status = read_object(run_dir / "status.json")
+        is_newer = status.get("job_id") == job["job_id"] and status["restart"] > job["restart"]
+        if is_newer or (status.items() >= job.items() and status["outcome"] != "running"):
+            return 0 if status["outcome"] == "finished" else 1
+        time.sleep(0.1)
+
+
+def main() -> int:
+    options = dict(word.split("=", 1) for word in sys.argv if word.startswith("--") and "=" in word)
+    run_dir = Path(sys.argv[sys.argv.index("--run-dir") + 1])
+    print(f"stand-in on {os.environ['LARGEBATCH_NODE']}, rank {os.environ['RANK']}", flush=True)
+    if os.environ["RANK"] != "0":
+        return follow(run_dir)
+    return train(run_dir, float(options.get("--train.stop_after_steps", "inf")))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
