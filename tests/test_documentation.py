@@ -1,7 +1,8 @@
 """Every command that the documents show works: each is run, in a copy of the repository.
 
-What would train, or needs a cluster, is taken down by stand-ins instead, and then asked of the real parsers: that
-scripts, configs and recipes are there, and that the recipe has a plan with those overrides on that many processes.
+Stand-ins take down what is called. `largebatch` is then run in this process. What would train, or needs a cluster, is
+asked of the real parsers: that scripts, configs and recipes are there, and that the recipe has a plan with those
+overrides on that many processes.
 """
 
 import json
@@ -29,8 +30,8 @@ import json, sys
 with open("calls.jsonl", "a") as file:
     file.write(json.dumps([sys.argv[0].rpartition("/")[2], *sys.argv[1:]]) + "\\n")
 """
-# What trains, submits, tests, measures or fetches. `make` and `largebatch` are the real ones.
-STAND_INS = ("accelerate", "sbatch", "pytest", "ruff", "mypy", "pip", "git", "tail", "wandb")
+# `make` is the real one.
+STAND_INS = ("accelerate", "sbatch", "pytest", "ruff", "mypy", "pip", "git", "tail", "wandb", "largebatch")
 # Where every host is this machine: the last word is the command.
 SSH = '#!/usr/bin/env bash\nexec bash -c "${@: -1}"\n'
 
@@ -67,14 +68,15 @@ def repository(project, monkeypatch):
     programs.mkdir(parents=True)
     for name in STAND_INS:
         (programs / name).write_text(RECORDER + ("print(7)\n" if name == "sbatch" else ""))
-    # Prepared measurements take minutes: that the program is there is asked below.
-    python = f'case $1 in bench/*) exec "$(dirname "$0")/recorder" "$@";; *) exec {sys.executable} "$@";; esac'
+    # Measurements take minutes: that the program is there is asked below. `make train` counts GPUs with torch.
+    python = (
+        'case "$*" in bench/*) exec "$(dirname "$0")/recorder" "$@";; "-c import torch"*) echo 2;; '
+        f'*) exec {sys.executable} "$@";; esac'
+    )
     for name, text in {
         "recorder": RECORDER,
         "python": f"#!/usr/bin/env bash\n{python}\n",
         "python3": f'#!/usr/bin/env bash\nexec {sys.executable} "$@"\n',
-        "largebatch": f"#!/usr/bin/env bash\ncase $1 in verify | preflight) "
-        f'exec "$(dirname "$0")/recorder" "$@";; *) exec {sys.executable} -m largebatch "$@";; esac\n',
         "ssh": SSH,
         "blaunch": SSH,
     }.items():
@@ -115,8 +117,12 @@ def write_own_recipes(text: str) -> None:
             place.write_text(json.dumps(config))
 
 
-def calls() -> list[list[str]]:
+def calls_of(command: str) -> list[list[str]]:
+    """Run a command; the programs that it called, with their words."""
     file = Path("calls.jsonl")
+    file.unlink(missing_ok=True)
+    result = subprocess.run(["bash", "-ec", command], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert result.returncode == 0, f"{command}\n{result.stdout}{result.stderr}"
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
@@ -200,21 +206,21 @@ def test_commands_work(document, trained, repository, monkeypatch):
         if changed := re.fullmatch(r"cd (\w+)", command):
             monkeypatch.chdir(changed[1])
             continue
-        result = subprocess.run(["bash", "-ec", command], capture_output=True, text=True, stdin=subprocess.DEVNULL)
         # An error that is shown is compared word by word in test_readme.
-        shown_error = f"$ {command}\nerror:" in document.read_text(encoding="utf-8")
-        assert result.returncode == (2 if shown_error else 0), f"{command}\n{result.stdout}{result.stderr}"
-    for program, *words in calls():
-        if program == "accelerate":
-            check_launch(words)
-        elif program == "sbatch":
-            check_submission(words)
-        elif program == "recorder" and words[0] == "verify":
-            check_verification(words, monkeypatch)
-        elif program == "recorder" and words[0] == "preflight":
-            check_preflight(words, monkeypatch)
-        elif program == "recorder":
-            check_measurement(words)
+        code = 2 if f"$ {command}\nerror:" in document.read_text(encoding="utf-8") else 0
+        for program, *words in calls_of(command):
+            if program == "accelerate":
+                check_launch(words)
+            elif program == "sbatch":
+                check_submission(words)
+            elif program == "recorder":
+                check_measurement(words)
+            elif program == "largebatch" and words[0] == "verify":
+                check_verification(words, monkeypatch)
+            elif program == "largebatch" and words[0] == "preflight":
+                check_preflight(words, monkeypatch)
+            elif program == "largebatch":
+                assert main(words) == code, command
 
 
 def test_commands_are_found_whole(tmp_path):
