@@ -72,7 +72,7 @@ def alone_in_a_job_of_two(run_dir: Path) -> None:
     def rehearse():
         PartialState._prepare_backend = prepare_backend
 
-    fsdp._rehearse_fsdp_on_cpu = rehearse
+    fsdp.rehearse_fsdp_on_cpu = rehearse
     train(PYDOC, *SMALL, run_dir=run_dir)
 
 

@@ -1,11 +1,10 @@
 """FSDP2 and HSDP."""
 
-import os
 from typing import Any
 
 import torch
 from accelerate import FullyShardedDataParallelPlugin
-from accelerate.state import DistributedType, PartialState
+from accelerate.state import PartialState
 from accelerate.utils import ParallelismConfig
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -13,14 +12,16 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from largebatch.backend.accelerate_internals import rehearse_fsdp_on_cpu
 from largebatch.backend.base import Observed, Request, Update
 from largebatch.backend.compilation import refuse_to_compile
-from largebatch.backend.fsdp_units import gather_once, shardable_parts, sharded_units
+from largebatch.backend.fsdp_units import gather_once, shardable_parts
 from largebatch.backend.gathers import gather_in_bf16
 from largebatch.backend.launch import SHARD_SIZE
 from largebatch.backend.model_shape import shape_of
 from largebatch.backend.native import NativeBackend
 from largebatch.backend.state import EngineState, parameters_without_memory
+from largebatch.backend.torch_internals import sharded_units, waits_for_all_reduce
 from largebatch.errors import BackendMismatch, LaunchError
 from largebatch.estimate.memory import when_reduced
 
@@ -37,7 +38,7 @@ class FsdpBackend(NativeBackend):
     @staticmethod
     def accelerate_arguments(request: Request) -> dict[str, Any]:
         if not request.on_gpu:
-            _rehearse_fsdp_on_cpu()
+            rehearse_fsdp_on_cpu()
         plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
         arguments = {"fsdp_plugin": plugin, "kwargs_handlers": [request.group]}
         if shard_size := request.launch.shard_size:
@@ -98,7 +99,7 @@ class FsdpBackend(NativeBackend):
 
     def clip_and_step(self, measure_norm: bool) -> Update:
         # If the last micro-batch has not used a unit, FSDP2 would sum its gradients over the replicas in the next step.
-        if any(unit._partial_reduce_output is not None for unit in self._units):
+        if any(map(waits_for_all_reduce, self._units)):
             raise BackendMismatch(
                 "a part of the model got gradients from an earlier micro-batch of this step, but none from the last, "
                 "with which hsdp sums gradients over its replicas; use the same parts in each micro-batch, or set "
@@ -143,13 +144,3 @@ def _agree_on_shards(shard_size: int, request: Request) -> None:
             f"hsdp shards the model over groups of equal size, but the sizes are {found}; a group is the processes of "
             f"a node unless {SHARD_SIZE} is set: set it to one number everywhere, or start equally many on each node"
         )
-
-
-def _rehearse_fsdp_on_cpu() -> None:
-    """Make Accelerate treat the CPU as an accelerator (with gloo), because it uses FSDP only on accelerators."""
-    os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
-
-    def prepare_backend(*_: object, **__: object) -> tuple[str, DistributedType]:
-        return "gloo", DistributedType.MULTI_GPU
-
-    PartialState._prepare_backend = prepare_backend

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
-from accelerate.utils.fsdp_utils import _find_final_norm, get_module_class_from_name
+from accelerate.utils.fsdp_utils import get_module_class_from_name
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from largebatch.backend.accelerate_internals import find_final_norm
 from largebatch.model.parts import EMBEDDING_GETTERS, embedding_layer
 
 
@@ -47,16 +47,6 @@ def _shares_nothing(model: nn.Module, modules: Sequence[nn.Module]) -> bool:
     return not any(parameter in theirs for other in others for parameter in other.parameters(recurse=False))
 
 
-def sharded_units(model: nn.Module) -> Iterator[Any]:
-    """FSDP2's own record of each unit of a sharded model."""
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            state = module._get_fsdp_state()
-            # torch 2.12 and older have one group.
-            groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
-            yield from (group for group in groups if group)
-
-
 def fsdp_units(model: nn.Module) -> tuple[dict[nn.Parameter, int], frozenset[int]]:
     """Return the number of each parameter's unit, as Accelerate forms them, and the units that are gathered only once.
 
@@ -74,7 +64,7 @@ def fsdp_units(model: nn.Module) -> tuple[dict[nn.Parameter, int], frozenset[int
             if isinstance(given, nn.Embedding):
                 once.add(len(apart))
             apart.append([given])
-        tail = [_find_final_norm(model), output]
+        tail = [find_final_norm(model), output]
     units: dict[nn.Parameter, int] = {}
     for number, modules in enumerate([*apart, [module for module in tail if module is not None], [model]]):
         for module in modules:

@@ -6,14 +6,20 @@ accumulated and reduced in fp32, as they are with autocast alone.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from largebatch.backend.fsdp_units import sharded_units
+from largebatch.backend.torch_internals import (
+    PostAllGather,
+    PreAllGather,
+    padded_rows,
+    set_all_gather,
+    sharded_parameters,
+)
 from largebatch.errors import BackendMismatch
 from largebatch.model.parts import embedding_layer
 from largebatch.plan import RunPlan
@@ -41,39 +47,22 @@ def _is_cast_by_autocast(module: nn.Module) -> bool:
 
 
 def gather_in_bf16(model: nn.Module, names: set[str]) -> None:
-    """Have FSDP2 gather these parameters of a sharded model in bf16.
-
-    FSDP2 calls the two methods set here on shards that have them (torch/distributed/fsdp/_fully_shard, "all-gather
-    extensions"). It looks for them on the whole tensors when it shards a module, so it has to look again.
-    """
-    for name, shard in _shards(model):
+    """Have FSDP2 gather these parameters of a sharded model in bf16."""
+    for name, shard in sharded_parameters(model):
         if name in names:
-            local = shard.sharded_param._local_tensor
-            local.fsdp_pre_all_gather = _cast_before(shard)
-            local.fsdp_post_all_gather = _wrap_after(name)
-            shard._init_extensions()
+            set_all_gather(shard, _cast_before(shard), _wrap_after(name))
 
 
-def _shards(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """FSDP2's own record of each parameter, with the parameter's name in the model."""
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    for unit in sharded_units(model):
-        for shard in unit.fsdp_params:
-            yield names[shard.sharded_param], shard
-
-
-def _cast_before(shard: Any) -> Callable[..., tuple[tuple[torch.Tensor], None]]:
+def _cast_before(shard: Any) -> PreAllGather:
     def fsdp_pre_all_gather(
         _mesh: object, _size: object, _stride: object, _module: object, _policy: object
     ) -> tuple[tuple[torch.Tensor], None]:
-        # Includes the rows that pad it to the size of the other processes' shards.
-        rows = shard._sharded_param_data.view(shard.padded_sharded_param_size)
-        return (rows.to(torch.bfloat16),), None
+        return (padded_rows(shard).to(torch.bfloat16),), None
 
     return fsdp_pre_all_gather
 
 
-def _wrap_after(name: str) -> Callable[..., tuple[torch.Tensor, tuple[()]] | None]:
+def _wrap_after(name: str) -> PostAllGather:
     def fsdp_post_all_gather(
         gathered: tuple[torch.Tensor], _metadata: None, _dtype: torch.dtype, out: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, tuple[()]] | None:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from largebatch.backend.base import Backend, Observed, Request, Update, group_options
 from largebatch.backend.gradient_watch import GradientWatch
 from largebatch.backend.state import EngineState, local_range, persistent_buffers, pieces_of, read_scalars, split_state
+from largebatch.backend.torch_internals import settle_buckets
 from largebatch.optim.layerwise import LayerPart
 from largebatch.storage.layout import WEIGHT, ParameterInfo
 
@@ -151,16 +152,12 @@ class DdpBackend(ReplicatedBackend):
         differ from the same step of an uninterrupted run. A backward pass of zeros beforehand settles on the
         parameters' reverse order.
         """
-        reducer = model.reducer
-        reducer.prepare_for_forward()
-        reducer.prepare_for_backward([])
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         # The backward pass goes through this chain of sums from the last to the first.
         total = torch.zeros((), device=self.device, dtype=trainable[0].dtype)
         for parameter in trainable:
             total = total + parameter.flatten()[:1].sum() * 0.0
-        total.backward()  # type: ignore[no-untyped-call]
-        reducer._rebuild_buckets()
+        settle_buckets(model, total.backward)
         self.discard_gradients()
 
     def discard_gradients(self) -> None:

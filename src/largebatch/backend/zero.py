@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import deepspeed
 import torch
 from accelerate import Accelerator, DeepSpeedPlugin
 from deepspeed.runtime.zero import Init
@@ -15,6 +14,12 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from largebatch.backend.base import Backend, Observed, Request, Update, group_options
 from largebatch.backend.compilation import refuse_to_compile
 from largebatch.backend.deepspeed_config import fill_from_plan
+from largebatch.backend.deepspeed_internals import (
+    PartitionedStates,
+    PartitionedWeights,
+    Partitions,
+    switch_off_shared_memory,
+)
 from largebatch.backend.gradient_watch import GradientWatch
 from largebatch.backend.launch import Launch
 from largebatch.backend.state import (
@@ -43,9 +48,7 @@ class ZeroBackend(Backend):
     def accelerate_arguments(request: Request) -> dict[str, Any]:
         launch, plan, on_gpu, group = request
         if not on_gpu:
-            # DeepSpeed would compile a shared-memory collective (about 40 s), and a run killed during it would leave a
-            # lock on which every later run waits forever.
-            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+            switch_off_shared_memory()
             group.backend = "gloo"
         assert launch.deepspeed_config is not None
         plugin = DeepSpeedPlugin(
@@ -130,61 +133,32 @@ class ZeroBackend(Backend):
         return optimizer
 
     @property
-    def _shards_weights(self) -> bool:
-        return bool(self.engine.zero_optimization_stage() == 3)
+    def _partitions(self) -> Partitions:
+        kind = PartitionedWeights if self.engine.zero_optimization_stage() == 3 else PartitionedStates
+        return kind(self.engine.optimizer, self.rank)
 
     def _layer_parts(self) -> dict[torch.Tensor, list[LayerPart]]:
-        """The parts of parameters in each of this process's flat buffers of fp32 master weights."""
-        zero = self.engine.optimizer
         names = {parameter: name for name, parameter in self.unwrapped_model.named_parameters()}
-        layer_parts: dict[torch.Tensor, list[LayerPart]] = {}
-        if self._shards_weights:
-            # Each parameter is padded and cut into equal parts; a sub-group's buffer has this process's part of each.
-            for flat, group in zip(zero.fp32_partitioned_groups_flat, zero.fp16_groups, strict=True):
-                layer_parts[flat], offset = [], 0
-                for parameter in group:
-                    layer_parts[flat].append(self._shard_of(parameter, names[parameter], offset))
-                    offset += parameter.ds_tensor.ds_numel
-            return layer_parts
-        # A parameter group's parameters follow each other in one buffer, which is padded and cut into equal parts.
-        for flat, group, offsets in zip(
-            zero.single_partition_of_fp32_groups,
-            zero.round_robin_bit16_groups,
-            zero.round_robin_bit16_offsets,
-            strict=True,
-        ):
-            layer_parts[flat] = []
-            first, last = self.rank * flat.numel(), (self.rank + 1) * flat.numel()
-            for parameter, begin in zip(group, offsets, strict=True):
-                start, stop = max(begin, first), min(begin + parameter.numel(), last)
-                if start < stop:
-                    part = LayerPart(names[parameter], start - begin, start - first, stop - start)
-                    layer_parts[flat].append(part)
-        return layer_parts
-
-    def _shard_of(self, parameter: Any, name: str, offset: int) -> LayerPart:
-        """This process's part, without padding, of a parameter that ZeRO-3 has sharded, at `offset` of a buffer."""
-        size = parameter.ds_tensor.ds_numel
-        start = min(self.rank * size, parameter.ds_numel)
-        return LayerPart(name, start, offset, min(size, parameter.ds_numel - start))
+        return self._partitions.layer_parts(names)
 
     def engine_state(self) -> EngineState:
+        partitions = self._partitions
         pieces: list[Piece] = []
         scalars: dict[str, dict[str, torch.Tensor | float]] = {}
         for flat, parts in self._layer_parts().items():
             owner = parts[0].name if parts else "no parameter"
             states, singles = split_state(self._torch_optimizer.state.get(flat, {}), flat, owner, self.plan)
-            if self._shards_weights:
+            if isinstance(partitions, PartitionedWeights):
                 states[WEIGHT] = flat
             for kind, state in states.items():
                 pieces += _pieces(kind, state, parts)
             scalars |= {part.name: singles for part in parts}
         parameters: dict[str, Any] = dict(self.unwrapped_model.named_parameters())
-        if self._shards_weights:
+        if isinstance(partitions, PartitionedWeights):
             for name, parameter in parameters.items():
                 # Frozen parameters are sharded too, but they are in no optimizer.
                 if not parameter.requires_grad:
-                    pieces += _pieces(WEIGHT, parameter.ds_tensor.data, [self._shard_of(parameter, name, 0)])
+                    pieces += _pieces(WEIGHT, parameter.ds_tensor.data, [partitions.own_part(parameter, name)])
             shapes = {name: tuple(parameter.ds_shape) for name, parameter in parameters.items()}
         else:
             # Weights are whole on every process, and equal to their fp32 masters.
@@ -201,35 +175,14 @@ class ZeroBackend(Backend):
     def restore(
         self, fill: Callable[[EngineState], None], scalars: Mapping[str, Mapping[str, float]], has_states: bool
     ) -> None:
-        zero = self.engine.optimizer
-        if self._shards_weights:
-            # Small parameters are kept whole between steps: partition them now, and gather them again below.
-            zero._partition_all_parameters()
+        partitions = self._partitions
+        partitions.begin_restore()
         super().restore(fill, scalars, has_states)
-        if self._shards_weights:
-            for whole, master in zip(zero.fp16_partitioned_groups_flat, zero.fp32_partitioned_groups_flat, strict=True):
-                whole.data.copy_(master.data)
-            zero.invalidate_secondary_tensor()
-            if zero.persistent_parameters:
-                zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
-            return
-        for parts, master in zip(
-            zero.parallel_partitioned_bit16_groups, zero.single_partition_of_fp32_groups, strict=True
-        ):
-            master.data.copy_(parts[self.rank].data)
+        partitions.end_restore()
 
     def observe(self) -> Observed:
-        engine, zero = self.engine, self.engine.optimizer
+        engine, partitions = self.engine, self._partitions
         stage = engine.zero_optimization_stage()
-        if stage == 3:
-            # Stage 3 divides each parameter group into sub-groups.
-            sizes = [0] * len(zero.optimizer.param_groups)
-            for number, parameters in enumerate(zero.fp16_groups):
-                sizes[zero.sub_group_to_group_id[number]] += sum(parameter.ds_numel for parameter in parameters)
-            masters = zero.fp32_partitioned_groups_flat
-        else:
-            sizes = [sum(parameter.numel() for parameter in group) for group in zero.bit16_groups]
-            masters = zero.single_partition_of_fp32_groups
         return self.observe_launch() | {
             "strategy": self.launch.strategy if stage == self._launched_stage else f"ZeRO of stage {stage}",
             "gradient accumulation inside the engine": engine.gradient_accumulation_steps(),
@@ -239,9 +192,9 @@ class ZeroBackend(Backend):
             "learning-rate scheduler in DeepSpeed": engine.lr_scheduler,
             "gradient reduction in DeepSpeed": str(engine.communication_data_type),
             "autocast in DeepSpeed": engine.torch_autocast_enabled(),
-            "parameters per group": sizes,
-            "hyperparameters per group": group_options(zero.optimizer),
-            "master weights": {str(partition.dtype) for partition in masters},
+            "parameters per group": partitions.group_sizes,
+            "hyperparameters per group": group_options(self._torch_optimizer),
+            "master weights": {str(partition.dtype) for partition in partitions.masters},
         }
 
 

@@ -26,50 +26,53 @@ def return_token_losses(model: nn.Module) -> None:
     """
     layer = embedding_layer(model, "get_output_embeddings")
     # Exactly linear: an adapter's layer is a subclass or a different class.
-    if type(layer) is nn.Linear and _gives_plain_logits(model, layer):
-        layer.__class__ = LinearWithTargets
+    output = OutputWithTargets(layer) if type(layer) is nn.Linear and _gives_plain_logits(model, layer) else None
     forward = model.forward
 
     @wraps(forward)
     def forward_with_targets(*arguments: Any, targets: torch.Tensor | None = None, **options: Any) -> Any:
         if targets is None:
             return forward(*arguments, **options)
-        if not isinstance(layer, LinearWithTargets):
+        if output is None:
             logits = forward(*arguments, **options).logits
             logits = logits.to(precision_of_losses(logits.dtype))
             return cross_entropy(logits.transpose(1, 2), targets, ignore_index=IGNORE_INDEX, reduction="none")
-        layer.targets = targets
+        output.targets = targets
         try:
             outputs = forward(*arguments, **options)
-            if layer.given is None or not layer.given.is_still(outputs.logits):
+            if output.given is None or not output.given.is_still(outputs.logits):
                 raise UserError(
                     f"{type(model).__name__} changes the logits that its output layer returns, so the layer cannot "
                     "return losses instead; remove return_token_losses, and compute the loss from logits"
                 )
             return outputs.logits
         finally:
-            layer.targets = layer.given = None
+            output.targets = output.given = None
 
     model.forward = forward_with_targets
 
 
-class LinearWithTargets(nn.Linear):
-    """An output layer that returns each token's loss instead of logits while it has targets."""
+class OutputWithTargets:
+    """Makes a linear output layer return each token's loss instead of logits while there are targets."""
 
-    targets: torch.Tensor | None = None
-    given: "_Given | None" = None
+    def __init__(self, layer: nn.Linear):
+        self.targets: torch.Tensor | None = None
+        self.given: _Given | None = None
+        self._layer = layer
+        self._logits = layer.forward
+        layer.forward = self._forward  # type: ignore[method-assign]
 
     # A model that repeats no blocks is compiled whole, and inside it tensors have no address to compare.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
+    def _forward(self, input: torch.Tensor) -> torch.Tensor:
         if self.targets is None:
-            return super().forward(input)
+            return self._logits(input)
         if input.shape[:-1] != self.targets.shape:
             raise ValueError(
                 f"the output layer has inputs of shape {tuple(input.shape)} and targets of shape "
                 f"{tuple(self.targets.shape)}; give a target, or IGNORE_INDEX, for each token"
             )
-        losses = linear_token_losses(input, self.weight, self.bias, self.targets)
+        losses = linear_token_losses(input, self._layer.weight, self._layer.bias, self.targets)
         self.given = _Given(losses)
         return losses
 

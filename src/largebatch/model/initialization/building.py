@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -139,18 +140,19 @@ def storage_of(tensor: torch.Tensor) -> int:
 @contextmanager
 def _parameters_without_memory() -> Iterator[None]:
     """Make modules register parameters on the meta device; a shared parameter remains one parameter."""
-    register = nn.Module.register_parameter
     replaced = WeakTensorKeyDictionary()
 
-    def register_without_memory(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        if param is not None and not param.is_meta:
-            if param not in replaced:
-                replaced[param] = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
-            param = replaced[param]
-        register(self, name, param)
+    def without_memory(_module: nn.Module, _name: str, parameter: nn.Parameter) -> nn.Parameter:
+        if parameter.is_meta:
+            return parameter
+        if parameter not in replaced:
+            replaced[parameter] = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+        kept: nn.Parameter = replaced[parameter]
+        return kept
 
-    nn.Module.register_parameter = register_without_memory  # type: ignore[method-assign]
+    # What such a hook returns is registered instead, although its declaration says otherwise.
+    hook = register_module_parameter_registration_hook(without_memory)  # type: ignore[arg-type]
     try:
         yield
     finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
+        hook.remove()
