@@ -29,7 +29,7 @@ from largebatch.config.data import Preparation
 from largebatch.data import prepared
 from largebatch.data.order import TrainingOrder
 from largebatch.data.prepared import open_prepared
-from largebatch.data.shards import LARGEST
+from largebatch.data.shards import MAX_SHARD_BYTES
 from largebatch.data.source import Batch
 from largebatch.data.text import TokenBlocks
 from largebatch.data.token_stream import TokenStream
@@ -47,7 +47,7 @@ SIZES = (10**4, 10**5, 10**6, 10**7, 10**8, 10**9)
 BATCH, BLOCK = 64, 128
 LARGEST_RATIO = 1.25
 READ_TOKENS = 10**6
-SHARD_TOKENS = LARGEST // 4  # of the largest shards, at four bytes of text for a token
+SHARD_TOKENS = MAX_SHARD_BYTES // 4  # of the largest shards, at four bytes of text for a token
 COPIES, VOCABULARY = 40, 4096
 SLOWEST_RATIO = 1 / 0.9
 NUM_PAIRS, PACK = 20_000, 2048
