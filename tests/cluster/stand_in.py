@@ -5,6 +5,7 @@ The first node's process leaves in the run folder what launch.sh, `largebatch jo
 """
 
 import json
+import math
 import os
 import signal
 import sys
@@ -38,7 +39,8 @@ def train(run_dir: Path, last_step: float) -> int:
         run_dir / "stop": "the stop file",
         run_dir / f"stop.{job['job_id']}": f"the batch script of job {job['job_id']}",
     }
-    stop_at = float(os.environ["LARGEBATCH_JOB_END_TIME"]) - MARGIN_SECONDS
+    # Nodes that are not started by Slurm have no time limit.
+    stop_at = float(os.environ.get("LARGEBATCH_JOB_END_TIME") or math.inf) - MARGIN_SECONDS
     lines = read_json_lines(run_dir / "metrics.jsonl")
     step = lines[-1]["step"] if lines else 0
 
