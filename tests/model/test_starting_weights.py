@@ -130,11 +130,14 @@ def train_llama(run_dir, disk_is_full):
 
 
 @pytest.mark.slow
-def test_weights_are_gathered_where_the_last_checkpoint_could_not_be_written(tmp_path):
-    for disk_is_full in (True, False):
-        run_job(train_llama, tmp_path / str(disk_is_full), disk_is_full, strategy="fsdp")
-    assert not list((tmp_path / "True/checkpoints").glob("step_*"))
-    assert_same_weights(tmp_path / "True/model", tmp_path / "False/model")
+def test_a_run_whose_last_checkpoint_cannot_be_written_has_no_weights_until_it_is_run_again(tmp_path):
+    with pytest.raises(JobFailed) as failure:
+        run_job(train_llama, tmp_path / "run", True, strategy="fsdp")
+    assert "could not be written, so there are no final weights" in str(failure.value)
+    assert not (tmp_path / "run/model").exists()
+    run_job(train_llama, tmp_path / "run", False, strategy="fsdp")
+    run_job(train_llama, tmp_path / "other", False, strategy="fsdp")
+    assert_same_weights(tmp_path / "run/model", tmp_path / "other/model")
 
 
 # --- perplexity ---------------------------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ NORM_OR_A_NUMBER = "torch.tensor in utils.py: mask_nan_or_inf_with_val_inplace"
 @pytest.mark.parametrize(
     ("strategy", "name", "each_step"),
     [
-        ("single", "causal_lm that skips", {"aten::_local_scalar_dense in native.py: update": 1}),
+        ("single", "causal_lm that skips", {"aten::_local_scalar_dense in native.py: clip_and_step": 1}),
         ("zero1", "causal_lm", {NORM_IS_FINITE: 3, NORM_OR_A_NUMBER: 2}),
         ("zero1", "causal_lm in bf16", {NORM_IS_FINITE: 1, NORM_OR_A_NUMBER: 2}),
         ("zero2", "causal_lm", {NORM_IS_FINITE: 3, NORM_OR_A_NUMBER: 2}),
