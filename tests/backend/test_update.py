@@ -40,14 +40,14 @@ def operations_of_an_update(run_dir, *words: str) -> tuple[int, Counter]:
     train_set, _ = run.load(tasks.module("causal_lm", "data").sources)
     model = tasks.build_model(PYDOC)(config)
     model, _ = run.prepare(model, build_optimizer(model, run.plan))
-    update = run.backend.update
+    clip_and_step = run.backend.clip_and_step
 
-    def counted_update(*arguments, **keywords):
+    def counted(*arguments, **keywords):
         counts.clear()
         with Count():
-            return update(*arguments, **keywords)
+            return clip_and_step(*arguments, **keywords)
 
-    run.backend.update = counted_update
+    run.backend.clip_and_step = counted
     for step in run.steps(train_set):
         for batch in step.micro_batches():
             step.backward(model(input_ids=batch["input_ids"]).logits.square().sum())
