@@ -30,7 +30,7 @@ SIZES = (
 LARS = '--optimizer={"name": "lars", "nesterov": true, "weight_decay": 0.001, "trust_coefficient": 0.01}'
 LAMB = '--optimizer={"name": "lamb", "betas": [0.9, 0.99], "weight_decay": 0.1, "clip_norm": 1.0}'
 # Of the second source, 40 samples are drawn more than twice.
-MIXED = {"long": (str(ROOT / "docs/architecture.md"), 300), "short": (str(ROOT / "docs/science.md"), 40)}
+MIXED = {"long": (str(ROOT / "LICENSE"), 300), "short": (str(ROOT / "docs/science.md"), 40)}
 SHARES = {0: {"long": Fraction(7, 10), "short": Fraction(3, 10)}, 7: {"long": Fraction(1, 4), "short": Fraction(3, 4)}}
 MIXTURE = json.dumps(
     {

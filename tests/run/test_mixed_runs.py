@@ -10,7 +10,7 @@ from largebatch.storage.files import read_json_lines
 from paths import ROOT
 from resuming import Interruption, run_interrupted
 
-FILES = {"long": ("docs/architecture.md", 90, 12), "short": ("docs/science.md", 30, 7)}
+FILES = {"long": ("LICENSE", 90, 12), "short": ("docs/science.md", 30, 7)}
 DATA = {
     "source": "datasets",
     "path": "text",
