@@ -35,10 +35,10 @@ from largebatch.data.text import TokenBlocks
 from largebatch.data.token_stream import TokenStream
 from largebatch.data.tokenizer import PretrainedTokenizer
 from largebatch.task_folders import import_from
-from largebatch.tools.train_tokenizer import train_tokenizer
 from paired import interleave
 from peers.gpt.job import build_model, mean_loss
 from record import OURS, ROOT, Comparison, Figure, Record, add_output_options, take_facts, write_record
+from trained_tokenizer import train_tokenizer
 
 of_sft = import_from(ROOT / "recipes/sft", "pairs")
 

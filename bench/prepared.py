@@ -37,8 +37,8 @@ from largebatch.data.text import TokenBlocks
 from largebatch.data.token_stream import TokenStream
 from largebatch.data.tokenizer import PretrainedTokenizer
 from largebatch.storage.files import read_record
-from largebatch.tools.train_tokenizer import train_tokenizer
 from record import RESULTS, ROOT, take_facts, write_verdicts
+from trained_tokenizer import train_tokenizer
 
 DATA = Path(os.environ.get("LARGEBATCH_TEST_DATA", ROOT.parent / "shared/data")) / "corpus"
 BLOCK, VOCABULARY, WORKERS = 128, 16_384, 3

@@ -12,7 +12,6 @@ COMMANDS = (
     "verify RECIPE",
     "submit RECIPE --nodes 1",
     "lint RECIPE",
-    "train-tokenizer RECIPE --vocab-size 300 --out x",
     "preflight RECIPE --accelerate-config x --folder x --token x --node x --node-rank 0 --num-nodes 1 --rendezvous x:1 "
     "--gpus 0 --processes-per-node 1",
 )

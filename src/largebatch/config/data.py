@@ -340,7 +340,7 @@ class TokenizedText(TextData):
     """Documents as tokens; the first `num_train_samples` samples are used, and a run prints how many there are."""
 
     tokenizer: str
-    """Hub id or local folder of a `transformers` tokenizer, or "bytes"; `largebatch train-tokenizer` creates one."""
+    """Hub id or local folder of a `transformers` tokenizer, or "bytes"; docs/data.md shows how to train one."""
     attention: Literal["block", "document"] = "block"
     """Tokens that a token of a block attends to: "block", all tokens before it; "document", only those of its own
     document, with positions that start at 0 in each document and in each block."""

@@ -41,7 +41,7 @@ class PretrainedTokenizer:
             if HF_HUB_OFFLINE and "/" in path:
                 remedy = f"it is not in {HF_HOME} (HF_HOME); run `largebatch prepare` where the hub can be reached"
             elif "/" not in path:
-                remedy = f"there is no folder {path} in {Path.cwd()}, which `largebatch train-tokenizer` would make"
+                remedy = f"there is no folder {path} in {Path.cwd()}, where you can train one as docs/data.md shows"
             raise DataError(f"data.tokenizer: {path!r} could not be loaded: {reason_of(error)}; {remedy}") from error
         # `transformers` makes an empty tokenizer from a folder with a model and no tokenizer.
         if not self.tokenizer("a", add_special_tokens=False)["input_ids"]:

@@ -13,8 +13,8 @@ from largebatch.errors import UserError
 from largebatch.tools.options import EXIT_CODES
 
 COMMANDS = (
-    "plan verify checkpoints report export train_tokenizer prepare preflight slurm.lint slurm.submit new "
-    "effective_batch schema completion slurm.snapshot job"
+    "plan verify checkpoints report export prepare preflight slurm.lint slurm.submit new "
+    "effective_batch schema slurm.snapshot job"
 )
 """Modules below `tools`, in the order of `--help`: `add_parser` declares its command. They import what
 they need when they run, not before."""
