@@ -11,7 +11,7 @@ from tasks import TASKS
 
 PACKAGE = ROOT / "src/largebatch"
 # The words of other frameworks for what their scripts were launched with.
-OF_OTHERS = {"tools/effective_batch/other_frameworks.py"}
+OF_OTHERS = {"tools/effective_batch.py"}
 
 
 def files_that_name(words):

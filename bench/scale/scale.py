@@ -21,7 +21,7 @@ from largebatch.estimate.comparison import Workload, compare_strategies
 from largebatch.estimate.hardware import find_gpu
 from largebatch.estimate.recipe_model import activation_bytes, micro_batch_flops, recipe_model
 from largebatch.estimate.step_time import Hardware
-from largebatch.tools.options import first_plan
+from largebatch.tools.plan import first_plan
 from published import H100, SERIES, fit_exposed_share
 from tables import readme
 

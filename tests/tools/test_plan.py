@@ -45,10 +45,10 @@ def compare(capsys, monkeypatch):
 
 
 def test_json_has_every_number(compare):
-    code, output, errors = compare(DIGITS, "--world-sizes", "2,3", "--gpu-memory", "16 GB", "--json")
+    code, output, errors = compare(DIGITS, "--world-sizes", "2,3", "--gpu-memory", "16", "--json")
     assert (code, errors) == (0, "")
     data = json.loads(output)
-    assert data["gpu_memory_bytes"] == 16 * 10**9
+    assert data["gpu_memory_bytes"] == 16 * 2**30
     two, three = data["world_sizes"]
     assert "nearest" in three["problem"]
     assert list(two["strategies"]) == ["ddp", "fsdp", "zero1", "zero2", "zero3"]  # hsdp takes a node
@@ -186,12 +186,7 @@ def test_what_cannot_be_used_is_one_message(compare, words, message):
     ("words", "message"),
     [
         (["--world-size", "2", "--gpu-memory", "80"], "require --world-sizes"),
-        (
-            ["--world-sizes", "2", "--gpu-memory", "lots"],
-            "'lots' is not a positive number, nor a known GPU: v100-32gb, ",
-        ),
-        (["--world-sizes", "2", "--gpu-memory", "h100"], "h200, b200; write GiB"),
-        (["--world-sizes", "2", "--gpu-memory", "1e300"], "is too large"),
+        (["--world-sizes", "2", "--gpu-memory", "h100"], "is not a number of GiB or a known GPU: v100-32gb, "),
         (["--world-sizes", "2", "--world-size", "2"], "not allowed with argument"),
         (["--world-size", "2", "--gpu", "h100", "--network", "ib-ndr"], "require --world-sizes"),
         (["--world-sizes", "2", "--gpu", "h100"], "--gpu requires --network, such as 400G/gpu"),

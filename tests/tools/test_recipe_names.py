@@ -21,7 +21,8 @@ COMMANDS = (
 def test_a_name_is_the_file_of_the_recipe(command, monkeypatch):
     monkeypatch.chdir(ROOT)
     by_name, by_path = (
-        vars(build_parser().parse_args(shlex.split(command.replace("RECIPE", recipe)))) | {"refuse": None}
+        vars(build_parser(command.split()[0]).parse_args(shlex.split(command.replace("RECIPE", recipe))))
+        | {"refuse": None}
         for recipe in ("gpt_pydoc", str(PYDOC.relative_to(ROOT)))
     )
     assert by_name == by_path

@@ -15,7 +15,6 @@ def add_parser(commands: Commands) -> None:
         commands,
         "checkpoints",
         run,
-        help="list the checkpoints of a run",
         description="List the checkpoints of a run, latest first: step, what wrote them, size, age, and whether "
         "they can be used. Needs no torch. Exit code 1 if the latest cannot be resumed from.",
         epilog="""examples:

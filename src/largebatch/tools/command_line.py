@@ -1,7 +1,6 @@
 """The `largebatch` command line: the parser of all commands, and how they end."""
 
 import argparse
-import io
 import os
 import signal
 import sys
@@ -12,20 +11,36 @@ from largebatch import __version__
 from largebatch.errors import UserError
 from largebatch.tools.options import EXIT_CODES
 
-COMMANDS = (
-    "plan verify checkpoints report export prepare preflight slurm.lint slurm.submit new "
-    "effective_batch schema slurm.snapshot job"
-)
-"""Modules below `tools`, in the order of `--help`: `add_parser` declares its command. They import what
-they need when they run, not before."""
+COMMANDS = {
+    "plan": ("plan", "explain the plan of a recipe for a number of processes"),
+    "verify": (
+        "verify",
+        "check that a recipe trains the same on every strategy, number of processes and micro-batch size",
+    ),
+    "checkpoints": ("checkpoints", "list the checkpoints of a run"),
+    "report": ("report", "write one HTML file about a run, or about several to compare them"),
+    "export": ("export", "write a checkpoint's weights for transformers' from_pretrained"),
+    "prepare": ("prepare", "download, decode and tokenize a recipe's data before a job needs it"),
+    "preflight": ("preflight", "check the nodes of a job before it trains on them"),
+    "lint": ("slurm.lint", "find mistakes in recipes, SLURM scripts and configs, before a job waits in the queue"),
+    "submit": ("slurm.submit", "plan and check a recipe's SLURM job, submit it, and say how to follow it"),
+    "new": ("new", "copy a recipe to start a repository of your own"),
+    "effective-batch": (
+        "effective_batch",
+        "find the effective batch of a script for another framework, and how to write it in a recipe",
+    ),
+    "schema": ("schema", "write the JSON Schema of a task's recipes"),
+    "snapshot": ("slurm.snapshot", "copy what a job runs, so that later edits do not change it"),
+    "job-begins": ("job", "say whether a start of a job should train (slurm/launch.sh runs it)"),
+    "job-ended": ("job", "say whether a job should be started again (slurm/launch.sh runs it)"),
+}
+"""The module below `tools` of each command, whose `add_parser` declares it, and its line in `--help`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 done, 1 a check failed, 2 the input cannot be used."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # File names may have bytes that are not text.
-        sys.stdout.reconfigure(errors="surrogateescape")
-    parser = build_parser()
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = build_parser(next((word for word in arguments if not word.startswith("-")), ""))
     options, unknown = parser.parse_known_args(arguments)
     if unknown and not options.takes_overrides:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -47,8 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of the whole command line."""
+def build_parser(command: str) -> argparse.ArgumentParser:
+    """Return the parser of one command, whose module alone is imported; of none, that of the list of commands."""
     parser = argparse.ArgumentParser(
         prog="largebatch",
         description="Plan large-batch training recipes, and verify that they train the same everywhere.",
@@ -57,6 +72,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"largebatch {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in COMMANDS.split():
-        import_module(f"largebatch.tools.{command}").add_parser(commands)
+    if command in COMMANDS:
+        module, _ = COMMANDS[command]
+        import_module(f"largebatch.tools.{module}").add_parser(commands)
+    else:
+        for name, (_, help) in COMMANDS.items():
+            commands.add_parser(name, help=help)
     return parser

@@ -11,7 +11,6 @@ def add_parser(commands: Commands) -> None:
         commands,
         "export",
         run,
-        help="write a checkpoint's weights for transformers' from_pretrained",
         description="Write the weights of a checkpoint, of any strategy and number of processes, as safetensors with "
         "the model's config, for from_pretrained. Only one parameter is in memory at a time.",
         epilog="""examples:

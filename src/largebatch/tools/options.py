@@ -3,17 +3,13 @@
 import argparse
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-from largebatch.errors import ConfigError, did_you_mean
+from largebatch.errors import did_you_mean
 from largebatch.task_folders import recipes_in
-
-if TYPE_CHECKING:
-    from largebatch.config import RecipeConfig
-    from largebatch.plan import RunPlan
 
 WIDTH = 100
 RECIPES = Path("recipes")  # the folder of the tasks' folders, from the top of a project
@@ -27,7 +23,6 @@ def add_command(
     name: str,
     run: Callable[[argparse.Namespace], int],
     *,
-    help: str,
     description: str,
     epilog: str,
     takes_overrides: bool = False,
@@ -40,7 +35,6 @@ def add_command(
     """
     parser = commands.add_parser(
         name,
-        help=help,
         description=textwrap.fill(description, WIDTH),
         epilog=f"{epilog}\n\n{EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -92,13 +86,6 @@ def words(text: str) -> list[str]:
     return found
 
 
-def whole_number(text: str) -> int:
-    """Return a whole number of at least 0."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number; write 0 or more")
-    return int(text)
-
-
 def positive_int(text: str) -> int:
     """Return a whole number of at least 1."""
     with suppress(ValueError):
@@ -118,36 +105,3 @@ def positive_float(text: str) -> float:
         if 0 < float(text) < math.inf:
             return float(text)
     raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-
-
-def memory(text: str) -> int:
-    """Return the bytes of a number of GiB, or of a number with its unit."""
-    number, unit = text.strip(), 2**30
-    for name, size in (("GIB", 2**30), ("GB", 10**9), ("G", 2**30)):
-        if number.upper().endswith(name):
-            number, unit = number[: -len(name)], size
-            break
-    size_in_bytes = positive_float(number) * unit
-    if size_in_bytes == math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is too large; write it in GiB, such as 80")
-    return round(size_in_bytes)
-
-
-def first_plan(
-    config: "RecipeConfig", world_sizes: Sequence[int], micro_batch_sizes: Sequence[int | None] = (None,)
-) -> "RunPlan":
-    """The first plan of these numbers of processes and micro-batch sizes, where None means the recipe's own.
-
-    Raises:
-        ConfigError: The batch divides over none of them.
-    """
-    from largebatch.plan import resolve
-
-    problems: list[str] = []
-    for world_size in world_sizes:
-        for micro_batch_size in micro_batch_sizes:
-            try:
-                return resolve(config, world_size, micro_batch_size)
-            except ConfigError as error:
-                problems += [f"--world-sizes {world_size}: {problem}" for problem in error.problems]
-    raise ConfigError(list(dict.fromkeys(problems)))

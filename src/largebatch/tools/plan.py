@@ -3,16 +3,19 @@
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 
+from largebatch.config import RecipeConfig, load_config
+from largebatch.errors import ConfigError
 from largebatch.estimate.hardware import GPUS, NETWORKS, SHORT_NAMES, Gpu, Network, find_gpu, find_network
+from largebatch.plan import RunPlan, explain, resolve
 from largebatch.tools.options import (
     Commands,
     add_accelerate_configs,
     add_command,
     add_options_of_a_run,
     add_recipe,
-    first_plan,
-    memory,
+    positive_float,
     positive_int,
     positive_ints,
 )
@@ -27,7 +30,6 @@ def add_parser(commands: Commands) -> None:
         commands,
         "plan",
         run,
-        help="explain the plan of a recipe for a number of processes",
         description="Print what a recipe would do on a number of processes; needs no GPU, no data and no torch. For "
         "several numbers of processes, print what each strategy holds and sends, and which one to use.",
         epilog="""examples:
@@ -82,9 +84,9 @@ def gpu_memory(text: str) -> int:
     if gpu:
         return gpu.memory_bytes
     try:
-        return memory(text)
-    except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f"{error}, nor a known GPU: {GPU_NAMES}; write GiB") from error
+        return round(positive_float(text) * 2**30)
+    except (argparse.ArgumentTypeError, OverflowError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of GiB or a known GPU: {GPU_NAMES}") from error
 
 
 def known_gpu(text: str) -> Gpu:
@@ -108,9 +110,6 @@ def network(text: str) -> Network:
 
 def run(options: argparse.Namespace) -> int:
     """Print the plan, or the comparison."""
-    from largebatch.config import load_config
-    from largebatch.plan import explain, resolve
-
     if options.world_sizes:
         return _compare(options)
     if options.gpu_memory or options.gpu or options.network or options.accelerate_configs:
@@ -120,9 +119,25 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _compare(options: argparse.Namespace) -> int:
-    from largebatch.config import RecipeConfig, load_config
+def first_plan(
+    config: RecipeConfig, world_sizes: Sequence[int], micro_batch_sizes: Sequence[int | None] = (None,)
+) -> RunPlan:
+    """The first plan of these numbers of processes and micro-batch sizes, where None means the recipe's own.
 
+    Raises:
+        ConfigError: The batch divides over none of them.
+    """
+    problems: list[str] = []
+    for world_size in world_sizes:
+        for micro_batch_size in micro_batch_sizes:
+            try:
+                return resolve(config, world_size, micro_batch_size)
+            except ConfigError as error:
+                problems += [f"--world-sizes {world_size}: {problem}" for problem in error.problems]
+    raise ConfigError(list(dict.fromkeys(problems)))
+
+
+def _compare(options: argparse.Namespace) -> int:
     if options.network and not options.gpu:
         options.refuse(f"--network requires --gpu, the kind of GPU, such as h100; known: {ALL_GPU_NAMES}")
     if options.gpu and not options.network:

@@ -22,7 +22,6 @@ def add_parser(commands: Commands) -> None:
         commands,
         "prepare",
         run,
-        help="download, decode and tokenize a recipe's data before a job needs it",
         description="Do for a recipe's data what the first start of a job would do while its GPUs wait, and say how "
         "many samples there are. Tokens are kept in HF_HOME/largebatch. What is prepared is not prepared again, and "
         "work that was stopped goes on. Fields are overridden as in a run.",

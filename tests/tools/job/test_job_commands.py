@@ -104,13 +104,6 @@ def test_starts_without_progress_are_counted_over_those_that_have_not_ended(ask,
     assert ask("job-ended", "--exit-code=1", start=5, max_restarts=2).endswith("; resumes from step 40")
 
 
-@pytest.mark.parametrize("text", ["-1", "nodes[$(touch evaluated)0]", ""])
-def test_a_number_of_restarts_that_is_none(text, tmp_path, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(["job-begins", "--run-dir", str(tmp_path), "--start=0", f"--max-restarts={text}"])
-    assert "is not a whole number; write 0 or more" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("command", [["job-begins"], ["job-ended", "--exit-code=1"]])
 def test_outside_of_a_job(command, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("LARGEBATCH_JOB_ID")

@@ -30,10 +30,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 COPIED = {
     *(f"recipes/causal_lm/{name}.py" for name in ("config", "data", "model", "train")),
-    *(
-        f"recipes/causal_lm/{name}"
-        for name in ("README.md", "configuration.md", "recipe.schema.json", "gpt_pydoc.json")
-    ),
+    *(f"recipes/causal_lm/{name}" for name in ("README.md", "recipe.schema.json", "gpt_pydoc.json")),
     "slurm/gpt_pydoc.sbatch",
     "slurm/launch.sh",
     "slurm/site.example.sh",
@@ -64,7 +61,7 @@ def test_requirements_are_the_tested_ones(tmp_path):
     assert new(tmp_path / "job") == 0
     needed = {line for line in tree(tmp_path / "job")["requirements.txt"].decode().splitlines() if "==" in line}
     tested = {line for line in (ROOT / "requirements.txt").read_text().splitlines() if "==" in line}
-    checks = {"pytest-xdist", "jsonschema", "jsonschema-markdown", "mypy", "pytorch-optimizer", "ruff"}
+    checks = {"pytest-xdist", "jsonschema", "mypy", "pytorch-optimizer", "ruff"}
     assert {line for line in tested if line.partition("==")[0] not in checks} == needed - {f"largebatch=={__version__}"}
     assert f"largebatch=={__version__}" in needed
 

@@ -6,7 +6,7 @@ The first answers whether the start should train, and the second whether the job
 import argparse
 from pathlib import Path
 
-from largebatch.tools.options import Commands, add_command, whole_number
+from largebatch.tools.options import Commands, add_command
 
 
 def add_parser(commands: Commands) -> None:
@@ -14,7 +14,6 @@ def add_parser(commands: Commands) -> None:
         commands,
         "job-begins",
         run_before,
-        help="say whether a start of a job should train (slurm/launch.sh runs it)",
         description="Print `go`, and note the checkpoint at which this start of the job LARGEBATCH_JOB_ID begins; or "
         "`leave CODE MESSAGE`, if the allowed number of starts has ended without a newer checkpoint.",
         epilog="slurm/launch.sh runs it before each start.",
@@ -23,7 +22,6 @@ def add_parser(commands: Commands) -> None:
         commands,
         "job-ended",
         run_after,
-        help="say whether a job should be started again (slurm/launch.sh runs it)",
         description="Print `requeue MESSAGE` if the job LARGEBATCH_JOB_ID should be started again after this start, or "
         "`leave CODE MESSAGE` if it has finished, or would fail again. Record the ending in the folder of the start.",
         epilog="slurm/launch.sh runs it after each start.",
@@ -31,9 +29,9 @@ def add_parser(commands: Commands) -> None:
     for parser in (begins, ended):
         parser.add_argument("--run-dir", type=Path, required=True, help="folder of the run")
         restarted = "how many times the job was restarted before"
-        parser.add_argument("--start", type=whole_number, required=True, help=restarted)
+        parser.add_argument("--start", type=int, required=True, help=restarted)
         allowed = "how many restarts are allowed at the same checkpoint"
-        parser.add_argument("--max-restarts", type=whole_number, required=True, help=allowed)
+        parser.add_argument("--max-restarts", type=int, required=True, help=allowed)
     ended.add_argument("--exit-code", type=int, required=True, help="the launcher's exit code")
     ended.add_argument("--asked-to-stop", default="", metavar="WHY", help="who asked the batch script to stop")
 

@@ -13,7 +13,6 @@ def add_parser(commands: Commands) -> None:
         commands,
         "new",
         run,
-        help="copy a recipe to start a repository of your own",
         description="Copy a recipe, and everything it needs to run, into a new self-contained folder: train.py, JSON, "
         "sbatch script, launch.sh, Accelerate and DeepSpeed configs, a test, requirements and a README that says what "
         "to change first. All commands work there. Nothing is overwritten.",

@@ -21,7 +21,6 @@ def add_parser(commands: Commands) -> None:
         commands,
         "preflight",
         run,
-        help="check the nodes of a job before it trains on them",
         description="Run on every node of a job: compare their software, GPUs and limits, check the shared run folder, "
         "connect the nodes, and measure an all-reduce. The first node prints the verdict.",
         epilog="launch/node.sh runs it; docs/preflight.md says what it finds. Exit code 3: there are bad nodes.",

@@ -12,7 +12,6 @@ def add_parser(commands: Commands) -> None:
         commands,
         "report",
         run,
-        help="write one HTML file about a run, or about several to compare them",
         description="Write a report from run folders, whether the runs are finished or not: results, plots against "
         "steps and samples, the plan in words, and what happened; several runs are shown side by side. The report is "
         "one HTML file that loads nothing else. Needs matplotlib, but not torch.",

@@ -10,7 +10,6 @@ def add_parser(commands: Commands) -> None:
         commands,
         "lint",
         run,
-        help="find mistakes in recipes, SLURM scripts and configs, before a job waits in the queue",
         description="Check recipes, batch scripts, Accelerate and DeepSpeed configs against each other, without a "
         "GPU, a cluster or torch. Each finding names the file and line, what is wrong, what to write instead, and "
         "the rule. Exit code 1 if there are any. Options of sbatch are not checked: submit --dry-run asks Slurm.",

@@ -11,7 +11,6 @@ def add_parser(commands: Commands) -> None:
         commands,
         "snapshot",
         run,
-        help="copy what a job runs, so that later edits do not change it",
         description="Copy recipes, their code, Accelerate and DeepSpeed configs, scripts, and the package if it is in "
         "the repository, from the current folder to another one, which is complete or absent. Its git.json names the "
         "commit. Data and runs are left out. An existing snapshot is left as it is.",

@@ -11,7 +11,6 @@ def add_parser(commands: Commands) -> None:
         commands,
         "submit",
         run,
-        help="plan and check a recipe's SLURM job, submit it, and say how to follow it",
         description="Submit slurm/RECIPE.sbatch with sbatch: show the plan on that many nodes, check recipe, script "
         "and configs with the values given here, copy what the job runs to RUN_DIR/jobs, show the sbatch line, run it, "
         "and print job, log and how to follow it. SBATCH_* variables and slurm/site.sh count as they do for the job. "

@@ -19,7 +19,6 @@ def add_parser(commands: Commands) -> None:
         commands,
         "verify",
         run,
-        help="check that a recipe trains the same on every strategy, number of processes and micro-batch size",
         description="Train the first steps of a recipe under every combination of strategy, number of processes and "
         "micro-batch size, on GPUs if there are enough and otherwise in CPU processes, and compare loss, gradient "
         "norm, learning rate, weights and evaluation with one process. The exit code is 0 only if all agree.",

@@ -14,7 +14,7 @@ from largebatch.batch import Length
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import UserError
 from largebatch.plan import RunPlan, resolve
-from largebatch.tools.options import first_plan
+from largebatch.tools.plan import first_plan
 from largebatch.tools.verify.differences import GRAD_NORM_FACTOR
 from largebatch.tools.verify.jobs import preload_tasks
 from largebatch.tools.verify.tiny import debug_model_overrides, tiny_data_overrides

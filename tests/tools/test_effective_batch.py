@@ -1,0 +1,148 @@
+"""`largebatch effective-batch`, by hand, by documentation, and against DDP and Accelerate themselves."""
+
+import shlex
+
+import pytest
+import torch
+from accelerate.data_loader import BatchSamplerShard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
+
+from jobs import run_job
+from largebatch.tools.command_line import main
+from largebatch.tools.effective_batch import FRAMEWORKS, OtherBatch
+
+SAMPLES = torch.randn(24, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def answer(words, capsys):
+    assert main(["effective-batch", *shlex.split(words)]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            "--from ddp --batch-size 64 --split-batches --nodes 2 --devices 4",
+            "8 samples x 8 processes x accumulation 1 = 64",
+        ),
+        ("--from ddp --batch-size 256 --nodes 2", "256 samples x 2 processes x accumulation 1 = 512"),
+        (
+            "--from hf-trainer --batch-size 4 --devices 8 --nodes 2 --accumulation 3",
+            "4 samples x 16 processes x accumulation 3 = 192",
+        ),
+        ("--from dp --batch-size 7 --devices 8", "7 samples x 1 process x accumulation 1 = 7"),
+        # Asynchronous workers do not make one larger batch; synchronous ones do (Chen et al. 2016, section 3).
+        ("--from parameter-server --batch-size 32 --devices 8", "32 samples x 1 process x accumulation 1 = 32"),
+        (
+            "--from parameter-server --batch-size 32 --devices 8 --gradients average",
+            "32 samples x 8 processes x accumulation 1 = 256",
+        ),
+    ],
+)
+def test_the_effective_batch(words, line, capsys):
+    assert answer(words, capsys).startswith(f"effective batch: {line}\n")
+
+
+@pytest.mark.parametrize("framework", sorted(FRAMEWORKS.keys() - {"dp", "parameter-server"}))
+def test_7_on_8_devices_is_56_and_on_10_nodes_560(framework):
+    assert OtherBatch(framework, 7, devices=8).global_batch_size == 56
+    assert OtherBatch(framework, 7, devices=8, nodes=10).global_batch_size == 560
+
+
+def test_the_table_and_the_recipes_lines(capsys):
+    words = "--from ddp --batch-size 256 --nodes 2 --lr 0.1 --to-global-batch-size 1024 --scaling linear"
+    assert [line.split() for line in answer(words, capsys).splitlines()[1:]] == [
+        ["script", "recipe"],
+        ["global", "batch", "size", "512", "1024"],
+        ["micro-batch", "size", "256", "256"],
+        ["processes", "per", "update", "2", "2"],
+        ["accumulation", "1", "2"],
+        ["learning", "rate", "0.1", "0.2"],
+        ["in", "the", "recipe:"],
+        ['"batch":', '{"global_batch_size":', "1024,", '"micro_batch_size":', "256},"],
+        ['"learning_rate":', '{"base_lr":', "0.1,", '"reference_batch_size":', "512,", '"scaling":', '"linear"}'],
+    ]
+    assert "LR x 1.41421\n" in answer(words.replace("linear", "sqrt").replace("--lr 0.1", ""), capsys)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "micro_batch_size", "processes"),
+    [(64, 8, 8), (10, 10, 1)],
+    ids=["a process for each device", "shares of several sizes become one process"],
+)
+def test_data_parallel_in_a_recipe(batch_size, micro_batch_size, processes):
+    assert OtherBatch("dp", batch_size, devices=8).recipe_layout == (micro_batch_size, processes)
+
+
+def test_a_sum_needs_another_learning_rate_of_sgd(capsys):
+    """One step of SGD on the sum / processes there, and on the mean here, by hand: lr x 24 / 3 = lr x 8."""
+    words = "--from ddp --batch-size 8 --devices 3 --loss sum"
+    assert "multiply the learning rate by 8 and divide the weight decay by 8" in answer(words, capsys)
+    words = "--from horovod --batch-size 8 --devices 3 --gradients sum"
+    assert "3 times as large as the recipe's" in answer(words, capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--from ddp --batch-size 8 --to-global-batch-size 16", "add --scaling linear (SGD), sqrt (Adam) or none"),
+        ("--from ddp --batch-size 32 --devices 8 --to-global-batch-size 1000 --scaling none", "nearest: 768, 1024"),
+        ("--from ddp --batch-size 9 --devices 2 --split-batches", "nearest: 8, 10; or remove --split-batches"),
+        ("--from dp --batch-size 8 --nodes 2", "or use --from ddp"),
+    ],
+)
+def test_refused_with_what_to_write(words, message, capsys):
+    assert main(["effective-batch", *shlex.split(words)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def build_model():
+    model = torch.nn.Linear(5, 1, dtype=torch.float64)
+    with torch.no_grad():
+        model.weight.copy_(torch.linspace(-1, 1, 5))
+        model.bias.zero_()
+    return model
+
+
+def first_step_under_ddp(batch_size, accumulation, loss):
+    """The samples that this process trained on, and the gradient that its optimizer would see."""
+    torch.distributed.init_process_group("gloo")
+    model = DistributedDataParallel(build_model())
+    loader = DataLoader(SAMPLES, batch_size=batch_size, sampler=DistributedSampler(SAMPLES, shuffle=False))
+    batches = [batch for batch, _ in zip(loader, range(accumulation), strict=False)]
+    for number, batch in enumerate(batches, 1):
+        model.require_backward_grad_sync = number == accumulation
+        (getattr(model(batch).square(), loss)() / accumulation).backward()
+    # The process ends with this; DDP waits for ever if it goes after the group that it reduces with.
+    return torch.cat(batches).tolist(), model.module.weight.grad.tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("world_size", "batch_size", "accumulation", "loss"), [(2, 3, 2, "mean"), (3, 4, 1, "sum")])
+def test_ddp(world_size, batch_size, accumulation, loss):
+    script = OtherBatch("ddp", batch_size, world_size, accumulation=accumulation, loss=loss)
+    results = run_job(first_step_under_ddp, batch_size, accumulation, loss, world_size=world_size)
+
+    samples = torch.tensor([sample for loaded, _ in results for sample in loaded], dtype=torch.float64)
+    assert len(samples) == script.global_batch_size == len(samples.unique(dim=0))
+    assert {len(loaded) for loaded, _ in results} == {script.samples_per_process * accumulation}
+    model = build_model()
+    model(samples).square().mean().backward()
+    for _, gradient in results:
+        expected = script.gradient_factor * model.weight.grad
+        torch.testing.assert_close(torch.tensor(gradient, dtype=torch.float64), expected)
+
+
+@pytest.mark.parametrize(("batch_size", "processes"), [(64, 8), (12, 4)])
+def test_split_batches_of_accelerate(batch_size, processes):
+    """Accelerate's own sampler of each process, which is what `split_batches` sets."""
+    script = OtherBatch("ddp", batch_size, processes, split_batches=True)
+    sampler = BatchSampler(range(2 * batch_size), batch_size, drop_last=False)
+    first = [
+        next(iter(BatchSamplerShard(sampler, num_processes=processes, process_index=index, split_batches=True)))
+        for index in range(processes)
+    ]
+    assert [len(indices) for indices in first] == [script.samples_per_process] * processes
+    assert len({index for indices in first for index in indices}) == script.global_batch_size
