@@ -1,51 +1,15 @@
-"""docs/performance.md is what bench/performance.py makes of bench/results, and says where we are behind."""
+"""docs/performance.md is what bench/performance.py makes of bench/results; a record computes ratios and verdicts."""
 
-import json
 import re
 
 import performance
 from paths import ROOT
-from record import Comparison, Figure, Record, take_facts
+from record import Comparison, Figure, Record, behind, not_measured, take_facts
 
 
 def test_the_document_is_the_one_that_is_made_of_the_results():
     made = performance.document()
     assert performance.DOCUMENT.read_text(encoding="utf-8") == made, "run bench/performance.py"
-
-
-def test_what_it_says_of_results(tmp_path):
-    facts = take_facts(("torch",))
-    rounds = [{"raw": 1.0, "ours": 1.5}]
-    figures = [Figure("tokens", "/s", [5.0], at_least=6.0), Figure("on a GPU", "/s", [])]
-    loop = Record("loop_tax", "Loop tax", "About it.", {}, facts, [Comparison("s", "raw", rounds)], figures)
-    (tmp_path / "loop_tax").mkdir()
-    (tmp_path / "loop_tax/cpu.json").write_text(loop.to_json())
-    (tmp_path / "by_hand").mkdir()
-    (tmp_path / "by_hand/README.md").write_text("# Faults\n\nText.\n")
-    (tmp_path / "by_hand/some.json").write_text(json.dumps([1, 2]))
-    text = performance.document(tmp_path)
-    behind = text.partition("## Where it is behind")[2].partition("\n## ")[0]
-    assert "- Loop tax: ours takes 1.500 times as much as raw.\n" in behind
-    assert "- Loop tax: tokens: 5 /s; the aim is at least 6." in behind
-    waiting = text.partition("## What is not measured yet")[2].partition("\n## ")[0]
-    assert "- on a GPU: not measured yet." in waiting
-    assert "- `bench/start.py`: not measured yet." in waiting
-    assert "loop_tax.py" not in waiting
-    assert "- `make gpu` (correctness, ablations, memory, throughput, scaling): no GPU has been used yet." in waiting
-    assert "| ours | 1.5 s | 1.500 of raw |  |" in text
-    assert text.endswith("## Other measurements\n\n- [Faults](../bench/results/by_hand/README.md)\n")
-
-
-def test_what_a_gpu_has_given_is_on_the_page(tmp_path):
-    figures = [Figure("peak", "GiB", [2.0], at_most=1.0), Figure("zero3", "", [])]
-    part = Record("gpu", "Memory on a GPU", "About it.", {}, take_facts(("torch",)), figures=figures)
-    (tmp_path / "gpu").mkdir()
-    (tmp_path / "gpu/memory.json").write_text(part.to_json())
-    text = performance.document(tmp_path)
-    assert "- Memory on a GPU: peak: 2 GiB; the aim is at most 1." in text
-    assert "- zero3: not measured yet." in text
-    assert "- `make gpu` (correctness, ablations, throughput, scaling): not measured yet." in text
-    assert "| peak | 2 GiB | at most 1: **missed** |" in text
 
 
 def test_one_entry_runs_all_programs_and_says_what_they_are():
@@ -56,3 +20,21 @@ def test_one_entry_runs_all_programs_and_says_what_they_are():
         assert f"`{program.name}" in readme, program.name
         if program.name not in modules and "add_output_options" in program.read_text():
             assert program.stem in performance.PROGRAMS
+
+
+def test_ratios_and_what_misses_its_aim():
+    # The ratios are 3, 1 and 1; the ratio of the medians is 1.5.
+    rounds = [{"raw": 1.0, "ours": 3.0}, {"raw": 5.0, "ours": 5.0}, {"raw": 2.0, "ours": 2.0}]
+    comparison = Comparison("s", "raw", rounds, limits={"ours": 0.5})
+    assert comparison.median_ratios() == {"raw": 1.0, "ours": 1.0}
+    figures = [
+        Figure("tokens", "/s", [1.0, 3.0, 2.0], at_least=2.5),
+        Figure("start", "s", [0.4], at_most=0.5),
+        Figure("on a GPU", "/s", [], at_least=1.0),
+    ]
+    record = Record("some", "Some", "What it is.", {}, take_facts(("torch",)), [comparison], figures)
+    assert behind(record) == [
+        "ours takes 1.000 times as much as raw; the aim is at most 0.5",
+        "tokens: 2 /s; the aim is at least 2.5",
+    ]
+    assert not_measured(record) == ["on a GPU"]
