@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 from paths import ROOT
+from tasks import TASKS
 
 PACKAGE = ROOT / "src/largebatch"
 TEMPLATES = PACKAGE / "tools/new/templates"
@@ -76,26 +77,18 @@ def test_imports_go_from_lower_rows_to_upper_ones():
     assert not wrong
 
 
-def test_rooms_that_import_no_torch():
-    """One interpreter imports them all; only if that has torch, each is looked at by itself."""
-    modules = {
-        room: [
-            ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
-            for file in files_of(room)
-        ]
-        for room in TORCH_FREE
-    }
-
-    def import_torch(names):
-        program = f"import sys, {', '.join(names)}; sys.exit('torch' in sys.modules)"
-        return subprocess.run([sys.executable, "-c", program], check=False).returncode != 0
-
-    if import_torch(name for names in modules.values() for name in names):
-        assert [room for room, names in modules.items() if import_torch(names)] == []
-        raise AssertionError("torch is imported by several rooms together")
-
-
-def test_test_files_have_names_of_their_own():
-    """Pytest imports them by these."""
-    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
-    assert len(names) == len(set(names))
+def test_rooms_and_configs_of_tasks_that_import_no_torch():
+    """One interpreter imports them all, and names the first that imports torch."""
+    files = [file.relative_to(PACKAGE.parent).with_suffix("") for room in TORCH_FREE for file in files_of(room)]
+    modules = [".".join(file.parts).removesuffix(".__init__") for file in files]
+    program = f"""
+import importlib, sys
+from largebatch.task_folders import import_from
+for name in {modules}:
+    importlib.import_module(name)
+    assert "torch" not in sys.modules, name
+for task in {TASKS}:
+    import_from(f"recipes/{{task}}", "config")
+    assert "torch" not in sys.modules, task
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)

@@ -95,18 +95,15 @@ def test_a_node(launch, tmp_path):
         ((RECIPE,), {"PREFLIGHT_CODE": "3", "LARGEBATCH_PREFLIGHT": "off", "TRAIN_CODE": "1"}, 1, "trains on"),
         (("--train-only", RECIPE), {"PREFLIGHT_CODE": "3", "TRAIN_CODE": "1", "REFUSAL": "why"}, 2, "trains on"),
         (("--gpus", "2", RECIPE), {}, 2, "--gpus: not an option of node.sh"),
-        (("--port", "x", RECIPE), {}, 2, "--port x: not a number"),
         (("--node-rank", "2", RECIPE), {}, 2, "--node-rank 2: there are 2 nodes, counted from 0"),
         ((), {}, 2, "write node.sh --nodes N"),
         (("nope.json",), {}, 2, "there is no nope.json"),
         ((RECIPE,), {"RUN_DIR": "gs://bucket"}, 2, "object stores"),
         ((RECIPE,), {"STRATEGY": "x"}, 2, "STRATEGY=x: there is no recipes/accelerate_configs/x.yaml"),
         ((RECIPE,), {"PATH": "/usr/bin:/bin"}, 127, "largebatch is not found; set LARGEBATCH_ENV to the shell file"),
-        ((RECIPE,), {"LARGEBATCH_PREFLIGHT_SECONDS": "soon"}, 2, "LARGEBATCH_PREFLIGHT_SECONDS=soon"),
         # Two nodes could not know of each other's folder.
         ((RECIPE,), {"LARGEBATCH_JOB_ID": ""}, 2, "2 nodes need the same name for this start: set LARGEBATCH_JOB_ID"),
         ((RECIPE,), {"LARGEBATCH_RESTART": ""}, 2, "LARGEBATCH_RESTART to the number of its restarts on all of them"),
-        ((RECIPE,), {"LARGEBATCH_RESTART": "two"}, 2, "LARGEBATCH_RESTART=two: not a number"),
         ((RECIPE,), {"LARGEBATCH_JOB_ID": "a/b"}, 2, "LARGEBATCH_JOB_ID=a/b: it names a folder"),
         ((RECIPE,), {"LARGEBATCH_TOKEN": "x"}, 2, "LARGEBATCH_LOGS and LARGEBATCH_TOKEN go together"),
     ],
@@ -259,7 +256,7 @@ def test_the_first_process_of_a_container_passes_signals_on(launch, tmp_path):
 def test_hosts(launch, tmp_path):
     checkout, environment = launch
     words = ("launch/hosts.sh", str(tmp_path / "hosts"), RECIPE, "--seed", "a  b")
-    secret = {"WANDB_API_KEY": "it's $HOME", "LARGEBATCH_PORTS": "23456-23456"}
+    secret = {"WANDB_API_KEY": "it's $HOME"}
     code, log = run_bash(*words, cwd=checkout, environment=environment | secret)
     assert code == 0, log
     assert sorted(line for line in log.splitlines() if "trains" in line) == ["[a] trains on a", "[b] trains on b"]
@@ -274,7 +271,7 @@ def test_hosts(launch, tmp_path):
 
 def test_every_start_over_ssh_has_a_folder_and_a_token(launch, tmp_path):
     checkout, environment = launch
-    environment |= {"LARGEBATCH_JOB_ID": "9", "LARGEBATCH_PORTS": "23456-23456"}
+    environment |= {"LARGEBATCH_JOB_ID": "9"}
     leave_files_in(tmp_path / "run/jobs/9/start_0")
     tokens = set()
     for restart in "12":
@@ -287,8 +284,6 @@ def test_every_start_over_ssh_has_a_folder_and_a_token(launch, tmp_path):
         tokens.add((logs / "preflight/token").read_text().strip())
         assert trained_in["PET_RDZV_ID"] in tokens
     assert len(tokens) == 2
-    code, log = run_bash(*words, cwd=checkout, environment=environment | {"RUN_DIR": "s3://bucket"})
-    assert (code, "object stores" in log, (checkout / "s3:").exists()) == (2, True, False)
 
 
 def test_a_host_that_fails_ends_the_others(launch, tmp_path):
