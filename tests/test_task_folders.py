@@ -1,125 +1,133 @@
-"""A task's folder is one package, wherever it is, and in every process."""
+"""A task's folder is one package, wherever it is, and however its train.py is started."""
 
-import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from largebatch.task_folders import folder_of, import_from, owner_of, package_of, recipes_in
+from largebatch.task_folders import folder_of, import_from, recipes_in
+from largebatch.tools.verify.training import train
+from paths import ROOT
 
 PROGRAM = """
-from largebatch.task_folders import run_script
+from largebatch.task_folders import load_package
 
-if __name__ == "__main__":
-    run_script(__file__, __spec__)
+__package__ = load_package(__file__)
 
 import multiprocessing
+import os
 import sys
 
-from .config import Thing
+import config  # a library of this name, not the file beside this one
+
+from largebatch.config import load_config
+from largebatch.task_folders import import_from
+
+from . import data
+from .config import Config
 
 
-def square(thing):
-    return Thing(thing.value**2)
+def main():
+    recipe = sys.argv[2]
+    load_config(recipe, (), Config)  # refuses the Config of another module
+    assert data is import_from(os.path.dirname(recipe), "data")
+    with multiprocessing.get_context(os.environ["METHOD"]).Pool(1) as pool:
+        print(pool.map(data.double, [data.Sample(3)])[0], config.NAME)
 
 
 if __name__ == "__main__":
-    import config  # a library of this name, not the file beside this one
-
-    with multiprocessing.get_context(sys.argv[1]).Pool(1) as pool:
-        print(pool.map(square, [Thing(3)])[0], config.NAME, sys.argv[2:], square.__module__)
+    main()
 """
-CONFIG = """
+DATA = """
 from dataclasses import dataclass
 
 
 @dataclass
-class Thing:
+class Sample:
     value: int
+
+
+def double(sample):
+    return Sample(2 * sample.value)
 """
+OUTPUT = "Sample(value=6) library\n"
 
 
 @pytest.fixture(name="folder")
 def task_folder(tmp_path):
-    folder = tmp_path / "my task.v2"
+    """A task whose train.py needs no torch, in a folder whose name is not that of a module, and a library."""
+    folder = tmp_path / "2nd task.v2"
     folder.mkdir()
-    (folder / "config.py").write_text(CONFIG)
+    for name in ("config.py", "maps.json"):
+        shutil.copy(ROOT / "tests/outside_task" / name, folder)
+    (folder / "data.py").write_text(DATA)
     (folder / "train.py").write_text(PROGRAM)
+    (tmp_path / "libraries").mkdir()
+    (tmp_path / "libraries/config.py").write_text("NAME = 'library'\n")
     return folder
 
 
-@pytest.mark.parametrize("name", ["plain", "with space", "a.b", "a_b", "übung", "__", "_2f"])
-def test_names_lead_back(name, tmp_path):
-    folder = tmp_path / name
-    module = package_of(folder) + ".config"
-    assert module.isascii()
-    assert all(part.isidentifier() for part in module.split("."))
-    assert folder_of(module) == folder
-    assert owner_of(module) == owner_of(package_of(folder)) == package_of(folder)
-
-
-def test_other_modules_belong_to_no_task():
-    assert owner_of("largebatch.config") is None
-    assert folder_of("largebatch.task_folders") is None
-
-
-def test_folders_with_the_same_files_do_not_collide(folder, tmp_path):
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "config.py").write_text("NAME = 'other'\n")
+def test_a_folder_is_a_package_by_its_real_path(folder, tmp_path):
+    other = tmp_path / "other" / folder.name
+    other.mkdir(parents=True)
+    (other / "data.py").write_text("NAME = 'other'\n")
     (tmp_path / "link").symlink_to(folder)
-    assert import_from(other, "config").NAME == "other"
-    assert import_from(tmp_path / "link", "config") is import_from(folder, "config") is not import_from(other, "config")
+    data = import_from(folder, "data")
+    assert import_from(tmp_path / "link", "data") is data
+    assert import_from(other, "data").NAME == "other"
+    for module, expected in ((data, folder), (import_from(other, "data"), other)):
+        assert module.__name__.startswith("_nd_task_v2_")
+        assert folder_of(module.__name__) == expected
+    for name in ("largebatch.config", "sys", "no_such_module"):
+        assert folder_of(name) is None
 
 
-def test_modules_of_a_folder_with_an_init_and_a_package_inside(folder):
-    (folder / "__init__.py").write_text("from .config import Thing\n")
+def test_packages_inside_of_a_folder(folder):
     (folder / "parts").mkdir()
-    (folder / "parts" / "wheel.py").write_text("from ..config import Thing\nfrom .. import Thing as same\n")
+    (folder / "parts" / "wheel.py").write_text("from ..data import Sample\n")
     wheel = import_from(folder, "parts.wheel")
-    assert wheel.Thing is wheel.same is import_from(folder, "config").Thing
+    assert wheel.Sample is import_from(folder, "data").Sample
 
 
-def test_what_is_pickled_is_found_in_a_process_that_knows_nothing(folder):
-    thing = import_from(folder, "config").Thing(5)
-    program = "import pickle, sys; print(pickle.load(sys.stdin.buffer))"
-    read = subprocess.run([sys.executable, "-c", program], input=pickle.dumps(thing), capture_output=True, check=True)
-    assert read.stdout == b"Thing(value=5)\n"
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_a_script_is_a_module_of_its_folder_in_processes_too(method, folder, tmp_path):
-    (tmp_path / "libraries").mkdir()
-    (tmp_path / "libraries/config.py").write_text("NAME = 'library'\n")
+@pytest.mark.parametrize(
+    ("start", "method"),
+    [
+        ("{folder}/train.py", "fork"),
+        ("{folder}/train.py", "spawn"),
+        ("{folder}/train.py", "forkserver"),
+        ("linked/train.py", "spawn"),
+        ("elsewhere/link.py", "spawn"),
+        ("-m train", "spawn"),
+        ("-m linked.train", "spawn"),
+        ("-m cProfile -o profile linked/train.py", "fork"),
+    ],
+)
+def test_the_same_classes_however_it_is_started(start, method, folder, tmp_path):
+    """In processes of `multiprocessing`, too: the Config is the one that `load_config` finds."""
+    (tmp_path / "linked").symlink_to(folder)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/link.py").symlink_to(folder / "train.py")
+    words = [word.format(folder=folder) for word in start.split()]
     run = subprocess.run(
-        [sys.executable, folder / "train.py", method, "--words", "as given"],
+        [sys.executable, "-W", "error::ImportWarning", *words, "--config", folder / "maps.json"],
         capture_output=True,
         text=True,
         check=False,
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(tmp_path / "libraries")},
+        cwd=folder if start == "-m train" else tmp_path,
+        env={"PYTHONPATH": str(tmp_path / "libraries"), "METHOD": method},
     )
-    assert run.stdout == "Thing(value=9) library ['--words', 'as given'] __main__\n", run.stderr
-    assert run.stderr == ""
+    assert (run.stdout, run.stderr) == (OUTPUT, "")
 
 
-@pytest.mark.parametrize("how", ["-m cProfile -o profile train.py", "-m train", "link.py", "elsewhere/train.py"])
-def test_a_script_that_is_started_otherwise(how, folder):
-    (folder / "train.py").write_text(PROGRAM.replace("import config ", "#").replace("config.NAME", "sys.argv[2]"))
-    (folder / "link.py").symlink_to("train.py")
-    (folder / "elsewhere").mkdir()
-    (folder / "elsewhere/train.py").symlink_to("../train.py")
-    run = subprocess.run(
-        [sys.executable, *how.split(), "fork", "x"], capture_output=True, text=True, check=False, cwd=folder
-    )
-    assert run.stdout.startswith("Thing(value=9) x"), run.stderr
-
-
-def test_a_folder_that_is_not_there():
-    with pytest.raises(ModuleNotFoundError, match=r"No module named 'largebatch\.task_folders\._2fnowhere'"):
-        import_from("/nowhere", "config")
+def test_the_same_classes_in_tools(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.syspath_prepend(tmp_path / "libraries")
+    monkeypatch.setenv("METHOD", "fork")
+    monkeypatch.chdir(tmp_path)
+    train(folder / "maps.json", run_dir=tmp_path / "run")
+    assert capsys.readouterr().out == OUTPUT
 
 
 def test_recipes_are_told_from_their_schema(tmp_path):

@@ -12,10 +12,9 @@ llama_8b.json    Llama 8B on 168B tokens at batch 4M tokens, after Llama 3 (2407
         --config recipes/causal_lm/gpt_pydoc.json
 """
 
-from largebatch.task_folders import run_script
+from largebatch.task_folders import load_package
 
-if __name__ == "__main__":
-    run_script(__file__, __spec__)  # as a module of this folder's package, whose modules are imported below
+__package__ = load_package(__file__)  # so that a script can import the modules of its folder (PEP 366)
 
 import torch
 

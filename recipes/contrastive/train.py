@@ -7,10 +7,9 @@ simclr_resnet50_4k.json    ResNet-50 on ImageNet at batch 4,096 with LARS, as in
         --config recipes/contrastive/simclr_digits.json
 """
 
-from largebatch.task_folders import run_script
+from largebatch.task_folders import load_package
 
-if __name__ == "__main__":
-    run_script(__file__, __spec__)  # as a module of this folder's package, whose modules are imported below
+__package__ = load_package(__file__)  # so that a script can import the modules of its folder (PEP 366)
 
 import torch
 from torch import nn

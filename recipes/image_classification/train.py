@@ -13,10 +13,9 @@ vit_s16_imagenet.json       ViT-S/16 on ImageNet at batch 4,096, with AdamW: 8 G
         --config recipes/image_classification/resnet_digits.json
 """
 
-from largebatch.task_folders import run_script
+from largebatch.task_folders import load_package
 
-if __name__ == "__main__":
-    run_script(__file__, __spec__)  # as a module of this folder's package, whose modules are imported below
+__package__ = load_package(__file__)  # so that a script can import the modules of its folder (PEP 366)
 
 import torch
 from torch.nn.functional import cross_entropy

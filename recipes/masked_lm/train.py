@@ -9,10 +9,9 @@ bert_large_32k_512.json   from its weights, blocks of 512 tokens at batch 32,768
         --config recipes/masked_lm/bert_pydoc.json
 """
 
-from largebatch.task_folders import run_script
+from largebatch.task_folders import load_package
 
-if __name__ == "__main__":
-    run_script(__file__, __spec__)  # as a module of this folder's package, whose modules are imported below
+__package__ = load_package(__file__)  # so that a script can import the modules of its folder (PEP 366)
 
 from torch.nn.functional import cross_entropy
 

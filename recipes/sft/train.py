@@ -7,10 +7,9 @@ sft_qwen_gsm8k.json    Qwen2.5 0.5B on the 7,473 questions of GSM8K: one or a fe
         --config recipes/sft/sft_addition.json
 """
 
-from largebatch.task_folders import run_script
+from largebatch.task_folders import load_package
 
-if __name__ == "__main__":
-    run_script(__file__, __spec__)  # as a module of this folder's package, whose modules are imported below
+__package__ = load_package(__file__)  # so that a script can import the modules of its folder (PEP 366)
 
 import torch
 from torch.nn.functional import cross_entropy

@@ -1,6 +1,7 @@
 """An optimizer that a task declares is one like those of the package."""
 
 import json
+from pkgutil import resolve_name
 
 import jsonschema
 import numpy as np
@@ -15,11 +16,10 @@ from largebatch.config.optimizers.shipped import SHIPPED
 from largebatch.errors import ConfigError, UserError
 from largebatch.estimate.memory import model_states, optimizer_states
 from largebatch.estimate.model_shape import Strategy, ZeroSettings
-from largebatch.named import load_named
 from largebatch.optim import build_optimizer
 from largebatch.plan import RunPlan, explain, resolve
 from largebatch.plan.strategies import SINGLE, STRATEGIES, find_strategy
-from largebatch.task_folders import import_from, package_of
+from largebatch.task_folders import import_from
 from largebatch.tools.command_line import main
 from largebatch.tools.schema import recipe_schema
 from largebatch.tools.verify.training import train
@@ -122,29 +122,26 @@ def test_a_task_may_have_a_single_optimizer(own):
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("written", "words"),
     [
-        ("no_such_module:f", "names the module no_such_module, which cannot be imported"),
-        ("largebatch.optim.nothing:f", "names the module largebatch.optim.nothing"),
-        ("largebatch.named:nothing", "the module largebatch.named has no nothing"),
+        ("own_torch:Sign", "has no attribute 'Sign'"),
+        ("soft:Softsign", r"No module named 'own_\w+\.soft'"),
     ],
 )
-def test_constructors_that_are_not_there(name, words):
-    with pytest.raises(UserError, match=words):
-        load_named(name)
-
-
-def test_a_constructor_that_is_not_in_the_task(own):
-    with pytest.raises(UserError, match=rf'"soft:Sign" names soft\.py in {own.parent}, which cannot be imported'):
-        load_named(f"{package_of(own.parent)}.soft:Sign")
+def test_a_constructor_that_is_not_in_the_task(written, words, own):
+    config = own.with_name("config.py")
+    config.write_text(config.read_text().replace("own_torch:Softsign", written))
+    plan = resolve(load_config(own, SOFTSIGN), 2)
+    with pytest.raises(UserError, match=rf"\.{written}\", cannot be imported: .*{words}"):
+        build_optimizer(torch.nn.Linear(2, 2), plan)
 
 
 def test_what_entries_name_is_there():
     for entry in SHIPPED:
-        assert callable(load_named(entry.constructor))
+        assert callable(resolve_name(entry.constructor))
     for strategy in (SINGLE, *STRATEGIES.values()):
         for name in (strategy.backend, strategy.memory, strategy.traffic):
-            assert callable(load_named(name))
+            assert callable(resolve_name(name))
         assert find_strategy(strategy.name) is strategy
 
 

@@ -7,8 +7,7 @@ import pytest
 
 import tasks
 from jobs import JobFailed, run_job, train
-from largebatch.task_folders import run_as_main
-from paths import DIGITS, IMAGENET, PYDOC
+from paths import IMAGENET, PYDOC
 from tasks import SMALL
 
 pytestmark = pytest.mark.slow
@@ -175,5 +174,8 @@ def report_of_words(*words: str) -> str:
 
 
 def run_with_words(words: tuple[str, ...]) -> None:
-    sys.argv = [str(DIGITS.parent / "train.py"), *words]
-    run_as_main(sys.argv[0])
+    from largebatch.run import user_errors
+
+    sys.argv = ["train.py", *words]
+    with user_errors():
+        tasks.module("image_classification", "train").main()

@@ -6,6 +6,7 @@ import resource
 import sys
 import warnings
 from datetime import timedelta
+from pkgutil import resolve_name
 
 import torch
 from accelerate import Accelerator
@@ -14,7 +15,6 @@ from accelerate.utils import InitProcessGroupKwargs
 from largebatch.backend.base import PATIENCE, Backend, Request
 from largebatch.backend.launch import Launch
 from largebatch.errors import LaunchError
-from largebatch.named import load_named
 from largebatch.plan import RunPlan
 
 
@@ -51,7 +51,7 @@ def start(launch: Launch, plan: RunPlan, hang_seconds: float | None = None) -> B
     if plan.deterministic:
         _use_deterministic_kernels()
     _allow_open_files(launch.world_size)
-    backend_class: type[Backend] = load_named(launch.entry.backend)
+    backend_class: type[Backend] = resolve_name(launch.entry.backend)
     timeout = PATIENCE if hang_seconds is None else timedelta(seconds=2 * hang_seconds + 60)
     group = InitProcessGroupKwargs(timeout=timeout)
     # NCCL's own watchdog would end a process whose thread is stuck for 8 minutes.

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import prod
+from pkgutil import resolve_name
 from typing import NamedTuple
 
 from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy, ZeroSettings, padded
-from largebatch.named import load_named
 from largebatch.plan.contract import RunPlan
 from largebatch.plan.strategies import Policy, find_strategy
 
@@ -67,7 +67,7 @@ def model_states(
     model: ModelShape, strategy: Strategy, world_size: int, numbers_kept: NumbersKept, micro_batches: int
 ) -> ModelStates:
     """The bytes on the fullest process, where each has this many micro-batches in an optimizer step."""
-    count: Formula = load_named(find_strategy(strategy.name).memory)
+    count: Formula = resolve_name(find_strategy(strategy.name).memory)
     held = count(model, strategy, world_size, micro_batches > 1)
     size = model.element_bytes
     return ModelStates(

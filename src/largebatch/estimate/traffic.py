@@ -31,10 +31,10 @@ that couples samples exchanges, and the statistics of BatchNorm over all process
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import Literal
 
 from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy, padded
-from largebatch.named import load_named
 from largebatch.plan.strategies import find_strategy
 
 DDP_BUCKET = 25 * 2**20  # bytes of a bucket of DistributedDataParallel
@@ -128,7 +128,7 @@ def traffic_of_a_step(
     """Return the collectives of a step; `Step` describes the arguments."""
     if world_size == 1:
         return Traffic((), ())
-    count: Formula = load_named(find_strategy(strategy.name).traffic)
+    count: Formula = resolve_name(find_strategy(strategy.name).traffic)
     return count(Step(model, strategy, world_size, micro_batches, recomputes))
 
 

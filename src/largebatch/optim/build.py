@@ -1,13 +1,14 @@
 """The optimizer that a plan describes, and which parameters get weight decay, decided from the model alone."""
 
 from collections.abc import Collection, Iterable
+from pkgutil import resolve_name
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
 from largebatch.config.optimizers import ParameterKind
-from largebatch.named import load_named
+from largebatch.errors import UserError
 from largebatch.plan import RunPlan
 
 
@@ -20,10 +21,18 @@ def build_optimizer(model: nn.Module, plan: RunPlan) -> Optimizer:
 
 
 def optimizer_over(groups: Iterable[dict[str, Any]], plan: RunPlan) -> Optimizer:
-    """The plan's optimizer over any parameter groups, at a learning rate of 0."""
+    """The plan's optimizer over any parameter groups, at a learning rate of 0.
+
+    Raises:
+        UserError: The constructor that the optimizer's entry names cannot be imported.
+    """
     entry = plan.optimizer_entry
     assert entry is not None
-    optimizer: Optimizer = load_named(entry.constructor)(groups, lr=0.0, **plan.optimizer_options, **entry.constants)
+    try:
+        constructor = resolve_name(entry.constructor)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f'an optimizer\'s constructor, "{entry.constructor}", cannot be imported: {error}') from error
+    optimizer: Optimizer = constructor(groups, lr=0.0, **plan.optimizer_options, **entry.constants)
     return optimizer
 
 

@@ -18,13 +18,12 @@ from typing import Any, NamedTuple
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from largebatch.task_folders import package_of
-
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["largebatch.tools.verify.preload"])
 
 PRELOAD = "LARGEBATCH_PRELOAD"
-"""Environment variable with the names of further modules for the server to import, separated by commas."""
+"""Environment variable with the names of further modules for the server to import, and the paths of those of tasks,
+separated by commas."""
 
 # Time for the other processes of a job to end by themselves after one has failed.
 SECONDS_TO_FOLLOW = 1
@@ -52,7 +51,7 @@ class JobFailed(AssertionError):
 
 def preload_tasks(folders: Iterable[Path], *modules: str) -> None:
     """Make the server import modules of tasks, and others, once; call this before the first job."""
-    of_tasks = (f"{package_of(folder)}.{module}" for folder in folders for module in ("data", "model"))
+    of_tasks = (str(folder.absolute() / module) for folder in folders for module in ("data", "model"))
     os.environ[PRELOAD] = ",".join([*of_tasks, *modules])
 
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import tqdm
 
+from largebatch.task_folders import import_from
 from largebatch.tools.verify.jobs import PRELOAD
 
 # DeepSpeed logs the device that it finds while it is imported.
@@ -36,8 +37,12 @@ for name in (
 
 # Jobs report what is wrong with a task.
 for name in filter(None, os.environ.get(PRELOAD, "").split(",")):
+    folder, module = os.path.split(name)
     with suppress(Exception, SystemExit):
-        importlib.import_module(name)
+        if folder:
+            import_from(folder, module)
+        else:
+            importlib.import_module(name)
 
 # Compiles hundreds of regular expressions when a first model is saved.
 importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("gpt2")

@@ -4,20 +4,22 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from largebatch.task_folders import run_as_main
+from largebatch.task_folders import import_from
 
 
 def train(recipe: Path, *overrides: str, run_dir: Path, moved_by: int | None = None) -> None:
-    """Run a recipe as if the train.py next to it were started from the command line.
+    """Run `main` of the train.py next to a recipe, with the command line of a run.
 
     `moved_by` is the seed of the smallest rounding errors, by which starting weights are perturbed in this process;
     None perturbs nothing.
     """
+    from largebatch.run import user_errors
+
     if moved_by is not None:
         _move_starting_weights(moved_by)
-    script = recipe.with_name("train.py")
-    sys.argv = [str(script), "--config", str(recipe), "--run-dir", str(run_dir), *overrides]
-    run_as_main(script)
+    sys.argv = ["train.py", "--config", str(recipe), "--run-dir", str(run_dir), *overrides]
+    with user_errors():
+        import_from(recipe.parent, "train").main()
 
 
 def _move_starting_weights(seed: int) -> None:

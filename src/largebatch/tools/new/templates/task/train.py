@@ -1,9 +1,8 @@
 """Regression on made-up points: the smallest complete task, to be changed piece by piece."""
 
-from largebatch.task_folders import run_script
+from largebatch.task_folders import load_package
 
-if __name__ == "__main__":
-    run_script(__file__, __spec__)  # as a module of this folder's package, whose modules are imported below
+__package__ = load_package(__file__)  # so that a script can import the modules of its folder (PEP 366)
 
 import torch
 
