@@ -1,4 +1,4 @@
-"""Trackers: one run over all starts, in the order of steps, and none that fails or hangs costs more than itself."""
+"""Trackers: one run over all starts in W&B and TensorBoard; one that fails or hangs costs no more than itself."""
 
 import importlib.machinery
 import json
@@ -21,7 +21,7 @@ from paths import PYDOC
 
 
 class Run:
-    """What W&B's and SwanLab's `init` return; as they do, it ignores steps that go back."""
+    """What W&B's `init` returns; as that does, it ignores steps that go back."""
 
     def __init__(self, service, options):
         self.service, self.options = service, options
@@ -122,52 +122,17 @@ def test_project_and_name(wandb, folder):
     assert named == [("largebatch", "my_run"), ("digits", "third try")]
 
 
-class ClearML(ModuleType):
-    """Stands in for `clearml` and its server; as that does, it adds the last step to those of a continued task."""
-
-    def __init__(self):
-        super().__init__("clearml")
-        self.__spec__ = importlib.machinery.ModuleSpec("clearml", None)
-        self.shown, self.Task = {}, self
-
-    def current_task(self):
-        return None
-
-    def init(self, reuse_last_task_id=True, continue_last_task=False, **_):
-        task_id = reuse_last_task_id if isinstance(reuse_last_task_id, str) else f"task {len(self.shown)}"
-        shown = self.shown.setdefault(task_id, [])
-        offset = shown[-1][0] + 1 if shown and continue_last_task is True else continue_last_task
-
-        def report_scalar(title, iteration, value, **_):
-            shown.append((iteration + offset, title, value))
-
-        return SimpleNamespace(
-            id=task_id,
-            get_logger=lambda: SimpleNamespace(report_scalar=report_scalar),
-            connect_configuration=lambda _values: None,
-            close=lambda: None,
-        )
-
-
-def test_clearml_continues_its_task_at_the_steps_of_training(folder, monkeypatch):
-    clearml = ClearML()
-    monkeypatch.setitem(sys.modules, "clearml", clearml)
-    show_steps(start(folder, names=["clearml"]), [10, 30])
-    show_steps(start(folder, 10, names=["clearml"]), [30, 50])
-    (shown,) = clearml.shown.values()
-    assert shown == [(step, "train/loss", 1 / step) for step in (10, 30, 30, 50)]
-
-
-def test_trackio_finds_the_run_by_its_name(folder, tmp_path, monkeypatch):
-    trackio = Service("trackio")
+def test_another_tracker_begins_a_run_in_each_start(folder, monkeypatch):
+    trackio, shown = Service("trackio"), []
     monkeypatch.setitem(sys.modules, "trackio", trackio)
-    trackio.init = lambda **options: trackio.starts.append(options)
-    (tmp_path / "other").mkdir()
-    for of in (folder, folder, RunFolder(tmp_path / "other")):
-        start(of, names=["trackio"], words=["--logging.tracker_run_name=mine"])
-    first, again, other = (options["name"] for options in trackio.starts)
-    assert first == again != other
-    assert all(options["resume"] == "allow" and options["name"].startswith("mine-") for options in trackio.starts)
+    log, finish = lambda values, step: shown.append((values, step)), lambda: None
+    trackio.init = lambda **options: trackio.starts.append(options) or SimpleNamespace(log=log, finish=finish)
+    for first_step in (0, 10):
+        started = start(folder, first_step, names=["trackio"])
+        show_steps(started, [first_step + 10])
+        started.close()
+    assert trackio.starts == [{"project": "largebatch"}] * 2
+    assert [(values["train/loss"], step) for values, step in shown if "train/loss" in values] == [(0.1, 10), (0.05, 20)]
 
 
 def test_another_folder_is_another_run(wandb, folder, tmp_path):

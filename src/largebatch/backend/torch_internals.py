@@ -1,4 +1,4 @@
-"""What is used of FSDP2 and DDP beyond their interfaces, as read in torch 2.11 to 2.13."""
+"""What is used of FSDP2, DDP and the flight recorder beyond their interfaces, as read in torch 2.11 to 2.13."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -60,3 +60,10 @@ def settle_buckets(model: DistributedDataParallel, backward: Callable[[], None])
     reducer.prepare_for_backward([])
     backward()
     reducer._rebuild_buckets()
+
+
+def recorded_collectives() -> bytes:
+    """The dump of torch's flight recorder, for `torchfrtrace`: of NCCL's collectives on GPUs, otherwise of gloo's."""
+    library: Any = torch._C._distributed_c10d
+    dump: bytes = library._dump_nccl_trace() if torch.cuda.is_available() else library._dump_fr_trace()
+    return dump

@@ -28,7 +28,6 @@ from largebatch.run.record.profile import traced
 from largebatch.run.record.recorder import Recorder
 from largebatch.run.resume import Start
 from largebatch.run.step import RehearsedStep, Step, check_gradients, until_updated
-from largebatch.run.watch.hang import HangReport, place_of_this_process, report_hang
 from largebatch.run.watch.slow_processes import SlowProcesses
 from largebatch.run.watch.stop import StopRequests, StopVote, reason_in_words
 from largebatch.run.watch.watchdog import Watchdog
@@ -73,11 +72,8 @@ class Loop:
             not_written=recorder.checkpoint_failed,
         )
         self.non_finite = NonFiniteSteps(backend, start, recorder, self.writer)
-        places = backend.gather_objects(place_of_this_process())
-        hang = HangReport(recorder.stack_folder, backend.rank, places)
-        stack_file = recorder.stack_folder / f"rank_{backend.rank:05d}.txt"
-        self.watchdog = Watchdog(config.faults.hang_seconds, stack_file, hang.explain, report_hang)
-        self.slow_processes = SlowProcesses(backend, places, recorder)
+        self.watchdog = Watchdog(config.faults.hang_seconds, backend.rank, recorder.stack_folder)
+        self.slow_processes = SlowProcesses(backend, recorder)
         self.evaluator = Evaluator(backend, config.data.num_workers, recorder.stopwatch, self.watchdog.heartbeat)
 
     @property
@@ -155,7 +151,7 @@ class Loop:
         if not self.saves and not self.plan.evaluates_after(self.completed_steps):
             return
         with self.recorder.stopwatch.paused():
-            self.slow_processes.name(self.completed_steps - self.start.step, self.recorder.stopwatch.seconds)
+            self.slow_processes.probe(self.completed_steps - self.start.step, self.recorder.stopwatch.seconds)
             if self.saves:
                 self._save()
             if self.stop_reason and self.completed_steps < self.plan.stop_after_steps:

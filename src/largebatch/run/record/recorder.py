@@ -118,6 +118,10 @@ class Recorder:
         self._trackers.add("evaluation", means, step)
         self.say(f"evaluation after step {step}: {numbers(means)}")
 
+    def event(self, name: str, **about: Any) -> None:
+        """Add a line about the current step to history.jsonl."""
+        self.record.event(name, self.step, **about)
+
     def checkpoint_failed(self, step: int, reason: str) -> None:
         """Add to the history that the checkpoint of a step could not be written."""
         self.record.event("checkpoint_failed", step, reason=reason)

@@ -7,7 +7,6 @@ from typing import TypeVar
 
 from largebatch.backend.base import Backend
 from largebatch.errors import RunStopped
-from largebatch.run.watch.hang import report_hang
 from largebatch.run.watch.stop import StopRequests, reason_in_words
 from largebatch.run.watch.watchdog import Watchdog
 
@@ -29,7 +28,7 @@ class Starting:
     def __init__(self, backend: Backend, stop: StopRequests, hang_seconds: float | None):
         self._backend, self._stop = backend, stop
         seconds = None if hang_seconds is None else max(hang_seconds, SECONDS_OF_A_START)
-        self._watchdog = Watchdog(seconds, None, lambda _: "the run was starting", report_hang)
+        self._watchdog = Watchdog(seconds, backend.rank)
         self._watchdog.start()
 
     def end(self) -> None:

@@ -1,16 +1,20 @@
-"""The watchdog: a process that hangs, or waits for one that does, writes its stacks and ends the job."""
+"""The watchdog: a process that hangs, or waits for one that does, writes down what it was doing, and ends the job."""
 
 import faulthandler
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from largebatch.backend.torch_internals import recorded_collectives
+from largebatch.failures import keep_error
+from largebatch.run.record.record import report_failure
+
 EXIT_CODE = 70
-SECONDS_FOR_REPORTS = 5.0  # which all processes write when they have noticed, besides the time until all have
+SECONDS_FOR_OTHERS = 10.0  # in which the other processes, too, notice the hang and write their stacks
 
 
 class Watchdog:
@@ -21,19 +25,12 @@ class Watchdog:
 
     Args:
         seconds: How long is too long; None for no limit.
-        stack_file: Where to write the stacks of all threads; None means standard error.
-        explain: Says for whom the process waits, and takes at most so many seconds.
-        on_hang: Called with a message before the process ends.
+        rank: This process's rank.
+        folder: Where each process writes its stacks and its collectives; None writes the stacks to standard error.
     """
 
-    def __init__(
-        self,
-        seconds: float | None,
-        stack_file: Path | None,
-        explain: Callable[[float], str],
-        on_hang: Callable[[str], None],
-    ):
-        self._seconds, self._stack_file, self._explain, self._on_hang = seconds, stack_file, explain, on_hang
+    def __init__(self, seconds: float | None, rank: int, folder: Path | None = None):
+        self._seconds, self._rank, self._folder = seconds, rank, folder
         self._last_heartbeat = time.monotonic()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -64,12 +61,12 @@ class Watchdog:
         self._thread = None
         faulthandler.cancel_dump_traceback_later()
         self._stacks.close()
-        if self._stack_file is not None and self._stack_file.stat().st_size == 0:
-            self._stack_file.unlink()
+        if self._folder is not None and self._stack_file(self._folder).stat().st_size == 0:
+            self._stack_file(self._folder).unlink()
             with suppress(OSError):
                 # Fails if another process has written stacks, or is still running.
-                self._stack_file.parent.rmdir()
-                self._stack_file.parent.parent.rmdir()
+                self._folder.rmdir()
+                self._folder.parent.rmdir()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -80,36 +77,41 @@ class Watchdog:
         finally:
             self.stop()
 
+    def _stack_file(self, folder: Path) -> Path:
+        return folder / f"rank_{self._rank:05d}.txt"
+
     def _open_stack_file(self) -> IO[str]:
-        if self._stack_file is None:
+        if self._folder is None:
             return os.fdopen(2, "w", closefd=False)
         while True:
             # Another process of this job may stop watching, and remove the empty folder, in between.
             with suppress(FileNotFoundError):
-                self._stack_file.parent.mkdir(parents=True, exist_ok=True)
-                return self._stack_file.open("w", encoding="utf-8")
+                self._folder.mkdir(parents=True, exist_ok=True)
+                return self._stack_file(self._folder).open("w", encoding="utf-8")
 
     def _watch(self, seconds: float, stacks: IO[str]) -> None:
         interval = min(seconds / 4, 10.0)
-        # The others look at their own clocks once per interval.
-        patience = interval + SECONDS_FOR_REPORTS
         while True:
-            # After the others have reported: a process that ends breaks their connections, so that they fail.
-            faulthandler.dump_traceback_later(seconds + 3 * interval + patience, exit=True, file=stacks)
+            faulthandler.dump_traceback_later(seconds + 4 * interval + SECONDS_FOR_OTHERS, exit=True, file=stacks)
             if self._over.wait(interval):
                 return
             silent = time.monotonic() - self._last_heartbeat
             if silent >= seconds:
                 faulthandler.dump_traceback(file=stacks, all_threads=True)
-                stacks.flush()
-                try:
-                    reason = self._explain(patience)
-                except Exception as error:
-                    # The job must end all the same.
-                    reason = f"for whom it waits is not known: {type(error).__name__}: {error}"
-                where = f"in {self._stack_file.parent}" if self._stack_file else "in the job's log"
-                self._on_hang(
-                    f"no progress for {silent:.0f} s, more than faults.hang_seconds {seconds:g}: {reason}; the stack "
-                    f"of each process that could write one is {where}"
-                )
-                os._exit(EXIT_CODE)
+                self._end(f"no progress for {silent:.0f} s, more than faults.hang_seconds {seconds:g}", interval)
+
+    def _end(self, what: str, interval: float) -> None:
+        """Record the hang, and end the process when the others have had time to notice and do the same."""
+        where = "the stacks of the processes are in the job's log"
+        if self._folder is not None:
+            where = f"the stacks of the processes (rank_*.txt) are in {self._folder}"
+            # The job must end all the same.
+            with suppress(Exception):
+                (self._folder / f"fr_{self._rank}").write_bytes(recorded_collectives())
+                where += ", and their collectives (fr_*), which `torchfrtrace` in that folder compares"
+        message = f"{what}; {where}"
+        report_failure(message, kind="hang")
+        keep_error(message, kind="hang")
+        # A process that ends breaks the connections of the others, which fail with an error then.
+        time.sleep(interval + SECONDS_FOR_OTHERS)
+        os._exit(EXIT_CODE)
