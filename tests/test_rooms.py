@@ -13,7 +13,6 @@ ROOMS = [  # each imports only itself and what stands above it
     "errors",
     "failures",
     "task_folders",
-    "named",
     "local_folder",
     "installed",
     "batch",

@@ -1,11 +1,35 @@
 """`largebatch new`: copies a recipe into a self-contained folder, to start a repository of your own."""
 
 import argparse
-import shlex
-import sys
+import re
+import shutil
+import stat
+from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 
+import largebatch
+from largebatch.errors import UserError, did_you_mean
+from largebatch.task_folders import SCHEMA, recipes_in
 from largebatch.tools.options import Commands, add_command
+from largebatch.tools.slurm.batch_script import BatchScript
+
+PACKAGE = Path(largebatch.__file__).parent
+TEMPLATES = Path(__file__).parent / "templates"
+SMALLEST_TASK = TEMPLATES / "task"
+COPIED = (
+    "recipes/accelerate_configs/*.yaml",
+    "ds_configs/*.json",
+    "launch/*.*",
+    "slurm/launch.sh",
+    "slurm/site.example.sh",
+)
+WRITTEN = {
+    "README.md": "README.md",
+    ".gitignore": "gitignore",
+    "tests/test_recipe.py": "test_recipe.py.txt",
+}
+"""The templates of a project's own files."""
 
 
 def add_parser(commands: Commands) -> None:
@@ -18,8 +42,6 @@ def add_parser(commands: Commands) -> None:
         "to change first. All commands work there. Nothing is overwritten.",
         epilog="""examples:
   largebatch new my_job --recipe gpt2_124m
-  largebatch new my_job --recipe llama_8b --strategy fsdp
-  largebatch new my_job --recipe resnet_digits --vendor
   largebatch new my_job --task my_task""",
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="the folder to create")
@@ -28,36 +50,145 @@ def add_parser(commands: Commands) -> None:
     what.add_argument(
         "--task", metavar="NAME", help="the smallest complete task, on generated data, to start your own from"
     )
-    parser.add_argument(
-        "--strategy", help="the one that its script and README start with; default: that of the recipe's script"
-    )
-    parser.add_argument(
-        "--vendor", action="store_true", help="copy the package as well, instead of naming it in requirements.txt"
-    )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Create the folder, and print what to run there first."""
-    from largebatch.tools.new.create import create_bundle
-    from largebatch.tools.new.job import BundledJob
-
-    folder: Path = options.folder
-    if options.task:
-        job = BundledJob.template(options.task, options.strategy)
-    else:
-        job = BundledJob.find(options.recipe, options.strategy)
-    create_bundle(folder, job, options.vendor)
-    count = sum(path.is_file() for path in folder.rglob("*"))
-    print(f"{folder}: {count} files, {job.recipe} under {job.strategy}; README.md says what to change first")
-    print(f"\n  cd {shlex.quote(str(folder))}")
-    environment = ""
-    if options.vendor:
-        # Otherwise this environment's package would still be used.
-        print("  python3 -m venv .venv && . .venv/bin/activate")
-        print("  pip install -r requirements.txt && pip install --no-deps --editable .")
-    elif (activate := Path(sys.prefix, "bin", "activate")).is_file():
-        environment = f"LARGEBATCH_ENV={shlex.quote(str(activate))} "
-    print("  largebatch lint")
-    print(f"  {job.launch()}")
-    print(f"  {environment}sbatch {job.script}")
+    """Create the folder."""
+    create_project(options.folder, smallest_task(options.task) if options.task else shipped_recipe(options.recipe))
+    print(f"created {options.folder}; its README.md says how to set it up, try it, train it, and what to change first")
     return 0
+
+
+@dataclass(frozen=True)
+class Original:
+    """The recipe in this installation that a project is made from."""
+
+    recipe: Path  # its JSON file, in the folder of its task
+    script: Path  # its batch script
+    task: str  # name of the task's folder in the project
+    name: str  # the recipe's name in the project
+
+
+def shipped_recipe(name: str) -> Original:
+    """A shipped recipe; UserError if there is no such recipe."""
+    recipes = {path.stem: path for path in recipes_in(shipped_folder() / "recipes")}
+    if name not in recipes:
+        close = did_you_mean(name, sorted(recipes))
+        raise UserError(f"--recipe {name}: no such recipe{close}; write one of {', '.join(sorted(recipes))}")
+    return Original(recipes[name], shipped_folder() / "slurm" / f"{name}.sbatch", recipes[name].parent.name, name)
+
+
+def smallest_task(name: str) -> Original:
+    """The smallest complete task, under a name that the user chose; UserError if it is not a valid name."""
+    if not re.fullmatch("[a-z][a-z0-9_]*", name) or name == "accelerate_configs":
+        raise UserError(
+            f"--task {name}: this names a folder next to accelerate_configs, and a recipe; write lowercase letters, "
+            "digits and _, such as my_task"
+        )
+    return Original(SMALLEST_TASK / "task.json", SMALLEST_TASK / "task.sbatch", name, name)
+
+
+def create_project(folder: Path, original: Original) -> None:
+    """Create a folder with a recipe and everything it needs to run, in the layout of this repository.
+
+    Raises:
+        UserError: The folder exists, or cannot be written; nothing is left behind.
+    """
+    try:
+        folder.mkdir()
+        try:
+            for path, source in _copies(original).items():
+                _copy(source, folder / path)
+            for path, text in _texts(original).items():
+                (folder / path).parent.mkdir(exist_ok=True)
+                (folder / path).write_text(text, encoding="utf-8")
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise UserError(f"{folder} cannot be created ({why}); give a new folder, where you may write") from error
+
+
+def shipped_folder() -> Path:
+    """The folder of recipes/, slurm/ and ds_configs/: in a wheel, where setup.py has put them; else the checkout's top.
+
+    Raises:
+        UserError: There is none.
+    """
+    for folder in (PACKAGE / "shipped", PACKAGE.parent.parent):
+        if (folder / "recipes").is_dir():
+            return folder
+    raise UserError(f"{PACKAGE} has no recipes: install largebatch from its wheel, or from a whole checkout")
+
+
+def _copies(original: Original) -> dict[str, Path]:
+    """The files to copy, by their paths in the project."""
+    shipped = shipped_folder()
+    task = f"recipes/{original.task}"
+    copies = {f"{task}/{original.name}.json": original.recipe, f"slurm/{original.name}.sbatch": original.script}
+    for path in original.recipe.parent.iterdir():
+        if path.suffix in (".py", ".md") or path.name == SCHEMA:
+            copies[f"{task}/{path.name}"] = path
+    for pattern in COPIED:
+        copies |= {str(path.relative_to(shipped)): path for path in shipped.glob(pattern)}
+    # The license of the copied files, not of the new repository.
+    copies["LICENSE.largebatch"] = shipped / "LICENSE"
+    return copies
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Of the source's permissions only whether it can be run: an installation may be read-only.
+    shutil.copyfile(source, target)
+    if source.stat().st_mode & stat.S_IXUSR:
+        target.chmod(0o755)
+
+
+class _Text(Template):
+    # Dollar signs belong to shells.
+    delimiter = "@"
+
+
+def _texts(original: Original) -> dict[str, str]:
+    """The project's own texts, by their paths."""
+    script = BatchScript.read(original.script)
+    assert script.layout is not None
+    nodes, processes = script.layout[0][-1], script.layout[1]
+    values = {
+        "version": largebatch.__version__,
+        "name": original.name,
+        "task": original.task,
+        "recipe": f"recipes/{original.task}/{original.name}.json",
+        "script": f"slurm/{original.name}.sbatch",
+        "strategy": script.strategy,
+        "nodes": nodes,
+        "processes": processes,
+        "world_size": nodes * processes,
+    }
+    written = dict(WRITTEN)
+    if original.recipe.parent == SMALLEST_TASK:
+        # Its other files are complete; these have names to fill in.
+        written[f"slurm/{original.name}.sbatch"] = "task/task.sbatch"
+        written[f"recipes/{original.task}/README.md"] = "task/README.md"
+    texts = {
+        path: _Text((TEMPLATES / template).read_text(encoding="utf-8")).substitute(values)
+        for path, template in written.items()
+    }
+    return texts | {"requirements.txt": _requirements()}
+
+
+def _requirements() -> str:
+    """The tested versions of what a run needs, and largebatch itself."""
+    tested = (shipped_folder() / "requirements.txt").read_text(encoding="utf-8").partition("# Tests and checks")[0]
+    pins = [line for line in tested.splitlines() if "==" in line]
+    version = largebatch.__version__
+    return "\n".join(
+        [
+            f"# The versions that largebatch {version} was tested with.",
+            *pins,
+            "pytest",
+            "# From the wheel that README.md names.",
+            f"largebatch=={version}\n",
+        ]
+    )
