@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections import Counter
+from itertools import chain, zip_longest
 
 import pytest
 
@@ -20,9 +21,16 @@ from paths import ROOT
 
 
 def pytest_collection_modifyitems(items):
-    """The longest files first, for workers that take one at a time: the cluster's, then those with most slow tests."""
+    """Order files for workers that take one at a time: those with most slow tests first, and the cluster's among them.
+
+    The cluster's tests mostly wait, so each of them is beside one that computes.
+    """
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: ("cluster" not in item.path.parts, -slow[item.path]))
+    files = sorted({item.path for item in items}, key=lambda file: (-slow[file], file))
+    waiting = [file for file in files if "cluster" in file.parts]
+    computing = [file for file in files if "cluster" not in file.parts]
+    order = {file: place for place, file in enumerate(chain.from_iterable(zip_longest(waiting, computing)))}
+    items.sort(key=lambda item: order[item.path])
 
 
 @pytest.hookimpl(tryfirst=True)
