@@ -8,7 +8,6 @@ overrides on that many processes.
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -221,19 +220,3 @@ def test_commands_work(document, trained, repository, monkeypatch):
                 check_preflight(words, monkeypatch)
             elif program == "largebatch":
                 assert main(words) == code, command
-
-
-def test_commands_are_found_whole(tmp_path):
-    document = tmp_path / "document.md"
-    document.write_text(
-        "```console\n$ first --a '{\n  1}' \\\n    --b    # why\noutput\n$ second\n```\n\n"
-        "```bash\nother one\nother two\n```\n"
-    )
-    found = commands(document)
-    words = [shlex.split(command.replace("\\\n", ""), comments=True) for command in found]
-    assert words == [
-        ["first", "--a", "{\n  1}", "--b"],
-        ["second"],
-        ["other", "one", "other", "two"],
-    ]
-    assert sum(len(commands(document)) for document in DOCUMENTS) > 40

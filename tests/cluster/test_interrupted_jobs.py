@@ -29,7 +29,8 @@ pytestmark = pytest.mark.slow
 PREFLIGHT_ONCE = f"""
 [[ $1 == preflight ]] || exec {sys.prefix}/bin/largebatch "$@"
 [[ $LARGEBATCH_RESTART == 0 ]] || exit 0
-{sys.prefix}/bin/largebatch "$@" && exec sleep 3600
+touch "$LARGEBATCH_LOGS/preflight/began.$LARGEBATCH_NODE"
+exec sleep 3600
 """
 
 # Stands in for W&B, which would refuse numbers that go back; what it keeps on the disk survives a process.
@@ -105,7 +106,7 @@ def test_after_a_failure_fewer_nodes_go_on(submit, cluster, tmp_path):
 
 def test_signaled_and_preempted_it_goes_on(submit, cluster):
     job = submit(*ENDLESS, options=TWO_NODES, programs={"largebatch": PREFLIGHT_ONCE}, LARGEBATCH_PREFLIGHT="on")
-    job.wait_until(lambda job: list((job.logs / "preflight").glob("listening.*")))
+    job.wait_until(lambda job: list((job.logs / "preflight").glob("began.*")))
     cluster.command("scancel", "--signal=TERM", job.id)
     job.wait_until(lambda job: "asked to stop by a signal to the nodes before the run began" in job.log)
 
