@@ -19,7 +19,7 @@ help:
 	@echo "             under STRATEGY ($(STRATEGY); one of: $(STRATEGIES))"
 	@echo "             on NUM_PROCESSES processes (all GPUs; without a GPU, 2 on the CPU), with ARGS as overrides"
 	@echo "make check   run linters and the tests that start no job, in under 3 minutes"
-	@echo "make test    run linters and the whole test suite, in some 25 minutes on 2 cores"
+	@echo "make test    run linters and the whole test suite, in about 15 minutes on 2 cores"
 	@echo "make gpu     measure on GPUs, all in under 25 minutes, or only PARTS (correctness,ablations,memory,throughput,"
 	@echo "             scaling); DEVICE=cpu rehearses; WHEELS=FOLDER takes missing packages from there, see bench/README.md"
 	@echo "make bench   measure with the programs BENCH ($(BENCH)) of bench/, and make docs/performance.md"
