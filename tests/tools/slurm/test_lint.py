@@ -1,55 +1,153 @@
-"""`largebatch lint`: what is printed, and the exit code."""
+"""`largebatch lint`: every rule finds the mistake it is for, planted in a copy of what is shipped, and nothing else."""
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from largebatch.tools.command_line import main
+from largebatch.tools.slurm.lint import files_of_repository, lint_files
 from paths import RECIPES, ROOT
-from planting import line_of, plant
+from planting import plant
 
 SMOKE = "slurm/gpt_pydoc.sbatch"
+RECIPE = "recipes/causal_lm/gpt_pydoc.json"
+DDP, FSDP, HSDP, ZERO2 = (f"recipes/accelerate_configs/{name}.yaml" for name in ("ddp", "fsdp", "hsdp", "zero2"))
+DEEPSPEED = "ds_configs/zero2.json"
+in_a_copy = pytest.mark.usefixtures("project")
+
+
+def found(*files: str) -> list[tuple[str, str]]:
+    return [(finding.file, finding.rule) for finding in lint_files([Path(file) for file in files])]
 
 
 def test_nothing_found_in_the_repository_itself(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     assert main(["lint"]) == 0
-    files = [
-        *RECIPES,
-        *set(ROOT.glob("slurm/*.sbatch")) - {ROOT / "slurm/prepare.sbatch"},
-        *ROOT.glob("recipes/accelerate_configs/*.yaml"),
-        *ROOT.glob("ds_configs/*"),
-    ]
-    assert capsys.readouterr().out == f"{len(files)} files, nothing found\n"
+    # Recipes and their batch scripts, Accelerate's and DeepSpeed's configs.
+    assert len(files_of_repository()) == 2 * len(RECIPES) + 7 + 4
+    assert capsys.readouterr().out == f"{len(files_of_repository())} files, nothing found\n"
 
 
-@pytest.mark.usefixtures("project")
+@in_a_copy
 def test_findings_one_a_line(capsys):
     plant(SMOKE, "STRATEGY:-ddp", "STRATEGY:-dpd")
-    plant(SMOKE, "#SBATCH --nodes=2", "#SBATCH --nodes=3")
+    plant(SMOKE, "#SBATCH --nodes=2", "#SBATCH --nodes=1-16")
+    plant(SMOKE, "#SBATCH --cpus-per-task=2", "#SBATCH --cpus-per-task=1")
     assert main(["lint", SMOKE]) == 1
     first, second, count = capsys.readouterr().out.splitlines()
-    assert first.startswith(f"{SMOKE}: nodes x processes per node = 3 x 2: ")
+    assert first.startswith(
+        f"{SMOKE}: nodes x processes per node = 3, 5, 6, 7, 8, 9, … x 1: batch: global_batch_size 32 is"
+    )
+    assert "; nearest: 24, 48" in first
     assert first.endswith("[no-plan]")
-    assert second.startswith(f"{SMOKE}:{line_of(SMOKE, 'STRATEGY:-dpd')}: STRATEGY dpd: there is no ")
+    assert second.startswith(f"{SMOKE}: STRATEGY dpd: there is no ")
     assert second.endswith("[strategy]")
     assert count == "1 file, 2 found"
 
 
-@pytest.mark.usefixtures("project")
+# Each: file, what is there, what is planted, and the rule.
+MISTAKES = [
+    # --- the recipe
+    (RECIPE, '"seed": 0,', '"seed": 0,,', "syntax"),
+    (RECIPE, '"seed": 0,', '"seed": -1,', "recipe"),
+    # --- the batch, at the script's nodes and processes
+    (SMOKE, "#SBATCH --nodes=2", "#SBATCH --nodes=3", "no-plan"),
+    (SMOKE, "#SBATCH --nodes=2", "#SBATCH --nodes=2-4", "no-plan"),
+    (SMOKE, "##SBATCH --gpus-per-node=2", "#SBATCH --gpus-per-node=h100:3", "no-plan"),
+    # --- pairs of recipe and script
+    (SMOKE, "RECIPE=recipes/causal_lm/gpt_pydoc.json", "RECIPE=recipes/none.json", "recipe-missing"),
+    (SMOKE, "RECIPE=recipes/causal_lm/gpt_pydoc.json\n", "", "recipe-missing"),
+    (SMOKE, "RECIPE=recipes/causal_lm/gpt_pydoc.json", "RECIPE=recipes/causal_lm/gpt2_124m.json", "names-differ"),
+    (SMOKE, "STRATEGY=${STRATEGY:-ddp}\n", "", "strategy"),
+    # --- the Accelerate config
+    (DDP, "num_machines: 1", "num_machines: [1", "syntax"),
+    (DDP, "distributed_type: MULTI_GPU", "distributed_type: MULTI_CPU", "one-process"),
+    (DDP, "num_machines: 1", "use_cpu: true", "one-process"),
+    (DDP, "num_machines: 1", "mixed_precision: bf16", "recipe-setting"),
+    (FSDP, "fsdp_version: 2", "fsdp_version: 1", "fsdp-version"),
+    (FSDP, "  fsdp_version: 2\n", "", "fsdp-version"),
+    (FSDP, "fsdp_version: 2", "fsdp_version: 2\n  offload_params: true", "recipe-setting"),
+    (HSDP, "parallelism_config_dp_shard_size: 1", "parallelism_config_tp_size: 2", "recipe-setting"),
+    (HSDP, "parallelism_config_dp_shard_size: 1", "dp_shard_size: 4", "unknown-setting"),
+    (DDP, "num_machines: 1", "parallelism_config: {parallelism_config_dp_shard_size: 2}", "recipe-setting"),
+    (ZERO2, "  deepspeed_multinode_launcher: standard\n", "", "deepspeed-launcher"),
+    (ZERO2, "ds_configs/zero2.json", "ds_configs/zero9.json", "deepspeed-config-missing"),
+    (ZERO2, "zero3_init_flag: false", "gradient_clipping: 1.0", "recipe-setting"),
+    # --- the DeepSpeed config
+    (DEEPSPEED, '"stage": 2,', '"stage": 0,', "deepspeed-setting"),
+]
+
+
+@in_a_copy
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: f"{mistake[3]}-{mistake[2].strip()[:40]}")
+def test_planted(mistake):
+    file, old, new, rule = mistake
+    plant(file, old, new)
+    assert found(file) == [(file, rule)]
+
+
+# What looks like one of the mistakes and is none.
+INNOCENT = [
+    (SMOKE, "##SBATCH --account=my_project", "##SBATCH --nodes=3"),
+    (SMOKE, "#SBATCH --nodes=2", "#SBATCH --nodes=2 # of 8; not --nodes=3"),
+    (SMOKE, "#SBATCH --nodes=2", "#SBATCH --nodes=3\n#SBATCH --gpus=6"),
+    (SMOKE, "RECIPE=recipes/causal_lm/gpt_pydoc.json", "RECIPE=${RECIPE:-recipes/causal_lm/gpt_pydoc.json}"),
+    (SMOKE, "STRATEGY:-ddp", "STRATEGY:-recipes/accelerate_configs/fsdp.yaml"),
+    (DDP, "num_machines: 1", "mixed_precision: 'no'\nuse_cpu: false\ndynamo_config: {}\nparallelism_config: {}"),
+    (ZERO2, "zero3_init_flag: false", "gradient_accumulation_steps: 1\n  gradient_clipping: auto"),
+]
+
+
+@in_a_copy
+@pytest.mark.parametrize("change", INNOCENT, ids=lambda change: change[2].strip()[:40])
+def test_innocent(change):
+    plant(*change)
+    assert found(change[0]) == []
+
+
+@in_a_copy
+def test_recipe_without_its_train_py():
+    Path("recipes/causal_lm/train.py").unlink()
+    assert found(SMOKE) == [(SMOKE, "train-missing")]
+
+
+@in_a_copy
+def test_fp64_on_deepspeed():
+    plant(RECIPE, '"fp32"', '"fp64"')
+    plant(SMOKE, "STRATEGY:-ddp", "STRATEGY:-zero2")
+    assert found(SMOKE) == [(SMOKE, "strategy")]
+
+
+@in_a_copy
+def test_a_script_brings_what_it_names():
+    plant(SMOKE, "STRATEGY:-ddp", "STRATEGY:-zero2")
+    plant(RECIPE, '"seed": 0,', '"seed": -1,')
+    plant(ZERO2, "standard", "pdsh")
+    plant(DEEPSPEED, '  "zero_opt', '  "fp16": {},\n  "zero_opt')
+    plant(DDP, "MULTI_GPU", "MULTI_CPU")  # which this script does not name
+    assert [file for file, _ in found(SMOKE)] == [DEEPSPEED, ZERO2, RECIPE]
+
+
+@in_a_copy
+def test_deepspeed_configs_are_told_from_recipes():
+    Path("mine.json").write_text('{"zero_optimization": {"stage": 5}}')
+    Path("other.json").write_text('{"seed": 0}')
+    assert set(found("mine.json", "other.json")) == {("mine.json", "deepspeed-setting"), ("other.json", "recipe")}
+
+
+@in_a_copy
 @pytest.mark.parametrize(
     ("file", "words"),
     [
         ("none.sbatch", "none.sbatch: cannot be read: [Errno 2] No such file or directory"),
         ("slurm", "slurm: not a file that can be checked"),
-        ("folder.json", "folder.json: cannot be read"),
         ("binary.yaml", "binary.yaml: cannot be read"),
         ("recipes/causal_lm/train.py", "train.py: not a file that can be checked; give recipes"),
     ],
 )
 def test_files_that_cannot_be_checked(project, file, words, capsys):
-    (project / "folder.json").mkdir()
     (project / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     assert main(["lint", SMOKE, file]) == 2
     printed = capsys.readouterr()
@@ -64,18 +162,11 @@ def test_outside_of_a_repository(tmp_path, monkeypatch, capsys):
     assert "go to the top of the repository, or name FILES" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["lint"],
-        ["submit", "gpt_pydoc", "--nodes=2", "--dry-run"],
-        ["effective-batch", "--from=ddp", "--batch-size=8"],
-    ],
-)
-def test_without_torch(words):
+def test_commands_without_torch():
     program = (
         "import sys; from largebatch.tools.command_line import main; "
-        f"code = main({words}); "
+        "code = main(['lint']) or main(['submit', 'gpt_pydoc', '--nodes=2', '--dry-run']) or "
+        "main(['effective-batch', '--from=ddp', '--batch-size=8']); "
         "sys.exit(code or {'torch', 'accelerate', 'deepspeed', 'transformers'} & sys.modules.keys() or 0)"
     )
     result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)

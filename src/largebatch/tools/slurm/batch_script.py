@@ -1,18 +1,25 @@
-"""A batch script: its recipe, its strategy and the size of its job, and what a command line changes about them."""
+"""A batch script: its recipe, strategy and number of processes, and the environment that it is submitted in."""
 
+import os
 import re
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from largebatch.config import RecipeConfig, load_config
-from largebatch.errors import ConfigError
+from largebatch.errors import ConfigError, UserError
 from largebatch.tools.options import RECIPES
-from largebatch.tools.slurm.findings import read_text
 
 ACCELERATE_CONFIGS = RECIPES / "accelerate_configs"
 SCRIPTS = Path("slurm")
+PROFILE = SCRIPTS / "site.sh"
+# What a job sets for its own processes, in case this is one of them.
+OF_A_JOB = re.compile("LARGEBATCH_(JOB_ID|RESTART|JOB_END_TIME|NODE|NODE_NAMES|TOKEN|LOGS|REFUSAL|BEGAN|SNAPSHOT)")
+SETTING = re.compile("(SBATCH|LARGEBATCH)_.*|STRATEGY|RUN_DIR")
+# A last command that returns false, such as a test, is not a failure unless it prints an error.
+SOURCE = 'bash -n "$1" && { source "$1" >/dev/null; printf "%s\\0" "$?"; env -0; }'
 # The options of sbatch that are read here and that a variable of the environment can set, too.
 IN_ENVIRONMENT = ("gpus-per-node", "gres", "job-name", "output")
 OPTION = re.compile(r"--([a-z-]+)(?:=(.*))?", re.DOTALL)
@@ -50,10 +57,10 @@ class BatchScript:
         """
         return cls(path, read_text(path), given_options, overrides, environment or {})
 
-    def variable(self, name: str) -> tuple[str, int]:
-        """A variable's value, or its default as in `${NAME:-value}`, and its line; "" and 1 if it is not set."""
+    def variable(self, name: str) -> str:
+        """A variable's value, or its default as in `${NAME:-value}`; "" if it is not set."""
         match = re.search(rf"^{name}=\"?(?:\$\{{{name}:-)?([^\s\"}};]*)", self.text, re.MULTILINE)
-        return (match[1], self.text.count("\n", 0, match.start()) + 1) if match else ("", 1)
+        return match[1] if match else ""
 
     @cached_property
     def options(self) -> Mapping[str, str]:
@@ -67,7 +74,7 @@ class BatchScript:
     @cached_property
     def recipe(self) -> Path | None:
         """The recipe that the script names, if there is such a file."""
-        path = Path(self.variable("RECIPE")[0])
+        path = Path(self.variable("RECIPE"))
         return path if path.is_file() else None
 
     @cached_property
@@ -81,7 +88,7 @@ class BatchScript:
     @property
     def strategy(self) -> str:
         """The name of the Accelerate config, or its path; "" if it is not set."""
-        return self.environment.get("STRATEGY") or self.variable("STRATEGY")[0]
+        return self.environment.get("STRATEGY") or self.variable("STRATEGY")
 
     @property
     def accelerate_config(self) -> Path:
@@ -114,3 +121,39 @@ class BatchScript:
         path = self.options.get("output", "slurm-%j.out")
         path = path.replace("%x", self.options.get("job-name", self.path.name)).replace("%j", job_id)
         return str(Path(self.options.get("chdir", ""), path))
+
+
+def read_text(path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        UserError: It cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read: {error}; run largebatch from the top of the repository") from None
+
+
+def site_environment() -> dict[str, str]:
+    """This process's variables, with the settings that slurm/site.sh exports, if there is one.
+
+    Raises:
+        UserError: The profile fails.
+    """
+    environment = {name: value for name, value in os.environ.items() if not OF_A_JOB.fullmatch(name)}
+    if not PROFILE.is_file():
+        return environment
+    result = subprocess.run(
+        ["bash", "-c", SOURCE, "bash", PROFILE],
+        env=environment,
+        capture_output=True,
+        text=True,
+        errors="surrogateescape",
+    )
+    code, _, variables = result.stdout.partition("\0")
+    if result.returncode or (code != "0" and result.stderr):
+        reason = result.stderr.strip() or f"it ended with exit code {result.returncode}"
+        raise UserError(f"{Path.cwd() / PROFILE} fails: {reason}")
+    pairs = (variable.partition("=") for variable in variables.split("\0"))
+    return environment | {name: value for name, _, value in pairs if SETTING.fullmatch(name)}

@@ -1,8 +1,14 @@
 """`largebatch lint`: mistakes in the files of a job, found without a GPU, a cluster or torch."""
 
 import argparse
+from collections.abc import Sequence
+from pathlib import Path
 
-from largebatch.tools.options import Commands, add_command, recipe_file
+from largebatch.errors import UserError, counted
+from largebatch.task_folders import recipes_in
+from largebatch.tools.options import RECIPES, Commands, add_command, recipe_file
+from largebatch.tools.slurm.batch_script import ACCELERATE_CONFIGS, SCRIPTS, BatchScript, site_environment
+from largebatch.tools.slurm.rules import Finding, config_findings, script_findings
 
 
 def add_parser(commands: Commands) -> None:
@@ -11,8 +17,8 @@ def add_parser(commands: Commands) -> None:
         "lint",
         run,
         description="Check recipes, batch scripts, Accelerate and DeepSpeed configs against each other, without a "
-        "GPU, a cluster or torch. Each finding names the file and line, what is wrong, what to write instead, and "
-        "the rule. Exit code 1 if there are any. Options of sbatch are not checked: submit --dry-run asks Slurm.",
+        "GPU, a cluster or torch. Each finding names the file, what is wrong, what to write instead, and the rule. "
+        "Exit code 1 if there are any. Options of sbatch are not checked: submit --dry-run asks Slurm.",
         epilog="""examples:
   largebatch lint
   largebatch lint slurm/gpt2_124m.sbatch""",
@@ -29,12 +35,60 @@ def add_parser(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print one finding per line; 1 if there are any."""
-    from largebatch.errors import counted
-    from largebatch.tools.slurm.checks import files_of_repository, lint_files
-
     files = options.files or files_of_repository()
     findings = lint_files(files)
     for finding in findings:
         print(finding)
     print(f"{counted(len(files), 'file')}, {len(findings) or 'nothing'} found")
     return 1 if findings else 0
+
+
+def files_of_repository() -> list[Path]:
+    """All recipes, batch scripts of recipes, and configs below the current folder.
+
+    Raises:
+        UserError: There are none.
+    """
+    files = [
+        *recipes_in(RECIPES),
+        *(script for script in SCRIPTS.glob("*.sbatch") if script.name != "prepare.sbatch"),
+        *ACCELERATE_CONFIGS.glob("*.yaml"),
+        *Path("ds_configs").glob("*.json"),
+    ]
+    if not files:
+        raise UserError(
+            f"there are no recipes and scripts in {Path.cwd()}; go to the top of the repository, or name FILES"
+        )
+    return files
+
+
+def lint_files(files: Sequence[Path]) -> list[Finding]:
+    """Check recipes, batch scripts, Accelerate and DeepSpeed configs, and the files that they name.
+
+    Raises:
+        UserError: A file cannot be read, or is of an unknown kind.
+    """
+    for file in files:
+        if file.suffix not in (".sbatch", ".json", ".yaml", ".yml"):
+            raise UserError(
+                f"{file}: not a file that can be checked; give recipes and DeepSpeed configs (.json), batch scripts "
+                "(.sbatch) or Accelerate configs (.yaml)"
+            )
+    environment = site_environment() | {"STRATEGY": ""}
+    scripts = [BatchScript.read(file, environment=environment) for file in files if file.suffix == ".sbatch"]
+    return lint_scripts(scripts, [file for file in files if file.suffix != ".sbatch"])
+
+
+def lint_scripts(scripts: Sequence[BatchScript], configs: Sequence[Path] = ()) -> list[Finding]:
+    """Check batch scripts, the files that they name, and other configs.
+
+    Raises:
+        UserError: A file cannot be read.
+    """
+    overrides: dict[Path, Sequence[str]] = dict.fromkeys(configs, ())
+    for script in scripts:
+        named = (script.recipe, script.accelerate_config)
+        overrides |= {path: script.overrides for path in named if path and path.is_file()}
+    found = {finding for script in scripts for finding in script_findings(script)}
+    found |= {finding for path, words in overrides.items() for finding in config_findings(path, words)}
+    return sorted(found)

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from largebatch.source_code import take_snapshot
 from largebatch.tools.options import Commands, add_command
 
 
@@ -23,7 +24,5 @@ submit takes a snapshot for each job; for a job that was submitted by sbatch, it
 
 
 def run(options: argparse.Namespace) -> int:
-    from largebatch.source_code import take_snapshot
-
     take_snapshot(Path(), options.to)
     return 0

@@ -1,9 +1,22 @@
 """`largebatch submit`: a recipe's job, planned, checked and handed to sbatch. The script is not changed."""
 
 import argparse
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from itertools import islice
 from pathlib import Path
 
+from largebatch.config import config_class_of
+from largebatch.errors import UserError
+from largebatch.plan import explain, resolve
+from largebatch.source_code import take_snapshot
 from largebatch.tools.options import Commands, add_command, add_recipe
+from largebatch.tools.slurm.batch_script import OPTION, SCRIPTS, BatchScript, site_environment
+from largebatch.tools.slurm.lint import lint_scripts
 
 
 def add_parser(commands: Commands) -> None:
@@ -34,6 +47,147 @@ Fields of the recipe are overridden as in a run. All other options, written --na
 
 def run(options: argparse.Namespace) -> int:
     """Show what is run, and run it; return 1 if a check fails."""
-    from largebatch.tools.slurm.submission import submit
+    recipe: Path = options.config
+    if not recipe.is_file():
+        raise UserError(f"{recipe}: no such file; give the path of a recipe's JSON, or its name")
+    fields = config_class_of(recipe.parent, recipe).model_fields
+    overrides, sbatch_options = _split(options.overrides, fields)
+    gpus = [f"--gpus-per-node={options.gpus_per_node}"] if options.gpus_per_node else []
+    sbatch_options = [f"--nodes={options.nodes}", *gpus, *sbatch_options]
+    environment = site_environment()
+    if options.strategy:
+        environment["STRATEGY"] = options.strategy
+    if options.run_dir:
+        environment["RUN_DIR"] = str(options.run_dir)
+    script = _script_of(recipe, sbatch_options, overrides, environment)
+    if findings := lint_scripts([script]):
+        print(*findings, "not submitted", sep="\n")
+        return 1
+    _print_plans(script)
+    missing = _missing_environment(environment)
+    if missing and not options.dry_run:
+        raise UserError(missing)
+    if not options.dry_run:
+        print("not checked: the data and any tokenizer; --dry-run looks at them")
+        # A copy, so that edits do not change what runs while the job waits in the queue or between its starts.
+        jobs = Path(environment.get("RUN_DIR") or f"runs/{recipe.stem}", "jobs")
+        snapshot = (jobs / f"snapshot_{datetime.now():%Y%m%d_%H%M%S_%f}").absolute()
+        take_snapshot(Path(), snapshot)
+        environment["LARGEBATCH_SNAPSHOT"] = str(snapshot)
+    settings = [name for name in sorted(environment) if re.fullmatch("STRATEGY|RUN_DIR|LARGEBATCH_.*", name)]
+    # Values may have commas, so only the names are given. On the command line it outranks SBATCH_EXPORT=NONE.
+    words = ["--parsable", *sbatch_options, f"--export={','.join(['ALL', *settings])}", str(script.path), *overrides]
+    for name in ("resume", "allow_change"):
+        if (value := getattr(options, name)) is not None:
+            words.append(f"--{name.replace('_', '-')}={value}")
+    shown = [*settings, *(name for name in sorted(environment) if name.startswith("SBATCH_"))]
+    variables = [f"{name}={shlex.quote(environment[name])}" for name in shown]
+    print("\n" + " ".join([*variables, shlex.join(["sbatch", *words])]), flush=True)
+    if options.dry_run:
+        _print_checks_of_others(script, words, environment)
+        log = script.log()
+    else:
+        job_id, _, cluster = _sbatch(words, environment).partition(";")
+        print(f"\njob {job_id}{f' on cluster {cluster}' if cluster else ''}")
+        log = script.log(job_id)
+    print(f"log    {log}")
+    print(f"follow tail -F {shlex.quote(log)}")
+    if missing:
+        print(f"warning: {missing}")
+    return 0
 
-    return 0 if submit(options) else 1
+
+def _split(words: Sequence[str], fields: Collection[str]) -> tuple[list[str], list[str]]:
+    """The overrides of the recipe's fields, with their values, and the options of sbatch.
+
+    Anything else is refused: sbatch would take the first word that is not an option as its script.
+    """
+    overrides: list[str] = []
+    options: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        name, equals, _ = word.partition("=")
+        if name.startswith("--") and name[2:].partition(".")[0] in fields:
+            overrides += [word] if equals else [word, *islice(rest, 1)]
+        elif name == "--export":
+            raise UserError(f"{word}: all of the environment is passed on, with the settings of the job; remove it")
+        elif OPTION.fullmatch(word):
+            options.append(word)
+        else:
+            known = ", ".join(sorted(fields))
+            raise UserError(
+                f"{word}: neither a field of the recipe nor an option of sbatch; write --section.field VALUE, or "
+                f"--name=value in one word for an option of sbatch; sections are {known}"
+            )
+    return overrides, options
+
+
+def _script_of(
+    recipe: Path, sbatch_options: Sequence[str], overrides: Sequence[str], environment: Mapping[str, str]
+) -> BatchScript:
+    file = SCRIPTS / f"{recipe.stem}.sbatch"
+    if not file.is_file():
+        raise UserError(f"there is no {file} to submit {recipe} with; copy another recipe's, and change it")
+    script = BatchScript.read(file, sbatch_options, overrides, environment)
+    if script.recipe and not script.recipe.samefile(recipe):
+        raise UserError(
+            f"{file} runs {script.recipe}, not {recipe}; submit {script.recipe}, or change RECIPE in the script"
+        )
+    if script.layout is None:
+        raise UserError(
+            f"{' '.join(sbatch_options)}: the job's nodes or processes per node cannot be read from this and {file}; "
+            "write --nodes=4 or --nodes=2-4, and --gpus-per-node=8 or --cpus-per-task=16"
+        )
+    return script
+
+
+def _missing_environment(environment: Mapping[str, str]) -> str | None:
+    """The error that slurm/launch.sh would report about the environment, after the job has waited in the queue."""
+    file = environment.get("LARGEBATCH_ENV", ".venv/bin/activate")
+    if not file or Path(file).is_file() or environment.get("LARGEBATCH_CONTAINER"):
+        return None
+    return (
+        f"LARGEBATCH_ENV={file}: there is no such file in {Path.cwd()}, which the job would source on every node; "
+        "create it there, or name the file that activates your environment: export LARGEBATCH_ENV=/path/to/bin/activate"
+    )
+
+
+def _print_plans(script: BatchScript) -> None:
+    assert script.config is not None
+    assert script.layout is not None
+    node_counts, processes = script.layout
+    devices = "GPUs" if script.gpus_per_node else "CPU processes"
+    for nodes in node_counts:
+        title = f"{script.path.stem} under {script.strategy}, nodes x {devices} per node = {nodes} x {processes}"
+        # Only the batch is divided differently on another number of nodes.
+        sections = ("Batch", "Steps", "Learning rate") if nodes == node_counts[-1] else ("Batch",)
+        print(explain(resolve(script.config, nodes * processes), title, sections))
+    world_size = node_counts[-1] * processes
+    estimate = ["largebatch", "plan", str(script.recipe), f"--world-sizes={world_size}", *script.overrides]
+    print(f"not checked: memory, which is estimated by {shlex.join(estimate)}")
+
+
+def _print_checks_of_others(script: BatchScript, words: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Print what `largebatch prepare` finds about the data, in a process that imports torch, and what Slurm says."""
+    prepare = [sys.executable, "-m", "largebatch", "prepare", str(script.recipe), "--dry-run", *script.overrides]
+    for command in (prepare, ["sbatch", "--test-only", *words]):
+        try:
+            found = subprocess.run(
+                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+            )
+            print(f"\n{found.stdout.rstrip()}")
+        except OSError:
+            print(f"\nnot checked: the options of {command[0]}, which is not installed here")
+
+
+def _sbatch(words: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Run sbatch, and return what it prints; its warnings go to stderr."""
+    try:
+        result = subprocess.run(["sbatch", *words], env=environment, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise UserError(f"sbatch cannot be run ({error.strerror}); submit on a login node of the cluster") from None
+    if result.returncode:
+        message = (result.stderr or result.stdout).strip()
+        raise UserError(f"sbatch refused the job with exit code {result.returncode}: {message}")
+    sys.stderr.write(result.stderr)
+    return result.stdout.strip()

@@ -1,7 +1,8 @@
-"""Rules for a recipe's JSON, an Accelerate config and a DeepSpeed JSON."""
+"""Rules for recipes, Accelerate and DeepSpeed configs, and for batch scripts with the recipe and strategy they name."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,84 @@ from largebatch.backend.deepspeed_config import deepspeed_config_problems
 from largebatch.backend.launch import FSDP_VERSION, NOT_FSDP2, PRECISION, REFUSED, STARTS_PROCESSES, UNLESS_FSDP
 from largebatch.config import load_config
 from largebatch.errors import ConfigError
-from largebatch.tools.slurm.findings import COMMAND_LINE, Finding, line_of, read_text
+from largebatch.plan import resolve
+from largebatch.plan.strategies import STRATEGIES
+from largebatch.tools.slurm.batch_script import ACCELERATE_CONFIGS, BatchScript, read_text
+
+COMMAND_LINE = "the command line"
+MAX_NODE_COUNTS = 6
+
+
+@dataclass(frozen=True, order=True)
+class Finding:
+    """A mistake in a file."""
+
+    file: str  # the file, as it was named, or "the command line"
+    rule: str  # the rule's name
+    why: str  # what was found, and why it is wrong
+    remedy: str  # what to write instead
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.why}; {self.remedy} [{self.rule}]"
+
+
+def script_findings(script: BatchScript) -> Iterator[Finding]:
+    """Yield what is wrong with a batch script, except for its options, which sbatch checks."""
+    yield from _recipe(script)
+    yield from _strategy(script)
+    yield from _plan(script)
+
+
+def _recipe(script: BatchScript) -> Iterator[Finding]:
+    file, name = str(script.path), script.path.stem
+    value = script.variable("RECIPE")
+    if script.recipe is None:
+        why = f"RECIPE: there is no file {value} in {Path.cwd()}" if value else "RECIPE is not set"
+        remedy = f"write RECIPE=recipes/TASK/{name}.json, the path from the top of the repository"
+        yield Finding(file, "recipe-missing", why, remedy)
+    elif script.recipe.stem != name:
+        why = f"RECIPE is {script.recipe.name}, but the script is {script.path.name}: they must have the same name"
+        yield Finding(file, "names-differ", why, f"name {name}.json, or rename the script")
+    elif not (train := script.recipe.with_name("train.py")).is_file():
+        why = f"there is no {train} to train {script.recipe.name} with"
+        yield Finding(file, "train-missing", why, "move the recipe to its task's folder")
+
+
+def _strategy(script: BatchScript) -> Iterator[Finding]:
+    value = script.variable("STRATEGY")
+    file = str(script.path)
+    if value not in ("", script.strategy) and "${STRATEGY" not in script.text:
+        why = f"STRATEGY={value} cannot be overridden: {script.strategy} would not be used"
+        yield Finding(file, "strategy", why, f"write STRATEGY=${{STRATEGY:-{value}}}")
+    if not script.strategy:
+        yield Finding(file, "strategy", "STRATEGY is not set", "write STRATEGY=${STRATEGY:-ddp}")
+    elif not script.accelerate_config.is_file():
+        why = f"STRATEGY {script.strategy}: there is no {script.accelerate_config}"
+        known = ", ".join(sorted(path.stem for path in ACCELERATE_CONFIGS.glob("*.yaml")))
+        yield Finding(file, "strategy", why, f"write one of {known}, or the path of an Accelerate config")
+    elif script.config and (entry := STRATEGIES.get(script.accelerate_config.stem.partition("_")[0])):
+        refusal = entry.refusal_of(script.config)
+        if refusal:
+            yield Finding(file, "strategy", f"STRATEGY {script.strategy}: {refusal.why}", refusal.remedy)
+
+
+def _plan(script: BatchScript) -> Iterator[Finding]:
+    """The batch must divide for every number of nodes that the job may get."""
+    if script.config is None or script.layout is None:
+        return
+    node_counts, processes = script.layout
+    problems: dict[int, str] = {}
+    for nodes in node_counts:
+        try:
+            resolve(script.config, nodes * processes)
+        except ConfigError as error:
+            problems[nodes] = error.problems[0]
+    if problems:
+        shown = ", ".join(map(str, list(problems)[:MAX_NODE_COUNTS]))
+        more = ", …" if len(problems) > MAX_NODE_COUNTS else ""
+        why, _, remedy = next(iter(problems.values())).partition("; ")
+        why = f"nodes x processes per node = {shown}{more} x {processes}: {why}"
+        yield Finding(str(script.path), "no-plan", why, remedy)
 
 
 def config_findings(path: Path, overrides: Sequence[str] = ()) -> Iterator[Finding]:
@@ -27,41 +105,37 @@ def config_findings(path: Path, overrides: Sequence[str] = ()) -> Iterator[Findi
     try:
         content = json.loads(text) if is_json else yaml.safe_load(text)
     except (json.JSONDecodeError, yaml.YAMLError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = mark.line + 1 if mark else getattr(error, "lineno", 1)
-        language = "JSON" if is_json else "YAML"
-        why = f"not valid {language}: {getattr(error, 'problem', None) or error}"
-        yield Finding(str(path), line, f"{language.lower()}-syntax", why, "correct it here or just before")
+        why = f"not valid {'JSON' if is_json else 'YAML'}: {' '.join(str(error).split())}"
+        yield Finding(str(path), "syntax", why, "correct it there or just before")
         return
     if not is_json:
-        yield from _accelerate_findings(path, text, content)
+        yield from _accelerate_findings(path, content)
     elif path.resolve().parent.name == "ds_configs" or (isinstance(content, dict) and "zero_optimization" in content):
-        yield from _explained(path, text, "deepspeed-setting", deepspeed_config_problems(content))
+        yield from _explained(path, "deepspeed-setting", deepspeed_config_problems(content))
     else:
         try:
             load_config(path, overrides)
         except ConfigError as error:
             place = COMMAND_LINE if error.source == COMMAND_LINE else path
-            yield from _explained(place, text, "recipe", error.problems)
+            yield from _explained(place, "recipe", error.problems)
 
 
-def _explained(file: Path | str, text: str, rule: str, problems: Iterable[str]) -> Iterator[Finding]:
+def _explained(file: Path | str, rule: str, problems: Iterable[str]) -> Iterator[Finding]:
     """Findings from problems in the form "key: why; remedy"."""
     for problem in problems:
         why, _, remedy = problem.partition("; ")
-        line = 0 if file == COMMAND_LINE else line_of(text, problem.partition(": ")[0])
-        yield Finding(str(file), line, rule, why, remedy or "correct it")
+        yield Finding(str(file), rule, why, remedy or "correct it")
 
 
-def _accelerate_findings(path: Path, text: str, config: object) -> Iterator[Finding]:
+def _accelerate_findings(path: Path, config: object) -> Iterator[Finding]:
     """Yield what a launch would refuse, or silently do differently on several nodes."""
 
     def finding(key: str, rule: str, why: str, remedy: str) -> Finding:
-        return Finding(str(path), line_of(text, key), rule, f"{key}: {why}", remedy)
+        return Finding(str(path), rule, f"{key}: {why}", remedy)
 
     if not isinstance(config, dict):
         yield finding(
-            "the whole file", "yaml-syntax", "not a mapping of keys to values", "copy one of recipes/accelerate_configs"
+            "the whole file", "syntax", "not a mapping of keys to values", "copy one of recipes/accelerate_configs"
         )
         return
     kind = config.get("distributed_type")
