@@ -1,6 +1,7 @@
-"""`largebatch report`: one HTML file about one or several runs. Needs matplotlib, but not torch."""
+"""`largebatch report`: one HTML page about one or several runs. Needs plotly, but not torch."""
 
 import argparse
+from importlib.util import find_spec
 from pathlib import Path
 
 from largebatch.errors import UserError
@@ -12,9 +13,8 @@ def add_parser(commands: Commands) -> None:
         commands,
         "report",
         run,
-        description="Write a report from run folders, whether the runs are finished or not: results, plots against "
-        "steps and samples, the plan in words, and what happened; several runs are shown side by side. The report is "
-        "one HTML file that loads nothing else. Needs matplotlib, but not torch.",
+        description="Write one HTML page, which loads nothing else, about runs that are finished or not: results, "
+        "interactive curves, plans in words, and what happened. Needs plotly, but not torch.",
         epilog="""examples:
   largebatch report runs/resnet_digits
   largebatch report runs/batch_64 runs/batch_512 --out comparison.html""",
@@ -36,12 +36,10 @@ def run(options: argparse.Namespace) -> int:
     out: Path = options.out or (options.run_dirs[0] if len(runs) == 1 else Path()) / "report.html"
     if out.suffix != ".html":
         raise UserError(f"--out {out}: give a file name that ends in .html")
-    try:
-        from largebatch.tools.report.page import write_report
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "matplotlib":
-            raise
-        raise UserError('plots need matplotlib; pip install "largebatch[report]"') from error
+    if find_spec("plotly") is None:
+        raise UserError('curves need plotly; pip install "largebatch[report]"')
+    from largebatch.tools.report.page import write_report
+
     write_report(runs, out)
-    print(f"wrote {out} ({out.stat().st_size / 1000:,.0f} kB)")
+    print(f"wrote {out} ({out.stat().st_size / 1e6:,.1f} MB)")
     return 0

@@ -1,25 +1,27 @@
-"""The report as one HTML file that loads nothing else: style and plots are in it, and it has no script."""
+"""The report as one HTML file that loads nothing else: tables, and plotly's curves with plotly's own script."""
 
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib.resources import files
 from pathlib import Path
+from string import Template
+from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+import numpy as np
 
 from largebatch import __version__
-from largebatch.errors import UserError
-from largebatch.plan.explain import bodies
+from largebatch.config import flatten
+from largebatch.errors import UserError, counted
+from largebatch.plan import explain
 from largebatch.storage.files import replace_file
-from largebatch.tools.report.plots import AXES, COLORS, DASHES, MARKS, marked_kinds, panels_of, svg
-from largebatch.tools.report.results import config_rows, result_rows
-from largebatch.tools.report.runs import ReportedRun
+from largebatch.tools.report.curves import MAX_POINTS, curves_html
+from largebatch.tools.report.runs import EVALUATION, ReportedRun, columns, versions_of
 
-Plan = tuple[tuple[str, tuple[str, ...]], ...]
-
-GENERATOR = '<meta name="generator" content="largebatch report '
-"""Text among the first bytes of the pages of all versions."""
-FIRST_BYTES = 4096
-MOST_NAMES = 3  # in the title
+GENERATOR = b'<meta name="generator" content="largebatch report '
+"""Text in the pages of all versions."""
+NONE = "–"
 
 
 def write_report(runs: Sequence[ReportedRun], out: Path) -> None:
@@ -29,7 +31,7 @@ def write_report(runs: Sequence[ReportedRun], out: Path) -> None:
         UserError: The file exists and is not a report, or it cannot be written.
     """
     try:
-        if out.exists() and GENERATOR.encode() not in out.read_bytes()[:FIRST_BYTES]:
+        if out.exists() and GENERATOR not in out.read_bytes():
             raise UserError(f"{out} exists and is not a report; choose another --out, or move it away")
         # Names of files may have lone surrogates, which cannot be encoded.
         content = page(runs, time.time()).encode(errors="replace")
@@ -41,34 +43,74 @@ def write_report(runs: Sequence[ReportedRun], out: Path) -> None:
 
 def page(runs: Sequence[ReportedRun], now: float) -> str:
     """Return the whole file, about runs as they stood at `now`, in seconds since 1970."""
-    # Each plan in words, with the names of the runs that have it; without words if it cannot be read.
-    plans: dict[Plan, list[str]] = {}
+    names = [run.name for run in runs]
+    plans: dict[str, list[str]] = {}
     for run in runs:
-        plan = tuple((name, tuple(lines)) for name, lines in (bodies(run.plan) if run.plan else ()))
-        plans.setdefault(plan, []).append(run.name)
-    environment = Environment(
-        loader=PackageLoader("largebatch.tools.report", "."),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )
-    environment.filters["utc"] = lambda seconds: time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
-    return environment.get_template("page.html").render(
+        no_plan = "plan.json is damaged, or was written by a different version of largebatch."
+        plans.setdefault(explain(run.plan, "Plan") if run.plan else no_plan, []).append(run.name)
+    results = _side_by_side([_results(run) for run in runs])
+    configs = _side_by_side([_as_json(run.config) for run in runs])
+    events = [[run.name, _utc(event.time), f"step {event.step:,}", event.text] for run in runs for event in run.events]
+    return Template(files(__package__).joinpath("page.html").read_text(encoding="utf-8")).substitute(
         version=__version__,
-        now=now,
-        title=", ".join(run.name for run in runs) if len(runs) <= MOST_NAMES else f"{len(runs)} runs",
-        runs=runs,
-        results=result_rows(runs),
-        plots=[
-            (panel, [svg(panel, runs, axis, f"plot{number}-{axis}") for axis in AXES])
-            for number, panel in enumerate(panels_of(runs))
-        ],
-        differences=config_rows(runs),
-        plans=plans,
-        axes=AXES,
-        colors=COLORS,
-        dashes=DASHES,
-        marks=[MARKS[kind] for kind in marked_kinds(runs)],
-        mark_of=MARKS,
+        now=_utc(now),
+        title=escape(", ".join(names)),
+        results=_table(["", *names], results),
+        curves=curves_html(runs) or "<p>No step has been logged yet.</p>",
+        max_points=f"{MAX_POINTS:,}",
+        not_finite=counted(sum(run.num_not_finite for run in runs), "value"),
+        differences=_table(["", *names], [row for row in configs if len(set(row[1:])) > 1]),
+        plans="\n".join(f"<h3>{escape(', '.join(of))}</h3><pre>{escape(plan)}</pre>" for plan, of in plans.items()),
+        history=_table(["run", "time", "after", "event"], events),
     )
+
+
+def _results(run: ReportedRun) -> dict[str, str]:
+    """What is known of a run, by the names of rows."""
+    start = ([line for line in run.history if line.get("event") == "started"] or [{}])[-1]
+    # Only the lock of the folder would tell whether the process is alive.
+    outcome = run.status.get("outcome", NONE).replace("running", "running, or killed;")
+    results = {
+        "status": f"{outcome} {run.status.get('message', '')}",
+        "recipe": start.get("recipe") or NONE,
+        "processes x strategy": f"{start.get('world_size', NONE)} x {start.get('strategy', NONE)}",
+        "versions at the last start": versions_of(start) or NONE,
+    }
+    if run.plan:
+        results["steps in the plan"] = f"{run.plan.total_steps:,}"
+        results["global batch size, largest"] = f"{run.plan.global_batch_size:,}"
+        results["peak learning rate"] = f"{run.plan.peak_lr:.4g}"
+    for axis, (place,) in run.places([run.step]).items():
+        results[f"{axis}, last known"] = f"{place:,.2f}".removesuffix(".00")
+    for name in ("samples_per_second", "tokens_per_second", "mfu"):
+        # Each line is weighted by the time in training since the last one.
+        values, seconds = columns(run.metrics, name, "seconds")
+        weights = np.diff(seconds, prepend=0.0).clip(0.0)
+        if weights.any():
+            results[f"{name}, mean"] = f"{np.average(values, weights=weights):,.3f}"
+    for title, points in run.curves.items():
+        if title == "loss" or title.startswith(EVALUATION):
+            choices = {"last": -1, "lowest": points[1].argmin(), "highest": points[1].argmax()}
+            for shown, index in choices.items():
+                results[f"{title}, {shown}"] = f"{points[1, index]:.4g} after step {points[0, index]:,.0f}"
+    return results
+
+
+def _as_json(config: Mapping[str, Any]) -> dict[str, str]:
+    return {field: json.dumps(value, ensure_ascii=False) for field, value in sorted(flatten(config).items())}
+
+
+def _side_by_side(columns_of_runs: Sequence[Mapping[str, str]]) -> list[list[str]]:
+    """A row for each name, with its text in every run."""
+    names = dict.fromkeys(name for column in columns_of_runs for name in column)
+    return [[name, *(column.get(name, NONE) for column in columns_of_runs)] for name in names]
+
+
+def _utc(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds)) if seconds else NONE
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["".join(f"<th>{escape(name)}</th>" for name in header)]
+    lines += ["".join(f"<td>{escape(text)}</td>" for text in row) for row in rows]
+    return "<table>" + "\n".join(f"<tr>{line}</tr>" for line in lines) + "</table>" if rows else "<p>None.</p>"

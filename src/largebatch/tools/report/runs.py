@@ -2,27 +2,31 @@
 
 import math
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from largebatch.errors import UserError
-from largebatch.plan import RunPlan
-from largebatch.plan.explain import bodies
+from largebatch.plan import RunPlan, explain
 from largebatch.storage.files import read_json_lines
-from largebatch.storage.layout import read_object, step_of
+from largebatch.storage.layout import read_object
 
 Line = dict[str, Any]
+Array = NDArray[np.float64]
+EVALUATION = "evaluation: "
+"""Titles of curves of evaluations begin with this."""
 
 
 @dataclass(frozen=True)
 class Event:
     """Something that happened after `step` optimizer steps."""
 
-    kind: str  # "restarted", "skipped", …; the plots mark those of `plots.MARKS`
     step: int
     time: float  # in seconds since 1970
     text: str  # for the reader
@@ -37,29 +41,51 @@ class ReportedRun:
     plan: RunPlan | None  # None if plan.json is damaged, or from a different version
     metrics: list[Line]  # one line per logged step, in the order of steps
     evaluations: list[Line]  # one line per evaluation, in the order of steps
-    starts: list[Line]  # the line of each start in history.jsonl
-    events: list[Event]  # all of history.jsonl, in the order in which it happened
+    history: list[Line]  # what happened, in this order
     status: Line  # how the latest attempt stands
-    summary: Line  # the final numbers; empty before the end of the run
 
     @property
     def step(self) -> int:
         """The last step that the folder knows of."""
         return int(max(number(line, "step") or 0 for line in (*self.metrics[-1:], *self.evaluations[-1:], self.status)))
 
-    def samples_at(self, step: int) -> float:
-        """Samples trained on in the first `step` steps.
+    @property
+    def num_not_finite(self) -> int:
+        """How many logged values no curve has."""
+        values = [value for line in (*self.metrics, *self.evaluations) for value in line.values()]
+        return sum(isinstance(value, float) and not math.isfinite(value) for value in values)
 
-        Logged numbers come first, because the plan may have been changed along the way. Between two of them this is a
-        straight line; after the last one it is what the plan says.
+    @property
+    def events(self) -> list[Event]:
+        """The history in words."""
+        return [event for line in self.history for event in _events(line)]
+
+    @cached_property
+    def curves(self) -> dict[str, Array]:
+        """Every number that was logged, as steps and finite values: shape (2, points)."""
+        training = {name: columns(self.metrics, "step", name) for name in _names(self.metrics)}
+        evaluations = {EVALUATION + name: columns(self.evaluations, "step", name) for name in _names(self.evaluations)}
+        return training | evaluations
+
+    @cached_property
+    def _axes(self) -> dict[str, Array]:
+        steps, seconds, rates = columns(self.metrics, "step", "seconds", "tokens_per_second")
+        return {
+            "samples": columns(_by_step([*self.evaluations, *self.metrics]), "step", "samples"),
+            "tokens": np.stack([steps, np.cumsum(rates * np.diff(seconds, prepend=0.0))]),
+            "minutes": columns(self.metrics, "step", "seconds") / [[1], [60]],
+        }
+
+    def places(self, steps: Sequence[float]) -> dict[str, list[float]]:
+        """Steps as "step", "samples", "tokens" and "minutes" in training, as far as they are logged.
+
+        Between two logged numbers each is a straight line; after the last it is constant.
         """
-        lines = [(line["step"], number(line, "samples")) for line in (*self.metrics, *self.evaluations)]
-        logged = {0: 0.0} | {at: samples for at, samples in lines if samples is not None}
-        last = max(logged)
-        if step > last and self.plan is not None:
-            before, after = self.plan.batch_at(int(last)), self.plan.batch_at(step)
-            return float(logged[last] + after.samples_before - before.samples_before)
-        return float(np.interp(step, *np.array(sorted(logged.items()), dtype=float).T))
+        places = {"step": list(steps)}
+        for axis, known in self._axes.items():
+            if known.size:
+                places[axis] = np.interp(steps, [0.0, *known[0]], [0.0, *known[1]]).tolist()
+        return places
 
 
 def read_runs(folders: Sequence[Path]) -> list[ReportedRun]:
@@ -70,9 +96,8 @@ def read_runs(folders: Sequence[Path]) -> list[ReportedRun]:
     """
     # Unlike Path.resolve, realpath accepts circular links.
     resolved = [Path(os.path.realpath(folder)) for folder in folders]
-    twice = next((folder for folder in resolved if resolved.count(folder) > 1), None)
-    if twice is not None:
-        raise UserError(f"{twice} is given twice; give each run once")
+    if len(set(resolved)) < len(resolved):
+        raise UserError("a run is given twice; give each run once")
     shared = os.path.commonpath([folder.parent for folder in resolved])
     return [_read(folder, str(folder.relative_to(shared))) for folder in resolved]
 
@@ -95,10 +120,8 @@ def _read(folder: Path, name: str) -> ReportedRun:
         plan=plan,
         metrics=_by_step(metrics),
         evaluations=_by_step(evaluations),
-        starts=[line for line in history if line.get("event") == "started"],
-        events=_events(history),
+        history=history,
         status=read_object(folder / "status.json"),
-        summary=read_object(folder / "summary.json"),
     )
 
 
@@ -106,7 +129,7 @@ def _plan(text: bytes) -> RunPlan | None:
     try:
         plan = RunPlan.from_json(text.decode())
         # A plan whose numbers contradict each other fails here, if anywhere.
-        bodies(plan)
+        explain(plan, "")
     except (ValueError, ArithmeticError, LookupError):
         return None
     return plan
@@ -117,45 +140,42 @@ def _by_step(lines: Sequence[Line]) -> list[Line]:
     return [line for _, line in sorted({line["step"]: line for line in lines}.items())]
 
 
-def _events(history: Sequence[Line]) -> list[Event]:
-    events: list[Event] = []
-    versions: dict[str, Any] = {}
-    for line in history:
-        kind, step, time = str(line.get("event")), int(line["step"]), number(line, "time") or 0.0
-        reason = line.get("reason") or line.get("message") or ""
-        if kind == "skipped":
-            first = int(number(line, "first_skipped_step") or step)
-            which = f"steps {first:,} to {step:,}" if first < step else f"step {step:,}"
-            text = f"skipped {which}: {reason}"
-        elif kind == "checkpoint_failed":
-            text = f"checkpoint not written: {reason}"
-        elif kind == "slow_process":
-            text = reason
-        elif kind != "started":
-            text = f"{kind}: {reason}" if reason else kind
-        else:
-            attempt = line.get("attempt", 1)
-            kind, text = ("restarted", "started again") if attempt > 1 else (kind, kind)
-            text += f": attempt {attempt}, on {line.get('world_size', '?')} x {line.get('strategy', '?')}"
-            if checkpoint := line.get("checkpoint"):
-                text += f", from {Path(checkpoint).name}"
-        events.append(Event(kind, step, time, text))
-        for unused in line.get("checkpoints_not_used", []):
-            # "PATH/step_00000100: why"
-            path, _, why = unused.partition(": ")
-            of = step_of(Path(path).name)
-            text = f"{Path(path).name} not used: {why}"
-            events.append(Event("checkpoint_not_used", step if of is None else of, time, text))
-        new = line.get("versions", {})
-        changed = [name for name in new if versions.get(name, new[name]) != new[name]]
-        changes = [f"{name} {new[name]}, previously {versions[name]}" for name in changed]
-        changes += line.get("changes", [])
-        events += [Event("changed", step, time, f"changed: {change}") for change in changes]
-        versions = new or versions
-    return events
+def _events(line: Line) -> list[Event]:
+    """A line of history.jsonl in words."""
+    text = str(line.get("event")).replace("_", " ")
+    if text == "started":
+        about = [line.get(name, "?") for name in ("attempt", "world_size", "strategy")]
+        text = "attempt {} started on {} x {}".format(*about)
+    if checkpoint := line.get("checkpoint"):
+        text += f" from {Path(checkpoint).name}"
+    if (first := number(line, "first_skipped_step")) is not None:
+        text += f" since step {first:,.0f}"
+    if reason := line.get("reason") or line.get("message") or versions_of(line):
+        text += f": {reason}"
+    texts = [text]
+    texts += [f"not used: {checkpoint}" for checkpoint in line.get("checkpoints_not_used", [])]
+    texts += [f"changed: {change}" for change in line.get("changes", [])]
+    return [Event(int(line["step"]), number(line, "time") or 0.0, text) for text in texts]
+
+
+def versions_of(start: Line) -> str:
+    """The versions of packages at a start."""
+    return ", ".join(f"{name} {version}" for name, version in start.get("versions", {}).items())
+
+
+def _names(lines: Sequence[Line]) -> list[str]:
+    """Names of numbers in lines, besides those that say where a line is, in the order of their first appearance."""
+    names = dict.fromkeys(name for line in lines for name in line if number(line, name) is not None)
+    return [name for name in names if name not in ("step", "samples", "epoch", "seconds")]
+
+
+def columns(lines: Sequence[Line], *names: str) -> Array:
+    """The numbers of those lines that have one under each of these names, as an array of shape (names, lines)."""
+    rows = [[number(line, name) for name in names] for line in lines]
+    return np.array([row for row in rows if None not in row], dtype=float).reshape(-1, len(names)).T
 
 
 def number(line: Line, name: str) -> float | None:
     """The number of this name in a line; None if there is none, or it is not finite."""
-    value: float | None = line.get(name)
-    return value if value is not None and math.isfinite(value) else None
+    value = line.get(name)
+    return value if isinstance(value, int | float) and abs(value) <= sys.float_info.max else None

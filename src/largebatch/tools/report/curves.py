@@ -1,0 +1,108 @@
+"""The curves of runs as one figure of plotly: a plot per quantity, a color per run, a choice of the axis below."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+from plotly.colors import qualitative
+from plotly.graph_objects import Figure, Scatter
+from plotly.subplots import make_subplots
+
+from largebatch.tools.report.runs import Array, ReportedRun
+
+AXES = ("step", "samples", "tokens", "minutes")
+MAX_POINTS = 2000  # of a curve as drawn
+MAX_DOTS = 30  # a curve of at most this many points has a dot at each
+DASHES = ("solid", "dash", "dot", "dashdot")  # neighboring runs can be told apart without seeing colors
+PLOT_HEIGHT, MARGIN_ABOVE = 300, 170  # in pixels
+
+
+def curves_html(runs: Sequence[ReportedRun]) -> str:
+    """The figure as HTML with plotly's script in it; empty if no run has logged anything."""
+    titles = list(dict.fromkeys(title for run in runs for title in run.curves))
+    if not titles:
+        return ""
+    shown = [_as_text(title) for title in titles]
+    figure = make_subplots(len(titles), shared_xaxes=True, subplot_titles=shown, vertical_spacing=0.3 / len(titles))
+    places = []
+    for index, run in enumerate(runs):
+        for order, (title, points) in enumerate(run.curves.items()):
+            for trace in _traces(index, run, _thinned(points)):
+                # The legend names each run once, to show and hide all of its curves.
+                trace.showlegend = order == 0 and trace.mode != "markers"
+                figure.add_trace(trace, titles.index(title) + 1, 1)
+                places.append(run.places(trace.x))
+    figure.update_xaxes(showticklabels=True, title_text=AXES[0])
+    figure.update_layout(
+        template="plotly_white",
+        height=PLOT_HEIGHT * len(titles) + MARGIN_ABOVE,
+        margin={"t": MARGIN_ABOVE},
+        hovermode="x unified",
+        legend={"orientation": "h", "yref": "container", "y": 1, "yanchor": "top"},
+        updatemenus=_buttons(figure, places),
+    )
+    return str(figure.to_html(full_html=False, div_id="curves", config={"displaylogo": False}))
+
+
+def _traces(index: int, run: ReportedRun, points: Array) -> list[Scatter]:
+    """A run's curve in a plot, and the marks of its events on the curve."""
+    steps, values = points.tolist()
+    events = [event for event in run.events if event.step > 0]
+    of_run = {"name": _as_text(run.name), "legendgroup": index}
+    color = qualitative.D3[index % len(qualitative.D3)]
+    curve = Scatter(
+        of_run,
+        x=steps,
+        y=values,
+        mode="lines+markers" if len(steps) <= MAX_DOTS else "lines",
+        line={"color": color, "dash": DASHES[index % len(DASHES)]},
+    )
+    marks = Scatter(
+        of_run,
+        x=[event.step for event in events],
+        y=np.interp([event.step for event in events], steps, values).tolist(),
+        mode="markers",
+        marker={"color": color, "size": 11, "symbol": "triangle-up"},
+        text=[_as_text(f"step {event.step:,}: {event.text}") for event in events],
+        hovertemplate="%{text}",
+    )
+    return [curve, marks]
+
+
+def _thinned(points: Array) -> Array:
+    """At most `MAX_POINTS` points of a curve: a spike of a single step keeps its place and its height."""
+    if points.shape[1] <= MAX_POINTS:
+        return points
+    parts = np.array_split(points, MAX_POINTS // 2, axis=1)
+    return np.hstack([part[:, sorted((part[1].argmin(), part[1].argmax()))] for part in parts])
+
+
+def _buttons(figure: Figure, places: Sequence[dict[str, list[float]]]) -> list[dict[str, Any]]:
+    """Buttons that choose the horizontal axis and the vertical scale; `places` are those of each trace's points."""
+    axes = {}
+    for axis in AXES:
+        if any(axis in place for place in places):
+            # A run without numbers for an axis is not drawn against it.
+            data = {"x": [place.get(axis, [math.nan] * len(place["step"])) for place in places]}
+            axes[axis] = [data, _layout(figure.select_xaxes(), {"title.text": axis, "autorange": True})]
+    scales = {scale: [{}, _layout(figure.select_yaxes(), {"type": scale})] for scale in ("linear", "log")}
+    menu = {"type": "buttons", "direction": "right", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
+    return [
+        menu
+        | {
+            "pad": {"b": pixels},
+            "buttons": [{"label": label, "method": "update", "args": args} for label, args in choices.items()],
+        }
+        for pixels, choices in ((40, axes), (80, scales))
+    ]
+
+
+def _layout(axes: Iterable[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{axis.plotly_name}.{name}": value for axis in axes for name, value in values.items()}
+
+
+def _as_text(text: str) -> str:
+    """Text that plotly shows as it is: no tags, and no half characters from names of files."""
+    return escape(text, quote=False).encode(errors="replace").decode()

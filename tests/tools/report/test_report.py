@@ -1,0 +1,324 @@
+"""What a report says, what it may not do, and what cannot be reported."""
+
+import json
+import os
+import subprocess
+import sys
+from html import escape
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from largebatch.plan import explain
+from largebatch.tools.command_line import main
+from paths import PYDOC
+from reading_reports import Page
+from run_folders import HISTORY, evaluation_line, metric_line, started, write_lines, write_run
+
+pytestmark = pytest.mark.slow
+
+STEPS = range(10, 201, 10)
+# A path that closes a script if it is not escaped.
+EVIL = 'run<b></script><script>alert("1")&amp;$x$'
+
+
+def report(*folders, out):
+    assert main(["report", *map(str, folders), "--out", str(out)]) == 0
+    return Page(out)
+
+
+def events(page, run):
+    """What the history of a run says: after which step, and what happened."""
+    start = page.rows.index(["run", "time", "after", "event"]) + 1
+    return [row[2:] for row in page.rows[start:] if row[0] == run]
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    """A run with everything, one that still runs and has a name made of markup, and one of another task."""
+    folder = tmp_path_factory.mktemp("report")
+    folders = [folder / "small", folder / EVIL, folder / "text"]
+    plans = [
+        write_run(folders[0], history=HISTORY),
+        write_run(folders[1], ("--batch.global_batch_size=512",), steps=range(1, 40), outcome="running"),
+        write_run(folders[2], config=PYDOC, steps=range(10, 31, 10)),
+    ]
+    lines = [metric_line(plans[2], step, tokens_per_second=1000.0 * step) for step in (10, 20, 30)]
+    write_lines(folders[2] / "metrics.jsonl", lines)
+    return plans, report(*folders, out=folder / "comparison.html")
+
+
+def test_results_are_those_of_the_files(comparison):
+    plans, page = comparison
+    assert page.rows[0] == ["", "small", EVIL, "text"]
+    assert page.row("status") == [
+        "finished after step 200",
+        "running, or killed; after step 39",
+        "finished after step 30",
+    ]
+    assert page.row("global batch size, largest") == ["64", "512", "32"]
+    assert page.row("step, last known") == ["200", "39", "30"]
+    assert page.row("samples, last known") == ["12,800", f"{39 * 512:,}", "960"]
+    assert page.row("minutes, last known") == ["0.23", "0.05", "0.04"]
+    last = evaluation_line(plans[0], 200)
+    assert page.row("evaluation: accuracy, last") == [f"{last['accuracy']:.4g} after step 200", "–", "–"]
+    assert page.row("evaluation: accuracy, highest") == ["0.98 after step 100", "–", "–"]
+    assert page.row("evaluation: loss, lowest") == [f"{last['loss']:.4g} after step 200", "–", "–"]
+    rates = [metric_line(plans[1], step)["samples_per_second"] for step in range(1, 40)]
+    assert page.row("samples_per_second, mean")[1] == f"{sum(rates) / 39:.3f}"
+    assert page.row("batch.global_batch_size") == ["64", "512", "32"]
+    assert not [row for row in page.rows if row[0] == "run.seed"]
+    for plan in plans:
+        assert all(line in page.text for line in explain(plan, "").splitlines()[1:])
+
+
+def test_curves_are_those_of_the_files(comparison):
+    plans, page = comparison
+    assert page.titles()[:3] == ["loss", "lr", "grad_norm"]
+    for run, steps in enumerate((STEPS, range(1, 40), (10, 20, 30))):
+        lines = [metric_line(plans[run], step) for step in steps]
+        for name in ("loss", "lr", "grad_norm", "samples_per_second", "global_batch_size"):
+            for axis in ("step", "samples"):
+                truth = [(line[axis], line[name]) for line in lines]
+                np.testing.assert_allclose(page.points(name, run, axis), truth, rtol=1e-12)
+        minutes = [(line["seconds"] / 60, line["loss"]) for line in lines]
+        np.testing.assert_allclose(page.points("loss", run, "minutes"), minutes, rtol=1e-12)
+    # Between its logged steps a run has trained on as many tokens as it logged per second: 0.7 s at each rate.
+    tokens = [place for place, _ in page.points("loss", 2, "tokens")]
+    np.testing.assert_allclose(tokens, [7_000, 21_000, 42_000])
+    # The others count none.
+    assert {place for place, _ in page.points("loss", 0, "tokens")} == {None}
+    lines = [evaluation_line(plans[0], step) for step in (50, 100, 150, 200)]
+    for name in ("loss", "accuracy"):
+        truth = [(line["samples"], line[name]) for line in lines]
+        np.testing.assert_allclose(page.points(f"evaluation: {name}", 0, "samples"), truth)
+
+
+def test_the_figure_starts_with_steps_and_names_each_run_once(comparison):
+    _, page = comparison
+    button = page.layout["updatemenus"][0]["buttons"][0]
+    assert button["args"][0]["x"] == [trace["x"] for trace in page.data]
+    shown = [trace["name"] for trace in page.data if trace["showlegend"]]
+    assert shown == ["small", escape(EVIL, quote=False), "text"]
+    colors = [
+        {trace["line"]["color"] for trace in page.data if trace["name"] == name and "line" in trace} for name in shown
+    ]
+    assert [len(of_run) for of_run in colors] == [1, 1, 1]
+    assert len(set.union(*colors)) == 3
+
+
+def test_events_are_marked_and_told(comparison):
+    plans, page = comparison
+    marks = page.points("loss", 0, mode="markers")
+    assert [place for place, _ in marks] == [50, 73, 60, 60, 120, 150, 150, 200]
+    assert marks[0][1] == pytest.approx(metric_line(plans[0], 50)["loss"])
+    samples = [place for place, _ in page.points("loss", 0, "samples", mode="markers")]
+    assert samples == pytest.approx([64 * place for place, _ in marks])
+    told = events(page, "small")
+    assert told[:3] == [
+        ["step 0", "attempt 1 started on 2 x ddp"],
+        ["step 50", "checkpoint failed: [Errno 28] No space left on device"],
+        ["step 73", "stopped: by SIGTERM, after step 73"],
+    ]
+    assert ["step 60", "attempt 2 started on 2 x ddp from step_00000060"] in told
+    assert ["step 60", "not used: /runs/a/checkpoints/step_00000073: complete.json is missing"] in told
+    assert ["step 120", "skipped since step 118: the loss is nan"] in told
+
+
+def test_names_close_no_script_and_nothing_is_loaded(comparison):
+    _, page = comparison
+    assert EVIL not in page.source
+    assert EVIL in page.text
+    # Plotly's settings, plotly, and the figure.
+    assert [tag for tag, _ in page.tags].count("script") == page.source.count("</script>") == 3
+    assert [tag for tag, _ in page.tags].count("title") == 1
+    policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+    assert ("meta", {"http-equiv": "Content-Security-Policy", "content": policy}) in page.tags
+    assert not [attributes for _, attributes in page.tags if {"src", "href", "data"} & attributes.keys()]
+
+
+def test_what_a_start_was_of(tmp_path):
+    """The recipe's file and the versions of the last start; changes of the recipe are in the history."""
+    versions = {"largebatch": "0.1.0", "torch": "2.12.0"}
+    history = [
+        started(0, recipe="recipes/x/first.json", versions=versions),
+        started(50, 2, recipe="recipes/x/second.json", versions=versions | {"torch": "2.13.0"}, changes=["a: 1 -> 2"]),
+    ]
+    write_run(tmp_path / "run", history=history)
+    page = report(tmp_path / "run", out=tmp_path / "report.html")
+    assert page.row("recipe") == ["recipes/x/second.json"]
+    assert page.row("versions at the last start") == ["largebatch 0.1.0, torch 2.13.0"]
+    assert events(page, "run") == [
+        ["step 0", "attempt 1 started on 2 x ddp: largebatch 0.1.0, torch 2.12.0"],
+        ["step 50", "attempt 2 started on 2 x ddp: largebatch 0.1.0, torch 2.13.0"],
+        ["step 50", "changed: a: 1 -> 2"],
+    ]
+
+
+def test_a_long_run_is_a_small_file_and_keeps_its_spike(tmp_path):
+    words = ('--train.duration={"steps": 10000}',)
+    line = metric_line(write_run(tmp_path / "short", words), 1)
+    losses = {step: 80.0 if step == 3_333 else 2.0 + np.sin(step / 5) for step in range(1, 5_001)}
+    lines = [line | {"step": step, "samples": 64 * step, "loss": loss} for step, loss in losses.items()]
+    write_run(tmp_path / "run", words, steps=range(5_000, 5_001), metrics=lines)
+    page = report(tmp_path / "run", out=tmp_path / "report.html")
+    curve = page.points("loss", 0, "samples")
+    assert len(curve) == 2000
+    assert (64 * 3_333, 80.0) in curve
+    # Each point is one that was logged.
+    assert all(losses[int(samples) // 64] == value for samples, value in curve)
+    assert (tmp_path / "report.html").stat().st_size < 7e6
+
+
+def test_mean_rates_are_weighted_by_their_time(tmp_path):
+    """A second at 100 samples a second and nine at 10 are 19 on average."""
+    lines = [
+        {"step": step, "samples": 64 * step, "loss": 2.0, "samples_per_second": rate, "seconds": seconds}
+        for step, rate, seconds in ((1, 100.0, 1.0), (2, 10.0, 10.0))
+    ]
+    write_run(tmp_path / "run", outcome="stopped", metrics=lines)
+    page = report(tmp_path / "run", out=tmp_path / "report.html")
+    assert page.row("samples_per_second, mean") == ["19.000"]
+
+
+def test_a_run_that_is_writing(tmp_path, capsys):
+    """The last lines are torn, and there is nothing yet but a loss; the report does not touch what is there."""
+    run = tmp_path / "run"
+    write_run(run, outcome="running")
+    (run / "evaluations.jsonl").unlink()
+    lines = [{"step": step, "samples": 64 * step, "loss": 2.0} for step in (1, 2)]
+    write_lines(run / "metrics.jsonl", lines, torn='{"step": 3, "samples": 19')
+    write_lines(run / "history.jsonl", [started(0)], torn='{"event": "stop')
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    assert main(["report", str(run)]) == 0
+    assert "wrote" in capsys.readouterr().out
+    page = Page(run / "report.html")
+    assert page.titles() == ["loss"]
+    assert page.points("loss", 0) == [(1, 2.0), (2, 2.0)]
+    assert {path.name: path.read_bytes() for path in run.iterdir() if path.name != "report.html"} == before
+
+
+def test_a_run_that_has_just_begun_and_a_plan_of_another_version(tmp_path):
+    write_run(tmp_path / "run", outcome="running")
+    for name in ("metrics.jsonl", "evaluations.jsonl", "history.jsonl", "status.json"):
+        (tmp_path / "run" / name).unlink()
+    plan = json.loads((tmp_path / "run/plan.json").read_text())
+    del plan["compile"]
+    (tmp_path / "run/plan.json").write_text(json.dumps(plan))
+    page = report(tmp_path / "run", out=tmp_path / "report.html")
+    assert "No step has been logged yet" in page.text
+    assert "written by a different version of largebatch" in page.text
+    assert page.row("step, last known") == ["0"]
+
+
+def test_runs_of_the_same_name_and_plan(tmp_path):
+    for place in ("a/x/run", "b/x/run"):
+        write_run(tmp_path / place)
+    page = report(tmp_path / "a/x/run", tmp_path / "b/x/run", out=tmp_path / "report.html")
+    assert page.rows[0] == ["", "a/x/run", "b/x/run"]
+    assert page.text.count("one epoch is") == 1
+
+
+def test_a_report_is_written_over_and_nothing_else(tmp_path, capsys):
+    write_run(tmp_path / "run", steps=range(1, 3))
+    out = tmp_path / "report.html"
+    words = ["report", str(tmp_path / "run"), "--out", str(out)]
+    assert main(words) == 0
+    first = out.read_bytes()
+    write_lines(tmp_path / "run/metrics.jsonl", [])
+    assert main(words) == 0
+    assert out.read_bytes() != first
+    mine = b"<html>a page of mine, beside a largebatch report</html>"
+    out.write_bytes(mine)
+    assert main(words) == 2
+    assert f"{out} exists and is not a report; choose another --out" in capsys.readouterr().err
+    assert out.read_bytes() == mine
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere"], "is not a folder; give the folder of a run"),
+        (["circle"], "circle is not a folder"),
+        (["empty"], "has no plan.json, which a run writes when it starts"),
+        (["run", "run/"], "is given twice; give each run once"),
+        (["run", "--out", "report.pdf"], "give a file name that ends in .html"),
+        (["run", "--out", "file/x.html"], "cannot be written"),
+    ],
+)
+def test_what_cannot_be_reported(words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    (tmp_path / "circle").symlink_to("circle")
+    write_run(tmp_path / "run", steps=range(1, 3))
+    assert main(["report", *words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+
+
+@pytest.mark.parametrize(
+    ("file", "values"),
+    [
+        ("plan.json", {"total_steps": "many"}),
+        ("plan.json", {"peak_lr": [0.1]}),
+        ("plan.json", {"schedule": None}),
+        ("plan.json", {"timeline": [1]}),
+        ("plan.json", {"optimizer_options": {}}),
+        ("metrics.jsonl", {"step": None}),
+        ("metrics.jsonl", {"loss": float("nan"), "lr": "high", "mfu": 10**400}),
+        ("evaluations.jsonl", {"half a character: \ud800": 0.5}),
+        ("history.jsonl", {"time": None}),
+    ],
+)
+def test_values_that_cannot_be_shown_are_left_out(file, values, tmp_path):
+    write_run(tmp_path / "run", steps=range(50, 52), history=HISTORY)
+    path = tmp_path / "run" / file
+    if file.endswith(".jsonl"):
+        write_lines(path, [json.loads(line) | values for line in path.read_text().splitlines()])
+    else:
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    page = report(tmp_path / "run", out=tmp_path / "report.html")
+    assert len(events(page, "run")) == len(HISTORY) + 1
+    if "loss" in values:
+        assert "Not drawn, because not finite:\n2 values" in page.text
+        assert page.titles()[:1] == ["grad_norm"]
+
+
+@pytest.mark.parametrize("content", ['{"task": ', "[]", "3", "", '"\\ud800"', "[" * 100_000])
+def test_damaged_files_are_left_out(content, tmp_path):
+    run = tmp_path / "run"
+    write_run(run, steps=range(50, 52), history=HISTORY)
+    for path in run.iterdir():
+        path.write_text(content)
+    page = report(run, out=tmp_path / "report.html")
+    assert page.row("step, last known") == ["0"]
+    assert "plan.json is damaged" in page.text
+
+
+def test_a_name_that_is_no_text(tmp_path, capfd):
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/run\xff")
+    write_run(Path(folder), steps=range(1, 3))
+    assert main(["report", folder]) == 0
+    assert "wrote" in capfd.readouterr().out
+    page = Page(Path(folder) / "report.html")
+    assert page.data[0]["name"] == "run?"
+
+
+def test_without_torch_and_without_plotly(tmp_path, monkeypatch, capsys):
+    """Only this command needs plotly, and names what to install."""
+    write_run(tmp_path / "run", steps=range(1, 3))
+    program = (
+        "import sys; from largebatch.tools.command_line import main; "
+        f"assert main(['plan', {str(PYDOC)!r}, '--world-size', '2']) == 0 and 'plotly' not in sys.modules; "
+        f"assert main(['report', {str(tmp_path / 'run')!r}]) == 0; "
+        "sys.exit({'torch', 'accelerate'} & sys.modules.keys() or 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    assert main(["report", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err == 'error: curves need plotly; pip install "largebatch[report]"\n'
