@@ -90,7 +90,7 @@ def by_strategy(
 
     @cache
     def sent(gpus: int) -> Sequence[Collective]:
-        found = traffic_of_a_step(model, strategy, gpus, micro_batches).most
+        found = traffic_of_a_step(model, strategy, gpus, micro_batches)
         # The plan knows no gathers in 1 byte.
         halved = gather_bytes == 1
         return [replace(each, size=each.size // 2) if halved and each.operation == "gather" else each for each in found]

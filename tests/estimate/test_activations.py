@@ -27,7 +27,7 @@ def counted(recipe, *words):
 def on_the_cpu(monkeypatch):
     """Count what the CPU's own kernels keep, which can be compared with real numbers."""
 
-    def cpu_kernels(in_bf16, _):
+    def cpu_kernels(in_bf16):
         return torch.autocast("cpu", torch.bfloat16, enabled=in_bf16, cache_enabled=False)
 
     monkeypatch.setattr(recipe_model_module, "cuda_kernels", cpu_kernels)

@@ -13,7 +13,7 @@ from largebatch.estimate import cuda_kernels as kernels
 BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64
 
 
-def saved_by(compute, *, in_bf16=True, attention_without_scores=False):
+def saved_by(compute, *, in_bf16=True):
     """The bytes of each storage that autograd saves; `compute` makes its tensors itself."""
     storages = {}
 
@@ -21,7 +21,7 @@ def saved_by(compute, *, in_bf16=True, attention_without_scores=False):
         storages.setdefault(tensor.untyped_storage()._cdata, tensor.untyped_storage())
         return tensor
 
-    cuda = kernels.cuda_kernels(in_bf16, attention_without_scores)
+    cuda = kernels.cuda_kernels(in_bf16)
     with FakeTensorMode(), saved_tensors_hooks(keep, lambda tensor: tensor), cuda:
         compute()
     return sorted(storage.nbytes() for storage in storages.values())
@@ -153,14 +153,3 @@ def test_dropout_that_does_nothing_keeps_nothing():
         nn.Dropout(0.0)(tensor(1000) * 1)
 
     assert saved_by(dropout, in_bf16=False) == []
-
-
-def test_kernels_without_scores_keep_no_probabilities_in_fp32_either():
-    """Where keys are shared by heads, `scaled_dot_product_attention` has no such kernel."""
-
-    def attention():
-        q, k, v = tensor(2, 8, 64, 32), tensor(2, 2, 64, 32), tensor(2, 2, 64, 32)
-        F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-
-    found = [size for size in saved_by(attention, in_bf16=False, attention_without_scores=True) if size > 16]
-    assert found == sorted([4 * Q, 4 * Q, 4 * KV, 4 * KV, 4 * ROWS])

@@ -57,7 +57,7 @@ def test_json_has_every_number(compare):
     ddp = two["strategies"]["ddp"]["model_state_bytes"]
     assert [ddp[kind] for kind in ("weights", "gradients", "optimizer", "masters")] == [4 * 78_394] * 3 + [0]
     # Both send half of 2 Ψ.
-    assert two["strategies"]["ddp"]["sent_bytes_per_step"] == {"least": 4 * 78_394, "most": 4 * 78_394}
+    assert two["strategies"]["ddp"]["sent_bytes_per_step"] == 4 * 78_394
 
 
 def test_a_model_of_ones_own(compare, tmp_path):
@@ -146,7 +146,6 @@ def test_activations_of_images_in_fp64(compare):
         ("build_modle = 1", "has no function build_model(config)"),
         ("def build_model(): pass", "model.py: TypeError: build_model() takes 0 positional arguments but 1 was given"),
         ("\ndef build_model(config): return config.nothing", "model.py:2: AttributeError: 'Config' object has no "),
-        ("from torch import nn; build_model = lambda config: nn.LazyLinear(2)", "the shape of weight is unknown"),
     ],
 )
 def test_a_file_without_a_model_that_can_be_counted(compare, tmp_path, text, message):

@@ -110,7 +110,7 @@ def _cost(
     held = asdict(states)
     transient = held.pop("transient")
     total = states.peak + (workload.activations or 0)
-    between = traffic.sent_between_nodes(hardware.fabric.gpus_per_node) if hardware else None
+    between = hardware and sum(each.sent_between_nodes(hardware.fabric.gpus_per_node) for each in traffic)
     time = step_time(traffic, flops, micro_batches, hardware) if hardware and flops else None
     return {
         "shard_group_size": strategy.shards_of(plan.world_size),
@@ -119,8 +119,8 @@ def _cost(
         "transient_bytes_estimate": transient,
         "total_bytes_estimate": total,
         "fits": None if gpu_memory is None else total <= gpu_memory - kept_back(gpu_memory),
-        "sent_bytes_per_step": _range(traffic.sent),
-        "sent_between_nodes_bytes_per_step": between and _range(between),
+        "sent_bytes_per_step": sum(each.sent for each in traffic),
+        "sent_between_nodes_bytes_per_step": between,
         "step_seconds": time and _range(time.seconds),
         "efficiency": time and _range(time.efficiency),
     }
@@ -164,7 +164,7 @@ def _best(fitting: Mapping[str, Json]) -> tuple[str, str]:
     """The best of the strategies that fit, and what it has over the others; "" if nothing is known."""
 
     def sent(name: str) -> int:
-        return int(fitting[name]["sent_bytes_per_step"]["most"])
+        return int(fitting[name]["sent_bytes_per_step"])
 
     if not all(option["step_seconds"] for option in fitting.values()):
         best = min(fitting, key=lambda name: (_rank(name), sent(name)))
@@ -174,7 +174,7 @@ def _best(fitting: Mapping[str, Json]) -> tuple[str, str]:
     fast = [name for name in fitting if seconds[name] <= (1 + SAME_SPEED) * seconds[fastest]]
     # Among equally fast strategies, prefer what sends least between nodes, whose network may be slower than its data
     # sheet; then what shards least and, among strategies that shard the same, what sends least.
-    between = {name: fitting[name]["sent_between_nodes_bytes_per_step"]["most"] for name in fast}
+    between = {name: fitting[name]["sent_between_nodes_bytes_per_step"] for name in fast}
     best = min(fast, key=lambda name: (between[name], _rank(name), sent(name)))
     low, high = fitting[best]["step_seconds"].values()
     advantage = f"about {low:.3g} to {high:.3g} s per step"

@@ -68,19 +68,17 @@ AUTOCAST = DispatchKey.AutocastCPU
 
 
 @contextmanager
-def cuda_kernels(in_bf16: bool, attention_without_scores: bool = False) -> Iterator[None]:
+def cuda_kernels(in_bf16: bool) -> Iterator[None]:
     """Let operations on CPU tensors, in this thread and this block, keep what CUDA's would keep.
 
     Args:
         in_bf16: Whether the block is also in bfloat16 autocast, as training is: without autocast's cache.
-        attention_without_scores: Whether attention keeps what FlashAttention keeps, whatever its inputs, as
-            `flex_attention` does.
     """
     with ExitStack() as block:
         if in_bf16:
             block.enter_context(_cuda_lists())
             block.enter_context(torch.autocast("cpu", torch.bfloat16))
-        block.enter_context(_CudaFunctions(attention_without_scores))
+        block.enter_context(_CudaFunctions())
         yield
 
 
@@ -154,14 +152,10 @@ def _with_fp32_result(operation: Any, with_dtype: Any, first: torch.Tensor, *arg
 class _CudaFunctions(TorchFunctionMode):
     """Replaces the functions whose kernels on CUDA keep other tensors than those on the CPU."""
 
-    def __init__(self, attention_without_scores: bool):
-        super().__init__()
-        self.attention_without_scores = attention_without_scores
-
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
         options = options or {}
         if function is F.scaled_dot_product_attention:
-            return _attention(self.attention_without_scores, *arguments, **options)
+            return _attention(*arguments, **options)
         if function is F.dropout:
             return _dropout(*arguments, **options)
         return function(*arguments, **options)
@@ -174,7 +168,6 @@ def _dropout(inputs: torch.Tensor, p: float = 0.5, training: bool = True, inplac
 
 
 def _attention(
-    always_flash: bool,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -190,7 +183,7 @@ def _attention(
         query, key, value = map(cast, (query, key, value))
     is_flash = query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] == value.shape[-1] <= 256
     outputs: torch.Tensor
-    if always_flash or (is_flash and attn_mask is None):
+    if is_flash and attn_mask is None:
         outputs = torch.ops.aten._scaled_dot_product_flash_attention(
             query, key, value, dropout_p, is_causal, False, scale=scale
         )[0]

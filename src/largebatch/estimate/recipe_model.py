@@ -8,7 +8,7 @@ with the copies of weights that autocast casts. They are those that operations o
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -18,7 +18,6 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -59,9 +58,6 @@ def recipe_model(config: RecipeConfig, recipe: Path) -> tuple[nn.Module, Example
         raise UserError(
             f"{file}: build_model(config) returned {type(model).__name__}, which is not a torch.nn.Module; return one"
         )
-    lazy = next((name for name, each in model.named_parameters() if is_lazy(each)), None)
-    if lazy is not None:
-        raise UserError(f"{file}: the shape of {lazy} is unknown until data arrives; give its layer all sizes")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UserError(f"{file}: the model of build_model(config) has no parameter to train; give it one")
     return model, getattr(module, "example_batch", None)
@@ -87,10 +83,11 @@ def activation_bytes(model: nn.Module, config: RecipeConfig, example_batch: Exam
         if attention == "eager":
             set_attention(model, attention)
         keep_documents_apart(model, attention)
-        # It keeps what FlashAttention keeps without documents.
-        has_kernel = attention == "flex_attention" and batch.pop("position_ids", None) is not None
+        if attention == "flex_attention":
+            # It makes no mask of numbers, so it keeps what attention without documents keeps.
+            batch.pop("position_ids", None)
         try:
-            forward = partial(_kept_by, model, batch, partial(cuda_kernels, config.precision == "bf16", has_kernel))
+            forward = partial(_kept_by, model, batch, config.precision == "bf16")
             if not config.compute.activation_checkpointing:
                 return sum(forward().values())
             blocks = blocks_to_recompute(model)
@@ -173,7 +170,7 @@ def _give_fake_memory(model: nn.Module) -> None:
 def _kept_by(
     model: nn.Module,
     micro_batch: Mapping[str, torch.Tensor],
-    kernels: Callable[[], AbstractContextManager[None]],
+    in_bf16: bool,
     blocks: Sequence[nn.Module] = (),
 ) -> dict[nn.Module | None, int]:
     """Bytes that a forward pass keeps in each of the blocks and, under None, elsewhere."""
@@ -193,7 +190,7 @@ def _kept_by(
             hooks.enter_context(block.register_forward_pre_hook(lambda block, _: inside.append(block)))
             hooks.enter_context(block.register_forward_hook(lambda *_: inside.pop() and None))
         hooks.enter_context(saved_tensors_hooks(keep, lambda tensor: tensor))
-        hooks.enter_context(kernels())
+        hooks.enter_context(cuda_kernels(in_bf16))
         outputs = model(**micro_batch)
         # The output layer has computed its gradients together with its losses (`linear_token_losses`).
         for gradient in getattr(getattr(outputs, "grad_fn", None), "gradients", None) or ():

@@ -12,10 +12,10 @@ Not modeled: slow processes, congestion, waiting for data, the optimizer's updat
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from largebatch.estimate.traffic import Collective, Group, Traffic
+from largebatch.estimate.traffic import Collective, Group
 
 MFU = (0.3, 0.5)
 """The fraction of a GPU's peak that computation is assumed to reach: low and high. Transformers reached 0.36 to 0.58 on
@@ -54,11 +54,6 @@ class Computing:
     forward: float
     backward: float
 
-    @property
-    def both(self) -> float:
-        """Forward and backward."""
-        return self.forward + self.backward
-
 
 @dataclass(frozen=True)
 class StepTime:
@@ -68,7 +63,9 @@ class StepTime:
     efficiency: tuple[float, float]
 
 
-def step_time(traffic: Traffic, flops: tuple[int, int], micro_batches: int, hardware: Hardware) -> StepTime:
+def step_time(
+    traffic: Sequence[Collective], flops: tuple[int, int], micro_batches: int, hardware: Hardware
+) -> StepTime:
     """The time of a step under the assumptions `MFU` and `EXPOSED_SHARE`.
 
     Args:
@@ -80,10 +77,10 @@ def step_time(traffic: Traffic, flops: tuple[int, int], micro_batches: int, hard
     speeds = [mfu * hardware.peak for mfu in MFU]
     computed = [Computing(flops[0] / speed, flops[1] / speed) for speed in speeds]
     least, most = (
-        [step_seconds(collectives, each, micro_batches, hardware.fabric, share) for each in computed]
-        for collectives, share in zip((traffic.least, traffic.most), EXPOSED_SHARE, strict=True)
+        [step_seconds(traffic, each, micro_batches, hardware.fabric, share) for each in computed]
+        for share in EXPOSED_SHARE
     )
-    alone = [micro_batches * each.both for each in computed]
+    alone = [micro_batches * (each.forward + each.backward) for each in computed]
     slow, fast = range(2)
     return StepTime((least[fast], most[slow]), (alone[fast] / most[fast], alone[slow] / least[slow]))
 

@@ -16,8 +16,8 @@ NOTES = (
     "Model states are exact for the fullest process, before the update: weights, reduced gradients, optimizer, and "
     "DeepSpeed's fp32 copies.",
     "Transient memory is approximate, not all held at once: gradients that accumulate until they are reduced, gathered "
-    "weights, buckets.",
-    "Sent: in rings, where each of n processes sends (n - 1) / n of what is gathered or reduced.",
+    "weights, buckets (--json has each).",
+    "Sent: in rings, where each of n processes sends (n - 1) / n of what is gathered or reduced; under zero3 at most.",
 )
 
 
@@ -39,11 +39,6 @@ def table(comparison: Json, config: RecipeConfig) -> str:
             remarks.setdefault(chosen + about, []).append(column["world_size"])
     for about, world_sizes in remarks.items():
         lines += _wrapped(f"{_processes(world_sizes)}: {about}")
-    if trained := next((column for column in columns if not column["problem"]), None):
-        lines.append(f"Transient memory on {_processes([trained['world_size']])}, approximately, in GiB:")
-        for name, option in trained["strategies"].items():
-            parts = [f"{_size(size)} {reason}" for reason, size in option["transient_bytes_estimate"].items()]
-            lines += textwrap.wrap(f"  {name:<7}{', '.join(parts) or 'nothing'}", WIDTH, subsequent_indent=" " * 9)
     notes = [*NOTES, *_about_reductions(columns)]
     if halved := comparison["parameters_gathered_in_bf16"]:
         share = 100 * halved / comparison["parameters"]
@@ -147,13 +142,13 @@ def _rows(comparison: Json, columns: Sequence[Json]) -> list[str]:
             f"sent within nodes of {hardware['fabric']['gpus_per_node']} per step, GiB by each process",
             *rows(_sent_within),
             "sent between nodes per step, GiB by each process",
-            *rows(lambda option: _sizes(option["sent_between_nodes_bytes_per_step"])),
+            *rows(lambda option: _size(option["sent_between_nodes_bytes_per_step"])),
         ]
         if hardware["micro_batch_flops"]:
             lines += ["time of a step, s", *rows(lambda option: _to(option["step_seconds"], _seconds))]
             lines += ["efficiency", *rows(lambda option: _to(option["efficiency"], "{:.2f}".format))]
     else:
-        lines += ["sent per step, GiB by each process", *rows(lambda option: _sizes(option["sent_bytes_per_step"]))]
+        lines += ["sent per step, GiB by each process", *rows(lambda option: _size(option["sent_bytes_per_step"]))]
     if gpu_memory is not None:
         lines.append(row("suggested", [column.get("suggested", "-") or "none fits" for column in columns]))
     return lines
@@ -168,12 +163,7 @@ def _total(option: Json) -> str:
 
 
 def _sent_within(option: Json) -> str:
-    between = option["sent_between_nodes_bytes_per_step"]
-    return _sizes({end: sent - between[end] for end, sent in option["sent_bytes_per_step"].items()})
-
-
-def _sizes(sizes: Json) -> str:
-    return _to(sizes, _size)
+    return _size(option["sent_bytes_per_step"] - option["sent_between_nodes_bytes_per_step"])
 
 
 def _to(ends: Json, write: Callable[[Any], str]) -> str:

@@ -9,7 +9,7 @@ processes, each sends N (n - 1) / n bytes to gather N bytes or to reduce-scatter
     hsdp       the same, within each group             the same; then Ψ / shards, all-reduced over the replicas
     zero1      Ψ                                       all-reduced: Ψ
     zero2      Ψ                                       all-reduced: A Ψ
-    zero3      Ψ to 2 A Ψ                              A Ψ
+    zero3      Ψ, or up to 2 A Ψ                       A Ψ
 
 With precision "bf16", fsdp and hsdp gather most weights as 2 bytes (`ParameterShape.gathered_bytes`).
 
@@ -21,7 +21,8 @@ al. 2020, arXiv 1910.02054, section 7):
   less, but takes a call per owner of a bucket and, on a GPU with overlap_comm, makes the host wait before each call.
 - ZeRO-3 keeps parameters of at most stage3_param_persistence_threshold elements (1e5) gathered, and gathers them once
   after each update. It frees others only if at least stage3_max_reuse_distance elements (1e9) are used before they are
-  needed again. It gathers a parameter that two modules share once for each module.
+  needed again. It gathers a parameter that two modules share once for each module. Between the two cases the number of
+  gathers depends on the order in which modules are used, and the larger number is counted.
 - FSDP2 keeps three units gathered from the forward to the backward pass: the root, with everything outside the blocks;
   the tail, which Accelerate forms from the final norm and the output layer; and an embedding, if it is a unit.
 
@@ -29,7 +30,7 @@ Not counted are scalars (the vote on whether to stop, the norm of each parameter
 that couples samples exchanges, and the statistics of BatchNorm over all processes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Literal
@@ -54,7 +55,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Collective:
-    """Collectives of one kind in an optimizer step."""
+    """Collectives of one kind in an optimizer case."""
 
     operation: Literal["gather", "reduce-scatter", "all-reduce"]  # what they do
     size: int  # bytes of the whole tensors that they gather or reduce
@@ -70,7 +71,7 @@ class Collective:
 
     @property
     def sent(self) -> int:
-        """The bytes that each process of the group sends in a step."""
+        """The bytes that each process of the group sends in a case."""
         return self.volume * (self.group.size - 1) // self.group.size
 
     def sent_between_nodes(self, local_world_size: int) -> int:
@@ -83,29 +84,8 @@ class Collective:
 
 
 @dataclass(frozen=True)
-class Traffic:
-    """The collectives of an optimizer step; `least` and `most` differ if it depends on the order of modules."""
-
-    least: tuple[Collective, ...]
-    most: tuple[Collective, ...]
-
-    @property
-    def sent(self) -> tuple[int, int]:
-        """The bytes that each process sends: least and most."""
-        return sum(each.sent for each in self.least), sum(each.sent for each in self.most)
-
-    def sent_between_nodes(self, local_world_size: int) -> tuple[int, int]:
-        """The bytes that leave a node, divided by its number of processes: least and most."""
-        least, most = (
-            sum(collective.sent_between_nodes(local_world_size) for collective in collectives)
-            for collectives in (self.least, self.most)
-        )
-        return least, most
-
-
-@dataclass(frozen=True)
-class Step:
-    """What a step's traffic depends on."""
+class TrafficCase:
+    """What the traffic of an optimizer step depends on."""
 
     model: ModelShape
     strategy: Strategy  # how the processes share the model
@@ -114,117 +94,108 @@ class Step:
     recomputes: bool  # whether blocks are computed again in the backward pass (activation checkpointing)
 
     @property
-    def everyone(self) -> Group:
+    def all_processes(self) -> Group:
         """The group of all processes."""
         return Group(self.world_size)
 
+    def num_bytes(self, elements: Iterable[int]) -> int:
+        """The bytes of tensors of these numbers of elements, in the precision of the weights."""
+        return sum(elements) * self.model.element_bytes
 
-Formula = Callable[[Step], Traffic]
+
+Collectives = tuple[Collective, ...]
 
 
 def traffic_of_a_step(
     model: ModelShape, strategy: Strategy, world_size: int, micro_batches: int, recomputes: bool = False
-) -> Traffic:
-    """Return the collectives of a step; `Step` describes the arguments."""
+) -> Collectives:
+    """Return the collectives of an optimizer step; `TrafficCase` describes the arguments."""
     if world_size == 1:
-        return Traffic((), ())
-    count: Formula = resolve_name(find_strategy(strategy.name).traffic)
-    return count(Step(model, strategy, world_size, micro_batches, recomputes))
+        return ()
+    count: Callable[[TrafficCase], Collectives] = resolve_name(find_strategy(strategy.name).traffic)
+    found = count(TrafficCase(model, strategy, world_size, micro_batches, recomputes))
+    return tuple(each for each in found if each.group.size > 1 and each.size)
 
 
-def replicated(step: Step) -> Traffic:
+def replicated(case: TrafficCase) -> Collectives:
     """Gradients are all-reduced."""
-    size = _bytes(step, [parameter.elements for parameter in step.model.trained])
-    return _always(Collective("all-reduce", size, -(-size // DDP_BUCKET), "backward", step.everyone))
+    size = case.num_bytes(parameter.elements for parameter in case.model.trained)
+    return (Collective("all-reduce", size, -(-size // DDP_BUCKET), "backward", case.all_processes),)
 
 
-def sharded(step: Step) -> Traffic:
+def sharded(case: TrafficCase) -> Collectives:
     """Weights are gathered unit by unit; gradients are reduce-scattered and, with replicas, all-reduced over them."""
-    model, strategy = step.model, step.strategy
-    shards = Group(strategy.shards_of(step.world_size))
-    replicas = Group(step.world_size // shards.size, stride=shards.size)
+    model, strategy = case.model, case.strategy
+    shards = Group(strategy.shards_of(case.world_size))
+    replicas = Group(case.world_size // shards.size, stride=shards.size)
     again = [each for each in model.parameters if strategy.reshards and each.unit not in model.gathered_units]
     # The rows of each parameter are padded to a multiple of the number of processes.
-    reduced = _bytes(step, [parameter.padded_rows(shards.size) for parameter in model.trained])
+    reduced = case.num_bytes(parameter.padded_rows(shards.size) for parameter in model.trained)
     trained_units = len({parameter.unit for parameter in model.trained})
 
     def gathered(parameters: Sequence[ParameterShape], phase: Literal["forward", "backward"]) -> Collective:
         size = sum(each.padded_rows(shards.size) * each.gathered_bytes(model.element_bytes) for each in parameters)
         units = len({each.unit for each in parameters})
-        return Collective("gather", size, units, phase, shards, step.micro_batches)
+        return Collective("gather", size, units, phase, shards, case.micro_batches)
 
-    reductions = step.micro_batches if strategy.reduces_each else 1
-    collectives = [
+    reductions = case.micro_batches if strategy.reduces_each else 1
+    return (
         gathered(model.parameters, "forward"),
         gathered(again, "backward"),
         Collective("reduce-scatter", reduced, trained_units, "backward", shards, reductions),
         Collective("all-reduce", reduced // shards.size, trained_units, "backward", replicas),
-    ]
-    return _always(*(each for each in collectives if each.group.size > 1 and each.size))
-
-
-def zero12(step: Step) -> Traffic:
-    """Gradients are reduced, and weights are gathered after the update."""
-    zero = step.strategy.zero
-    assert zero is not None
-    elements = sum(parameter.elements for parameter in step.model.trained)
-    # A parameter group is one flat buffer, whose parts start at multiples of 2 elements (4 bytes in fp16).
-    groups = [sum(parameter.elements for parameter in group) for group in step.model.groups]
-    gathered = _bytes(step, [padded(group, 2 * step.world_size) for group in groups])
-    return _always(
-        Collective(
-            # Reducing each part to its owner sends as much as a reduce-scatter.
-            "all-reduce" if zero.use_multi_rank_bucket_allreduce else "reduce-scatter",
-            _bytes(step, [elements]),
-            -(-elements // zero.reduce_bucket_size),
-            "backward",
-            step.everyone,
-            step.micro_batches if zero.stage == 2 else 1,
-        ),
-        Collective("gather", gathered, len(groups), "update", step.everyone),
     )
 
 
-def zero3(step: Step) -> Traffic:
+def zero12(case: TrafficCase) -> Collectives:
+    """Gradients are reduced, and weights are gathered after the update."""
+    zero = case.strategy.zero
+    assert zero is not None
+    elements = sum(parameter.elements for parameter in case.model.trained)
+    # A parameter group is one flat buffer, whose parts start at multiples of 2 elements (4 bytes in fp16).
+    groups = [sum(parameter.elements for parameter in group) for group in case.model.groups]
+    gathered = case.num_bytes(padded(group, 2 * case.world_size) for group in groups)
+    return (
+        Collective(
+            # Reducing each part to its owner sends as much as a reduce-scatter.
+            "all-reduce" if zero.use_multi_rank_bucket_allreduce else "reduce-scatter",
+            case.num_bytes([elements]),
+            -(-elements // zero.reduce_bucket_size),
+            "backward",
+            case.all_processes,
+            case.micro_batches if zero.stage == 2 else 1,
+        ),
+        Collective("gather", gathered, len(groups), "update", case.all_processes),
+    )
+
+
+def zero3(case: TrafficCase) -> Collectives:
     """Weights are gathered for each pass; gradients are reduce-scattered."""
-    model, zero = step.model, step.strategy.zero
+    model, zero = case.model, case.strategy.zero
     assert zero is not None
     # Each pass uses the parameters of each module once.
-    passes = 3 if step.recomputes else 2
+    passes = 3 if case.recomputes else 2
     trace = sum(passes * parameter.modules * parameter.elements for parameter in model.parameters)
     small = [each for each in model.parameters if each.elements <= zero.stage3_param_persistence_threshold]
     large = [each for each in model.parameters if each.elements > zero.stage3_param_persistence_threshold]
 
     def size(parameters: Sequence[ParameterShape]) -> int:
         # Each parameter is padded to a multiple of the number of processes.
-        return _bytes(step, [padded(each.elements, step.world_size) for each in parameters])
+        return case.num_bytes(padded(each.elements, case.world_size) for each in parameters)
 
     in_modules = sum(each.modules * size([each]) for each in large)
 
     def gathered(size: int, phase: Literal["forward", "backward", "update"], times: int = 1) -> Collective:
         calls = -(-size // (zero.stage3_prefetch_bucket_size * model.element_bytes))
-        return Collective("gather", size, max(1, calls), phase, step.everyone, times)
+        return Collective("gather", size, max(1, calls), phase, case.all_processes, times)
 
-    def collectives(frees: bool) -> tuple[Collective, ...]:
-        """The collectives if large parameters are gathered by each module in each pass, or once per micro-batch."""
-        reduced = size(model.trained)
-        calls = -(-reduced // (zero.reduce_bucket_size * model.element_bytes))
-        found = [
-            Collective("reduce-scatter", reduced, calls, "backward", step.everyone, step.micro_batches),
-            gathered(size(small), "update"),
-            gathered(in_modules if frees else size(large), "forward", step.micro_batches),
-            gathered(in_modules if frees else 0, "backward", (passes - 1) * step.micro_batches),
-        ]
-        return tuple(each for each in found if each.size)
-
-    always = zero.stage3_max_reuse_distance == 0 and not step.recomputes
-    never = trace < zero.stage3_max_reuse_distance
-    return Traffic(collectives(frees=always), collectives(frees=not never))
-
-
-def _always(*collectives: Collective) -> Traffic:
-    return Traffic(collectives, collectives)
-
-
-def _bytes(step: Step, elements: Sequence[int]) -> int:
-    return sum(elements) * step.model.element_bytes
+    # Whether large parameters are gathered for each module in each pass, or once for each micro-batch.
+    frees = trace >= zero.stage3_max_reuse_distance
+    reduced = size(model.trained)
+    calls = -(-reduced // (zero.reduce_bucket_size * model.element_bytes))
+    return (
+        Collective("reduce-scatter", reduced, calls, "backward", case.all_processes, case.micro_batches),
+        gathered(size(small), "update"),
+        gathered(in_modules if frees else size(large), "forward", case.micro_batches),
+        gathered(in_modules if frees else 0, "backward", (passes - 1) * case.micro_batches),
+    )
