@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from largebatch.backend.accelerate_configs import find_strategies
-from largebatch.backend.model_shape import shape_of
+from largebatch.backend.fsdp_units import shape_of
 from largebatch.config import load_config
 from largebatch.estimate.comparison import Workload, compare_strategies
 from largebatch.estimate.hardware import find_gpu

@@ -1,8 +1,6 @@
 """A compiled model is the same training, on every strategy, and its checkpoints are the same files."""
 
 import json
-import shutil
-import sysconfig
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +8,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from torch import nn
+from torch._inductor.exc import InvalidCxxCompiler
 
 import tasks
 from jobs import JobFailed, run_job, train
@@ -78,7 +77,7 @@ def test_the_same_training(strategy, eager, tmp_path):
     run_dir, expected = eager
     result = run_job(trace_here, tmp_path / "run", COMPILED, strategy=strategy)[0]
     assert_same(result, expected)
-    assert 0 < result["graphs"] <= 4
+    assert 1 < result["graphs"] <= 5
     assert stored(tmp_path / "run") == stored(run_dir)
 
 
@@ -87,7 +86,7 @@ def test_with_activation_checkpointing(eager, tmp_path):
     words = (COMPILED, "--compute.activation_checkpointing=true")
     result = run_job(trace_here, tmp_path / "run", *words, strategy="fsdp")[0]
     assert_same(result, eager[1])
-    assert result["graphs"] > 0
+    assert result["graphs"] > 1
 
 
 @pytest.mark.slow
@@ -121,38 +120,14 @@ def test_what_is_compiled(monkeypatch):
         assert torch._dynamo.config.optimize_ddp is (regions == [model])
 
 
-@pytest.mark.parametrize(
-    ("compiler", "headers", "message"),
-    [
-        ("gcc", True, None),
-        (None, True, "Triton needs a C compiler, and none of gcc, clang was found; install gcc, or write false"),
-        ("gcc", False, r"Triton needs Python's headers, and there is no /.*/Python.h; install them \(python3-dev"),
-    ],
-)
-def test_what_triton_needs_is_missed_at_the_start(compiler, headers, message, monkeypatch, tmp_path):
-    from torch.utils import _triton
-
-    monkeypatch.setattr(_triton, "has_triton", lambda: True)
-    monkeypatch.setattr(shutil, "which", lambda name: name if name == compiler else None)
-    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
-    monkeypatch.delenv("CC", raising=False)
-    if headers:
-        (tmp_path / "Python.h").touch()
-    if message is None:
-        compile_in_place(nn.Linear(1, 1), torch.device("cuda", 0))
-    else:
-        with pytest.raises(UserError, match=message):
-            compile_in_place(nn.Linear(1, 1), torch.device("cuda", 0))
-
-
 def test_without_a_compiler(monkeypatch):
-    from torch._inductor import cpp_builder, exc
+    def no_compiler(_):
+        raise InvalidCxxCompiler
 
-    def none():
-        raise exc.InvalidCxxCompiler
-
-    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", none)
-    with pytest.raises(UserError, match=r"install g\+\+, or write false"):
+    monkeypatch.setattr(torch, "compile", no_compiler)
+    with pytest.raises(
+        UserError, match=r"does not work here: No working C\+\+ compiler.*install .*g\+\+\), or write false"
+    ):
         compile_in_place(nn.Linear(1, 1), CPU)
 
 
@@ -204,11 +179,11 @@ def test_batch_norm_and_activation_checkpointing():
 
 @pytest.mark.slow
 def test_blocks_that_are_computed_again_are_compiled(tmp_path):
-    """In one graph of training, which all blocks share, and one of evaluation, for samples of one length."""
+    """In one graph of training, which all blocks share, and one of evaluation, besides that of the first trial."""
     words = ("--data.samples=blocks", "--batch.drop_last=true")
     checkpointing = "--compute.activation_checkpointing=true"
     place = {"strategy": "single", "world_size": 1}
     (expected,) = run_job(train_here, tmp_path / "eager", *words, **place)
     (result,) = run_job(train_here, tmp_path / "run", *words, COMPILED, checkpointing, **place, timeout=600)
     assert_same(result, expected)
-    assert result["graphs"] == 2
+    assert result["graphs"] == 3

@@ -8,7 +8,7 @@ from torch import nn
 
 from cuda_recorder import DEVICE, CudaRecorder
 from largebatch.backend.launch import Launch
-from largebatch.backend.native import SingleBackend
+from largebatch.backend.native import DdpBackend
 from largebatch.backend.state import read_scalars
 from largebatch.config.optimizers.adamw import ADAMW
 from transfers import OnDevice, on_device
@@ -16,7 +16,7 @@ from transfers import OnDevice, on_device
 
 def backend_on(device):
     accelerator = SimpleNamespace(device=torch.device(device), process_index=0, num_processes=1)
-    return SingleBackend(accelerator, Launch("single", 0, 1, 1), SimpleNamespace())
+    return DdpBackend(accelerator, Launch("single", 0, 1, 1), SimpleNamespace())
 
 
 @pytest.mark.parametrize(("given", "expected"), [("cuda", "cuda:0"), ("cuda:3", "cuda:3"), ("cpu", "cpu")])
@@ -49,7 +49,7 @@ def test_scalar_states_are_read_in_one_transfer():
         state["step"] = on_device(state["step"])
     plan = SimpleNamespace(optimizer="adamw", optimizer_entry=ADAMW, optimizer_options={})
     backend = SimpleNamespace(unwrapped_model=model, _torch_optimizer=optimizer, plan=plan, rank=0, world_size=1)
-    parameters = SingleBackend.engine_state(backend).parameters
+    parameters = DdpBackend.engine_state(backend).parameters
     assert {name: info.scalars for name, info in parameters.items()} == {
         "weight": {"step": 1.0},
         "bias": {"step": 2.0**53 - 1},

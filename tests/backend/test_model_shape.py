@@ -25,7 +25,7 @@ def units_of_a_job(run_dir, recipe, words):
     from torch.distributed.fsdp import FSDPModule
 
     import tasks
-    from largebatch.backend.model_shape import shape_of
+    from largebatch.backend.fsdp_units import shape_of
     from largebatch.config import load_config
     from largebatch.estimate.recipe_model import recipe_model
     from largebatch.optim import build_optimizer

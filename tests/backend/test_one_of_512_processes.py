@@ -17,7 +17,7 @@ def held_by(rank, recipe):
     from torch.distributed.fsdp import fully_shard
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from largebatch.backend.model_shape import shape_of
+    from largebatch.backend.fsdp_units import shape_of
     from largebatch.backend.state import pieces_of
     from largebatch.config import load_config
     from largebatch.estimate.memory import model_states, optimizer_states

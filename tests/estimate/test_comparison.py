@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import replace
-from math import ceil, prod
+from math import prod
 
 import pytest
 
@@ -112,34 +112,27 @@ def test_what_does_not_divide_leaves_the_other_columns():
     assert "3 processes: batch: global_batch_size 32" in table(compared, RECIPE)
 
 
-def test_lines_are_short_however_many_columns_there_are():
-    compared = comparison([1, 2, 3, 4, 5, 8, 16, 32, 10**6], gpu_memory=80 * GIB)
-    lines = table(compared, RECIPE).splitlines()
-    assert max(map(len, lines)) <= 110
-    assert sum(line.startswith("processes") for line in lines) == ceil(9 / 5)
-
-
-def test_columns_of_a_tiny_model_stay_apart():
-    tiny = ModelShape((ParameterShape("weight", (1000,), 0, 0),), frozenset(), 0, 4)
-    text = table(compare_strategies("recipe", RECIPE, Workload(tiny), STRATEGIES, [1, 2, 4]), RECIPE)
-    (row,) = (line for line in text.splitlines() if line.startswith("  fsdp") and "+" in line)
-    assert row.split() == ["fsdp", *3 * ["<0.01", "+", "<0.01"]]
-
-
 def test_nothing_is_said_of_fitting_without_a_memory():
     compared = comparison([4])
-    assert "fits" not in table(compared, RECIPE)
+    assert " fits " not in table(compared, RECIPE)
     assert compared["world_sizes"][0]["strategies"]["ddp"]["fits"] is None
 
 
 def test_rows_by_hand():
     lines = table(comparison([4, 32], gpu_memory=14 * GIB), RECIPE).splitlines()
-    assert "estimated total with activations, of 10.0 GiB (14.0 less 4.00 kept back)" in lines
+    assert max(map(len, lines)) <= 110
+    assert next(line for line in lines if line.startswith("4 processes")).startswith(
+        "4 processes, accumulation 8: fsdp; "
+    )
+    rows = [line.split() for line in lines]
+    assert rows.count(["states", "transient", "total", "fits", "sent", "reduced", "shards"]) == 2
     # On 4 processes gradients are accumulated, in DDP's buckets.
-    assert f"{'  ddp':<28}{'13.0 does not':>16}{'13.0 does not':>16}" in lines
+    assert ["ddp", "12.0", "0", "13.0", "no", "4.50", "last", "4"] in rows
     # On 4 processes fsdp reduces with each: 12/4 of states, 3 gathered, 2 of gradients, 1 of activations.
-    assert f"{'  fsdp':<28}{'9.00 fits':>16}{'6.38 fits':>16}" in lines
-    assert f"{'suggested':<28}{'fsdp':>16}{'zero1':>16}" in lines
+    assert [row[1:5] for row in rows if row[:1] == ["fsdp"] and len(row) == 8] == [
+        ["3.00", "5.00", "9.00", "yes"],
+        ["0.38", "5.00", "6.38", "yes"],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -172,9 +165,6 @@ def test_hsdp_is_counted_in_groups():
     assert four["sent_bytes_per_step"] == 3 * GIB * (8 * 5 / 3 + 8 + 1) / 2
     assert (four["gradients_reduced"], four["shard_group_size"]) == ("each_micro_batch", 2)
     assert many["shard_group_size"] == 2
-    text = " ".join(table(compared, RECIPE).split())
-    assert "hsdp shards over groups of 2 processes, and sums over the groups with the last micro-batch;" in text
-    assert "it is counted for multiples of 2 processes only." in text
     odd = load_config(PYDOC, ["--batch.micro_batch_size=1", "--batch.global_batch_size=30"])
     columns = compare_strategies("recipe", odd, Workload(MODEL), [strategy], [1, 2, 3])["world_sizes"]
     assert [[*column["strategies"]] for column in columns] == [[], ["hsdp"], []]

@@ -87,7 +87,7 @@ def live_storages():
 
 def bytes_of_steps(run_dir, recipe, words):
     """The model's shape, and by micro-batches of a step, what is held when its gradients are complete."""
-    from largebatch.backend.model_shape import shape_of
+    from largebatch.backend.fsdp_units import shape_of
     from largebatch.optim import build_optimizer
     from largebatch.run import Run, RunOptions
 

@@ -186,7 +186,7 @@ def numbers_of_states(own, words, run_dir):
     import torch
     from torch.distributed.tensor import DTensor
 
-    from largebatch.backend.model_shape import shape_of
+    from largebatch.backend.fsdp_units import shape_of
     from largebatch.optim import build_optimizer
     from largebatch.run import Run, RunOptions
 

@@ -1,7 +1,6 @@
 """The Accelerate configs of a project: the launches and the strategies that they stand for."""
 
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -128,7 +127,7 @@ def find_strategies(
         zero = launch.deepspeed_config["zero_optimization"] if launch.deepspeed_config else {}
         uncounted = [key for key, usual in COUNTED_AT.items() if zero.get(key, usual) != usual]
         # For example "auto", which Accelerate replaces with a value that depends on the model.
-        uncounted += [key for key in ZeroSettings.__dataclass_fields__ if not _is_size(zero.get(key))]
+        uncounted += [key for key in ZeroSettings.__dataclass_fields__ if isinstance(zero.get(key), str)]
         if uncounted:
             not_counted[name] = (
                 f"its DeepSpeed JSON has zero_optimization.{uncounted[0]} {json.dumps(zero[uncounted[0]])}"
@@ -138,7 +137,3 @@ def find_strategies(
         else:
             found.append(launch.sharing)
     return found, not_counted
-
-
-def _is_size(value: object) -> bool:
-    return value is None or (isinstance(value, int | float) and 0 <= value < math.inf)

@@ -7,10 +7,10 @@ processes before they are used. With one micro-batch per process that is what to
 """
 
 from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.nn.functional import all_reduce
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from largebatch.errors import UserError
@@ -107,7 +107,8 @@ class CpuSyncBatchNorm(_BatchNorm):
     """BatchNorm over all processes' inputs together in training, for CPUs, which torch's `SyncBatchNorm` refuses.
 
     Every process must run it equally often, forward and backward; inputs may differ in size. Each process gets the
-    gradient of the sum of all processes' losses.
+    gradient of the sum of all processes' losses, because the gradient of torch's differentiable `all_reduce` is summed
+    over the processes, too.
     """
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
@@ -147,20 +148,6 @@ class CpuSyncBatchNorm(_BatchNorm):
         return output.to(input.dtype)
 
 
-class _SumOverProcesses(torch.autograd.Function):
-    """All-reduce. Each process's input changes the results of all, so its gradient is the sum of their gradients."""
-
-    @staticmethod
-    def forward(_: Any, values: torch.Tensor) -> torch.Tensor:
-        total = values.clone()
-        torch.distributed.all_reduce(total)
-        return total
-
-    @staticmethod
-    def backward(_: Any, *gradients: torch.Tensor) -> torch.Tensor:
-        return _sum_over_processes(gradients[0])
-
-
 def _sum_over_processes(values: torch.Tensor) -> torch.Tensor:
-    total: torch.Tensor = _SumOverProcesses.apply(values)  # type: ignore[no-untyped-call]
+    total: torch.Tensor = all_reduce(values)  # type: ignore[no-untyped-call]
     return total

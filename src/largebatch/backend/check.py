@@ -130,24 +130,17 @@ def _batch_norm_problems(model: nn.Module, plan: RunPlan) -> Iterator[str]:
             "that it is not; use a different normalization, or set uses_batch_norm to True in the class of the "
             "config's model section"
         )
-    elif not layers and plan.sync_batch_norm:
-        yield "the model has no BatchNorm layer to synchronize; set model.sync_batch_norm to false"
     elif not layers and plan.uses_batch_norm:
         yield (
             "the model has no BatchNorm layer, but the plan says that micro_batch_size is part of the loss because of "
             "one; set uses_batch_norm to False in the class of the config's model section"
         )
+    plain = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
     for name, layer in layers.items():
-        if isinstance(layer, nn.SyncBatchNorm):
+        if isinstance(layer, nn.SyncBatchNorm) or (plan.sync_batch_norm and type(layer) not in plain):
             yield (
-                f"{name} is a SyncBatchNorm layer, but the plan has model.sync_batch_norm: "
-                f"{str(plan.sync_batch_norm).lower()}; build plain BatchNorm layers, which true synchronizes"
-            )
-            return
-        if plan.sync_batch_norm and type(layer) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
-            yield (
-                f"{name} is of class {type(layer).__name__}, which may compute something other than torch's BatchNorm; "
-                "use torch's own layer, or set model.sync_batch_norm to false"
+                f"{name} is of class {type(layer).__name__}, but the plan has model.sync_batch_norm: "
+                f"{str(plan.sync_batch_norm).lower()}; build torch's own BatchNorm1d, 2d or 3d, which true synchronizes"
             )
             return
 

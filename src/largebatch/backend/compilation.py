@@ -5,21 +5,16 @@ compiled code, so that a deep model compiles as fast as a shallow one; FSDP2 and
 region's `forward` is replaced, not the module, so that names and the strategies' hooks on modules are unaffected.
 """
 
-import os
-import shutil
-import sysconfig
-from pathlib import Path
-
 import torch
 from torch import nn
 
-from largebatch.errors import UserError
+from largebatch.errors import UserError, reason_of
 from largebatch.model.parts import outermost_modules
 from largebatch.plan.strategies import names_of
 
 # Compiled versions of one function: for blocks that differ, training and evaluation, and batches of several sizes.
 # Beyond this number torch continues without compiling, with a warning.
-MOST_VERSIONS = 64
+MAX_VERSIONS = 64
 
 
 def compile_in_place(model: nn.Module, device: torch.device) -> list[nn.Module]:
@@ -28,12 +23,12 @@ def compile_in_place(model: nn.Module, device: torch.device) -> list[nn.Module]:
     A region called with a second shape is compiled once more, for any size of the dimensions that changed.
 
     Raises:
-        UserError: There is no compiler for the device.
+        UserError: torch.compile does not work on the device.
     """
-    _check_compiler(device)
-    torch._dynamo.config.recompile_limit = MOST_VERSIONS
+    torch._dynamo.config.recompile_limit = MAX_VERSIONS
     # With the compiler's own random numbers, dropout would depend on whether a model is compiled.
     torch._inductor.config.fallback_random = True
+    _check_compiler(device)
     regions = [block for blocks in outermost_modules(model, _is_list_of_blocks) for block in blocks.children()] or [
         model
     ]
@@ -58,35 +53,12 @@ def _is_list_of_blocks(module: nn.Module) -> bool:
 
 
 def _check_compiler(device: torch.device) -> None:
-    if device.type == "cpu":
-        from torch._inductor.cpp_builder import get_cpp_compiler
-        from torch._inductor.exc import InvalidCxxCompiler
-
-        try:
-            get_cpp_compiler()
-        except InvalidCxxCompiler as error:
-            raise UserError(
-                "compute.compile: on a CPU torch.compile needs a C++ compiler, and none was found; install g++, or "
-                "write false"
-            ) from error
-    else:
-        from torch.utils._triton import has_triton
-
-        if not has_triton():
-            raise UserError(
-                "compute.compile: on this GPU torch.compile needs Triton, which is not installed or does not support "
-                "the GPU; pip install triton, or write false"
-            )
-        # Triton compiles the launchers of its kernels when they first run.
-        compilers = [os.environ["CC"]] if os.environ.get("CC") else ["gcc", "clang"]
-        if not any(map(shutil.which, compilers)):
-            raise UserError(
-                f"compute.compile: Triton needs a C compiler, and none of {', '.join(compilers)} was found; install "
-                "gcc, or write false"
-            )
-        header = Path(sysconfig.get_paths()["include"], "Python.h")
-        if not header.exists():
-            raise UserError(
-                f"compute.compile: Triton needs Python's headers, and there is no {header}; install them (python3-dev "
-                "on Debian), or write false"
-            )
+    # A small function needs what a model needs: a C++ compiler on a CPU; Triton, gcc and Python's headers on a GPU.
+    try:
+        torch.compile(torch.sin)(torch.ones(1, device=device))
+    # Each compiler raises its own exceptions.
+    except Exception as error:
+        raise UserError(
+            f"compute.compile: torch.compile does not work here: {reason_of(error)}; install what it lacks "
+            f"({'g++' if device.type == 'cpu' else 'triton, gcc and python3-dev'}), or write false"
+        ) from error

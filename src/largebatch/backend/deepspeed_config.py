@@ -19,17 +19,6 @@ FROM_THE_RECIPE = {
     "bf16": "it follows from the recipe's precision",
     "fp16": "it follows from the recipe's precision",
     "torch_autocast": "it follows from the recipe's precision",
-    "data_types": "gradients are accumulated in fp32",
-    "communication_data_type": "gradients are reduced in fp32",
-    "prescale_gradients": "gradients are averaged over the processes, once",
-    "gradient_predivide_factor": "gradients are averaged over the processes, once",
-    "activation_checkpointing": "it is the recipe's compute.activation_checkpointing",
-    "sparse_gradients": "gradients are reduced exactly",
-    "compression_training": "nothing is approximated silently",
-    "curriculum_learning": "the recipe's data section and seed decide the order of samples",
-    "data_efficiency": "the recipe's data section and seed decide the order of samples",
-    "amp": "it follows from the recipe's precision",
-    "gradient_allreduce_op": "gradients are averaged over the processes, once",
 }
 # Keys that are known to decide only memory, speed and logging. All others are refused.
 MEMORY_AND_SPEED = {

@@ -1,7 +1,7 @@
 """What is used of DeepSpeed beyond its interface, as read in 0.19.8: where its ZeRO optimizers keep their tensors."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import deepspeed
@@ -19,62 +19,38 @@ def switch_off_shared_memory() -> None:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
-class Partitions(ABC):
-    """This process's flat buffers of fp32 master weights.
+@dataclass(frozen=True)
+class _Partitions:
+    """This process's flat buffers of fp32 master weights."""
 
-    Args:
-        optimizer: DeepSpeed's optimizer of the stage.
-        rank: This process's rank.
-    """
-
-    def __init__(self, optimizer: Any, rank: int):
-        self._optimizer = optimizer
-        self._rank = rank
-
-    @property
-    @abstractmethod
-    def masters(self) -> list[torch.Tensor]:
-        """The buffers."""
-
-    @property
-    @abstractmethod
-    def group_sizes(self) -> list[int]:
-        """The number of weights in each parameter group, over all processes."""
-
-    @abstractmethod
-    def layer_parts(self, names: Mapping[nn.Parameter, str]) -> dict[torch.Tensor, list[LayerPart]]:
-        """The parts of parameters in each buffer, by the parameters' names in the model."""
-
-    @abstractmethod
-    def begin_restore(self) -> None:
-        """Before weights are set: leave each process with its own parts only."""
-
-    @abstractmethod
-    def end_restore(self) -> None:
-        """After weights are set: make whole and master weights the same again."""
+    optimizer: Any  # DeepSpeed's optimizer of the stage
+    rank: int
 
 
-class PartitionedStates(Partitions):
+class PartitionedStates(_Partitions):
     """Of stages 1 and 2: the weights, whole on every process, of a parameter group follow each other in a vector, which
     is padded and cut into equal parts, the buffers."""
 
     @property
     def masters(self) -> list[torch.Tensor]:
-        masters: list[torch.Tensor] = self._optimizer.single_partition_of_fp32_groups
+        """The buffers."""
+        masters: list[torch.Tensor] = self.optimizer.single_partition_of_fp32_groups
         return masters
 
     @property
     def group_sizes(self) -> list[int]:
-        return [sum(parameter.numel() for parameter in group) for group in self._optimizer.bit16_groups]
+        """The number of weights in each parameter group, over all processes."""
+        return [sum(parameter.numel() for parameter in group) for group in self.optimizer.bit16_groups]
 
     def layer_parts(self, names: Mapping[nn.Parameter, str]) -> dict[torch.Tensor, list[LayerPart]]:
+        """The parts of parameters in each buffer, by the parameters' names in the model."""
         layer_parts: dict[torch.Tensor, list[LayerPart]] = {}
-        optimizer = self._optimizer
+        optimizer = self.optimizer
         for flat, group, offsets in zip(
             self.masters, optimizer.round_robin_bit16_groups, optimizer.round_robin_bit16_offsets, strict=True
         ):
             layer_parts[flat] = []
-            first, last = self._rank * flat.numel(), (self._rank + 1) * flat.numel()
+            first, last = self.rank * flat.numel(), (self.rank + 1) * flat.numel()
             for parameter, begin in zip(group, offsets, strict=True):
                 start, stop = max(begin, first), min(begin + parameter.numel(), last)
                 if start < stop:
@@ -83,24 +59,25 @@ class PartitionedStates(Partitions):
         return layer_parts
 
     def begin_restore(self) -> None:
-        pass
+        """Before weights are set: leave each process with its own parts only."""
 
     def end_restore(self) -> None:
-        for parts, master in zip(self._optimizer.parallel_partitioned_bit16_groups, self.masters, strict=True):
-            master.data.copy_(parts[self._rank].data)
+        """After weights are set: make whole and master weights the same again."""
+        for parts, master in zip(self.optimizer.parallel_partitioned_bit16_groups, self.masters, strict=True):
+            master.data.copy_(parts[self.rank].data)
 
 
-class PartitionedWeights(Partitions):
+class PartitionedWeights(_Partitions):
     """Of stage 3: each parameter is padded and cut into equal parts; a sub-group's buffer has this process's."""
 
     @property
     def masters(self) -> list[torch.Tensor]:
-        masters: list[torch.Tensor] = self._optimizer.fp32_partitioned_groups_flat
+        masters: list[torch.Tensor] = self.optimizer.fp32_partitioned_groups_flat
         return masters
 
     @property
     def group_sizes(self) -> list[int]:
-        optimizer = self._optimizer
+        optimizer = self.optimizer
         sizes = [0] * len(optimizer.optimizer.param_groups)
         for number, parameters in enumerate(optimizer.fp16_groups):
             sizes[optimizer.sub_group_to_group_id[number]] += sum(parameter.ds_numel for parameter in parameters)
@@ -108,7 +85,7 @@ class PartitionedWeights(Partitions):
 
     def layer_parts(self, names: Mapping[nn.Parameter, str]) -> dict[torch.Tensor, list[LayerPart]]:
         layer_parts: dict[torch.Tensor, list[LayerPart]] = {}
-        for flat, group in zip(self.masters, self._optimizer.fp16_groups, strict=True):
+        for flat, group in zip(self.masters, self.optimizer.fp16_groups, strict=True):
             layer_parts[flat], offset = [], 0
             for parameter in group:
                 layer_parts[flat].append(self.own_part(parameter, names[parameter], offset))
@@ -118,17 +95,20 @@ class PartitionedWeights(Partitions):
     def own_part(self, parameter: Any, name: str, offset: int = 0) -> LayerPart:
         """This process's part of a parameter, without padding, at `offset` of a buffer."""
         size = parameter.ds_tensor.ds_numel
-        start = min(self._rank * size, parameter.ds_numel)
+        start = min(self.rank * size, parameter.ds_numel)
         return LayerPart(name, start, offset, min(size, parameter.ds_numel - start))
 
     def begin_restore(self) -> None:
         # Small parameters are kept whole between steps: partition them now, and gather them again at the end.
-        self._optimizer._partition_all_parameters()
+        self.optimizer._partition_all_parameters()
 
     def end_restore(self) -> None:
-        optimizer = self._optimizer
+        optimizer = self.optimizer
         for whole, master in zip(optimizer.fp16_partitioned_groups_flat, self.masters, strict=True):
             whole.data.copy_(master.data)
         optimizer.invalidate_secondary_tensor()
         if optimizer.persistent_parameters:
             optimizer.persistent_parameters[0].all_gather(optimizer.persistent_parameters)
+
+
+Partitions = PartitionedStates | PartitionedWeights

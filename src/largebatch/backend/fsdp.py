@@ -15,10 +15,9 @@ from torch.optim import Optimizer
 from largebatch.backend.accelerate_internals import rehearse_fsdp_on_cpu
 from largebatch.backend.base import Observed, Request, Update
 from largebatch.backend.compilation import refuse_to_compile
-from largebatch.backend.fsdp_units import gather_once, shardable_parts
+from largebatch.backend.fsdp_units import gather_once, shape_of, shardable_parts
 from largebatch.backend.gathers import gather_in_bf16
 from largebatch.backend.launch import SHARD_SIZE
-from largebatch.backend.model_shape import shape_of
 from largebatch.backend.native import NativeBackend
 from largebatch.backend.state import EngineState, parameters_without_memory
 from largebatch.backend.torch_internals import sharded_units, waits_for_all_reduce

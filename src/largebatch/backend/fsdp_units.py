@@ -1,5 +1,9 @@
-"""The units into which Accelerate divides a model for FSDP2, each of which is sharded and gathered as a whole."""
+"""The units into which Accelerate divides a model for FSDP2, and the model's shapes as estimates count them.
 
+Each unit is sharded and gathered as a whole.
+"""
+
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -8,7 +12,11 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from largebatch.backend.accelerate_internals import find_final_norm
+from largebatch.backend.gathers import weights_in_bf16
+from largebatch.estimate.model_shape import ModelShape, ParameterShape
 from largebatch.model.parts import EMBEDDING_GETTERS, embedding_layer
+from largebatch.optim.build import planned_groups
+from largebatch.plan import RunPlan
 
 
 @contextmanager
@@ -81,3 +89,30 @@ def gather_once(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule) and isinstance(module, nn.Embedding):
             module.set_reshard_after_forward(False)
+
+
+def shape_of(model: nn.Module, plan: RunPlan) -> ModelShape:
+    """The properties of a model, on any device and before `prepare`, that a plan's memory and traffic depend on."""
+    groups = {
+        parameter: number for number, group in enumerate(planned_groups(model, plan)) for parameter in group["params"]
+    }
+    modules = Counter(parameter for module in model.modules() for parameter in set(module.parameters(recurse=False)))
+    units, gathered = fsdp_units(model)
+    in_bf16 = weights_in_bf16(model, plan)
+    parameters = tuple(
+        ParameterShape(
+            name,
+            tuple(parameter.shape),
+            groups.get(parameter),
+            units[parameter],
+            modules[parameter],
+            in_bf16=parameter in in_bf16,
+        )
+        for name, parameter in model.named_parameters()
+    )
+    return ModelShape(
+        parameters,
+        gathered,
+        buffer_bytes=sum(buffer.nbytes for buffer in set(model.buffers())),
+        element_bytes=max(parameter.element_size() for parameter in model.parameters()),
+    )

@@ -1,6 +1,6 @@
 """Strategies that use torch's own gradients and optimizer: the base they share with FSDP2, one process, and DDP."""
 
-import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,9 +10,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from largebatch.backend.base import Backend, Observed, Request, Update, group_options
-from largebatch.backend.gradient_watch import GradientWatch
 from largebatch.backend.state import EngineState, local_range, persistent_buffers, pieces_of, read_scalars, split_state
 from largebatch.backend.torch_internals import settle_buckets
 from largebatch.optim.layerwise import LayerPart
@@ -24,20 +24,8 @@ class NativeBackend(Backend):
 
     def backward(self, loss: torch.Tensor, factor: float | torch.Tensor) -> None:
         # Not by Accelerate, whose `backward` and optimizer step look for a package on the disk at each call.
-        loss.backward(gradient=self._gradient_of(loss, factor))  # type: ignore[no-untyped-call]
-
-    _constant = (math.nan, torch.empty(0))
-    """The last factor that was a number, and its tensor, because most runs have the same in all steps."""
-
-    def _gradient_of(self, loss: torch.Tensor, factor: float | torch.Tensor) -> torch.Tensor:
-        """The gradient that a backward pass begins with, which saves multiplying the loss by the factor."""
-        if isinstance(factor, torch.Tensor):
-            return factor.to(loss.dtype)
-        number, gradient = self._constant
-        if factor != number or gradient.dtype != loss.dtype:
-            gradient = torch.full_like(loss, factor)
-            self._constant = (factor, gradient)
-        return gradient
+        gradient = factor.to(loss.dtype) if isinstance(factor, torch.Tensor) else torch.full_like(loss, factor)
+        loss.backward(gradient=gradient)  # type: ignore[no-untyped-call]
 
     def parameters_without_gradient(self) -> list[str]:
         parameters = self.unwrapped_model.named_parameters()
@@ -108,8 +96,33 @@ class NativeBackend(Backend):
         }
 
 
-class ReplicatedBackend(NativeBackend):
-    """Every process holds the whole model."""
+class GradientWatch:
+    """Notes which trainable parameters of a model get gradients, whatever an engine does with these."""
+
+    def __init__(self, model: nn.Module):
+        trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self._missing = set(trainable)
+        self._hooks: list[RemovableHandle] = [
+            parameter.register_hook(partial(self._note, name))  # type: ignore[no-untyped-call]
+            for name, parameter in trainable.items()
+        ]
+
+    def _note(self, name: str, _: torch.Tensor) -> None:
+        self._missing.discard(name)
+
+    def end(self) -> list[str]:
+        """Stop watching, and return the names of the parameters without gradients."""
+        for hook in self._hooks:
+            hook.remove()
+        return sorted(self._missing)
+
+
+class DdpBackend(NativeBackend):
+    """Every process holds the whole model; DistributedDataParallel all-reduces gradients once per optimizer step, with
+    its last micro-batch.
+
+    One process, launched alone, has no wrapper.
+    """
 
     _shards_layers = False
 
@@ -119,29 +132,15 @@ class ReplicatedBackend(NativeBackend):
         ddp = DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
         return {"cpu": not request.on_gpu, "kwargs_handlers": [request.group, ddp]}
 
-
-class SingleBackend(ReplicatedBackend):
-    """One process, launched alone."""
-
-    def mark_micro_step(self, is_last: bool) -> None:
-        pass
-
-    def observe(self) -> Observed:
-        return super().observe() | {"strategy": self.launch.strategy}
-
-
-class DdpBackend(ReplicatedBackend):
-    """DistributedDataParallel: gradients are all-reduced once per optimizer step, with its last micro-batch."""
-
     def _wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         prepared = super()._wrap(model, optimizer)
         if isinstance(self.model, DistributedDataParallel):
             self._settle_buckets(self.model)
+        # The buckets' gradients exist from the start.
         self._watch = GradientWatch(self.unwrapped_model)
         return prepared
 
     def parameters_without_gradient(self) -> list[str]:
-        # Gradients exist from the start.
         return self._watch.end()
 
     def _settle_buckets(self, model: DistributedDataParallel) -> None:
@@ -161,8 +160,11 @@ class DdpBackend(ReplicatedBackend):
         self.discard_gradients()
 
     def discard_gradients(self) -> None:
-        # They remain views of the buckets, in which micro-batches are then summed, instead of in memory beside them.
-        torch._foreach_zero_([each.grad for each in self.model.parameters() if each.grad is not None])
+        if isinstance(self.model, DistributedDataParallel):
+            # They remain views of the buckets, in which micro-batches are then summed, without memory of their own.
+            torch._foreach_zero_([each.grad for each in self.model.parameters() if each.grad is not None])
+        else:
+            super().discard_gradients()
 
     def mark_micro_step(self, is_last: bool) -> None:
         # As `DistributedDataParallel.no_sync` does, but for the forward pass too. One process has no wrapper.

@@ -30,8 +30,7 @@ def start(launch: Launch, plan: RunPlan, hang_seconds: float | None = None) -> B
             message says less, gives up later.
 
     Raises:
-        LaunchError: There are more processes than GPUs, or than this machine lets a process have connections, or the
-            processes did not find each other.
+        LaunchError: There are more processes than GPUs, or than this machine lets a process have connections.
     """
     quiet(launch.rank)
     on_gpu = torch.cuda.is_available()
@@ -61,13 +60,7 @@ def start(launch: Launch, plan: RunPlan, hang_seconds: float | None = None) -> B
     arguments = backend_class.accelerate_arguments(Request(launch, plan, on_gpu, group))
     # The backends apply autocast, in the same way on every strategy.
     accelerator = Accelerator(mixed_precision="no", **arguments)
-    backend = backend_class(accelerator, launch, plan)
-    if backend.world_size != launch.world_size:
-        raise LaunchError(
-            f"{launch.world_size} processes were launched, but this one sees {backend.world_size}: each would train "
-            "alone; use one of recipes/accelerate_configs"
-        )
-    return backend
+    return backend_class(accelerator, launch, plan)
 
 
 def _use_deterministic_kernels() -> None:
@@ -83,7 +76,7 @@ def _use_deterministic_kernels() -> None:
 # gloo connects each process with all others: once for the run, once for the thread that writes checkpoints and, on
 # CPUs, once for the engine. A connection has a file descriptor, and as many are spare while connecting.
 CONNECTIONS_PER_PROCESS = 3
-OTHER_FILES = 768  # data (`token_stream.MOST_MAPS` and more), loader processes, libraries
+OTHER_FILES = 768  # data (`token_stream.MAX_MAPS` and more), loader processes, libraries
 
 
 def _allow_open_files(world_size: int) -> None:

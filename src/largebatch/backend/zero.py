@@ -20,8 +20,8 @@ from largebatch.backend.deepspeed_internals import (
     Partitions,
     switch_off_shared_memory,
 )
-from largebatch.backend.gradient_watch import GradientWatch
 from largebatch.backend.launch import Launch
+from largebatch.backend.native import GradientWatch
 from largebatch.backend.state import (
     EngineState,
     Piece,

@@ -1,45 +1,39 @@
-"""A comparison as a readable table, in lines of at most 110 characters."""
+"""A comparison as readable tables, one for each number of processes, in lines of at most 110 characters."""
 
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, get_args
+from collections.abc import Iterator, Mapping, Sequence
 
 from largebatch.config import RecipeConfig
+from largebatch.errors import counted
 from largebatch.estimate.comparison import Json
 from largebatch.estimate.hardware import GIB
-from largebatch.estimate.memory import MAX_FRACTION_OF_GPU
-from largebatch.plan.strategies import POLICY_WORDS, Policy, find_strategy
 
-WIDTH, NAME_WIDTH, COLUMN_WIDTH = 110, 28, 16
-MAX_COLUMNS = (WIDTH - NAME_WIDTH) // COLUMN_WIDTH
+WIDTH = 110
 NOTES = (
-    "Model states are exact for the fullest process, before the update: weights, reduced gradients, optimizer, and "
-    "DeepSpeed's fp32 copies.",
+    "Sizes are in GiB, those of the fullest process. States are exact, before the update: weights, reduced gradients, "
+    "optimizer, and DeepSpeed's fp32 copies.",
     "Transient memory is approximate, not all held at once: gradients that accumulate until they are reduced, gathered "
     "weights, buckets (--json has each).",
-    "Sent: in rings, where each of n processes sends (n - 1) / n of what is gathered or reduced; under zero3 at most.",
+    "Sent (in nodes and between them): in a step by each process, in rings, where each of n processes sends (n - 1) / n of what is gathered or "
+    "reduced; under zero3 at most.",
+    "Reduced: with each micro-batch of a step or with the last. Shards: the processes that hold a copy of the model "
+    "together; only multiples of them are counted.",
 )
 
 
 def table(comparison: Json, config: RecipeConfig) -> str:
     """The comparison of a recipe as text."""
-    columns, activations = comparison["world_sizes"], comparison["estimated_activation_bytes"]
     lines = [
         f"{comparison['recipe']}: {config.task}, {comparison['parameters']:,} parameters in "
         f"{'fp64' if config.precision == 'fp64' else 'fp32'}, {config.optimizer.name}, "
         f"micro-batches of {config.batch.micro_batch_size:,}"
     ]
-    for first in range(0, len(columns), MAX_COLUMNS):
-        lines += ["", *_rows(comparison, columns[first : first + MAX_COLUMNS])]
+    for column in comparison["world_sizes"]:
+        lines += ["", *_wrapped(_title(column))]
+        rows = {name: _cells(option, comparison) for name, option in column.get("strategies", {}).items()}
+        lines += _aligned(rows)
     lines.append("")
-    remarks: dict[str, list[int]] = {}
-    for column in columns:
-        chosen = f"{column['suggested']}: " if column.get("suggested") else ""
-        if about := column["problem"] or column["reason"]:
-            remarks.setdefault(chosen + about, []).append(column["world_size"])
-    for about, world_sizes in remarks.items():
-        lines += _wrapped(f"{_processes(world_sizes)}: {about}")
-    notes = [*NOTES, *_about_reductions(columns)]
+    notes = [*NOTES]
     if halved := comparison["parameters_gathered_in_bf16"]:
         share = 100 * halved / comparison["parameters"]
         notes.append(f"fsdp and hsdp gather {share:.3g} % of the weights in bf16, and the others in fp32.")
@@ -49,7 +43,7 @@ def table(comparison: Json, config: RecipeConfig) -> str:
             "The batch size changes: accumulation, transient memory and the bytes sent are those of the largest, "
             f"{max(sizes):,} samples."
         )
-    if activations is None:
+    if (activations := comparison["estimated_activation_bytes"]) is None:
         notes.append("Activations are not estimated for this task or model: leave room for them.")
     else:
         how = "with" if config.compute.activation_checkpointing else "without"
@@ -69,36 +63,6 @@ def table(comparison: Json, config: RecipeConfig) -> str:
     return "\n".join([*lines, *(line for note in notes for line in _wrapped(note))]) + "\n"
 
 
-def _about_reductions(columns: Sequence[Json]) -> Iterator[str]:
-    """When each strategy reduces gradients, and over which groups."""
-    reduced: dict[str, dict[Policy, list[int]]] = {}
-    groups: dict[str, int] = {}
-    for column in columns:
-        for name, option in column.get("strategies", {}).items():
-            reduced.setdefault(name, {}).setdefault(option["gradients_reduced"], []).append(column["world_size"])
-            groups[name] = max(groups.get(name, 0), option["shard_group_size"])
-    for policy in get_args(Policy):
-        under = [
-            name if len(policies) == 1 else f"{name} on {_processes(policies[policy])}"
-            for name, policies in reduced.items()
-            if policy in policies
-        ]
-        if under:
-            yield f"Gradients are reduced with {POLICY_WORDS[policy]} under {', '.join(under)}."
-    for name, size in groups.items():
-        entry = find_strategy(name)
-        if entry.replicates_shards:
-            yield (
-                f"{name} shards over groups of {size} processes, and sums over the groups with the last micro-batch; "
-                f"it is counted for multiples of {size} processes only."
-            )
-        elif len(entry.reduces) > 1:
-            yield (
-                f'With compute.reduce_gradients "auto", {name} keeps whole gradients until the last micro-batch if '
-                f"states and transient memory then take at most {100 * MAX_FRACTION_OF_GPU:g} % of the GPU's memory."
-            )
-
-
 def _assumptions(hardware: Json) -> str:
     """The assumptions behind the time of a step."""
     fabric, flops = hardware["fabric"], hardware["micro_batch_flops"]
@@ -114,61 +78,51 @@ def _assumptions(hardware: Json) -> str:
     )
 
 
-def _rows(comparison: Json, columns: Sequence[Json]) -> list[str]:
-    names = dict.fromkeys(name for column in comparison["world_sizes"] for name in column.get("strategies", ()))
-    gpu_memory, free = comparison["gpu_memory_bytes"], comparison["kept_back_bytes"]
+def _title(column: Json) -> str:
+    """A number of processes, and what is suggested for it."""
+    processes = counted(column["world_size"], "process", "processes")
+    if column["problem"]:
+        return f"{processes}: {column['problem']}"
+    title = f"{processes}, accumulation {column['gradient_accumulation_steps']:,}"
+    if column["reason"]:
+        title += f": {column['suggested'] or 'none fits'}; {column['reason']}"
+    return title
 
-    def row(name: str, cells: Iterable[str]) -> str:
-        return f"{name:<{NAME_WIDTH}}" + "".join(f"{cell:>{COLUMN_WIDTH}}" for cell in cells)
 
-    def rows(cell: Callable[[Json], str]) -> Iterator[str]:
-        for name in names:
-            options = [column.get("strategies", {}).get(name) for column in columns]
-            yield row(f"  {name}", [cell(option) if option else "-" for option in options])
-
-    accumulation = [column.get("gradient_accumulation_steps") for column in columns]
-    lines = [
-        row("processes", [f"{column['world_size']:,}" for column in columns]),
-        row("accumulation", [f"{steps:,}" if steps else "-" for steps in accumulation]),
-        "model states + transient memory, GiB per process",
-        *rows(_states),
-    ]
-    if gpu_memory is not None:
-        known = "with" if comparison["estimated_activation_bytes"] is not None else "without"
-        of = f"of {_size(gpu_memory - free)} GiB ({_size(gpu_memory)} less {_size(free)} kept back)"
-        lines += [f"estimated total {known} activations, {of}", *rows(_total)]
-    if hardware := comparison["hardware"]:
-        lines += [
-            f"sent within nodes of {hardware['fabric']['gpus_per_node']} per step, GiB by each process",
-            *rows(_sent_within),
-            "sent between nodes per step, GiB by each process",
-            *rows(lambda option: _size(option["sent_between_nodes_bytes_per_step"])),
-        ]
-        if hardware["micro_batch_flops"]:
-            lines += ["time of a step, s", *rows(lambda option: _to(option["step_seconds"], _seconds))]
-            lines += ["efficiency", *rows(lambda option: _to(option["efficiency"], "{:.2f}".format))]
+def _cells(option: Json, comparison: Json) -> Mapping[str, str]:
+    """What a strategy costs, by the heading of each column."""
+    sent, between = option["sent_bytes_per_step"], option["sent_between_nodes_bytes_per_step"]
+    cells = {
+        "states": _size(option["model_state_bytes"]["total"]),
+        "transient": _size(sum(option["transient_bytes_estimate"].values())),
+    }
+    if comparison["gpu_memory_bytes"] is not None:
+        cells |= {"total": _size(option["total_bytes_estimate"]), "fits": "yes" if option["fits"] else "no"}
+    if between is None:
+        cells["sent"] = _size(sent)
     else:
-        lines += ["sent per step, GiB by each process", *rows(lambda option: _size(option["sent_bytes_per_step"]))]
-    if gpu_memory is not None:
-        lines.append(row("suggested", [column.get("suggested", "-") or "none fits" for column in columns]))
-    return lines
+        cells |= {"in nodes": _size(sent - between), "between": _size(between)}
+    if option["step_seconds"]:
+        seconds = [_digits(number) if number >= 1 else f"{number:.2g}" for number in option["step_seconds"].values()]
+        cells |= {
+            "step, s": " to ".join(dict.fromkeys(seconds)),
+            "efficiency": " to ".join(dict.fromkeys(f"{number:.2f}" for number in option["efficiency"].values())),
+        }
+    reduced = option["gradients_reduced"].removesuffix("_micro_batch")
+    return cells | {"reduced": reduced, "shards": f"{option['shard_group_size']:,}"}
 
 
-def _states(option: Json) -> str:
-    return f"{_size(option['model_state_bytes']['total'])} + {_size(sum(option['transient_bytes_estimate'].values()))}"
-
-
-def _total(option: Json) -> str:
-    return f"{_size(option['total_bytes_estimate'])} {'fits' if option['fits'] else 'does not'}"
-
-
-def _sent_within(option: Json) -> str:
-    return _size(option["sent_bytes_per_step"] - option["sent_between_nodes_bytes_per_step"])
-
-
-def _to(ends: Json, write: Callable[[Any], str]) -> str:
-    least, most = map(write, ends.values())
-    return least if least == most else f"{least} to {most}"
+def _aligned(rows: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    """Named rows of cells under their headings."""
+    if not rows:
+        return
+    names = ["", *rows]
+    headings = list(next(iter(rows.values())))
+    lines: Sequence[Sequence[str]] = [headings, *(list(cells.values()) for cells in rows.values())]
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    for name, cells in zip(names, lines, strict=True):
+        aligned = "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+        yield f"  {name:<{max(map(len, names))}}  {aligned}"
 
 
 def _size(size: int) -> str:
@@ -180,15 +134,6 @@ def _size(size: int) -> str:
 def _digits(number: float) -> str:
     """A number with three digits, or a whole number if it has more."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
-
-
-def _seconds(number: float) -> str:
-    return _digits(number) if number >= 1 else f"{number:.2g}"
-
-
-def _processes(world_sizes: Sequence[int]) -> str:
-    numbers = ", ".join(f"{world_size:,}" for world_size in world_sizes)
-    return f"{numbers} {'process' if world_sizes == [1] else 'processes'}"
 
 
 def _wrapped(text: str) -> list[str]:

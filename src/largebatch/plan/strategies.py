@@ -91,11 +91,11 @@ def names_of(are_meant: Callable[[StrategyEntry], bool]) -> str:
     return f"{', '.join(names)} or {last}" if names else last
 
 
-def _replicated(name: str, engine: Engine, backend: str, reduces: tuple[Policy, ...]) -> StrategyEntry:
+def _replicated(name: str, engine: Engine, reduces: tuple[Policy, ...]) -> StrategyEntry:
     return StrategyEntry(
         name,
         engine=engine,
-        backend=f"largebatch.backend.native:{backend}",
+        backend="largebatch.backend.native:DdpBackend",
         memory="largebatch.estimate.memory:replicated",
         traffic="largebatch.estimate.traffic:replicated",
         shards="nothing",
@@ -105,7 +105,7 @@ def _replicated(name: str, engine: Engine, backend: str, reduces: tuple[Policy, 
 
 
 # It has nothing to reduce, so any policy is right.
-SINGLE = _replicated("single", "one process", "SingleBackend", ("last_micro_batch", "each_micro_batch"))
+SINGLE = _replicated("single", "one process", ("last_micro_batch", "each_micro_batch"))
 """One process, started without a launcher."""
 
 
@@ -142,7 +142,7 @@ def _zero(stage: Literal[1, 2, 3]) -> StrategyEntry:
 STRATEGIES: Mapping[str, StrategyEntry] = {
     entry.name: entry
     for entry in (
-        _replicated("ddp", "DDP", "DdpBackend", ("last_micro_batch",)),
+        _replicated("ddp", "DDP", ("last_micro_batch",)),
         _fsdp("fsdp", ("last_micro_batch", "each_micro_batch"), replicates_shards=False),
         _fsdp("hsdp", ("each_micro_batch", "last_micro_batch"), replicates_shards=True),
         _zero(1),

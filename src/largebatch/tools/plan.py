@@ -153,7 +153,7 @@ def _compare(options: argparse.Namespace) -> int:
 
     # These import torch and what model.py imports, which takes seconds.
     from largebatch.backend.accelerate_configs import find_strategies
-    from largebatch.backend.model_shape import shape_of
+    from largebatch.backend.fsdp_units import shape_of
     from largebatch.estimate.comparison import Workload, compare_strategies
     from largebatch.estimate.recipe_model import activation_bytes, micro_batch_flops, recipe_model
     from largebatch.estimate.step_time import Fabric, Hardware
