@@ -84,7 +84,7 @@ def packed_sequences(is_small: bool) -> list[Result]:
 
 def loss_chunks(is_small: bool) -> list[Result]:
     """The output layer with its loss, in chunks of several sizes."""
-    from largebatch.model import linear_token_losses as module
+    from largebatch.model import token_losses as module
 
     tokens, width, words = (64, 32, 256) if is_small else (8192, 4096, 128256)
     inputs = torch.randn(tokens, width, device=device(), requires_grad=True)
@@ -98,8 +98,8 @@ def loss_chunks(is_small: bool) -> list[Result]:
         inputs.grad = weight.grad = None
 
     def variant(most_logits: int) -> Callable[[], object]:
-        assert hasattr(module, "MOST_LOGITS")
-        module.MOST_LOGITS = most_logits
+        assert hasattr(module, "MAX_LOGITS")
+        module.MAX_LOGITS = most_logits
         return step
 
     sizes = {"2^26 logits": 2**26, "2^28 logits": 2**28}

@@ -104,9 +104,9 @@ class MaskedBlocks:
         targets = random.choice(candidates, self.num_targets, replace=False)
         inputs, labels = tokens.copy(), np.full_like(tokens, IGNORE_INDEX)
         labels[targets] = tokens[targets]
-        fate = random.random(self.num_targets)
+        masking_draw = random.random(self.num_targets)
         drawn = random.choice(self.ordinary, self.num_targets)
-        inputs[targets[fate < MASKED]] = self.mask
-        replaced = (fate >= MASKED) & (fate < MASKED + REPLACED)
+        inputs[targets[masking_draw < MASKED]] = self.mask
+        replaced = (masking_draw >= MASKED) & (masking_draw < MASKED + REPLACED)
         inputs[targets[replaced]] = drawn[replaced]
         return inputs, labels

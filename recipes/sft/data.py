@@ -45,10 +45,10 @@ def sources(config: Config) -> tuple[SampleSource, SampleSource]:
 
 def _open(config: Config, data: AdditionData | HubPairs, _seed: int) -> tuple[SampleSource, SampleSource]:
     if isinstance(data, AdditionData):
-        splits, tokenizer, leave_out = addition(), load_tokenizer("bytes"), False
+        splits, tokenizer, skip_invalid = addition(), load_tokenizer("bytes"), False
         encoder, num_workers = PairEncoder("{prompt}", "{answer}", tokenizer), 0
     else:
-        splits, tokenizer, leave_out = open_splits(data), load_tokenizer(data.tokenizer), data.on_invalid == "skip"
+        splits, tokenizer, skip_invalid = open_splits(data), load_tokenizer(data.tokenizer), data.on_invalid == "skip"
         for field in ("prompt", "answer"):
             for name in columns_of(getattr(data, field)):
                 for split in splits:
@@ -56,7 +56,7 @@ def _open(config: Config, data: AdditionData | HubPairs, _seed: int) -> tuple[Sa
         encoder = PairEncoder(data.prompt, data.answer, tokenizer, chat=data.format == "chat")
         num_workers = num_workers_for(data)
     train, evaluation = (
-        Pairs(tokenize(data, split, encoder, num_workers), data.block_size, name, leave_out)
+        Pairs(tokenize(data, split, encoder, num_workers), data.block_size, name, skip_invalid)
         for split, name in zip(splits, ("training", "evaluation"), strict=True)
     )
     _check_fits_the_model(config, tokenizer, int(max(train.lengths.max(), evaluation.lengths.max())))

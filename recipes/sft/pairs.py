@@ -24,13 +24,13 @@ class Pairs:
             are the prompt's.
         block_size: The most tokens that a pair may predict from.
         split: "training" or "evaluation", for messages.
-        leave_out: Whether to skip unusable pairs.
+        skip_invalid: Whether to skip unusable pairs.
 
     Raises:
         DataError: There are unusable pairs that may not be skipped, or no usable ones.
     """
 
-    def __init__(self, dataset: "datasets.Dataset", block_size: int, split: str, leave_out: bool):
+    def __init__(self, dataset: "datasets.Dataset", block_size: int, split: str, skip_invalid: bool):
         self.dataset = dataset.with_format("arrow")
         num_tokens = np.asarray(dataset["num_tokens"][:], dtype=np.int64)
         is_empty, is_long = num_tokens == 0, num_tokens - 1 > block_size
@@ -52,7 +52,7 @@ class Pairs:
             f"{chosen.sum():,} {among if number == 0 else ''}{'has' if chosen.sum() == 1 else 'have'} {what}"
             for number, (chosen, what) in enumerate(problems)
         )
-        if not leave_out or not len(self.rows):
+        if not skip_invalid or not len(self.rows):
             remedies = ["correct the data", *(["raise data.block_size"] if is_long.any() else [])]
             if len(self.rows):
                 raise DataError(f'data.on_invalid: {self.remark}; {", ".join(remedies)}, or write "skip"')

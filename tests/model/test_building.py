@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from largebatch.errors import BackendMismatch
-from largebatch.model.initialization.building import Draw, build_without_weights
+from largebatch.model.building import Draw, build_without_weights
 
 
 def llama(tie: bool = False):

@@ -5,8 +5,8 @@ import torch
 from torch.nn.functional import cross_entropy, linear
 
 from largebatch.data.text import IGNORE_INDEX
-from largebatch.model import linear_token_losses as module
-from largebatch.model.linear_token_losses import linear_token_losses
+from largebatch.model import token_losses as module
+from largebatch.model.token_losses import linear_token_losses
 
 BATCH, TOKENS, FEATURES, CLASSES = 3, 7, 5, 11
 # From one token a chunk to all of them; 8 does not divide 21.
@@ -41,7 +41,7 @@ def plain(inputs, weight, bias, targets):
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("chunk", CHUNKS)
 def test_losses_and_gradients_in_fp64(objective, has_bias, chunk, inputs, monkeypatch):
-    monkeypatch.setattr(module, "MOST_LOGITS", chunk * CLASSES)
+    monkeypatch.setattr(module, "MAX_LOGITS", chunk * CLASSES)
     hidden, weight, bias, targets = inputs
     leaves = [hidden, weight, *([bias] if has_bias else [])]
     results = []
@@ -85,7 +85,7 @@ def test_without_gradients_there_are_the_same_losses(inputs):
 
 @pytest.mark.parametrize("chunk", [8, 1000])
 def test_under_autocast_the_arithmetic_is_that_of_logits_in_bf16_and_losses_in_fp32(chunk, inputs, monkeypatch):
-    monkeypatch.setattr(module, "MOST_LOGITS", chunk * CLASSES)
+    monkeypatch.setattr(module, "MAX_LOGITS", chunk * CLASSES)
     *leaves, targets = inputs
     exact = torch.autograd.grad(plain(*leaves, targets).sum(), leaves)
     halves = [leaf.detach().float().requires_grad_() for leaf in leaves]
@@ -106,7 +106,7 @@ def test_under_autocast_the_arithmetic_is_that_of_logits_in_bf16_and_losses_in_f
 
 def test_the_weights_gradient_is_summed_in_fp32(monkeypatch):
     """Of a thousand chunks; in bfloat16, the sum would stop to grow at some hundred times what a chunk adds."""
-    monkeypatch.setattr(module, "MOST_LOGITS", 2)
+    monkeypatch.setattr(module, "MAX_LOGITS", 2)
     hidden, weight, targets = torch.ones(1000, 1), torch.zeros(2, 1, requires_grad=True), torch.zeros(1000).long()
     with torch.autocast("cpu", torch.bfloat16):
         linear_token_losses(hidden, weight, None, targets).sum().backward()

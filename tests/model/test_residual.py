@@ -1,16 +1,11 @@
 """How residual networks start, after Goyal et al. 2017, section 5.1."""
 
-from pathlib import Path
-
-import numpy as np
 import pytest
 import torch
 from torch import nn
 from transformers import ResNetConfig, ResNetForImageClassification
 
 import tasks
-from jobs import run_job
-from paths import DIGITS, STRATEGIES
 
 set_batch_norm_momentum = tasks.module("image_classification", "initialization").set_batch_norm_momentum
 small_classifier = tasks.module("image_classification", "initialization").small_classifier
@@ -87,26 +82,3 @@ def test_models_that_they_do_not_fit():
         zero_last_norm_of_blocks(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="Sequential has 2 linear layers; give the classifier itself"):
         small_classifier(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
-
-
-def initial_weights(run_dir: Path) -> dict[str, np.ndarray]:
-    """What the recipe has built in this process when the strategy is about to take it."""
-    from largebatch.config import load_config
-    from largebatch.run import Run
-    from largebatch.run.command_line import RunOptions
-
-    config = load_config(DIGITS, ["--logging.trackers=[]"])
-    Run(config, RunOptions(run_dir=run_dir))
-    model = tasks.build_model(DIGITS)(config)
-    return {name: tensor.numpy(force=True) for name, tensor in model.state_dict().items()}
-
-
-@pytest.mark.slow
-def test_the_start_does_not_depend_on_strategy_and_processes(tmp_path):
-    (alone,) = run_job(initial_weights, tmp_path / "alone", strategy="single", world_size=1)
-    assert (alone["resnet.encoder.stages.0.layers.0.layer.1.normalization.weight"] == 0).all()
-    assert 0.008 < alone["classifier.1.weight"].std() < 0.012
-    for strategy in STRATEGIES:
-        for mine in run_job(initial_weights, tmp_path / strategy, strategy=strategy):
-            assert mine.keys() == alone.keys()
-            assert all(np.array_equal(mine[name], alone[name]) for name in alone)

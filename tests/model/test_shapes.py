@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from largebatch.model.initialization.building import build_shapes
+from largebatch.model.building import build_shapes
 
 
 class DrawsPaths(nn.Linear):

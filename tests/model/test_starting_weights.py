@@ -75,7 +75,7 @@ def test_no_two_parameters_and_no_two_seeds_are_alike():
 def prepared_with_another_seed_on_rank_1(run_dir):
     import os
 
-    from largebatch.model.initialization.building import SeededWeights
+    from largebatch.model.building import SeededWeights
 
     read = SeededWeights.read
 

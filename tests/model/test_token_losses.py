@@ -13,7 +13,7 @@ from largebatch.backend.compilation import compile_in_place
 from largebatch.config import load_config
 from largebatch.data.text import IGNORE_INDEX
 from largebatch.errors import UserError
-from largebatch.model import linear_token_losses, token_losses
+from largebatch.model import token_losses
 from largebatch.model.token_losses import return_token_losses
 from paths import ADDITION, BERT, LLAMA, PYDOC
 from test_strategies import recorded
@@ -45,7 +45,7 @@ CASES = [
 
 def train_in_chunks(recipe, run_dir, *words):
     """A hundred tokens or so a chunk; the last one of a micro-batch has fewer."""
-    linear_token_losses.MOST_LOGITS = 100 * 256
+    token_losses.MAX_LOGITS = 100 * 256
     return recorded(recipe, run_dir, *words)
 
 
@@ -89,7 +89,7 @@ class LargestTensor(TorchDispatchMode):
 
 @pytest.mark.parametrize("recipe", [PYDOC, LLAMA, BERT])
 def test_there_is_no_tensor_of_the_logits_size(recipe, monkeypatch):
-    monkeypatch.setattr(linear_token_losses, "MOST_LOGITS", 2**13)
+    monkeypatch.setattr(token_losses, "MAX_LOGITS", 2**13)
     config = load_config(recipe, ("--model.vocab_size=4096", "--data.block_size=32"))
     tokens = torch.arange(32 * 32).view(32, 32)
     logits = tokens.numel() * 4096

@@ -192,21 +192,11 @@ def _check_shard_size(shard_size: int, world_size: int, local_world_size: int) -
         return local_world_size % size == 0 or size % local_world_size == 0
 
     sizes = [size for size in range(min(2, world_size), world_size + 1) if world_size % size == 0 and is_aligned(size)]
-    remedy = f"set {SHARD_SIZE} to one of {', '.join(map(str, sizes))}"
-    if world_size % shard_size:
+    if shard_size not in sizes:
         raise LaunchError(
-            f"hsdp shards the model over {shard_size} processes, but {world_size} is not a multiple of that; {remedy}, "
-            f"or launch a multiple of {shard_size} processes"
-        )
-    if not is_aligned(shard_size):
-        raise LaunchError(
-            f"hsdp shards the model over {shard_size} processes, but each node has {local_world_size}, so "
-            f"some groups would gather within a node and others between two; {remedy}"
-        )
-    if shard_size == 1 and world_size > 1:
-        raise LaunchError(
-            f"hsdp would shard the model over 1 process, so each of the {world_size} processes would hold all of it; "
-            f"launch with ddp, which does exactly that, with fsdp, or with {SHARD_SIZE}=2 or more"
+            f"hsdp cannot shard the model over groups of {shard_size} of {world_size} processes, {local_world_size} on "
+            "each node: a group has at least 2 processes, and each node has whole groups, or each group whole nodes; "
+            f"set {SHARD_SIZE} to one of {', '.join(map(str, sizes))}, or launch with ddp or fsdp"
         )
 
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from largebatch.data.order import Indices
 
 Batch = dict[str, torch.Tensor]
+"""The tensors of a micro-batch by name, each of shape (samples, ...), on the CPU until `data.loading` moves them."""
 
 
 class SampleSource(Protocol):

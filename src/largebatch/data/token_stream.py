@@ -70,12 +70,12 @@ class TokenStream:
             part += 1
         return self._checked(np.concatenate(pieces, dtype=np.int64))
 
-    def read_document(self, number: int, most: int) -> NDArray[np.int64]:
+    def read_document(self, number: int, max_tokens: int) -> NDArray[np.int64]:
         """The first tokens of a document, at most so many; DataError as `read`."""
         part = int(np.searchsorted(self._first_documents, number, side="right")) - 1
         ends, place = self._ends(part), number - int(self._first_documents[part])
         start = int(ends[place - 1]) if place else 0
-        return self._checked(self._tokens(part)[start : min(int(ends[place]), start + most)].astype(np.int64))
+        return self._checked(self._tokens(part)[start : min(int(ends[place]), start + max_tokens)].astype(np.int64))
 
     def lengths(self) -> NDArray[np.integer]:
         """The number of tokens of each document."""

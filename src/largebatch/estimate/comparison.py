@@ -102,6 +102,7 @@ def _cost(
 ) -> Json:
     """What a strategy holds and sends on the plan's number of processes."""
     model, flops, micro_batches = workload.model, workload.flops, plan.gradient_accumulation_steps
+    entry = find_strategy(strategy.name)
     reduced = when_reduced(model, strategy, plan, gpu_memory)
     strategy = replace(strategy, reduces_each=reduced == "each_micro_batch")
     states = model_states(model, strategy, plan.world_size, optimizer_states(plan), micro_batches)
@@ -113,7 +114,7 @@ def _cost(
     between = hardware and sum(each.sent_between_nodes(hardware.fabric.gpus_per_node) for each in traffic)
     time = step_time(traffic, flops, micro_batches, hardware) if hardware and flops else None
     return {
-        "shard_group_size": strategy.shards_of(plan.world_size),
+        "shard_group_size": 1 if entry.shards == "nothing" else strategy.shards_of(plan.world_size),
         "gradients_reduced": reduced,
         "model_state_bytes": held | {"total": states.held},
         "transient_bytes_estimate": transient,

@@ -27,7 +27,7 @@ from largebatch.errors import UserError
 from largebatch.estimate.cuda_kernels import cuda_kernels
 from largebatch.model.activation_checkpointing import blocks_to_recompute, checkpoint_activations
 from largebatch.model.attention import keep_documents_apart, set_attention
-from largebatch.model.initialization.building import build_shapes, storage_of
+from largebatch.model.building import build_shapes, storage_of
 from largebatch.task_folders import import_from
 
 ExampleBatch = Callable[[RecipeConfig], Mapping[str, torch.Tensor]]

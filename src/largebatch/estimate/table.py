@@ -14,10 +14,10 @@ NOTES = (
     "optimizer, and DeepSpeed's fp32 copies.",
     "Transient memory is approximate, not all held at once: gradients that accumulate until they are reduced, gathered "
     "weights, buckets (--json has each).",
-    "Sent (in nodes and between them): in a step by each process, in rings, where each of n processes sends (n - 1) / n of what is gathered or "
-    "reduced; under zero3 at most.",
-    "Reduced: with each micro-batch of a step or with the last. Shards: the processes that hold a copy of the model "
-    "together; only multiples of them are counted.",
+    "Sent (in nodes, between them): in a step by each process, in rings, where each of n processes sends (n - 1) / n "
+    "of what is gathered or reduced; under zero3 at most.",
+    "Reduced: with each micro-batch of a step or with the last. Shards: the processes that divide the states between "
+    "them; only multiples of them are counted.",
 )
 
 

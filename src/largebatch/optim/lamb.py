@@ -36,7 +36,7 @@ class Lamb(LayerwiseOptimizer):
                 state["exp_avg"] = torch.zeros_like(tensor)
                 state["exp_avg_sq"] = torch.zeros_like(tensor)
             state["step"] += 1
-        weights = parts.of(tensors)
+        weights = parts.split(tensors)
         buffer, updates = parts.new_updates()
         if weights:
             self._adam_steps(group, tensors, parts, updates)
@@ -51,9 +51,9 @@ class Lamb(LayerwiseOptimizer):
     ) -> None:
         """Update the averages, and write r for each part into its update."""
         beta1, beta2 = group["betas"]
-        gradients = parts.of([tensor.grad for tensor in tensors if tensor.grad is not None])
+        gradients = parts.split([tensor.grad for tensor in tensors if tensor.grad is not None])
         first, second = (
-            parts.of([self.state[tensor][name] for tensor in tensors]) for name in ("exp_avg", "exp_avg_sq")
+            parts.split([self.state[tensor][name] for tensor in tensors]) for name in ("exp_avg", "exp_avg_sq")
         )
         torch._foreach_lerp_(first, gradients, 1 - beta1)
         torch._foreach_mul_(second, beta2)

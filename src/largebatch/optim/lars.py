@@ -29,7 +29,10 @@ class Lars(LayerwiseOptimizer):
 
     def _step_group(self, group: dict[str, Any], tensors: list[torch.Tensor], parts: PartsOfLayers) -> None:
         decay, eta, momentum = group["weight_decay"], group["trust_coefficient"], group["momentum"]
-        weights, gradients = parts.of(tensors), parts.of([tensor.grad for tensor in tensors if tensor.grad is not None])
+        weights, gradients = (
+            parts.split(tensors),
+            parts.split([tensor.grad for tensor in tensors if tensor.grad is not None]),
+        )
         if momentum != 0:
             for tensor in tensors:
                 if not self.state[tensor]:
@@ -46,7 +49,7 @@ class Lars(LayerwiseOptimizer):
             parts.scale(buffer, ratios)
         directions = updates
         if momentum != 0:
-            velocities = parts.of([self.state[tensor]["momentum_buffer"] for tensor in tensors])
+            velocities = parts.split([self.state[tensor]["momentum_buffer"] for tensor in tensors])
             torch._foreach_mul_(velocities, momentum)
             torch._foreach_add_(velocities, updates)
             if group["nesterov"]:

@@ -61,7 +61,7 @@ class PartsOfLayers:
 
         self._places: list[tuple[torch.Size, tuple[int, ...], int]] = []
         blocks: list[int] = []
-        for part in self.of(tensors):
+        for part in self.split(tensors):
             # Has the strides of the part, unless that has gaps in memory.
             like = torch.empty_like(part, device="meta")
             self._places.append((like.shape, like.stride(), sum(blocks) * BLOCK))
@@ -73,7 +73,7 @@ class PartsOfLayers:
             index.to(self._options.get("device")) for index in (layer_of_part, layer_of_block)
         )
 
-    def of(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def split(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Views of the parts in tensors of the same layout, such as gradients or states."""
         views: list[torch.Tensor] = []
         for tensor, sizes in zip(tensors, self._splits, strict=True):
@@ -121,7 +121,7 @@ class LayerwiseOptimizer(Optimizer):
         layers: Sequence[str],
         sum_over_processes: Callable[[torch.Tensor], torch.Tensor] | None,
     ) -> None:
-        """Say which parts of which layers are in the tensors that this process steps.
+        """Set the parts of layers that the tensors of this process hold; to be called before the first step.
 
         Args:
             parts: The parts in each tensor; the rest of it is padding.

@@ -26,8 +26,8 @@ from largebatch.estimate.flops import utilization_of
 from largebatch.failures import building_the_model
 from largebatch.model.activation_checkpointing import checkpoint_activations
 from largebatch.model.attention import keep_documents_apart, set_attention
+from largebatch.model.building import SeededWeights, build_without_weights
 from largebatch.model.channels_last import channels_last_inputs
-from largebatch.model.initialization.building import SeededWeights, build_without_weights
 from largebatch.plan import explain, resolve
 from largebatch.plan.strategies import POLICY_WORDS
 from largebatch.run.command_line import RunOptions
@@ -155,7 +155,7 @@ class Run(Generic[Config]):
             model, draws = build_without_weights(partial(build_model, self.config))
         if self._start.manifest is None and section.initial_weights is not None:
             # Imported only here, because `transformers` and `datasets`, which it imports, take seconds.
-            from largebatch.model.initialization.pretrained import PretrainedWeights, find_folder
+            from largebatch.model.pretrained import PretrainedWeights, find_folder
 
             folder = self._starting.once_per_machine_first(partial(find_folder, section.initial_weights))
             with self.backend.raise_on_all_ranks():

@@ -27,7 +27,7 @@ FREE = {
     "transformers_version",
     "use_cache",
 }
-MOST_NAMES = 5
+MAX_NAMES = 5
 
 
 def find_folder(where: str) -> Path:
@@ -110,8 +110,8 @@ class PretrainedWeights:
         known = {name for aliases in names.values() for name in aliases} | {name for name, _ in model.named_buffers()}
         for what, lacking in (("it has no", missing), ("the model has no", [n for n in stored if n not in known])):
             if lacking:
-                more = f" and {len(lacking) - MOST_NAMES} more" if len(lacking) > MOST_NAMES else ""
-                yield f"{what} {', '.join(lacking[:MOST_NAMES])}{more}"
+                more = f" and {len(lacking) - MAX_NAMES} more" if len(lacking) > MAX_NAMES else ""
+                yield f"{what} {', '.join(lacking[:MAX_NAMES])}{more}"
 
 
 def _config_problems(folder: Path, model: nn.Module) -> Iterator[str]:

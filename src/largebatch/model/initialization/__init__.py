@@ -1,1 +1,0 @@
-"""Weights that training starts from."""
