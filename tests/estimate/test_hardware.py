@@ -131,12 +131,12 @@ def test_the_fastest_that_fits_is_suggested():
     # Computing takes nearly all of the time, so both are about as fast; ddp sends less.
     (column,) = compared(flops=(2**60, 2**61))["world_sizes"]
     assert column["suggested"] == "ddp"
-    assert "fsdp is faster, but by no more than the estimate's error, and sends more between nodes" in column["reason"]
+    assert "fsdp is faster, but by no more than the estimate's error, and sends or shards more" in column["reason"]
     # Of 13 GiB for ddp, 12 are free; of what fits, the fastest even though it sends more.
     hsdp, fsdp = Strategy("fsdp", shard_size=8), Strategy("fsdp")
     (alone,) = compared(16 * GIB, net=1e9, strategies=[Strategy("ddp"), fsdp])["world_sizes"]
     assert (alone["suggested"], alone["strategies"]["ddp"]["fits"]) == ("fsdp", False)
-    assert "s per step, the fastest of those that fit; ddp needs about 13" in alone["reason"]
+    assert "s per step, the fastest of those that fit" in alone["reason"]
     (grouped,) = compared(16 * GIB, net=1e9, strategies=[Strategy("ddp"), hsdp])["world_sizes"]
     assert sum(grouped["strategies"]["fsdp"]["step_seconds"].values()) < sum(
         alone["strategies"]["fsdp"]["step_seconds"].values()

@@ -140,8 +140,11 @@ def test_activations_of_images_in_fp64(compare):
     [
         ("raise SystemExit", "model.py:1: SystemExit; move what only a run does below if __name__"),
         ("import argparse; argparse.ArgumentParser().error('no')", "model.py:1: SystemExit: 2; move what only a run"),
-        ("def build_model(config): return None", "returned NoneType, which is not a torch.nn.Module"),
-        ("from torch import nn; build_model = lambda config: nn.ReLU()", "no parameter to train"),
+        (
+            "def build_model(config): return None",
+            "returned NoneType; return a torch.nn.Module with parameters to train",
+        ),
+        ("from torch import nn; build_model = lambda config: nn.ReLU()", "returned ReLU; return a"),
         ("from torch import nn; build_model = lambda config: nn.Linear(2, 2).requires_grad_(False)", "no parameter to"),
         ("build_modle = 1", "has no function build_model(config)"),
         ("def build_model(): pass", "model.py: TypeError: build_model() takes 0 positional arguments but 1 was given"),

@@ -30,7 +30,7 @@ from largebatch.data.shards import ShardMaker, file_of
 from largebatch.data.token_stream import Array, TokenStream, mapped
 from largebatch.data.tokenizer import Tokenizer
 from largebatch.errors import DataError
-from largebatch.storage.files import read_record, replace_json_file
+from largebatch.storage.files import read_record
 from largebatch.storage.layout import read_object
 
 if TYPE_CHECKING:
@@ -53,12 +53,11 @@ def open_prepared(data: HubText, tokenizer: Tokenizer) -> tuple[TokenStream, Tok
     names = (data.train_split, data.eval_split)
     train, evaluation = splits = [PreparedSplit(data, name, tokenizer) for name in names]
     if not all(split.manifest for split in splits):
-        texts = [_text_of(dataset, data.text_column) for dataset in open_splits(data)]
-        lacking = [text.data.nbytes for split, text in zip(splits, texts, strict=True) if split.missing(text)]
-        if lacking:
+        pairs = list(zip(splits, open_splits(data), strict=True))
+        makers = [split.maker(_text_of(dataset, data.text_column)) for split, dataset in pairs if not split.manifest]
+        if lacking := [maker.text.data.nbytes for maker in makers if maker.missing()]:
             check_may_prepare(data, sum(lacking))
-        missing = sum(split.prepare(text) for split, text in zip(splits, texts, strict=True))
-        if missing:
+        if missing := sum(maker.make(num_workers_for(data), data.preparation) for maker in makers):
             raise OtherPartsMissing(f"{missing} shards of other parts are still to be prepared")
     return train.open(), evaluation.open()
 
@@ -101,29 +100,9 @@ class PreparedSplit:
         found = read_object(self.folder / "manifest.json")
         return found if "shards" in found else {}
 
-    def missing(self, text: "datasets.Dataset") -> int:
-        """How many shards are not prepared.
-
-        Args:
-            text: The split's rows, with the documents as their only column.
-        """
-        return 0 if self.manifest else len(self._maker(text).missing())
-
-    def prepare(self, text: "datasets.Dataset") -> int:
-        """Prepare what is missing of this process's part, and return how many shards of other parts are."""
-        if self.manifest:
-            return 0
-        maker = self._maker(text)
-        missing = maker.make(num_workers_for(self._data), self._data.preparation)
-        if not missing:
-            shards = list(maker.records())
-            counts = {name: sum(shard[name] for shard in shards) for name in ("documents", "tokens")}
-            about = {"made_from": self._made_from, "dtype": self._dtype.name, **counts, "shards": shards}
-            replace_json_file(self.folder / "manifest.json", about)
-        return missing
-
-    def _maker(self, text: "datasets.Dataset") -> ShardMaker:
-        return ShardMaker(self.folder, text, self._tokenizer, self._dtype)
+    def maker(self, text: "datasets.Dataset") -> ShardMaker:
+        """What prepares the split, from its rows with the documents as their only column."""
+        return ShardMaker(self.folder, text, self._tokenizer, self._dtype, self._made_from)
 
     def open(self) -> TokenStream:
         """The tokens of all documents; DataError if a file is not as the manifest says.

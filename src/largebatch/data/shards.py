@@ -3,7 +3,7 @@
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -40,15 +40,19 @@ class ShardMaker:
         text: The split's rows, with the documents as their only column.
         tokenizer: Encodes them.
         dtype: Type of the tokens.
+        made_from: The source of the data, for the manifest.
     """
 
     folder: Path
     text: "datasets.Dataset"
     tokenizer: Tokenizer
     dtype: np.dtype[Any]
+    made_from: Mapping[str, Any]
 
     def make(self, num_workers: int, preparation: Preparation) -> int:
         """Make the shards of this process's part that are missing, and return how many of other parts are.
+
+        The last part writes the manifest.
 
         Args:
             num_workers: Number of processes; up to 1, this process makes them.
@@ -69,11 +73,13 @@ class ShardMaker:
             else:
                 for number in mine:
                     make(number)
-            return len(self.missing())
-
-    def records(self) -> Iterator[dict[str, Any]]:
-        """What the folder says about each shard; empty for one that is not finished."""
-        return (self._record(number) for number, _ in enumerate(self._rows()))
+            missing = self.missing()
+            if not missing:
+                shards = [self._record(number) for number, _ in enumerate(self._rows())]
+                counts = {name: sum(shard[name] for shard in shards) for name in ("documents", "tokens")}
+                about = {"made_from": self.made_from, "dtype": self.dtype.name, **counts, "shards": shards}
+                replace_json_file(self.folder / "manifest.json", about)
+            return len(missing)
 
     def _record(self, number: int) -> dict[str, Any]:
         found = read_object(file_of(self.folder, number, "json"))
@@ -81,8 +87,7 @@ class ShardMaker:
 
     def missing(self) -> list[int]:
         """The numbers of the shards that the folder does not have, or not with the same rows."""
-        pairs = zip(self.records(), self._rows(), strict=True)
-        return [number for number, (record, rows) in enumerate(pairs) if record.get("rows") != rows]
+        return [number for number, rows in enumerate(self._rows()) if self._record(number).get("rows") != rows]
 
     def _rows(self) -> Iterator[dict[str, int]]:
         """The rows of each shard, and how many rows and bytes the split has, which tell other data apart."""

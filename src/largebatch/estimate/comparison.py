@@ -63,7 +63,7 @@ def compare_strategies(
             for each in strategies
             if world_size % each.shards_of(world_size) == 0
         }
-        suggested, reason = _suggest(counted, workload.activations, gpu_memory, config)
+        suggested, reason = _suggest(counted, workload.activations, gpu_memory)
         columns.append(
             {
                 "world_size": world_size,
@@ -132,7 +132,7 @@ def _range(values: tuple[float, float]) -> Json:
 
 
 def _suggest(
-    options: Mapping[str, Json], activations: int | None, gpu_memory: int | None, config: RecipeConfig
+    options: Mapping[str, Json], activations: int | None, gpu_memory: int | None
 ) -> tuple[str | None, str | None]:
     """The strategy to use and the reason; no strategy if nothing fits, and neither if no memory is given."""
     if gpu_memory is None or not options:
@@ -141,12 +141,10 @@ def _suggest(
     fitting = [name for name in options if options[name]["fits"]]
     if not fitting:
         least = min(options, key=lambda name: options[name]["total_bytes_estimate"])
-        remedies = ["more processes", "a smaller batch.micro_batch_size"]
-        if not config.compute.activation_checkpointing:
-            remedies.append("compute.activation_checkpointing")
         return None, (
             f"no strategy is estimated to fit in {memory}; {least} needs the least, about "
-            f"{_total(options[least])}; try {', '.join(remedies[:-1])} or {remedies[-1]}"
+            f"{options[least]['total_bytes_estimate'] / GIB:.3g} GiB; try more processes, a smaller "
+            "batch.micro_batch_size or compute.activation_checkpointing"
         )
     best, advantage = _best({name: options[name] for name in fitting})
     reason = f"model states of {options[best]['model_state_bytes']['total'] / GIB:.3g} GiB"
@@ -156,9 +154,7 @@ def _suggest(
         reason += f" should fit in {memory}; the rest is for activations, which are not estimated"
     else:
         reason += f" and an estimated {activations / GIB:.3g} GiB of activations should fit in {memory}"
-    too_large = [name for name in options if _rank(name) < _rank(best) and not options[name]["fits"]]
-    needs = ", ".join(f"{name} needs about {_total(options[name])}" for name in too_large)
-    return best, "; ".join(part for part in (reason, advantage, needs) if part)
+    return best, "; ".join(part for part in (reason, advantage) if part)
 
 
 def _best(fitting: Mapping[str, Json]) -> tuple[str, str]:
@@ -181,12 +177,7 @@ def _best(fitting: Mapping[str, Json]) -> tuple[str, str]:
     advantage = f"about {low:.3g} to {high:.3g} s per step"
     if best == fastest:
         return best, f"{advantage}, the fastest of those that fit"
-    more = "sends more between nodes" if between[best] < between[fastest] else "shards or sends more"
-    return best, f"{advantage}; {fastest} is faster, but by no more than the estimate's error, and {more}"
-
-
-def _total(option: Json) -> str:
-    return f"{option['total_bytes_estimate'] / GIB:.3g} GiB"
+    return best, f"{advantage}; {fastest} is faster, but by no more than the estimate's error, and sends or shards more"
 
 
 def _rank(name: str) -> int:

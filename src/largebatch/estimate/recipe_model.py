@@ -54,12 +54,11 @@ def recipe_model(config: RecipeConfig, recipe: Path) -> tuple[nn.Module, Example
             model: object = build_shapes(partial(module.build_model, config))
     finally:
         torch.set_default_dtype(before)
-    if not isinstance(model, nn.Module):
+    if not isinstance(model, nn.Module) or not any(parameter.requires_grad for parameter in model.parameters()):
         raise UserError(
-            f"{file}: build_model(config) returned {type(model).__name__}, which is not a torch.nn.Module; return one"
+            f"{file}: build_model(config) returned {type(model).__name__}; return a torch.nn.Module with parameters to "
+            "train"
         )
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UserError(f"{file}: the model of build_model(config) has no parameter to train; give it one")
     return model, getattr(module, "example_batch", None)
 
 
