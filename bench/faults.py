@@ -12,20 +12,19 @@ evaluations, and the content of every micro-batch. Stops with an AssertionError 
 import argparse
 import json
 import os
-import platform
 import sys
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from record import RESULTS, ROOT, take_facts
+
 # The same program as the tests', with more kills.
 sys.path.insert(0, str(ROOT / "tests"))
 os.environ["OMP_NUM_THREADS"] = "1"
 
-from resuming import kill_many_times  # noqa: E402
-from run.test_kills import WORDS  # noqa: E402
+from resuming import kill_many_times
+from run.test_kills import WORDS
 
 
 def main() -> None:
@@ -33,9 +32,9 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--strategies", default="ddp,fsdp,zero2")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, default=ROOT / "bench/results/faults/kills.json")
+    parser.add_argument("--output", type=Path, default=RESULTS / "faults/kills.json")
     options = parser.parse_args()
-    strategies = options.strategies.split(",")
+    facts, strategies = take_facts(("torch", "accelerate", "deepspeed")), options.strategies.split(",")
     rows = []
     for number, strategy in enumerate(strategies):
         kills = options.kills * (number + 1) // len(strategies) - options.kills * number // len(strategies)
@@ -45,16 +44,7 @@ def main() -> None:
         seconds = round(time.monotonic() - started, 1)
         rows.append({"strategy": strategy, "kills": kills, "runs_compared": runs, "seconds": seconds})
         print(f"{strategy}: {kills} kills, {runs} runs came to their end bit for bit, {seconds:.0f} s", flush=True)
-    result = {
-        "command": f"python bench/faults.py --kills {options.kills} --seed {options.seed}",
-        "processes": 2,
-        "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("torch", "accelerate", "deepspeed")},
-        },
-        "rows": rows,
-    }
+    result = facts | {"processes": 2, "rows": rows}
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     print(f"written to {options.output}")

@@ -22,6 +22,7 @@ from typing import Any
 
 from safetensors import safe_open
 
+from largebatch.storage.files import read_json_lines
 from record import take_facts
 
 STEPS = 50
@@ -60,12 +61,6 @@ def command_of(checkout: Path, recipe: str, strategy: str, folder: Path) -> list
     ]
 
 
-def read_lines(file: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file of JSON lines, which may still be written."""
-    text = file.read_text(encoding="utf-8") if file.exists() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-
 def train(checkout: Path, recipe: str, strategy: str, folder: Path) -> None:
     """Train to the last step."""
     command = command_of(checkout, recipe, strategy, folder)
@@ -79,7 +74,7 @@ def train_and_kill(checkout: Path, recipe: str, strategy: str, folder: Path) -> 
     command = command_of(checkout, recipe, strategy, folder)
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, cwd=checkout, start_new_session=True, stdout=log, stderr=log)
-        while not any(line["step"] >= KILLED_AFTER for line in read_lines(folder / "metrics.jsonl")):
+        while not any(line["step"] >= KILLED_AFTER for line in read_json_lines(folder / "metrics.jsonl")):
             if process.poll() is not None:
                 sys.exit(f"the run to be killed ended by itself, with {process.returncode}")
             time.sleep(0.02)
@@ -89,7 +84,7 @@ def train_and_kill(checkout: Path, recipe: str, strategy: str, folder: Path) -> 
 
 def numbers_of(folder: Path) -> dict[str, Any]:
     """Losses and norms by step, as they were logged, and a digest of the final weights by name."""
-    steps = {line["step"]: [line["loss"], line.get("grad_norm")] for line in read_lines(folder / "metrics.jsonl")}
+    steps = {line["step"]: [line["loss"], line.get("grad_norm")] for line in read_json_lines(folder / "metrics.jsonl")}
     weights = {}
     for file in sorted((folder / "model").glob("*.safetensors")):
         with safe_open(file, "pt") as opened:
@@ -97,7 +92,7 @@ def numbers_of(folder: Path) -> dict[str, Any]:
                 tensor = opened.get_tensor(name)
                 digest = sha256(tensor.contiguous().view(-1).numpy().tobytes())
                 weights[name] = f"{tensor.dtype} {list(tensor.shape)} {digest.hexdigest()}"
-    evaluations = {line["step"]: line.get("loss") for line in read_lines(folder / "evaluations.jsonl")}
+    evaluations = {line["step"]: line.get("loss") for line in read_json_lines(folder / "evaluations.jsonl")}
     return {"steps": steps, "evaluations": evaluations, "weights": weights}
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
+from largebatch.storage.files import read_json_lines
 from record import RESULTS, ROOT, take_facts
 
 RECIPE = ROOT / "recipes/causal_lm/gpt_pydoc.json"
@@ -51,8 +52,8 @@ def main() -> None:
             run_dir = Path(folder, str(number))
             for part in parts:
                 train(run_dir, *part)
-            losses[name] = [line["loss"] for line in read_lines(run_dir / "metrics.jsonl")]
-            starts = [line["step"] for line in read_lines(run_dir / "history.jsonl") if line["event"] == "started"]
+            losses[name] = [line["loss"] for line in read_json_lines(run_dir / "metrics.jsonl")]
+            starts = [line["step"] for line in read_json_lines(run_dir / "history.jsonl") if line["event"] == "started"]
             resumed_at[name] = starts[1:]
             print(f"{name}: {largest_difference(losses, name):.1e} from {REFERENCE}, resumed after {resumed_at[name]}")
     results = {"facts": facts, "losses": losses, "resumed after step": resumed_at}
@@ -74,17 +75,11 @@ def train(run_dir: Path, strategy: str, num_processes: int, end: tuple[signal.Si
         job = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
         while job.poll() is None:
             time.sleep(0.1)
-            steps = read_lines(run_dir / "metrics.jsonl")
+            steps = read_json_lines(run_dir / "metrics.jsonl")
             if end is not None and steps and steps[-1]["step"] >= end[1]:
                 os.killpg(job.pid, end[0])
                 end = None
                 job.wait()
-
-
-def read_lines(path: Path) -> list[dict]:
-    """The whole lines of a file that is being written."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def largest_difference(losses: dict[str, list[float]], name: str) -> float:
