@@ -87,7 +87,7 @@ class Job:
     def __init__(self, settings: argparse.Namespace, folder: Path):
         config = load_config(RECIPE)
         plan = resolve(config, WORLD_SIZE)
-        self.backend: Backend = start(read_launch(), plan, [], str(folder))
+        self.backend: Backend = start(read_launch(), plan)
         torch.manual_seed(0)
         model = Model(settings.megabytes, settings.width)
         self.largest = max(parameter.numel() for parameter in model.parameters()) * 4

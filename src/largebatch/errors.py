@@ -8,12 +8,12 @@ import difflib
 import textwrap
 from collections.abc import Iterable, Sequence
 
-MOST_OF_A_REASON = 300  # characters of another library's message; some of them contain whole schemas
+MAX_REASON_CHARACTERS = 300  # of another library's message; some of them contain whole schemas
 
 
 def reason_of(error: BaseException) -> str:
     """The message of another library's exception in one line, and its type."""
-    return f"{textwrap.shorten(str(error), MOST_OF_A_REASON, placeholder=' …')} ({type(error).__name__})"
+    return f"{textwrap.shorten(str(error), MAX_REASON_CHARACTERS, placeholder=' …')} ({type(error).__name__})"
 
 
 def counted(number: float, one: str, many: str | None = None, form: str = ",") -> str:

@@ -158,7 +158,7 @@ def test_batch_norm_and_accumulation():
     config = load_config(DIGITS, [COMPILED])
     with pytest.raises(ConfigError, match=r"each of 2 accumulated micro-batches.*or start 4 processes"):
         resolve(config, 2)
-    assert resolve(config, 4).compile
+    assert resolve(config, 4).compute.compile
 
 
 def test_batch_norm_over_all_processes():
@@ -174,7 +174,7 @@ def test_batch_norm_and_activation_checkpointing():
         ConfigError, match=r"gives up on recomputed blocks with BatchNorm.*compute.activation_checkpointing"
     ):
         resolve(load_config(DIGITS, [COMPILED, checkpointing]), 4)
-    assert resolve(load_config(VIT_DIGITS, [COMPILED, checkpointing]), 4).compile
+    assert resolve(load_config(VIT_DIGITS, [COMPILED, checkpointing]), 4).compute.compile
 
 
 @pytest.mark.slow

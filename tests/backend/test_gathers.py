@@ -10,6 +10,7 @@ from torch import nn
 
 from jobs import run_job
 from largebatch.backend.gathers import GatheredWeight, weights_in_bf16
+from largebatch.config.sections import Compute
 from largebatch.errors import BackendMismatch
 from paths import ADDITION, BERT, DIGITS, LLAMA, PYDOC, SIMCLR, VIT_DIGITS
 from test_strategies import recorded
@@ -106,7 +107,7 @@ def test_the_bits_are_those_of_gathers_in_fp32(name, tmp_path):
 
 def test_a_weight_that_a_layer_computes_is_gathered_in_fp32():
     plain, normalized = nn.Linear(4, 4), nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
-    plan = SimpleNamespace(precision="bf16", gather_in_bf16=True)
+    plan = SimpleNamespace(precision="bf16", compute=Compute())
     assert weights_in_bf16(nn.Sequential(plain, normalized), plan) == {plain.weight}
 
 

@@ -46,7 +46,7 @@ def test_scalar_states_are_read_in_one_transfer():
     optimizer.state[model.bias]["step"] = torch.tensor(2**53 - 1)
     for state in optimizer.state.values():
         state["step"] = on_device(state["step"])
-    plan = SimpleNamespace(optimizer="adamw", optimizer_entry=ADAMW, optimizer_options={})
+    plan = SimpleNamespace(optimizer_entry=ADAMW, optimizer_options={})
     backend = SimpleNamespace(unwrapped_model=model, _torch_optimizer=optimizer, plan=plan, rank=0, world_size=1)
     parameters = DdpBackend.engine_state(backend).parameters
     assert {name: info.scalars for name, info in parameters.items()} == {

@@ -16,7 +16,11 @@ def test_every_run_is_a_valid_recipe(name):
     experiment = EXPERIMENTS[name]
     for point in matrix(experiment, experiment.base_lrs[0], [3]):
         plan = resolve(load_config(experiment.recipe, overrides_of(experiment, point)), world_size=1)
-        assert (plan.global_batch_size, plan.seed, plan.reference_batch_size) == (point.batch, 3, experiment.reference)
+        assert (plan.max_global_batch_size, plan.seed, plan.learning_rate.reference_batch_size) == (
+            point.batch,
+            3,
+            experiment.reference,
+        )
         # BatchNorm's micro-batch, Goyal's n, is the same at every batch size.
         assert plan.micro_batch_size <= experiment.reference
 

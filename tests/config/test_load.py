@@ -31,20 +31,20 @@ def test_every_recipe_is_valid(recipe):
 
 def test_all_problems_of_both_kinds_in_one_error(tmp_path):
     raw = json.loads(PYDOC.read_text())
-    raw["batch"]["gloabl_batch_size"] = 3
+    raw["compute"] = {"complie": True}
     raw["seed"] = "zero"
-    del raw["learning_rate"]["reference_batch_size"]
-    raw["optimizer"]["weight_decay"] = -0.1
+    del raw["optimizer"]["name"]
+    raw["faults"] = {"max_bad_steps": 0}
     raw["learning_rate"]["warmup"]["duration"] = {"epochs": 40}
     raw["precision"] = "fp16"
     bad = tasks.copy("causal_lm", tmp_path) / "bad.json"
     bad.write_text(json.dumps(raw))
     text = "\n".join(problems_of(recipe=bad))
     for words in (
-        "batch.gloabl_batch_size: unknown key, did you mean global_batch_size?",
+        "compute.complie: unknown key, did you mean compile?",
         'seed: given "zero"; write a whole number',
-        "learning_rate.reference_batch_size: missing; the global batch size `base_lr` was tuned at",
-        "optimizer.weight_decay: given -0.1; must be at least 0",
+        "optimizer.name: missing; it says which kind of optimizer this is",
+        "faults.max_bad_steps: given 0; must be above 0",
         "learning_rate.warmup.duration: 40 epochs is 4000 steps, longer than the whole run of 200",
         'precision: "fp16" is not allowed; write "fp32", "bf16" or "fp64"',
     ):
@@ -58,11 +58,6 @@ def test_all_problems_of_both_kinds_in_one_error(tmp_path):
         ("--batch.global_batch_size=0", "batch.global_batch_size: given 0; must be above 0"),
         ("--seed=99999999999999999999999", "must be at most 9223372036854775807"),
         ("--learning_rate.base_lr=1e308", "must be at most 1000000000000"),
-        ("--batch.last=keep", 'batch.last: write "batch": {"drop_last": true}, or false to keep'),
-        ("--optimizer.moments=sde", "optimizer.moments: renamed; write beta_scaling"),
-        ("--task=causal_lm", "task: a recipe's task is the folder it is in; remove it"),
-        ('--verify={"model": {"num_layers": 1}}', 'verify: replaced; write its model as "debug_model"'),
-        ("--batch.global_batch_size=" + "9" * 5000, "batch.global_batch_size: given"),
         ("--data=null", "data: given null; write an object"),
         ("--optimizer=[]", "optimizer: given []; write an object"),
         ("--batch.global_batch_size=64.5", "write a whole number"),
@@ -231,8 +226,6 @@ def test_overrides_reach_any_depth_in_both_forms():
     [
         (["--seed"], "--seed: has no value"),
         (["seed", "3"], "seed: not an option"),
-        (["--run_dir", "x"], "write --run-dir"),
-        (["--resume.allow_change", "x"], "write --allow-change"),
         (["--"], "not an option"),
     ],
 )
@@ -247,8 +240,6 @@ def test_malformed_overrides(overrides, words):
         ("[1]", "must be a JSON object"),
         ('{"seed": 1, "seed": 1}', "given twice"),
         ("{}", "model: missing"),
-        ('{"seed": ' + "9" * 5000 + "}", "cannot be read"),
-        ("[" * 100_000, "cannot be read"),
         ("\x00\xff", "not valid JSON"),
     ],
 )
@@ -343,7 +334,7 @@ def test_checks_that_are_wrong_themselves(lines, words, tmp_path):
         ("image_classification/vit_digits", ["--model.patch_sise=16", "--batch.drop_last=false"], 1),
         # The digits' section has a default for the number of samples, and the hub's has none.
         ("image_classification/resnet50_imagenet_8k", ['--data={"source": "datasets", "image_size": 224}'], 7),
-        ("causal_lm/llama_pydoc", ["--model.foo=1", "--precision=fp64"], 2),
+        ("causal_lm/llama_pydoc", ["--data.foo=1", "--precision=fp64"], 2),
         # Refused by a validator of the field.
         ("sft/sft_qwen_gsm8k", ["--data.prompt=none", "--data.block_size=0"], 2),
         # Valid field by field, and wrong together, so that nothing is said of the batch sizes.

@@ -15,21 +15,21 @@ from paths import DIGITS, IMAGENET, PYDOC, RECIPES
 
 def test_goyal_8k_on_256_gpus():
     plan = resolve(load_config(IMAGENET), world_size=256)
-    assert plan.gradient_accumulation_steps == 1
+    assert plan.max_gradient_accumulation_steps == 1
     assert plan.batch_at(156).epoch == 1  # 1281167 // 8192 steps an epoch
     assert plan.total_steps == 90 * 156
-    assert plan.peak_lr == pytest.approx(3.2)
+    assert plan.max_peak_lr == pytest.approx(3.2)
     assert plan.schedule.warmup == 5 * 156 * 8192
     assert plan.schedule.warmup_start_lr == 0.1
     assert plan.schedule.milestones == (30 * 156 * 8192, 60 * 156 * 8192, 80 * 156 * 8192)
     assert (plan.loss_unit, plan.loss_weight_per_sample) == ("samples", 1)
-    assert plan.clip_norm is None
+    assert plan.optimizer.clip_norm is None
     assert plan.uses_batch_norm
 
 
 def test_world_size_changes_accumulation_and_nothing_of_the_optimization():
     plans = [resolve(load_config(IMAGENET), world_size) for world_size in (1, 8, 256)]
-    assert [plan.gradient_accumulation_steps for plan in plans] == [256, 32, 1]
+    assert [plan.max_gradient_accumulation_steps for plan in plans] == [256, 32, 1]
     assert len({(plan.schedule, plan.timeline, plan.total_steps) for plan in plans}) == 1
 
 
@@ -66,7 +66,7 @@ def test_checkpoints_that_are_kept_for_ever_are_written(every, written):
 
 def test_square_root_rule_and_warmup_from_zero():
     plan = resolve(load_config(PYDOC, ["--batch.global_batch_size=128"]), world_size=2)
-    assert plan.peak_lr == pytest.approx(0.002 * 2)
+    assert plan.max_peak_lr == pytest.approx(0.002 * 2)
     assert plan.lr_at(0) == 0.0
 
 
@@ -146,7 +146,7 @@ def test_a_batch_that_grows_instead_of_the_rate_decaying():
     assert [growing.batch_at(step).global_batch_size for step in (43, 44)] == [64, 320]
     assert growing.total_steps == 44 + 8
     assert {growing.lr_at(step) for step in range(52)} == {0.3}
-    assert growing.peak_lr == 0.3
+    assert growing.max_peak_lr == 0.3
     assert decaying.lr_at(43) / 64 == pytest.approx(growing.lr_at(43) / 64)
     assert decaying.lr_at(44) / 64 == pytest.approx(growing.lr_at(44) / 320)
     text = explain(growing, "x")
@@ -171,7 +171,7 @@ def test_moments_follow_the_batch_size():
     assert plans["fixed"].optimizer_options == {"betas": (0.9, 0.99), "eps": 1e-6}
     assert plans["half_life"].optimizer_options == {"betas": (0.9, pytest.approx(0.99**4)), "eps": 1e-6}
     assert plans["sde"].optimizer_options == {"betas": pytest.approx((0.6, 0.96)), "eps": pytest.approx(5e-7)}
-    assert {plan.peak_lr for plan in plans.values()} == {0.004}
+    assert {plan.max_peak_lr for plan in plans.values()} == {0.004}
     assert "adamw with betas (0.6, 0.96), eps 5e-07; weight decay 0.1" in explain(plans["sde"], "x")
     assert "betas (0.9, 0.99), eps 1e-06 were tuned at batch 32; they follow the square" in explain(plans["sde"], "x")
     assert "tuned at batch 32; the second beta keeps its half-life in samples" in explain(plans["half_life"], "x")
@@ -272,7 +272,7 @@ def test_command_prints_the_same_numbers_as_text_and_json():
     data = run_cli("plan", str(IMAGENET), "--world-size", "256", "--json", "--seed", "7")
     assert (text.returncode, data.returncode) == (0, 0)
     assert text.stdout == explain(resolve(load_config(IMAGENET), 256), "resnet50_imagenet_8k") + "\n"
-    assert json.loads(data.stdout)["peak_lr"] == pytest.approx(3.2)
+    assert json.loads(data.stdout)["max_peak_lr"] == pytest.approx(3.2)
     assert json.loads(data.stdout)["seed"] == 7
 
 

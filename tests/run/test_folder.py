@@ -37,7 +37,7 @@ def test_config_and_plan_are_written_and_the_config_can_be_run_again(tmp_path):
     expected = load_config(DIGITS, ["--$schema=null"])
     assert written.pop("task") == "image_classification"
     assert validate(written, type(expected)) == expected
-    assert json.loads((tmp_path / "run/plan.json").read_text())["global_batch_size"] == 64
+    assert json.loads((tmp_path / "run/plan.json").read_text())["max_global_batch_size"] == 64
 
 
 def test_the_source_is_the_task_as_it_was_at_the_start(tmp_path):

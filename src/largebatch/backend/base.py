@@ -98,7 +98,7 @@ class Backend(ABC):
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         """Wrap model and optimizer for the strategy; use the returned ones from here on."""
-        if self.plan.compile:
+        if self.plan.compute.compile:
             self._compiled = compile_in_place(model, self.device)
         prepared = self._wrap(model, optimizer)
         self._locate_layers()
@@ -155,7 +155,7 @@ class Backend(ABC):
 
     def begin_micro_step(self, micro_step: int, accumulation: int) -> None:
         """Prepare for the forward pass of micro-batch `micro_step`, counted from 0, of `accumulation`."""
-        if micro_step == 0 and self.plan.on_non_finite == "skip":
+        if micro_step == 0 and self.plan.faults.on_non_finite == "skip":
             self._statistics.remember()
         self._statistics.begin_micro_step(micro_step, accumulation)
         self.mark_micro_step(is_last=micro_step == accumulation - 1)

@@ -41,7 +41,7 @@ def expect(plan: RunPlan, launch: Launch, optimizer: Optimizer) -> Observed:
         expected |= {
             "micro-batch size in DeepSpeed": plan.micro_batch_size,
             "micro-batch size x world size in DeepSpeed": plan.micro_batch_size * plan.world_size,
-            "gradient clipping in DeepSpeed": plan.clip_norm or 0.0,
+            "gradient clipping in DeepSpeed": plan.optimizer.clip_norm or 0.0,
             "learning-rate scheduler in DeepSpeed": None,
             "gradient reduction in DeepSpeed": "torch.float32",
             "autocast in DeepSpeed": plan.precision == "bf16",

@@ -119,7 +119,7 @@ def fill_from_plan(config: Mapping[str, Any], plan: RunPlan) -> dict[str, Any]:
         "train_batch_size": plan.micro_batch_size * plan.world_size,
         "gradient_accumulation_steps": 1,
         # 0.0 means no clipping; without the key DeepSpeed clips to 1.0.
-        "gradient_clipping": plan.clip_norm or 0.0,
+        "gradient_clipping": plan.optimizer.clip_norm or 0.0,
         "communication_data_type": "fp32",
         "zero_allow_untested_optimizer": True,
         # It waits for the device before each micro-batch.

@@ -31,7 +31,7 @@ def weights_in_bf16(model: nn.Module, plan: RunPlan) -> set[nn.Parameter]:
     The output layer's weight is left out, because chunked losses use it outside the layer. So are weights that several
     modules share, such as those of an embedding and its output layer.
     """
-    if plan.precision != "bf16" or not plan.gather_in_bf16:
+    if plan.precision != "bf16" or not plan.compute.gather_in_bf16:
         return set()
     users = Counter(parameter for module in model.modules() for parameter in module.parameters(recurse=False))
     output = embedding_layer(model, "get_output_embeddings")

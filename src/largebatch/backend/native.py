@@ -33,8 +33,8 @@ class NativeBackend(Backend):
 
     def clip_and_step(self, measure_norm: bool) -> Update:
         norm = None
-        may_skip = self.plan.on_non_finite != "stop"
-        if measure_norm or may_skip or self.plan.clip_norm is not None:
+        may_skip = self.plan.faults.on_non_finite != "stop"
+        if measure_norm or may_skip or self.plan.optimizer.clip_norm is not None:
             parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
             norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
             if isinstance(norm, DTensor):
@@ -42,8 +42,8 @@ class NativeBackend(Backend):
             if may_skip and not torch.isfinite(norm):
                 self.discard_gradients()
                 return Update(norm, applied=False)
-            if self.plan.clip_norm is not None:
-                clip_grads_with_norm_(parameters, self.plan.clip_norm, norm)
+            if self.plan.optimizer.clip_norm is not None:
+                clip_grads_with_norm_(parameters, self.plan.optimizer.clip_norm, norm)
         self._torch_optimizer.step()
         self.discard_gradients()
         return Update(norm, applied=True)

@@ -18,7 +18,7 @@ from largebatch.errors import LaunchError
 from largebatch.plan import RunPlan
 
 
-def start(launch: Launch, plan: RunPlan, hang_seconds: float | None = None) -> Backend:
+def start(launch: Launch, plan: RunPlan) -> Backend:
     """Start Accelerate for the launched strategy and the plan.
 
     Without a GPU the processes communicate over gloo; strategy, plan and every check are the same.
@@ -26,8 +26,6 @@ def start(launch: Launch, plan: RunPlan, hang_seconds: float | None = None) -> B
     Args:
         launch: What the launcher asked for.
         plan: The resolved plan.
-        hang_seconds: Time after which the run's watchdog ends a hanging job; None means never. The engine, whose
-            message says less, gives up later.
 
     Raises:
         LaunchError: There are more processes than GPUs, or than this machine lets a process have connections.
@@ -46,11 +44,13 @@ def start(launch: Launch, plan: RunPlan, hang_seconds: float | None = None) -> B
         torch.backends.cuda.matmul.allow_tf32 = False
     if on_gpu:
         # Let cuDNN try its algorithms for each shape; those it prefers may differ from one start to the next.
-        torch.backends.cudnn.benchmark = not plan.deterministic
-    if plan.deterministic:
+        torch.backends.cudnn.benchmark = not plan.compute.deterministic
+    if plan.compute.deterministic:
         _use_deterministic_kernels()
     _allow_open_files(launch.world_size)
     backend_class: type[Backend] = resolve_name(launch.entry.backend)
+    # The engine, whose message says less, gives up on a hanging job later than the run's watchdog.
+    hang_seconds = plan.faults.hang_seconds
     timeout = PATIENCE if hang_seconds is None else timedelta(seconds=2 * hang_seconds + 60)
     group = InitProcessGroupKwargs(timeout=timeout)
     # NCCL's own watchdog would end a process whose thread is stuck for 8 minutes.

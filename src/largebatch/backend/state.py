@@ -164,7 +164,7 @@ def split_state(
     if state and (unkept := declared.keys() - state.keys()):
         raise BackendMismatch(
             f"the optimizer keeps no state {min(unkept)!r} for {owner}, although its entry declares one; correct "
-            f"`states` in the entry of {plan.optimizer!r}"
+            f"`states` in the entry of {plan.optimizer.name!r}"
         )
     vectors: dict[str, torch.Tensor] = {}
     scalars: dict[str, torch.Tensor | float] = {}
@@ -176,7 +176,7 @@ def split_state(
             given = f"of shape {shape}" if isinstance(value, torch.Tensor) else type(value).__name__
             raise BackendMismatch(
                 f"the optimizer's state {kind!r} for {owner} is {given}, but its entry declares "
-                f"{declared.get(kind, 'none')}; correct `states` in the entry of {plan.optimizer!r}"
+                f"{declared.get(kind, 'none')}; correct `states` in the entry of {plan.optimizer.name!r}"
             )
         if isinstance(value, torch.Tensor) and shape:
             vectors[kind] = value

@@ -54,7 +54,7 @@ class ZeroBackend(Backend):
         plugin = DeepSpeedPlugin(
             hf_ds_config=fill_from_plan(launch.deepspeed_config, plan),
             gradient_accumulation_steps=1,
-            gradient_clipping=plan.clip_norm or 0.0,
+            gradient_clipping=plan.optimizer.clip_norm or 0.0,
             zero3_init_flag=False,
         )
         return {"deepspeed_plugin": plugin, "kwargs_handlers": [group]}

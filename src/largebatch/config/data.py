@@ -1,6 +1,5 @@
 """The data sections that tasks share: one typed section per kind of data set."""
 
-import json
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, ClassVar, Literal, Self
@@ -44,10 +43,11 @@ class Data(Section):
     num_eval_samples: PositiveInt
     """Number of evaluation samples, compared in the same way."""
     num_workers: NonNegativeInt = 0
-    """Loader processes per training process, and tokenizing ones per machine; 0: the training process does both."""
+    """Worker processes: for loading, per training process; for tokenizing, per machine. 0: the training process does
+    both."""
 
     @property
-    def samples_of_an_epoch(self) -> int:
+    def samples_per_epoch(self) -> int:
         """Samples after which the training set starts over."""
         return self.num_train_samples
 
@@ -182,7 +182,7 @@ class Mixable(HubOrLocal):
 
     def sections(self) -> list[Self]:
         """The section of each source."""
-        common = self.model_dump(mode="json", exclude={"sources", "weight_phases"}, exclude_unset=True)
+        common = {name: getattr(self, name) for name in self.model_fields_set - {"sources", "weight_phases"}}
         known = {*HubOrLocal.model_fields, *self.fields_of_a_source} - {"source", "name"}
         sections = []
         for number, source in enumerate(self.sources or ()):
@@ -202,7 +202,7 @@ class Mixable(HubOrLocal):
                 if field not in own:
                     raise ValueError(f"sources[{number}].{field}: missing; write that of {source.name} alone")
             try:
-                section = type(self).model_validate_json(json.dumps(common | own))
+                section = type(self).model_validate(common | own)
             except ValidationError as error:
                 first = error.errors(include_url=False)[0]
                 where = ".".join(["", *map(str, first["loc"])])
@@ -211,7 +211,7 @@ class Mixable(HubOrLocal):
         return sections
 
     @property
-    def samples_of_an_epoch(self) -> int:
+    def samples_per_epoch(self) -> int:
         return ENDLESS if self.sources else self.num_train_samples
 
     def weights(self) -> list[dict[str, float]]:

@@ -4,14 +4,12 @@ import inspect
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from largebatch.config.partial import valid_part
 from largebatch.config.recipe import RecipeConfig
 from largebatch.config.task_config import authors_program, config_class_of
 from largebatch.errors import ConfigError, did_you_mean
@@ -19,16 +17,6 @@ from largebatch.task_folders import folder_of
 
 Config = TypeVar("Config", bound=RecipeConfig)
 JsonObject = dict[str, Any]
-
-FORMER_OPTIONS = {"--run_dir": "--run-dir", "--resume.allow_change": "--allow-change"}
-FORMER_FIELDS = {
-    "task": "a recipe's task is the folder it is in; remove it",
-    "batch.last": 'write "batch": {"drop_last": true}, or false to keep a smaller last batch',
-    "optimizer.moments": "renamed; write beta_scaling",
-    "data.unusable": 'renamed; write on_invalid, with "refuse" or "skip"',
-    "neighbours": "renamed; write neighbors",
-    "verify": 'replaced; write its model as "debug_model": { … }',
-}
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = (), config_class: type[Config] | None = None) -> Config:
@@ -57,23 +45,22 @@ def validate(raw: JsonObject, config_class: type[Config], source: str | None = N
     Raises:
         ConfigError: All problems, one line each.
     """
-    config: RecipeConfig | None = None
     problems: list[str] = []
+    valid: JsonObject = {}
     with authors_program(folder_of(config_class.__module__)):
         try:
-            # Strict validation accepts tuples only from JSON, where they are lists.
-            config = config_class.model_validate_json(json.dumps(raw))
+            # As JSON, where lists may stand for tuples, and strings for paths and dates, although validation is strict.
+            config = config_class.model_validate_json(json.dumps(raw), context=valid)
         except ValidationError as error:
             schema = config_class.model_json_schema()
             problems = [_explain(details, schema) for details in error.errors(include_url=False)]
-            # A default may be computed from an invalid value. The problems are reported anyway.
-            with suppress(Exception):
-                config = cast(RecipeConfig | None, valid_part(config_class, raw))
-        if config is not None:
-            problems += _inconsistencies(config, is_whole=not problems)
+            # Checks across sections are made of those that are valid; reading another raises an AttributeError.
+            config = config_class.__new__(config_class)
+            config.__dict__.update(valid)
+        problems += _inconsistencies(config, is_whole=not problems)
     if problems:
         raise ConfigError(problems, source)
-    return cast(Config, config)
+    return config
 
 
 def _inconsistencies(config: RecipeConfig, is_whole: bool) -> Iterator[str]:
@@ -85,7 +72,7 @@ def _inconsistencies(config: RecipeConfig, is_whole: bool) -> Iterator[str]:
                 raise ConfigError([f"{what}; a check must yield its problems"])
             yield from found
         except Exception:
-            # Otherwise the check has read a field that is missing or wrong, which is already reported.
+            # Otherwise the check has read a section that is missing or wrong, which is already reported.
             if is_whole:
                 raise
 
@@ -107,8 +94,7 @@ def _read_json(path: Path) -> JsonObject:
         problem = "no such file; give the path of a recipe's JSON, before any overrides"
     except json.JSONDecodeError as error:
         problem = f"not valid JSON: {error.msg} in line {error.lineno}, column {error.colno}"
-    # Not only files: text that is not UTF-8, integers with thousands of digits, endless nesting.
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         problem = f"cannot be read: {error}"
     else:
         if isinstance(raw, dict):
@@ -129,9 +115,6 @@ def _apply_overrides(raw: JsonObject, overrides: Sequence[str]) -> None:
         if value is None:
             problems.append(f"{name}: has no value; write {name} VALUE")
             continue
-        if name in FORMER_OPTIONS:
-            problems.append(f"{name}: options are spelled with dashes; write {FORMER_OPTIONS[name]}")
-            continue
         *sections, field = name[2:].split(".")
         target = raw
         for section in sections:
@@ -141,7 +124,7 @@ def _apply_overrides(raw: JsonObject, overrides: Sequence[str]) -> None:
             target = target[section]
         try:
             target[field] = json.loads(value)
-        except (ValueError, RecursionError):
+        except ValueError:
             target[field] = value
     if problems:
         raise ConfigError(problems, "the command line")
@@ -181,8 +164,6 @@ def _explain(details: ErrorDetails, schema: JsonObject) -> str:
     given = json.dumps(details["input"], ensure_ascii=False, default=str)
     given = given if len(given) <= 60 else f"{given[:57]}…"
     match kind:
-        case "extra_forbidden" if where in FORMER_FIELDS:
-            return f"{where}: {FORMER_FIELDS[where]}"
         case "extra_forbidden":
             return f"{where}: unknown key{did_you_mean(name, known)}; known here: {', '.join(known)}"
         case "missing":

@@ -4,11 +4,10 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
 from largebatch.batch import Timeline
 from largebatch.batch.division import nearest_multiples
-from largebatch.batch.scaling import scaled_moments
 from largebatch.config.data import Data, Mixable, TextData
 from largebatch.config.models import Model
 from largebatch.config.optimizers import OptimizerEntry, OptimizerSection, WithScaledBetas, union_of_sections
@@ -37,8 +36,8 @@ def check(method: Check) -> Check:
     """Mark a method of a config as a check of fields against each other.
 
     The method yields problems, one line each, starting with the path of the field to change: "data.block_size: 512 is
-    more than …; write …". A check that reads a field that is itself wrong or missing is skipped, so that one error
-    lists the problems within fields and those between them.
+    more than …; write …". A check that reads a section that is itself wrong or missing is skipped, so that one
+    error lists the problems within sections and those between the others.
     """
     method._is_check = True  # type: ignore[attr-defined]
     return method
@@ -47,7 +46,7 @@ def check(method: Check) -> Check:
 class RecipeConfig(Section):
     """The fields that every recipe has."""
 
-    model_config = ConfigDict(validate_by_name=False)
+    model_config = ConfigDict(validate_by_name=False, validate_default=True)
 
     schema_: str | None = Field(default=None, alias="$schema")
     """Path of the JSON Schema, for editors."""
@@ -77,6 +76,14 @@ class RecipeConfig(Section):
     optimizers: ClassVar[tuple[OptimizerEntry, ...]] = SHIPPED
     """The optimizers that the task's recipes may name."""
 
+    @field_validator("*")
+    @classmethod
+    def _collect(cls, value: Any, info: ValidationInfo) -> Any:
+        """Add the valid sections to the context: `load.validate` makes checks across them even if others are wrong."""
+        if info.context is not None:
+            info.context[info.field_name] = value
+        return value
+
     def __init_subclass__(cls, **settings: Any) -> None:
         # Pydantic reads the annotations after this.
         cls.__annotations__["optimizer"] = union_of_sections(cls.optimizers)
@@ -89,6 +96,17 @@ class RecipeConfig(Section):
             for name, value in vars(parent).items():
                 if getattr(value, "_is_check", False) and getattr(cls, name) is value:
                     yield value
+
+    @property
+    def timeline(self) -> Timeline:
+        """The global batches of the run.
+
+        Raises:
+            ValueError: A size starts at a moment in a unit that the data does not have, or not after the previous one.
+        """
+        return Timeline.build(
+            self.data.samples_per_epoch, self.batch.sizes, not self.batch.drop_last, self.data.tokens_per_sample
+        )
 
     @property
     def optimizer_entry(self) -> OptimizerEntry:
@@ -188,14 +206,14 @@ class RecipeConfig(Section):
             )
             return
         try:
-            scaled_moments(optimizer.beta_scaling, sizes[0] / rate.reference_batch_size, optimizer.betas, optimizer.eps)
+            optimizer.options_for(sizes[0] / rate.reference_batch_size)
         except ValueError as error:
             yield f'{rule}: {error}; write a smaller batch, or "fixed"'
 
     @check
     def _durations_within_the_run(self) -> Iterator[str]:
-        sizes, num_samples, rate = self.batch.sizes, self.data.num_train_samples, self.learning_rate
-        largest = max(size for _, size in sizes)
+        num_samples, rate = self.data.num_train_samples, self.learning_rate
+        largest = max(size for _, size in self.batch.sizes)
         if largest > num_samples:
             yield (
                 f"batch.global_batch_size: {largest} is more than the {num_samples} training samples, so an epoch has "
@@ -203,9 +221,7 @@ class RecipeConfig(Section):
             )
             return
         try:
-            timeline = Timeline.build(
-                self.data.samples_of_an_epoch, sizes, not self.batch.drop_last, self.data.tokens_per_sample
-            )
+            timeline = self.timeline
         except ValueError as error:
             yield f"batch.global_batch_size: {error}"
             return
@@ -258,11 +274,11 @@ class RecipeConfig(Section):
                     f"has {samples:,}; remove it, or lengthen train.duration"
                 )
         limits = [source.max_epochs for source in self.data.sources or ()]
-        for name, epochs, most in zip(mixture.names, mixture.epochs(samples), limits, strict=True):
-            if most is not None and epochs > most:
+        for name, epochs, max_epochs in zip(mixture.names, mixture.epochs(samples), limits, strict=True):
+            if max_epochs is not None and epochs > max_epochs:
                 yield (
-                    f'data.sources: "{name}" would be seen {epochs:.3g} times, more than max_epochs {most:g}; give it '
-                    "a smaller weight or more samples, shorten train.duration, or raise max_epochs"
+                    f'data.sources: "{name}" would be seen {epochs:.3g} times, more than max_epochs {max_epochs:g}; '
+                    "give it a smaller weight or more samples, shorten train.duration, or raise max_epochs"
                 )
 
     def _problems_of_the_run(self, timeline: Timeline, steps: Mapping[str, int]) -> Iterator[str]:

@@ -6,15 +6,16 @@ from typing import Annotated, Any, Literal, Self, cast
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from largebatch.batch import Length, Unit
+from largebatch.batch.scaling import ScalingRule, scaling_factor
 
 # Far beyond any use; larger values would overflow in torch, or to infinity.
-LARGEST_INT = 2**63 - 1
-LARGEST_FLOAT = 1e12
+MAX_INT = 2**63 - 1
+MAX_FLOAT = 1e12
 
-PositiveInt = Annotated[int, Field(gt=0, le=LARGEST_INT)]
-NonNegativeInt = Annotated[int, Field(ge=0, le=LARGEST_INT)]
-PositiveFloat = Annotated[float, Field(gt=0, le=LARGEST_FLOAT)]
-NonNegativeFloat = Annotated[float, Field(ge=0, le=LARGEST_FLOAT)]
+PositiveInt = Annotated[int, Field(gt=0, le=MAX_INT)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=MAX_INT)]
+PositiveFloat = Annotated[float, Field(gt=0, le=MAX_FLOAT)]
+NonNegativeFloat = Annotated[float, Field(ge=0, le=MAX_FLOAT)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 PositiveFraction = Annotated[float, Field(gt=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
@@ -57,7 +58,7 @@ class Moment(Section):
 class Duration(Moment):
     """A length of training in exactly one unit; the plan converts it to whole optimizer steps, rounding up."""
 
-    epochs: Annotated[float, Field(ge=1e-6, le=LARGEST_FLOAT)] | None = None
+    epochs: Annotated[float, Field(ge=1e-6, le=MAX_FLOAT)] | None = None
     """Passes over the training set."""
     steps: PositiveInt | None = None
     """Optimizer steps."""
@@ -76,7 +77,7 @@ class BatchPhase(Section):
     """Samples per optimizer step over all processes."""
 
 
-MOST_PHASES = 1000
+MAX_PHASES = 1000
 
 
 class LinearRamp(Section):
@@ -101,10 +102,10 @@ class LinearRamp(Section):
                 f"increments of {self.increment} from start {self.start} do not lead to end {self.end}; write an end "
                 f"such as {self.start + max(1, growth // self.increment) * self.increment}"
             )
-        if growth // self.increment > MOST_PHASES:
+        if growth // self.increment > MAX_PHASES:
             raise ValueError(
                 f"increment {self.increment} makes {growth // self.increment} batch sizes from {self.start} to "
-                f"{self.end}; write an increment that makes at most {MOST_PHASES}"
+                f"{self.end}; write an increment that makes at most {MAX_PHASES}"
             )
         return self
 
@@ -254,12 +255,16 @@ class LearningRate(Section):
     """The learning rate that was tuned."""
     reference_batch_size: PositiveInt
     """The global batch size `base_lr` was tuned at; it has no default, because a guess would scale wrongly."""
-    scaling: Literal["linear", "sqrt", "none"]
+    scaling: ScalingRule
     """With k = global_batch_size / reference_batch_size, the peak is base_lr times k, the square root of k, or 1."""
     warmup: Warmup | None = None
     """Warmup, or null for none."""
     decay: Decay
     """Course of the learning rate after warmup."""
+
+    def peak_for(self, global_batch_size: int) -> float:
+        """The learning rate after warmup at a batch size."""
+        return self.base_lr * scaling_factor(self.scaling, global_batch_size, self.reference_batch_size)
 
 
 class Train(Section):
@@ -280,7 +285,7 @@ class Evaluation(Section):
     every: Duration | None = None
     """Interval between evaluations; null means only at the end."""
     max_samples: PositiveInt | None = None
-    """Evaluate on only the first samples, this many, which are those of a mixture's first sources; null means all."""
+    """Number of evaluation samples, from the start of the set; of a mixture, from its first sources. null: all."""
 
 
 class Checkpoint(Section):

@@ -68,7 +68,7 @@ def compare_strategies(
             {
                 "world_size": world_size,
                 "problem": None,
-                "gradient_accumulation_steps": plan.gradient_accumulation_steps,
+                "gradient_accumulation_steps": plan.max_gradient_accumulation_steps,
                 "suggested": suggested,
                 "reason": reason,
                 "strategies": counted,
@@ -101,7 +101,7 @@ def _cost(
     hardware: Hardware | None,
 ) -> Json:
     """What a strategy holds and sends on the plan's number of processes."""
-    model, flops, micro_batches = workload.model, workload.flops, plan.gradient_accumulation_steps
+    model, flops, micro_batches = workload.model, workload.flops, plan.max_gradient_accumulation_steps
     entry = find_strategy(strategy.name)
     reduced = when_reduced(model, strategy, plan, gpu_memory)
     strategy = replace(strategy, reduces_each=reduced == "each_micro_batch")

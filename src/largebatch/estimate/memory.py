@@ -93,13 +93,14 @@ def when_reduced(model: ModelShape, strategy: Strategy, plan: RunPlan, gpu_memor
         plan: The plan, which has the number of processes and the largest number of micro-batches in a step.
         gpu_memory: Memory of the smallest GPU in bytes; None without GPUs, where whole gradients are taken to fit.
     """
+    asked = plan.compute.reduce_gradients
     preferred, *others = find_strategy(strategy.name).reduces
-    if plan.reduce_gradients in others:
+    if asked in others:
         return others[0]
-    if plan.reduce_gradients == preferred or preferred == "each_micro_batch" or not others or gpu_memory is None:
+    if asked == preferred or preferred == "each_micro_batch" or not others or gpu_memory is None:
         return preferred
     last = replace(strategy, reduces_each=False)
-    states = model_states(model, last, plan.world_size, optimizer_states(plan), plan.gradient_accumulation_steps)
+    states = model_states(model, last, plan.world_size, optimizer_states(plan), plan.max_gradient_accumulation_steps)
     return preferred if states.peak <= MAX_FRACTION_OF_GPU * gpu_memory else others[0]
 
 

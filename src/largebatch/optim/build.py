@@ -38,7 +38,10 @@ def optimizer_over(groups: Iterable[dict[str, Any]], plan: RunPlan) -> Optimizer
 
 def planned_groups(model: nn.Module, plan: RunPlan) -> list[dict[str, Any]]:
     """The parameter groups that the plan's optimizer must have."""
-    return parameter_groups(model, plan.weight_decay, plan.no_decay, plan.layerwise)
+    entry, optimizer = plan.optimizer_entry, plan.optimizer
+    assert entry is not None
+    layerwise = entry.needs == "norms of layers"
+    return parameter_groups(model, optimizer.weight_decay, optimizer.no_decay, layerwise)
 
 
 def parameter_groups(

@@ -3,20 +3,29 @@
 Nothing divides, scales or defaults after that: backends receive numbers from the plan and are checked against it.
 """
 
-import dataclasses
-import json
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import TypeAdapter
 
 from largebatch.batch import GlobalBatch, Length, Timeline, gradient_accumulation_steps, micro_steps
 from largebatch.batch.mixture import Mixture
-from largebatch.batch.scaling import MomentRule, ScalingRule, scaled_moments, scaling_factor
+from largebatch.batch.scaling import MomentRule
 from largebatch.batch.schedule import Schedule
 from largebatch.config import RecipeConfig
-from largebatch.config.optimizers import OptimizerEntry, WithScaledBetas
-from largebatch.config.sections import BatchGrowth, LearningRate, StepDecay, WarmupStableDecay
+from largebatch.config.optimizers import OptimizerEntry, OptimizerSection
+from largebatch.config.sections import (
+    BatchGrowth,
+    Checkpoint,
+    Compute,
+    Duration,
+    Evaluation,
+    Faults,
+    LearningRate,
+    Logging,
+    StepDecay,
+    WarmupStableDecay,
+)
 from largebatch.errors import ConfigError
 
 # Processes read a vote on stopping this many steps after they have begun it: over the hosts of hundreds of processes it
@@ -28,53 +37,44 @@ STEPS_TO_STOP = STOP_VOTE_STEPS + 2
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The resolved numbers of a run; fields named as in the recipe mean the same as there."""
+    """The resolved numbers of a run, and the sections of the recipe that are followed as they are."""
 
     task: str  # name of the task's folder
     seed: int
     precision: str
-    world_size: int  # data-parallel processes: observed, never configured
-    micro_batch_size: int
+    learning_rate: LearningRate
+    optimizer: OptimizerSection  # the fields that every optimizer has; its own are in `optimizer_options`
+    evaluation: Evaluation
+    checkpoint: Checkpoint
+    faults: Faults
+    compute: Compute
+    logging: Logging
+
+    # What is known about the data, the model and the optimizer, whose sections differ between tasks.
     num_train_samples: int
     num_eval_samples: int
+    loss_unit: str
+    loss_weight_per_sample: int | None
+    uses_batch_norm: bool  # whether `micro_batch_size` is part of the loss function (Goyal et al. 2017, section 2.3)
+    sync_batch_norm: bool  # whether `micro_batch_size` x `world_size` is, instead
+    coupled_loss: bool  # whether the loss of a sample depends on all other samples of its global batch
+    optimizer_explanation: str  # a line about the optimizer, which may be empty
+
+    # What is decided.
+    world_size: int  # data-parallel processes: observed, never configured
+    micro_batch_size: int
+    max_global_batch_size: int  # samples per optimizer step over all processes; the largest number if it changes
+    max_gradient_accumulation_steps: int  # micro-batches per process per optimizer step at that size
+    max_peak_lr: float  # learning rate after warmup at that size
     timeline: Timeline  # the samples of each step, and the batch sizes
     mixture: Mixture | None  # the sources that the samples come from, if there are several
     total_steps: int
     stop_after_steps: int  # last step of this run: `total_steps`, or fewer if the recipe asks to stop early
-    loss_unit: str
-    tokens_per_sample: int | None
-    loss_weight_per_sample: int | None
-    base_lr: float
-    reference_batch_size: int
-    scaling: ScalingRule
-    scaled_batch_size: int | None  # the first size, if the rate stays scaled to it; None scales to the current one
-    warmup_left_out: bool  # whether warmup is skipped because the peak is not above its start
     schedule: Schedule
-    uses_batch_norm: bool  # whether `micro_batch_size` is part of the loss function (Goyal et al. 2017, section 2.3)
-    sync_batch_norm: bool  # whether `micro_batch_size` x `world_size` is, instead
-    coupled_loss: bool  # whether the loss of a sample depends on all other samples of its global batch
-    optimizer: str
-    optimizer_explanation: str  # a line about the optimizer, which may be empty
-    layerwise: bool  # whether the optimizer scales each layer's step by norms of the layer
-    optimizer_options: dict[str, Any]  # momentum, betas and the like, as torch names them, for this batch size
-    tuned_options: dict[str, Any]  # the same options as they were tuned, at `reference_batch_size`
-    beta_scaling: MomentRule
-    weight_decay: float
-    no_decay: tuple[str, ...]
-    clip_norm: float | None
-    evaluate_every: Length | None
-    evaluated_samples: int  # samples of each evaluation: the first of the evaluation set, or all
-    log_every_steps: int
-    checkpoint_every: Length | None
-    keep_checkpoint_every: Length | None
-    on_non_finite: Literal["stop", "skip", "roll_back"]
-    max_bad_steps: int
-    compile: bool
-    activation_checkpointing: bool
-    channels_last: bool
-    gather_in_bf16: bool
-    reduce_gradients: str
-    deterministic: bool
+    scaled_batch_size: int | None  # the first size, if the rate stays scaled to it; None scales to the current one
+    tuned_options: dict[str, Any]  # momentum, betas and the like, as torch names them and as they were tuned
+    optimizer_options: dict[str, Any]  # the same options for this batch size
+    beta_scaling: MomentRule  # how they follow from one another
 
     # What is declared about the optimizer; it is code, so not in JSON, and None in a plan that was read from there.
     optimizer_entry: OptimizerEntry | None = field(default=None, compare=False)
@@ -93,10 +93,6 @@ class RunPlan:
         """The same for the global batch of a step."""
         return micro_steps(batch.size, self.micro_batch_size, self.world_size)
 
-    def accumulation_of(self, global_batch_size: int) -> int:
-        """Micro-batches per process per optimizer step at a batch size."""
-        return gradient_accumulation_steps(global_batch_size, self.micro_batch_size, self.world_size)
-
     def lr_at(self, step: int) -> float:
         """The learning rate of a step."""
         return self.lr_of(self.batch_at(step))
@@ -107,54 +103,41 @@ class RunPlan:
 
     def peak_lr_for(self, global_batch_size: int) -> float:
         """The learning rate after warmup at a batch size."""
-        return self.base_lr * scaling_factor(
-            self.scaling, self.scaled_batch_size or global_batch_size, self.reference_batch_size
-        )
+        return self.learning_rate.peak_for(self.scaled_batch_size or global_batch_size)
 
     # --- after a number of completed steps ------------------------------------------------------------------------
 
     def evaluates_after(self, completed_steps: int) -> bool:
         """Whether an evaluation is due."""
-        return completed_steps == self.stop_after_steps or self._is_due(completed_steps, self.evaluate_every)
+        return completed_steps == self.stop_after_steps or self._is_due(completed_steps, self.evaluation.every)
 
     def checkpoints_after(self, completed_steps: int) -> bool:
         """Whether a checkpoint is due; those to keep need not be among the others, as every 25 steps and every 10."""
-        at_end = completed_steps == self.stop_after_steps
-        return at_end or any(
-            self._is_due(completed_steps, every) for every in (self.checkpoint_every, self.keep_checkpoint_every)
+        return (
+            completed_steps == self.stop_after_steps
+            or self._is_due(completed_steps, self.checkpoint.every)
+            or self.keeps_checkpoint_of(completed_steps)
         )
 
     def keeps_checkpoint_of(self, completed_steps: int) -> bool:
         """Whether the checkpoint is never deleted."""
-        return self._is_due(completed_steps, self.keep_checkpoint_every)
+        return self._is_due(completed_steps, self.checkpoint.keep_every)
 
-    def _is_due(self, completed_steps: int, every: Length | None) -> bool:
-        return every is not None and self.timeline.completes(completed_steps, every)
-
-    # --- for the largest batch size -------------------------------------------------------------------------------
+    def _is_due(self, completed_steps: int, every: Duration | None) -> bool:
+        return every is not None and self.timeline.completes(completed_steps, every.length)
 
     @property
-    def global_batch_size(self) -> int:
-        """Samples per optimizer step over all processes; the largest number if it changes."""
-        return max(phase.global_batch_size for phase in self.timeline.phases)
+    def evaluated_samples(self) -> int:
+        """Samples of each evaluation: the first of the evaluation set, or all."""
+        return min(self.evaluation.max_samples or self.num_eval_samples, self.num_eval_samples)
 
-    @property
-    def gradient_accumulation_steps(self) -> int:
-        """Micro-batches per process per optimizer step at `global_batch_size`."""
-        return self.accumulation_of(self.global_batch_size)
-
-    @property
-    def peak_lr(self) -> float:
-        """The learning rate after warmup at `global_batch_size`."""
-        return self.peak_lr_for(self.global_batch_size)
+    # --- as JSON --------------------------------------------------------------------------------------------------
 
     def to_json(self) -> str:
-        """The plan as indented JSON, with the numbers of the largest batch size."""
-        numbers = dataclasses.asdict(self)
-        del numbers["optimizer_entry"]
-        for name in ("global_batch_size", "gradient_accumulation_steps", "peak_lr"):
-            numbers[name] = getattr(self, name)
-        return json.dumps(numbers, indent=2) + "\n"
+        """The plan as indented JSON."""
+        return (
+            TypeAdapter(RunPlan).dump_json(self, indent=2, by_alias=True, exclude={"optimizer_entry"}).decode() + "\n"
+        )
 
     @classmethod
     def from_json(cls, text: str) -> "RunPlan":
@@ -181,72 +164,52 @@ def resolve(config: RecipeConfig, world_size: int, micro_batch_size: int | None 
     Raises:
         ConfigError: A global batch does not divide over these processes, or the model cannot be compiled on them.
     """
-    batch, rate, data = config.batch, config.learning_rate, config.data
-    if micro_batch_size is not None:
-        batch = batch.model_copy(update={"micro_batch_size": micro_batch_size})
-    accumulation = max(gradient_accumulation_steps(size, batch.micro_batch_size, world_size) for _, size in batch.sizes)
+    data, rate, entry, timeline = config.data, config.learning_rate, config.optimizer_entry, config.timeline
+    micro_batch_size = micro_batch_size or config.batch.micro_batch_size
+    sizes = [phase.global_batch_size for phase in timeline.phases]
+    accumulation = max(gradient_accumulation_steps(size, micro_batch_size, world_size) for size in sizes)
     if config.compute.compile and config.model.uses_batch_norm:
         _check_compiled_batch_norm(config, world_size, accumulation)
-    timeline = Timeline.build(data.samples_of_an_epoch, batch.sizes, not batch.drop_last, data.tokens_per_sample)
     total_steps = timeline.steps_in(config.train.duration.length)
-    scaled_batch_size = batch.sizes[0][1] if isinstance(rate.decay, BatchGrowth) else None
-    schedule = _schedule(rate, timeline, total_steps, scaled_batch_size)
-    entry = config.optimizer_entry
-    tuned_options = config.optimizer.options
-    optimizer_options = tuned_options
-    beta_scaling: MomentRule = "fixed"
-    if isinstance(config.optimizer, WithScaledBetas):
-        beta_scaling = config.optimizer.beta_scaling
-        betas, eps = scaled_moments(
-            beta_scaling, batch.sizes[0][1] / rate.reference_batch_size, config.optimizer.betas, config.optimizer.eps
-        )
-        optimizer_options = tuned_options | {"betas": betas, "eps": eps}
+    scaled_batch_size = sizes[0] if isinstance(rate.decay, BatchGrowth) else None
+    max_peak_lr = rate.peak_for(scaled_batch_size or max(sizes))
+    explanation = entry.explanation
+    if explanation and entry.needs == "norms of layers":
+        exempt = ", ".join(config.optimizer.no_decay)
+        explanation += f", except that of {exempt} parameters" if exempt else ", without exception"
     return RunPlan(
         task=config.task,
         seed=config.seed,
         precision=config.precision,
-        world_size=world_size,
-        micro_batch_size=batch.micro_batch_size,
+        learning_rate=rate,
+        optimizer=OptimizerSection(**config.optimizer.model_dump(include={*OptimizerSection.model_fields})),
+        evaluation=config.evaluation,
+        checkpoint=config.checkpoint,
+        faults=config.faults,
+        compute=config.compute,
+        logging=config.logging,
         num_train_samples=data.num_train_samples,
         num_eval_samples=data.num_eval_samples,
+        loss_unit=data.loss_unit,
+        loss_weight_per_sample=data.loss_weight_per_sample,
+        uses_batch_norm=config.model.uses_batch_norm,
+        sync_batch_norm=config.model.synchronizes_batch_norm,
+        coupled_loss=config.couples_the_batch,
+        optimizer_explanation=explanation,
+        world_size=world_size,
+        micro_batch_size=micro_batch_size,
+        max_global_batch_size=max(sizes),
+        max_gradient_accumulation_steps=accumulation,
+        max_peak_lr=max_peak_lr,
         timeline=timeline,
         mixture=data.mixture(timeline),
         total_steps=total_steps,
         stop_after_steps=min(config.train.stop_after_steps or total_steps, total_steps),
-        loss_unit=data.loss_unit,
-        tokens_per_sample=data.tokens_per_sample,
-        loss_weight_per_sample=data.loss_weight_per_sample,
-        base_lr=rate.base_lr,
-        reference_batch_size=rate.reference_batch_size,
-        scaling=rate.scaling,
+        schedule=_schedule(rate, timeline, total_steps, max_peak_lr),
         scaled_batch_size=scaled_batch_size,
-        warmup_left_out=rate.warmup is not None and schedule.warmup == 0,
-        schedule=schedule,
-        uses_batch_norm=config.model.uses_batch_norm,
-        sync_batch_norm=config.model.synchronizes_batch_norm,
-        coupled_loss=config.couples_the_batch,
-        optimizer=config.optimizer.name,
-        optimizer_explanation=entry.explanation,
-        layerwise=entry.needs == "norms of layers",
-        optimizer_options=optimizer_options,
-        tuned_options=tuned_options,
-        beta_scaling=beta_scaling,
-        weight_decay=config.optimizer.weight_decay,
-        no_decay=tuple(config.optimizer.no_decay),
-        clip_norm=config.optimizer.clip_norm,
-        evaluate_every=config.evaluation.every.length if config.evaluation.every else None,
-        evaluated_samples=min(config.evaluation.max_samples or data.num_eval_samples, data.num_eval_samples),
-        log_every_steps=config.logging.every,
-        checkpoint_every=config.checkpoint.every.length if config.checkpoint.every else None,
-        keep_checkpoint_every=config.checkpoint.keep_every.length if config.checkpoint.keep_every else None,
-        on_non_finite=config.faults.on_non_finite,
-        max_bad_steps=config.faults.max_bad_steps,
-        compile=config.compute.compile,
-        activation_checkpointing=config.compute.activation_checkpointing,
-        channels_last=config.compute.channels_last,
-        gather_in_bf16=config.compute.gather_in_bf16,
-        reduce_gradients=config.compute.reduce_gradients,
-        deterministic=config.compute.deterministic,
+        tuned_options=config.optimizer.options,
+        optimizer_options=config.optimizer.options_for(sizes[0] / rate.reference_batch_size),
+        beta_scaling=getattr(config.optimizer, "beta_scaling", "fixed"),
         optimizer_entry=entry,
     )
 
@@ -265,15 +228,13 @@ def _check_compiled_batch_norm(config: RecipeConfig, world_size: int, accumulati
         )
 
 
-def _schedule(rate: LearningRate, timeline: Timeline, total_steps: int, scaled_batch_size: int | None) -> Schedule:
+def _schedule(rate: LearningRate, timeline: Timeline, total_steps: int, peak_lr: float) -> Schedule:
     def place_after(length: Length) -> int:
         return timeline.at(timeline.steps_in(length)).samples_before
 
     warmup, warmup_start_lr = 0, 0.0
     if rate.warmup is not None:
         warmup_start_lr = rate.base_lr if rate.warmup.start == "base_lr" else 0.0
-        largest = max(phase.global_batch_size for phase in timeline.phases)
-        peak_lr = rate.base_lr * scaling_factor(rate.scaling, scaled_batch_size or largest, rate.reference_batch_size)
         # Warmup leads from the tuned rate up to the scaled one, if that is higher (Goyal et al. 2017, section 5.1).
         warmup = place_after(rate.warmup.duration.length) if peak_lr > warmup_start_lr else 0
     decay, decay_start = rate.decay, warmup

@@ -3,14 +3,14 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from largebatch.batch import Length
+from largebatch.batch import Length, micro_steps
 from largebatch.batch.mixture import Mixture
 from largebatch.batch.scaling import RULE_NAMES
 from largebatch.errors import counted
 from largebatch.plan.contract import STEPS_TO_STOP, RunPlan
 from largebatch.plan.strategies import POLICY_WORDS
 
-MOST_LINES = 6
+MAX_LINES = 6
 MOMENT_RULES = {
     "half_life": "the second beta keeps its half-life in samples",
     "sde": "they follow the square-root rule for Adam's moments",
@@ -46,9 +46,9 @@ def bodies(plan: RunPlan) -> list[tuple[str, list[str]]]:
 def _batch(plan: RunPlan) -> list[str]:
     phases = plan.timeline.phases
     if len(phases) == 1:
-        per_process = plan.micro_batch_size * plan.gradient_accumulation_steps
+        per_process = plan.micro_batch_size * plan.max_gradient_accumulation_steps
         return [
-            _division(plan, plan.global_batch_size),
+            _division(plan, plan.max_global_batch_size),
             f"each process loads {counted(per_process, 'sample')} per step, {plan.micro_batch_size:,} at a time",
         ]
     lines = [
@@ -56,13 +56,13 @@ def _batch(plan: RunPlan) -> list[str]:
         f"peak lr {plan.peak_lr_for(phase.global_batch_size):.6g}"
         for phase in phases
     ]
-    if len(lines) > MOST_LINES:
-        lines[MOST_LINES - 2 : -1] = [f"… and {len(lines) - MOST_LINES + 1} sizes in between"]
+    if len(lines) > MAX_LINES:
+        lines[MAX_LINES - 2 : -1] = [f"… and {len(lines) - MAX_LINES + 1} sizes in between"]
     return lines
 
 
 def _division(plan: RunPlan, global_batch_size: int) -> str:
-    accumulation = plan.accumulation_of(global_batch_size)
+    accumulation = micro_steps(global_batch_size, plan.micro_batch_size, plan.world_size)
     return (
         f"{counted(global_batch_size, 'sample')} per optimizer step = {plan.micro_batch_size:,} per micro-batch "
         f"x {accumulation:,} accumulated x {counted(plan.world_size, 'process', 'processes')}"
@@ -70,19 +70,19 @@ def _division(plan: RunPlan, global_batch_size: int) -> str:
 
 
 def _loss(plan: RunPlan) -> list[str]:
-    counts = "target tokens" if plan.loss_unit == "tokens" else plan.loss_unit
-    unit, weight = plan.loss_unit, plan.loss_weight_per_sample
-    if weight is None:
-        unit = counts
-    elif len(plan.timeline.phases) == 1:
-        product = f" ({plan.global_batch_size:,} samples x {weight:,})"
-        unit = f"{plan.global_batch_size * weight:,} {unit}{'' if unit == 'samples' else product}"
+    weight, size = plan.loss_weight_per_sample, plan.max_global_batch_size
+    unit = counts = "target tokens" if plan.loss_unit == "tokens" else plan.loss_unit
+    if weight is not None:
+        unit = plan.loss_unit
+        if len(plan.timeline.phases) == 1:
+            product = "" if unit == "samples" else f" ({size:,} samples x {weight:,})"
+            unit = f"{size * weight:,} {unit}{product}"
     lines = [
         f"loss and gradient are the mean over all {unit} of the global batch,",
         "summed over micro-batches and processes and divided once, whatever the strategy",
     ]
-    if plan.reduce_gradients != "auto":
-        lines.append(f"gradients are reduced with {POLICY_WORDS[plan.reduce_gradients]}")
+    if plan.compute.reduce_gradients != "auto":
+        lines.append(f"gradients are reduced with {POLICY_WORDS[plan.compute.reduce_gradients]}")
     if weight is None:
         lines.append(
             f"samples have different numbers of {counts}, which are counted over all processes before each step"
@@ -108,40 +108,42 @@ def _loss(plan: RunPlan) -> list[str]:
 
 def _steps(plan: RunPlan) -> list[str]:
     timeline = plan.timeline
-    rest = "a smaller global batch, at the same learning rate" if timeline.keep_last else "dropped"
-    if plan.mixture:
-        lines = _sources(plan, plan.mixture)
-    elif len(timeline.phases) == 1:
-        steps = timeline.steps_in(Length("epochs", 1))
-        used = timeline.at(steps).samples_before
-        left = plan.num_train_samples % plan.global_batch_size
-        lines = [
-            f"one epoch is {counted(steps, 'step')}: {used:,} of {plan.num_train_samples:,} training samples"
-            + (f" (the last {left:,} of each epoch's shuffle are {rest})" if left else "")
-        ]
-    else:
-        lines = [f"samples at the end of an epoch that do not fill a global batch are {rest}"]
     samples = timeline.at(plan.total_steps).samples_before
-    tokens = f", {samples * plan.tokens_per_sample:,} tokens" if plan.tokens_per_sample else ""
-    epochs = f"{_epochs(plan, plan.total_steps, '.4g')} = " if not plan.mixture else ""
-    lines.append(f"the run is {counted(plan.total_steps, 'step')} = {epochs}{counted(samples, 'sample')}{tokens}")
+    tokens = f", {samples * timeline.tokens_per_sample:,} tokens" if timeline.tokens_per_sample else ""
+    epochs = "" if plan.mixture else f"{_epochs(plan, plan.total_steps, '.4g')} = "
+    lines = [
+        *(_epoch(plan) if plan.mixture is None else _sources(plan, plan.mixture)),
+        f"the run is {counted(plan.total_steps, 'step')} = {epochs}{counted(samples, 'sample')}{tokens}",
+    ]
     if plan.stop_after_steps < plan.total_steps:
         lines.append(f"it stops early, after step {plan.stop_after_steps:,}, on the whole run's learning-rate schedule")
-    when = f"every {plan.evaluate_every} and at the end" if plan.evaluate_every else "at the end"
+    evaluation, checkpoint = plan.evaluation, plan.checkpoint
+    when = f"every {evaluation.every.length} and at the end" if evaluation.every else "at the end"
     which = f"{plan.evaluated_samples:,}"
     if plan.evaluated_samples < plan.num_eval_samples:
         which = f"the first {which} of {plan.num_eval_samples:,}"
-    lines.append(f"evaluated {when} on {which} samples, each counted once")
-    every = f"every {plan.checkpoint_every}, " if plan.checkpoint_every else ""
-    kept = f"; one every {plan.keep_checkpoint_every} is never deleted" if plan.keep_checkpoint_every else ""
-    lines.append(
-        f"checkpoint {every}at the end, and when asked to stop, at most {STEPS_TO_STOP} steps and 1 s later{kept}"
-    )
-    return lines
+    every = f"every {checkpoint.every.length}, " if checkpoint.every else ""
+    kept = f"; one every {checkpoint.keep_every.length} is never deleted" if checkpoint.keep_every else ""
+    return [
+        *lines,
+        f"evaluated {when} on {which} samples, each counted once",
+        f"checkpoint {every}at the end, and when asked to stop, at most {STEPS_TO_STOP} steps and 1 s later{kept}",
+    ]
 
 
-def _epochs(plan: RunPlan, steps: int, form: str) -> str:
-    return counted(float(plan.timeline.progress(steps, "epochs")), "epoch", form=form)
+def _epoch(plan: RunPlan) -> list[str]:
+    """Samples that an epoch trains on, and those left at its end."""
+    timeline = plan.timeline
+    rest = "a smaller global batch, at the same learning rate" if timeline.keep_last else "dropped"
+    if len(timeline.phases) > 1:
+        return [f"samples at the end of an epoch that do not fill a global batch are {rest}"]
+    steps = timeline.steps_in(Length("epochs", 1))
+    used = timeline.at(steps).samples_before
+    left = plan.num_train_samples % plan.max_global_batch_size
+    left_over = f" (the last {left:,} of each epoch's shuffle are {rest})" if left else ""
+    return [
+        f"one epoch is {counted(steps, 'step')}: {used:,} of {plan.num_train_samples:,} training samples{left_over}"
+    ]
 
 
 def _sources(plan: RunPlan, mixture: Mixture) -> list[str]:
@@ -154,43 +156,14 @@ def _sources(plan: RunPlan, mixture: Mixture) -> list[str]:
             f"{name}: {', then '.join(shares)} of each batch, {counted(drawn[number], 'sample')}; it has {size:,}, so "
             f"each is seen {drawn[number] / size:.3g} times"
         )
-    starts = [f"{_steps_to(plan, phase.first_sample):,}" for phase in mixture.phases[1:]]
-    return [*lines, *([f"the shares change after step {', '.join(starts)}"] if starts else [])]
-
-
-def _learning_rate(plan: RunPlan) -> list[str]:
-    schedule = plan.schedule
-    size = plan.scaled_batch_size or plan.global_batch_size
-    this = "this one is" if plan.scaled_batch_size is None else "this one starts at"
-    k = f"{size / plan.reference_batch_size:.6g}"
-    factor = {"linear": k, "sqrt": f"sqrt({k})", "none": "1"}[plan.scaling]
-    lines = [
-        f"peak {plan.peak_lr:.6g} = {plan.base_lr:.6g} x {factor}, {RULE_NAMES[plan.scaling]}: "
-        f"{plan.base_lr:.6g} was tuned at batch {plan.reference_batch_size:,}; {this} {size:,}"
-    ]
-    if schedule.warmup:
-        steps = _steps_to(plan, schedule.warmup)
-        how_long = counted(steps, "step") + (f" ({_epochs(plan, steps, '.3g')})" if not plan.mixture else "")
-        one_size, start = len(plan.timeline.phases) == 1, f"{schedule.warmup_start_lr:.6g}"
-        goal = f"{plan.peak_lr:.6g}"
-        if not one_size and plan.scaled_batch_size is None:
-            goal = "the peak of the current batch size"
-        each = "more with each sample"
-        if one_size and not plan.timeline.keep_last:
-            each = f"{(plan.peak_lr - schedule.warmup_start_lr) / steps:.3g} more each step"
-        if schedule.warmup_shape == "constant":
-            lines.append(f"warmup at {start} for {how_long}, then {goal}")
-        else:
-            lines.append(f"warmup from {start} to {goal} in {how_long}, {each}")
-    elif plan.warmup_left_out:
-        lines.append(
-            f"no warmup: the peak is not above base_lr {plan.base_lr:.6g}, where it would start "
-            '(with start "zero", it starts at 0)'
-        )
-    else:
-        lines.append("no warmup")
-    lines.append(_decay(plan))
+    if len(mixture.phases) > 1:
+        starts = [f"{_steps_to(plan, phase.first_sample):,}" for phase in mixture.phases[1:]]
+        lines.append(f"the shares change after step {', '.join(starts)}")
     return lines
+
+
+def _epochs(plan: RunPlan, steps: int, form: str) -> str:
+    return counted(float(plan.timeline.progress(steps, "epochs")), "epoch", form=form)
 
 
 def _steps_to(plan: RunPlan, place: int) -> int:
@@ -198,48 +171,82 @@ def _steps_to(plan: RunPlan, place: int) -> int:
     return plan.timeline.steps_in(Length("samples", place))
 
 
+def _learning_rate(plan: RunPlan) -> list[str]:
+    rate = plan.learning_rate
+    size = plan.scaled_batch_size or plan.max_global_batch_size
+    this = "this one is" if plan.scaled_batch_size is None else "this one starts at"
+    k = f"{size / rate.reference_batch_size:.6g}"
+    factor = {"linear": k, "sqrt": f"sqrt({k})", "none": "1"}[rate.scaling]
+    return [
+        f"peak {plan.max_peak_lr:.6g} = {rate.base_lr:.6g} x {factor}, {RULE_NAMES[rate.scaling]}: "
+        f"{rate.base_lr:.6g} was tuned at batch {rate.reference_batch_size:,}; {this} {size:,}",
+        _warmup(plan),
+        _decay(plan),
+    ]
+
+
+def _warmup(plan: RunPlan) -> str:
+    schedule, warmup = plan.schedule, plan.learning_rate.warmup
+    if warmup is None:
+        return "no warmup"
+    if schedule.warmup == 0:
+        return (
+            f"no warmup: the peak is not above base_lr {plan.learning_rate.base_lr:.6g}, where it would start "
+            '(with start "zero", it starts at 0)'
+        )
+    steps = _steps_to(plan, schedule.warmup)
+    how_long = counted(steps, "step") + (f" ({_epochs(plan, steps, '.3g')})" if not plan.mixture else "")
+    one_size, start = len(plan.timeline.phases) == 1, schedule.warmup_start_lr
+    has_one_peak = one_size or plan.scaled_batch_size is not None
+    goal = f"{plan.max_peak_lr:.6g}" if has_one_peak else "the peak of the current batch size"
+    if schedule.warmup_shape == "constant":
+        return f"warmup at {start:.6g} for {how_long}, then {goal}"
+    each = "more with each sample"
+    if one_size and not plan.timeline.keep_last:
+        each = f"{(plan.max_peak_lr - start) / steps:.3g} more each step"
+    return f"warmup from {start:.6g} to {goal} in {how_long}, {each}"
+
+
 def _decay(plan: RunPlan) -> str:
     schedule = plan.schedule
-    last = f"{plan.lr_at(plan.total_steps - 1):.3g} in the last step"
     if plan.scaled_batch_size is not None:
-        growth = plan.global_batch_size / plan.scaled_batch_size
+        growth = plan.max_global_batch_size / plan.scaled_batch_size
         return (
             f"then constant: the batch grows by a factor of {growth:g}, which for SGD is like dividing the rate by it"
         )
     if schedule.decay == "constant":
         return "then constant"
+    last = f"{plan.lr_at(plan.total_steps - 1):.3g} in the last step"
     if schedule.decay == "step":
         milestones = ", ".join(f"{_steps_to(plan, milestone):,}" for milestone in schedule.milestones)
         return f"then x {schedule.factor:g} at steps {milestones}; {last}"
     share = f"{schedule.final_fraction:g} of the peak" if schedule.final_fraction else "0"
-    end = f"{share} at the end; {last}"
-    if schedule.decay == "warmup_stable_decay":
-        start = _steps_to(plan, schedule.decay_start)
-        return f"then constant until step {start:,}, then a straight line to {end}"
-    shape = {"cosine": "half a cosine", "linear": "a straight line"}.get(
-        schedule.decay, f"a polynomial of power {schedule.power:g}"
-    )
-    return f"then {shape} to {end}"
+    shape = {
+        "cosine": "half a cosine",
+        "linear": "a straight line",
+        "polynomial": f"a polynomial of power {schedule.power:g}",
+        "warmup_stable_decay": f"constant until step {_steps_to(plan, schedule.decay_start):,}, then a straight line",
+    }[schedule.decay]
+    return f"then {shape} to {share} at the end; {last}"
 
 
 def _optimizer(plan: RunPlan) -> list[str]:
-    decay = f"weight decay {plan.weight_decay:g}"
-    if plan.no_decay and plan.weight_decay:
-        decay += f", none on {', '.join(plan.no_decay)} parameters"
-    clipping = "no gradient clipping" if plan.clip_norm is None else f"gradients clipped to norm {plan.clip_norm:g}"
-    master = (
-        "bf16 autocast; weights, gradients and their reduction in fp32" if plan.precision == "bf16" else plan.precision
-    )
-    lines = [f"{plan.optimizer} with {_options(plan.optimizer_options)}; {decay}"]
-    exempt = f"except that of {', '.join(plan.no_decay)} parameters" if plan.no_decay else "without exception"
+    optimizer = plan.optimizer
+    decay = f"weight decay {optimizer.weight_decay:g}"
+    if optimizer.no_decay and optimizer.weight_decay:
+        decay += f", none on {', '.join(optimizer.no_decay)} parameters"
+    lines = [f"{optimizer.name} with {_options(plan.optimizer_options)}; {decay}"]
     if plan.optimizer_explanation:
-        lines.append(plan.optimizer_explanation + (f", {exempt}" if plan.layerwise else ""))
+        lines.append(plan.optimizer_explanation)
     if plan.optimizer_options != plan.tuned_options:
-        lines.append(
-            f"{_options(plan.tuned_options)} were tuned at batch {plan.reference_batch_size:,}; "
-            + MOMENT_RULES[plan.beta_scaling]
-        )
-    return [*lines, f"{clipping}; {master}; seed {plan.seed}"]
+        tuned_at = f"{_options(plan.tuned_options)} were tuned at batch {plan.learning_rate.reference_batch_size:,}"
+        lines.append(f"{tuned_at}; {MOMENT_RULES[plan.beta_scaling]}")
+    clip_norm = optimizer.clip_norm
+    clipping = "no gradient clipping" if clip_norm is None else f"gradients clipped to norm {clip_norm:g}"
+    precision = plan.precision
+    if precision == "bf16":
+        precision = "bf16 autocast; weights, gradients and their reduction in fp32"
+    return [*lines, f"{clipping}; {precision}; seed {plan.seed}"]
 
 
 def _options(options: Mapping[str, Any]) -> str:

@@ -94,7 +94,7 @@ def rehearsal_feed(plan: RunPlan, backend: Backend, train_set: SampleSource, ste
     longest = getattr(train_set, "longest", None)
     indices, which = (longest(count), "longest") if longest else (np.arange(count), "first")
     (loaded,) = load(train_set, [(indices, 0)], 0, backend.device)
-    passes = min(2, plan.gradient_accumulation_steps)
+    passes = min(2, plan.max_gradient_accumulation_steps)
     micro_step = MicroStep(loaded.batch, loaded.weight, derive_seed(plan.seed, "rehearsal"), contributes=True)
     shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in loaded.batch.items())
     feed = StepFeed(plan.batch_at(step), iter([micro_step] * passes), passes, lambda: max(1, loaded.weight))

@@ -65,14 +65,14 @@ class Loop:
             backend,
             recorder.folder.checkpoints_dir,
             recorder.attempt,
-            config.checkpoint,
+            self.plan.checkpoint,
             as_json(config),
             model_files,
             warn=recorder.say,
             not_written=recorder.checkpoint_failed,
         )
         self.non_finite = NonFiniteSteps(backend, start, recorder, self.writer)
-        self.watchdog = Watchdog(config.faults.hang_seconds, backend.rank, recorder.stack_folder)
+        self.watchdog = Watchdog(self.plan.faults.hang_seconds, backend.rank, recorder.stack_folder)
         self.slow_processes = SlowProcesses(backend, recorder)
         self.evaluator = Evaluator(backend, config.data.num_workers, recorder.stopwatch, self.watchdog.heartbeat)
 
@@ -87,7 +87,7 @@ class Loop:
         feed = training_feed(
             self.plan, self.backend, train_set, self.config.data.num_workers, first, self.slow_processes.timed
         )
-        feed = traced(feed, first, self.config.logging.profile, self.recorder.trace_file)
+        feed = traced(feed, first, self.plan.logging.profile, self.recorder.trace_file)
         with self.watchdog.watching(), closing(feed):
             if self.config.train.rehearse_largest_batch:
                 yield from self._rehearse(train_set)

@@ -35,7 +35,7 @@ class NonFiniteSteps:
         Raises:
             TrainingFailed: The plan says "stop", there were too many such steps, or there is no checkpoint.
         """
-        if self._plan.on_non_finite == "stop":
+        if self._plan.faults.on_non_finite == "stop":
             # Raises, and names step and rank.
             self._recorder.check_finite(step)
         self._recorder.leave_out(step)
@@ -46,7 +46,7 @@ class NonFiniteSteps:
         )
         what = f"{where} at step {step}"
         self.count += 1
-        allowed = self._plan.max_bad_steps
+        allowed = self._plan.faults.max_bad_steps
         if self.count > allowed:
             raise TrainingFailed(
                 f"{what}, and it is the {ordinal(self.count)} such step, more than faults.max_bad_steps {allowed}. "
@@ -55,7 +55,7 @@ class NonFiniteSteps:
                 everywhere=True,
             )
         first = step
-        if self._plan.on_non_finite == "roll_back":
+        if self._plan.faults.on_non_finite == "roll_back":
             first = self._roll_back(what) + 1
         else:
             self._backend.forget_step()

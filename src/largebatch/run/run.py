@@ -68,13 +68,14 @@ class Run(Generic[Config]):
         )
         self.plan = resolve(config, launch.world_size)
         self.folder.check_usable()
-        check_trackers(config.logging.trackers)
+        check_trackers(self.plan.logging.trackers)
 
-        self.backend = start(launch, self.plan, config.faults.hang_seconds)
+        faults = self.plan.faults
+        self.backend = start(launch, self.plan)
         stop_files = self.folder.stop_files if self.backend.is_main_process else {}
-        self._stop = StopRequests(stop_files, config.faults.time_limit_margin_seconds, since=self.folder.opened)
+        self._stop = StopRequests(stop_files, faults.time_limit_margin_seconds, since=self.folder.opened)
         self._stop.listen()
-        self._starting = Starting(self.backend, self._stop, config.faults.hang_seconds)
+        self._starting = Starting(self.backend, self._stop, faults.hang_seconds)
         self._agree_on_the_plan()
         self._print(explain(self.plan, self.folder.path.name))
         groups = f", sharded over groups of {launch.shard_size}" if launch.shard_size else ""
@@ -99,7 +100,7 @@ class Run(Generic[Config]):
         self._loop: Loop | None = None
         torch.set_default_dtype(self.dtype)
         # The recipe builds its model next, and every process draws the same initial weights.
-        torch.manual_seed(config.seed)
+        torch.manual_seed(self.plan.seed)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -161,7 +162,7 @@ class Run(Generic[Config]):
             with self.backend.raise_on_all_ranks():
                 self._starting_weights = PretrainedWeights(folder, model)
         else:
-            self._starting_weights = SeededWeights(model, draws, self.config.seed)
+            self._starting_weights = SeededWeights(model, draws, self.plan.seed)
         return model
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
@@ -175,12 +176,12 @@ class Run(Generic[Config]):
             check_before(model, optimizer, self.backend)
             check_savable(model)
             RunningStatistics(model)
-            if self.plan.activation_checkpointing:
+            if self.plan.compute.activation_checkpointing:
                 checkpoint_activations(model)
-            if self.plan.channels_last:
+            if self.plan.compute.channels_last:
                 channels_last_inputs(model)
-            if self.config.compute.attention is not None:
-                set_attention(model, self.config.compute.attention)
+            if self.plan.compute.attention is not None:
+                set_attention(model, self.plan.compute.attention)
             keep_documents_apart(model)
         # Before the strategy changes the model's class.
         files = model_files(model)
@@ -189,7 +190,7 @@ class Run(Generic[Config]):
             self._print(f"  {'MFU':<14}{utilization.convention}")
         expected = expect(self.plan, self.backend.launch, optimizer)
         prepared = self.backend.prepare(model, optimizer)
-        if len(self.backend.launch.entry.reduces) > 1 and self.plan.gradient_accumulation_steps > 1:
+        if len(self.backend.launch.entry.reduces) > 1 and self.plan.max_gradient_accumulation_steps > 1:
             self._print(f"  {'Gradients':<14}reduced with {POLICY_WORDS[self.backend.reduces]}")
         with self.backend.raise_on_all_ranks():
             check_backend(self.backend, expected)

@@ -79,7 +79,7 @@ class Step:
     def _add_gradient(self, micro_step: MicroStep, loss_sum: torch.Tensor) -> None:
         plan = self._backend.plan
         factor: float | torch.Tensor = plan.world_size / self.weight if micro_step.contributes else 0.0
-        if plan.on_non_finite != "stop":
+        if plan.faults.on_non_finite != "stop":
             # Makes the whole gradient NaN, which every process then sees in the reduced gradient.
             factor = torch.where(torch.isfinite(loss_sum.detach()), factor, torch.nan)
         self._backend.backward(loss_sum, factor)

@@ -65,7 +65,7 @@ from largebatch.run import Step
 def backward(self, loss_sum, original=Step.backward):
     mean = loss_sum / self._micro_step.weight
     plan = self._backend.plan
-    original(self, mean * self.weight / (plan.gradient_accumulation_steps * plan.world_size))
+    original(self, mean * self.weight / (plan.max_gradient_accumulation_steps * plan.world_size))
 Step.backward = backward
 """,
         RAGGED,

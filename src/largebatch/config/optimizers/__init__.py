@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self, Union, get_args
 
 from pydantic import Field, model_validator
 
-from largebatch.batch.scaling import MomentRule
+from largebatch.batch.scaling import MomentRule, scaled_moments
 from largebatch.config.sections import BelowOne, NonNegativeFloat, PositiveFloat, Section
 
 ParameterKind = Literal["norm", "bias", "embedding"]
@@ -34,6 +34,10 @@ class OptimizerSection(Section):
     def options(self) -> dict[str, Any]:
         """The options of the optimizer's constructor, as tuned."""
         return self.model_dump(exclude={*OptimizerSection.model_fields})
+
+    def options_for(self, k: float) -> dict[str, Any]:  # noqa: ARG002 - used by those that scale
+        """The options for a batch k times as large as the one they were tuned at."""
+        return self.options
 
 
 class WithMomentum(OptimizerSection):
@@ -74,6 +78,10 @@ class WithScaledBetas(WithBetas):
     @property
     def options(self) -> dict[str, Any]:
         return self.model_dump(exclude={*OptimizerSection.model_fields, "beta_scaling"})
+
+    def options_for(self, k: float) -> dict[str, Any]:
+        betas, eps = scaled_moments(self.beta_scaling, k, self.betas, self.eps)
+        return self.options | {"betas": betas, "eps": eps}
 
 
 # --- entries ------------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ class StepMetrics:
 
     def is_logged(self, step: int) -> bool:
         """Whether a step, counted from 1, gets a line: the first, the last and every `log_every_steps`-th."""
-        return step % self._plan.log_every_steps == 0 or step in (1, self._plan.stop_after_steps)
+        return step % self._plan.logging.every == 0 or step in (1, self._plan.stop_after_steps)
 
     def add(self, step: int, loss_sum: torch.Tensor, weight: int, grad_norm: torch.Tensor | None) -> None:
         """Take the numbers of the next step, counted from 1, without waiting for the device.
