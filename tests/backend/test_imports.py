@@ -21,7 +21,7 @@ from largebatch.backend.start import start
 from largebatch.config import load_config
 from largebatch.plan import resolve
 
-launch = read_launch(precision="fp32")
+launch = read_launch()
 config = load_config(sys.argv[1], ["--optimizer.momentum=0.0", "--optimizer.nesterov=false"])
 backend = start(launch, resolve(config, launch.world_size))
 model = torch.nn.Linear(4, 4)

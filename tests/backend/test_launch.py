@@ -11,8 +11,9 @@ import pytest
 
 from jobs import launch_environment
 from largebatch.backend.launch import read_launch
+from largebatch.config import load_config
 from largebatch.errors import LaunchError
-from paths import ROOT, STRATEGIES
+from paths import DIGITS, ROOT, STRATEGIES
 
 ZERO2 = str(ROOT / "ds_configs/zero2.json")
 HSDP = {
@@ -102,10 +103,11 @@ def test_processes_that_hsdp_shards_over(environment, shard_size):
 
 def test_when_a_strategy_can_reduce_gradients():
     ddp = {"WORLD_SIZE": "2"}
-    assert read_launch(ddp, reduce_gradients="last_micro_batch").strategy == "ddp"
-    assert read_launch({}, reduce_gradients="each_micro_batch").strategy == "single"
+    last, each = (load_config(DIGITS, [f"--compute.reduce_gradients={when}_micro_batch"]) for when in ("last", "each"))
+    assert read_launch(ddp, last).strategy == "ddp"
+    assert read_launch({}, each).strategy == "single"
     with pytest.raises(LaunchError) as refusal:
-        read_launch(ddp, reduce_gradients="each_micro_batch")
+        read_launch(ddp, each)
     assert str(refusal.value) == (
         'compute.reduce_gradients is "each_micro_batch", but ddp has "last_micro_batch"; launch with fsdp, hsdp, zero2 '
         'or zero3, or write "auto"'
@@ -113,7 +115,8 @@ def test_when_a_strategy_can_reduce_gradients():
 
 
 def test_precision_that_agrees_is_accepted():
-    assert read_launch({"ACCELERATE_MIXED_PRECISION": "bf16"}, precision="bf16").strategy == "single"
+    config = load_config(DIGITS, ["--precision=bf16"])
+    assert read_launch({"ACCELERATE_MIXED_PRECISION": "bf16"}, config).strategy == "single"
 
 
 def test_workers_end_with_their_launcher():

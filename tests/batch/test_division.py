@@ -14,19 +14,19 @@ def test_exact(global_batch_size, micro_batch_size, world_size, expected):
     assert gradient_accumulation_steps(global_batch_size, micro_batch_size, world_size) == expected
 
 
-def test_error_names_both_nearest_sizes():
-    with pytest.raises(ConfigError) as caught:
-        gradient_accumulation_steps(512, 4, 24)
-    assert "512 is not a multiple of micro_batch_size x world_size = 4 x 24 = 96; nearest: 480, 576" in str(
-        caught.value
-    )
-
-
-def test_error_offers_micro_batch_sizes_that_keep_the_global_batch():
-    with pytest.raises(ConfigError, match=r"set batch\.micro_batch_size to 4 or 8"):
-        gradient_accumulation_steps(64, 5, 8)
-
-
-def test_nothing_below_the_smallest_possible_batch_is_offered():
-    with pytest.raises(ConfigError, match=r"nearest: 96$"):
-        gradient_accumulation_steps(50, 32, 3)
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        (
+            (512, 4, 24),
+            r"512 is not a multiple of micro_batch_size x world_size = 4 x 24 = 96; nearest: 480, 576",
+        ),
+        # Micro-batch sizes that keep the global batch.
+        ((64, 5, 8), r"set batch\.micro_batch_size to 4 or 8"),
+        # Nothing below the smallest possible batch is offered.
+        ((50, 32, 3), r"nearest: 96$"),
+    ],
+)
+def test_error_says_what_would_divide(sizes, words):
+    with pytest.raises(ConfigError, match=words):
+        gradient_accumulation_steps(*sizes)

@@ -120,7 +120,7 @@ def find_strategies(
             if is_true(environment, "ACCELERATE_USE_PARALLELISM_CONFIG"):
                 # At least two replicas, whatever their size.
                 environment["WORLD_SIZE"] = str(2 * gpus_per_node * read_shard_size(environment, gpus_per_node))
-            launch = read_launch(environment, config.precision, config.optimizer_entry, config.compute.reduce_gradients)
+            launch = read_launch(environment, config)
         except UserError as error:
             not_counted[name] = str(error)
             continue

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from largebatch.backend.deepspeed_config import read_deepspeed_config
-from largebatch.config.optimizers import OptimizerEntry
+from largebatch.config import RecipeConfig
 from largebatch.errors import LaunchError
 from largebatch.estimate.model_shape import Strategy, ZeroSettings
 from largebatch.plan.strategies import SINGLE, STRATEGIES, Engine, StrategyEntry, find_strategy
@@ -111,26 +111,19 @@ class Launch:
         return Strategy(self.strategy, zero, self.reshards, self.shard_size)
 
 
-def read_launch(
-    environment: Mapping[str, str] = os.environ,
-    precision: str = "fp32",
-    optimizer: OptimizerEntry | None = None,
-    reduce_gradients: str = "auto",
-) -> Launch:
+def read_launch(environment: Mapping[str, str] = os.environ, config: RecipeConfig | None = None) -> Launch:
     """Read how this process was launched: by `accelerate launch`, by torchrun, or alone.
 
     Args:
         environment: The process's environment variables.
-        precision: The recipe's precision, which an Accelerate config must not contradict.
-        optimizer: The recipe's optimizer, which the strategy must support; None means any.
-        reduce_gradients: The recipe's compute.reduce_gradients, which the strategy must support.
+        config: The recipe, which the launch must not contradict and the strategy must support; None means any in fp32.
 
     Raises:
         LaunchError: The launch would silently train something other than the recipe, or cannot train it.
     """
     _refuse_use_cpu(environment)
     _refuse_tasks_without_a_launcher(environment)
-    _refuse_settings(environment, precision)
+    _refuse_settings(environment, config.precision if config else "fp32")
     rank, world_size = int(environment.get("RANK", 0)), int(environment.get("WORLD_SIZE", 1))
     local_world_size = int(environment.get("LOCAL_WORLD_SIZE", 1))
     engine = engine_of(environment)
@@ -147,8 +140,7 @@ def read_launch(
         for entry in (SINGLE, *STRATEGIES.values())
         if (entry.engine, entry.zero_stage, entry.replicates_shards) == (engine, stage, in_groups)
     )
-    refusal = entry.refusal(precision, optimizer, reduce_gradients)
-    if refusal:
+    if config and (refusal := entry.refusal_of(config)):
         raise LaunchError("; ".join(refusal))
     shard_size = None
     if entry.replicates_shards:

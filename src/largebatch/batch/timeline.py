@@ -91,11 +91,6 @@ class Timeline:
             timeline = replace(timeline, phases=(*timeline.phases, phase))
         return timeline
 
-    @property
-    def is_endless(self) -> bool:
-        """Whether there are no epochs."""
-        return self.num_train_samples == ENDLESS
-
     def at(self, step: int) -> GlobalBatch:
         """The global batch of optimizer step `step`, counted from 0."""
         phase = self.phases[-1]
@@ -143,7 +138,7 @@ class Timeline:
                     "epochs, steps or samples"
                 )
             return batch.samples_before * self.tokens_per_sample, 1
-        if self.is_endless:
+        if self.num_train_samples == ENDLESS:
             raise ValueError(
                 "is given in epochs, but a mixture has none, because its sources end at different times; use steps, "
                 "samples or tokens"

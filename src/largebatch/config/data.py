@@ -123,21 +123,12 @@ class HubOrLocal(Data):
         if self.data_files is None:
             return self
         files = {"train": self.data_files.train, "validation": self.data_files.eval}
-        read = set()
-        for field, usual in (("train_split", "train"), ("eval_split", "validation")):
-            split = getattr(self, field)
-            names = names_in(split)
-            if not names <= files.keys():
-                raise ValueError(
-                    f'{field} is {split!r}, but data_files has only "train" and "validation"; write "{usual}"'
-                )
-            read |= {files[name] for name in names}
-        for (name, file), field in zip(files.items(), ("train", "eval"), strict=True):
-            if file not in read:
-                raise ValueError(
-                    f"data_files.{field} would not be read: train_split is {self.train_split!r}, eval_split "
-                    f'{self.eval_split!r}; write {field}_split "{name}", or give the same files for both'
-                )
+        names = names_in(self.train_split) | names_in(self.eval_split)
+        if not names <= files.keys() or {files[name] for name in names} != set(files.values()):
+            raise ValueError(
+                f"train_split {self.train_split!r} and eval_split {self.eval_split!r} do not read both of data_files, "
+                'whose splits are "train" and "validation"; write these, or parts of them'
+            )
         return self
 
 
@@ -182,25 +173,18 @@ class Mixable(HubOrLocal):
 
     def sections(self) -> list[Self]:
         """The section of each source."""
-        common = {name: getattr(self, name) for name in self.model_fields_set - {"sources", "weight_phases"}}
+        of_a_mixture = {"sources", "weight_phases", "num_train_samples", "num_eval_samples"}
+        common = {name: getattr(self, name) for name in self.model_fields_set - of_a_mixture}
         known = {*HubOrLocal.model_fields, *self.fields_of_a_source} - {"source", "name"}
         sections = []
         for number, source in enumerate(self.sources or ()):
             own = dict(source.model_extra or {})
             for field in sorted(own.keys() - known - {"config_name"}):
-                why = (
-                    "is shared by all sources; write it once, in data"
-                    if field in type(self).model_fields
-                    else "unknown"
-                )
                 raise ValueError(
-                    f"sources[{number}].{field} ({source.name}): {why}; a source has {', '.join(sorted(known))} and "
-                    "config_name"
+                    f"sources[{number}].{field} ({source.name}): not a field of a source, which has "
+                    f"{', '.join(sorted(known))} and config_name; what all sources share is written once, in data"
                 )
             own |= {"name": own.pop("config_name")} if "config_name" in own else {}
-            for field in ("num_train_samples", "num_eval_samples"):
-                if field not in own:
-                    raise ValueError(f"sources[{number}].{field}: missing; write that of {source.name} alone")
             try:
                 section = type(self).model_validate(common | own)
             except ValidationError as error:
@@ -246,11 +230,9 @@ class Mixable(HubOrLocal):
         if len(set(names)) < len(names):
             raise ValueError(f"sources: two have the same name; they are {', '.join(names)}")
         for number, phase in enumerate(self.weight_phases or ()):
-            wrong = [f"{name} is not a source" for name in phase.weights if name not in names]
-            wrong += [f"{name} is missing" for name in names if name not in phase.weights]
-            if wrong:
+            if phase.weights.keys() != set(names):
                 raise ValueError(
-                    f"weight_phases[{number}].weights: {', '.join(wrong)}; write a weight for each of "
+                    f"weight_phases[{number}].weights: has {', '.join(phase.weights)}; write a weight for each of "
                     f"{', '.join(names)}, which may be 0"
                 )
         if not all(any(weights.values()) for weights in self.weights()):

@@ -151,9 +151,6 @@ REQUIREMENTS = {
     "dict_type": OBJECT,
 }
 
-# Pydantic's names of the alternatives of `sections.GlobalBatchSize`.
-JSON_TYPE_OF_TAG = {"number": "integer", "list": "array", "ramp": "object"}
-
 
 def _explain(details: ErrorDetails, schema: JsonObject) -> str:
     """One line: where, what was given, why it is wrong, what to write instead."""
@@ -211,16 +208,13 @@ def _locate(location: Sequence[int | str], schema: JsonObject) -> tuple[str, lis
         if isinstance(part, int):
             path += f"[{part}]"
             node = node.get("items", {})
-            continue
-        tags = node.get("discriminator", {}).get("mapping", {})
-        is_tag = part in tags or ("oneOf" in node and part in JSON_TYPE_OF_TAG)
-        if part in tags:
-            node = resolved({"$ref": tags[part]})
-        elif is_tag:
-            options = map(resolved, node["oneOf"])
-            node = next(option for option in options if option["type"] == JSON_TYPE_OF_TAG[part])
-        keys = list(node.get("properties", keys))
-        if not is_tag:
+        elif part in node.get("discriminator", {}).get("mapping", {}):
+            node = {"$ref": node["discriminator"]["mapping"][part]}
+        elif "oneOf" in node:
+            # The alternatives of `sections.GlobalBatchSize`, whose tags are their JSON types.
+            node = next((option for option in map(resolved, node["oneOf"]) if option.get("type") == part), {})
+        else:
+            keys = list(node.get("properties", keys))
             path += f".{part}" if path else part
             node = node.get("properties", {}).get(part, {})
     keys = list(resolved(node).get("discriminator", {}).get("mapping", keys))

@@ -1,6 +1,6 @@
 """The fields that every recipe has, and checks across them; the `Config` of a task adds its data, model and more."""
 
-import math
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
@@ -90,12 +90,9 @@ class RecipeConfig(Section):
         super().__init_subclass__(**settings)
 
     @classmethod
-    def checks(cls) -> Iterator[Check]:
-        """All methods marked with `check`, those of parent classes first."""
-        for parent in reversed(cls.__mro__):
-            for name, value in vars(parent).items():
-                if getattr(value, "_is_check", False) and getattr(cls, name) is value:
-                    yield value
+    def checks(cls) -> list[Check]:
+        """All methods marked with `check`, also those of parent classes."""
+        return [method for _, method in inspect.getmembers_static(cls, lambda each: getattr(each, "_is_check", False))]
 
     @property
     def timeline(self) -> Timeline:
@@ -259,12 +256,10 @@ class RecipeConfig(Section):
         smallest = min(size for _, size in self.batch.sizes)
         for phase, weights in zip(mixture.phases, self.data.weights(), strict=True):
             for name, weight in zip(mixture.names, phase.weights, strict=True):
-                given, others = weights[name], sum(phase.weights) - weight
-                if 0 < weight * smallest < weight + others:
-                    least = given * others / (weight * max(smallest - 1, 1))
+                if 0 < weight * smallest < sum(phase.weights):
                     yield (
-                        f'data.sources: weight {given:g} of "{name}" is less than one sample in a batch of {smallest}; '
-                        f"write at least {math.ceil(least * 10**6) / 10**6:g}, a larger batch.global_batch_size, or 0"
+                        f'data.sources: weight {weights[name]:g} of "{name}" is less than one sample in a batch of '
+                        f"{smallest}; write a larger weight, a larger batch.global_batch_size, or 0"
                     )
         samples = timeline.at(total_steps).samples_before
         for number, phase in enumerate(mixture.phases[1:]):
@@ -312,11 +307,11 @@ class RecipeConfig(Section):
                 path = f"learning_rate.decay.at[{number}]"
                 if path not in steps:
                     continue
-                given = f"{path}: {milestone.length} is step {steps[path]}"
-                if steps[path] <= previous:
-                    yield f"{given}, which is not after step {previous}; write the milestones in increasing order"
-                if steps[path] >= total:
-                    yield f"{given}, which is not within the run of {total} steps; remove it or lower it"
+                if not previous < steps[path] < total:
+                    yield (
+                        f"{path}: {milestone.length} is step {steps[path]}, which is not between steps {previous} and "
+                        f"{total}; write milestones within the run, in increasing order"
+                    )
                 previous = steps[path]
         path = "learning_rate.decay.decay"
         if isinstance(rate.decay, WarmupStableDecay) and path in steps:

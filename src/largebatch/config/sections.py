@@ -111,13 +111,13 @@ class LinearRamp(Section):
 
 
 def _kind_of_batch_size(value: Any) -> str:
-    return "list" if isinstance(value, list) else "ramp" if isinstance(value, dict | LinearRamp) else "number"
+    return "array" if isinstance(value, list) else "object" if isinstance(value, dict | LinearRamp) else "integer"
 
 
 GlobalBatchSize = Annotated[
-    Annotated[PositiveInt, Tag("number")]
-    | Annotated[list[BatchPhase], Field(min_length=1), Tag("list")]
-    | Annotated[LinearRamp, Tag("ramp")],
+    Annotated[PositiveInt, Tag("integer")]
+    | Annotated[list[BatchPhase], Field(min_length=1), Tag("array")]
+    | Annotated[LinearRamp, Tag("object")],
     Discriminator(_kind_of_batch_size),
 ]
 

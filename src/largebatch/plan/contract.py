@@ -10,7 +10,6 @@ from pydantic import TypeAdapter
 
 from largebatch.batch import GlobalBatch, Length, Timeline, gradient_accumulation_steps, micro_steps
 from largebatch.batch.mixture import Mixture
-from largebatch.batch.scaling import MomentRule
 from largebatch.batch.schedule import Schedule
 from largebatch.config import RecipeConfig
 from largebatch.config.optimizers import OptimizerEntry, OptimizerSection
@@ -74,7 +73,6 @@ class RunPlan:
     scaled_batch_size: int | None  # the first size, if the rate stays scaled to it; None scales to the current one
     tuned_options: dict[str, Any]  # momentum, betas and the like, as torch names them and as they were tuned
     optimizer_options: dict[str, Any]  # the same options for this batch size
-    beta_scaling: MomentRule  # how they follow from one another
 
     # What is declared about the optimizer; it is code, so not in JSON, and None in a plan that was read from there.
     optimizer_entry: OptimizerEntry | None = field(default=None, compare=False)
@@ -209,7 +207,6 @@ def resolve(config: RecipeConfig, world_size: int, micro_batch_size: int | None 
         scaled_batch_size=scaled_batch_size,
         tuned_options=config.optimizer.options,
         optimizer_options=config.optimizer.options_for(sizes[0] / rate.reference_batch_size),
-        beta_scaling=getattr(config.optimizer, "beta_scaling", "fixed"),
         optimizer_entry=entry,
     )
 

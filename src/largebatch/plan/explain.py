@@ -11,10 +11,6 @@ from largebatch.plan.contract import STEPS_TO_STOP, RunPlan
 from largebatch.plan.strategies import POLICY_WORDS
 
 MAX_LINES = 6
-MOMENT_RULES = {
-    "half_life": "the second beta keeps its half-life in samples",
-    "sde": "they follow the square-root rule for Adam's moments",
-}
 
 
 def explain(plan: RunPlan, title: str, sections: Collection[str] | None = None) -> str:
@@ -196,15 +192,12 @@ def _warmup(plan: RunPlan) -> str:
         )
     steps = _steps_to(plan, schedule.warmup)
     how_long = counted(steps, "step") + (f" ({_epochs(plan, steps, '.3g')})" if not plan.mixture else "")
-    one_size, start = len(plan.timeline.phases) == 1, schedule.warmup_start_lr
-    has_one_peak = one_size or plan.scaled_batch_size is not None
+    start = schedule.warmup_start_lr
+    has_one_peak = len(plan.timeline.phases) == 1 or plan.scaled_batch_size is not None
     goal = f"{plan.max_peak_lr:.6g}" if has_one_peak else "the peak of the current batch size"
     if schedule.warmup_shape == "constant":
         return f"warmup at {start:.6g} for {how_long}, then {goal}"
-    each = "more with each sample"
-    if one_size and not plan.timeline.keep_last:
-        each = f"{(plan.max_peak_lr - start) / steps:.3g} more each step"
-    return f"warmup from {start:.6g} to {goal} in {how_long}, {each}"
+    return f"warmup from {start:.6g} to {goal} in {how_long}"
 
 
 def _decay(plan: RunPlan) -> str:
@@ -239,8 +232,8 @@ def _optimizer(plan: RunPlan) -> list[str]:
     if plan.optimizer_explanation:
         lines.append(plan.optimizer_explanation)
     if plan.optimizer_options != plan.tuned_options:
-        tuned_at = f"{_options(plan.tuned_options)} were tuned at batch {plan.learning_rate.reference_batch_size:,}"
-        lines.append(f"{tuned_at}; {MOMENT_RULES[plan.beta_scaling]}")
+        reference = plan.learning_rate.reference_batch_size
+        lines.append(f"{_options(plan.tuned_options)} were tuned at batch {reference:,}, and scaled to this one")
     clip_norm = optimizer.clip_norm
     clipping = "no gradient clipping" if clip_norm is None else f"gradients clipped to norm {clip_norm:g}"
     precision = plan.precision

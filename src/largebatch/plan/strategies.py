@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 from largebatch.config import RecipeConfig
-from largebatch.config.optimizers import OptimizerEntry
 
 Engine = Literal["one process", "DDP", "FSDP", "DeepSpeed"]
 Policy = Literal["each_micro_batch", "last_micro_batch"]
@@ -61,22 +60,17 @@ class StrategyEntry:
 
     def refusal_of(self, config: RecipeConfig) -> Refusal | None:
         """Why it cannot train a recipe; None if it can."""
-        return self.refusal(config.precision, config.optimizer_entry, config.compute.reduce_gradients)
-
-    def refusal(
-        self, precision: str, optimizer: OptimizerEntry | None, reduce_gradients: str = "auto"
-    ) -> Refusal | None:
-        """The same for these settings of a recipe."""
-        found = self._conflict(precision, optimizer, reduce_gradients)
+        found = self._conflict(config)
         if found is None:
             return None
-        others = names_of(lambda other: other._conflict(precision, optimizer, reduce_gradients) is None)
+        others = names_of(lambda other: other._conflict(config) is None)
         return Refusal(found.why, f"launch with {others}, or {found.remedy}" if others else found.remedy)
 
-    def _conflict(self, precision: str, optimizer: OptimizerEntry | None, reduce_gradients: str) -> Refusal | None:
-        if precision == "fp64" and self.no_fp64:
+    def _conflict(self, config: RecipeConfig) -> Refusal | None:
+        optimizer, reduce_gradients = config.optimizer_entry, config.compute.reduce_gradients
+        if config.precision == "fp64" and self.no_fp64:
             return Refusal(f"{self.no_fp64}, but the recipe has precision fp64", "set precision fp32")
-        if optimizer and optimizer.needs == "whole matrices" and self.steps != "whole parameters":
+        if optimizer.needs == "whole matrices" and self.steps != "whole parameters":
             why = f'optimizer "{optimizer.name}" needs whole matrices, but under {self.name} it would step {self.steps}'
             return Refusal(why, "use another optimizer")
         if reduce_gradients not in ("auto", *self.reduces):

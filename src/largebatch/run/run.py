@@ -61,11 +61,7 @@ class Run(Generic[Config]):
         self.config = config
         end_with_the_launcher()
         self.folder = RunFolder(options.run_dir)
-        launch = read_launch(
-            precision=config.precision,
-            optimizer=config.optimizer_entry,
-            reduce_gradients=config.compute.reduce_gradients,
-        )
+        launch = read_launch(config=config)
         self.plan = resolve(config, launch.world_size)
         self.folder.check_usable()
         check_trackers(self.plan.logging.trackers)

@@ -134,33 +134,18 @@ class OptimizerEntry:
 
     @property
     def name(self) -> str:
-        """The name that recipes use.
-
-        Raises:
-            ValueError: The section does not define one.
-        """
-        names = get_args(self.section.model_fields["name"].annotation)
-        if len(names) != 1:
-            raise ValueError(f'{self.section.__name__} has no name; give it a field name: Literal["…"]')
-        return str(names[0])
+        """The name that recipes use."""
+        (name,) = get_args(self.section.model_fields["name"].annotation)
+        return str(name)
 
 
 def union_of_sections(entries: Iterable[OptimizerEntry]) -> Any:
-    """The type of a field that holds the section of any one of these optimizers.
-
-    Raises:
-        ValueError: Two of them have the same name.
-    """
-    sections: dict[str, type[OptimizerSection]] = {}
-    for entry in entries:
-        if entry.name in sections:
-            both = " and ".join(f"{each.__module__}.{each.__name__}" for each in (sections[entry.name], entry.section))
-            raise ValueError(f'two optimizers have the name "{entry.name}": {both}; rename one of them')
-        sections[entry.name] = entry.section
+    """The type of a field that holds the section of any one of these optimizers."""
+    sections = tuple(entry.section for entry in entries)
     if len(sections) == 1:
         # Pydantic takes a discriminator only between several.
-        return sections.popitem()[1]
-    return Annotated[Union[tuple(sections.values())], Field(discriminator="name")]  # noqa: UP007
+        return sections[0]
+    return Annotated[Union[sections], Field(discriminator="name")]  # noqa: UP007
 
 
 def momentum_buffer(options: Options, shape: Shape) -> Mapping[str, Shape]:
