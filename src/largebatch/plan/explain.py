@@ -22,21 +22,17 @@ def explain(plan: RunPlan, title: str, sections: Collection[str] | None = None) 
         sections: Names of the sections to show; None means all.
     """
     lines = [f"{title}: {plan.task} on {counted(plan.world_size, 'process', 'processes')}"]
-    for name, body in bodies(plan):
+    bodies = {
+        "Batch": _batch(plan),
+        "Loss": _loss(plan),
+        "Steps": _steps(plan),
+        "Learning rate": _learning_rate(plan),
+        "Optimizer": _optimizer(plan),
+    }
+    for name, body in bodies.items():
         if sections is None or name in sections:
             lines += [f"  {name if number == 0 else '':<14}{line}" for number, line in enumerate(body)]
     return "\n".join(lines)
-
-
-def bodies(plan: RunPlan) -> list[tuple[str, list[str]]]:
-    """The sections: the name and the lines of each."""
-    return [
-        ("Batch", _batch(plan)),
-        ("Loss", _loss(plan)),
-        ("Steps", _steps(plan)),
-        ("Learning rate", _learning_rate(plan)),
-        ("Optimizer", _optimizer(plan)),
-    ]
 
 
 def _batch(plan: RunPlan) -> list[str]:

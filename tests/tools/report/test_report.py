@@ -204,7 +204,7 @@ def test_a_run_that_has_just_begun_and_a_plan_of_another_version(tmp_path):
     for name in ("metrics.jsonl", "evaluations.jsonl", "history.jsonl", "status.json"):
         (tmp_path / "run" / name).unlink()
     plan = json.loads((tmp_path / "run/plan.json").read_text())
-    del plan["compile"]
+    del plan["compute"]
     (tmp_path / "run/plan.json").write_text(json.dumps(plan))
     page = report(tmp_path / "run", out=tmp_path / "report.html")
     assert "No step has been logged yet" in page.text

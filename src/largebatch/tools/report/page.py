@@ -78,8 +78,8 @@ def _results(run: ReportedRun) -> dict[str, str]:
     }
     if run.plan:
         results["steps in the plan"] = f"{run.plan.total_steps:,}"
-        results["global batch size, largest"] = f"{run.plan.global_batch_size:,}"
-        results["peak learning rate"] = f"{run.plan.peak_lr:.4g}"
+        results["global batch size, largest"] = f"{run.plan.max_global_batch_size:,}"
+        results["peak learning rate"] = f"{run.plan.max_peak_lr:.4g}"
     for axis, (place,) in run.places([run.step]).items():
         results[f"{axis}, last known"] = f"{place:,.2f}".removesuffix(".00")
     for name in ("samples_per_second", "tokens_per_second", "mfu"):
