@@ -6,7 +6,6 @@ import torch
 from cuda_recorder import DEVICE, CudaRecorder
 from largebatch.errors import TrainingFailed
 from saving import FakeBackend, FakeRun, assert_holds, state_of
-from transfers import OnDevice, on_device
 
 BUFFERS = [name for name in state_of(0) if name.startswith("buffer/")]
 VECTORS = [name for name, tensor in state_of(0).items() if tensor.numel() and name not in BUFFERS]
@@ -112,19 +111,3 @@ def test_without_host_memory_the_run_ends_and_says_what_to_do(gpu, run):
     run.writer.wait_until_copied()
     run.writer.wait()
     assert run.writer.last_step == 2
-
-
-def test_buffers_are_compared_between_processes_in_one_transfer(tmp_path, monkeypatch):
-    backend = FakeBackend(rank=1)
-    run = FakeRun(tmp_path / "run", backend=backend, asynchronous=True)
-    backend.world_size = 2
-    of_first = {}
-    monkeypatch.setattr(run.writer, "_broadcast", lambda mine: of_first or mine)
-    backend.state = state_of(4)
-    assert run.writer._own_state().buffers == {}
-    monkeypatch.setattr(run.writer, "_broadcast", lambda mine: of_first.update(mine) or mine)
-    run.writer._own_state()
-    backend.state = {name: on_device(tensor) for name, tensor in state_of(5).items()}
-    monkeypatch.setattr(run.writer, "_broadcast", lambda _: of_first)
-    assert list(run.writer._own_state().buffers) == [name.removeprefix("buffer/") for name in BUFFERS]
-    assert OnDevice.transfers == 1

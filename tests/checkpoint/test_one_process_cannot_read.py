@@ -15,27 +15,25 @@ def train_one_step(run_dir):
     train(PYDOC, *SMALL, "--train.stop_after_steps=1", run_dir=run_dir)
 
 
-def go_on_without_reading(what, run_dir):
-    from largebatch.run import resume
+def go_on_without_reading(run_dir):
     from largebatch.storage.layout import CheckpointError
     from largebatch.storage.tensors import TensorFiles
 
     def refuse(*_):
-        raise CheckpointError(f"{what} cannot be read: Stale file handle")
+        raise CheckpointError("it cannot be read: Stale file handle")
 
     if os.environ["RANK"] == "1":
-        owner, name = {"manifest.json": (resume, "read_manifest"), "weights": (TensorFiles, "read_range")}[what]
-        setattr(owner, name, refuse)
+        TensorFiles.read_range = refuse
     train(PYDOC, *SMALL, "--train.stop_after_steps=2", run_dir=run_dir)
 
 
-@pytest.mark.parametrize(("what", "strategy"), [("manifest.json", "ddp"), ("weights", "fsdp"), ("weights", "zero3")])
-def test_every_process_ends_with_its_reason(what, strategy, tmp_path):
+@pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
+def test_every_process_ends_with_its_reason(strategy, tmp_path):
     run_job(train_one_step, tmp_path / "run", strategy=strategy)
     with pytest.raises(JobFailed) as failure:
-        run_job(go_on_without_reading, what, tmp_path / "run", strategy=strategy)
+        run_job(go_on_without_reading, tmp_path / "run", strategy=strategy)
     report = str(failure.value)
     assert "on rank 1: " in report
-    assert f"{what} cannot be read: Stale file handle" in report
+    assert "it cannot be read: Stale file handle" in report
     assert "exit code 2" in report
     assert "Traceback" not in report

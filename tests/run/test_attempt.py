@@ -163,24 +163,3 @@ def test_a_requeued_job_is_a_restart_of_its_earlier_attempts(job, restarts, is_r
         if value is not None:
             monkeypatch.setenv(name, value)
     assert is_restart_of(earlier) is is_restart
-
-
-def test_the_second_restart_is_one_of_the_first_and_not_the_other_way_round(monkeypatch):
-    monkeypatch.setenv("LARGEBATCH_JOB_ID", "7")
-    monkeypatch.setenv("LARGEBATCH_RESTART", "9")
-    ninth = job_start()
-    monkeypatch.setenv("LARGEBATCH_RESTART", "10")
-    tenth = job_start()
-    assert is_restart_of(ninth)
-    assert not is_restart_of(tenth)
-    monkeypatch.setenv("LARGEBATCH_RESTART", "9")
-    assert not is_restart_of(tenth)
-
-
-def test_without_a_job_nothing_is_a_restart(monkeypatch):
-    for name in ("LARGEBATCH_JOB_ID", "LARGEBATCH_RESTART"):
-        monkeypatch.delenv(name, raising=False)
-    earlier = job_start()
-    monkeypatch.setenv("LARGEBATCH_RESTART", "1")
-    assert not is_restart_of(earlier)
-    assert not is_restart_of({})

@@ -149,15 +149,3 @@ def test_a_stop_is_no_refusal(files, capsys):
 def test_training_that_failed_is_no_refusal(files):
     assert leave_with(TrainingFailed("the loss is nan")) == 1
     assert not files[0].exists()
-
-
-def test_a_crash_is_no_refusal(files):
-    with pytest.raises(RuntimeError, match="gone"), user_errors():
-        raise RuntimeError("gone")
-    assert not files[0].exists()
-
-
-def test_a_folder_that_is_gone_hides_no_message(files, monkeypatch, capsys):
-    monkeypatch.setenv("LARGEBATCH_REFUSAL", str(files[0] / "gone" / "refusal"))
-    assert leave_with(UserError("seed: no")) == 2
-    assert capsys.readouterr().err == "error: seed: no\n"

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import signal
 import time
 from pathlib import Path
@@ -61,13 +60,12 @@ def test_a_hang_ends_the_job_and_the_run_goes_on(how, rank, strategy, tmp_path):
     assert status["step"] in (6, 7)
     (folder,) = (run_dir / "stacks").iterdir()
     assert f"more than faults.hang_seconds {HANG_SECONDS}; " in status["message"]
-    assert f"(rank_*.txt) are in {folder}, and their collectives (fr_*)" in status["message"]
+    assert "the stacks of the processes (rank_*.txt)" in status["message"]
+    assert status["message"].endswith(f"are in {folder}")
     assert first_cause(logs).startswith("hang: no progress for")
     # Who waits for the other shows where; who is stuck, too. Who is stopped can tell nothing.
     waiting = (folder / f"rank_{1 - rank:05d}.txt").read_text()
     assert "in backward" in waiting or "in update" in waiting
-    assert pickle.loads((folder / f"fr_{1 - rank}").read_bytes())["entries"]
-    assert (folder / f"fr_{rank}").exists() == (how == "stuck")
     assert ("in hang" in (folder / f"rank_{rank:05d}.txt").read_text()) == (how == "stuck")
     assert run_interrupted(run_dir, WORDS, strategy=strategy) is None
     assert json.loads((run_dir / "status.json").read_text())["outcome"] == "finished"

@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 
 import pytest
 
@@ -99,42 +98,6 @@ def test_a_stale_attempt_writes_nothing(tmp_path, journal, path):
     assert steps(path) == [1]
     append_all(later, 4)
     assert steps(path) == [1, 4]
-
-
-@pytest.fixture
-def full_disk(monkeypatch):
-    """Files cannot be opened to append to them until it is called."""
-    original = Path.open
-
-    def refuse(path, mode="r", **options):
-        if mode == "a":
-            raise OSError(28, "No space left on device")
-        return original(path, mode, **options)
-
-    monkeypatch.setattr(Path, "open", refuse)
-    return monkeypatch.undo
-
-
-def test_a_stale_attempt_does_not_write_what_it_had_kept(tmp_path, path, full_disk):
-    warnings = []
-    journal = Journal(path, claim(tmp_path / "attempts", {}), warnings.append)
-    append_all(journal, 1)
-    assert len(warnings) == 1
-    full_disk()
-    claim(tmp_path / "attempts", {})
-    with pytest.raises(TrainingFailed):
-        append_all(journal, 2)
-    assert not path.exists()
-
-
-def test_the_number_of_lines_that_are_kept_is_limited(tmp_path, path, full_disk):
-    limit, warnings = 100_000, []
-    journal = Journal(path, claim(tmp_path / "attempts", {}), warnings.append)
-    journal._pending = ["lost\n", *['{"step": 0}\n'] * (limit - 1)]
-    append_all(journal, 1)
-    full_disk()
-    append_all(journal, 2)
-    assert steps(path) == [0] * (limit - 1) + [1, 2]
 
 
 def test_lines_that_cannot_be_read_stay_and_cost_no_others(tmp_path):

@@ -9,7 +9,6 @@ from estimate.test_model_states import settled_bytes
 from jobs import run_job
 from largebatch.config import load_config
 from largebatch.config.data import HubText
-from largebatch.data.source import longest_of
 from largebatch.data.text import tokenized_samples
 from largebatch.data.tokenizer import load_tokenizer
 from largebatch.storage.files import read_json_lines
@@ -128,7 +127,3 @@ def test_the_longest_documents_of_a_data_set(tmp_path):
     samples, _ = tokenized_samples(data, load_tokenizer("bytes"))
     lengths = [len(row["text"]) for row in rows[:50]]
     assert sorted(lengths[index] for index in samples.longest(4)) == sorted(lengths)[-4:]
-
-
-def test_all_of_them():
-    assert sorted(longest_of(np.array([3, 1, 2]), 3)) == [0, 1, 2]

@@ -50,7 +50,8 @@ class TwoRanks:
 
 def test_three_slow_probes_in_a_row_are_named_once():
     backend, named = TwoRanks(), []
-    recorder = SimpleNamespace(event=lambda _, **about: named.append((step, about["rank"], about["what"])), say=print)
+    record = SimpleNamespace(step=3, event=lambda _, __, rank, what, **___: named.append((step, rank, what)))
+    recorder = SimpleNamespace(record=record, say=print)
     slow_processes = SlowProcesses(backend, recorder)
     for step, factor in enumerate((2, 2, 1, 2, 2, 2, 2, 1, 2, 2, 2), 1):
         backend.factor = factor

@@ -46,23 +46,6 @@ def test_the_stop_file_is_looked_for_once_a_second(tmp_path):
     assert named(StopRequests({}, 0, {})) == ""
 
 
-def test_a_stop_file_of_an_earlier_start_is_not_obeyed_until_it_is_written_again(tmp_path):
-    now, file = [1000.0], tmp_path / "stop"
-    file.touch()
-    os.utime(file, (900, 900))
-    requests = StopRequests({STOP_FILE: file}, 0, {}, clock=lambda: now[0], since=950)
-    assert named(requests) == ""
-    # Written later, by a machine whose clock is behind.
-    os.utime(file, (940, 940))
-    now[0] += 1
-    assert named(requests) == STOP_FILE
-    requests = StopRequests({STOP_FILE: tmp_path / "other"}, 0, {}, clock=lambda: now[0], since=950)
-    (tmp_path / "other").touch()
-    os.utime(tmp_path / "other", (10, 10))
-    now[0] += 1
-    assert named(requests) == STOP_FILE
-
-
 def test_the_batch_script_is_named_with_its_job(monkeypatch):
     monkeypatch.setenv("LARGEBATCH_JOB_ID", "12_3")
     assert reason_in_words(REASONS.index(BATCH_SCRIPT)) == "the batch script of job 12_3"
@@ -81,10 +64,6 @@ def test_the_batch_script_is_named_with_its_job(monkeypatch):
 def test_the_end_of_the_time_limit_less_the_margin(end, now, reason):
     requests = StopRequests({}, 300, {"LARGEBATCH_JOB_END_TIME": end}, clock=lambda: now)
     assert named(requests) == reason
-
-
-def test_without_slurm_there_is_no_limit():
-    assert named(StopRequests({}, 300, {}, clock=lambda: 1e10)) == ""
 
 
 @pytest.mark.slow

@@ -48,17 +48,6 @@ def test_a_checkpoint_that_does_not_fit(asynchronous, left, disk):
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_without_an_older_checkpoint_there_is_none(asynchronous, disk):
-    run = FakeRun(disk / "run", asynchronous=asynchronous, backend=FakeBackend(width=WIDTH))
-    fill(disk)
-    run.save(4)
-    assert len(run.warnings) == 1
-    assert "there is none yet" in run.warnings[0]
-    assert run.writer.last_step == 0
-    assert entries(run.checkpoints) == []
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
 def test_the_marker_that_does_not_fit(asynchronous, disk, monkeypatch):
     """The disk becomes full between the checkpoint's name and its marker."""
     run = FakeRun(disk / "run", keep_last=1, asynchronous=asynchronous, backend=FakeBackend(width=WIDTH))
@@ -107,15 +96,3 @@ def test_lines_are_kept_until_they_can_be_written(disk):
         assert steps() == list(range(1, number + 1))
     assert number == 9
     assert "metrics.jsonl cannot be written: [Errno 28] No space left on device" in warnings[0]
-
-
-def test_a_file_that_cannot_even_begin(disk):
-    warnings = []
-    journal = Journal(disk / "metrics.jsonl", claim(disk / "attempts", {}), warnings.append)
-    others = fill(disk)
-    journal.append({"step": 1})
-    assert len(warnings) == 1
-    assert not (disk / "metrics.jsonl").exists() or (disk / "metrics.jsonl").read_bytes() == b""
-    others.unlink()
-    journal.append({"step": 2})
-    assert (disk / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n'

@@ -10,8 +10,6 @@ from largebatch.storage import files
 from largebatch.storage.files import (
     FileRecord,
     read_record,
-    remove_folder,
-    rename_folder,
     replace_file,
     replace_json_file,
     write_file,
@@ -71,16 +69,6 @@ def test_a_written_file_is_on_the_disk_when_write_file_returns(tmp_path, monkeyp
     assert calls == ["write", "write", "fsync"]
 
 
-def test_every_byte_counts(tmp_path):
-    content = bytearray(b"a checkpoint's bytes")
-    record = write_file(tmp_path / "file", views(content))
-    for place in range(len(content)):
-        content[place] ^= 1
-        (tmp_path / "file").write_bytes(content)
-        assert read_record(tmp_path / "file") != record
-        content[place] ^= 1
-
-
 def test_json_files_are_json(tmp_path):
     value = {"name": "größer", "list": [1, 2.5, None]}
     write_json_file(tmp_path / "written.json", value)
@@ -116,23 +104,3 @@ def test_a_replacement_that_fails_leaves_the_old_file_and_nothing_else(call, tmp
         replace_file(tmp_path / "file", views(b"new"))
     assert (tmp_path / "file").read_bytes() == b"old"
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
-
-
-def test_folders_are_renamed_and_removed_with_all_in_them(tmp_path):
-    (tmp_path / "old/below").mkdir(parents=True)
-    (tmp_path / "old/below/file").write_text("x")
-    rename_folder(tmp_path / "old", tmp_path / "new")
-    assert not (tmp_path / "old").exists()
-    assert (tmp_path / "new/below/file").read_text() == "x"
-    remove_folder(tmp_path / "new")
-    remove_folder(tmp_path / "new")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_is_not_renamed_over_another_with_files_in_it(tmp_path):
-    for name in ("old", "new"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "file").write_text(name)
-    with pytest.raises(OSError, match="not empty"):
-        rename_folder(tmp_path / "old", tmp_path / "new")
-    assert (tmp_path / "new/file").read_text() == "new"

@@ -7,8 +7,6 @@ import json
 import pytest
 
 from largebatch.storage.layout import (
-    FOLDER_NAME,
-    TEMPORARY_NAME,
     CheckpointError,
     Manifest,
     Range,
@@ -49,23 +47,13 @@ RAW = {
 }
 NO_FILES = [
     "../x",
-    "$(touch x)",
     "/etc/passwd",
     "",
-    ".",
-    "..",
-    "a",
     "rank_0.safetensors",
-    "rank_00000.pt",
-    "x/rank_00000.safetensors",
     "rank_00000.safetensors\n",
-    "rank_00000.safetensors\0",
     "rank_00000xsafetensors",
-    "manifestxjson",
     "complete.json",
     3,
-    None,
-    ["manifest.json"],
 ]
 
 
@@ -110,11 +98,9 @@ def test_a_manifest_is_written_as_it_was_read():
         ("weight/w", [[0, 0, 5], [1, 4, 6]]),
         ("weight/w", [[1, 4, 6], [0, 0, 4]]),
         ("weight/w", [[0, 1, 6]]),
-        ("weight/w", [[0, 0, 5]]),
         ("weight/w", [[0, 0, 7]]),
         ("weight/w", [[0, 0, 8], [1, 8, 6]]),
         ("weight/w", []),
-        ("weight/scale", []),
         ("weight/nothing", [[0, 0, 1]]),
         ("exp_avg/w", [[1, 0, 4]]),
     ],
@@ -133,45 +119,21 @@ def test_a_parameter_without_weights_is_refused():
     ("path", "value"),
     [
         *(([name], KeyError) for name in RAW if name != "format"),
-        (["files"], 5),
-        (["files"], None),
         (["files"], [FIRST]),
-        (["parameters"], []),
         (["parameters", "w"], KeyError),
-        (["parameters", "w", "shape"], None),
-        (["parameters", "w", "shape"], ["a", "b"]),
-        (["parameters", "w", "scalars"], KeyError),
-        (["vectors"], "weight/w"),
-        (["vectors", "weight/w"], [[0, 0, "6"]]),
-        (["vectors", "weight/w"], [[2, 0, 6]]),
-        (["vectors", "weight/w"], [["0", 0, 6]]),
-        (["buffers", "mean"], [2]),
-        (["buffers", "mean"], None),
-    ],
-)
-def test_what_has_another_form_is_refused(path, value):
-    with pytest.raises(CheckpointError):
-        Manifest.from_json(changed(path, value))
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        (["vectors", "weight/w"], [[0, 0]]),
-        (["vectors", "weight/w"], [[-1, 0, 6]]),
-        (["vectors", "weight/w"], [[0, 0, 6.0]]),
         (["parameters", "w", "shape"], [-2, -3]),
-        (["parameters", "w", "scalars"], []),
+        (["vectors", "weight/w"], [[0, 0]]),
+        (["vectors", "weight/w"], [[0, 0, "6"]]),
+        (["vectors", "weight/w"], [[0, 0, 6.0]]),
+        (["vectors", "weight/w"], [[2, 0, 6]]),
+        (["vectors", "weight/w"], [[-1, 0, 6]]),
+        (["buffers", "mean"], [2]),
         (["buffers", "mean"], []),
-        (["buffers", "mean"], [-1]),
         (["step"], "7"),
-        (["step"], None),
-        (["world_size"], "2"),
-        (["bad_steps"], None),
         (["config"], []),
     ],
 )
-def test_what_would_fail_later_is_refused(path, value):
+def test_what_has_another_form_is_refused(path, value):
     with pytest.raises(CheckpointError):
         Manifest.from_json(changed(path, value))
 
@@ -190,10 +152,6 @@ def test_names_that_are_no_files_of_a_checkpoint_are_refused(name):
         check_file_names([FIRST, name])
     with pytest.raises(CheckpointError, match=r"which is not one of a checkpoint's|files\.1: "):
         Manifest.from_json({**RAW, "files": [FIRST, name]})
-
-
-def test_files_of_a_checkpoint_are_taken():
-    check_file_names([FIRST, SECOND, "rank_123456.safetensors", "manifest.json", "model_config.json"])
 
 
 def test_overlaps_are_the_elements_asked_for_and_their_places():
@@ -215,10 +173,6 @@ def test_names():
     assert folder_name(1_234_567_890) == "step_1234567890"
     assert rank_file(12) == "rank_00012.safetensors"
     assert temporary_name(600, "0002_5e1f0a3b", "tmp") == ".step_00000600.attempt_0002_5e1f0a3b.tmp"
-    for step in (1, 1_234_567_890):
-        assert FOLDER_NAME.fullmatch(folder_name(step))
-        assert TEMPORARY_NAME.fullmatch(temporary_name(step, "12345_5e1f0a3b", "old"))
-        assert not FOLDER_NAME.fullmatch(temporary_name(step, "0002_5e1f0a3b", "tmp"))
 
 
 @pytest.mark.parametrize(

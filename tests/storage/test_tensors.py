@@ -11,9 +11,8 @@ import torch
 
 from largebatch.storage.files import read_record
 from largebatch.storage.layout import CheckpointError
-from largebatch.storage.tensors import DTYPE_NAMES, TensorFiles, save_tensors, to_host
+from largebatch.storage.tensors import DTYPE_NAMES, TensorFiles, save_tensors
 from saving import Bomb, assert_same
-from transfers import OnDevice, on_device
 
 FILE = "rank_00000.safetensors"
 TENSORS = {
@@ -59,12 +58,6 @@ def test_every_dtype_is_read_by_safetensors_and_by_us(dtype, shape, tmp_path):
     assert_same(safetensors.torch.load_file(path)["tensor"], tensor)
     assert_same(TensorFiles(tmp_path).read(FILE, "tensor"), tensor)
     assert TensorFiles(tmp_path).find(FILE, "tensor").dtype == dtype
-
-
-def test_bfloat16_is_stored_by_its_bits(tmp_path):
-    header, data = header_of(saved(tmp_path, {"x": torch.tensor([1.0, -2.0], dtype=torch.bfloat16)}))
-    assert header["x"]["dtype"] == "BF16"
-    assert data == b"\x80\x3f\x00\xc0"
 
 
 @pytest.mark.parametrize("length", range(1, 18))
@@ -176,15 +169,3 @@ def test_a_file_that_is_missing_or_a_folder_is_refused(tmp_path):
     for name in (FILE, "rank_00001.safetensors"):
         with pytest.raises(CheckpointError, match="cannot be read"):
             TensorFiles(tmp_path).read(name, "x")
-
-
-def test_tensors_come_to_the_host_in_one_transfer():
-    strided = {"columns": torch.arange(6.0).reshape(2, 3).t(), "slice": torch.arange(10)[3:9:2]}
-    tensors = [*TENSORS.values(), *strided.values(), torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))]
-    copies = to_host([on_device(tensor) for tensor in tensors])
-    assert OnDevice.transfers == 1
-    for copy, tensor in zip(copies, tensors, strict=True):
-        assert type(copy) is torch.Tensor
-        assert copy.is_contiguous()
-        assert_same(copy, tensor)
-    assert to_host([]) == []

@@ -20,7 +20,7 @@ from largebatch.errors import BackendMismatch
 from largebatch.optim.build import optimizer_over
 from largebatch.plan import RunPlan
 from largebatch.storage.layout import ParameterInfo
-from largebatch.storage.tensors import DTYPE_NAMES, to_host
+from largebatch.storage.tensors import DTYPE_NAMES
 
 
 @dataclass(frozen=True)
@@ -186,15 +186,8 @@ def split_state(
 
 
 def read_scalars(scalars: Mapping[str, Mapping[str, torch.Tensor | float]]) -> dict[str, dict[str, float]]:
-    """The numbers in the optimizer's scalar states by parameter, for which the host waits once."""
-    tensors = [value for states in scalars.values() for value in states.values() if isinstance(value, torch.Tensor)]
-    numbers = iter(to_host(tensors))
-    return {
-        name: {
-            kind: float(next(numbers) if isinstance(value, torch.Tensor) else value) for kind, value in states.items()
-        }
-        for name, states in scalars.items()
-    }
+    """The numbers in the optimizer's scalar states by parameter, for which the host waits."""
+    return {name: {kind: float(value) for kind, value in states.items()} for name, states in scalars.items()}
 
 
 def fresh_state(optimizer: Optimizer, tensors: Iterable[torch.Tensor], plan: RunPlan) -> None:

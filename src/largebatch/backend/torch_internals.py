@@ -63,7 +63,9 @@ def settle_buckets(model: DistributedDataParallel, backward: Callable[[], None])
 
 
 def recorded_collectives() -> bytes:
-    """The dump of torch's flight recorder, for `torchfrtrace`: of NCCL's collectives on GPUs, otherwise of gloo's."""
-    library: Any = torch._C._distributed_c10d
-    dump: bytes = library._dump_nccl_trace() if torch.cuda.is_available() else library._dump_fr_trace()
+    """The dump of torch's flight recorder of NCCL, for `torchfrtrace`; AttributeError in builds of torch without NCCL.
+
+    `torchfrtrace` of torch 2.13 cannot read what is recorded of gloo.
+    """
+    dump: bytes = torch._C._distributed_c10d._dump_nccl_trace()  # type: ignore[attr-defined]
     return dump

@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 from huggingface_hub import split_state_dict_into_shards_factory
 
-from largebatch.checkpoint.assemble import common_buffer, whole_weight
 from largebatch.errors import UserError
 from largebatch.storage.catalog import entries, entry_at, verify_checksums
 from largebatch.storage.files import remove_folder, rename_folder, sync_folder, write_json_file
@@ -20,7 +19,7 @@ from largebatch.storage.layout import (
     read_json,
     read_manifest,
 )
-from largebatch.storage.tensors import TensorFiles, save_tensors
+from largebatch.storage.tensors import TensorFiles, common_buffer, save_tensors, whole_weight
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 # Larger models are cut into several files, as `save_pretrained` does.

@@ -7,10 +7,9 @@ import torch
 
 from largebatch.backend.base import Backend
 from largebatch.backend.state import EngineState
-from largebatch.checkpoint.assemble import common_buffer
 from largebatch.errors import BackendMismatch, UserError
 from largebatch.storage.layout import BUFFER, WEIGHT, CheckpointError, Manifest, overlaps, rank_file
-from largebatch.storage.tensors import TensorFiles
+from largebatch.storage.tensors import TensorFiles, common_buffer
 
 
 def load(backend: Backend, folder: Path, manifest: Manifest) -> None:

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -31,7 +31,7 @@ from largebatch.storage.layout import (
     rank_file,
     temporary_name,
 )
-from largebatch.storage.tensors import Shapes, fingerprint, save_tensors, to_host
+from largebatch.storage.tensors import Shapes, fingerprint, save_tensors
 
 T = TypeVar("T")
 
@@ -61,7 +61,8 @@ class CheckpointWriter:
     model_files: Mapping[str, str]  # as `model_files` returns them
     warn: Callable[[str], None]  # called by the main process with a warning for the user
     not_written: Callable[[int, str], None]  # called by the main process with the step and reason of a failed save
-    last_step: int = field(default=0, init=False)  # the newest checkpoint known to be complete; 0 if there is none
+    last_step: int = 0  # step of the latest checkpoint that is known to be complete; 0 if there is none
+    latest: Path | None = None  # its folder
 
     def __post_init__(self) -> None:
         # Threads must not share a group.
@@ -75,7 +76,7 @@ class CheckpointWriter:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._writing = 0
-        self._polled_step = 0
+        self._polled_step = self.last_step
 
     def save(self, step: int, bad_steps: int) -> None:
         """Write a checkpoint of the current state, after waiting for one that is still being written.
@@ -117,7 +118,8 @@ class CheckpointWriter:
         step, error = self._writing, self._error
         self._writing, self._error = 0, None
         if error is None:
-            self.last_step = step or self.last_step
+            if step:
+                self.last_step, self.latest = step, self.folder / folder_name(step)
         elif not isinstance(error, NotWritten):
             raise error
         elif self.backend.is_main_process:
@@ -143,7 +145,7 @@ class CheckpointWriter:
         pieces = [piece for piece in state.pieces if piece.owned[0] < piece.owned[1]]
         buffers = state.buffers
         if self.backend.world_size > 1 and buffers:
-            mine = dict(zip(buffers, map(fingerprint, to_host(list(buffers.values()))), strict=True))
+            mine = {name: fingerprint(buffer) for name, buffer in buffers.items()}
             first = self._broadcast(mine)
             if not self.backend.is_main_process:
                 buffers = {name: buffer for name, buffer in buffers.items() if mine[name] != first.get(name)}

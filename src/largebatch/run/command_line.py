@@ -33,7 +33,7 @@ class RunOptions:
     """The options of a run besides its recipe."""
 
     run_dir: Path  # the run's folder, whose name is the run's
-    # "auto" for the newest checkpoint in the run's folder, if there is one; "none" to start over; or the folder of a
+    # "auto" for the latest checkpoint in the run's folder, if there is one; "none" to start over; or the folder of a
     # checkpoint.
     resume: str = "auto"
     # Fields of the config that may differ from the checkpoint's although they change the training.

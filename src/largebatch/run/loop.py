@@ -1,8 +1,8 @@
 """The training loop: what happens in a step, between steps, and at the end, in this order.
 
     for step in run.steps(train_set):           # `Loop.steps`
-        for batch in step.micro_batches():      # next samples; `Step` has them, and the global batch's weight
-            step.backward(…)                    # adds the gradient, divided by that weight
+        for batch in step.micro_batches():      # the next samples of this process
+            step.backward(…)                    # divides by the weight of the global batch, and adds the gradient
         run.update(step)                        # `Loop.update`: clip, set the learning rate, step, log
         if run.should_evaluate:
             run.evaluate(eval_set, …)           # `Loop.evaluate`
@@ -31,7 +31,6 @@ from largebatch.run.step import RehearsedStep, Step, check_gradients, until_upda
 from largebatch.run.watch.slow_processes import SlowProcesses
 from largebatch.run.watch.stop import StopRequests, StopVote, reason_in_words
 from largebatch.run.watch.watchdog import Watchdog
-from largebatch.storage.layout import folder_name
 
 
 class Loop:
@@ -56,7 +55,9 @@ class Loop:
         model_files: dict[str, str],
     ):
         self.config, self.backend, self.plan, self.start = config, backend, backend.plan, start
-        self.recorder, self.stop = recorder, stop
+        self.recorder, self.record, self.metrics = recorder, recorder.record, recorder.metrics
+        self.stopwatch = recorder.metrics.stopwatch
+        self.stop = stop
         self.stop_vote = StopVote(backend.all_max)
         self.stop_reason = 0  # why the run stops after the current step, by its number in `REASONS`; 0 if it does not
         self.saves = False  # whether a checkpoint follows the current step
@@ -64,22 +65,24 @@ class Loop:
         self.writer = CheckpointWriter(
             backend,
             recorder.folder.checkpoints_dir,
-            recorder.attempt,
+            recorder.record.attempt,
             self.plan.checkpoint,
             as_json(config),
             model_files,
             warn=recorder.say,
             not_written=recorder.checkpoint_failed,
+            last_step=start.step,
+            latest=start.checkpoint,
         )
         self.non_finite = NonFiniteSteps(backend, start, recorder, self.writer)
         self.watchdog = Watchdog(self.plan.faults.hang_seconds, backend.rank, recorder.stack_folder)
         self.slow_processes = SlowProcesses(backend, recorder)
-        self.evaluator = Evaluator(backend, config.data.num_workers, recorder.stopwatch, self.watchdog.heartbeat)
+        self.evaluator = Evaluator(backend, config.data.num_workers, self.stopwatch, self.watchdog.heartbeat)
 
     @property
     def completed_steps(self) -> int:
         """Optimizer steps completed, including those of earlier attempts."""
-        return self.recorder.step
+        return self.record.step
 
     def steps(self, train_set: SampleSource) -> Iterator[Step]:
         """See `Run.steps`."""
@@ -91,18 +94,15 @@ class Loop:
         with self.watchdog.watching(), closing(feed):
             if self.config.train.rehearse_largest_batch:
                 yield from self._rehearse(train_set)
-            self.recorder.stopwatch.start()
+            self.stopwatch.start()
             for index, step_feed in enumerate(feed, first):
                 # Nobody waits for the vote: `update` reads it two steps later, when all votes have long arrived.
                 self.stop_vote.cast(self.stop.requested())
-                step = Step(index, self.backend, step_feed, self.watchdog.heartbeat)
                 # The recipe's turn: forward and backward passes, `update`, and an evaluation if one is due.
-                yield from until_updated(step)
+                yield from until_updated(Step(index, self.backend, step_feed, self.watchdog.heartbeat))
                 self.watchdog.heartbeat()
-                if index == first:
-                    step.check_passes()
-                self._after_step()
-            self.recorder.stopwatch.pause()
+                self._save_and_stop_if_due()
+            self.stopwatch.pause()
 
     def update(self, step: Step) -> None:
         """See `Run.update`."""
@@ -113,16 +113,20 @@ class Loop:
         with self._checkpoint_finished_before_failing():
             if step.index == self.start.step:
                 check_gradients(self.backend)
+                step.check_passes()
+            # What follows the step decides whether the gradient's norm is needed.
             self.stop_reason = self.stop_vote.result()
             self.saves = self.stop_reason > 0 or self.plan.checkpoints_after(completed)
-            is_logged = self.recorder.is_logged(completed)
-            # A checkpoint of the step before may still be copying the weights that are now to change.
+            is_logged = self.metrics.is_logged(completed)
+            # A checkpoint of the step before may still be copying the weights that are about to change.
             self.writer.wait_until_copied()
-            # Each backward pass has divided by the global batch's weight already, and the last one has reduced the
-            # gradient. Clipping and the step are one call, because DeepSpeed's engine does both in one.
+            # Divide: done already. Each backward pass has divided by the weight of the whole global batch, and
+            # the last one has reduced the gradient over the processes: it is that of the global batch's mean loss.
+            # Clip, set the learning rate, and step: clipping and step are one call, as in DeepSpeed's engine.
             self.backend.set_learning_rate(self.plan.lr_of(step.batch))
             update = self.backend.clip_and_step(measure_norm=is_logged or self.saves)
-            self.recorder.add(completed, loss_sum, step.weight, update.grad_norm)
+            self.record.step = completed
+            self.metrics.add(completed, loss_sum, step.weight, update.grad_norm)
             if not update.applied:
                 # The gradient is not finite, so weights and optimizer are as before: fail, skip the step, or roll back.
                 self.non_finite.handle(completed, float(loss_sum))
@@ -139,19 +143,19 @@ class Loop:
     def evaluate(self, eval_set: SampleSource, per_sample: PerSample) -> dict[str, float]:
         """See `Run.evaluate`."""
         with self._checkpoint_finished_before_failing():
-            self.recorder.check_finite(self.completed_steps)
+            self.metrics.check(self.completed_steps)
             means = self.evaluator.means(eval_set, per_sample, self.completed_steps)
         self.recorder.evaluated(self.completed_steps, means)
         return means
 
-    def _after_step(self) -> None:
+    def _save_and_stop_if_due(self) -> None:
         """After a step and its evaluation: write a checkpoint if one is due, and stop if a process was asked to."""
         if self.writer.poll():
-            self.recorder.running()
+            self.record.running()
         if not self.saves and not self.plan.evaluates_after(self.completed_steps):
             return
-        with self.recorder.stopwatch.paused():
-            self.slow_processes.probe(self.completed_steps - self.start.step, self.recorder.stopwatch.seconds)
+        with self.stopwatch.paused():
+            self.slow_processes.probe(self.completed_steps - self.start.step, self.stopwatch.seconds)
             if self.saves:
                 self._save()
             if self.stop_reason and self.completed_steps < self.plan.stop_after_steps:
@@ -160,18 +164,18 @@ class Loop:
     def _save(self) -> None:
         """Begin a checkpoint, of which a thread writes this process's part; the next `update` waits for its copy."""
         # A run that resumes from the checkpoint has all lines up to it.
-        self.recorder.record.flush()
+        self.record.flush()
         with self._checkpoint_finished_before_failing():
             # A state that is not finite must not be written.
-            self.recorder.check_finite(self.completed_steps)
+            self.metrics.check(self.completed_steps)
         self.writer.save(self.completed_steps, self.non_finite.count)
 
     def _end_stopped(self) -> None:
         """Wait for the checkpoint, report that the run can be resumed, and leave the job."""
         self._finish_checkpoint()
-        step, saved = self.completed_steps, max(self.writer.last_step, self.start.step)
-        newest = "with a checkpoint" if saved == step else f"with no checkpoint after step {saved}"
-        message = f"by {reason_in_words(self.stop_reason)}, after step {step:,} of {self.plan.total_steps:,}, {newest}"
+        step, saved = self.completed_steps, self.writer.last_step
+        latest = "with a checkpoint" if saved == step else f"with no checkpoint after step {saved}"
+        message = f"by {reason_in_words(self.stop_reason)}, after step {step:,} of {self.plan.total_steps:,}, {latest}"
         self.recorder.stopped(message)
         self._leave()
         raise RunStopped(f"{message}; the same command resumes from there", everywhere=True)
@@ -181,22 +185,19 @@ class Loop:
         with self.watchdog.watching():
             self._finish_checkpoint()
             step = self.completed_steps
-            if max(self.writer.last_step, self.start.step) < step:
+            if self.writer.last_step < step:
                 # The recipe has left the loop early, or the storage refused the last checkpoint: try again.
                 self._save()
                 self._finish_checkpoint()
-            checkpoint = self.start.checkpoint if self.start.step == step else None
-            if self.writer.last_step == step > 0:
-                checkpoint = self.recorder.folder.checkpoints_dir / folder_name(step)
-            if checkpoint is None:
+            if self.writer.latest is None or self.writer.last_step < step:
                 raise TrainingFailed(
                     f"the last checkpoint, of step {step}, could not be written, so there are no final weights; make "
                     "room, and run the same command again, which resumes from the checkpoint before",
                     everywhere=True,
                 )
             if self.backend.is_main_process:
-                self.recorder.attempt.check()
-                export_intact(checkpoint, self.recorder.folder.model_dir)
+                self.record.attempt.check()
+                export_intact(self.writer.latest, self.recorder.folder.model_dir)
             self.recorder.finished(self.non_finite.count)
             self._leave()
 

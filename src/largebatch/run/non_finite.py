@@ -7,9 +7,8 @@ from largebatch.checkpoint.load import load
 from largebatch.checkpoint.save import CheckpointWriter
 from largebatch.errors import TrainingFailed, ordinal
 from largebatch.run.record.recorder import Recorder
-from largebatch.run.resume import Start, checkpoints_of, newest_usable
+from largebatch.run.resume import Start, checkpoints_of, latest_usable
 from largebatch.storage.catalog import entry_at
-from largebatch.storage.layout import read_manifest
 
 
 class NonFiniteSteps:
@@ -37,8 +36,8 @@ class NonFiniteSteps:
         """
         if self._plan.faults.on_non_finite == "stop":
             # Raises, and names step and rank.
-            self._recorder.check_finite(step)
-        self._recorder.leave_out(step)
+            self._recorder.metrics.check(step)
+        self._recorder.metrics.leave_out(step)
         losses = self._backend.gather_objects(loss_sum)
         bad_ranks = [rank for rank, loss in enumerate(losses) if not math.isfinite(loss)]
         where = (
@@ -64,11 +63,11 @@ class NonFiniteSteps:
         self._recorder.say(f"WARNING: {what}; {skipped} skipped ({self.count} of at most {allowed} such steps)")
 
     def _roll_back(self, what: str) -> int:
-        """Load the newest intact checkpoint and return its step."""
+        """Load the latest intact checkpoint and return its step."""
         self._writer.wait()
         candidates = checkpoints_of(self._recorder.folder.checkpoints_dir, self._backend)
         candidates += [entry_at(self._start.checkpoint)] if self._start.checkpoint is not None else []
-        usable, skipped = newest_usable(candidates, self._backend)
+        usable, skipped = latest_usable(candidates, self._backend)
         if usable is None:
             why = skipped[0] if skipped else "none has been written yet"
             raise TrainingFailed(
@@ -76,7 +75,7 @@ class NonFiniteSteps:
                 "learning_rate.base_lr, or a shorter checkpoint.every",
                 everywhere=True,
             )
+        path, manifest = usable
         with self._backend.raise_on_all_ranks():
-            manifest = read_manifest(usable.path)
-            load(self._backend, usable.path, manifest)
+            load(self._backend, path, manifest)
         return manifest.step

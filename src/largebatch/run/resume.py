@@ -39,7 +39,7 @@ class Start:
     in_place: bool = False  # whether it continues what is in the run's folder, rather than moving that aside
     checkpoint: Path | None = None  # the folder of the checkpoint to load; None means step 0
     manifest: Manifest | None = None
-    skipped: list[str] = field(default_factory=list)  # newer checkpoints that cannot be used, with the reasons
+    skipped: list[str] = field(default_factory=list)  # later checkpoints that cannot be used, with the reasons
     changes: list[str] = field(default_factory=list)  # allowed differences from the checkpoint's recipe, one line each
     is_over: bool = False  # whether there is nothing left to train
 
@@ -72,7 +72,7 @@ def find_start(
     else:
         with backend.raise_on_all_ranks():
             candidates = [_entry_of(Path(resume))]
-    usable, skipped = newest_usable(candidates, backend)
+    usable, skipped = latest_usable(candidates, backend)
     with backend.raise_on_all_ranks():
         if usable is None and resume != "auto":
             raise UserError(f"--resume: {skipped[0]}; `largebatch checkpoints` lists the checkpoints in a run folder")
@@ -86,13 +86,7 @@ def find_start(
         # The same recipe starts over in the same folder, which keeps its history; a finished run is moved aside.
         same = not differences(read_object(folder.config_file), config)
         return Start(in_place=not finished and all(backend.gather_objects(same)), skipped=skipped)
-    path = usable.path.resolve()
-    with backend.raise_on_all_ranks():
-        try:
-            manifest = read_manifest(path)
-        except CheckpointError as error:
-            # On a shared file system, another process may have been able to read it.
-            raise UserError(f"--resume: {path}: {error}") from None
+    path, manifest = usable[0].resolve(), usable[1]
     refused, allowed = _split(manifest, config, plan, allow_change)
     if refused and finished and not allow_change:
         return Start()
@@ -126,28 +120,27 @@ def _entry_of(path: Path) -> Entry:
 
 
 def checkpoints_of(folder: Path, backend: Backend) -> list[Entry]:
-    """The checkpoints in a folder, the newest first, as the main process sees them."""
+    """The checkpoints in a folder, the latest first, as the main process sees them."""
     return backend.gather_objects(entries(folder) if backend.is_main_process else [])[0]
 
 
-def newest_usable(candidates: Iterable[Entry], backend: Backend) -> tuple[Entry | None, list[str]]:
-    """The first candidate that is complete and intact, and why those before it are not.
+def latest_usable(candidates: Iterable[Entry], backend: Backend) -> tuple[tuple[Path, Manifest] | None, list[str]]:
+    """The first candidate that is complete and intact, with its manifest, and why those before it are not.
 
     The processes share the work of verifying checksums.
     """
     skipped: list[str] = []
     for entry in candidates:
-        problem = entry.problem
+        problem = entry.problem or verify_checksums(entry.path, backend.rank, backend.world_size)
+        manifest = None
         if problem is None:
-            problem = verify_checksums(entry.path, backend.rank, backend.world_size)
-        if problem is None and backend.is_main_process:
             try:
-                read_manifest(entry.path)
+                manifest = read_manifest(entry.path)
             except CheckpointError as error:
                 problem = str(error)
         problems = [other for other in backend.gather_objects(problem) if other is not None]
-        if not problems:
-            return entry, skipped
+        if manifest is not None and not problems:
+            return (entry.path, manifest), skipped
         skipped.append(f"{entry.path}: {problems[0]}")
     return None, skipped
 

@@ -69,7 +69,7 @@ class Run(Generic[Config]):
         faults = self.plan.faults
         self.backend = start(launch, self.plan)
         stop_files = self.folder.stop_files if self.backend.is_main_process else {}
-        self._stop = StopRequests(stop_files, faults.time_limit_margin_seconds, since=self.folder.opened)
+        self._stop = StopRequests(stop_files, faults.time_limit_margin_seconds)
         self._stop.listen()
         self._starting = Starting(self.backend, self._stop, faults.hang_seconds)
         self._agree_on_the_plan()

@@ -29,7 +29,7 @@ class Entry:
 
 
 def entries(folder: Path) -> list[Entry]:
-    """The checkpoints in a run's folder of checkpoints, newest first, without those that are still being written."""
+    """The checkpoints in a run's folder of checkpoints, latest first, without those that are still being written."""
     paths = folder.iterdir() if folder.is_dir() else []
     found = [entry_at(path) for path in paths if step_of(path.name) is not None]
     return sorted(found, key=lambda entry: entry.step, reverse=True)
@@ -86,7 +86,7 @@ def verify_checksums(path: Path, share: int = 0, num_shares: int = 1) -> str | N
 
 
 def prune(folder: Path, keep_last: int | None, is_kept_forever: Callable[[int], bool], attempt: str) -> None:
-    """Delete complete checkpoints that are older than the `keep_last` newest complete ones; None keeps all.
+    """Delete complete checkpoints that are older than the latest `keep_last` complete ones; None keeps all.
 
     Those that are not complete are neither counted nor deleted. `is_kept_forever` is asked for each one's step.
     """

@@ -1,7 +1,7 @@
 """Tensors to and from `safetensors` files, one at a time, so that no file is ever in memory as a whole."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
@@ -13,7 +13,7 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 
 from largebatch.storage.files import CHUNK_BYTES, FileRecord, write_file
-from largebatch.storage.layout import CheckpointError
+from largebatch.storage.layout import BUFFER, WEIGHT, CheckpointError, Manifest
 
 Shapes = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
@@ -147,19 +147,28 @@ class TensorFiles:
         return self._stored[file]
 
 
-def to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Contiguous copies of the tensors on the host, for which it waits once per device and not once per tensor."""
-    places: dict[torch.device, list[int]] = {}
-    for place, tensor in enumerate(tensors):
-        places.setdefault(tensor.device, []).append(place)
-    copies = list(tensors)
-    for some in places.values():
-        parts = [tensors[place].detach().contiguous().reshape(-1).view(torch.uint8) for place in some]
-        # Each part is copied again on the host, because a tensor of another dtype cannot begin at any byte.
-        on_host = torch.cat(parts).cpu().split_with_sizes([part.numel() for part in parts])
-        for place, part in zip(some, on_host, strict=True):
-            copies[place] = part.clone().view(tensors[place].dtype).view(tensors[place].shape)
-    return copies
+def whole_weight(files: TensorFiles, name: str, manifest: Manifest) -> torch.Tensor:
+    """A whole parameter in its shape."""
+    vector, shape = f"{WEIGHT}/{name}", manifest.parameters[name].shape
+    parts = [files.read(manifest.files[part.file], vector) for part in manifest.vectors[vector]]
+    return torch.cat(parts).view(shape) if parts else torch.empty(shape)
+
+
+def common_buffer(files: TensorFiles, name: str, manifest: Manifest) -> torch.Tensor:
+    """A buffer for all processes: the mean where they had different running statistics of BatchNorm.
+
+    Raises:
+        CheckpointError: They had different values of another buffer.
+    """
+    first, *others = (files.read(manifest.files[number], f"{BUFFER}/{name}") for number in manifest.buffers[name])
+    if not others:
+        return first
+    if name not in manifest.running_statistics:
+        raise CheckpointError(
+            f"its buffer {name} differs between the {manifest.world_size} processes that wrote it; resume on that many"
+        )
+    values = [first.double() * (manifest.world_size - len(others)), *(other.double() for other in others)]
+    return (torch.stack(values).sum(dim=0) / manifest.world_size).to(first.dtype)
 
 
 def fingerprint(*tensors: torch.Tensor) -> str:

@@ -101,8 +101,8 @@ def test_an_abort_is_what_a_lost_peer_brings_about(tmp_path, report):
     assert first_cause(tmp_path).startswith("rank 3 on h2: Signal 9 (SIGKILL)")
 
 
-def test_a_hang_names_who_is_missing_and_not_who_reports(tmp_path, error):
-    message = "no progress for 9 s: rank 3 (h2, process 7) had not entered all_reduce number 8"
+def test_a_hang_is_not_that_of_the_rank_that_reports_it(tmp_path, error):
+    message = "no progress for 9 s, more than faults.hang_seconds 8"
     path = error(0, 1.0, message, kind="hang")
     assert first_cause(tmp_path) == f"hang: {message} (see {path})"
 

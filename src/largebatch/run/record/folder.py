@@ -105,12 +105,19 @@ class RunFolder:
                 )
 
     def hold(self) -> None:
-        """Keep other runs out of an earlier run's folder from now on; UserError if another run is writing to it."""
-        if self.is_a_run:
-            try:
+        """Keep other runs out of an earlier run's folder from now on, and delete requests to stop an earlier start.
+
+        Raises:
+            UserError: Another run is writing to the folder, or it cannot be written.
+        """
+        try:
+            if self.is_a_run:
                 self._lock = self._take_lock()
-            except OSError as error:
-                raise cannot_be_written(self.path, error) from error
+            for file in _stop_files_in(self.path):
+                if file.stat().st_mtime < self.opened:
+                    file.unlink()
+        except OSError as error:
+            raise cannot_be_written(self.path, error) from error
 
     def begin(
         self, config: RecipeConfig, plan: RunPlan, in_place: bool, about: dict[str, Any]
@@ -148,12 +155,6 @@ class RunFolder:
         except OSError as error:
             raise cannot_be_written(self.path, error) from error
         return attempt, moved
-
-    def forget_old_requests(self) -> None:
-        """Delete stop files that are older than this start, and so were meant for an earlier one."""
-        for file in _stop_files_in(self.path):
-            if file.stat().st_mtime < self.opened:
-                file.unlink(missing_ok=True)
 
     def _move_to(self, moved: Path) -> None:
         """Move the run, but not what jobs have here: this one runs the code in its folder, others wait in the queue."""

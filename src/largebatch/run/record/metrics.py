@@ -48,25 +48,27 @@ class Stopwatch:
 
 
 class StepMetrics:
-    """Collects the losses of steps on the device, and turns them into numbers when a step is logged."""
+    """Collects the losses of steps on the device, and turns them into numbers when a step is logged.
 
-    def __init__(self, backend: Backend, utilization: Utilization):
+    Args:
+        backend: The prepared backend.
+        utilization: The model's operations per sample, and the device's.
+        first_step: Steps of earlier attempts.
+        seconds: Seconds of training that these took.
+    """
+
+    def __init__(self, backend: Backend, utilization: Utilization, first_step: int, seconds: float):
         self._backend = backend
         self._plan = backend.plan
         self._loss_sums: dict[int, torch.Tensor] = {}
         self._norms: dict[int, torch.Tensor] = {}
         self._utilization = utilization
-        self._earlier_seconds, self._earlier_samples = 0.0, 0
+        self._earlier_seconds, self._earlier_samples = seconds, backend.plan.batch_at(first_step).samples_before
         self._weight = 0
         self._total_weight = 0
         # Seconds, samples and weight as of the last logged step.
-        self._logged = (0.0, 0, 0)
-        self.stopwatch = Stopwatch()
-
-    def resume(self, step: int, seconds: float) -> None:
-        """Continue after `step` steps, which took this many seconds in earlier attempts."""
-        self._earlier_seconds, self._earlier_samples = seconds, self._plan.batch_at(step).samples_before
         self._logged = (0.0, self._earlier_samples, 0)
+        self.stopwatch = Stopwatch()
 
     def is_logged(self, step: int) -> bool:
         """Whether a step, counted from 1, gets a line: the first, the last and every `log_every_steps`-th."""

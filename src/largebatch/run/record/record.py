@@ -146,7 +146,6 @@ class Record:
             evaluation = self._evaluations.keep_until(start.step)
             remove_leftovers(folder.checkpoints_dir)
             set_aside(folder.checkpoints_dir, start.step, self.attempt.name)
-        folder.forget_old_requests()
         for reason in start.skipped:
             self._say(f"WARNING: a checkpoint is not used: {reason}")
         for change in start.changes:
@@ -188,7 +187,7 @@ class Record:
             journal.flush()
 
     def running(self) -> None:
-        """Publish that the attempt is training, and its newest checkpoint."""
+        """Publish that the attempt is training, and its latest checkpoint."""
         if self._is_main_process:
             self._publish("running", f"from step {self._start.step:,}", resume=True)
 

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import torch
-
 from largebatch.backend.base import Backend
 from largebatch.config import RecipeConfig
 from largebatch.estimate.flops import Utilization
@@ -48,13 +46,9 @@ class Recorder:
         self._backend, self._plan = backend, backend.plan
         self.progress = ProgressBar(backend.plan, backend.is_main_process, start.step)
         self.say = self.progress.say
-        self._metrics = StepMetrics(backend, utilization)
-        self.stopwatch = self._metrics.stopwatch
         about = {"recipe": recipe, "strategy": backend.launch.strategy, "world_size": backend.world_size}
-        self.attempt = self._begin_attempt(config, start, about)
-        self.record = Record(
-            folder, self.attempt, start, backend.plan.micro_batch_size, backend.is_main_process, self.say
-        )
+        attempt = self._begin_attempt(config, start, about)
+        self.record = Record(folder, attempt, start, backend.plan.micro_batch_size, backend.is_main_process, self.say)
         with backend.raise_on_all_ranks():
             try:
                 self._last_logged, evaluation = self.record.restore(about)
@@ -63,10 +57,11 @@ class Recorder:
         self._last_evaluation = {
             name: value for name, value in evaluation.items() if name not in place_of(backend.plan, 0)
         }
-        self.progress.earlier_seconds = backend.gather_objects(self._last_logged.get("seconds", 0.0))[0]
-        self._metrics.resume(start.step, self.progress.earlier_seconds)
-        self.stack_folder = folder.stacks_dir / f"attempt_{self.attempt.name}"
-        self.trace_file = folder.profile_dir / f"attempt_{self.attempt.name}" / f"rank_{backend.rank:05d}.json.gz"
+        seconds = backend.gather_objects(self._last_logged.get("seconds", 0.0))[0]
+        self.progress.earlier_seconds = seconds
+        self.metrics = StepMetrics(backend, utilization, start.step, seconds)
+        self.stack_folder = folder.stacks_dir / f"attempt_{attempt.name}"
+        self.trace_file = folder.profile_dir / f"attempt_{attempt.name}" / f"rank_{backend.rank:05d}.json.gz"
         self._trackers = Trackers(config, folder, start.step, backend.is_main_process, self.say)
 
     def _begin_attempt(self, config: RecipeConfig, start: Start, about: dict[str, Any]) -> Attempt:
@@ -80,33 +75,9 @@ class Recorder:
         assert attempt is not None
         return attempt
 
-    # --- steps ----------------------------------------------------------------------------------------------------
-
-    @property
-    def step(self) -> int:
-        """Optimizer steps completed, including those of earlier attempts."""
-        return self.record.step
-
-    def is_logged(self, step: int) -> bool:
-        """Whether a step, counted from 1, gets a line of metrics.jsonl."""
-        return self._metrics.is_logged(step)
-
-    def add(self, step: int, loss_sum: torch.Tensor, weight: int, grad_norm: torch.Tensor | None) -> None:
-        """Take the numbers of a step, counted from 1, as `StepMetrics.add`."""
-        self.record.step = step
-        self._metrics.add(step, loss_sum, weight, grad_norm)
-
-    def leave_out(self, step: int) -> None:
-        """Exclude a step that was not taken from the metrics."""
-        self._metrics.leave_out(step)
-
-    def check_finite(self, step: int) -> None:
-        """Raise TrainingFailed on all processes if a loss or norm since the last logged step is not finite."""
-        self._metrics.check(step)
-
     def log(self, step: int) -> None:
-        """Log the step that was added last; fails as `check_finite`."""
-        line = self._last_logged = self._metrics.log(step)
+        """Log the step that was added to the metrics last; fails as `StepMetrics.check`."""
+        line = self._last_logged = self.metrics.log(step)
         self.record.logged(line)
         self._trackers.add("train", {name: value for name, value in line.items() if name != "step"}, step)
         self.progress.logged(line)
@@ -118,17 +89,9 @@ class Recorder:
         self._trackers.add("evaluation", means, step)
         self.say(f"evaluation after step {step}: {numbers(means)}")
 
-    def event(self, name: str, **about: Any) -> None:
-        """Add a line about the current step to history.jsonl."""
-        self.record.event(name, self.step, **about)
-
     def checkpoint_failed(self, step: int, reason: str) -> None:
         """Add to the history that the checkpoint of a step could not be written."""
         self.record.event("checkpoint_failed", step, reason=reason)
-
-    def running(self) -> None:
-        """Publish that the attempt is training, and its newest checkpoint."""
-        self.record.running()
 
     # --- the end --------------------------------------------------------------------------------------------------
 
@@ -150,15 +113,15 @@ class Recorder:
         if self._backend.is_main_process:
             about = {
                 "bad_steps": bad_steps,
-                "attempts": self.attempt.number,
+                "attempts": self.record.attempt.number,
                 "train_loss": self._last_logged.get("loss"),
                 "evaluation": self._last_evaluation,
                 "strategy": self._backend.launch.strategy,
             }
-            summary = self._metrics.summary(self.step, about)
+            summary = self.metrics.summary(self.record.step, about)
             replace_json_file(self.folder.summary_file, summary)
             print(in_words(summary, self.folder), flush=True)
-        self.record.end("finished", f"after step {self.step:,}")
+        self.record.end("finished", f"after step {self.record.step:,}")
 
     def close(self) -> None:
         """End the run in each tracker."""

@@ -80,7 +80,8 @@ class SlowProcesses:
             f"rank {rank} ({place}) is slow: {what} took {1000 * seconds:.2f} ms, the median of all processes is "
             f"{1000 * median:.2f} ms, and it was over {SLOW:g} times the median in {PROBES_IN_A_ROW} probes in a row"
         )
-        self._recorder.event("slow_process", rank=rank, place=place, what=what, reason=reason)
+        record = self._recorder.record
+        record.event("slow_process", record.step, rank=rank, place=place, what=what, reason=reason)
         self._recorder.say(f"WARNING: {reason}")
 
 

@@ -63,7 +63,6 @@ class StopRequests:
         margin_seconds: How long before the end of the job's time limit to stop.
         environment: Variables, with LARGEBATCH_JOB_END_TIME in seconds since 1970 if there is a limit.
         clock: Returns seconds since 1970.
-        since: Stop files that are there already, and older, in seconds since 1970, were meant for an earlier start.
     """
 
     def __init__(
@@ -72,11 +71,8 @@ class StopRequests:
         margin_seconds: float,
         environment: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = time.time,
-        since: float = 0.0,
     ):
         self._stop_files = stop_files
-        times = {file: _time_of(file) for file in stop_files.values()}
-        self._old = {file: time for file, time in times.items() if time is not None and time < since}
         self._clock = clock
         end = environment.get("LARGEBATCH_JOB_END_TIME", "")
         self._stop_at = float(end) - margin_seconds if end.isdigit() else None
@@ -102,19 +98,8 @@ class StopRequests:
         # The clock may be set back.
         if self._stop_files and abs(now - self._looked) >= SECONDS_BETWEEN_LOOKS:
             self._looked = now
-            found = [REASONS.index(reason) for reason, file in self._stop_files.items() if self._is_new(file)]
+            found = [REASONS.index(reason) for reason, file in self._stop_files.items() if file.exists()]
             self._reason = max(self._reason, *found, 0)
         if self._stop_at is not None and now >= self._stop_at:
             self._reason = max(self._reason, REASONS.index("the end of the job's time limit"))
         return self._reason
-
-    def _is_new(self, file: Path) -> bool:
-        time = _time_of(file)
-        return time is not None and time != self._old.get(file)
-
-
-def _time_of(file: Path) -> float | None:
-    try:
-        return file.stat().st_mtime
-    except FileNotFoundError:
-        return None

@@ -26,7 +26,7 @@ class Watchdog:
     Args:
         seconds: How long is too long; None for no limit.
         rank: This process's rank.
-        folder: Where each process writes its stacks and its collectives; None writes the stacks to standard error.
+        folder: Where each process writes its stacks and its NCCL collectives; None writes the stacks to standard error.
     """
 
     def __init__(self, seconds: float | None, rank: int, folder: Path | None = None):
@@ -104,14 +104,16 @@ class Watchdog:
         """Record the hang, and end the process when the others have had time to notice and do the same."""
         where = "the stacks of the processes are in the job's log"
         if self._folder is not None:
-            where = f"the stacks of the processes (rank_*.txt) are in {self._folder}"
+            where = (
+                "the stacks of the processes (rank_*.txt) and, with NCCL, their collectives (fr_*, for `torchfrtrace`) "
+                f"are in {self._folder}"
+            )
+        report_failure(f"{what}; {where}", kind="hang")
+        keep_error(f"{what}; {where}", kind="hang")
+        if self._folder is not None:
             # The job must end all the same.
             with suppress(Exception):
                 (self._folder / f"fr_{self._rank}").write_bytes(recorded_collectives())
-                where += ", and their collectives (fr_*), which `torchfrtrace` in that folder compares"
-        message = f"{what}; {where}"
-        report_failure(message, kind="hang")
-        keep_error(message, kind="hang")
         # A process that ends breaks the connections of the others, which fail with an error then.
         time.sleep(interval + SECONDS_FOR_OTHERS)
         os._exit(EXIT_CODE)
