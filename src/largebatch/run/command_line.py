@@ -85,7 +85,8 @@ def user_errors() -> Iterator[None]:
             if not isinstance(error, RunStopped):
                 _report(error)
                 if error.exit_code == UserError.exit_code:
-                    _tell_the_batch_script(str(error))
+                    # For `largebatch job-ended`: a refused start may not write to the run folder.
+                    _leave_for_others("LARGEBATCH_REFUSAL", str(error))
             where = f"[rank {rank}] " if alone else ""
             lines = [f"{where}{error.title}: {error}", *([AFTER_A_MESSAGE] if _has_a_launcher() else [])]
             print(*lines, sep="\n", file=sys.stderr, flush=True)
@@ -114,16 +115,14 @@ def _has_a_launcher() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ or (alone and "ACCELERATE_MIXED_PRECISION" in os.environ)
 
 
-def _tell_the_batch_script(message: str) -> None:
-    """Leave the reason where `largebatch job-ended` looks: a refused start may not write to the run folder."""
-    with suppress(OSError):
-        if path := os.environ.get("LARGEBATCH_REFUSAL"):
-            Path(path).write_text(message, encoding="utf-8")
-
-
 def _tell_the_launcher(message: str) -> None:
     """Put the message where torch's launcher looks for a worker's traceback, so that its own report shows it too."""
+    failure = {"message": message, "extraInfo": {"py_callstack": message, "timestamp": str(int(time.time()))}}
+    _leave_for_others("TORCHELASTIC_ERROR_FILE", json.dumps({"message": failure}))
+
+
+def _leave_for_others(variable: str, text: str) -> None:
+    """Write a text to the file that an environment variable names, if there is one."""
     with suppress(OSError):
-        if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-            failure = {"message": message, "extraInfo": {"py_callstack": message, "timestamp": str(int(time.time()))}}
-            Path(path).write_text(json.dumps({"message": failure}), encoding="utf-8")
+        if path := os.environ.get(variable):
+            Path(path).write_text(text, encoding="utf-8")

@@ -106,28 +106,22 @@ class Journal:
         return last
 
 
+@dataclass
 class Record:
     """The record of one attempt, of which every process has one: the main process writes, others only failures."""
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        attempt: Attempt,
-        start: Start,
-        micro_batch_size: int,
-        is_main_process: bool,
-        say: Callable[[str], None],
-    ):
-        self._folder = folder
-        self._micro_batch_size = micro_batch_size
-        self._is_main_process = is_main_process
-        self._say = say
-        self._start = start
-        self._metrics = Journal(folder.metrics_file, attempt, say, SECONDS_UNTIL_WRITTEN)
-        self._evaluations = Journal(folder.evaluations_file, attempt, say)
-        self._history = Journal(folder.history_file, attempt, say)
-        self.attempt = attempt
-        self.step = start.step  # optimizer steps completed
+    folder: RunFolder
+    attempt: Attempt
+    start: Start
+    micro_batch_size: int
+    is_main_process: bool
+    say: Callable[[str], None]  # called with a warning for the user
+
+    def __post_init__(self) -> None:
+        self._metrics = Journal(self.folder.metrics_file, self.attempt, self.say, SECONDS_UNTIL_WRITTEN)
+        self._evaluations = Journal(self.folder.evaluations_file, self.attempt, self.say)
+        self._history = Journal(self.folder.history_file, self.attempt, self.say)
+        self.step = self.start.step  # optimizer steps completed
         _of_this_process[:] = [self]
 
     def restore(self, about: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -136,9 +130,9 @@ class Record:
         Returns the last line of metrics.jsonl and of evaluations.jsonl; empty ones if there are none, or if this is
         not the main process.
         """
-        if not self._is_main_process:
+        if not self.is_main_process:
             return {}, {}
-        start, folder, logged, evaluation = self._start, self._folder, None, None
+        start, folder, logged, evaluation = self.start, self.folder, None, None
         # A crash may have cut the last line of the history short.
         self._history.keep_until(math.inf)
         if start.in_place:
@@ -147,11 +141,11 @@ class Record:
             remove_leftovers(folder.checkpoints_dir)
             set_aside(folder.checkpoints_dir, start.step, self.attempt.name)
         for reason in start.skipped:
-            self._say(f"WARNING: a checkpoint is not used: {reason}")
+            self.say(f"WARNING: a checkpoint is not used: {reason}")
         for change in start.changes:
-            self._say(f"WARNING: changed, as --allow-change permits: {change}")
+            self.say(f"WARNING: changed, as --allow-change permits: {change}")
         if start.checkpoint is not None:
-            self._say(f"  {'Resume':<14}after step {start.step:,}, from {start.checkpoint}")
+            self.say(f"  {'Resume':<14}after step {start.step:,}, from {start.checkpoint}")
         self.event(
             "started",
             start.step,
@@ -168,17 +162,17 @@ class Record:
 
     def logged(self, line: dict[str, Any]) -> None:
         """Add a line to metrics.jsonl."""
-        if self._is_main_process:
+        if self.is_main_process:
             self._metrics.append(line)
 
     def evaluated(self, line: dict[str, Any]) -> None:
         """Add a line to evaluations.jsonl."""
-        if self._is_main_process:
+        if self.is_main_process:
             self._evaluations.append(line)
 
     def event(self, name: str, step: int, **about: Any) -> None:
         """Add a line to history.jsonl."""
-        if self._is_main_process:
+        if self.is_main_process:
             self._history.append({"event": name, "step": step, **about, "time": time.time()})
 
     def flush(self) -> None:
@@ -188,19 +182,19 @@ class Record:
 
     def running(self) -> None:
         """Publish that the attempt is training, and its latest checkpoint."""
-        if self._is_main_process:
-            self._publish("running", f"from step {self._start.step:,}", resume=True)
+        if self.is_main_process:
+            self._publish("running", f"from step {self.start.step:,}", resume=True)
 
     def end(self, outcome: Literal["finished", "stopped"], message: str, /, **about: Any) -> None:
         """Publish how the attempt ended, and add it to history.jsonl."""
         self.event(outcome, self.step, **about)
-        if self._is_main_process:
+        if self.is_main_process:
             self._publish(outcome, message, resume=outcome == "stopped")
 
     def fail(self, message: str, kind: Kind, exception: str | None = None) -> None:
         """As `report_failure`; on any process, because the main one may be the one that hangs."""
         is_the_cause = self._publish("failed", message, kind not in HOPELESS, kind, exception)
-        if self._is_main_process:
+        if self.is_main_process:
             # Even if another process failed first; the lines of a later attempt are its own.
             with suppress(TrainingFailed):
                 self._metrics.flush()
@@ -217,25 +211,25 @@ class Record:
             if not self.attempt.is_current():
                 return False
             # The first of several failures in one job is the cause, and stays.
-            earlier = read_object(self._folder.status_file)
+            earlier = read_object(self.folder.status_file)
             if outcome == earlier.get("outcome") == "failed" and earlier.get("attempt") == self.attempt.number:
                 return False
-            complete = (entry.step for entry in entries(self._folder.checkpoints_dir) if entry.problem is None)
+            complete = (entry.step for entry in entries(self.folder.checkpoints_dir) if entry.problem is None)
             value = {
                 "outcome": outcome,
                 "message": message,
                 "resume": resume,
                 "step": self.step,
                 "checkpoint_step": next(complete, 0),
-                "trained": self.step > self._start.step,
-                "micro_batch_size": self._micro_batch_size,
+                "trained": self.step > self.start.step,
+                "micro_batch_size": self.micro_batch_size,
                 "kind": kind,
                 "exception": exception,
                 "attempt": self.attempt.number,
                 **job_start(),
                 "time": time.time(),
             }
-            replace_json_file(self._folder.status_file, value)
+            replace_json_file(self.folder.status_file, value)
         except OSError:
             return False
         return True

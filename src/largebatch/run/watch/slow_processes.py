@@ -44,12 +44,10 @@ class SlowProcesses:
         """The same batches, while the time that each takes to arrive is counted as data reading."""
         while True:
             start = time.perf_counter()
-            try:
-                batch = next(batches)
-            except StopIteration:
+            batch = next(batches, None)
+            self._reading += time.perf_counter() - start
+            if batch is None:
                 return
-            finally:
-                self._reading += time.perf_counter() - start
             yield batch
 
     def probe(self, steps: int, seconds: float) -> None:
