@@ -10,6 +10,13 @@
 
 Every process goes through this loop. They decide alike, because each decision depends only on the plan, or on numbers
 that all of them have: the reduced gradient, the vote on a stop, the outcome of a checkpoint.
+
+A request to stop: in each step, every process casts its vote. `update` reads the vote of two steps ago, so that no
+process waits for another. If one asked to stop, a checkpoint follows the step, and `steps` raises RunStopped.
+
+A loss that is not finite: with `faults.on_non_finite` "stop", all losses since the last check are checked at each
+logged step, and before each evaluation and checkpoint, and the run fails. Otherwise `Step.backward` makes the gradient
+NaN, so that no process applies the update, and `NonFiniteSteps` skips the step or rolls back.
 """
 
 from collections.abc import Iterator
@@ -120,9 +127,9 @@ class Loop:
             is_logged = self.metrics.is_logged(completed)
             # A checkpoint of the step before may still be copying the weights that are about to change.
             self.writer.wait_until_copied()
-            # Divide: done already. Each backward pass has divided by the weight of the whole global batch, and
-            # the last one has reduced the gradient over the processes: it is that of the global batch's mean loss.
-            # Clip, set the learning rate, and step: clipping and step are one call, as in DeepSpeed's engine.
+            # Divide: done already. Each backward pass has divided by the weight of the global batch, and the last one
+            # has reduced the gradient over the processes: it is the gradient of the global batch's mean loss.
+            # Clip, set the learning rate, and step: clipping and stepping are one call, as in DeepSpeed's engine.
             self.backend.set_learning_rate(self.plan.lr_of(step.batch))
             update = self.backend.clip_and_step(measure_norm=is_logged or self.saves)
             self.record.step = completed

@@ -9,7 +9,7 @@ evaluations.jsonl  one line per evaluation
 history.jsonl      one line per start, change of recipe, skipped step, failed checkpoint, slow process, and end
 summary.json       the final numbers
 tensorboard/       the same numbers for TensorBoard
-trackers/          the run's identity in each tracker (NAME.json), over all starts, and files of those that write some
+trackers/          files of trackers, such as the id and the last number of the run in W&B (wandb.json)
 checkpoints/       see `storage.layout`
 model/             the final weights, for `from_pretrained`
 attempts/          one file per start of the run, see `storage.attempts`
