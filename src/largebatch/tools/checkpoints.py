@@ -4,10 +4,14 @@ import argparse
 import time
 from pathlib import Path
 
+from tqdm import tqdm
+
 from largebatch.errors import UserError
+from largebatch.storage.catalog import entries, verify_checksums
+from largebatch.storage.layout import CheckpointError, read_manifest
 from largebatch.tools.options import Commands, add_command
 
-LINE = "{:<16}{:>10}  {:<18}{:>10}  {:<12}  {}"
+LINE = "{:<16}{:>10}  {:<18}{:>10}  {:<16}  {}"
 
 
 def add_parser(commands: Commands) -> None:
@@ -15,7 +19,7 @@ def add_parser(commands: Commands) -> None:
         commands,
         "checkpoints",
         run,
-        description="List the checkpoints of a run, latest first: step, what wrote them, size, age, and whether "
+        description="List the checkpoints of a run, latest first: step, what wrote them, size, time, and whether "
         "they can be used. Needs no torch. Exit code 1 if the latest cannot be resumed from.",
         epilog="""examples:
   largebatch checkpoints runs/resnet_digits --verify""",
@@ -26,16 +30,11 @@ def add_parser(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print one line per checkpoint of a run, latest first; 1 if the latest cannot be resumed from."""
-    from tqdm import tqdm
-
-    from largebatch.storage.catalog import entries, verify_checksums
-    from largebatch.storage.layout import CheckpointError, read_manifest
-
     found = entries(options.run_dir / "checkpoints")
     if not found:
         why = "has no checkpoints" if options.run_dir.is_dir() else "is not a folder"
         raise UserError(f"{options.run_dir} {why}; give the folder of a run, such as runs/resnet_digits")
-    print(LINE.format("checkpoint", "step", "written by", "size", "age", "state"))
+    print(LINE.format("checkpoint", "step", "written by", "size", "written at", "state"))
     states = []
     for entry in found:
         try:
@@ -43,16 +42,12 @@ def run(options: argparse.Namespace) -> int:
                 raise CheckpointError(problem)
             manifest = read_manifest(entry.path)
             writer = f"{manifest.world_size} x {manifest.strategy}, #{manifest.attempt}"
-            about, state = (writer, tqdm.format_sizeof(entry.size, "B"), _age(time.time() - manifest.time)), "complete"
+            written_at = time.strftime("%Y-%m-%d %H:%M", time.localtime(manifest.time))
+            about = (writer, tqdm.format_sizeof(entry.size, "B"), written_at)
+            state = "complete"
         except CheckpointError as error:
-            about, state = ("-", "-", "-"), f"cannot be used: {error}"
+            about = ("-", "-", "-")
+            state = f"cannot be used: {error}"
         print(LINE.format(entry.path.name, f"{entry.step:,}", *about, state))
         states.append(state)
     return 0 if states[0] == "complete" else 1
-
-
-def _age(seconds: float) -> str:
-    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{max(seconds, 0):.0f} seconds"

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from largebatch.checkpoint.export import export
 from largebatch.tools.options import Commands, add_command
 
 
@@ -24,8 +25,6 @@ def add_parser(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the weights and say where they are."""
-    from largebatch.checkpoint.export import export
-
     manifest = export(options.checkpoint, options.out, options.dtype)
     print(f"the weights after step {manifest.step:,} are in {options.out}")
     return 0

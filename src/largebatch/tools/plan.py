@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import ConfigError
-from largebatch.estimate.hardware import GPUS, NETWORKS, SHORT_NAMES, Gpu, Network, find_gpu, find_network
+from largebatch.estimate.hardware import GIB, GPUS, NETWORKS, SHORT_NAMES, Network, find_gpu, find_network
 from largebatch.plan import RunPlan, explain, resolve
 from largebatch.tools.options import (
     Commands,
@@ -20,8 +20,7 @@ from largebatch.tools.options import (
     positive_ints,
 )
 
-GPU_NAMES = ", ".join(gpu.name for gpu in GPUS)
-ALL_GPU_NAMES = ", ".join([GPU_NAMES, *SHORT_NAMES])
+GPU_NAMES = [*(gpu.name for gpu in GPUS), *SHORT_NAMES]
 
 
 def add_parser(commands: Commands) -> None:
@@ -34,7 +33,7 @@ def add_parser(commands: Commands) -> None:
         "several numbers of processes, print what each strategy holds and sends, and which one to use.",
         epilog="""examples:
   largebatch plan RECIPE.json --world-size 256
-  largebatch plan RECIPE.json --world-sizes 8,64,512 --gpu-memory h100-80gb
+  largebatch plan RECIPE.json --world-sizes 8,64,512 --gpu-memory 80
   largebatch plan RECIPE.json --world-sizes 64,512 --gpu h100 --network 400G/gpu
 
 Fields are overridden as in a run: --batch.global_batch_size 512.""",
@@ -52,17 +51,16 @@ Fields are overridden as in a run: --batch.global_batch_size 512.""",
     gpus = parser.add_mutually_exclusive_group()
     gpus.add_argument(
         "--gpu-memory",
-        type=gpu_memory,
+        type=positive_float,
         metavar="GIB",
-        help=f"memory of a GPU, or its name ({GPU_NAMES}): print what should fit, and which strategy to use; with "
-        "--world-sizes",
+        help="memory of a GPU: print what should fit, and which strategy to use; with --world-sizes",
     )
     gpus.add_argument(
         "--gpu",
-        type=known_gpu,
+        choices=GPU_NAMES,
         metavar="NAME",
-        help=f"kind of GPU ({ALL_GPU_NAMES}): also estimate the time of a step, and suggest the fastest strategy that "
-        "should fit; with --world-sizes and --network",
+        help=f"kind of GPU ({', '.join(GPU_NAMES)}): also estimate the time of a step, and suggest the fastest "
+        "strategy that should fit; with --world-sizes and --network",
     )
     parser.add_argument(
         "--network",
@@ -75,26 +73,6 @@ Fields are overridden as in a run: --batch.global_batch_size 512.""",
     add_accelerate_configs(parser)
     add_options_of_a_run(parser)
     parser.add_argument("--json", action="store_true", help="print the resolved plan, or all numbers, as JSON")
-
-
-def gpu_memory(text: str) -> int:
-    """Return the bytes of a known GPU, or of a number of GiB."""
-    # A short name may stand for several sizes of memory.
-    gpu = None if text.strip().lower() in SHORT_NAMES else find_gpu(text)
-    if gpu:
-        return gpu.memory_bytes
-    try:
-        return round(positive_float(text) * 2**30)
-    except (argparse.ArgumentTypeError, OverflowError) as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of GiB or a known GPU: {GPU_NAMES}") from error
-
-
-def known_gpu(text: str) -> Gpu:
-    """Return the GPU of this name."""
-    gpu = find_gpu(text)
-    if gpu is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a known GPU; choose one of {ALL_GPU_NAMES}")
-    return gpu
 
 
 def network(text: str) -> Network:
@@ -138,11 +116,10 @@ def first_plan(
 
 
 def _compare(options: argparse.Namespace) -> int:
-    if options.network and not options.gpu:
-        options.refuse(f"--network requires --gpu, the kind of GPU, such as h100; known: {ALL_GPU_NAMES}")
-    if options.gpu and not options.network:
+    if bool(options.gpu) != bool(options.network):
         options.refuse(
-            "--gpu requires --network, such as 400G/gpu, 3200G/node or ib-ndr; for what fits alone, give --gpu-memory"
+            "--gpu, such as h100, and --network, such as 400G/gpu, 3200G/node or ib-ndr, require each other; for what "
+            "fits alone, give --gpu-memory"
         )
     config: RecipeConfig = load_config(options.config, options.overrides)
     if options.gpu and config.precision == "fp64":
@@ -163,9 +140,11 @@ def _compare(options: argparse.Namespace) -> int:
     model, example_batch = recipe_model(config, options.config)
     shape = shape_of(model, plan)
     activations = activation_bytes(model, config, example_batch)
-    hardware, flops, usable_memory = None, None, options.gpu_memory
+    hardware, flops = None, None
+    usable_memory = round(options.gpu_memory * GIB) if options.gpu_memory else None
     if options.gpu:
-        gpu: Gpu = options.gpu
+        gpu = find_gpu(options.gpu)
+        assert gpu is not None
         # A GPU without bf16 units computes bf16 as fp32.
         peak = gpu.peak_tflops(config.precision) or gpu.fp32_tflops
         bandwidth = options.network.per_gpu(options.gpus_per_node)

@@ -6,13 +6,16 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from largebatch.config import RecipeConfig, load_config
+from largebatch.config.data import HubOrLocal, Mixable, Preparation, TokenizedText
+from largebatch.config.task_config import authors_program
+from largebatch.data.preparation import NotPrepared, with_preparation
+from largebatch.data.prepared import OtherPartsMissing
 from largebatch.errors import UserError
+from largebatch.task_folders import folder_of, import_from
 from largebatch.tools.options import Commands, add_command, add_recipe, positive_int
-
-if TYPE_CHECKING:
-    from largebatch.config import RecipeConfig
 
 COUNTED = ("num_train_samples", "num_eval_samples")
 
@@ -45,10 +48,6 @@ def run(options: argparse.Namespace) -> int:
     """Prepare, and print what there is; return 1 if the recipe asks for more."""
     # Each process has one thread.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    from largebatch.config import load_config
-    from largebatch.config.data import HubOrLocal, Mixable, Preparation, TokenizedText
-    from largebatch.data.preparation import with_preparation
-
     if options.write and options.overrides:
         raise UserError("--write: the recipe would get numbers of overridden data; write the overrides into it first")
     config: RecipeConfig = load_config(options.config, options.overrides)
@@ -73,11 +72,8 @@ def run(options: argparse.Namespace) -> int:
     return code
 
 
-def _prepare(config: "RecipeConfig", source: str, options: argparse.Namespace, found: dict[str, dict[str, int]]) -> int:
+def _prepare(config: RecipeConfig, source: str, options: argparse.Namespace, found: dict[str, dict[str, int]]) -> int:
     """Prepare one source, or all data where there is only one, and return the exit code; `found` gets its samples."""
-    from largebatch.data.preparation import NotPrepared
-    from largebatch.data.prepared import OtherPartsMissing
-
     where = f"{source}: " if source else ""
     try:
         counts = found[source] = _counts(config)
@@ -88,9 +84,7 @@ def _prepare(config: "RecipeConfig", source: str, options: argparse.Namespace, f
         print(f"{where}this part of {options.shard[1]} is prepared; others are not finished yet")
         return 0
     except UserError as error:
-        if not source:
-            raise
-        # The others can be prepared all the same.
+        # Other sources can be prepared all the same.
         print(f"error: {where}{error}", file=sys.stderr)
         return error.exit_code
     if options.check:
@@ -105,12 +99,8 @@ def _prepare(config: "RecipeConfig", source: str, options: argparse.Namespace, f
     return 0
 
 
-def _counts(config: "RecipeConfig") -> dict[str, int]:
+def _counts(config: RecipeConfig) -> dict[str, int]:
     """Prepare, and return the available samples by the config's field."""
-    from largebatch.config.data import HubOrLocal, TokenizedText
-    from largebatch.config.task_config import authors_program
-    from largebatch.task_folders import folder_of, import_from
-
     if isinstance(config.data, HubOrLocal | TokenizedText):
         # Data with too few samples is prepared all the same.
         config = config.model_copy(update={"data": config.data.model_copy(update=dict.fromkeys(COUNTED, 0))})

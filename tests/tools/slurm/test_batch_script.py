@@ -10,7 +10,7 @@ def script(tmp_path):
     def write(text, *given_options, **environment):
         path = tmp_path / "job.sbatch"
         path.write_text(text)
-        return BatchScript.read(path, given_options, (), environment)
+        return BatchScript(path, given_options, (), environment)
 
     return write
 

@@ -33,13 +33,11 @@ def test_nothing_found_in_the_repository_itself(monkeypatch, capsys):
 @in_a_copy
 def test_findings_one_a_line(capsys):
     plant(SMOKE, "STRATEGY:-ddp", "STRATEGY:-dpd")
-    plant(SMOKE, "#SBATCH --nodes=2", "#SBATCH --nodes=1-16")
+    plant(SMOKE, "#SBATCH --nodes=2", "#SBATCH --nodes=1-6")
     plant(SMOKE, "#SBATCH --cpus-per-task=2", "#SBATCH --cpus-per-task=1")
     assert main(["lint", SMOKE]) == 1
     first, second, count = capsys.readouterr().out.splitlines()
-    assert first.startswith(
-        f"{SMOKE}: nodes x processes per node = 3, 5, 6, 7, 8, 9, … x 1: batch: global_batch_size 32 is"
-    )
+    assert first.startswith(f"{SMOKE}: nodes x processes per node = 3, 5, 6 x 1: batch: global_batch_size 32 is")
     assert "; nearest: 24, 48" in first
     assert first.endswith("[no-plan]")
     assert second.startswith(f"{SMOKE}: STRATEGY dpd: there is no ")
@@ -70,7 +68,6 @@ MISTAKES = [
     (FSDP, "  fsdp_version: 2\n", "", "fsdp-version"),
     (FSDP, "fsdp_version: 2", "fsdp_version: 2\n  offload_params: true", "recipe-setting"),
     (HSDP, "parallelism_config_dp_shard_size: 1", "parallelism_config_tp_size: 2", "recipe-setting"),
-    (HSDP, "parallelism_config_dp_shard_size: 1", "dp_shard_size: 4", "unknown-setting"),
     (DDP, "num_machines: 1", "parallelism_config: {parallelism_config_dp_shard_size: 2}", "recipe-setting"),
     (ZERO2, "  deepspeed_multinode_launcher: standard\n", "", "deepspeed-launcher"),
     (ZERO2, "ds_configs/zero2.json", "ds_configs/zero9.json", "deepspeed-config-missing"),

@@ -4,8 +4,11 @@ The first answers whether the start should train, and the second whether the job
 """
 
 import argparse
+import time
 from pathlib import Path
 
+from largebatch.tools.job.endings import FAILED, decide
+from largebatch.tools.job.starts import JobStarts
 from largebatch.tools.options import Commands, add_command
 
 
@@ -38,30 +41,22 @@ def add_parser(commands: Commands) -> None:
 
 def run_before(options: argparse.Namespace) -> int:
     """Print whether the start should train, in one line."""
-    from largebatch.tools.job.endings import FAILED
-    from largebatch.tools.job.progress import Progress
-
-    progress = Progress.of_this_job(options.run_dir, options.start, options.max_restarts)
-    if reason := progress.reason_to_give_up():
+    starts = JobStarts.of_this_job(options.run_dir, options.start, options.max_restarts)
+    if reason := starts.reason_to_give_up():
         print(f"leave {FAILED} error: {reason}")
     else:
-        progress.begin()
+        starts.begin()
         print("go")
     return 0
 
 
 def run_after(options: argparse.Namespace) -> int:
     """Print whether the job should be started again, in one line."""
-    import time
-
-    from largebatch.tools.job.endings import decide
-    from largebatch.tools.job.progress import Progress
-
-    progress = Progress.of_this_job(options.run_dir, options.start, options.max_restarts)
-    ending = decide(progress.evidence(options.exit_code, options.asked_to_stop), progress.reason_to_give_up())
-    progress.end({"code": ending.code, "message": ending.message, **ending.about, "time": time.time()})
+    starts = JobStarts.of_this_job(options.run_dir, options.start, options.max_restarts)
+    ending = decide(starts.evidence(options.exit_code, options.asked_to_stop), starts.reason_to_give_up())
+    starts.end({"code": ending.code, "message": ending.message, **ending.about, "time": time.time()})
     if ending.code is None:
-        print(f"requeue {ending.message}; resumes from step {progress.checkpoint_step}")
+        print(f"requeue {ending.message}; resumes from step {starts.checkpoint_step}")
     else:
         print(f"leave {ending.code} {ending.message}")
     return 0

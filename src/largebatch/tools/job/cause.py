@@ -9,7 +9,7 @@ from typing import Any
 
 from largebatch.failures import ERRORS
 
-MOST_CHARACTERS = 500
+MAX_MESSAGE_CHARS = 500
 KILLED = re.compile(r"Signal \d+ \((SIG[A-Z0-9]+)\) received by PID \d+")
 # Lines of the launcher's report about a process, before the one that names the signal.
 REPORTED = re.compile(r"^\s+(time|rank)\s+: (\S+)")
@@ -52,7 +52,7 @@ def _errors(logs: Path) -> Iterator[_Failure]:
             error = json.loads(path.read_bytes())
             # A hang is reported by those who wait, and its message says for whom.
             who = "hang" if error["kind"] == "hang" else f"rank {error['rank']} on {error['node']}"
-            message = " ".join(str(error["message"]).split())[:MOST_CHARACTERS]
+            message = " ".join(str(error["message"]).split())[:MAX_MESSAGE_CHARS]
             order = 2 if error["consequence"] else 0
             yield _Failure(order, f"{float(error['time']):020.6f}", f"{who}: {message} (see {path})", error)
         except (OSError, ValueError, TypeError, KeyError):

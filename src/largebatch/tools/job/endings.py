@@ -7,7 +7,7 @@ from typing import Any
 
 from largebatch.failures import HOPELESS
 
-MOST_OF_A_MESSAGE = 500  # characters
+MAX_MESSAGE_CHARS = 500
 SIGNALED = (143, 138, 130)  # exit codes of a process that SIGTERM, SIGUSR1 or SIGINT ended
 OUT_OF_MEMORY = (
     "write a smaller batch.micro_batch_size, set compute.activation_checkpointing, or choose a strategy that shards "
@@ -48,7 +48,7 @@ def decide(evidence: Evidence, reason_to_give_up: str | None) -> Ending:
         ending = Ending(STOPPED, message, ending.about)
     elif ending.code is None and reason_to_give_up:
         ending = Ending(FAILED, f"error: {ending.message}; {reason_to_give_up}", ending.about)
-    return Ending(ending.code, textwrap.shorten(ending.message, MOST_OF_A_MESSAGE, placeholder=" …"), ending.about)
+    return Ending(ending.code, textwrap.shorten(ending.message, MAX_MESSAGE_CHARS, placeholder=" …"), ending.about)
 
 
 def _decide(evidence: Evidence) -> Ending:

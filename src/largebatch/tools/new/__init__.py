@@ -152,7 +152,7 @@ class _Text(Template):
 
 def _texts(original: Original) -> dict[str, str]:
     """The project's own texts, by their paths."""
-    script = BatchScript.read(original.script)
+    script = BatchScript(original.script)
     assert script.layout is not None
     nodes, processes = script.layout[0][-1], script.layout[1]
     values = {

@@ -37,25 +37,14 @@ class BatchScript:
     """
 
     path: Path
-    text: str
     given_options: Sequence[str] = ()  # words for sbatch, each `--name` or `--name=value`
     overrides: Sequence[str] = ()  # words for the recipe, such as `--batch.micro_batch_size 4`
     environment: Mapping[str, str] = field(default_factory=dict)
 
-    @classmethod
-    def read(
-        cls,
-        path: Path,
-        given_options: Sequence[str] = (),
-        overrides: Sequence[str] = (),
-        environment: Mapping[str, str] | None = None,
-    ) -> "BatchScript":
-        """Read a batch script.
-
-        Raises:
-            UserError: It cannot be read.
-        """
-        return cls(path, read_text(path), given_options, overrides, environment or {})
+    @cached_property
+    def text(self) -> str:
+        """The script's content; UserError if it cannot be read."""
+        return read_text(self.path)
 
     def variable(self, name: str) -> str:
         """A variable's value, or its default as in `${NAME:-value}`; "" if it is not set."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from largebatch.errors import UserError, counted
 from largebatch.task_folders import recipes_in
 from largebatch.tools.options import RECIPES, Commands, add_command, recipe_file
-from largebatch.tools.slurm.batch_script import ACCELERATE_CONFIGS, SCRIPTS, BatchScript, site_environment
+from largebatch.tools.slurm.batch_script import ACCELERATE_CONFIGS, SCRIPTS, BatchScript
 from largebatch.tools.slurm.rules import Finding, config_findings, script_findings
 
 
@@ -74,8 +74,7 @@ def lint_files(files: Sequence[Path]) -> list[Finding]:
                 f"{file}: not a file that can be checked; give recipes and DeepSpeed configs (.json), batch scripts "
                 "(.sbatch) or Accelerate configs (.yaml)"
             )
-    environment = site_environment() | {"STRATEGY": ""}
-    scripts = [BatchScript.read(file, environment=environment) for file in files if file.suffix == ".sbatch"]
+    scripts = [BatchScript(file) for file in files if file.suffix == ".sbatch"]
     return lint_scripts(scripts, [file for file in files if file.suffix != ".sbatch"])
 
 

@@ -17,7 +17,6 @@ from largebatch.plan.strategies import STRATEGIES
 from largebatch.tools.slurm.batch_script import ACCELERATE_CONFIGS, BatchScript, read_text
 
 COMMAND_LINE = "the command line"
-MAX_NODE_COUNTS = 6
 
 
 @dataclass(frozen=True, order=True)
@@ -85,10 +84,9 @@ def _plan(script: BatchScript) -> Iterator[Finding]:
         except ConfigError as error:
             problems[nodes] = error.problems[0]
     if problems:
-        shown = ", ".join(map(str, list(problems)[:MAX_NODE_COUNTS]))
-        more = ", …" if len(problems) > MAX_NODE_COUNTS else ""
+        shown = ", ".join(map(str, problems))
         why, _, remedy = next(iter(problems.values())).partition("; ")
-        why = f"nodes x processes per node = {shown}{more} x {processes}: {why}"
+        why = f"nodes x processes per node = {shown} x {processes}: {why}"
         yield Finding(str(script.path), "no-plan", why, remedy)
 
 
@@ -129,58 +127,49 @@ def _explained(file: Path | str, rule: str, problems: Iterable[str]) -> Iterator
 
 def _accelerate_findings(path: Path, config: object) -> Iterator[Finding]:
     """Yield what a launch would refuse, or silently do differently on several nodes."""
-
-    def finding(key: str, rule: str, why: str, remedy: str) -> Finding:
-        return Finding(str(path), rule, f"{key}: {why}", remedy)
-
     if not isinstance(config, dict):
-        yield finding(
-            "the whole file", "syntax", "not a mapping of keys to values", "copy one of recipes/accelerate_configs"
-        )
+        yield Finding(str(path), "syntax", "not a mapping of keys to values", "copy one of recipes/accelerate_configs")
         return
     kind = config.get("distributed_type")
-    if kind not in STARTS_PROCESSES:
-        why = f"with {kind} one process is started, whatever num_processes says"
-        yield finding("distributed_type", "one-process", why, f"write {', '.join(STARTS_PROCESSES[:-1])} or DEEPSPEED")
-    if config.get("use_cpu"):
-        why = "each process would train alone; without a GPU, processes run on the CPU anyway"
-        yield finding("use_cpu", "one-process", why, "remove it")
     settings = _settings(config)
-    if kind == "FSDP":
-        version, key = settings.get("fsdp_version", (1, "fsdp_config.fsdp_version"))
-        if str(version) != FSDP_VERSION:
-            remedy = f"write fsdp_version: {FSDP_VERSION}"
-            yield finding(key, "fsdp-version", f"it is {version}, but {NOT_FSDP2}", remedy)
-        for name, (_, key) in settings.items():
-            if key.startswith("parallelism_config.") and not name.startswith("parallelism_config_"):
-                yield finding(key, "unknown-setting", "Accelerate ignores it", f"write parallelism_config_{name}")
-    if kind == "DEEPSPEED":
-        launcher, key = settings.get("deepspeed_multinode_launcher", ("pdsh", "deepspeed_config"))
-        if launcher != "standard":
-            why = f"on several nodes {launcher} would start its own processes over ssh, in addition to Slurm's"
-            yield finding(key, "deepspeed-launcher", why, "write deepspeed_multinode_launcher: standard")
-        file, key = settings.get("deepspeed_config_file", ("deepspeed_config_file", "deepspeed_config"))
-        if Path(str(file)).is_file():
-            yield from config_findings(Path(str(file)))
-        else:
-            why = f"there is no file {file} in {Path.cwd()}"
-            remedy = (
-                "write deepspeed_config_file: ds_configs/zero2.json, or another path from the top of the repository"
-            )
-            yield finding(key, "deepspeed-config-missing", why, remedy)
     for setting in (PRECISION, *REFUSED) if kind == "FSDP" else (PRECISION, *REFUSED, UNLESS_FSDP):
-        value, key = settings.get(setting.key, (None, ""))
+        value = settings.get(setting.key)
         # Accelerate leaves out empty sections.
         if value not in (None, {}) and str(value).lower() not in setting.off:
-            yield finding(key, "recipe-setting", f"it is {value}, but {setting.reason}", setting.remedy)
+            why = f"{setting.key}: it is {value}, but {setting.reason}"
+            yield Finding(str(path), "recipe-setting", why, setting.remedy)
+    if kind not in STARTS_PROCESSES:
+        why = f"distributed_type: with {kind} one process is started, whatever num_processes says"
+        yield Finding(str(path), "one-process", why, f"write {', '.join(STARTS_PROCESSES[:-1])} or DEEPSPEED")
+    if settings.get("use_cpu"):
+        why = "use_cpu: each process would train alone; without a GPU, processes run on the CPU anyway"
+        yield Finding(str(path), "one-process", why, "remove it")
+    version = settings.get("fsdp_version", 1)
+    if kind == "FSDP" and str(version) != FSDP_VERSION:
+        why = f"fsdp_version: it is {version}, but {NOT_FSDP2}"
+        yield Finding(str(path), "fsdp-version", why, f"write fsdp_version: {FSDP_VERSION}")
+    if kind == "DEEPSPEED":
+        yield from _deepspeed_findings(path, settings)
 
 
-def _settings(config: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
-    """Each setting under the name that Accelerate knows it by, with its value and the key it is written at."""
-    settings = {str(name): (value, str(name)) for name, value in config.items()}
+def _deepspeed_findings(path: Path, settings: Mapping[str, Any]) -> Iterator[Finding]:
+    launcher = settings.get("deepspeed_multinode_launcher", "pdsh")
+    if launcher != "standard":
+        why = f"on several nodes {launcher} would start its own processes over ssh, in addition to Slurm's"
+        yield Finding(str(path), "deepspeed-launcher", why, "write deepspeed_multinode_launcher: standard")
+    file = Path(str(settings.get("deepspeed_config_file")))
+    if file.is_file():
+        yield from config_findings(file)
+    else:
+        why = f"deepspeed_config_file: there is no file {file} in {Path.cwd()}"
+        yield Finding(str(path), "deepspeed-config-missing", why, "write ds_configs/zero2.json, for example")
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of settings, under the names that Accelerate knows them by."""
+    settings = dict(config)
     prefixes = {"fsdp_config": "fsdp_", "dynamo_config": "dynamo_", "deepspeed_config": "", "parallelism_config": ""}
     for section, prefix in prefixes.items():
-        inner = config.get(section)
-        for key, value in inner.items() if isinstance(inner, dict) else ():
-            settings[prefix + str(key).removeprefix(prefix)] = (value, f"{section}.{key}")
+        for key, value in (config.get(section) or {}).items():
+            settings[prefix + key.removeprefix(prefix)] = value
     return settings

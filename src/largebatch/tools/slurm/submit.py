@@ -128,7 +128,7 @@ def _script_of(
     file = SCRIPTS / f"{recipe.stem}.sbatch"
     if not file.is_file():
         raise UserError(f"there is no {file} to submit {recipe} with; copy another recipe's, and change it")
-    script = BatchScript.read(file, sbatch_options, overrides, environment)
+    script = BatchScript(file, sbatch_options, overrides, environment)
     if script.recipe and not script.recipe.samefile(recipe):
         raise UserError(
             f"{file} runs {script.recipe}, not {recipe}; submit {script.recipe}, or change RECIPE in the script"
@@ -159,12 +159,8 @@ def _print_plans(script: BatchScript) -> None:
     devices = "GPUs" if script.gpus_per_node else "CPU processes"
     for nodes in node_counts:
         title = f"{script.path.stem} under {script.strategy}, nodes x {devices} per node = {nodes} x {processes}"
-        # Only the batch is divided differently on another number of nodes.
-        sections = ("Batch", "Steps", "Learning rate") if nodes == node_counts[-1] else ("Batch",)
-        print(explain(resolve(script.config, nodes * processes), title, sections))
-    world_size = node_counts[-1] * processes
-    estimate = ["largebatch", "plan", str(script.recipe), f"--world-sizes={world_size}", *script.overrides]
-    print(f"not checked: memory, which is estimated by {shlex.join(estimate)}")
+        print(explain(resolve(script.config, nodes * processes), title, ("Batch", "Steps", "Learning rate")))
+    print("not checked: memory, which is estimated by largebatch plan --world-sizes")
 
 
 def _print_checks_of_others(script: BatchScript, words: Sequence[str], environment: Mapping[str, str]) -> None:

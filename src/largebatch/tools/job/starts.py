@@ -18,7 +18,7 @@ ENDING = "ending.json"
 
 
 @dataclass(frozen=True)
-class Progress:
+class JobStarts:
     """The starts of one job, up to one of them."""
 
     run_dir: Path
@@ -27,7 +27,7 @@ class Progress:
     max_restarts: int  # how many restarts are allowed at the same checkpoint
 
     @classmethod
-    def of_this_job(cls, run_dir: Path, start: int, max_restarts: int) -> "Progress":
+    def of_this_job(cls, run_dir: Path, start: int, max_restarts: int) -> "JobStarts":
         """The starts of the job that LARGEBATCH_JOB_ID names; UserError if it names none."""
         job = os.environ.get("LARGEBATCH_JOB_ID")
         if not job:
