@@ -32,4 +32,3 @@ def test_the_generators_of_the_host_and_of_the_gpu_are_seeded(device, log):
         backend_on(device).seed(7)
         assert torch.default_generator.initial_seed() == 7
     assert gpu.log == log
-from largebatch.backend.native import DdpBackend
