@@ -45,9 +45,3 @@ def test_outside_a_project_there_are_no_names(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["plan", "gpt_pydoc", "--world-size=1"])
     assert f"known: none in {tmp_path}\n" in capsys.readouterr().err
-
-
-def test_a_plan_by_name_is_the_plan(monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
-    assert main(["plan", "gpt_pydoc", "--world-size=2"]) == 0
-    assert capsys.readouterr().out.startswith("gpt_pydoc: causal_lm on 2 processes\n")

@@ -148,23 +148,6 @@ def layout(printed: str) -> str:
 
 
 @pytest.mark.usefixtures("sbatch")
-def test_variables_of_sbatch_outrank_the_script_and_the_command_line_outranks_them(monkeypatch, capsys):
-    monkeypatch.setenv("SBATCH_GPUS_PER_NODE", "4")
-    assert submit("gpt_pydoc", "--nodes=1") == 0
-    assert layout(capsys.readouterr().out) == "ddp, nodes x GPUs per node = 1 x 4"
-    assert submit("gpt_pydoc", "--nodes=1", "--gpus-per-node=2") == 0
-    assert layout(capsys.readouterr().out) == "ddp, nodes x GPUs per node = 1 x 2"
-
-
-@pytest.mark.usefixtures("sbatch")
-def test_the_plan_is_of_the_nodes_and_processes_that_train(monkeypatch, capsys):
-    monkeypatch.setenv("LARGEBATCH_NODES", "2")
-    monkeypatch.setenv("LARGEBATCH_PROCESSES_PER_NODE", "1")
-    assert submit("gpt_pydoc", "--nodes", "3", "--dry-run") == 0
-    assert "gpt_pydoc under ddp, nodes x CPU processes per node = 2 x 1" in capsys.readouterr().out
-
-
-@pytest.mark.usefixtures("sbatch")
 def test_the_sites_profile(monkeypatch, capsys):
     Path("slurm/site.sh").write_text(
         "export SBATCH_GPUS_PER_NODE=${SBATCH_GPUS_PER_NODE:-4} LARGEBATCH_ENV=site_env\nexport OTHER=1\n"
@@ -311,13 +294,6 @@ def test_without_sbatch(monkeypatch, capsys):
     assert "error: sbatch cannot be run (No such file or directory); submit on" in capsys.readouterr().err
     assert submit("gpt_pydoc", "--nodes=2", "--dry-run") == 0
     assert "not checked: the options of sbatch, which is not installed here" in capsys.readouterr().out
-
-
-@pytest.mark.usefixtures("sbatch")
-def test_the_log_goes_where_the_command_line_says(capsys):
-    assert submit("gpt_pydoc", "--nodes=2", "--output=my log-%j-%N.txt") == 0
-    printed = capsys.readouterr().out
-    assert "log    my log-123-%N.txt\nfollow tail -F 'my log-123-%N.txt'\n" in printed
 
 
 @pytest.mark.usefixtures("sbatch")
