@@ -29,12 +29,6 @@ def counted(number: float, one: str, many: str | None = None, form: str = ",") -
     return f"{shown} {one if shown == '1' else many or one + 's'}"
 
 
-def ordinal(number: int) -> str:
-    """ "1st", "2nd", "3rd", "11th"."""
-    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{'th' if number % 100 in (11, 12, 13) else ending}"
-
-
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """ ", did you mean gpt2_124m?", to be appended to what is wrong; empty if no known name is similar."""
     close = difflib.get_close_matches(name, list(known), n=1)

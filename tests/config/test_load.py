@@ -56,14 +56,10 @@ def test_all_problems_of_both_kinds_in_one_error(tmp_path):
         ("--data=null", "data: given null; write an object"),
         ("--optimizer=[]", "optimizer: given []; write an object"),
         ("--batch.global_batch_size=64.5", "write a whole number"),
-        ("--batch.global_batch_size=true", "write a whole number"),
         ("--batch.global_batch_size=33", "33 is not a multiple of batch.micro_batch_size 8; nearest: 32, 40"),
-        ("--batch.global_batch_size=4", "nearest: 8"),
         ("--batch.global_batch_size=6400", "more than the 3200 training samples"),
         ("--learning_rate.base_lr=NaN", "learning_rate.base_lr"),
         ("--learning_rate.base_lr=fast", 'given "fast"; write a number'),
-        ("--learning_rate.scaling=cubic", '"cubic" is not allowed; write "linear", "sqrt" or "none"'),
-        ("--learning_rate.decay.name=poly", 'learning_rate.decay.name: "poly" is unknown'),
         (
             "--optimizer.name=adam",
             '"adam" is unknown, did you mean adamw?; write one of "adamw", "lamb", "lars", "sgd"',
@@ -71,13 +67,7 @@ def test_all_problems_of_both_kinds_in_one_error(tmp_path):
         ("--optimizer.betas=[0.9,1.0]", "optimizer.betas[1]: given 1.0; must be below 1"),
         ("--model.num_heads=3", "hidden_size 128 is not a multiple of num_heads 3"),
         ("--train.duration={}", "give exactly one of epochs, steps, samples, tokens"),
-        ("--train.duration.steps=5", "give exactly one of epochs, steps, samples, tokens"),
-        ("--model=5", "model: given 5; write an object"),
         ("--logging.trackers=tensorboard", 'logging.trackers: given "tensorboard"; write a list'),
-        (
-            '--logging.trackers=["aim"]',
-            '"aim" is not allowed; write "tensorboard", "wandb", "mlflow", "trackio" or "clearml"',
-        ),
         ("--data.source=hub", 'data.source: "hub" is unknown; write one of "pydoc", "datasets"'),
         (
             "--data={}",
@@ -180,11 +170,6 @@ def test_decay_outside_the_run(decay, words):
             "starts at 0 steps, which is step 0, not after",
         ),
         (
-            '[{"from": {"steps": 0}, "size": 30}]',
-            "batch.global_batch_size: 30 is not a multiple of batch.micro_batch_size 8",
-        ),
-        ('[{"from": {"steps": 0}, "size": 32.5}]', "batch.global_batch_size[0].size: given 32.5; write a whole number"),
-        (
             '[{"from": {"epoch": 0}, "size": 32}]',
             "batch.global_batch_size[0].from.epoch: unknown key, did you mean epochs",
         ),
@@ -234,7 +219,6 @@ def test_malformed_overrides(overrides, words):
         ("[1]", "must be a JSON object"),
         ('{"seed": 1, "seed": 1}', "given twice"),
         ("{}", "model: missing"),
-        ("\x00\xff", "not valid JSON"),
     ],
 )
 def test_unusable_files(tmp_path, text, words):
@@ -243,7 +227,7 @@ def test_unusable_files(tmp_path, text, words):
     assert words in "\n".join(problems_of(recipe=file))
 
 
-def test_missing_file_folder_and_binary(tmp_path):
+def test_files_that_cannot_be_read(tmp_path):
     assert "no such file" in problem_of(recipe=tmp_path / "none.json")
     assert "cannot be read" in problem_of(recipe=tmp_path)
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")

@@ -196,14 +196,6 @@ def test_a_linear_ramp():
     assert [phase.epoch for phase in plan.timeline.phases] == [0, 1, 2, 3]
 
 
-def test_plans_of_a_ramp_are_the_same_for_every_world_size():
-    words = [f"--batch.global_batch_size={RAMP}", "--batch.micro_batch_size=8"]
-    alone, *others = (resolve(load_config(DIGITS, words), world_size) for world_size in (1, 2, 4))
-    for plan in others:
-        assert (plan.timeline, plan.schedule, plan.total_steps) == (alone.timeline, alone.schedule, alone.total_steps)
-        assert [plan.lr_at(step) for step in range(300)] == [alone.lr_at(step) for step in range(300)]
-
-
 def test_every_size_of_a_ramp_must_divide():
     with pytest.raises(
         ConfigError, match="global_batch_size 32 is not a multiple of micro_batch_size x world_size = 16 x"

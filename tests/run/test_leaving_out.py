@@ -85,7 +85,7 @@ def failure(run_dir, *words, bad_steps):
 def test_a_limit(tmp_path):
     words = ("--faults.on_non_finite=skip", "--faults.max_bad_steps=2")
     report = failure(tmp_path / "run", *words, bad_steps={3, 6, 9})
-    assert "it is the 3rd such step, more than faults.max_bad_steps 2" in report
+    assert "3 such steps are more than faults.max_bad_steps 2" in report
     assert "at step 9" in report
     status = json.loads((tmp_path / "run/status.json").read_text())
     assert (status["outcome"], status["checkpoint_step"], status["resume"]) == ("failed", 8, False)

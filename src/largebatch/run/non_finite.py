@@ -5,7 +5,7 @@ import math
 from largebatch.backend.base import Backend
 from largebatch.checkpoint.load import load
 from largebatch.checkpoint.save import CheckpointWriter
-from largebatch.errors import TrainingFailed, ordinal
+from largebatch.errors import TrainingFailed
 from largebatch.run.record.recorder import Recorder
 from largebatch.run.resume import Start, checkpoints_of, latest_usable
 from largebatch.storage.catalog import entry_at
@@ -48,7 +48,7 @@ class NonFiniteSteps:
         allowed = self._plan.faults.max_bad_steps
         if self.count > allowed:
             raise TrainingFailed(
-                f"{what}, and it is the {ordinal(self.count)} such step, more than faults.max_bad_steps {allowed}. "
+                f"{what}; {self.count} such steps are more than faults.max_bad_steps {allowed}. "
                 "Look at the data of these steps (history.jsonl), or try a longer learning_rate.warmup or a lower "
                 "learning_rate.base_lr",
                 everywhere=True,
