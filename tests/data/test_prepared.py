@@ -19,7 +19,6 @@ from transformers import CTRLTokenizer
 from largebatch.config import load_config
 from largebatch.config.data import Preparation
 from largebatch.data import prepared, shards
-from largebatch.data.preparation import NotPrepared
 from largebatch.data.prepared import OtherPartsMissing, PreparedSplit, open_prepared
 from largebatch.data.token_stream import MAX_MAPS, TokenStream, mapped
 from largebatch.data.tokenizer import ByteTokenizer, PretrainedTokenizer
@@ -228,16 +227,6 @@ def test_what_a_job_may_prepare(section, monkeypatch, limit, rule, words):
         assert not folder_of(data).exists()
         prepare(data)
     assert bytes_of(prepare(data, by_a_job)[0]) == plain("train")
-
-
-def test_documents_that_are_here_but_not_tokenized(section, monkeypatch):
-    """Of the data, only the tokens are missing."""
-    data = data_of(section)
-    prepared.open_splits(data.prepared_by(ASKED_FOR))
-    monkeypatch.setattr("largebatch.data.preparation.MAX_BYTES_IN_A_JOB", 0)
-    with pytest.raises(NotPrepared, match="would have to be prepared"):
-        prepare(data, Preparation("largebatch prepare x"))
-    assert not folder_of(data).exists()
 
 
 def test_a_column_that_is_not_text(section):

@@ -106,15 +106,6 @@ def test_masks_of_documents_are_kept_in_each_layer_unless_a_kernel_needs_none():
         counted(PYDOC, *words, "--compute.attention=flash_attention_2")
 
 
-def test_each_way_of_running_a_recomputed_model_runs_once(monkeypatch):
-    """Once as it is, for the largest block, and once recomputed, however many blocks there are."""
-    runs = []
-    kept_by = recipe_model_module._kept_by
-    monkeypatch.setattr(recipe_model_module, "_kept_by", lambda *words: runs.append(words) or kept_by(*words))
-    counted(VIT_DIGITS, "--model.num_layers=6", RECOMPUTE)
-    assert len(runs) == 2
-
-
 def test_twice_the_micro_batch_is_twice_as_much():
     sizes = [counted(DIGITS, f"--batch.micro_batch_size={size}") for size in (4, 8, 16)]
     assert sizes[2] - sizes[1] == pytest.approx(2 * (sizes[1] - sizes[0]), rel=0.01)

@@ -208,7 +208,6 @@ def test_options_that_do_not_go_together(compare, capsys, words, message):
     [
         ({"offload_optimizer": {"device": "cpu"}}, "offload_optimizer"),
         ({"reduce_bucket_size": "auto"}, 'reduce_bucket_size "auto"'),
-        ({"reduce_bucket_size": -1}, "reduce_bucket_size -1"),
     ],
 )
 def test_a_strategy_whose_states_are_not_known_is_left_out(compare, tmp_path, setting, shown):

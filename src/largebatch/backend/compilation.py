@@ -41,10 +41,10 @@ def compile_in_place(model: nn.Module, device: torch.device) -> list[nn.Module]:
 
 
 def refuse_to_compile(region: nn.Module, strategy: str) -> UserError:
-    """The error for a region whose weights the strategy gathers part by part, in code that cannot be compiled."""
+    """The error for a region whose weights the strategy does not gather together for all of its compiled code."""
     return UserError(
-        f"compute.compile: {strategy} gathers the weights of {type(region).__name__} part by part, but it is compiled "
-        f"as a whole; write false, or launch with {names_of(lambda entry: not entry.shards.endswith('weights'))}"
+        f"compute.compile: {strategy} does not gather all weights of {type(region).__name__} for its compiled code; "
+        f"write false, or launch with {names_of(lambda entry: not entry.shards.endswith('weights'))}"
     )
 
 

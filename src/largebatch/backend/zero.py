@@ -32,10 +32,8 @@ from largebatch.backend.state import (
     read_scalars,
     split_state,
 )
-from largebatch.errors import UserError
 from largebatch.optim.layerwise import LayerPart
 from largebatch.plan import RunPlan
-from largebatch.plan.strategies import names_of
 from largebatch.storage.layout import WEIGHT, ParameterInfo
 
 
@@ -70,16 +68,11 @@ class ZeroBackend(Backend):
     def _wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         if self._launched_stage == 3:
             for region in self._compiled:
-                if region is model:
-                    raise refuse_to_compile(region, self.launch.strategy)
                 frozen = [name for name, parameter in region.named_parameters() if not parameter.requires_grad]
-                # No backward pass needs values that are only added, such as frozen key biases.
-                if not all(name.endswith("bias") for name in frozen):
-                    raise UserError(
-                        f"compute.compile: {self.launch.strategy} does not gather the frozen weights of "
-                        f"{type(region).__name__} again for its compiled backward pass; write false, or launch with "
-                        + names_of(lambda entry: entry.name != self.launch.strategy)
-                    )
+                # Frozen weights are let go before its compiled backward pass, which needs all but those that are only
+                # added, such as key biases.
+                if region is model or not all(name.endswith("bias") for name in frozen):
+                    raise refuse_to_compile(region, self.launch.strategy)
                 # Gather its weights together before its compiled code runs, instead of in each layer inside it.
                 set_z3_leaf_module(region, True)
         self.engine, wrapped = super()._wrap(model, optimizer)
