@@ -64,9 +64,6 @@ def find_start(
         # As the main process sees it: others may see a shared folder later, or while another run begins in it.
         if not backend.gather_objects(folder.is_a_run)[0]:
             return Start()
-        with backend.raise_on_all_ranks():
-            if backend.is_main_process:
-                folder.check_format()
         finished = backend.gather_objects(read_object(folder.status_file).get("outcome"))[0] == "finished"
         candidates = checkpoints_of(folder.checkpoints_dir, backend)
     else:

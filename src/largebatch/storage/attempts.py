@@ -18,7 +18,6 @@ from typing import Any
 
 from largebatch.errors import TrainingFailed
 from largebatch.storage.files import sync_folder, write_json_file
-from largebatch.storage.layout import FORMAT
 
 FILE_NAME = re.compile(r"([0-9]{4,})\.json")
 
@@ -62,7 +61,7 @@ def claim(folder: Path, about: dict[str, Any]) -> Attempt:
         while True:
             number += 1
             process = {"host": socket.gethostname(), "pid": os.getpid(), "time": time.time(), **job_start()}
-            write_json_file(temporary, {"attempt": number, "token": token, "format": FORMAT, **process, **about})
+            write_json_file(temporary, {"attempt": number, "token": token, **process, **about})
             with suppress(FileExistsError):
                 # Complete when it appears under its name, and only if no other has it: `link` does not replace.
                 os.link(temporary, folder / f"{number:04d}.json")

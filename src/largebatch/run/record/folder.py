@@ -29,7 +29,6 @@ import os
 import re
 import time
 import weakref
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -41,7 +40,6 @@ from largebatch.run.watch.stop import BATCH_SCRIPT, STOP_FILE
 from largebatch.source_code import keep_source
 from largebatch.storage.attempts import Attempt, claim, is_restart_of, job_start, latest_attempt
 from largebatch.storage.files import replace_file, replace_json_file
-from largebatch.storage.layout import FORMAT
 from largebatch.task_folders import folder_of
 
 
@@ -92,17 +90,6 @@ class RunFolder:
     def is_a_run(self) -> bool:
         """Whether it holds a run."""
         return any(file.exists() for file in (self.plan_file, self.config_file, self.status_file))
-
-    def check_format(self) -> None:
-        """Raise UserError if the latest attempt was made by a version of largebatch with another format."""
-        # A damaged record says nothing, but checkpoints name their format, too.
-        with suppress(OSError):
-            latest = latest_attempt(self.attempts_dir)
-            if latest is not None and latest.get("format") != FORMAT:
-                raise UserError(
-                    f"--run-dir: the run in {self.path} has format {latest.get('format')!r}, but this version of "
-                    f"largebatch reads only {FORMAT!r}; --resume none starts over and moves it aside"
-                )
 
     def hold(self) -> None:
         """Keep other runs out of an earlier run's folder from now on, and delete requests to stop an earlier start.
