@@ -6,6 +6,7 @@ the same name do not collide, a link to a folder is the same package, and its mo
 
 import hashlib
 import importlib
+import inspect
 import os
 import re
 import sys
@@ -46,11 +47,9 @@ def import_from(folder: str | Path, module: str) -> ModuleType:
     return importlib.import_module(f"{_load(os.path.realpath(folder))}.{module}")
 
 
-def folder_of(module: str) -> Path | None:
-    """The task folder that an imported module belongs to, by the module's name; None for every other module."""
-    package = sys.modules.get(module.partition(".")[0])
-    folders = [*getattr(package, "__path__", ())]
-    return Path(folders[0]) if package and folders and package.__name__ == _name_of(folders[0]) else None
+def folder_of(config_class: type) -> Path:
+    """The task folder that a class `Config` is from."""
+    return Path(inspect.getfile(config_class)).parent
 
 
 def recipes_in(folder: Path) -> list[Path]:

@@ -13,7 +13,7 @@ from jobs import JobFailed, run_job
 from largebatch.backend.accelerate_configs import find_accelerate_configs
 from largebatch.config import load_config
 from largebatch.config.optimizers.shipped import SHIPPED
-from largebatch.errors import ConfigError, UserError
+from largebatch.errors import ConfigError
 from largebatch.estimate.memory import model_states, optimizer_states
 from largebatch.estimate.model_shape import Strategy, ZeroSettings
 from largebatch.optim import build_optimizer
@@ -110,21 +110,6 @@ def test_a_task_may_have_a_single_optimizer(own):
     assert load_config(own, SOFTSIGN).optimizer.name == "softsign"
     with pytest.raises(ConfigError, match=r'optimizer\.name: "adamw" is not allowed; write "softsign"'):
         load_config(own)
-
-
-@pytest.mark.parametrize(
-    ("written", "words"),
-    [
-        ("own_torch:Sign", "has no attribute 'Sign'"),
-        ("soft:Softsign", r"No module named 'own_\w+\.soft'"),
-    ],
-)
-def test_a_constructor_that_is_not_in_the_task(written, words, own):
-    config = own.with_name("config.py")
-    config.write_text(config.read_text().replace("own_torch:Softsign", written))
-    plan = resolve(load_config(own, SOFTSIGN), 2)
-    with pytest.raises(UserError, match=rf"\.{written}\", cannot be imported: .*{words}"):
-        build_optimizer(torch.nn.Linear(2, 2), plan)
 
 
 def test_what_entries_name_is_there():

@@ -47,7 +47,7 @@ def validate(raw: JsonObject, config_class: type[Config], source: str | None = N
     """
     problems: list[str] = []
     valid: JsonObject = {}
-    with authors_program(folder_of(config_class.__module__)):
+    with authors_program(folder_of(config_class)):
         try:
             # As JSON, where lists may stand for tuples, and strings for paths and dates, although validation is strict.
             config = config_class.model_validate_json(json.dumps(raw), context=valid)

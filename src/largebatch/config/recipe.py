@@ -115,8 +115,7 @@ class RecipeConfig(Section):
     @property
     def task(self) -> str:
         """The name of the task's folder."""
-        folder = folder_of(type(self).__module__)
-        return folder.name if folder else type(self).__name__
+        return folder_of(type(self)).name
 
     @property
     def couples_the_batch(self) -> bool:

@@ -52,16 +52,13 @@ def config_class_of(folder: Path, recipe: str | Path | None = None) -> type[Reci
 
 
 @contextmanager
-def authors_program(folder: Path | None, blamed: str | None = None) -> Iterator[None]:
+def authors_program(folder: Path, blamed: str | None = None) -> Iterator[None]:
     """Send what a task's files print to stderr, and turn what they raise into a ConfigError with file and line.
 
     Args:
-        folder: The folder of the task; None changes nothing.
+        folder: The folder of the task.
         blamed: File to name in errors whose traceback has no line in the folder; None leaves those unchanged.
     """
-    if folder is None:
-        yield
-        return
     try:
         with redirect_stdout(sys.stderr):
             yield

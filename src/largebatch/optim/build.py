@@ -8,7 +8,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from largebatch.config.optimizers import ParameterKind
-from largebatch.errors import UserError
 from largebatch.plan import RunPlan
 
 
@@ -21,18 +20,10 @@ def build_optimizer(model: nn.Module, plan: RunPlan) -> Optimizer:
 
 
 def optimizer_over(groups: Iterable[dict[str, Any]], plan: RunPlan) -> Optimizer:
-    """The plan's optimizer over any parameter groups, at a learning rate of 0.
-
-    Raises:
-        UserError: The constructor that the optimizer's entry names cannot be imported.
-    """
+    """The plan's optimizer over any parameter groups, at a learning rate of 0."""
     entry = plan.optimizer_entry
     assert entry is not None
-    try:
-        constructor = resolve_name(entry.constructor)
-    except (ImportError, AttributeError) as error:
-        raise UserError(f'an optimizer\'s constructor, "{entry.constructor}", cannot be imported: {error}') from error
-    optimizer: Optimizer = constructor(groups, lr=0.0, **plan.optimizer_options, **entry.constants)
+    optimizer: Optimizer = resolve_name(entry.constructor)(groups, lr=0.0, **plan.optimizer_options, **entry.constants)
     return optimizer
 
 

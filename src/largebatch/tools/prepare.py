@@ -104,8 +104,7 @@ def _counts(config: RecipeConfig) -> dict[str, int]:
     if isinstance(config.data, HubOrLocal | TokenizedText):
         # Data with too few samples is prepared all the same.
         config = config.model_copy(update={"data": config.data.model_copy(update=dict.fromkeys(COUNTED, 0))})
-    folder = folder_of(type(config).__module__)
-    assert folder is not None
+    folder = folder_of(type(config))
     with authors_program(folder):
         open_sources = getattr(import_from(folder, "data"), "sources", None)
     if open_sources is None:

@@ -1,6 +1,7 @@
-"""An installed wheel, without the checkout: `largebatch new` there makes projects that train."""
+"""An installed wheel, without the checkout: `largebatch new` makes a project that is tested and trained there."""
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -37,25 +38,6 @@ SHIPPED = (
     "slurm/site.example.sh",
     "ds_configs/*",
 )
-
-# In the manner of Slurm's commands, as far as launch.sh uses them, on a cluster that is this machine.
-SLURM = {
-    "srun": 'while [[ $1 == --* ]]; do shift; done; exec "$@"',
-    "scontrol": "echo localhost",
-    "squeue": "echo RUNNING",
-}
-JOB = {
-    "SLURM_JOB_ID": "7",
-    "SLURM_JOB_NUM_NODES": "1",
-    "SLURM_JOB_NODELIST": "localhost",
-    "SLURM_JOB_PARTITION": "main",
-    "SLURM_CPUS_PER_TASK": "2",
-    "SLURM_JOB_END_TIME": "",
-    # Of its steps.
-    "SLURM_NODEID": "0",
-    "SLURM_STEP_NUM_NODES": "1",
-    "SLURMD_NODENAME": "localhost",
-}
 
 
 def run(*command, cwd: Path, code: int = 0, **environment: str) -> str:
@@ -102,14 +84,6 @@ def installed(wheel, tmp_path_factory) -> Path:
     return commands
 
 
-@pytest.fixture(scope="module")
-def project(installed, tmp_path_factory) -> Path:
-    """The smoke recipe, made by the installed command."""
-    folder = tmp_path_factory.mktemp("project")
-    run(installed / "largebatch", "new", "job", "--recipe=gpt_pydoc", cwd=folder)
-    return folder / "job"
-
-
 def test_the_wheel_has_all_that_a_recipe_runs_with(wheel):
     with zipfile.ZipFile(wheel) as archive:
         inside = {name: archive.read(name) for name in archive.namelist()}
@@ -121,31 +95,17 @@ def test_the_wheel_has_all_that_a_recipe_runs_with(wheel):
     assert not [name for name in inside if "__pycache__" in name or name.startswith("tests")]
 
 
-def test_the_test_of_a_project(project, installed):
-    where = run(installed / "python", "-c", "import largebatch; print(largebatch.__file__)", cwd=project)
-    assert Path(where).is_relative_to(installed.parent)
+def test_a_project_of_an_installed_wheel(installed, tmp_path):
+    run(installed / "largebatch", "new", "job", "--recipe=gpt_pydoc", cwd=tmp_path)
+    project = tmp_path / "job"
     for path in project.rglob("*"):
         assert path.is_dir() or str(ROOT) not in path.read_text()
+    where = run(installed / "python", "-c", "import largebatch; print(largebatch.__file__)", cwd=project)
+    assert Path(where).is_relative_to(installed.parent)
     assert "2 passed" in run(installed / "pytest", "-q", cwd=project)
-
-
-def test_the_job_of_a_project(project, installed, tmp_path):
-    """The batch script from pre-flight to the end, in an environment that LARGEBATCH_ENV names."""
-    commands = tmp_path / "slurm"
-    commands.mkdir()
-    for name, text in SLURM.items():
-        (commands / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
-        (commands / name).chmod(0o755)
-    environment = {
-        **JOB,
-        "PATH": f"{commands}:{os.environ['PATH']}",
-        "LARGEBATCH_ENV": str(installed / "activate"),
-        "CUDA_VISIBLE_DEVICES": "",
-    }
+    (launch,) = re.findall(r"^\$ accelerate (launch .*)$", (project / "README.md").read_text(), re.MULTILINE)
     words = ["--train.stop_after_steps=2", "--evaluation.max_samples=8"]
-    log = run("bash", "slurm/gpt_pydoc.sbatch", *words, cwd=project, **environment)
-    assert log.rstrip().endswith("finished")
-    assert "gpt_pydoc.json under ddp on 1 nodes x 2 processes" in log
+    run(installed / "accelerate", *launch.split(), *words, cwd=project, CUDA_VISIBLE_DEVICES="")
     assert (project / "runs/gpt_pydoc/summary.json").is_file()
 
 

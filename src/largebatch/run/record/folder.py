@@ -134,9 +134,9 @@ class RunFolder:
             # The plan first: it is what marks the folder as a run's.
             replace_file(self.plan_file, [memoryview(plan.to_json().encode())])
             replace_json_file(self.config_file, as_json(config))
-            task = folder_of(type(config).__module__)
+            task = folder_of(type(config))
             # Someone may train with the source of an earlier start.
-            if task is not None and not task.is_relative_to(self.source_dir):
+            if not task.is_relative_to(self.source_dir):
                 keep_source(self.source_dir, task)
             attempt = claim(self.attempts_dir, about)
         except OSError as error:

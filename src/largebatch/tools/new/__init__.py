@@ -3,7 +3,6 @@
 import argparse
 import re
 import shutil
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -26,6 +25,7 @@ COPIED = (
 )
 WRITTEN = {
     "README.md": "README.md",
+    "requirements.txt": "requirements.txt",
     ".gitignore": "gitignore",
     "tests/test_recipe.py": "test_recipe.py.txt",
 }
@@ -98,7 +98,8 @@ def create_project(folder: Path, original: Original) -> None:
         folder.mkdir()
         try:
             for path, source in _copies(original).items():
-                _copy(source, folder / path)
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(source, folder / path)
             for path, text in _texts(original).items():
                 (folder / path).parent.mkdir(exist_ok=True)
                 (folder / path).write_text(text, encoding="utf-8")
@@ -111,15 +112,9 @@ def create_project(folder: Path, original: Original) -> None:
 
 
 def shipped_folder() -> Path:
-    """The folder of recipes/, slurm/ and ds_configs/: in a wheel, where setup.py has put them; else the checkout's top.
-
-    Raises:
-        UserError: There is none.
-    """
-    for folder in (PACKAGE / "shipped", PACKAGE.parent.parent):
-        if (folder / "recipes").is_dir():
-            return folder
-    raise UserError(f"{PACKAGE} has no recipes: install largebatch from its wheel, or from a whole checkout")
+    """The folder of recipes/, slurm/ and launch/: in a wheel, where setup.py has put them; else the checkout."""
+    shipped = PACKAGE / "shipped"
+    return shipped if shipped.is_dir() else PACKAGE.parent.parent
 
 
 def _copies(original: Original) -> dict[str, Path]:
@@ -137,14 +132,6 @@ def _copies(original: Original) -> dict[str, Path]:
     return copies
 
 
-def _copy(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # Of the source's permissions only whether it can be run: an installation may be read-only.
-    shutil.copyfile(source, target)
-    if source.stat().st_mode & stat.S_IXUSR:
-        target.chmod(0o755)
-
-
 class _Text(Template):
     # Dollar signs belong to shells.
     delimiter = "@"
@@ -155,6 +142,8 @@ def _texts(original: Original) -> dict[str, str]:
     script = BatchScript(original.script)
     assert script.layout is not None
     nodes, processes = script.layout[0][-1], script.layout[1]
+    # The tested versions of what a run needs.
+    tested = (shipped_folder() / "requirements.txt").read_text(encoding="utf-8").partition("# Tests and checks")[0]
     values = {
         "version": largebatch.__version__,
         "name": original.name,
@@ -165,30 +154,14 @@ def _texts(original: Original) -> dict[str, str]:
         "nodes": nodes,
         "processes": processes,
         "world_size": nodes * processes,
+        "pins": "\n".join(line for line in tested.splitlines() if "==" in line),
     }
     written = dict(WRITTEN)
     if original.recipe.parent == SMALLEST_TASK:
         # Its other files are complete; these have names to fill in.
         written[f"slurm/{original.name}.sbatch"] = "task/task.sbatch"
         written[f"recipes/{original.task}/README.md"] = "task/README.md"
-    texts = {
+    return {
         path: _Text((TEMPLATES / template).read_text(encoding="utf-8")).substitute(values)
         for path, template in written.items()
     }
-    return texts | {"requirements.txt": _requirements()}
-
-
-def _requirements() -> str:
-    """The tested versions of what a run needs, and largebatch itself."""
-    tested = (shipped_folder() / "requirements.txt").read_text(encoding="utf-8").partition("# Tests and checks")[0]
-    pins = [line for line in tested.splitlines() if "==" in line]
-    version = largebatch.__version__
-    return "\n".join(
-        [
-            f"# The versions that largebatch {version} was tested with.",
-            *pins,
-            "pytest",
-            "# From the wheel that README.md names.",
-            f"largebatch=={version}\n",
-        ]
-    )

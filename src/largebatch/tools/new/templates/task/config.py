@@ -1,8 +1,6 @@
 """The fields of this task's recipes. Does not import torch, so that plans appear at once."""
 
-from collections.abc import Iterator
-
-from largebatch.config import RecipeConfig, check
+from largebatch.config import RecipeConfig
 from largebatch.config.data import Data
 from largebatch.config.models import Model
 from largebatch.config.sections import PositiveInt
@@ -27,8 +25,3 @@ class Config(RecipeConfig):
 
     data: Points
     model: Perceptron
-
-    @check
-    def _wide_enough(self) -> Iterator[str]:
-        if isinstance(self.data, Points) and self.model.hidden_size < self.data.num_inputs:
-            yield f"model.hidden_size: less than data.num_inputs, {self.data.num_inputs}; write at least that"
