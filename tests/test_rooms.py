@@ -15,6 +15,7 @@ ROOMS = [  # each imports only itself and what stands above it
     "task_folders",
     "local_folder",
     "installed",
+    "parent_process",
     "batch",
     "config",
     "plan",

@@ -1,9 +1,6 @@
 """The launcher's settings, read from the environment before torch is imported, and which of them are refused."""
 
-import ctypes
 import os
-import signal
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,9 +9,8 @@ from largebatch.backend.deepspeed_config import read_deepspeed_config
 from largebatch.config import RecipeConfig
 from largebatch.errors import LaunchError
 from largebatch.estimate.model_shape import Strategy, ZeroSettings
+from largebatch.parent_process import end_with_parent
 from largebatch.plan.strategies import SINGLE, STRATEGIES, Engine, StrategyEntry, find_strategy
-
-PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
 # The values of distributed_type for which `accelerate launch` starts as many processes as requested.
 STARTS_PROCESSES = ("MULTI_GPU", "FSDP", "DEEPSPEED")
@@ -194,8 +190,8 @@ def _check_shard_size(shard_size: int, world_size: int, local_world_size: int) -
 
 def end_with_the_launcher(environment: Mapping[str, str] = os.environ) -> None:
     """Have the kernel end this process when its launcher dies, even by SIGKILL, which would otherwise orphan it."""
-    if "TORCHELASTIC_RUN_ID" in environment and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if "TORCHELASTIC_RUN_ID" in environment:
+        end_with_parent()
 
 
 def _refuse_settings(environment: Mapping[str, str], precision: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 
 from largebatch.errors import DataError
+from largebatch.parent_process import end_with_parent
 
 MAX_CHARACTERS = 10_000
 
@@ -17,7 +18,7 @@ def in_processes(num_processes: int, work: Callable[[int], None], items: Sequenc
 
     Args:
         num_processes: Number of processes.
-        work: Calls `end_with_parent` between its parts, because this process may be killed.
+        work: The work of one item.
         items: The arguments.
 
     Raises:
@@ -27,6 +28,7 @@ def in_processes(num_processes: int, work: Callable[[int], None], items: Sequenc
     upcoming, failures = context.Value("q", 0), context.SimpleQueue()
 
     def run() -> None:
+        end_with_parent()
         # Requests to stop are for the parent.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         for number in (signal.SIGINT, signal.SIGUSR1):
@@ -69,9 +71,3 @@ def in_processes(num_processes: int, work: Callable[[int], None], items: Sequenc
             if process.pid is not None:
                 process.kill()
                 process.join()
-
-
-def end_with_parent(parent: int) -> None:
-    """End this process if it is no longer a child of `parent`, and is not that process itself."""
-    if parent not in (os.getpid(), os.getppid()):
-        os._exit(1)

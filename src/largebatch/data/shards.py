@@ -1,6 +1,5 @@
 """Makes the shards of a split: ranges of its documents as files of tokens; `data.prepared` describes them."""
 
-import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from largebatch.config.data import Preparation
-from largebatch.data.forked import end_with_parent, in_processes
+from largebatch.data.forked import in_processes
 from largebatch.data.preparation import cannot_be_written
 from largebatch.data.tokenizer import Tokenizer
 from largebatch.errors import DataError
@@ -67,7 +66,7 @@ class ShardMaker:
                 if time.time() - path.stat().st_mtime > SECONDS_OF_A_LEFTOVER:
                     path.unlink(missing_ok=True)
             mine = [number for number in self.missing() if number % preparation.num_parts == preparation.part]
-            make = partial(self._make, parent=os.getpid(), prints=preparation.allowed == "everything")
+            make = partial(self._make, prints=preparation.allowed == "everything")
             if num_workers > 1:
                 in_processes(num_workers, make, mine)
             else:
@@ -97,7 +96,7 @@ class ShardMaker:
             stop = min(start + each, num_rows)
             yield {"start": start, "stop": stop, "rows_of_split": num_rows, "bytes_of_split": num_bytes}
 
-    def _make(self, number: int, parent: int, prints: bool) -> None:
+    def _make(self, number: int, prints: bool) -> None:
         all_rows = list(self._rows())
         rows = all_rows[number]
         if self._record(number).get("rows") == rows:
@@ -108,7 +107,7 @@ class ShardMaker:
         files = {}
         with _write_errors(self.folder):
             try:
-                for ending, parts in (("tokens", self._encode(rows, ends, parent)), ("ends", _joined(ends))):
+                for ending, parts in (("tokens", self._encode(rows, ends)), ("ends", _joined(ends))):
                     files[ending] = asdict(write_file(temporary, parts))
                     temporary.rename(file_of(self.folder, number, ending))
             finally:
@@ -119,8 +118,8 @@ class ShardMaker:
         if prints:
             print(f"{self.folder.name}: shard {number + 1} of {len(all_rows)}, {counts['tokens']:,} tokens", flush=True)
 
-    def _encode(self, rows: dict[str, int], ends: list[NDArray[np.int64]], parent: int) -> Iterator[memoryview]:
-        """The tokens of some documents at a time, whose ends are added to `ends`, while process `parent` lives."""
+    def _encode(self, rows: dict[str, int], ends: list[NDArray[np.int64]]) -> Iterator[memoryview]:
+        """The tokens of some documents at a time, whose ends are added to `ends`."""
         # Slow to import, and a run that finds its data prepared does without.
         import pyarrow
         from pyarrow import compute
@@ -136,7 +135,6 @@ class ShardMaker:
                     where = f"rows {start + part[0]} to {start + part[-1]}"
                     raise DataError(f"data.text_column: {where}: {error}; correct or remove that text") from error
                 ends.append(ends[-1][-1] + np.cumsum([len(document) for document in documents]))
-                end_with_parent(parent)
                 yield np.fromiter(chain.from_iterable(documents), self.dtype).data
 
 
