@@ -13,7 +13,6 @@ from typing import Any
 
 from largebatch.backend.accelerate_configs import launch_environment
 from largebatch.tools.verify.jobs import JobFailed, run_job
-from largebatch.tools.verify.verification import in_one_line
 from record import Comparison, Figure, Record, tables
 
 ROOT = Path(__file__).parents[2]
@@ -90,7 +89,7 @@ class Part:
         except NotMeasured as reason:
             results = not_measured(row.name, str(reason))
         except JobFailed as failure:
-            results = not_measured(row.name, f"failed: {in_one_line(failure)}")
+            results = not_measured(row.name, f"failed: {failure.in_one_line()}")
         # Whatever a row meets, the other rows are worth having.
         except Exception as error:
             results = not_measured(row.name, f"failed: {type(error).__name__}: {error}".partition("\n")[0])

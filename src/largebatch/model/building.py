@@ -132,6 +132,15 @@ class _Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return note
 
 
+@torch.no_grad()
+def perturb_weights(model: nn.Module, seed: int) -> None:
+    """Change each weight of a model that is whole in this process by one rounding error; zeros stay zero."""
+    generator = torch.Generator().manual_seed(seed)
+    for weight in model.parameters():
+        up = torch.randint(0, 2, weight.shape, generator=generator).to(weight)
+        weight.mul_(1 + (2 * up - 1) * torch.finfo(weight.dtype).eps)
+
+
 def storage_of(tensor: torch.Tensor) -> int:
     """The identity of a tensor's memory, which its views share."""
     return int(tensor.untyped_storage()._cdata)

@@ -39,6 +39,8 @@ class RunOptions:
     # Fields of the config that may differ from the checkpoint's although they change the training.
     allow_change: tuple[str, ...] = ()
     recipe: Path | None = None  # the file from which the config was read, for the history
+    # Seed of the rounding errors by which the initial weights are changed, to measure how they grow; None changes none.
+    perturb_weights: int | None = None
 
 
 def parse_command_line(config_class: type[Config], arguments: Sequence[str] | None = None) -> tuple[Config, RunOptions]:
@@ -55,11 +57,13 @@ def parse_command_line(config_class: type[Config], arguments: Sequence[str] | No
     parser.add_argument("--resume", default="auto", help=f"{resume}or the folder of a checkpoint")
     may_differ = "fields of the config that may differ from the checkpoint's"
     parser.add_argument("--allow-change", action="append", default=[], metavar="FIELD,…", help=may_differ)
+    perturb = "change each initial weight of one process by a rounding error; largebatch verify measures how they grow"
+    parser.add_argument("--perturb-weights", type=int, metavar="SEED", help=perturb)
     options, overrides = parser.parse_known_args(arguments)
     config = load_config(options.config, overrides, config_class)
     fields = tuple(field.strip() for words in options.allow_change for field in words.split(",") if field.strip())
     run_dir = options.run_dir or Path("runs") / options.config.stem
-    return config, RunOptions(run_dir, options.resume, fields, options.config)
+    return config, RunOptions(run_dir, options.resume, fields, options.config, options.perturb_weights)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -26,7 +26,7 @@ from largebatch.estimate.flops import utilization_of
 from largebatch.failures import building_the_model
 from largebatch.model.activation_checkpointing import checkpoint_activations
 from largebatch.model.attention import keep_documents_apart, set_attention
-from largebatch.model.building import SeededWeights, build_without_weights
+from largebatch.model.building import SeededWeights, build_without_weights, perturb_weights
 from largebatch.model.channels_last import channels_last_inputs
 from largebatch.plan import explain, resolve
 from largebatch.plan.strategies import POLICY_WORDS
@@ -93,6 +93,7 @@ class Run(Generic[Config]):
             self.backend.end()
             raise SystemExit(0)
         self._starting_weights: StartingWeights | None = None
+        self._perturb_weights = options.perturb_weights
         self._loop: Loop | None = None
         torch.set_default_dtype(self.dtype)
         # The recipe builds its model next, and every process draws the same initial weights.
@@ -201,6 +202,8 @@ class Run(Generic[Config]):
         elif self._starting_weights is not None:
             with self.backend.raise_on_all_ranks():
                 set_weights(self.backend, self._starting_weights)
+        if self._start.manifest is None and self._perturb_weights is not None:
+            perturb_weights(self.backend.model, self._perturb_weights)
         recorder = Recorder(self.config, self.backend, self.folder, self._start, self._recipe, utilization)
         self._loop = Loop(self.config, self.backend, self._start, recorder, self._stop, files)
         self._starting.check()

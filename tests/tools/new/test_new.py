@@ -17,7 +17,7 @@ from largebatch import __version__
 from largebatch.config import load_config
 from largebatch.tools.command_line import main
 from largebatch.tools.verify.differences import read_run
-from largebatch.tools.verify.tiny import debug_model_overrides, tiny_data_overrides
+from largebatch.tools.verify.training import debug_model_overrides, tiny_data_overrides
 from paths import RECIPES, ROOT, STRATEGIES
 
 # One of each task and architecture; the others differ from them in numbers.

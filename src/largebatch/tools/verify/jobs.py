@@ -1,13 +1,15 @@
-"""Jobs of several processes, forked from a server that has already imported the engines.
+"""Jobs of several processes, forked from a server that has already imported what they need.
 
-A new `accelerate launch` spends 10 to 20 s on imports; these jobs start at once.
+A new `accelerate launch` spends 10 to 20 s on imports; these jobs start at once. torch's start_processes forks from the
+same server, but it waits up to 30 s for the other processes when one has failed, and names only one that failed.
 """
 
+import itertools
 import multiprocessing
 import os
+import re
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from largebatch.parent_process import end_with_parent
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["largebatch.tools.verify.preload"])
@@ -30,11 +34,11 @@ SECONDS_TO_FOLLOW = 1
 
 
 class Outcome(NamedTuple):
-    """The outcome of one process: a "result", or an "error" with its reason, and its time."""
+    """How one process ended."""
 
-    kind: str
-    value: Any
-    moment: float
+    failure: str | None  # the traceback or exit code
+    value: Any  # the result, without a failure
+    moment: float  # when it ended
 
 
 class JobFailed(AssertionError):
@@ -47,6 +51,23 @@ class JobFailed(AssertionError):
     def __init__(self, reports: Sequence[tuple[int, str, str]]):
         self.reports = list(reports)
         super().__init__("\n".join(f"--- rank {rank}: {reason}\n{output}" for rank, reason, output in reports))
+
+    def in_one_line(self, folder: Path | None = None) -> str:
+        """Why the job failed: the message for the user if there is one.
+
+        Otherwise, the last line of the first traceback, with the last file and line in the task's `folder` that it
+        names.
+        """
+        for _, _, output in self.reports:
+            lines = output.splitlines()
+            for number, line in enumerate(lines):
+                if message := re.fullmatch(r"(?:\[rank \d+\] )?error: (.*)", line):
+                    more = itertools.takewhile(lambda line: line.startswith("  - "), lines[number + 1 :])
+                    return " ".join([message[1], *(line.strip() for line in more)])
+        rank, reason, _ = self.reports[0]
+        places = re.findall(r'File "(.+)", line (\d+)', reason)
+        inside = [f"{file}:{line}" for file, line in places if folder and Path(file).is_relative_to(folder)]
+        return f"rank {rank}: {reason.strip().splitlines()[-1]}" + (f" ({inside[-1]})" if inside else "")
 
 
 def preload_tasks(folders: Iterable[Path], *modules: str) -> None:
@@ -73,6 +94,7 @@ def run_job(
     environment: Mapping[str, str],
     folder: Path,
     timeout: float,
+    logs: Path | None = None,
 ) -> list[Any]:
     """Call `function(*arguments)` in every process of a job and return the results by rank.
 
@@ -83,12 +105,13 @@ def run_job(
         environment: Variables added to the environment of this process.
         folder: Working directory of the processes.
         timeout: Seconds until the first result, and then until each next one.
+        logs: Folder that keeps the processes' output, if it is to be kept.
 
     Raises:
         JobFailed: A process failed or did not answer in time.
     """
-    with tempfile.TemporaryDirectory() as logs, meeting_place() as place:
-        outputs = [Path(logs, f"rank{rank}.log") for rank in range(world_size)]
+    with tempfile.TemporaryDirectory() as temporary, meeting_place() as place:
+        outputs = [Path(logs or temporary, f"rank{rank}.log") for rank in range(world_size)]
         processes, pipes = [], []
         try:
             for rank, output in enumerate(outputs):
@@ -101,50 +124,38 @@ def run_job(
                 theirs.close()
                 processes.append(process)
                 pipes.append(mine)
-            results = _collect(pipes, timeout)
-            for process in processes:
-                process.join(timeout=10 if len(results) == world_size else 0)
+            outcomes = _collect(pipes, timeout)
         finally:
             for process in processes:
                 if process.is_alive():
                     process.kill()
-                    process.join()
-        failures = sorted(
-            (outcome.moment, rank, outcome.value) for rank, outcome in results.items() if outcome.kind == "error"
-        )
-        silent = [rank for rank in range(world_size) if rank not in results]
-        reason = f"stopped after rank {failures[0][1]} had failed" if failures else f"no result within {timeout:.0f} s"
-        reports = [(rank, str(value)) for _, rank, value in failures] + [(rank, reason) for rank in silent]
+                process.join()
         texts = [output.read_text(errors="replace") if output.exists() else "" for output in outputs]
+    failed = [rank for rank, outcome in outcomes.items() if outcome.failure]
+    failed.sort(key=lambda rank: outcomes[rank].moment)
+    reports = [(rank, str(outcomes[rank].failure), texts[rank]) for rank in failed]
+    silence = f"stopped after rank {failed[0]} had failed" if failed else f"no result within {timeout:.0f} s"
+    reports += [(rank, silence, texts[rank]) for rank in range(world_size) if rank not in outcomes]
     if reports:
-        raise JobFailed([(rank, reason, texts[rank]) for rank, reason in reports])
-    return [results[rank].value for rank in range(world_size)]
+        raise JobFailed(reports)
+    return [outcomes[rank].value for rank in range(world_size)]
 
 
 def _collect(pipes: Sequence[Connection], timeout: float) -> dict[int, Outcome]:
     """The outcomes of the processes that answered in time, by rank."""
-    results: dict[int, Outcome] = {}
-    while len(results) < len(pipes):
-        ready = wait([pipe for rank, pipe in enumerate(pipes) if rank not in results], timeout=timeout)
-        if not ready:
-            break
-        for rank, pipe in enumerate(pipes):
-            if pipe in ready:
-                try:
-                    results[rank] = pipe.recv()
-                except EOFError:
-                    results[rank] = Outcome("error", "the process ended without a result", time.time())
-        if any(outcome.kind == "error" for outcome in results.values()):
-            # The others would wait for the one that failed.
-            timeout = min(timeout, SECONDS_TO_FOLLOW)
-    return results
-
-
-def _end_with_the_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
+    ranks = {pipe: rank for rank, pipe in enumerate(pipes)}
+    outcomes: dict[int, Outcome] = {}
+    while ranks and (ready := wait(list(ranks), timeout=timeout)):
+        for pipe in ranks.keys() & ready:
+            try:
+                outcome: Outcome = pipe.recv()
+            except EOFError:
+                outcome = Outcome("the process ended without a result", None, time.time())
+            outcomes[ranks.pop(pipe)] = outcome
+            if outcome.failure:
+                # The others would wait for the one that failed.
+                timeout = min(timeout, SECONDS_TO_FOLLOW)
+    return outcomes
 
 
 def _work(
@@ -155,21 +166,22 @@ def _work(
     function: Callable[..., Any],
     arguments: Sequence[Any],
 ) -> None:
-    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    end_with_parent()
     os.environ.update(environment)
     os.chdir(folder)
     with output.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-        try:
-            kind, value = "result", function(*arguments)
-        except SystemExit as left:
-            kind, value = "error" if left.code else "result", f"exit code {left.code}" if left.code else None
-        except BaseException:
-            kind, value = "error", traceback.format_exc()
-        with suppress(BrokenPipeError):
-            pipe.send(Outcome(kind, value, time.time()))
-        sys.stdout.flush()
-        sys.stderr.flush()
+    failure = value = None
+    try:
+        value = function(*arguments)
+    except SystemExit as left:
+        failure = f"exit code {left.code}" if left.code else None
+    except BaseException:
+        failure = traceback.format_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with suppress(BrokenPipeError):
+        pipe.send(Outcome(failure, value, time.time()))
     # Skip the interpreter's shutdown: threads of the engines may still wait for processes that failed.
     os._exit(0)

@@ -17,7 +17,7 @@ from largebatch.plan import RunPlan, resolve
 from largebatch.tools.plan import first_plan
 from largebatch.tools.verify.differences import GRAD_NORM_FACTOR
 from largebatch.tools.verify.jobs import preload_tasks
-from largebatch.tools.verify.tiny import debug_model_overrides, tiny_data_overrides
+from largebatch.tools.verify.training import debug_model_overrides, tiny_data_overrides
 from largebatch.tools.verify.verification import Combination, Row, Verification
 
 MEASURES = ("loss", "grad_norm", "lr", "parameters", "evaluation")

@@ -1,45 +1,42 @@
-"""Runs a recipe's train.py in this process."""
+"""Runs a recipe's train.py in this process, and the overrides that make a recipe small.
 
+Small are a recipe's debug model, and data and a batch for a laptop's CPU without a hub.
+"""
+
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
+from largebatch.config import RecipeConfig
 from largebatch.task_folders import import_from
 
 
-def train(recipe: Path, *overrides: str, run_dir: Path, moved_by: int | None = None) -> None:
-    """Run `main` of the train.py next to a recipe, with the command line of a run.
-
-    `moved_by` is the seed of the smallest rounding errors, by which starting weights are perturbed in this process;
-    None perturbs nothing.
-    """
+def train(recipe: Path, *arguments: str, run_dir: Path) -> None:
+    """Run `main` of the train.py next to a recipe, with the command line of a run."""
     from largebatch.run import user_errors
 
-    if moved_by is not None:
-        _move_starting_weights(moved_by)
-    sys.argv = ["train.py", "--config", str(recipe), "--run-dir", str(run_dir), *overrides]
+    sys.argv = ["train.py", "--config", str(recipe), "--run-dir", str(run_dir), *arguments]
     with user_errors():
         import_from(recipe.parent, "train").main()
 
 
-def _move_starting_weights(seed: int) -> None:
-    """Zeros stay zero."""
-    import torch
-    from torch import nn
-    from torch.optim import Optimizer
+def debug_model_overrides(config: RecipeConfig) -> list[str]:
+    """The overrides that replace the model with the recipe's `debug_model`; none if it has none."""
+    return _words({f"model.{name}": value for name, value in (config.debug_model or {}).items()})
 
-    from largebatch.run import Run
 
-    prepare = Run.prepare
+def tiny_data_overrides(config: RecipeConfig) -> list[str]:
+    """The overrides that replace the recipe's data with the task's tiny data; none if the recipe's own is small.
 
-    def prepare_moved(run: Run[Any], model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        # After `prepare`, because a large model has no weights before.
-        prepared = prepare(run, model, optimizer)
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for weight in model.parameters():
-                up = torch.randint(0, 2, weight.shape, generator=generator).to(weight)
-                weight.mul_(1 + (2 * up - 1) * torch.finfo(weight.dtype).eps)
-        return prepared
+    The batch is then 32 samples. The run is long enough for any warmup, and must be stopped early.
+    """
+    tiny = config.tiny_data()
+    if tiny is None:
+        return []
+    batch = {"global_batch_size": 32, "micro_batch_size": 8}
+    return _words({"batch": batch, "train.duration": {"steps": 10**9}, **tiny})
 
-    Run.prepare = prepare_moved  # type: ignore[method-assign,assignment]
+
+def _words(changes: dict[str, Any]) -> list[str]:
+    return [f"--{name}={json.dumps(value)}" for name, value in changes.items()]

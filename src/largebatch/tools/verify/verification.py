@@ -5,8 +5,6 @@ strategy. They may differ only by rounding; any other difference is an error of 
 """
 
 import dataclasses
-import itertools
-import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,11 +29,11 @@ from largebatch.tools.verify.differences import (
 from largebatch.tools.verify.jobs import JobFailed, run_job
 from largebatch.tools.verify.training import train
 
-MOST_EVALUATED_SAMPLES = 50
+MAX_EVALUATED_SAMPLES = 50
 
 # A combination may take this multiple of the reference's time, and at least this many seconds.
-PATIENCE_FACTOR, PATIENCE = 30, 600
-PATIENCE_OF_THE_REFERENCE = 6 * 3600
+TIMEOUT_FACTOR, MIN_TIMEOUT = 30, 600
+REFERENCE_TIMEOUT = 6 * 3600  # seconds
 
 # Seeds of the runs that measure how rounding errors grow.
 PERTURBATIONS = (1, 2, 3)
@@ -95,7 +93,7 @@ class Verification:
                 continue
             reference = self._reference_for(combination)
             if reference not in self._references:
-                self._references[reference] = self._try(reference, PATIENCE_OF_THE_REFERENCE)
+                self._references[reference] = self._try(reference, REFERENCE_TIMEOUT)
                 yield self._references[reference][0]
             yield self._compared(combination, reference)
 
@@ -120,7 +118,7 @@ class Verification:
         row_of_reference, expected = self._references[reference]
         if expected is None:
             return Row(combination, "failed", problem="its reference failed, so there is nothing to compare it with")
-        row, trained = self._try(combination, max(PATIENCE, PATIENCE_FACTOR * row_of_reference.seconds))
+        row, trained = self._try(combination, max(MIN_TIMEOUT, TIMEOUT_FACTOR * row_of_reference.seconds))
         if trained is None:
             return row
         differences = compare(trained, expected)
@@ -131,11 +129,13 @@ class Verification:
         # far the reference diverges when each starting weight is perturbed by one rounding error.
         if reference not in self._rounding:
             try:
-                moved = [self._train(reference, PATIENCE_OF_THE_REFERENCE, seed) for seed in PERTURBATIONS]
+                perturbed = [self._train(reference, REFERENCE_TIMEOUT, seed) for seed in PERTURBATIONS]
             except CombinationFailed as failure:
-                why = f"it differs, and one process whose starting weights are moved by rounding fails: {failure}"
-                return dataclasses.replace(row, verdict="failed", problem=why)
-            self._rounding[reference] = Differences(*map(max, *(compare(each, expected) for each in moved)))
+                problem = (
+                    f"it differs, and one process whose initial weights are perturbed by rounding fails: {failure}"
+                )
+                return dataclasses.replace(row, verdict="failed", problem=problem)
+            self._rounding[reference] = Differences(*map(max, *(compare(each, expected) for each in perturbed)))
         rounding, synchronizes = self._rounding[reference], self.config.model.synchronizes_batch_norm
         if not differences.within(limits_with(rounding, self.tolerance, sums_within_the_model=synchronizes)):
             return dataclasses.replace(row, verdict="differs")
@@ -152,7 +152,7 @@ class Verification:
     def _train(self, combination: Combination, timeout: float, seed: int | None = None) -> Trained:
         """Train a combination, from starting weights perturbed by rounding errors if there is a seed for them."""
         recipe = self.recipe.resolve()
-        samples = min(self.config.evaluation.max_samples or MOST_EVALUATED_SAMPLES, MOST_EVALUATED_SAMPLES)
+        samples = min(self.config.evaluation.max_samples or MAX_EVALUATED_SAMPLES, MAX_EVALUATED_SAMPLES)
         overrides = [
             *self.overrides,
             f"--batch.micro_batch_size={combination.micro_batch_size}",
@@ -163,6 +163,8 @@ class Verification:
             f"--evaluation.max_samples={samples}",
             "--data.num_workers=0",
         ]
+        if seed is not None:
+            overrides.append(f"--perturb-weights={seed}")
         try:
             environment = {}
             if combination.strategy != SINGLE.name:
@@ -171,7 +173,7 @@ class Verification:
             with tempfile.TemporaryDirectory() as folder:
                 run_dir = Path(folder, "run")
                 run_job(
-                    partial(train, run_dir=run_dir, moved_by=seed),
+                    partial(train, run_dir=run_dir),
                     recipe,
                     *overrides,
                     world_size=combination.world_size,
@@ -181,22 +183,7 @@ class Verification:
                 )
                 return read_run(run_dir)
         except JobFailed as failure:
-            raise CombinationFailed(in_one_line(failure, recipe.parent)) from failure
+            raise CombinationFailed(failure.in_one_line(recipe.parent)) from failure
         # Whatever the user's Accelerate config or script may cause, the other combinations continue.
         except Exception as error:
             raise CombinationFailed(f"{type(error).__name__}: {error}".partition("\n")[0]) from error
-
-
-def in_one_line(failure: JobFailed, folder: Path | None = None) -> str:
-    """Why a job failed: the message for the user if there is one; otherwise the last line of the first traceback, with
-    the last file and line in the task's folder that it names."""
-    for _, _, output in failure.reports:
-        lines = output.splitlines()
-        for number, line in enumerate(lines):
-            if message := re.fullmatch(r"(?:\[rank \d+\] )?error: (.*)", line):
-                more = itertools.takewhile(lambda line: line.startswith("  - "), lines[number + 1 :])
-                return " ".join([message[1], *(line.strip() for line in more)])
-    rank, reason, _ = failure.reports[0]
-    places = re.findall(r'File "(.+)", line (\d+)', reason)
-    inside = [f"{file}:{line}" for file, line in places if folder and Path(file).is_relative_to(folder)]
-    return f"rank {rank}: {reason.strip().splitlines()[-1]}" + (f" ({inside[-1]})" if inside else "")
