@@ -2,42 +2,40 @@
 
 import pytest
 
-from largebatch.tools.preflight.report import Report
-from largebatch.tools.preflight.verdict import judge
+from largebatch.tools.preflight.verdict import Findings, judge
 
 NODES = ["n1", "n2", "n3", "n4"]
-REFUSED = "Connection refused"
 
 
-def reports(**changes):
-    """One good report a node, changed where a node's name is given."""
-    return [Report(node, **({"versions": {"torch": "2.13"}} | changes.get(node, {}))) for node in NODES]
+def findings(**changes):
+    """The findings of one good node each, changed where a node's name is given."""
+    return [Findings(node, **({"versions": {"torch": "2.13"}} | changes.get(node, {}))) for node in NODES]
 
 
 def test_nothing_to_say():
-    verdict = judge(reports())
+    verdict = judge(findings(), {})
     assert (verdict.bad_nodes, verdict.problems, verdict.notes, verdict.exit_code) == ({}, [], [], 0)
 
 
 def test_a_node_that_fell_silent():
-    verdict = judge(reports()[:3], {"n4": "it stopped answering in connections"})
+    verdict = judge(findings()[:3], {"n4": "it stopped answering in connections"})
     assert verdict.bad_nodes == {"n4": ["it stopped answering in connections"]}
     assert verdict.exit_code == 3
 
 
 def test_the_usual_version_is_right_even_if_the_first_node_has_another():
-    verdict = judge(reports(n1={"versions": {"torch": "2.12"}}))
+    verdict = judge(findings(n1={"versions": {"torch": "2.12"}}), {})
     assert verdict.bad_nodes == {"n1": ["torch is 2.12, but 2.13 on 3 nodes"]}
 
 
 def test_of_two_alike_the_first_node_is_right():
-    two = [Report("n1", {"torch": "2.12"}), Report("n2", {"torch": "2.13"})]
-    assert judge(two).bad_nodes == {"n2": ["torch is 2.13, but 2.12 on 1 node"]}
-    assert judge(two[::-1]).bad_nodes.keys() == {"n1"}
+    two = [Findings("n1", {"torch": "2.12"}), Findings("n2", {"torch": "2.13"})]
+    assert judge(two, {}).bad_nodes == {"n2": ["torch is 2.13, but 2.12 on 1 node"]}
+    assert judge(two[::-1], {}).bad_nodes.keys() == {"n1"}
 
 
 def test_a_missing_package():
-    assert judge(reports(n3={"versions": {}})).bad_nodes == {"n3": ["torch is missing, but 2.13 on 3 nodes"]}
+    assert judge(findings(n3={"versions": {}}), {}).bad_nodes == {"n3": ["torch is missing, but 2.13 on 3 nodes"]}
 
 
 @pytest.mark.parametrize(("amount", "is_bad"), [(250.9, False), (4.0, True), (900.0, False)])
@@ -46,49 +44,20 @@ def test_amounts_may_differ_a_little(amount, is_bad):
     sizes = {node: {"amounts": {"the size of /dev/shm in GiB": 251.2}} for node in NODES}
     sizes["n2"] = {"amounts": {"the size of /dev/shm in GiB": amount}}
     reason = f"the size of /dev/shm in GiB is {amount:.4g}, but 251.2 on other nodes"
-    assert judge(reports(**sizes)).bad_nodes == ({"n2": [reason]} if is_bad else {})
+    assert judge(findings(**sizes), {}).bad_nodes == ({"n2": [reason]} if is_bad else {})
 
 
 def test_what_a_node_says_of_itself():
-    verdict = judge(reports(n2={"problems": ["GPU 3 fails: Xid"]}))
+    verdict = judge(findings(n2={"problems": ["GPU 3 fails: Xid"]}), {})
     assert verdict.bad_nodes == {"n2": ["GPU 3 fails: Xid"]}
-
-
-@pytest.mark.parametrize(
-    ("unreachable", "bad"),
-    [
-        # Nobody reaches n1.
-        ({"n2": ["n1"], "n3": ["n1"], "n4": ["n1"]}, {"n1"}),
-        # n3 reaches nobody.
-        ({"n3": ["n1", "n2", "n4"]}, {"n3"}),
-        # One connection alone: the place where something is blocked.
-        ({"n2": ["n1"]}, {"n1"}),
-        # A circle in which nobody reaches n3, and n3 reaches nobody.
-        ({"n2": ["n3"], "n3": ["n4"]}, {"n3"}),
-        ({"n3": ["n1", "n2"], "n4": ["n2"]}, {"n2", "n1"}),
-    ],
-)
-def test_the_fewest_nodes_explain_what_fails(unreachable, bad):
-    changes = {node: {"unreachable": [(to, f"{to}:9", REFUSED) for to in found]} for node, found in unreachable.items()}
-    verdict = judge(reports(**changes))
-    assert verdict.bad_nodes.keys() == bad
-    for (reason,) in verdict.bad_nodes.values():
-        assert "cannot connect to" in reason
-        assert f":9 ({REFUSED})" in reason
-
-
-def test_a_bad_node_explains_that_it_is_not_reached():
-    changes = {"n2": {"problems": ["the run folder is not shared"], "unreachable": [("n1", "n1:9", REFUSED)]}}
-    verdict = judge(reports(n1={"unreachable": [("n2", "n2:8", REFUSED)]}, **changes))
-    assert verdict.bad_nodes == {"n2": ["the run folder is not shared"]}
 
 
 def test_no_node_is_to_blame():
     refused = {node: {"refusals": ["batch: 7 does not divide"]} for node in NODES}
-    verdict = judge(reports(**refused))
+    verdict = judge(findings(**refused), {})
     assert verdict.problems == ["batch: 7 does not divide"]
     assert (verdict.bad_nodes, verdict.exit_code) == ({}, 2)
 
 
 def test_what_was_measured():
-    assert judge(reports(n1={"notes": ["1.00 GB are free"]})).notes == ["1.00 GB are free"]
+    assert judge(findings(n1={"notes": ["1.00 GB are free"]}), {}).notes == ["1.00 GB are free"]

@@ -50,12 +50,12 @@ def run(options: argparse.Namespace) -> int:
     minimum = _number("LARGEBATCH_MIN_BUSBW", 0)
     if mode == "off":
         return 0
-    from largebatch.tools.preflight.meeting import Job
+    from largebatch.tools.preflight.meeting import Node
     from largebatch.tools.preflight.phases import preflight
 
     host, port = options.rendezvous
-    job = Job(
-        node=options.node,
+    node = Node(
+        name=options.node,
         rank=options.node_rank,
         num_nodes=options.num_nodes,
         folder=options.folder,
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
         names=tuple(options.nodes),
         only_warns=mode == "warn",
     )
-    return preflight(job, options.config, options.accelerate_config, options.overrides, minimum)
+    return preflight(node, options.config, options.accelerate_config, options.overrides, minimum)
 
 
 def _place(text: str) -> tuple[str, int]:

@@ -1,95 +1,96 @@
-"""One process of the pre-flight's all-reduce, on one GPU: `python -m largebatch.tools.preflight.all_reduce`.
+"""The bandwidth of an all-reduce within a node, or over all nodes of a job."""
 
-It ends when the process that started it ends, because that closes its standard input.
-"""
-
-import json
 import os
 import statistics
-import sys
-import threading
 import time
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from largebatch.errors import reason_of
+from largebatch.errors import counted
+from largebatch.tools.verify.jobs import run_job
 
-TIMES = 5
+SECONDS = 120.0  # how long the processes may take to start, meet and measure
+MEBIBYTES_ON_GPUS, MEBIBYTES_ON_CPUS = 1024, 64
+NUM_MEASUREMENTS = 5
 
 
 @dataclass(frozen=True)
 class AllReduce:
-    """Which all-reduce to take part in, and as what; as JSON it is the command line."""
+    """An all-reduce by the same number of processes on each of some nodes, and where they meet."""
 
-    host: str  # of the store
+    host: str  # of a store
     port: int
-    label: str  # different for each measurement
-    node: str
-    rank: int
-    world_size: int
-    gpu: int  # -1 for the CPU
-    mebibytes: int
-    seconds: float
+    num_nodes: int
+    node_rank: int  # of this node among them
+    processes_per_node: int
+    on_gpus: bool
+
+    def __str__(self) -> str:
+        return (
+            f"all-reduce of {self.mebibytes} MiB over {counted(self.num_nodes, 'node')} by {self.backend}, "
+            f"{counted(self.processes_per_node, 'process', 'processes')} per node"
+        )
+
+    @property
+    def backend(self) -> str:
+        return "nccl" if self.on_gpus else "gloo"
+
+    @property
+    def mebibytes(self) -> int:
+        """The size of the tensor."""
+        return MEBIBYTES_ON_GPUS if self.on_gpus else MEBIBYTES_ON_CPUS
 
 
-def take_part(it: AllReduce) -> None:
-    """Measure, and put the result of rank 0, or why this process failed, into the store."""
-    store = TCPStore(it.host, it.port, wait_for_workers=False, timeout=timedelta(seconds=it.seconds))
-    try:
-        speed = _speed(it, PrefixStore(f"{it.label}/group", store))
-    except Exception as error:
-        say_why(store, it, reason_of(error), died=False)
-        raise
-    if it.rank == 0:
-        store.set(f"{it.label}/speed", str(speed))
+def measure(it: AllReduce, logs: Path) -> float:
+    """Take part with the processes of this node; their output goes to the folder `logs`.
+
+    Returns:
+        The bus bandwidth in GB/s.
+
+    Raises:
+        JobFailed: A process of this node failed, or did not end in time.
+    """
+    logs.mkdir(exist_ok=True)
+    results: list[float] = run_job(
+        _bandwidth,
+        it,
+        world_size=it.processes_per_node,
+        environment={"WORLD_SIZE": str(it.processes_per_node)},
+        folder=Path.cwd(),
+        timeout=SECONDS,
+        logs=logs,
+    )
+    return results[0]
 
 
-def say_why(store: TCPStore, it: AllReduce, reason: str, died: bool) -> None:
-    """Put into the store why an all-reduce failed. The first reason counts, unless a process died: then that does."""
-    order = 0 if died else store.add(f"{it.label}/failures", 1)
-    store.set(f"{it.label}/failure {order}", f"rank {it.rank} on {it.node}: {reason}")
-    store.set(f"{it.label}/failed", "")
-
-
-def why(store: TCPStore, label: str) -> str:
-    """Why the all-reduce failed; empty if it did not."""
-    keys = [f"{label}/failure {order}" for order in (0, 1)]
-    return next((str(store.get(key).decode()) for key in keys if store.check([key])), "")
-
-
-def _speed(it: AllReduce, store: Store) -> float:
-    """The bus bandwidth in GB/s: what each process sends, whatever their number; the median of several measurements."""
-    backend, device = ("gloo", torch.device("cpu")) if it.gpu < 0 else ("nccl", torch.device("cuda", it.gpu))
-    if it.gpu >= 0:
+def _bandwidth(it: AllReduce) -> float:
+    """In one process, what each process sends per second, whatever their number; the median of several measurements."""
+    local_rank = int(os.environ["LOCAL_RANK"])
+    device = torch.device("cpu")
+    if it.on_gpus:
+        device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-    timeout = timedelta(seconds=it.seconds)
-    dist.init_process_group(backend, store=store, rank=it.rank, world_size=it.world_size, timeout=timeout)
+    timeout = timedelta(seconds=SECONDS)
+    store = PrefixStore("all-reduce", TCPStore(it.host, it.port, wait_for_workers=False, timeout=timeout))
+    rank, world_size = it.node_rank * it.processes_per_node + local_rank, it.num_nodes * it.processes_per_node
+    dist.init_process_group(it.backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     tensor = torch.ones(it.mebibytes * 2**20 // 4, device=device)
     seconds = []
     # The first one sets up connections.
-    for _ in range(1 + TIMES):
+    for _ in range(1 + NUM_MEASUREMENTS):
         tensor.fill_(1)
         dist.barrier()
         began = time.perf_counter()
         dist.all_reduce(tensor)
         total = float(tensor[-1])
         seconds.append(time.perf_counter() - began)
-        if total != it.world_size:
-            raise RuntimeError(f"the sum of {it.world_size} ones came out as {total}")
+        if total != world_size:
+            raise RuntimeError(f"the sum of {world_size} ones came out as {total}")
     dist.destroy_process_group()
-    moved = 2 * (it.world_size - 1) / it.world_size * tensor.nbytes
+    moved = 2 * (world_size - 1) / world_size * tensor.nbytes
     return moved / statistics.median(seconds[1:]) / 1e9
-
-
-def _end_with_parent() -> None:
-    sys.stdin.read()
-    os._exit(1)
-
-
-if __name__ == "__main__":
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    take_part(AllReduce(**json.loads(sys.argv[1])))

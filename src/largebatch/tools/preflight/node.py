@@ -15,51 +15,58 @@ from largebatch.errors import UserError, reason_of
 from largebatch.failures import kind_of
 from largebatch.installed import installed_versions
 from largebatch.plan import resolve
-from largebatch.tools.preflight.meeting import Job
-from largebatch.tools.preflight.report import Report
+from largebatch.tools.preflight.all_reduce import AllReduce, measure
+from largebatch.tools.preflight.meeting import Node
 from largebatch.tools.preflight.run_folder import appears, missing_abilities
+from largebatch.tools.preflight.verdict import Findings
+from largebatch.tools.verify.jobs import JobFailed, meeting_place
 
 FREE_SHARE_OF_GPU = 0.9
 DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu/version"))
 SHARED_MEMORY = Path("/dev/shm")
 
 
-def check_node(job: Job, recipe: Path, accelerate_config: Path, overrides: Sequence[str]) -> Report:
-    """Check this node; problems go into the report, whatever they are."""
-    report = Report(job.node)
+def check_node(node: Node, recipe: Path, accelerate_config: Path, overrides: Sequence[str]) -> Findings:
+    """Check this node; problems are among the findings, whatever they are."""
+    findings = Findings(node.name)
     try:
-        _check(report, job, recipe, accelerate_config, overrides)
+        _check(findings, node, recipe, accelerate_config, overrides)
     except Exception as error:
-        report.problems.append(reason_of(error))
-    return report
+        findings.problems.append(reason_of(error))
+    return findings
 
 
-def _check(report: Report, job: Job, recipe: Path, accelerate_config: Path, overrides: Sequence[str]) -> None:
-    report.versions = _versions([recipe, *sorted(recipe.parent.rglob("*.py")), accelerate_config])
-    report.versions |= _gpu_versions() | _limits()
-    report.amounts = _shared_memory()
+def _check(findings: Findings, node: Node, recipe: Path, accelerate_config: Path, overrides: Sequence[str]) -> None:
+    findings.versions = _versions([recipe, *sorted(recipe.parent.rglob("*.py")), accelerate_config])
+    findings.versions |= _gpu_versions() | _limits()
+    findings.amounts = _shared_memory()
     try:
-        resolve(load_config(recipe, overrides), job.num_nodes * job.processes_per_node)
+        resolve(load_config(recipe, overrides), node.num_nodes * node.processes_per_node)
     except UserError as error:
-        report.refusals.append(str(error))
+        findings.refusals.append(str(error))
     found = torch.cuda.device_count()
-    if found and not job.gpus:
-        report.refusals.append(
+    if found and not node.gpus:
+        findings.refusals.append(
             f"there are {found} GPUs, and the job asked for none: ask for them, or set LARGEBATCH_PROCESSES_PER_NODE="
             f"{found} if this site does not manage them; to train on CPUs, set CUDA_VISIBLE_DEVICES to an empty value"
         )
-    report.problems += _gpu_problems(job.gpus, found)
-    if not appears(job.folder / "token", job.token):
-        report.problems.append(
-            f"{job.folder.resolve()} is not the folder that the batch script wrote to; the run folder must be on a "
+    findings.problems += _gpu_problems(node.gpus, found)
+    if not appears(node.folder / "token", node.token):
+        findings.problems.append(
+            f"{node.folder.resolve()} is not the folder that the batch script wrote to; the run folder must be on a "
             "file system that all nodes share, and be mounted in containers"
         )
         return
     try:
-        report.refusals += missing_abilities(job.folder, job.node, Path("/proc/mounts").read_text(encoding="utf-8"))
-        job.file(f"visible_{job.rank}").write_text(job.node, encoding="utf-8")
+        mounts = Path("/proc/mounts").read_text(encoding="utf-8")
+        findings.refusals += missing_abilities(node.folder, node.name, mounts)
     except OSError as error:
-        report.problems.append(f"the run folder cannot be written: {error}")
+        findings.problems.append(f"the run folder cannot be written: {error}")
+        return
+    if node.rank == 0 and not findings.refusals:
+        check_room_for_checkpoints(findings, node.folder, recipe, overrides)
+    if node.num_nodes > 1 and node.gpus > 1 and not findings.problems:
+        _check_bandwidth(findings, node)
 
 
 # --- software and limits ------------------------------------------------------------------------------------------
@@ -124,8 +131,8 @@ def _built_for() -> str:
 def _gpu_problems(gpus: int, found: int) -> list[str]:
     """GPUs that are missing, broken, or held by another job's leftovers."""
     if found < gpus:
-        why = f": {_why_no_gpu()}" if not found else ""
-        return [f"{found} GPUs are visible, but the job was given {gpus}{why}"]
+        reason = f": {_reason_for_no_gpu()}" if not found else ""
+        return [f"{found} GPUs are visible, but the job was given {gpus}{reason}"]
     problems = []
     for index in range(gpus):
         try:
@@ -144,7 +151,7 @@ def _gpu_problems(gpus: int, found: int) -> list[str]:
     return problems
 
 
-def _why_no_gpu() -> str:
+def _reason_for_no_gpu() -> str:
     if _built_for() == "none":
         return "this torch was built without support for GPUs; install one that was built for your CUDA or ROCm"
     try:
@@ -157,11 +164,22 @@ def _why_no_gpu() -> str:
     return f"{reason}. The driver is {driver}; torch was built for CUDA {_built_for()}, which may need a newer driver"
 
 
+def _check_bandwidth(findings: Findings, node: Node) -> None:
+    """Measure an all-reduce within this node, which is compared with that of the other nodes."""
+    try:
+        with meeting_place() as place:
+            it = AllReduce(place["MASTER_ADDR"], int(place["MASTER_PORT"]), 1, 0, node.gpus, on_gpus=True)
+            bandwidth = measure(it, node.folder / f"all_reduce_within_{node.name}")
+        findings.amounts["the bus bandwidth of an all-reduce within the node in GB/s"] = bandwidth
+    except JobFailed as failure:
+        findings.problems.append(f"an all-reduce within the node failed: {failure.in_one_line()}")
+
+
 # --- checkpoints --------------------------------------------------------------------------------------------------
 
 
-def check_room_for_checkpoints(report: Report, folder: Path, recipe: Path, overrides: Sequence[str]) -> None:
-    """Report whether two checkpoints fit on the disk, and whether the recipe's model can be built at all."""
+def check_room_for_checkpoints(findings: Findings, folder: Path, recipe: Path, overrides: Sequence[str]) -> None:
+    """Find out whether two checkpoints fit on the disk, and whether the recipe's model can be built at all."""
     try:
         needed = 2 * checkpoint_bytes(recipe, load_config(recipe, overrides))
     # The task's author wrote it, so it may raise anything.
@@ -169,16 +187,16 @@ def check_room_for_checkpoints(report: Report, folder: Path, recipe: Path, overr
         reason = str(error) if isinstance(error, UserError) else reason_of(error)
         # A hub that does not answer now may answer when training starts.
         if kind_of(error.__cause__ or error) in ("communication", "files"):
-            report.notes.append(f"whether two checkpoints fit on the disk was not checked: {reason}")
+            findings.notes.append(f"whether two checkpoints fit on the disk was not checked: {reason}")
         else:
-            report.refusals.append(f"the recipe's model cannot be built: {reason}")
+            findings.refusals.append(f"the recipe's model cannot be built: {reason}")
         return
     free = shutil.disk_usage(folder).free
     figures = f"two checkpoints take {needed / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free in the run folder"
     if free < needed:
-        report.refusals.append(f"{figures}; free some space, or set RUN_DIR to a folder on a larger disk")
+        findings.refusals.append(f"{figures}; free some space, or set RUN_DIR to a folder on a larger disk")
     else:
-        report.notes.append(figures)
+        findings.notes.append(figures)
 
 
 def checkpoint_bytes(recipe: Path, config: RecipeConfig) -> int:

@@ -1,24 +1,37 @@
-"""Finds the bad nodes, given what the nodes reported."""
+"""What the nodes found, and which of them are bad."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median_high
 
 from largebatch.errors import counted
-from largebatch.tools.preflight.report import Report
 
 GOOD, REFUSED, BAD_NODES = 0, 2, 3
-FALLS_SHORT = 0.5  # a node is bad if it has less than this share of what nodes usually have
+MIN_SHARE = 0.5  # a node is bad if it has less than this share of what nodes usually have
+
+
+@dataclass
+class Findings:
+    """What one node reports to the first node."""
+
+    node: str
+    # What must be the same everywhere, by name: versions, checksums of the code and the recipe, GPUs, limits.
+    versions: dict[str, str] = field(default_factory=dict)
+    # What may differ a little between nodes, by name and unit.
+    amounts: dict[str, float] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)  # what is wrong with this node itself
+    refusals: list[str] = field(default_factory=list)  # what is wrong with the job, wherever it runs
+    notes: list[str] = field(default_factory=list)  # what was measured
 
 
 @dataclass(frozen=True)
 class Verdict:
     """Whether a job may start, and why not."""
 
-    bad_nodes: dict[str, list[str]]  # nodes that it should not run on, with the reasons
-    problems: list[str]  # what is not the fault of a node
-    notes: list[str]  # what was measured
+    bad_nodes: dict[str, list[str]] = field(default_factory=dict)  # nodes that it should not run on, with the reasons
+    problems: list[str] = field(default_factory=list)  # what is not the fault of a node
+    notes: list[str] = field(default_factory=list)  # what was measured
 
     @property
     def exit_code(self) -> int:
@@ -33,54 +46,33 @@ class Verdict:
         yield from (f"  error: {problem}" for problem in self.problems)
 
 
-def judge(reports: Sequence[Report], silent: Mapping[str, str] | None = None) -> Verdict:
-    """Compare the reports that arrived, in the order of the nodes; `silent` nodes did not report, for a given reason.
+def judge(findings: Sequence[Findings], silent: Mapping[str, str]) -> Verdict:
+    """Compare the findings that arrived, in the order of the nodes.
 
-    What most nodes have is taken to be right; in a tie, what the first node has.
+    What most nodes have is taken to be right; in a tie, what the first node has. `silent` are the nodes that did not
+    report, with the reason.
     """
-    bad: dict[str, list[str]] = {node: [reason] for node, reason in (silent or {}).items()}
-    bad |= {report.node: [*report.problems] for report in reports if report.problems}
-    for node, difference in (*_differing_versions(reports), *_small_amounts(reports)):
+    bad: dict[str, list[str]] = {node: [reason] for node, reason in silent.items()}
+    bad |= {each.node: [*each.problems] for each in findings if each.problems}
+    for node, difference in (*_differing_versions(findings), *_small_amounts(findings)):
         bad.setdefault(node, []).append(difference)
-    # A node known to be bad explains failed connections to it and from it.
-    edges = [
-        (report.node, node, f"at {place} ({reason})")
-        for report in reports
-        for node, place, reason in report.unreachable
-        if node not in bad and report.node not in bad
-    ]
-    for node, reason in _unreachable_nodes(edges):
-        bad.setdefault(node, []).append(reason)
-    problems = sorted({text for report in reports for text in report.refusals})
-    return Verdict(bad, problems, [text for report in reports for text in report.notes])
+    problems = sorted({text for each in findings for text in each.refusals})
+    return Verdict(bad, problems, [text for each in findings for text in each.notes])
 
 
-def _differing_versions(reports: Sequence[Report]) -> Iterator[tuple[str, str]]:
-    for name in dict.fromkeys(name for report in reports for name in report.versions):
-        values = [report.versions.get(name, "missing") for report in reports]
+def _differing_versions(findings: Sequence[Findings]) -> Iterator[tuple[str, str]]:
+    for name in dict.fromkeys(name for each in findings for name in each.versions):
+        values = [each.versions.get(name, "missing") for each in findings]
         # In a tie, `most_common` takes the value that it met first: the first node's.
         usual = Counter(values).most_common(1)[0][0]
-        for report, value in zip(reports, values, strict=True):
+        for each, value in zip(findings, values, strict=True):
             if value != usual:
-                yield report.node, f"{name} is {value}, but {usual} on {counted(values.count(usual), 'node')}"
+                yield each.node, f"{name} is {value}, but {usual} on {counted(values.count(usual), 'node')}"
 
 
-def _small_amounts(reports: Sequence[Report]) -> Iterator[tuple[str, str]]:
-    for name in dict.fromkeys(name for report in reports for name in report.amounts):
-        usual = median_high(report.amounts.get(name, 0) for report in reports)
-        for report in reports:
-            if (amount := report.amounts.get(name, 0)) < FALLS_SHORT * usual:
-                yield report.node, f"{name} is {amount:.4g}, but {usual:.4g} on other nodes"
-
-
-def _unreachable_nodes(edges: Sequence[tuple[str, str, str]]) -> Iterator[tuple[str, str]]:
-    """The fewest nodes that explain which connections fail; in a tie, the target of the connection."""
-    left = list(edges)
-    while left:
-        count = Counter(node for edge in left for node in edge[:2])
-        worst = max(count, key=lambda node: (count[node], node in {target for _, target, _ in left}))
-        mine = [edge for edge in left if worst in edge[:2]]
-        source, target, why = mine[0]
-        more = f", and {counted(len(mine) - 1, 'more connection')} failed" if len(mine) > 1 else ""
-        yield worst, f"{source} cannot connect to {target} {why}{more}"
-        left = [edge for edge in left if worst not in edge[:2]]
+def _small_amounts(findings: Sequence[Findings]) -> Iterator[tuple[str, str]]:
+    for name in dict.fromkeys(name for each in findings for name in each.amounts):
+        usual = median_high(each.amounts.get(name, 0) for each in findings)
+        for each in findings:
+            if (amount := each.amounts.get(name, 0)) < MIN_SHARE * usual:
+                yield each.node, f"{name} is {amount:.4g}, but {usual:.4g} on other nodes"
