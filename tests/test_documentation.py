@@ -23,7 +23,13 @@ from paths import BERT, PYDOC, ROOT
 from resuming import TINY_GPT
 from run_folders import write_run
 
-DOCUMENTS = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("recipes/*/README.md"))]
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+DOCUMENTS = [
+    ROOT / "README.md",
+    CONTRIBUTING,
+    *sorted(ROOT.glob("docs/*.md")),
+    *sorted(ROOT.glob("recipes/*/README.md")),
+]
 RECORDER = f"""#!{sys.executable}
 import json, sys
 with open("calls.jsonl", "a") as file:
@@ -220,3 +226,23 @@ def test_commands_work(document, trained, repository, monkeypatch):
                 check_preflight(words, monkeypatch)
             elif program == "largebatch":
                 assert main(words) == code, command
+
+
+@pytest.mark.slow
+def test_the_optimizer_of_contributing_is_one_like_the_others(tmp_path, monkeypatch):
+    """Its files and commands, in a copy; of the strategies that it compares, one."""
+    text = CONTRIBUTING.read_text(encoding="utf-8")
+    for folder in ("src/largebatch", "recipes", "ds_configs"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    for name, code in re.findall(r"^```python\n# (\S+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        (tmp_path / name).write_text(code)
+    shipped = tmp_path / "src/largebatch/config/optimizers/shipped.py"
+    listed = "from largebatch.config.optimizers.sgdw import SGDW\n\nSHIPPED = (*SHIPPED, SGDW)\n"
+    shipped.write_text(shipped.read_text() + listed)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "src"))
+    (block,) = re.findall(r"^```shell\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    for line in block.splitlines():
+        command = line.replace("$ largebatch", f"{sys.executable} -m largebatch").replace("ddp,fsdp,zero2", "fsdp")
+        result = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
+        assert result.returncode == 0, f"{command}\n{result.stdout}{result.stderr}"
+    assert re.search(r"^fsdp .* agrees$", result.stdout, re.MULTILINE)
