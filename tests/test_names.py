@@ -33,10 +33,6 @@ def test_tasks_are_named_nowhere():
     assert not {path.relative_to(PACKAGE) for path in files if words.search(path.read_text(encoding="utf-8"))}
 
 
-def test_every_strategy_has_its_accelerate_config():
-    assert {path.stem for path in (ROOT / "recipes/accelerate_configs").glob("*.yaml")} >= STRATEGIES.keys()
-
-
 def test_only_what_reads_batch_scripts_names_the_variables_of_slurm():
     """All else is told by LARGEBATCH_…, on every kind of cluster; backend/launch.py looks for a missing launcher."""
     word = re.compile(r"\bSLURM_\w+|\bSBATCH_\w+|slurm_\w+")

@@ -25,13 +25,3 @@ def test_the_range_of_a_plan_holds_what_was_fitted():
     low, high = EXPOSED_SHARE
     assert low < SHARE < high
     assert low < fit_exposed_share([replace(each, is_fitted=True) for each in SERIES]) < high
-
-
-def test_the_fit_finds_the_share():
-    """Throughputs that the model itself has made with a share of 0.3."""
-    made = []
-    for series in SERIES:
-        first = series.throughput[series.reference]
-        rest = {gpus: first * series.model_efficiency(gpus, 0.3) for gpus in series.predicted}
-        made.append(replace(series, throughput={series.reference: first} | rest))
-    assert fit_exposed_share(made) == pytest.approx(0.3, abs=1e-6)
