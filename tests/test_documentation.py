@@ -234,6 +234,7 @@ def test_the_optimizer_of_contributing_is_one_like_the_others(tmp_path, monkeypa
     text = CONTRIBUTING.read_text(encoding="utf-8")
     for folder in ("src/largebatch", "recipes", "ds_configs"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
+    (tmp_path / "docs").mkdir()
     for name, code in re.findall(r"^```python\n# (\S+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         (tmp_path / name).write_text(code)
     shipped = tmp_path / "src/largebatch/config/optimizers/shipped.py"
