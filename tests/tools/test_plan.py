@@ -145,7 +145,10 @@ def test_activations_of_images_in_fp64(compare):
             "returned NoneType; return a torch.nn.Module with parameters to train",
         ),
         ("from torch import nn; build_model = lambda config: nn.ReLU()", "returned ReLU; return a"),
-        ("from torch import nn; build_model = lambda config: nn.Linear(2, 2).requires_grad_(False)", "no parameter to"),
+        (
+            "from torch import nn; build_model = lambda config: nn.Linear(2, 2).requires_grad_(False)",
+            "with parameters to",
+        ),
         ("build_modle = 1", "has no function build_model(config)"),
         ("def build_model(): pass", "model.py: TypeError: build_model() takes 0 positional arguments but 1 was given"),
         ("\ndef build_model(config): return config.nothing", "model.py:2: AttributeError: 'Config' object has no "),
