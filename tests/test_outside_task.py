@@ -73,7 +73,7 @@ def test_config_schema_and_plans(capsys):
     assert "each element moves by at most the learning rate" in plan
     resolved = json.loads(output_of(capsys, "plan", RECIPE, "--world-size=2", "--json"))
     # sqrt(24 / 12); 200 samples are 8 batches of 24, and one of 8.
-    assert resolved["peak_lr"] == pytest.approx(0.002 * 2**0.5)
+    assert resolved["max_peak_lr"] == pytest.approx(0.002 * 2**0.5)
     assert resolved["total_steps"] == 18
 
     compared = json.loads(output_of(capsys, "plan", RECIPE, "--world-sizes=1,2", "--gpu-memory=80", "--json"))
