@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -85,3 +87,13 @@ def test_consequences_are_told_by_what_collectives_say(error, expected, tmp_path
     monkeypatch.setenv("LARGEBATCH_LOGS", str(tmp_path))
     keep_exception(error)
     assert json.loads((tmp_path / "errors/rank_0.json").read_text())["consequence"] is expected
+
+
+def test_a_train_script_that_cannot_be_imported_leaves_evidence(tmp_path):
+    (tmp_path / "config.py").touch()
+    script = "from largebatch.task_folders import load_package\n__package__ = load_package(__file__)\nimport missing\n"
+    (tmp_path / "train.py").write_text(script)
+    command = ["env", f"LARGEBATCH_LOGS={tmp_path}", sys.executable, tmp_path / "train.py"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "ModuleNotFoundError" in result.stderr
+    assert json.loads((tmp_path / "errors/rank_0.json").read_text())["kind"] == "import"

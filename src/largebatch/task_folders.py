@@ -13,7 +13,9 @@ import sys
 from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, TracebackType
+
+from largebatch.failures import keep_exception
 
 SCHEMA = "recipe.schema.json"
 """A task folder's JSON Schema, next to its recipes."""
@@ -23,7 +25,8 @@ def load_package(script: str) -> str:
     """Load the package of a task's `train.py`, which begins with `__package__ = load_package(__file__)`.
 
     Python runs a script outside of any package. After this line it imports the modules of its folder under the names
-    that every other program uses, and so does a process of `multiprocessing` that imports the script again.
+    that every other program uses, and so does a process of `multiprocessing` that imports the script again. An
+    exception that ends the script, even one of its imports, leaves evidence for `largebatch job-ended`.
 
     Returns:
         The package's name.
@@ -39,6 +42,7 @@ def load_package(script: str) -> str:
     if getattr(main, "__file__", None) == script:
         # After `python -m`, it names another package. Without it, spawned processes find the script by its path.
         main.__spec__ = None
+        sys.excepthook = _keep_and_print
     return _load(folder)
 
 
@@ -55,6 +59,12 @@ def folder_of(config_class: type) -> Path:
 def recipes_in(folder: Path) -> list[Path]:
     """The recipes of all task folders in a folder, sorted."""
     return sorted(path for path in folder.glob("*/*.json") if path.name != SCHEMA)
+
+
+def _keep_and_print(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Leave evidence of what a script's own imports raise, too: they run outside of `user_errors`."""
+    keep_exception(error)
+    sys.__excepthook__(kind, error, trace)
 
 
 def _load(folder: str) -> str:

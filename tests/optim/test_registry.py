@@ -1,5 +1,6 @@
 """An optimizer that a task declares is one like those of the package."""
 
+import dataclasses
 import json
 from pkgutil import resolve_name
 
@@ -13,10 +14,11 @@ from jobs import JobFailed, run_job
 from largebatch.backend.accelerate_configs import find_accelerate_configs
 from largebatch.config import load_config
 from largebatch.config.optimizers.shipped import SHIPPED
-from largebatch.errors import ConfigError
+from largebatch.errors import ConfigError, UserError
 from largebatch.estimate.memory import model_states, optimizer_states
 from largebatch.estimate.model_shape import Strategy, ZeroSettings
 from largebatch.optim import build_optimizer
+from largebatch.optim.build import optimizer_over
 from largebatch.plan import RunPlan, explain, resolve
 from largebatch.plan.strategies import SINGLE, STRATEGIES, find_strategy
 from largebatch.task_folders import import_from
@@ -119,6 +121,14 @@ def test_what_entries_name_is_there():
         for name in (strategy.backend, strategy.memory, strategy.traffic):
             assert callable(resolve_name(name))
         assert find_strategy(strategy.name) is strategy
+
+
+@pytest.mark.parametrize("name", ["no_such_module:f", "largebatch.optim.nothing:f", "torch.optim:Nothing"])
+def test_constructors_that_are_not_there(name, own):
+    plan = resolve(load_config(own, SOFTSIGN), world_size=1)
+    wrong = dataclasses.replace(plan, optimizer_entry=dataclasses.replace(plan.optimizer_entry, constructor=name))
+    with pytest.raises(UserError, match=rf'the constructor of optimizer "softsign" is given as "{name}", which cannot'):
+        optimizer_over([], wrong)
 
 
 # --- every strategy -----------------------------------------------------------------------------------------------

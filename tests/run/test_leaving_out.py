@@ -32,7 +32,7 @@ def train_without(run_dir: Path, recipe: Path, words, left_out) -> None:
         for step in steps(run, train_set):
             if step.index + 1 in left_out:
                 list(step._feed.micro_steps)
-                run.loop.recorder.record.step, run.loop.saves, step.updated = step.index + 1, False, True
+                run.loop.recorder.record.step, run.loop.save_due, step.updated = step.index + 1, False, True
             else:
                 yield step
 

@@ -378,7 +378,7 @@ class Logging(Section):
     tracker_project: NonEmpty = "largebatch"
     """Project, or experiment, of the run in the trackers that have such."""
     tracker_run_name: NonEmpty | None = None
-    """Name of the run in the trackers; null uses that of the run's folder."""
+    """Name of the run in W&B; null uses that of the run's folder."""
     peak_tflops: PositiveFloat | None = None
     """The peak that `mfu` is a fraction of: dense TFLOP/s of one process's device in the recipe's precision; null uses
     the GPU's data sheet, if its name is known."""

@@ -1,6 +1,6 @@
 """The optimizer that a plan describes, and which parameters get weight decay, decided from the model alone."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pkgutil import resolve_name
 from typing import Any
 
@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from largebatch.config.optimizers import ParameterKind
+from largebatch.errors import UserError
 from largebatch.plan import RunPlan
 
 
@@ -20,11 +21,21 @@ def build_optimizer(model: nn.Module, plan: RunPlan) -> Optimizer:
 
 
 def optimizer_over(groups: Iterable[dict[str, Any]], plan: RunPlan) -> Optimizer:
-    """The plan's optimizer over any parameter groups, at a learning rate of 0."""
+    """The plan's optimizer over any parameter groups, at a learning rate of 0.
+
+    Raises:
+        UserError: There is no constructor of the name that the optimizer's entry gives.
+    """
     entry = plan.optimizer_entry
     assert entry is not None
-    optimizer: Optimizer = resolve_name(entry.constructor)(groups, lr=0.0, **plan.optimizer_options, **entry.constants)
-    return optimizer
+    try:
+        constructor: Callable[..., Optimizer] = resolve_name(entry.constructor)
+    except (ImportError, AttributeError) as error:
+        raise UserError(
+            f'the constructor of optimizer "{entry.name}" is given as "{entry.constructor}", which cannot be loaded: '
+            f'{error}; write "module:class" into its OptimizerEntry'
+        ) from error
+    return constructor(groups, lr=0.0, **plan.optimizer_options, **entry.constants)
 
 
 def planned_groups(model: nn.Module, plan: RunPlan) -> list[dict[str, Any]]:

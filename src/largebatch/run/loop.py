@@ -3,20 +3,24 @@
     for step in run.steps(train_set):           # `Loop.steps`
         for batch in step.micro_batches():      # the next samples of this process
             step.backward(…)                    # divides by the weight of the global batch, and adds the gradient
-        run.update(step)                        # `Loop.update`: clip, set the learning rate, step, log
+        run.update(step)                        # `Loop.update`: set the learning rate, clip, step, log
         if run.should_evaluate:
             run.evaluate(eval_set, …)           # `Loop.evaluate`
     run.finish()                                # `Loop.finish`
 
 Every process goes through this loop. They decide alike, because each decision depends only on the plan, or on numbers
-that all of them have: the reduced gradient, the vote on a stop, the outcome of a checkpoint.
+that all of them have: the reduced gradient, the gathered losses, the vote on a stop, the outcome of a checkpoint.
 
-A request to stop: in each step, every process casts its vote. `update` reads the vote of two steps ago, so that no
-process waits for another. If one asked to stop, a checkpoint follows the step, and `steps` raises RunStopped.
+A request to stop (a signal, a stop file, the end of the job's time): in each step, every process casts its vote.
+`update` reads the vote that was cast two steps earlier, so that no process waits for another. If any process asked to
+stop, this step is the last: its evaluation follows if one is due, then a checkpoint, and `steps` raises RunStopped,
+which makes the process exit with a code that says so. If the step is the run's last anyway, the run just finishes.
 
-A loss that is not finite: with `faults.on_non_finite` "stop", all losses since the last check are checked at each
-logged step, and before each evaluation and checkpoint, and the run fails. Otherwise `Step.backward` makes the gradient
-NaN, so that no process applies the update, and `NonFiniteSteps` skips the step or rolls back.
+A loss or gradient that is not finite: with `faults.on_non_finite` "stop", losses and measured norms are checked at
+each logged step, and before each evaluation and checkpoint. Steps until then are still applied, but nothing of them is
+saved, and the run fails. With "skip" and "roll_back", each step is checked: `Step.backward` makes the whole gradient
+NaN if a loss is not finite, so all processes see it and none applies the update. `NonFiniteSteps` then goes on without
+the step, or loads the latest checkpoint. The next step takes the next samples: steps are counted, never repeated.
 """
 
 from collections.abc import Iterator
@@ -67,8 +71,8 @@ class Loop:
         self.stop = stop
         self.stop_vote = StopVote(backend.all_max)
         self.stop_reason = 0  # why the run stops after the current step, by its number in `REASONS`; 0 if it does not
-        self.saves = False  # whether a checkpoint follows the current step
-        self.rehearses = False  # whether the current step is made for its memory only
+        self.save_due = False  # whether a checkpoint follows the current step
+        self.is_rehearsal = False  # whether the current step is made for its memory only
         self.writer = CheckpointWriter(
             backend,
             recorder.folder.checkpoints_dir,
@@ -103,7 +107,7 @@ class Loop:
                 yield from self._rehearse(train_set)
             self.stopwatch.start()
             for index, step_feed in enumerate(feed, first):
-                # Nobody waits for the vote: `update` reads it two steps later, when all votes have long arrived.
+                # An all-reduce on the host that nobody waits for: by when `update` reads its result, it has long ended.
                 self.stop_vote.cast(self.stop.requested())
                 # The recipe's turn: forward and backward passes, `update`, and an evaluation if one is due.
                 yield from until_updated(Step(index, self.backend, step_feed, self.watchdog.heartbeat))
@@ -114,28 +118,30 @@ class Loop:
     def update(self, step: Step) -> None:
         """See `Run.update`."""
         loss_sum = step.finish()
-        if self.rehearses:
+        if self.is_rehearsal:
             return
         completed = step.index + 1
         with self._checkpoint_finished_before_failing():
             if step.index == self.start.step:
                 check_gradients(self.backend)
                 step.check_passes()
-            # What follows the step decides whether the gradient's norm is needed.
+            # A step that is logged or saved needs the norm even if nothing is clipped: to show it, and to save nothing
+            # after a gradient that was not finite.
             self.stop_reason = self.stop_vote.result()
-            self.saves = self.stop_reason > 0 or self.plan.checkpoints_after(completed)
+            self.save_due = self.stop_reason > 0 or self.plan.checkpoints_after(completed)
             is_logged = self.metrics.is_logged(completed)
             # A checkpoint of the step before may still be copying the weights that are about to change.
             self.writer.wait_until_copied()
-            # Divide: done already. Each backward pass has divided by the weight of the global batch, and the last one
-            # has reduced the gradient over the processes: it is the gradient of the global batch's mean loss.
-            # Clip, set the learning rate, and step: clipping and stepping are one call, as in DeepSpeed's engine.
+            # Divided already: each backward pass has divided by the weight of the global batch, and the last one has
+            # reduced the gradient over the processes. It is the gradient of the global batch's mean loss.
             self.backend.set_learning_rate(self.plan.lr_of(step.batch))
-            update = self.backend.clip_and_step(measure_norm=is_logged or self.saves)
+            # One call that also clears the gradients, because DeepSpeed's engine does all of it in one.
+            update = self.backend.clip_and_step(measure_norm=is_logged or self.save_due)
             self.record.step = completed
             self.metrics.add(completed, loss_sum, step.weight, update.grad_norm)
             if not update.applied:
-                # The gradient is not finite, so weights and optimizer are as before: fail, skip the step, or roll back.
+                # The gradient is not finite, and weights and optimizer are as before: skip the step, or roll back.
+                # DeepSpeed does not apply such a step with "stop" either; then this fails.
                 self.non_finite.handle(completed, float(loss_sum))
             elif is_logged:
                 # Fails if a loss since the last logged step was not finite.
@@ -145,7 +151,7 @@ class Loop:
     @property
     def should_evaluate(self) -> bool:
         """See `Run.should_evaluate`."""
-        return not self.rehearses and self.plan.evaluates_after(self.completed_steps)
+        return not self.is_rehearsal and self.plan.evaluates_after(self.completed_steps)
 
     def evaluate(self, eval_set: SampleSource, per_sample: PerSample) -> dict[str, float]:
         """See `Run.evaluate`."""
@@ -158,12 +164,13 @@ class Loop:
     def _save_and_stop_if_due(self) -> None:
         """After a step and its evaluation: write a checkpoint if one is due, and stop if a process was asked to."""
         if self.writer.poll():
+            # A checkpoint has become complete: the status in the run folder names it.
             self.record.running()
-        if not self.saves and not self.plan.evaluates_after(self.completed_steps):
+        if not self.save_due and not self.plan.evaluates_after(self.completed_steps):
             return
         with self.stopwatch.paused():
             self.slow_processes.probe(self.completed_steps - self.start.step, self.stopwatch.seconds)
-            if self.saves:
+            if self.save_due:
                 self._save()
             if self.stop_reason and self.completed_steps < self.plan.stop_after_steps:
                 self._end_stopped()
@@ -173,12 +180,12 @@ class Loop:
         # A run that resumes from the checkpoint has all lines up to it.
         self.record.flush()
         with self._checkpoint_finished_before_failing():
-            # A state that is not finite must not be written.
+            # No state is saved after a loss or norm that is not finite.
             self.metrics.check(self.completed_steps)
         self.writer.save(self.completed_steps, self.non_finite.count)
 
     def _end_stopped(self) -> None:
-        """Wait for the checkpoint, report that the run can be resumed, and leave the job."""
+        """Wait for the checkpoint, report that the run can be resumed, and leave the process group."""
         self._finish_checkpoint()
         step, saved = self.completed_steps, self.writer.last_step
         latest = "with a checkpoint" if saved == step else f"with no checkpoint after step {saved}"
@@ -224,17 +231,18 @@ class Loop:
         self.recorder.flush()
 
     def _leave(self) -> None:
+        """Close what is open, and leave the process group together with all other processes."""
         self.recorder.close()
         self.stop_vote.close()
         self.backend.wait_for_everyone()
         self.backend.end()
 
     def _rehearse(self, train_set: SampleSource) -> Iterator[Step]:
-        """A step of the longest micro-batch, without an update."""
+        """A step of the longest samples, without an update; its gradients are NaN and are cleared."""
         with self.backend.raise_on_all_ranks():
             feed, samples = rehearsal_feed(self.plan, self.backend, train_set, self.start.step)
         self.recorder.say(f"rehearsing a step without an update, for its memory, with {samples}")
-        self.rehearses = True
+        self.is_rehearsal = True
         with self.backend.rehearsing():
             yield from until_updated(RehearsedStep(self.start.step, self.backend, feed, self.watchdog.heartbeat))
-        self.rehearses = False
+        self.is_rehearsal = False

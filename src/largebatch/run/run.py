@@ -230,7 +230,7 @@ class Run(Generic[Config]):
         return self.loop.steps(train_set)
 
     def update(self, step: Step) -> None:
-        """Clip, set the learning rate, take the optimizer step, and log if due."""
+        """Set the learning rate, clip, take the optimizer step, and log if due."""
         self.loop.update(step)
 
     @property
