@@ -28,7 +28,8 @@ def start(launch: Launch, plan: RunPlan) -> Backend:
         plan: The resolved plan.
 
     Raises:
-        LaunchError: There are more processes than GPUs, or than this machine lets a process have connections.
+        LaunchError: There are more processes than GPUs, or than this machine lets a process have connections, or the
+            processes did not find each other.
     """
     quiet(launch.rank)
     on_gpu = torch.cuda.is_available()
@@ -60,7 +61,13 @@ def start(launch: Launch, plan: RunPlan) -> Backend:
     arguments = backend_class.accelerate_arguments(Request(launch, plan, on_gpu, group))
     # The backends apply autocast, in the same way on every strategy.
     accelerator = Accelerator(mixed_precision="no", **arguments)
-    return backend_class(accelerator, launch, plan)
+    backend = backend_class(accelerator, launch, plan)
+    if backend.world_size != launch.world_size:
+        raise LaunchError(
+            f"{launch.world_size} processes were launched, but this one sees {backend.world_size}: each would train "
+            "alone; use one of recipes/accelerate_configs"
+        )
+    return backend
 
 
 def _use_deterministic_kernels() -> None:
