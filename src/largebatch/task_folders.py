@@ -63,7 +63,8 @@ def recipes_in(folder: Path) -> list[Path]:
 
 def _keep_and_print(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Leave evidence of what a script's own imports raise, too: they run outside of `user_errors`."""
-    keep_exception(error)
+    if isinstance(error, Exception):
+        keep_exception(error)
     sys.__excepthook__(kind, error, trace)
 
 

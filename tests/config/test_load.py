@@ -138,11 +138,11 @@ def test_rules_outside_their_range(overrides, words):
     [
         (
             {"name": "step", "factor": 0.1, "at": [{"epochs": 2}]},
-            "decay.at[0]: 2 epochs is step 200, which is not between steps 0 and 200",
+            "decay.at[0]: 2 epochs is step 200, which is not after step 0 and before step 200",
         ),
         (
             {"name": "step", "factor": 0.1, "at": [{"steps": 9}, {"steps": 9}]},
-            "decay.at[1]: 9 steps is step 9, which is not between steps 9 and 200",
+            "decay.at[1]: 9 steps is step 9, which is not after step 9 and before step 200",
         ),
         (
             {"name": "warmup_stable_decay", "decay": {"steps": 161}},
@@ -232,6 +232,9 @@ def test_files_that_cannot_be_read(tmp_path):
     assert "cannot be read" in problem_of(recipe=tmp_path)
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
     assert "cannot be read" in problem_of(recipe=tmp_path / "binary.json")
+    (tmp_path / "nested.json").write_text("[" * 100_000)
+    assert "cannot be read" in problem_of(recipe=tmp_path / "nested.json")
+    assert "seed: given" in problem_of("--seed", "[" * 100_000)
 
 
 def test_a_recipe_of_another_task_is_refused():

@@ -72,7 +72,11 @@ def test_other_tasks_have_them(task):
             "sources[1].tokenizer (code): not a field of a source, which has",
         ),
         ([], {"sources": [FIRST, SECOND | {"weight": -1}]}, "data.sources[1].weight: given -1; must be at least 0"),
-        ([], {"sources": [{"name": "web", "weight": 1}, SECOND]}, "sources[0].num_train_samples (web): Field required"),
+        (
+            [],
+            {"sources": [{"name": "web", "weight": 1}, SECOND]},
+            "sources[0].num_train_samples (web): missing; write that of web alone",
+        ),
         ([], {"sources": [FIRST | {"weight": 0}, SECOND | {"weight": 0}]}, "all weights are 0"),
         ([], {"sources": [FIRST, SECOND | {"path": ""}]}, "sources[1] (code): Value error, path is missing"),
         ([], {"sources": None}, "path is missing; write a hub id"),
@@ -89,12 +93,12 @@ def test_other_tasks_have_them(task):
         (
             [],
             {"sources": [FIRST | {"weight": 99}, SECOND | {"weight": 1}]},
-            'weight 1 of "code" is less than one sample in a batch of 32; write a larger weight',
+            'weight 1 of "code" is less than one sample in a batch of 32; write at least 3.19355, a larger',
         ),
         (
             [],
             {"weight_phases": [{"from": {"steps": 5}, "weights": {"code": 1, "web": 99}}]},
-            'weight 1 of "code" is less than one sample in a batch of 32; write a larger weight',
+            'weight 1 of "code" is less than one sample in a batch of 32; write at least 3.19355, a larger',
         ),
         (
             [],

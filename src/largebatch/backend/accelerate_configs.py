@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
+from math import inf
 from pathlib import Path
 
 from largebatch.backend.launch import DP_SHARD_SIZE, SHARD_SIZE, is_true, read_launch, read_shard_size
@@ -127,7 +128,8 @@ def find_strategies(
         zero = launch.deepspeed_config["zero_optimization"] if launch.deepspeed_config else {}
         uncounted = [key for key, usual in COUNTED_AT.items() if zero.get(key, usual) != usual]
         # For example "auto", which Accelerate replaces with a value that depends on the model.
-        uncounted += [key for key in ZeroSettings.__dataclass_fields__ if isinstance(zero.get(key), str)]
+        sizes = {key: zero[key] for key in ZeroSettings.__dataclass_fields__ if zero.get(key) is not None}
+        uncounted += [key for key, size in sizes.items() if not (isinstance(size, int | float) and 0 <= size < inf)]
         if uncounted:
             not_counted[name] = (
                 f"its DeepSpeed JSON has zero_optimization.{uncounted[0]} {json.dumps(zero[uncounted[0]])}"

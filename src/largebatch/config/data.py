@@ -190,7 +190,8 @@ class Mixable(HubOrLocal):
             except ValidationError as error:
                 first = error.errors(include_url=False)[0]
                 where = ".".join(["", *map(str, first["loc"])])
-                raise ValueError(f"sources[{number}]{where} ({source.name}): {first['msg']}") from error
+                what = f"missing; write that of {source.name} alone" if first["type"] == "missing" else first["msg"]
+                raise ValueError(f"sources[{number}]{where} ({source.name}): {what}") from error
             sections.append(section.prepared_by(self.preparation))
         return sections
 

@@ -94,7 +94,8 @@ def _read_json(path: Path) -> JsonObject:
         problem = "no such file; give the path of a recipe's JSON, before any overrides"
     except json.JSONDecodeError as error:
         problem = f"not valid JSON: {error.msg} in line {error.lineno}, column {error.colno}"
-    except (OSError, ValueError) as error:
+    # Not only files: text that is not UTF-8, integers with thousands of digits, endless nesting.
+    except (OSError, ValueError, RecursionError) as error:
         problem = f"cannot be read: {error}"
     else:
         if isinstance(raw, dict):
@@ -124,7 +125,7 @@ def _apply_overrides(raw: JsonObject, overrides: Sequence[str]) -> None:
             target = target[section]
         try:
             target[field] = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             target[field] = value
     if problems:
         raise ConfigError(problems, "the command line")

@@ -1,6 +1,7 @@
 """The fields that every recipe has, and checks across them; the `Config` of a task adds its data, model and more."""
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
@@ -255,10 +256,13 @@ class RecipeConfig(Section):
         smallest = min(size for _, size in self.batch.sizes)
         for phase, weights in zip(mixture.phases, self.data.weights(), strict=True):
             for name, weight in zip(mixture.names, phase.weights, strict=True):
-                if 0 < weight * smallest < sum(phase.weights):
+                others = sum(phase.weights) - weight
+                if 0 < weight * smallest < weight + others:
+                    least = weights[name] * others / (weight * max(smallest - 1, 1))
                     yield (
                         f'data.sources: weight {weights[name]:g} of "{name}" is less than one sample in a batch of '
-                        f"{smallest}; write a larger weight, a larger batch.global_batch_size, or 0"
+                        f"{smallest}; write at least {math.ceil(least * 10**6) / 10**6:g}, a larger "
+                        "batch.global_batch_size, or 0"
                     )
         samples = timeline.at(total_steps).samples_before
         for number, phase in enumerate(mixture.phases[1:]):
@@ -308,8 +312,8 @@ class RecipeConfig(Section):
                     continue
                 if not previous < steps[path] < total:
                     yield (
-                        f"{path}: {milestone.length} is step {steps[path]}, which is not between steps {previous} and "
-                        f"{total}; write milestones within the run, in increasing order"
+                        f"{path}: {milestone.length} is step {steps[path]}, which is not after step {previous} and "
+                        f"before step {total}; write milestones within the run, in increasing order"
                     )
                 previous = steps[path]
         path = "learning_rate.decay.decay"

@@ -374,7 +374,8 @@ class Logging(Section):
     every: PositiveInt = 10
     """Steps between two lines of metrics.jsonl; the first and the last step always have one."""
     trackers: list[Literal["tensorboard", "wandb", "mlflow", "trackio", "clearml"]] = ["tensorboard"]
-    """Trackers that get the same numbers, through Accelerate; all starts of a run are one run there."""
+    """Trackers that get the same numbers, through Accelerate. All starts of a run are one run in TensorBoard and W&B,
+    and a run each in the others."""
     tracker_project: NonEmpty = "largebatch"
     """Project, or experiment, of the run in the trackers that have such."""
     tracker_run_name: NonEmpty | None = None

@@ -144,7 +144,7 @@ def _suggest(
         return None, (
             f"no strategy is estimated to fit in {memory}; {least} needs the least, about "
             f"{options[least]['total_bytes_estimate'] / GIB:.3g} GiB; try more processes, a smaller "
-            "batch.micro_batch_size or compute.activation_checkpointing"
+            "batch.micro_batch_size or, if it is off, compute.activation_checkpointing"
         )
     best, advantage = _best({name: options[name] for name in fitting})
     reason = f"model states of {options[best]['model_state_bytes']['total'] / GIB:.3g} GiB"

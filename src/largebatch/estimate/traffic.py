@@ -55,7 +55,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Collective:
-    """Collectives of one kind in an optimizer case."""
+    """Collectives of one kind in an optimizer step."""
 
     operation: Literal["gather", "reduce-scatter", "all-reduce"]  # what they do
     size: int  # bytes of the whole tensors that they gather or reduce
@@ -71,7 +71,7 @@ class Collective:
 
     @property
     def sent(self) -> int:
-        """The bytes that each process of the group sends in a case."""
+        """The bytes that each process of the group sends in a step."""
         return self.volume * (self.group.size - 1) // self.group.size
 
     def sent_between_nodes(self, local_world_size: int) -> int:

@@ -203,6 +203,8 @@ class Run(Generic[Config]):
             with self.backend.raise_on_all_ranks():
                 set_weights(self.backend, self._starting_weights)
         if self._start.manifest is None and self._perturb_weights is not None:
+            if self.plan.world_size > 1:
+                raise UserError("--perturb-weights changes the weights of a single process; launch one")
             perturb_weights(self.backend.model, self._perturb_weights)
         recorder = Recorder(self.config, self.backend, self.folder, self._start, self._recipe, utilization)
         self._loop = Loop(self.config, self.backend, self._start, recorder, self._stop, files)

@@ -288,7 +288,7 @@ def test_values_that_cannot_be_shown_are_left_out(file, values, tmp_path):
         assert page.titles()[:1] == ["grad_norm"]
 
 
-@pytest.mark.parametrize("content", ['{"task": ', "[]", "3", "", '"\\ud800"', "[" * 100_000])
+@pytest.mark.parametrize("content", ['{"task": ', "[]", "3", "", '"\\ud800"', "[" * 100_000, '{"outcome": null}'])
 def test_damaged_files_are_left_out(content, tmp_path):
     run = tmp_path / "run"
     write_run(run, steps=range(50, 52), history=HISTORY)

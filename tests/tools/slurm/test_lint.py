@@ -69,6 +69,8 @@ MISTAKES = [
     (FSDP, "fsdp_version: 2", "fsdp_version: 2\n  offload_params: true", "accelerate-setting"),
     (HSDP, "parallelism_config_dp_shard_size: 1", "parallelism_config_tp_size: 2", "accelerate-setting"),
     (DDP, "num_machines: 1", "parallelism_config: {parallelism_config_dp_shard_size: 2}", "accelerate-setting"),
+    # Accelerate would ignore it, and train as FSDP over all processes.
+    (FSDP, "num_machines: 1", "parallelism_config: {dp_replicate_size: 2}", "accelerate-setting"),
     (ZERO2, "  deepspeed_multinode_launcher: standard\n", "", "accelerate-setting"),
     (ZERO2, "ds_configs/zero2.json", "ds_configs/zero9.json", "accelerate-setting"),
     (ZERO2, "zero3_init_flag: false", "gradient_clipping: 1.0", "accelerate-setting"),
@@ -93,6 +95,8 @@ INNOCENT = [
     (SMOKE, "RECIPE=recipes/causal_lm/gpt_pydoc.json", "RECIPE=${RECIPE:-recipes/causal_lm/gpt_pydoc.json}"),
     (SMOKE, "STRATEGY:-ddp", "STRATEGY:-recipes/accelerate_configs/fsdp.yaml"),
     (DDP, "num_machines: 1", "mixed_precision: 'no'\nuse_cpu: false\ndynamo_config: {}\nparallelism_config: {}"),
+    # Sections of a wrong type, which only their own kind of launch reads.
+    (DDP, "num_machines: 1", "fsdp_config: true\ndynamo_config: {1: x}"),
     (ZERO2, "zero3_init_flag: false", "gradient_accumulation_steps: 1\n  gradient_clipping: auto"),
 ]
 

@@ -102,7 +102,7 @@ class RunFolder:
                 self._lock = self._take_lock()
             for file in _stop_files_in(self.path):
                 if file.stat().st_mtime < self.opened:
-                    file.unlink()
+                    file.unlink(missing_ok=True)
         except OSError as error:
             raise cannot_be_written(self.path, error) from error
 

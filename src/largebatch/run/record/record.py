@@ -210,9 +210,10 @@ class Record:
         try:
             if not self.attempt.is_current():
                 return False
-            # The first of several failures in one job is the cause, and stays.
+            # The first of several failures in one job is the cause, and stays; after a hang, all processes end.
             earlier = read_object(self.folder.status_file)
-            if outcome == earlier.get("outcome") == "failed" and earlier.get("attempt") == self.attempt.number:
+            failed_already = earlier.get("outcome") == "failed" and earlier.get("attempt") == self.attempt.number
+            if failed_already and (outcome == "failed" or earlier.get("kind") == "hang"):
                 return False
             complete = (entry.step for entry in entries(self.folder.checkpoints_dir) if entry.problem is None)
             value = {

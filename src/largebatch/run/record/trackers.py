@@ -94,13 +94,14 @@ class Trackers:
         self._drop_broken(PATIENCE_SECONDS)
 
     def _wait(self) -> None:
-        wait([call for thread in self._threads for _, call in thread.calls], PATIENCE_SECONDS)
+        wait([call for thread in self._threads for call in thread.calls], PATIENCE_SECONDS)
         self._drop_broken(0.0)
 
     def _drop_broken(self, patience: float) -> None:
         problems = {thread: thread.problem(patience) for thread in self._threads}
         for thread, problem in problems.items():
             if problem is not None:
+                thread.dropped = True
                 self._say(f"WARNING: {thread.name} is dropped and gets no more values in this attempt: {problem}")
         self._threads = [thread for thread, problem in problems.items() if problem is None]
 
@@ -113,7 +114,9 @@ class _TrackerThread:
 
     def __init__(self, name: str, connect: "Callable[[], Connection]"):
         self.name = name
-        self.calls: deque[tuple[float, Future[None]]] = deque()  # those that may not be done, and when they were made
+        self.dropped = False  # whether the calls that are left are no longer to be made
+        self.calls: deque[Future[None]] = deque()  # those that may not be done
+        self._busy_since = time.monotonic()  # when the latest call began that was made
         self._queue: SimpleQueue[tuple[Callable[[Any], Any], Future[None]]] = SimpleQueue()
         threading.Thread(target=self._work, name=f"tracker {name}", daemon=True).start()
         self.call(lambda _: connect())
@@ -121,29 +124,32 @@ class _TrackerThread:
     def call(self, function: "Callable[[Connection], Any]") -> None:
         """Call a function with the connection, after the calls before."""
         future: Future[None] = Future()
-        self.calls.append((time.monotonic(), future))
+        if not self.calls:
+            self._busy_since = time.monotonic()
+        self.calls.append(future)
         self._queue.put((function, future))
 
     def problem(self, patience: float) -> str | None:
-        """Why the tracker cannot be used: an exception, or a call that was made over `patience` seconds ago."""
-        while self.calls and self.calls[0][1].done():
-            _, call = self.calls.popleft()
-            if error := call.exception():
+        """Why the tracker cannot be used: an exception, or a call that takes over `patience` seconds."""
+        while self.calls and self.calls[0].done():
+            if error := self.calls.popleft().exception():
                 return f"{type(error).__name__}: {error}"
-        if self.calls and time.monotonic() - self.calls[0][0] >= patience:
+        if self.calls and time.monotonic() - self._busy_since >= patience:
             return f"it has not answered within {PATIENCE_SECONDS:g} s"
         return None
 
     def _work(self) -> None:
         connection = None
-        while True:
+        while not self.dropped:
             function, future = self._queue.get()
+            self._busy_since = time.monotonic()
             try:
                 connection = function(connection) or connection
                 future.set_result(None)
             # Some libraries raise SystemExit.
             except BaseException as error:
                 future.set_exception(error)
+                return
 
 
 class Connection:

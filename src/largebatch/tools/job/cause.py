@@ -50,7 +50,7 @@ def _errors(logs: Path) -> Iterator[_Failure]:
     for path in sorted(logs.glob(f"{ERRORS}/rank_*.json")):
         try:
             error = json.loads(path.read_bytes())
-            # A hang is reported by those who wait, and its message says for whom.
+            # All who wait report a hang, so the rank of one of them would mislead.
             who = "hang" if error["kind"] == "hang" else f"rank {error['rank']} on {error['node']}"
             message = " ".join(str(error["message"]).split())[:MAX_MESSAGE_CHARS]
             order = 2 if error["consequence"] else 0

@@ -11,7 +11,7 @@ from largebatch.tools.preflight.node import check_node
 from largebatch.tools.preflight.verdict import GOOD, Findings
 from largebatch.tools.verify.jobs import JobFailed
 
-SECONDS_TO_CHECK = 300.0  # how long a node's own checks may take; GPUs take a long time to start on a cold node
+SECONDS_TO_CHECK = 420.0  # how long a node's own checks may take: GPUs start slowly on a cold node, and then measure
 SECONDS_TO_TELL = 30.0
 MAX_FAILURES = 3
 

@@ -69,7 +69,7 @@ def _results(run: ReportedRun) -> dict[str, str]:
     """What is known of a run, by the names of rows."""
     start = ([line for line in run.history if line.get("event") == "started"] or [{}])[-1]
     # Only the lock of the folder would tell whether the process is alive.
-    outcome = run.status.get("outcome", NONE).replace("running", "running, or killed;")
+    outcome = str(run.status.get("outcome") or NONE).replace("running", "running, or killed;")
     results = {
         "status": f"{outcome} {run.status.get('message', '')}",
         "recipe": start.get("recipe") or NONE,

@@ -108,6 +108,11 @@ def config_findings(path: Path, overrides: Sequence[str] = ()) -> Iterator[Findi
         settings = _settings(content)
         for message in _accelerate_problems(settings):
             yield Finding(file, "accelerate-setting", message)
+        sharding = content.get("parallelism_config")
+        for key in sharding if isinstance(sharding, dict) else ():
+            if not str(key).startswith("parallelism_config_"):
+                message = f"parallelism_config.{key}: Accelerate ignores it; write parallelism_config_{key}"
+                yield Finding(file, "accelerate-setting", message)
         deepspeed_config = Path(str(settings.get("deepspeed_config_file")))
         if deepspeed_config.is_file():
             yield from config_findings(deepspeed_config)
@@ -157,6 +162,7 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     settings = dict(config)
     prefixes = {"fsdp_config": "fsdp_", "dynamo_config": "dynamo_", "deepspeed_config": "", "parallelism_config": ""}
     for section, prefix in prefixes.items():
-        for key, value in (config.get(section) or {}).items():
-            settings[prefix + key.removeprefix(prefix)] = value
+        inner = config.get(section)
+        for key, value in (inner if isinstance(inner, dict) else {}).items():
+            settings[prefix + str(key).removeprefix(prefix)] = value
     return settings
