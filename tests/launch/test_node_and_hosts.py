@@ -286,6 +286,7 @@ def test_every_start_over_ssh_has_a_folder_and_a_token(launch, tmp_path):
     assert len(tokens) == 2
 
 
+@pytest.mark.slow
 def test_a_host_that_fails_ends_the_others(launch, tmp_path):
     checkout, environment = launch
     (tmp_path / "played").write_text("export SLOW=a BROKEN=b\n")
@@ -296,6 +297,7 @@ def test_a_host_that_fails_ends_the_others(launch, tmp_path):
     assert not is_alive(int((tmp_path / "run/slow").read_text()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_remote_processes_do_not_survive(launch, tmp_path, number):
     """A signal arrives there; and even if this end cannot say anything any more, they end."""

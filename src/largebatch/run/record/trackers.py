@@ -149,7 +149,6 @@ class _TrackerThread:
             # Some libraries raise SystemExit.
             except BaseException as error:
                 future.set_exception(error)
-                return
 
 
 class Connection:
