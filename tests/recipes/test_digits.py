@@ -1,6 +1,6 @@
 """The embedded recipes learn: ViT, and ResNet at eight times the batch it was tuned at, by the linear rule with warmup.
 
-At the batch it was tuned at, `.ci/run` trains it by `make train`.
+At the batch it was tuned at, `.ci/run` trains it by `make train`; `bench/accuracy.py` trains ViT to its figure.
 """
 
 import json
@@ -19,8 +19,13 @@ def accuracy_of(recipe: Path, run_dir: Path, *words: str) -> float:
     return json.loads((run_dir / "summary.json").read_text())["evaluation"]["accuracy"]
 
 
-@pytest.mark.parametrize(("recipe", "global_batch_size", "at_least"), [(DIGITS, 512, 0.96), (VIT_DIGITS, 64, 0.93)])
-def test_accuracy(recipe, global_batch_size, at_least, tmp_path):
-    words = f"--batch.global_batch_size={global_batch_size}"
-    accuracies = run_job(accuracy_of, recipe, tmp_path / "run", words)
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "at_least"),
+    [
+        (DIGITS, ["--batch.global_batch_size=512"], 0.96),
+        (VIT_DIGITS, ['--train.duration={"epochs": 12}'], 0.70),
+    ],
+)
+def test_accuracy(recipe, overrides, at_least, tmp_path):
+    accuracies = run_job(accuracy_of, recipe, tmp_path / "run", *overrides)
     assert accuracies[0] >= at_least
