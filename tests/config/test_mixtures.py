@@ -24,8 +24,8 @@ def load(sources=(FIRST, SECOND), words=(), recipe=PYDOC, **changes):
 def test_the_plan_says_how_often_each_source_is_seen():
     config = load(weight_phases=[{"from": {"samples": 640}, "weights": {"web": 0, "code": 3}}])
     text = explain(resolve(config, 2), "mixture")
-    assert "web: 75 %, then 0 % of each batch, 480 samples; it has 600, so each is seen 0.8 times" in text
-    assert "code: 25 %, then 100 % of each batch, 480 samples; it has 100, so each is seen 4.8 times" in text
+    assert "web: 75 %, then 0 % of each batch, 480 samples: 0.8 passes over its 600" in text
+    assert "code: 25 %, then 100 % of each batch, 480 samples: 4.8 passes over its 100" in text
     assert "the shares change after step 20" in text
     assert "the run is 30 steps = 960 samples, 30,720 tokens" in text
     assert "epoch" not in text

@@ -59,9 +59,8 @@ def test_checkpoints_that_are_kept_for_ever_are_written(every, written):
     plan = resolve(load_config(DIGITS, words), world_size=1)
     assert [step for step in range(1, 61) if plan.checkpoints_after(step)] == written
     assert [step for step in written if plan.keeps_checkpoint_of(step)] == [25, 50]
-    assert (
-        "at the end, and when asked to stop, at most 4 steps and 1 s later; one every 25 steps is never deleted"
-        in explain(plan, "x")
+    assert "at the end, and within 4 steps and 1 s of a stop request; one every 25 steps is never deleted" in explain(
+        plan, "x"
     )
 
 

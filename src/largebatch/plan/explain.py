@@ -119,7 +119,7 @@ def _steps(plan: RunPlan) -> list[str]:
     return [
         *lines,
         f"evaluated {when} on {which} samples, each counted once",
-        f"checkpoint {every}at the end, and when asked to stop, at most {STEPS_TO_STOP} steps and 1 s later{kept}",
+        f"checkpoint {every}at the end, and within {STEPS_TO_STOP} steps and 1 s of a stop request{kept}",
     ]
 
 
@@ -145,8 +145,8 @@ def _sources(plan: RunPlan, mixture: Mixture) -> list[str]:
     for number, (name, size) in enumerate(zip(mixture.names, mixture.sizes, strict=True)):
         shares = [f"{100 * phase.weights[number] / sum(phase.weights):.3g} %" for phase in mixture.phases]
         lines.append(
-            f"{name}: {', then '.join(shares)} of each batch, {counted(drawn[number], 'sample')}; it has {size:,}, so "
-            f"each is seen {drawn[number] / size:.3g} times"
+            f"{name}: {', then '.join(shares)} of each batch, {counted(drawn[number], 'sample')}: "
+            f"{counted(drawn[number] / size, 'pass', 'passes', form='.3g')} over its {size:,}"
         )
     if len(mixture.phases) > 1:
         starts = [f"{_steps_to(plan, phase.first_sample):,}" for phase in mixture.phases[1:]]
