@@ -45,7 +45,7 @@ of_sft = import_from(ROOT / "recipes/sft", "pairs")
 RECIPE = ROOT / "recipes/causal_lm/gpt2_124m.json"
 SIZES = (10**4, 10**5, 10**6, 10**7, 10**8, 10**9)
 BATCH, BLOCK = 64, 128
-LARGEST_RATIO = 1.25
+MAX_RATIO = 1.25
 READ_TOKENS = 10**6
 SHARD_TOKENS = MAX_SHARD_BYTES // 4  # of the largest shards, at four bytes of text for a token
 COPIES, VOCABULARY = 40, 4096
@@ -118,7 +118,7 @@ def compare_sizes(rounds: int, batches: int) -> list[Comparison]:
         return seconds(lambda: [source.fetch(next(work), 0) for _ in range(batches)]) / (batches * BATCH) * 1e6
 
     base, *others = sizes
-    limits = dict.fromkeys(others, LARGEST_RATIO)
+    limits = dict.fromkeys(others, MAX_RATIO)
     return [
         Comparison("µs a sample", base, interleave(list(sizes), rounds, measure), case, limits)
         for case, measure in (("order", order), ("order and fetching", order_and_fetch))

@@ -43,7 +43,7 @@ from trained_tokenizer import train_tokenizer
 DATA = Path(os.environ.get("LARGEBATCH_TEST_DATA", ROOT.parent / "shared/data")) / "corpus"
 BLOCK, VOCABULARY, WORKERS = 128, 16_384, 3
 FIRST, LAST = 10_000, 1_000
-MOST_SECONDS = 4.0  # until a kill; the whole corpus takes some five seconds
+MAX_SECONDS = 4.0  # until a kill; the whole corpus takes some five seconds
 DOCUMENTS, PARTS, MODULUS = 10**8, 20, 65_521
 
 
@@ -101,7 +101,7 @@ def survive_kills(kills: int, folder: Path) -> Iterator[dict[str, Any]]:
     homes = count()
     prepared.HF_HOME = str(folder / f"home_{next(homes)}")
     for kill in range(kills):
-        seconds = float(random.uniform(0.0, MOST_SECONDS))
+        seconds = float(random.uniform(0.0, MAX_SECONDS))
         process = get_context("fork").Process(target=prepare)
         process.start()
         time.sleep(seconds)

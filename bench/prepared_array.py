@@ -30,7 +30,7 @@ from preparing_array import NUM_TASKS, PreparingArray  # noqa: E402
 from slurm_cluster import Cluster  # noqa: E402
 
 ROWS = 48_000  # 48 MB, 48 shards
-MOST_SECONDS = 3.0  # from the first token to the kill; an array takes about as long
+MAX_SECONDS = 3.0  # from the first token to the kill; an array takes about as long
 
 
 def survive_kills(kills: int, folder: Path) -> Iterator[dict[str, Any]]:
@@ -39,7 +39,7 @@ def survive_kills(kills: int, folder: Path) -> Iterator[dict[str, Any]]:
     cluster = Cluster(NUM_TASKS, folder / "cluster.log")
     array = PreparingArray(cluster, folder, ROWS)
     for kill in range(kills):
-        seconds, task = float(random.uniform(0.0, MOST_SECONDS)), int(random.integers(NUM_TASKS))
+        seconds, task = float(random.uniform(0.0, MAX_SECONDS)), int(random.integers(NUM_TASKS))
         # A process that its killed script was just starting lives on, and may still write to the earlier one.
         array.home = folder / f"home_{kill}"
         job = array.submit()

@@ -24,4 +24,4 @@ def test_an_array_of_which_a_task_is_killed(cluster, tmp_path):
     assert finished.items() <= array.shards().items()
     assert array.tokens() == array.expected_tokens()
     assert json.loads(manifest.read_text())["documents"] == ROWS
-    assert "samples are there; the recipe asks for 1,000" in array.logs()
+    assert "samples found; the recipe expects 1,000" in array.logs()

@@ -41,8 +41,8 @@ def test_it_says_how_many_samples_there_are_and_writes_them(recipe, capsys):
     assert main(["prepare", "mine", "--workers=1"]) == 1
     printed = capsys.readouterr().out
     assert "data.num_train_samples" in printed
-    assert "17 samples are there; the recipe asks for 3,200" in printed
-    assert "the recipe asks for more samples than there are" in printed
+    assert "17 samples found; the recipe expects 3,200" in printed
+    assert "the recipe expects more samples than there are" in printed
     before = recipe.read_text()
     assert main(["prepare", "mine", "--workers=1", "--write"]) == 0
     expected = before.replace('"num_train_samples": 3200', '"num_train_samples": 17')
@@ -50,7 +50,7 @@ def test_it_says_how_many_samples_there_are_and_writes_them(recipe, capsys):
     assert main(["prepare", "mine", "--check"]) == 0
     assert "the checksums agree\ndata" in capsys.readouterr().out
     assert main(["prepare", "mine"]) == 0
-    assert "17 samples are there; the recipe asks for 17" in capsys.readouterr().out
+    assert "17 samples found; the recipe expects 17" in capsys.readouterr().out
 
 
 def test_a_dry_run_says_what_is_missing_and_prepares_nothing(recipe, capsys):
@@ -64,7 +64,7 @@ def test_a_dry_run_says_what_is_missing_and_prepares_nothing(recipe, capsys):
     assert main(["prepare", "mine", "--data.block_size=4", "--workers=1"]) == 1
     capsys.readouterr()
     assert main(["prepare", "mine", "--dry-run", "--data.prepare=require"]) == 1
-    assert "17 samples are there; the recipe asks for 3,200" in capsys.readouterr().out
+    assert "17 samples found; the recipe expects 3,200" in capsys.readouterr().out
 
 
 def test_each_source_of_a_mixture(recipe, capsys):
@@ -76,8 +76,8 @@ def test_each_source_of_a_mixture(recipe, capsys):
     recipe.write_text(json.dumps(content))
     assert main(["prepare", "mine", "--workers=1"]) == 0
     printed = capsys.readouterr().out
-    assert re.search(r"one: data\.num_train_samples +17 samples are there; the recipe asks for 10\n", printed)
-    assert re.search(r"two: data\.num_eval_samples +17 samples are there; the recipe asks for 3\n", printed)
+    assert re.search(r"one: data\.num_train_samples +17 samples found; the recipe expects 10\n", printed)
+    assert re.search(r"two: data\.num_eval_samples +17 samples found; the recipe expects 3\n", printed)
     assert main(["prepare", "mine", "--write"]) == 0
     data = json.loads(recipe.read_text())["data"]
     assert [source["num_train_samples"] for source in data["sources"]] == [17, 17]
@@ -122,7 +122,7 @@ def test_small_sources_are_not_small_together(recipe, capsys, monkeypatch):
 
 def test_samples_that_follow_from_the_recipe_are_not_written(capsys):
     assert main(["prepare", str(PYDOC), "--write"]) == 2
-    assert "--write: this data has no other number of samples" in capsys.readouterr().err
+    assert "--write: the size of this data follows from the recipe" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("last", "count"), [(2, 2), (6, 4)])
@@ -141,14 +141,14 @@ def test_parts_count_from_zero_or_one(capsys, monkeypatch):
         assert main(["prepare", "mine", "--workers=1", "--shard", part]) == 0
         assert "others are not finished yet" in capsys.readouterr().out
     assert main(["prepare", "mine", "--workers=1", "--shard=0/3"]) == 1
-    assert "17 samples are there" in capsys.readouterr().out
+    assert "17 samples found" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("recipe")
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--write", "--data.block_size=4"], "--write: the recipe would get numbers of overridden data"),
+        (["--write", "--data.block_size=4"], "--write: the numbers would be those of overridden data"),
         (["--data.path=parquet"], "could not be loaded"),
     ],
 )
@@ -168,7 +168,7 @@ def test_parts_that_do_not_exist(capsys, part):
 @pytest.mark.usefixtures("project")
 def test_data_that_needs_no_preparation(capsys):
     assert main(["prepare", "resnet_digits", "--workers=1"]) == 0
-    assert "1,437 samples are there; the recipe asks for 1,437" in capsys.readouterr().out
+    assert "1,437 samples found; the recipe expects 1,437" in capsys.readouterr().out
 
 
 def test_a_task_without_sources(project, capsys):

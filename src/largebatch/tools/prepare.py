@@ -25,9 +25,9 @@ def add_parser(commands: Commands) -> None:
         commands,
         "prepare",
         run,
-        description="Do for a recipe's data what the first start of a job would do while its GPUs wait, and say how "
-        "many samples there are. Tokens are kept in HF_HOME/largebatch. What is prepared is not prepared again, and "
-        "work that was stopped goes on. Fields are overridden as in a run.",
+        description="Download and tokenize a recipe's data ahead of its job, whose GPUs would wait for it, and report "
+        "how many samples there are. Tokens are kept in HF_HOME/largebatch. Finished shards are reused, and "
+        "interrupted work resumes. Fields are overridden as in a run.",
         epilog="""examples:
   largebatch prepare llama_1b --workers 32
   largebatch prepare my_recipe.json --write
@@ -36,23 +36,25 @@ def add_parser(commands: Commands) -> None:
     )
     add_recipe(parser)
     parser.add_argument("--workers", type=positive_int, help="processes; default: one for each CPU core")
-    part = "of several processes, on any machines, that share the work: number I of N, such as 1/4; tokens only"
+    part = "prepare part I of N, such as 1/4, and leave the others to other processes or machines; tokens only"
     parser.add_argument("--shard", type=_part, default=(0, 1), metavar="I/N", help=part)
-    write = "write the numbers of samples into the recipe, as data.num_train_samples and data.num_eval_samples"
+    write = "write the numbers of samples to the recipe's data.num_train_samples and data.num_eval_samples"
     parser.add_argument("--write", action="store_true", help=write)
     parser.add_argument("--dry-run", action="store_true", help="say what is missing, and prepare nothing")
-    parser.add_argument("--check", action="store_true", help="compare the checksums of tokens that are prepared")
+    parser.add_argument("--check", action="store_true", help="verify the checksums of prepared tokens")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prepare, and print what there is; return 1 if the recipe asks for more."""
+    """Prepare, and print the available samples; return 1 if the recipe expects more."""
     # Each process has one thread.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     if options.write and options.overrides:
-        raise UserError("--write: the recipe would get numbers of overridden data; write the overrides into it first")
+        raise UserError(
+            "--write: the numbers would be those of overridden data; write the overrides to the recipe first"
+        )
     config: RecipeConfig = load_config(options.config, options.overrides)
     if options.write and not isinstance(config.data, HubOrLocal | TokenizedText):
-        raise UserError("--write: this data has no other number of samples than the recipe says; remove --write")
+        raise UserError("--write: the size of this data follows from the recipe; remove --write")
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     part, num_parts = options.shard
     allowed: Literal["nothing", "everything"] = "nothing" if options.dry_run else "everything"
@@ -68,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     code = max(_prepare(one, name, options, found) for name, one in parts.items())
     if options.write and len(found) == len(parts):
         _write(options.config, found)
-        print(f"these numbers are written to {options.config}")
+        print(f"wrote these numbers to {options.config}")
     return code
 
 
@@ -91,10 +93,10 @@ def _prepare(config: RecipeConfig, source: str, options: argparse.Namespace, fou
         print(f"{where}the checksums agree")
     asked = config.data.model_dump(include=set(counts))
     for field, available in counts.items():
-        given = f"; the recipe asks for {asked[field]:,}" if field in asked else ""
-        print(f"{where}data.{field:<18} {available:>15,} samples are there{given}")
+        expected = f"; the recipe expects {asked[field]:,}" if field in asked else ""
+        print(f"{where}data.{field:<18} {available:>15,} samples found{expected}")
     if not options.write and any(asked.get(field, 0) > available for field, available in counts.items()):
-        print(f"{where}the recipe asks for more samples than there are; write smaller numbers, or use --write")
+        print(f"{where}the recipe expects more samples than there are; write smaller numbers, or use --write")
         return 1
     return 0
 
@@ -119,7 +121,7 @@ def _write(recipe: Path, found: dict[str, dict[str, int]]) -> None:
     for field, available in found.get("", {}).items():
         text, times = re.subn(rf'("{field}"\s*:\s*)\d+', rf"\g<1>{available}", text)
         if times != 1:
-            raise UserError(f'{recipe}: "{field}" is there {times} times; write {available} by hand')
+            raise UserError(f'{recipe}: "{field}" occurs {times} times; write {available} by hand')
     if "" not in found:
         raw = json.loads(text)
         sources = [source | found[source["name"]] for source in raw["data"]["sources"]]
