@@ -82,7 +82,7 @@ def test_config_schema_and_plans(capsys):
     assert compared["world_sizes"][0]["strategies"]["ddp"]["model_state_bytes"]["optimizer"] == 4 * parameters
     assert compared["estimated_activation_bytes"] > 2 * 12 * 12 * (8 + 16) * 4
 
-    assert output_of(capsys, "lint").endswith("nothing found\n")
+    assert output_of(capsys, "lint").endswith("checked, 0 problems\n")
     submission = output_of(capsys, "submit", "maps", "--nodes=2", "--dry-run", "--border.width=2")
     assert "sbatch --parsable --nodes=2 --export=ALL" in submission
     assert " slurm/maps.sbatch --border.width=2\n" in submission

@@ -26,7 +26,7 @@ def test_shipped_configs_are_clean(path):
         ({"train_batch_size": 32}, "train_batch_size: remove it"),
         ({"bf16": {"enabled": True}}, "bf16: remove it"),
         ({"bfloat16": {"enabled": True}}, "bfloat16: remove it"),
-        ({"gradient_allreduce_op": "sum"}, "gradient_allreduce_op: remove it; it is not one of the settings known"),
+        ({"gradient_allreduce_op": "sum"}, "gradient_allreduce_op: remove it; it is not known to affect only"),
         ({"managed_gradient_accumulation": False}, "managed_gradient_accumulation: remove it"),
         ({"zero_optimization": {"stage": 2, "compute_grad_norm": False}}, "compute_grad_norm: remove"),
         ({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}}, "zero_hpz_partition_size: remove"),

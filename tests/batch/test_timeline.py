@@ -103,7 +103,7 @@ def test_sizes_that_come_into_force_at_once_are_refused():
 
 
 def test_tokens_need_equal_samples():
-    with pytest.raises(ValueError, match="the samples of this data have none, or different numbers"):
+    with pytest.raises(ValueError, match="the samples of this data have no fixed number"):
         Timeline.build(100, [(Length("steps", 0), 10)]).steps_in(Length("tokens", 5))
 
 

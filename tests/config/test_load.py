@@ -119,7 +119,7 @@ GROWING = '--batch.global_batch_size=[{"from": {"steps": 0}, "size": 32}, {"from
         (["--optimizer.beta_scaling=half_life", GROWING], 'write "fixed", or a global_batch_size that does not grow'),
         (
             ["--faults.on_non_finite=roll_back", "--checkpoint.every=null"],
-            'checkpoint.every: faults.on_non_finite "roll_back" needs checkpoints to go back to',
+            'checkpoint.every: faults.on_non_finite "roll_back" needs checkpoints to return to',
         ),
         (["--learning_rate.warmup.shape=constant"], "a constant warmup at zero would not train"),
         (
@@ -176,7 +176,7 @@ def test_decay_outside_the_run(decay, words):
         ("[]", "batch.global_batch_size: given []; "),
         (
             '{"start": 8, "end": 60, "increment": 8, "over": {"epochs": 1}}',
-            "do not lead to end 60; write an end such as 56",
+            "do not reach end 60; write an end such as 56",
         ),
         ('{"start": 8, "end": 16, "increment": 8}', "batch.global_batch_size.over: missing"),
         ('"big"', 'batch.global_batch_size: given "big"; write a whole number'),
@@ -188,7 +188,7 @@ def test_batch_size_schedules(size, words):
 
 def test_documents_have_no_fixed_number_of_tokens():
     words = ["--data.samples=documents", "--data.num_train_samples=2000", "--train.duration", '{"tokens": 1000}']
-    assert "train.duration: is given in tokens, but the samples of this data have none, or diff" in problem_of(*words)
+    assert "train.duration: is given in tokens, but the samples of this data have no fixed" in problem_of(*words)
 
 
 def test_overrides_reach_any_depth_in_both_forms():

@@ -60,7 +60,7 @@ def test_other_tasks_have_them(task):
         (['--evaluation.every={"epochs": 1}'], {}, "evaluation.every: is given in epochs, but a mixture has none"),
         ([], {"num_train_samples": 5}, "num_train_samples: 5, but the sources have 700 together; write 700"),
         ([], {"sources": [FIRST]}, "data.sources: given"),
-        ([], {"sources": [FIRST, SECOND | {"name": "web"}]}, "two have the same name; they are web, web"),
+        ([], {"sources": [FIRST, SECOND | {"name": "web"}]}, "duplicate name in web, web"),
         (
             [],
             {"sources": [FIRST, SECOND | {"pathh": 1}]},
@@ -75,7 +75,7 @@ def test_other_tasks_have_them(task):
         (
             [],
             {"sources": [{"name": "web", "weight": 1}, SECOND]},
-            "sources[0].num_train_samples (web): missing; write that of web alone",
+            "sources[0].num_train_samples (web): missing; write the value of web",
         ),
         ([], {"sources": [FIRST | {"weight": 0}, SECOND | {"weight": 0}]}, "all weights are 0"),
         ([], {"sources": [FIRST, SECOND | {"path": ""}]}, "sources[1] (code): Value error, path is missing"),
@@ -88,17 +88,17 @@ def test_other_tasks_have_them(task):
         (
             [],
             {"weight_phases": [{"from": {"steps": 0}, "weights": {"web": 1, "code": 1}}]},
-            "data.weight_phases: their moments are not in increasing order",
+            "data.weight_phases: phases must begin in increasing order",
         ),
         (
             [],
             {"sources": [FIRST | {"weight": 99}, SECOND | {"weight": 1}]},
-            'weight 1 of "code" is less than one sample in a batch of 32; write at least 3.19355, a larger',
+            'weight 1 gives "code" less than one sample per batch of 32; write at least 3.19355, a larger',
         ),
         (
             [],
             {"weight_phases": [{"from": {"steps": 5}, "weights": {"code": 1, "web": 99}}]},
-            'weight 1 of "code" is less than one sample in a batch of 32; write at least 3.19355, a larger',
+            'weight 1 gives "code" less than one sample per batch of 32; write at least 3.19355, a larger',
         ),
         (
             [],
@@ -125,7 +125,7 @@ def test_a_phase_after_the_end_is_refused(start):
 def test_tiny_weights_are_not_rounded(weights):
     sources = [source | {"weight": weight} for source, weight in zip((FIRST, SECOND), weights, strict=True)]
     if weights[1]:
-        with pytest.raises(ConfigError, match=r"weight 1e-10 of .web. is less than one sample in a batch of 32"):
+        with pytest.raises(ConfigError, match=r"weight 1e-10 gives .web. less than one sample per batch of 32"):
             load(sources)
     else:
         assert resolve(load(sources), 1).mixture.phases[0].weights == (1, 0)

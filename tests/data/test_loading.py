@@ -76,7 +76,9 @@ def test_size_must_be_the_recipes(which):
     with pytest.raises(DataError, match=re.escape(message)) as raised:
         check_size(Squares(100), 99, which)
     # Only some tasks have splits.
-    assert str(raised.value).endswith(f'; where the recipe has a data.{which}_split, "SPLIT[:99]" is a part of it')
+    assert str(raised.value).endswith(
+        f'; in recipes with a data.{which}_split, "SPLIT[:99]" reads only the first samples'
+    )
 
 
 def test_a_signal_while_a_loader_process_starts_is_left_to_the_training(monkeypatch):

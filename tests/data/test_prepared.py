@@ -184,7 +184,9 @@ def test_a_full_disk_is_told_and_work_goes_on_after_room_is_made(section, monkey
 
     full.is_full = True
     monkeypatch.setattr(files.os, "write", full)
-    with pytest.raises(DataError, match=r"cannot be written: .*No space left.*make room.*what is finished is kept"):
+    with pytest.raises(
+        DataError, match=r"cannot be written: .*No space left.*free some space.*finished parts are kept"
+    ):
         prepare(data)
     folder = folder_of(data)
     finished = {path: path.stat().st_mtime_ns for path in folder.glob("*.json")}

@@ -273,7 +273,7 @@ def test_a_longer_stop_goes_on(run, tmp_path):
     early = (*words, "--train.stop_after_steps=6")
     assert resume(run_dir, early) is None
     (output,) = run_job(output_of_training, run_dir, early, strategy="single", world_size=1)
-    assert "is finished, after step 6 of 12; raise train.stop_after_steps to train on (" in output
+    assert "is finished, after step 6 of 12; raise train.stop_after_steps to train longer (" in output
     assert resume(run_dir, words) is None
     assert resume(tmp_path / "whole", words) is None
     assert_same_weights(run_dir / "model", tmp_path / "whole/model")

@@ -136,10 +136,10 @@ def test_markers_that_name_other_files_are_refused(name, tmp_path):
     marker = json.loads((path / "complete.json").read_text())
     marker["files"][name] = {"size": 0, "checksum": "99aa06d3014798d86001c324468d497f"}
     (path / "complete.json").write_text(json.dumps(marker))
-    with pytest.raises(CheckpointError, match="which is not one of a checkpoint's"):
+    with pytest.raises(CheckpointError, match="which is not a checkpoint's"):
         read_marker(path)
-    assert "which is not one of a checkpoint's" in entry_at(path).problem
-    assert "which is not one of a checkpoint's" in verify_checksums(path)
+    assert "which is not a checkpoint's" in entry_at(path).problem
+    assert "which is not a checkpoint's" in verify_checksums(path)
 
 
 def test_changed_content_is_damage(tmp_path):
@@ -147,7 +147,7 @@ def test_changed_content_is_damage(tmp_path):
     assert verify_checksums(path) is None
     (path / "rank_00000.safetensors").write_bytes(b"tensorS")
     assert entry_at(path).problem is None
-    assert verify_checksums(path) == "rank_00000.safetensors is not what was written: its checksum differs"
+    assert verify_checksums(path) == "rank_00000.safetensors has changed since it was written: its checksum differs"
 
 
 @pytest.mark.parametrize("num_shares", [1, 2, 3, 7])

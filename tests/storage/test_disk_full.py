@@ -31,7 +31,7 @@ def test_a_checkpoint_that_does_not_fit(asynchronous, left, disk):
     assert len(run.warnings) == 1
     assert "the checkpoint of step 8 could not be written" in run.warnings[0]
     assert "No space left on device" in run.warnings[0]
-    assert "the latest is of step 4" in run.warnings[0]
+    assert "the latest is from step 4" in run.warnings[0]
     assert run.not_written == [8]
     assert run.writer.last_step == 4
     assert [entry.path for entry in entries(run.checkpoints)] == [first]

@@ -148,9 +148,9 @@ def test_other_formats_are_refused_in_one_line_whatever_else_is_wrong(raw):
 
 @pytest.mark.parametrize("name", NO_FILES)
 def test_names_that_are_no_files_of_a_checkpoint_are_refused(name):
-    with pytest.raises(CheckpointError, match="which is not one of a checkpoint's"):
+    with pytest.raises(CheckpointError, match="which is not a checkpoint's"):
         check_file_names([FIRST, name])
-    with pytest.raises(CheckpointError, match=r"which is not one of a checkpoint's|files\.1: "):
+    with pytest.raises(CheckpointError, match=r"which is not a checkpoint's|files\.1: "):
         Manifest.from_json({**RAW, "files": [FIRST, name]})
 
 

@@ -42,7 +42,7 @@ def test_names_what_is_broken(run_dir, capsys):
         file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
         assert main(["checkpoints", str(run_dir)]) == 0
         assert main(["checkpoints", str(run_dir), "--verify"]) == 1
-        assert "rank_00001.safetensors is not what was written" in capsys.readouterr().out
+        assert "rank_00001.safetensors has changed since it was written" in capsys.readouterr().out
         file.write_bytes(content[:-1])
         assert main(["checkpoints", str(run_dir)]) == 1
         assert f"has {len(content) - 1} bytes, but had {len(content)}" in capsys.readouterr().out
@@ -100,7 +100,7 @@ def test_export_in_another_dtype_and_in_several_files(run_dir, tmp_path, monkeyp
 def test_export_writes_over_nothing(run_dir, tmp_path, capsys):
     (tmp_path / "out").mkdir()
     assert main(["export", str(run_dir), str(tmp_path / "out")]) == 2
-    assert "already exists; give a folder that does not" in capsys.readouterr().err
+    assert "already exists; name a new folder" in capsys.readouterr().err
     assert main(["export", str(run_dir), str(tmp_path / "no/out")]) == 2
     assert "there is no folder" in capsys.readouterr().err
     assert not list(tmp_path.glob(".*"))

@@ -80,7 +80,7 @@ def find_accelerate_configs(
     found = next((place for place in folders if place.is_dir()), None)
     if found is None:
         raise UserError(
-            f"there is no {' or '.join(map(str, folders))}; add --accelerate-configs FOLDER, the one with "
+            f"there is no {' or '.join(map(str, folders))}; add --accelerate-configs FOLDER, the folder that has "
             f"{next(iter(STRATEGIES))}.yaml and the others"
         )
     files = {file.stem: file.resolve() for file in sorted(found.glob("*.yaml"))}
@@ -90,7 +90,7 @@ def find_accelerate_configs(
         if not strategies:
             raise UserError(
                 f"{found} has no Accelerate config that can train precision {config.precision} with optimizer "
-                f"{config.optimizer.name}; add --accelerate-configs FOLDER, one with some of "
+                f"{config.optimizer.name}; add --accelerate-configs FOLDER, a folder with at least one of "
                 + ", ".join(f"{name}.yaml" for name in suitable)
             )
     if missing := [name for name in strategies if name not in files]:

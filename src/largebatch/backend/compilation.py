@@ -59,6 +59,6 @@ def _check_compiler(device: torch.device) -> None:
     # Each compiler raises its own exceptions.
     except Exception as error:
         raise UserError(
-            f"compute.compile: torch.compile does not work here: {reason_of(error)}; install what it lacks "
+            f"compute.compile: torch.compile does not work here: {reason_of(error)}; install what is missing "
             f"({'g++' if device.type == 'cpu' else 'triton, gcc and python3-dev'}), or write false"
         ) from error

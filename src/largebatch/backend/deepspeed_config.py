@@ -97,13 +97,11 @@ def deepspeed_config_problems(config: object) -> list[str]:
     if isinstance(zero, dict):
         unknown += [f"zero_optimization.{key}" for key in zero if key not in ZERO_MEMORY_AND_SPEED]
         problems += [
-            f"zero_optimization.{key}.device: nvme is not supported: a checkpoint cannot hold what is on it; write cpu"
+            f"zero_optimization.{key}.device: nvme is not supported: checkpoints do not include it; write cpu"
             for key in ("offload_optimizer", "offload_param")
             if isinstance(zero.get(key), dict) and zero[key].get("device") == "nvme"
         ]
-    problems += [
-        f"{key}: remove it; it is not one of the settings known to decide memory and speed only" for key in unknown
-    ]
+    problems += [f"{key}: remove it; it is not known to affect only memory and speed" for key in unknown]
     return problems
 
 

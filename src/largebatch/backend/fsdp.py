@@ -140,6 +140,6 @@ def _agree_on_shards(shard_size: int, request: Request) -> None:
     if len(set(sizes)) > 1:
         found = ", ".join(f"{size} on rank {sizes.index(size)}" for size in dict.fromkeys(sizes))
         raise LaunchError(
-            f"hsdp shards the model over groups of equal size, but the sizes are {found}; a group is the processes of "
-            f"a node unless {SHARD_SIZE} is set: set it to one number everywhere, or start equally many on each node"
+            f"hsdp shards the model over groups of equal size, but the sizes are {found}; by default, a group is the "
+            f"processes of a node: set {SHARD_SIZE} to the same number everywhere, or start as many on each node"
         )

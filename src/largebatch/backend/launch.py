@@ -171,7 +171,7 @@ def read_shard_size(environment: Mapping[str, str], local_world_size: int) -> in
     if SHARD_SIZE in environment:
         name, value = SHARD_SIZE, environment[SHARD_SIZE]
     if not value.isdecimal() or int(value) < 1:
-        raise LaunchError(f"{name} is {value!r}, which is not a number of processes; write 8, for example")
+        raise LaunchError(f"{name} is {value!r}, which is not a number of processes; write one, such as 8")
     return int(value)
 
 
@@ -183,7 +183,7 @@ def _check_shard_size(shard_size: int, world_size: int, local_world_size: int) -
     if shard_size not in sizes:
         raise LaunchError(
             f"hsdp cannot shard the model over groups of {shard_size} of {world_size} processes, {local_world_size} on "
-            "each node: a group has at least 2 processes, and each node has whole groups, or each group whole nodes; "
+            "each node: a group has at least 2 processes, and it fills whole nodes or divides a node evenly; "
             f"set {SHARD_SIZE} to one of {', '.join(map(str, sizes))}, or launch with ddp or fsdp"
         )
 

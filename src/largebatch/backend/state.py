@@ -89,11 +89,11 @@ def check_savable(model: nn.Module) -> None:
     for name, tensor in [*model.named_parameters(), *persistent_buffers(model).items()]:
         if tensor.dtype not in DTYPE_NAMES:
             known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPE_NAMES)
-            raise BackendMismatch(f"{name} is {tensor.dtype}, which a checkpoint cannot hold; make it one of {known}")
+            raise BackendMismatch(f"{name} is {tensor.dtype}, which checkpoints cannot store; make it one of {known}")
     for name, module in model.named_modules():
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             raise BackendMismatch(
-                f"{name} ({type(module).__name__}) has get_extra_state, which a checkpoint does not hold; keep its "
+                f"{name} ({type(module).__name__}) has get_extra_state, which checkpoints do not store; keep its "
                 "state in buffers"
             )
 

@@ -134,8 +134,8 @@ class Timeline:
         if unit == "tokens":
             if self.tokens_per_sample is None:
                 raise ValueError(
-                    "is given in tokens, but the samples of this data have none, or different numbers of them; use "
-                    "epochs, steps or samples"
+                    "is given in tokens, but the samples of this data have no fixed number of tokens; use epochs, "
+                    "steps or samples"
                 )
             return batch.samples_before * self.tokens_per_sample, 1
         if self.num_train_samples == ENDLESS:

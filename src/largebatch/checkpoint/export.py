@@ -38,7 +38,7 @@ def export(checkpoint: Path, out: Path, dtype: str | None = None) -> Manifest:
         dtype: The dtype of floating-point numbers, one of `DTYPES`; None keeps the one they were trained in.
     """
     if out.exists():
-        raise UserError(f"{out} already exists; give a folder that does not")
+        raise UserError(f"{out} already exists; name a new folder")
     if not out.absolute().parent.is_dir():
         raise UserError(f"there is no folder {out.absolute().parent}; create it, or give a different path")
     return export_intact(_intact(checkpoint), out, dtype)

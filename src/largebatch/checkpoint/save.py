@@ -123,7 +123,7 @@ class CheckpointWriter:
         elif not isinstance(error, NotWritten):
             raise error
         elif self.backend.is_main_process:
-            latest = f"the latest is of step {self.last_step}" if self.last_step else "there is none yet"
+            latest = f"the latest is from step {self.last_step}" if self.last_step else "there is none yet"
             self.warn(
                 f"WARNING: the checkpoint of step {step} could not be written: {error}. Training continues and will "
                 f"write the next checkpoint; {latest}"

@@ -190,7 +190,7 @@ class Mixable(HubOrLocal):
             except ValidationError as error:
                 first = error.errors(include_url=False)[0]
                 where = ".".join(["", *map(str, first["loc"])])
-                what = f"missing; write that of {source.name} alone" if first["type"] == "missing" else first["msg"]
+                what = f"missing; write the value of {source.name}" if first["type"] == "missing" else first["msg"]
                 raise ValueError(f"sources[{number}]{where} ({source.name}): {what}") from error
             sections.append(section.prepared_by(self.preparation))
         return sections
@@ -209,7 +209,7 @@ class Mixable(HubOrLocal):
             return None
         steps = [0, *(timeline.steps_in(each.from_.length) for each in self.weight_phases or ())]
         if any(after <= before for before, after in pairwise(steps)):
-            raise ValueError("their moments are not in increasing order, or less than a step apart; correct them")
+            raise ValueError("phases must begin in increasing order, at least one step apart; correct their from")
         phases = [
             MixturePhase(
                 timeline.at(step).samples_before, whole_weights([each[source.name] for source in self.sources])
@@ -229,7 +229,7 @@ class Mixable(HubOrLocal):
             return self
         names = [source.name for source in self.sources]
         if len(set(names)) < len(names):
-            raise ValueError(f"sources: two have the same name; they are {', '.join(names)}")
+            raise ValueError(f"sources: duplicate name in {', '.join(names)}; give each source a name of its own")
         for number, phase in enumerate(self.weight_phases or ()):
             if phase.weights.keys() != set(names):
                 raise ValueError(
@@ -237,7 +237,7 @@ class Mixable(HubOrLocal):
                     f"{', '.join(names)}, which may be 0"
                 )
         if not all(any(weights.values()) for weights in self.weights()):
-            raise ValueError("sources: all weights are 0; write those of the sources to train on")
+            raise ValueError("sources: all weights are 0; give each source to train on a weight above 0")
         sections = self.sections()
         for field in ("num_train_samples", "num_eval_samples"):
             total = sum(getattr(section, field) for section in sections)

@@ -142,7 +142,7 @@ class RecipeConfig(Section):
     def _checkpoints_to_roll_back_to(self) -> Iterator[str]:
         if self.faults.on_non_finite == "roll_back" and self.checkpoint.every is None:
             yield (
-                'checkpoint.every: faults.on_non_finite "roll_back" needs checkpoints to go back to; write an '
+                'checkpoint.every: faults.on_non_finite "roll_back" needs checkpoints to return to; write an '
                 'interval, such as {"steps": 100}'
             )
 
@@ -260,7 +260,7 @@ class RecipeConfig(Section):
                 if 0 < weight * smallest < weight + others:
                     least = weights[name] * others / (weight * max(smallest - 1, 1))
                     yield (
-                        f'data.sources: weight {weights[name]:g} of "{name}" is less than one sample in a batch of '
+                        f'data.sources: weight {weights[name]:g} gives "{name}" less than one sample per batch of '
                         f"{smallest}; write at least {math.ceil(least * 10**6) / 10**6:g}, a larger "
                         "batch.global_batch_size, or 0"
                     )

@@ -96,10 +96,10 @@ class LinearRamp(Section):
     def _whole_increments(self) -> Self:
         growth = self.end - self.start
         if growth <= 0:
-            raise ValueError(f"a ramp grows, but end {self.end} is not above start {self.start}; write a list of sizes")
+            raise ValueError(f"end {self.end} is not above start {self.start}; write a larger end, or a list of sizes")
         if growth % self.increment:
             raise ValueError(
-                f"increments of {self.increment} from start {self.start} do not lead to end {self.end}; write an end "
+                f"increments of {self.increment} from start {self.start} do not reach end {self.end}; write an end "
                 f"such as {self.start + max(1, growth // self.increment) * self.increment}"
             )
         if growth // self.increment > MAX_PHASES:

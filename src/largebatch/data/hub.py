@@ -57,8 +57,8 @@ def _open(config: HubOrLocal, arguments: dict[str, Any]) -> "tuple[datasets.Data
             raise cannot_be_written(Path(HF_HOME), cause) from error
         raise DataError(
             f"data.path: {config.path!r} could not be loaded with splits {splits[0]!r} and {splits[1]!r}: "
-            f"{reason_of(cause)}; for data on this machine, write its local folder, or data_files whose "
-            "rows all have the same columns and types"
+            f"{reason_of(cause)}; correct that or, for local data, write its folder, or data_files whose rows all "
+            "have the same columns and types"
         ) from error
     return train, evaluation
 

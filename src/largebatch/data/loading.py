@@ -132,6 +132,6 @@ def check_size(source: SampleSource, expected: int, which: Literal["train", "eva
     if len(source) != expected:
         raise DataError(
             f"data.num_{which}_samples: the recipe says {expected}, but the data has {len(source)} samples; write "
-            f"{len(source)}, or correct which data the recipe opens; where the recipe has a data.{which}_split, "
-            f'"SPLIT[:{expected}]" is a part of it'
+            f"{len(source)}, or name other data; in recipes with a data.{which}_split, "
+            f'"SPLIT[:{expected}]" reads only the first samples'
         )

@@ -32,8 +32,8 @@ def num_workers_for(data: HubOrLocal) -> int:
 def cannot_be_written(folder: Path, error: OSError) -> DataError:
     """The error for a folder of prepared data."""
     return DataError(
-        f"{folder} cannot be written: {error}; make room, or name another folder in HF_HOME, and run the same command "
-        "again: what is finished is kept"
+        f"{folder} cannot be written: {error}; free some space, or set HF_HOME to another folder, and run the same "
+        "command again: finished parts are kept"
     )
 
 

@@ -46,8 +46,8 @@ class PretrainedTokenizer:
         # `transformers` makes an empty tokenizer from a folder with a model and no tokenizer.
         if not self.tokenizer("a", add_special_tokens=False)["input_ids"]:
             raise DataError(
-                f"data.tokenizer: {path!r} has no tokenizer: text becomes no tokens; write the folder or hub id of the "
-                "tokenizer that the model was trained with"
+                f"data.tokenizer: {path!r} has no tokenizer that turns text into tokens; write the folder or hub id "
+                "of the tokenizer that the model was trained with"
             )
         # An encoder's tokenizer has a separator instead of an end-of-text token.
         candidates = (self.tokenizer.eos_token_id, self.tokenizer.sep_token_id)

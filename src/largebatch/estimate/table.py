@@ -10,14 +10,14 @@ from largebatch.estimate.hardware import GIB
 
 WIDTH = 110
 NOTES = (
-    "Sizes are in GiB, those of the fullest process. States are exact, before the update: weights, reduced gradients, "
-    "optimizer, and DeepSpeed's fp32 copies.",
-    "Transient memory is approximate, not all held at once: gradients that accumulate until they are reduced, gathered "
-    "weights, buckets (--json has each).",
-    "Sent (in nodes, between them): in a step by each process, in rings, where each of n processes sends (n - 1) / n "
-    "of what is gathered or reduced; under zero3 at most.",
-    "Reduced: with each micro-batch of a step or with the last. Shards: the processes that divide the states between "
-    "them; only multiples of them are counted.",
+    "Sizes are in GiB, for the process that holds the most. States are exact, before the update: weights, reduced "
+    "gradients, optimizer states, and DeepSpeed's fp32 copies.",
+    "Transient memory is approximate, and not all of it is held at once: gradients that accumulate until they are "
+    "reduced, gathered weights, buckets (--json lists each).",
+    "Sent (within nodes, between nodes): by each process per step, with ring algorithms, in which each of n processes "
+    "sends (n - 1) / n of what is gathered or reduced; for zero3, an upper bound.",
+    "Reduced: with each micro-batch of a step, or with the last. Shards: the number of processes that the states are "
+    "divided over, which must divide the number of processes.",
 )
 
 
@@ -49,12 +49,12 @@ def table(comparison: Json, config: RecipeConfig) -> str:
         how = "with" if config.compute.activation_checkpointing else "without"
         notes.append(
             f"Activations are an estimate: {_size(activations)} GiB for a micro-batch {how} activation "
-            "checkpointing, what autograd keeps with CUDA's kernels in a forward pass on shapes alone, without work "
-            "space."
+            "checkpointing, which is what autograd saves with CUDA's kernels in a forward pass on shapes alone, "
+            "without work space."
         )
     if comparison["gpu_memory_bytes"] is not None:
         notes.append(
-            f"{_size(comparison['kept_back_bytes'])} GiB of the GPU's memory are kept back for CUDA's context, NCCL, "
+            f"{_size(comparison['kept_back_bytes'])} GiB of the GPU's memory are reserved for CUDA's context, NCCL, "
             "work space and fragmentation: 8 %, and at least 4 GiB."
         )
     if hardware := comparison["hardware"]:

@@ -241,7 +241,7 @@ class Loop:
         """A step of the longest samples, without an update; its gradients are NaN and are cleared."""
         with self.backend.raise_on_all_ranks():
             feed, samples = rehearsal_feed(self.plan, self.backend, train_set, self.start.step)
-        self.recorder.say(f"rehearsing a step without an update, for its memory, with {samples}")
+        self.recorder.say(f"rehearsing a step without an update, to test whether its memory suffices, with {samples}")
         self.is_rehearsal = True
         with self.backend.rehearsing():
             yield from until_updated(RehearsedStep(self.start.step, self.backend, feed, self.watchdog.heartbeat))

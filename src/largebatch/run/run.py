@@ -84,7 +84,7 @@ class Run(Generic[Config]):
         self._start = find_start(options.resume, options.allow_change, self.folder, config, self.plan, self.backend)
         if self._start.is_over:
             step, total = self._start.step, self.plan.total_steps
-            more = "raise train.stop_after_steps to train on" if step < total else "there is nothing left to do"
+            more = "raise train.stop_after_steps to train longer" if step < total else "there is nothing left to do"
             self._print(
                 f"the run in {self.folder.path} is finished, after step {step:,} of {total:,}; {more} "
                 "(--resume none starts over and moves this one aside)"

@@ -79,7 +79,7 @@ def verify_checksums(path: Path, share: int = 0, num_shares: int = 1) -> str | N
     try:
         for name, record in sorted(read_marker(path).items())[share::num_shares]:
             if read_record(path / name) != record:
-                return f"{name} is not what was written: its checksum differs"
+                return f"{name} has changed since it was written: its checksum differs"
     except (CheckpointError, OSError) as error:
         return str(error)
     return None

@@ -123,7 +123,7 @@ class Manifest(BaseModel):
             position = 0
             for part in ranges:
                 if part.start != position or part.stop < part.start:
-                    raise CheckpointError(f"elements {position} to {part.start} of {name} are missing or there twice")
+                    raise CheckpointError(f"elements {position} to {part.start} of {name} are missing or duplicated")
                 position = part.stop
             kind, _, owner = name.partition("/")
             parameter = self.parameters.get(owner)
@@ -149,7 +149,7 @@ def check_file_names(names: Iterable[Any]) -> None:
     """Raise CheckpointError if a name is not one of a checkpoint's files, but a path, for example."""
     for name in names:
         if not isinstance(name, str) or not FILE_NAME.fullmatch(name):
-            raise CheckpointError(f"it names a file {name!r}, which is not one of a checkpoint's")
+            raise CheckpointError(f"it names a file {name!r}, which is not a checkpoint's")
 
 
 def folder_name(step: int) -> str:

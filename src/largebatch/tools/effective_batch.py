@@ -52,7 +52,7 @@ def add_parser(commands: Commands) -> None:
         "--batch-size",
         type=positive_int,
         required=True,
-        help="the data loader's: Lightning's batch_size, per_device_train_batch_size, train_micro_batch_size_per_gpu",
+        help="batch size of the data loader (per_device_train_batch_size, train_micro_batch_size_per_gpu)",
     )
     parser.add_argument("--devices", type=positive_int, default=1, help="GPUs per node; default: 1")
     parser.add_argument("--nodes", type=positive_int, default=1, help="number of nodes; default: 1")
@@ -68,7 +68,7 @@ def add_parser(commands: Commands) -> None:
         help="all processes share the batch size: Accelerate's split_batches, or batch_size // world_size in a script",
     )
     parser.add_argument(
-        "--loss", choices=["mean", "sum"], default="mean", help="of a backward pass, over its samples; default: mean"
+        "--loss", choices=["mean", "sum"], default="mean", help="loss of a backward pass; default: mean"
     )
     parser.add_argument(
         "--gradients",
@@ -77,9 +77,9 @@ def add_parser(commands: Commands) -> None:
         "parameter server that waits for all workers (average, sum) or for none (separate, its default)",
     )
     parser.add_argument("--lr", dest="learning_rate", type=positive_float, help="the script's learning rate")
-    parser.add_argument("--to-global-batch-size", type=positive_int, help="the recipe's; default: the effective batch")
+    parser.add_argument("--to-global-batch-size", type=positive_int, help="of the recipe; default: the effective batch")
     parser.add_argument(
-        "--scaling", choices=["linear", "sqrt", "none"], help="of the learning rate: linear (SGD), sqrt (Adam) or none"
+        "--scaling", choices=["linear", "sqrt", "none"], help="learning-rate rule: linear (SGD), sqrt (Adam) or none"
     )
 
 

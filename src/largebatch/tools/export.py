@@ -18,7 +18,7 @@ def add_parser(commands: Commands) -> None:
   largebatch export runs/gpt_pydoc gpt_pydoc
   largebatch export runs/gpt_pydoc/checkpoints/step_00000200 gpt_pydoc --dtype bfloat16""",
     )
-    parser.add_argument("checkpoint", type=Path, help="a checkpoint's folder, or a run's for its latest intact one")
+    parser.add_argument("checkpoint", type=Path, help="folder of a checkpoint, or of a run with intact checkpoints")
     parser.add_argument("out", type=Path, help="the folder to create")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16", "float64"], help="default: as trained")
 

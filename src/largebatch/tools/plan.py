@@ -66,10 +66,10 @@ Fields are overridden as in a run: --batch.global_batch_size 512.""",
         "--network",
         type=network,
         metavar="SPEED",
-        help="what connects the nodes: Gbit/s and direction per GPU or node, such as 400G/gpu or 3200G/node, or one of "
+        help="network between nodes: Gbit/s per direction, per GPU or node, such as 400G/gpu or 3200G/node, or one of "
         f"{', '.join(NETWORKS)}; with --gpu",
     )
-    parser.add_argument("--gpus-per-node", type=positive_int, default=8, help="GPUs of a node; default: 8")
+    parser.add_argument("--gpus-per-node", type=positive_int, default=8, help="GPUs per node; default: 8")
     add_accelerate_configs(parser)
     add_options_of_a_run(parser)
     parser.add_argument("--json", action="store_true", help="print the resolved plan, or all numbers, as JSON")

@@ -117,7 +117,7 @@ def test_the_smallest_task(monkeypatch, capsys):
     monkeypatch.chdir("job")
     capsys.readouterr()
     assert main(["lint"]) == 0
-    assert capsys.readouterr().out == "13 files, nothing found\n"
+    assert capsys.readouterr().out == "13 files checked, 0 problems\n"
     assert main(["schema", "--check", "recipes/tide_tables"]) == 0
     assert main(command_of_the_readme("submit")) == 0
     processes = command_of_the_readme("plan")[-1]

@@ -148,7 +148,7 @@ def test_what_a_start_was_of(tmp_path):
     write_run(tmp_path / "run", history=history)
     page = report(tmp_path / "run", out=tmp_path / "report.html")
     assert page.row("recipe") == ["recipes/x/second.json"]
-    assert page.row("versions at the last start") == ["largebatch 0.1.0, torch 2.13.0"]
+    assert page.row("versions") == ["largebatch 0.1.0, torch 2.13.0"]
     assert events(page, "run") == [
         ["step 0", "attempt 1 started on 2 x ddp: largebatch 0.1.0, torch 2.12.0"],
         ["step 50", "attempt 2 started on 2 x ddp: largebatch 0.1.0, torch 2.13.0"],

@@ -27,7 +27,7 @@ def test_nothing_found_in_the_repository_itself(monkeypatch, capsys):
     assert main(["lint"]) == 0
     # Recipes and their batch scripts, Accelerate's and DeepSpeed's configs.
     assert len(files_of_repository()) == 2 * len(RECIPES) + 7 + 4
-    assert capsys.readouterr().out == f"{len(files_of_repository())} files, nothing found\n"
+    assert capsys.readouterr().out == f"{len(files_of_repository())} files checked, 0 problems\n"
 
 
 @in_a_copy
@@ -42,7 +42,7 @@ def test_findings_one_a_line(capsys):
     assert first.endswith("[no-plan]")
     assert second.startswith(f"{SMOKE}: STRATEGY dpd: there is no ")
     assert second.endswith("[strategy]")
-    assert count == "1 file, 2 found"
+    assert count == "1 file checked, 2 problems"
 
 
 # Each: file, what is there, what is planted, and the rule.

@@ -74,7 +74,7 @@ def _results(run: ReportedRun) -> dict[str, str]:
         "status": f"{outcome} {run.status.get('message', '')}",
         "recipe": start.get("recipe") or NONE,
         "processes x strategy": f"{start.get('world_size', NONE)} x {start.get('strategy', NONE)}",
-        "versions at the last start": versions_of(start) or NONE,
+        "versions": versions_of(start) or NONE,
     }
     if run.plan:
         results["steps in the plan"] = f"{run.plan.total_steps:,}"

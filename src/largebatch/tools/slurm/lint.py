@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     findings = lint_files(files)
     for finding in findings:
         print(finding)
-    print(f"{counted(len(files), 'file')}, {len(findings) or 'nothing'} found")
+    print(f"{counted(len(files), 'file')} checked, {counted(len(findings), 'problem')}")
     return 1 if findings else 0
 
 
