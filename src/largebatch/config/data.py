@@ -43,8 +43,8 @@ class Data(Section):
     num_eval_samples: PositiveInt
     """Number of evaluation samples, compared in the same way."""
     num_workers: NonNegativeInt = 0
-    """Worker processes: for loading, per training process; for tokenizing, per machine. 0: the training process does
-    both."""
+    """Number of worker processes: per training process for loading, per machine for tokenizing. With 0, the training
+    process does both."""
 
     @property
     def samples_per_epoch(self) -> int:
@@ -96,13 +96,13 @@ class HubOrLocal(Data):
     data_files: DataFiles | None = None
     """Local files, with their format in `path`."""
     train_split: str = "train"
-    """Split to train on, or a part of it, such as "train[1%:]"; with `data_files`, of "train" or "validation"."""
+    """Split to train on, or a part of it, such as "train[1%:]"; with `data_files`, "train" or "validation"."""
     eval_split: str = "validation"
     """Split to evaluate on, in the same notation."""
 
     prepare: Literal["allow", "require"] | None = None
-    """Whether a job may itself download, decode and tokenize data, while its devices wait, or refuses data that
-    `largebatch prepare` has not prepared; null: it may where that is at most 1 GiB."""
+    """What a job does with data that `largebatch prepare` has not prepared. "allow": the job downloads and tokenizes
+    it while its GPUs wait. "require": the job is refused. null: the job prepares at most 1 GiB."""
 
     _preparation: Preparation = Preparation()
 
@@ -133,7 +133,7 @@ class HubOrLocal(Data):
 
 
 class MixedSource(Section):
-    """A source of a mixture, besides the fields of the section that differ for it."""
+    """A source of a mixture. It may also have fields of the section, which then differ for this source."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -146,10 +146,10 @@ class MixedSource(Section):
 
 
 class WeightPhase(Section):
-    """Other weights, from a moment on."""
+    """Weights that replace the earlier ones from a moment on."""
 
     from_: Annotated[Moment, Field(alias="from")]
-    """Moment from which they are used."""
+    """Moment from which the weights apply."""
     weights: dict[str, NonNegativeFloat]
     """The weight of each source, by its name."""
 
@@ -162,11 +162,11 @@ class Mixable(HubOrLocal):
     `sources` has its own."""
     sources: Annotated[list[MixedSource], Field(min_length=2)] | None = None
     """Sources to mix, such as [{"name": "web", "weight": 0.8, "path": …}, {"name": "code", "weight": 0.2, "path": …}].
-    Each has the fields of this section, unless it gives its own: always "num_train_samples" and "num_eval_samples",
-    whose sums are those of the section, and "config_name" in place of `name`. Each global batch has its exact share of
-    each source, and each source goes through its own shuffled epochs."""
+    Each source inherits the fields of this section and may override them. It must have its own "num_train_samples" and
+    "num_eval_samples", which add up to those of the section, and "config_name" takes the place of `name`. Each global
+    batch has its exact share of each source, and each source goes through its own shuffled epochs."""
     weight_phases: list[WeightPhase] | None = None
-    """Other weights of the sources later in training, such as for annealing, in increasing order of their moments."""
+    """Changes of the sources' weights later in training, such as for annealing, in order of time."""
 
     fields_of_a_source: ClassVar[tuple[str, ...]] = ()
     """Fields, besides those of every `HubOrLocal`, that sources may give for themselves; all share the others."""
@@ -330,8 +330,9 @@ class TokenizedText(TextData):
 
 
 class HubText(Mixable, TokenizedText):
-    """Text documents, opened with Hugging Face `datasets` and tokenized; an end-of-text token, or else the tokenizer's
-    separator, follows each. The first `num_train_samples` samples are used; a run prints how many there are."""
+    """Text documents, opened with Hugging Face `datasets` and tokenized. Each is followed by the end-of-text token, or
+    by the separator if there is none. The first `num_train_samples` samples are used; a run prints how many there
+    are."""
 
     text_column: str = "text"
     """Column with the documents."""

@@ -374,10 +374,10 @@ class Logging(Section):
     every: PositiveInt = 10
     """Steps between two lines of metrics.jsonl; the first and the last step always have one."""
     trackers: list[Literal["tensorboard", "wandb", "mlflow", "trackio", "clearml"]] = ["tensorboard"]
-    """Trackers that get the same numbers, through Accelerate. All starts of a run are one run in TensorBoard and W&B,
-    and a run each in the others."""
+    """Trackers that get the same numbers, through Accelerate. TensorBoard and W&B show all starts as one run; the other
+    trackers show each start as a run of its own."""
     tracker_project: NonEmpty = "largebatch"
-    """Project, or experiment, of the run in the trackers that have such."""
+    """Project of the run in trackers that have projects; in MLflow, the experiment."""
     tracker_run_name: NonEmpty | None = None
     """Name of the run in W&B; null uses that of the run's folder."""
     peak_tflops: PositiveFloat | None = None
