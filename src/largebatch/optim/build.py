@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from largebatch.config.optimizers import ParameterKind
-from largebatch.errors import UserError
+from largebatch.errors import ConfigError, reason_of
 from largebatch.plan import RunPlan
 
 
@@ -24,18 +24,21 @@ def optimizer_over(groups: Iterable[dict[str, Any]], plan: RunPlan) -> Optimizer
     """The plan's optimizer over any parameter groups, at a learning rate of 0.
 
     Raises:
-        UserError: There is no constructor of the name that the optimizer's entry gives.
+        ConfigError: The constructor that the optimizer's entry names cannot be imported, or refuses its arguments.
     """
     entry = plan.optimizer_entry
     assert entry is not None
+    options = {**plan.optimizer_options, **entry.constants}
     try:
         constructor: Callable[..., Optimizer] = resolve_name(entry.constructor)
-    except (ImportError, AttributeError) as error:
-        raise UserError(
-            f'the constructor of optimizer "{entry.name}" is given as "{entry.constructor}", which cannot be loaded: '
-            f'{error}; write "module:class" into its OptimizerEntry'
+        return constructor(groups, lr=0.0, **options)
+    # A task's author may have written it, so it may raise anything.
+    except Exception as error:
+        given = ", ".join(["groups", "lr=0.0", *(f"{name}={value!r}" for name, value in options.items())])
+        raise ConfigError(
+            f'optimizer: "{entry.name}" cannot be built by {entry.constructor}({given}): {reason_of(error)}; correct '
+            'its OptimizerEntry: `constructor` is "module:class", and is called with the fields of its section'
         ) from error
-    return constructor(groups, lr=0.0, **plan.optimizer_options, **entry.constants)
 
 
 def planned_groups(model: nn.Module, plan: RunPlan) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from largebatch.backend.check import DTYPES, check_backend, check_before, expect
 from largebatch.backend.launch import end_with_the_launcher, read_launch
 from largebatch.backend.start import start
 from largebatch.backend.state import check_savable
+from largebatch.backend.trial import try_optimizer
 from largebatch.checkpoint.load import StartingWeights, load, set_weights
 from largebatch.checkpoint.model_files import model_files
 from largebatch.config import RecipeConfig
@@ -65,6 +66,7 @@ class Run(Generic[Config]):
         self.plan = resolve(config, launch.world_size)
         self.folder.check_usable()
         check_trackers(self.plan.logging.trackers)
+        try_optimizer(self.plan)
 
         faults = self.plan.faults
         self.backend = start(launch, self.plan)

@@ -131,11 +131,13 @@ def _compare(options: argparse.Namespace) -> int:
     # These import torch and what model.py imports, which takes seconds.
     from largebatch.backend.accelerate_configs import find_strategies
     from largebatch.backend.fsdp_units import shape_of
+    from largebatch.backend.trial import try_optimizer
     from largebatch.estimate.comparison import Workload, compare_strategies
     from largebatch.estimate.recipe_model import activation_bytes, micro_batch_flops, recipe_model
     from largebatch.estimate.step_time import Fabric, Hardware
     from largebatch.estimate.table import table
 
+    try_optimizer(plan)
     strategies, not_counted = find_strategies(options.config, options.accelerate_configs, config, options.gpus_per_node)
     model, example_batch = recipe_model(config, options.config)
     shape = shape_of(model, plan)

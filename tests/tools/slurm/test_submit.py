@@ -78,6 +78,14 @@ def test_submits_and_says_how_to_follow(recipe, capsys):
 
 
 @pytest.mark.usefixtures("sbatch")
+def test_a_wrong_optimizer_is_not_submitted(monkeypatch, capsys):
+    monkeypatch.setattr("torch.optim.AdamW.step", lambda _: None)
+    assert submit("gpt_pydoc", "--nodes", "2") == 2
+    assert '"adamw" (torch.optim:AdamW) ignores the learning rate of its groups' in capsys.readouterr().err
+    assert not Path("called.json").exists()
+
+
+@pytest.mark.usefixtures("sbatch")
 def test_which_words_go_where(tmp_path, capsys):
     words = "--seed 1 --partition=gpu --optimizer.weight_decay=0 --time=40 --resume none --requeue --allow-change seed"
     given = shlex.split(f"{words} --strategy zero3 --run-dir {tmp_path}/run --gpus-per-node h100:4 --nodes 1")

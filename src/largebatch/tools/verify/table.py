@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from largebatch.backend.accelerate_configs import find_accelerate_configs, is_rehearsed
+from largebatch.backend.trial import try_optimizer
 from largebatch.batch import Length
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import UserError
@@ -64,6 +65,7 @@ def verify(options: argparse.Namespace) -> bool:
     except OSError as error:
         raise UserError(f"--output: {output} cannot be written: {error}; choose another file") from error
     on_gpus = _choose_device(max(world_sizes))
+    try_optimizer(resolve(config, 1))
 
     preload_tasks([recipe.parent])
     verification = Verification(config, recipe, overrides, configs, steps)
