@@ -1,5 +1,7 @@
 """What README and docs show is what the commands print, and every recipe and strategy has its row."""
 
+import json
+import re
 import shlex
 import sys
 
@@ -12,9 +14,10 @@ from largebatch.tools.verify.differences import read_run
 from largebatch.tools.verify.table import HEADER
 from paths import RECIPES, ROOT, STRATEGIES
 
-README, RECIPE_TABLE, STRATEGY_PAGE = (
-    (ROOT / name).read_text() for name in ("README.md", "docs/recipes.md", "docs/strategies.md")
+README, RECIPE_TABLE, STRATEGY_PAGE, MEMORY_PAGE = (
+    (ROOT / name).read_text() for name in ("README.md", "docs/recipes.md", "docs/strategies.md", "docs/memory.md")
 )
+ON_H100S = ("--gpu", "h100", "--network", "400G/gpu")
 
 
 def shown_outputs() -> list[tuple[str, str]]:
@@ -30,6 +33,37 @@ def test_shown_output_is_the_real_one(command, output, monkeypatch, capsys):
     main(shlex.split(command)[1:])
     printed = capsys.readouterr()
     assert printed.out + printed.err == output
+
+
+def test_the_table_on_memory_has_the_numbers_of_the_plan(monkeypatch, capsys):
+    """Its last row, the most overrides."""
+    monkeypatch.chdir(ROOT)
+    row = MEMORY_PAGE.split("| --- |")[-1].split("\n\n")[0].splitlines()[-1]
+    overrides, activations, ddp, zero1, fsdp, seconds = (cell.strip(" `") for cell in row.strip("|").split("|"))
+    assert main(["plan", "llama_1b", "--world-sizes", "8", *ON_H100S, *overrides.split()]) == 0
+    printed = capsys.readouterr().out
+    assert f"Activations are an estimate: {activations} GiB" in printed
+    for strategy, total in (("ddp", ddp), ("zero1", zero1), ("fsdp", fsdp)):
+        assert re.search(rf"^  {strategy} +\S+ +\S+ +{total} ", printed, re.MULTILINE)
+    assert re.search(rf"^  fsdp .*  {seconds}  ", printed, re.MULTILINE)
+
+
+def test_gpu_hours_are_those_of_the_plan(monkeypatch, capsys):
+    """Steps, and the product, of each row; the seconds of a step of one, which takes seconds to estimate."""
+    monkeypatch.chdir(ROOT)
+    rows = re.findall(
+        r"^\| `(\w+)` \| (\d+) x `(\w+)`, \w+ \| ([\d,]+) \| (\S+) to (\S+) \| (\S+) to (\S+) \|$", RECIPE_TABLE, re.M
+    )
+    assert len(rows) == 11
+    for name, processes, strategy, steps, *estimates in rows:
+        assert main(["plan", name, "--world-size", processes, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["total_steps"] == int(steps.replace(",", ""))
+        seconds, hours = estimates[:2], [float(each.replace(",", "")) for each in estimates[2:]]
+        in_total = [float(each) * int(processes) * int(steps.replace(",", "")) / 3600 for each in seconds]
+        assert hours == pytest.approx(in_total, rel=0.05)
+        if name == "gpt2_124m":
+            main(["plan", name, "--world-sizes", processes, *ON_H100S])
+            assert re.search(rf"^  {strategy} .* {' to '.join(seconds)} ", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_the_table_of_verify_has_the_columns_that_are_printed():
