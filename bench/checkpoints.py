@@ -42,13 +42,13 @@ OF_TORCH, HELD_UP = 1.10, 0.20
 ABOUT = """Two processes hold a model under DDP with AdamW's states, in this library's backend.
 
 - **Loads** of ours include finding the latest checkpoint and verifying its checksums. Torch creates an optimizer's
-  states in `get_state_dict`, ours in the load; where states are created, the aim compares ours with both together.
+  states in `get_state_dict`, ours in the load; where states are created, the target compares ours with both together.
 - **Held up** by an asynchronous save is the time in `save` plus the time that the next update waits for the copy of the
   state, which is made while the next step's gradients are computed. Two processes on two cores have no core to spare
   for it, so the step itself is slower.
-- **Memory** is the peak beyond the state itself, in the process that needs more. The aim allows half the state, which
-  is what a process writes, and the largest parameter. VmHWM is exact, but includes pages of mapped files, which the
-  system can take back; anonymous memory is sampled every millisecond.
+- **Memory** is the peak beyond the state itself, in the process that needs more. The target allows half the state,
+  which is what a process writes, and the largest parameter. VmHWM is exact, but includes pages of mapped files, which
+  the system can take back; anonymous memory is sampled every millisecond.
 - The virtual disk may have a cache of its own, and single rounds vary widely.
 """
 

@@ -104,7 +104,7 @@ def indices_from_the_middle(rows: int) -> Iterator[np.ndarray]:
 
 
 def compare_sizes(rounds: int, batches: int) -> list[Comparison]:
-    """Microseconds a sample at every size: of order alone, and with fetching."""
+    """Microseconds per sample at every size: of order alone, and with fetching."""
     sizes = {size_name(size): size for size in SIZES}
     sources = {name: simulated_blocks(size) for name, size in sizes.items()}
 
@@ -120,7 +120,7 @@ def compare_sizes(rounds: int, batches: int) -> list[Comparison]:
     base, *others = sizes
     limits = dict.fromkeys(others, MAX_RATIO)
     return [
-        Comparison("µs a sample", base, interleave(list(sizes), rounds, measure), case, limits)
+        Comparison("µs per sample", base, interleave(list(sizes), rounds, measure), case, limits)
         for case, measure in (("order", order), ("order and fetching", order_and_fetch))
     ]
 
@@ -147,7 +147,7 @@ def text_recipe(folder: Path) -> Any:
 
 
 def compare_preparing(rounds: int, folder: Path) -> tuple[Comparison, list[Figure]]:
-    """Seconds for the whole text; tokens a second of ours, and of reading them again in blocks of 1,024."""
+    """Seconds for the whole text; tokens per second of ours, and of reading them again in blocks of 1,024."""
     config = text_recipe(folder)
     tokenizer = PretrainedTokenizer(config.data.tokenizer)
     encode = tokenizer.tokenizer.backend_tokenizer.encode_batch_fast
@@ -187,7 +187,7 @@ def compare_preparing(rounds: int, folder: Path) -> tuple[Comparison, list[Figur
 
 
 def measure_packing(rounds: int) -> list[Figure]:
-    """Pairs a second that are assigned to packs, and tokens a second of packs that are put together."""
+    """Pairs per second that are assigned to packs, and tokens per second of packs that are put together."""
     random = np.random.default_rng(0)
     lengths = np.clip(random.lognormal(5.5, 0.8, NUM_PAIRS).astype(int), 8, PACK)
     tokens = [random.integers(0, VOCABULARY, length + 1) for length in lengths]
@@ -228,7 +228,7 @@ def compare_with_model(rounds: int, batches: int) -> Comparison:
     rounds_of = interleave(
         list(ways), rounds, lambda name: seconds(lambda: [ways[name]() for _ in range(batches)]) / batches * 1e3
     )
-    return Comparison("ms a micro-batch", "model", rounds_of, "beside the model", {"loading": ROOM})
+    return Comparison("ms per micro-batch", "model", rounds_of, "beside the model", {"loading": ROOM})
 
 
 def main() -> None:

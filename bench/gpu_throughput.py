@@ -1,4 +1,4 @@
-"""Tokens and images a second on one CUDA GPU: the shipped train.py under every strategy, beside a bare compiled loop.
+"""Tokens and images per second on one CUDA GPU: the shipped train.py under every strategy, beside a bare compiled loop.
 
     .venv/bin/python bench/gpu_throughput.py            # on a machine with a GPU; some 40 minutes
     .venv/bin/python bench/gpu_throughput.py --toy      # the same code on CPU at a toy size; its numbers mean nothing
@@ -29,8 +29,8 @@ ABOUT = """Time of an optimizer step on one GPU with one process: GPT-2 124M on 
 parameters on 2,048, and ResNet-50 on 224 pixels, with generated samples, bf16 autocast, fp32 weights, `torch.compile`,
 scaled dot-product attention and fused optimizers. `bare` is a compiled loop without a wrapper, `trainer` is
 Transformers' `Trainer` (`bench/peers/throughput`), and `ours` is the shipped `train.py` with `--compute.compile=true`.
-Both of a pair stay alive and take turns of some steps. The aims are at most 1.01 times the bare loop on DDP, 1.03 times
-on FSDP2 and ZeRO, and the throughputs below on an H200."""
+Both of a pair stay alive and take turns of some steps. The targets are at most 1.01 times the bare loop on DDP, 1.03
+times on FSDP2 and ZeRO, and the throughputs below on an H200."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Job:
         overrides: Of the recipe.
         toy: Further ones that make it a toy.
         unit: What is counted.
-        at_least: Units a second that are aimed at on one H200.
+        at_least: Units per second that are aimed at on one H200.
     """
 
     title: str
@@ -241,7 +241,7 @@ def compare_one(name: str, strategy: str, bare: Contender, options: argparse.Nam
     if strategy == "trainer":
         with alive(peer, "trainer", *shared, environment={}, timeout=options.timeout) as other:
             return Comparison(
-                "s a step", "bare", take_turns({"bare": bare, "trainer": other}, options.rounds), f"{title}, Trainer"
+                "s per step", "bare", take_turns({"bare": bare, "trainer": other}, options.rounds), f"{title}, Trainer"
             )
     environment = launch_environment(ROOT / f"recipes/accelerate_configs/{strategy}.yaml", 1)
     with (
@@ -251,7 +251,7 @@ def compare_one(name: str, strategy: str, bare: Contender, options: argparse.Nam
         measured = take_turns({"bare": bare, OURS: other}, options.rounds)
     # What a toy takes says nothing.
     limits = {} if options.toy else {OURS: LIMITS[strategy]}
-    return Comparison("s a step", "bare", measured, f"{title}, {strategy}", limits)
+    return Comparison("s per step", "bare", measured, f"{title}, {strategy}", limits)
 
 
 def _shared(name: str, options: argparse.Namespace) -> tuple[Any, ...]:
@@ -265,7 +265,7 @@ def compare(name: str, strategies: Sequence[str], options: argparse.Namespace) -
 
 
 def figure_of(name: str, comparisons: Sequence[Comparison], units: int, toy: bool) -> Figure:
-    """Units a second of ours on DDP, from the same samples; none where it is not measured."""
+    """Units per second of ours on DDP, from the same samples; none where it is not measured."""
     job = JOBS[name]
     rounds = next((each.rounds for each in comparisons if each.case == f"{job.title}, ddp"), [])
     samples = [units / each[OURS] for each in rounds]
@@ -275,8 +275,9 @@ def figure_of(name: str, comparisons: Sequence[Comparison], units: int, toy: boo
 def unmeasured(name: str, strategies: Sequence[str]) -> list[Comparison]:
     """What would be compared."""
     title = JOBS[name].title
-    return [Comparison("s a step", "bare", [], f"{title}, Trainer")] + [
-        Comparison("s a step", "bare", [], f"{title}, {strategy}", {OURS: LIMITS[strategy]}) for strategy in strategies
+    return [Comparison("s per step", "bare", [], f"{title}, Trainer")] + [
+        Comparison("s per step", "bare", [], f"{title}, {strategy}", {OURS: LIMITS[strategy]})
+        for strategy in strategies
     ]
 
 
@@ -289,7 +290,9 @@ def gpu_name() -> str | None:
 
 def main() -> None:
     """Measure and write."""
-    parser = argparse.ArgumentParser(description="Tokens and images a second on one GPU, beside a bare compiled loop.")
+    parser = argparse.ArgumentParser(
+        description="Tokens and images per second on one GPU, beside a bare compiled loop."
+    )
     add_output_options(parser, "gpu_throughput")
     parser.add_argument("--toy", action="store_true", help="a toy size on the CPU: only to see that it works")
     parser.add_argument("--jobs", default=",".join(JOBS), help="default: all of them")

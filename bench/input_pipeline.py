@@ -1,4 +1,4 @@
-"""Images a second and core of the ImageNet input pipeline, beside the usual one, on generated photographs.
+"""Images per second and core of the ImageNet input pipeline, beside the usual one, on generated photographs.
 
     .venv/bin/python bench/input_pipeline.py bench/results/input_pipeline
 
@@ -132,7 +132,7 @@ def measure(name: str, epoch: int | None, settings: argparse.Namespace, folder: 
     }
     seen = data.model_input(ways["ours"](batches[0]), config.data)
     difference = (seen - ways["usual"](batches[0])["pixel_values"]).abs().mean().item()
-    # Deviations of a colour; a crop of another place differs by about one.
+    # Deviations of a color; a crop of another place differs by about one.
     assert difference < 0.1, difference
     rounds = []
     for number in range(settings.pairs):

@@ -29,21 +29,21 @@ RECIPE = ROOT / "recipes/image_classification/vit_digits.json"
 LEFT_OUT = 40
 PEERS = {
     "raw": "raw",
-    "hand_optimised": "hand_optimised",
+    "hand_optimized": "hand_optimized",
     "accelerate": "accelerate_loop",
     "lightning": "lightning_loop",
     "trainer": "trainer_loop",
 }
 ABOUT = """Time per step of training loops around a 64 x 64 perceptron on scikit-learn's digits, in batches of 64 with
 AdamW, on one CPU core. The model takes so little time that the loop is what is measured. `raw` is the loop of PyTorch's
-tutorials, `hand_optimised` the least that can be done in Python, and `accelerate`, `lightning` and `trainer` are those
+tutorials, `hand_optimized` a loop optimized by hand, and `accelerate`, `lightning` and `trainer` are those
 packages' own loops, the last two with a TensorBoard line every ten steps; all are in `bench/peers/digits`. `ours` does
 everything that this library does: plan, order, seeds, learning rate, TensorBoard and a line every ten steps, watchdog,
 requests to stop. Each measurement is a process of its own, and excludes the first 40 of its 1,980 steps."""
 
 
 class Clock:
-    """Microseconds a step, from the first step that counts to the last.
+    """Microseconds per step, from the first step that counts to the last.
 
     Args:
         steps: Of the whole job.
@@ -107,7 +107,7 @@ def ours(clock: Clock) -> None:
 
 
 def train(name: str) -> float:
-    """Train with one contender in this process; microseconds a step."""
+    """Train with one contender in this process; microseconds per step."""
     from peers.digits.job import STEPS
 
     clock = Clock(STEPS)
@@ -118,7 +118,7 @@ def train(name: str) -> float:
 
 def main() -> None:
     """Measure and write."""
-    parser = argparse.ArgumentParser(description="Microseconds a step of several training loops around a small model.")
+    parser = argparse.ArgumentParser(description="Microseconds per step of training loops around a small model.")
     add_output_options(parser, "loop_tax")
     parser.add_argument("--rounds", type=int, default=5, help="samples of each loop; default: 5")
     parser.add_argument("--only", choices=[*PEERS, OURS], help=argparse.SUPPRESS)
@@ -141,7 +141,7 @@ def main() -> None:
         about=ABOUT,
         settings={"rounds": options.rounds, "steps left out": LEFT_OUT},
         facts=facts,
-        comparisons=[Comparison("µs a step", "raw", rounds, limits={OURS: 0.8})],
+        comparisons=[Comparison("µs per step", "raw", rounds, limits={OURS: 0.8})],
         remarks=remarks,
     )
     write_record(record, options)

@@ -87,7 +87,7 @@ class Contender:
     job: "Future[Any]"
 
     def turn(self) -> float:
-        """Seconds a step of the slowest process, of one turn."""
+        """Seconds per step of the slowest process, of one turn."""
         for connection in self.connections:
             connection.send(True)
         return self.answer()

@@ -22,11 +22,12 @@ PROGRAMS = (
 GPU, GPU_PARTS = "gpu", ("correctness", "ablations", "memory", "throughput", "scaling")
 INTRODUCTION = """# Performance
 
-<!-- Made by bench/performance.py from the samples in bench/results: change a program or measure again, not this. -->
+<!-- Made by bench/performance.py from the samples in bench/results: change a program or measure again instead. -->
 
-`make bench` measures everything here and generates this page; [bench/README.md](../bench/README.md) describes the
-programs. Contenders take turns within one run. A ratio divides two measurements of the same round; the median over the
-rounds is shown, with quartiles in brackets. Raw samples are in the JSON files of [bench/results](../bench/results).
+For everyone who wonders what this library costs beside a loop written by hand, and where it is slower. `make bench`
+takes the measurements and generates this page; [bench/README.md](../bench/README.md) describes the programs. Contenders
+take turns within one run. A ratio divides two measurements of the same round; the tables show the median over the
+rounds, with quartiles in parentheses. Raw samples are in the JSON files of [bench/results](../bench/results).
 """
 
 
@@ -47,9 +48,9 @@ def document(results: Path = RESULTS) -> str:
         for what in not_measured(record)
     ]
     if late:
-        late = ["Every aim that is missed, and every other contender that takes less than `ours`.", "", *late]
+        late = ["Missed targets, and contenders that are faster or need less than `ours`.", "", *late]
     elif any(record.is_measured for records in found.values() for record in records):
-        late = ["Nothing that is measured misses its aim, and nothing else that is measured takes less than `ours`."]
+        late = ["No target is missed, and no contender takes less than `ours`."]
     lines = [INTRODUCTION, "## Where it is behind", "", *(late or ["Nothing is measured yet."])]
     if waiting:
         lines += ["", "## What is not measured yet", "", *waiting]

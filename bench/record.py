@@ -219,11 +219,11 @@ def tables(record: Record) -> list[str]:
     comparisons = record.comparisons
     if comparisons:
         has_cases = any(each.case for each in comparisons)
-        header = ["contender", "median", "ratio in the same round, median (quartiles)", "aim"]
+        header = ["contender", "median", "ratio in the same round, median (quartiles)", "target"]
         lines += _table([*(["case"] if has_cases else []), *header], _rows(comparisons, has_cases))
     if record.figures:
         lines += [""] if lines else []
-        lines += _table(["figure", "median", "aim"], [_figure_row(each) for each in record.figures])
+        lines += _table(["figure", "median", "target"], [_figure_row(each) for each in record.figures])
     return lines
 
 
@@ -260,12 +260,12 @@ def _figure_row(figure: Figure) -> list[str]:
 
 
 def _verdict(aim: str, reached: object) -> str:
-    """The aim, and that it was missed; `reached` is False then, and anything empty where nothing is measured."""
+    """The target, and that it was missed; `reached` is False then, and anything empty where nothing is measured."""
     return f"{aim}: **missed**" if reached is False else aim
 
 
 def behind(record: Record) -> list[str]:
-    """One line for each aim that is missed, and for each other contender that takes less than ours in most rounds."""
+    """One line for each target that is missed, and for each contender that takes less than ours in most rounds."""
     lines = []
     for comparison in record.comparisons:
         case = f" ({comparison.case})" if comparison.case else ""
@@ -274,7 +274,7 @@ def behind(record: Record) -> list[str]:
             limit = comparison.limits.get(name)
             if limit is not None and ratio > limit:
                 times = f"takes {ratio:.3f} times as much as {comparison.baseline}{case}"
-                lines.append(f"{name} {times}; the aim is at most {limit:g}")
+                lines.append(f"{name} {times}; the target is at most {limit:g}")
         if OURS not in ratios:
             continue
         for name in comparison.names:
@@ -284,7 +284,7 @@ def behind(record: Record) -> list[str]:
     for figure in record.figures:
         row = _figure_row(figure)
         if "missed" in row[2]:
-            lines.append(f"{figure.what}: {row[1]}; the aim is {row[2].partition(':')[0]}")
+            lines.append(f"{figure.what}: {row[1]}; the target is {row[2].partition(':')[0]}")
     return lines
 
 

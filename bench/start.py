@@ -29,8 +29,8 @@ COMMANDS = {
 }
 ABOUT = f"""Time from `accelerate launch` to the end of the first optimizer step, with two processes on DDP. `ours` is
 the shipped recipe `gpt_pydoc.json`; `bare` is a script with the same imports, model and batch, and nothing else
-(`bench/peers/start/bare.py`). The aim is at most {LIMIT} times `bare`, and {LOGIN_NODE_SECONDS} s each for the commands
-that people run on a login node: `largebatch plan` and `largebatch lint` (of this whole repository)."""
+(`bench/peers/start/bare.py`). The target is at most {LIMIT} times `bare`, and {LOGIN_NODE_SECONDS} s each for the
+commands that people run on a login node: `largebatch plan` and `largebatch lint` (of this whole repository)."""
 
 
 def launch_command(name: str, folder: Path) -> tuple[list[str | Path], Path]:

@@ -30,8 +30,8 @@ ABOUT = f"""Time of an optimizer step on two CPU processes over gloo: a GPT-2 of
 micro-batches of 2 x 128 tokens per process, fused AdamW, clipping to a norm of 1. `by_hand` is
 DistributedDataParallel with `no_sync`, FSDP2 with `fully_shard`, or DeepSpeed's own loop, with the same settings
 (`bench/peers/gpt`) and no logging; `ours` is the loop of `recipes/causal_lm/train.py`, with one logged line per turn.
-Both jobs stay alive and take turns of a few steps; the slower process counts. The aim is at most {LIMIT} times the loop
-by hand."""
+Both jobs stay alive and take turns of a few steps; the slower process counts. The target is at most {LIMIT} times the
+loop by hand."""
 
 
 def by_hand(connections: Sequence[Connection], strategy: str, steps: int) -> None:
@@ -106,7 +106,7 @@ def compare(strategy: str, rounds: int, steps: int) -> Comparison:
         job(ours, folder, steps) as mine,
     ):
         measured = take_turns({"by_hand": theirs, OURS: mine}, rounds)
-    return Comparison("s a step", "by_hand", measured, case=strategy, limits={OURS: LIMIT})
+    return Comparison("s per step", "by_hand", measured, case=strategy, limits={OURS: LIMIT})
 
 
 def main() -> None:

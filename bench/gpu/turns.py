@@ -41,7 +41,7 @@ def in_turns(case: str, baseline: str, variants: Mapping[str, Variant]) -> list[
     rounds = interleave([*variants], ROUNDS, measure)
     memory = [{name: peak / GIB for name, peak in peaks.items()}] if peaks else []
     return [
-        Comparison("s a step", baseline, rounds, case),
+        Comparison("s per step", baseline, rounds, case),
         Comparison("GiB", baseline, memory, f"{case}: peak beyond the weights"),
     ]
 

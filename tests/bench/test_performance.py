@@ -34,7 +34,7 @@ def test_ratios_and_what_misses_its_aim():
     ]
     record = Record("some", "Some", "What it is.", {}, take_facts(("torch",)), [comparison], figures)
     assert behind(record) == [
-        "ours takes 1.000 times as much as raw; the aim is at most 0.5",
-        "tokens: 2 /s; the aim is at least 2.5",
+        "ours takes 1.000 times as much as raw; the target is at most 0.5",
+        "tokens: 2 /s; the target is at least 2.5",
     ]
     assert not_measured(record) == ["on a GPU"]
