@@ -200,6 +200,25 @@ def trained(tmp_path_factory):
     return run_dir
 
 
+def anchors(document: Path) -> set[str]:
+    """Those that GitHub makes of the headings."""
+    text = re.sub(r"^```.*?^```$", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_lead_somewhere():
+    """Within the repository: to files and folders that exist, and to headings that they have."""
+    broken = []
+    for document in [*DOCUMENTS, ROOT / "SECURITY.md", ROOT / "bench/README.md"]:
+        for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", document.read_text(encoding="utf-8")):
+            name, _, anchor = link.partition("#")
+            target = document.parent / name if name else document
+            if not target.exists() or (anchor and anchor not in anchors(target)):
+                broken.append(f"{document.relative_to(ROOT)}: {link}")
+    assert broken == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_work(document, trained, repository, monkeypatch):
