@@ -133,7 +133,7 @@ class Job:
         return [*(parameter.data for parameter in self.backend.model.parameters()), *states]
 
     def num_bytes(self) -> int:
-        """Of the state."""
+        """Bytes of the state."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors())
 
     # The whole state as torch's checkpoints take it.

@@ -79,11 +79,11 @@ class Measuring:
             return self.job(function, folder)[0]
 
     def folder(self) -> tempfile.TemporaryDirectory[str]:
-        """Where checkpoints are written meanwhile."""
+        """The folder that checkpoints are written to."""
         return tempfile.TemporaryDirectory(dir=self._settings.folder, prefix="bench_checkpoints_")
 
     def memory(self) -> list[Figure]:
-        """Of every case, ours and torch's."""
+        """The measurements of every case, ours and torch's."""
         figures = []
         with self.folder() as folder:
             self.job(prepare_memory, folder)

@@ -65,7 +65,7 @@ passes of a GPT-2 of 3 million parameters on the same core."""
 
 
 def seconds(work: Callable[[], Any]) -> float:
-    """Of one call."""
+    """Seconds of one call."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started

@@ -40,9 +40,9 @@ class Job:
     Args:
         title: For people.
         recipe: Relative to recipes/.
-        overrides: Of the recipe.
+        overrides: Overrides of the recipe.
         toy: Further ones that make it a toy.
-        unit: What is counted.
+        unit: The unit that is counted.
         at_least: Units per second that are aimed at on one H200.
     """
 
@@ -55,7 +55,7 @@ class Job:
 
     @property
     def path(self) -> Path:
-        """Of the recipe."""
+        """The path of the recipe."""
         return ROOT / "recipes" / self.recipe
 
 
@@ -273,7 +273,7 @@ def figure_of(name: str, comparisons: Sequence[Comparison], units: int, toy: boo
 
 
 def unmeasured(name: str, strategies: Sequence[str]) -> list[Comparison]:
-    """What would be compared."""
+    """The comparisons, without measurements."""
     title = JOBS[name].title
     return [Comparison("s per step", "bare", [], f"{title}, Trainer")] + [
         Comparison("s per step", "bare", [], f"{title}, {strategy}", {OURS: LIMITS[strategy]})

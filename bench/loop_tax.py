@@ -46,7 +46,7 @@ class Clock:
     """Microseconds per step, from the first step that counts to the last.
 
     Args:
-        steps: Of the whole job.
+        steps: The steps of the whole job.
     """
 
     def __init__(self, steps: int) -> None:
@@ -60,7 +60,7 @@ class Clock:
             self._started = time.perf_counter()
 
     def microseconds(self) -> float:
-        """Of a step, to be asked for right after the last one."""
+        """Microseconds per step; to be called right after the last step."""
         assert self.steps == self.expected, (self.steps, self.expected)
         return (time.perf_counter() - self._started) / (self.steps - LEFT_OUT) * 1e6
 

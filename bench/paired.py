@@ -34,7 +34,7 @@ def in_own_process(program: Path, name: str, timeout: float = 600) -> float:
     """What `program --only NAME` prints as its last line, run in a process of its own.
 
     Raises:
-        SystemExit: It failed.
+        SystemExit: The program failed.
     """
     command = [sys.executable, str(program), "--only", name]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout)
@@ -135,8 +135,8 @@ def start_job(function: Callable[..., Any], *arguments: Any, **options: Any) -> 
 
     Args:
         function: Found by its name in its module; takes the connection of its own rank.
-        arguments: What can be pickled.
-        options: Of `largebatch.tools.verify.jobs.run_job`.
+        arguments: Arguments that can be pickled.
+        options: Options of `largebatch.tools.verify.jobs.run_job`.
     """
     from largebatch.tools.verify.jobs import run_job
 

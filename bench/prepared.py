@@ -56,7 +56,7 @@ def digest(samples: Iterable[np.ndarray]) -> str:
 
 
 def digest_of(stream: TokenStream) -> str:
-    """That of the first and last samples of a stream, as training reads them."""
+    """The checksum of the first and last samples of a stream, as training reads them."""
     number = (len(stream) - 1) // BLOCK
     blocks = TokenBlocks(stream, BLOCK, number, "samples")
     chosen = [*range(FIRST), *range(number - LAST, number)]

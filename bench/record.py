@@ -1,4 +1,4 @@
-"""What every program here leaves: raw samples with the machine, versions and settings they were taken with, as JSON.
+"""The record that every program here writes as JSON: raw samples with their machine, versions and settings.
 
 Tables and verdicts are computed from the samples, each time: in the README.md beside the JSON, and in
 docs/performance.md. A median ratio is the median, over the rounds, of two samples of the same round: what slows the
@@ -31,12 +31,12 @@ class Comparison:
     """Contenders that were measured side by side; smaller samples are better.
 
     Args:
-        unit: Of the samples.
+        unit: The unit of the samples.
         baseline: The contender by which the others are divided.
         rounds: A sample of each contender in each round, in the order in which they were taken; none are not measured
             yet.
         case: Which of a program's comparisons it is, where it makes several.
-        limits: The largest ratio aimed at, by contender.
+        limits: The target, the largest ratio, by contender.
     """
 
     unit: str
@@ -52,7 +52,7 @@ class Comparison:
         return [self.baseline, *(name for name in measured if name != self.baseline)]
 
     def median(self, name: str) -> float:
-        """Of a contender's samples; not a number where there are none."""
+        """The median of a contender's samples; NaN if there are none."""
         return statistics.median(each[name] for each in self.rounds) if self.rounds else float("nan")
 
     def ratios(self, name: str, baseline: str) -> list[float]:
@@ -60,7 +60,7 @@ class Comparison:
         return [each[name] / each[baseline] for each in self.rounds]
 
     def median_ratios(self) -> dict[str, float]:
-        """Of every contender to the baseline; empty where nothing is measured."""
+        """The median ratio of every contender to the baseline; empty if nothing is measured."""
         if not self.rounds:
             return {}
         return {name: statistics.median(self.ratios(name, self.baseline)) for name in self.names}
@@ -71,10 +71,10 @@ class Figure:
     """A number that stands by itself.
 
     Args:
-        what: What was measured.
+        what: The measured quantity.
         unit: Its unit.
         samples: The measurements; none is "not measured yet".
-        at_least, at_most: What is aimed at, where something is.
+        at_least, at_most: The targets, if there are any.
     """
 
     what: str
@@ -107,7 +107,7 @@ class Record:
         return any(each.rounds for each in self.comparisons) or any(each.samples for each in self.figures)
 
     def median_ratios(self) -> dict[str, Any]:
-        """By name `median_ratio_to_<baseline>`: of each contender, or of each case's where there are several."""
+        """The median ratios of each contender, or of each case if there are several, by `median_ratio_to_…`."""
         found: dict[str, Any] = {}
         for comparison in self.comparisons:
             of_baseline = found.setdefault(f"median_ratio_to_{comparison.baseline}", {})
@@ -136,7 +136,7 @@ def take_facts(packages: Sequence[str], gpu: str | None = None) -> dict[str, Any
     """Date, command, commit, machine and versions, before a measurement.
 
     Args:
-        packages: Whose versions matter; those that are not installed are said to be so.
+        packages: Packages whose versions matter; missing ones are listed as such.
         gpu: The GPU that is measured, by its name.
     """
     return {
@@ -163,7 +163,7 @@ def write_record(record: Record, options: argparse.Namespace, name: str = "cpu")
     Args:
         record: The finished record.
         options: The parsed options.
-        name: Of the JSON in the folder: the kind of machine.
+        name: The name of the JSON in the folder: the kind of machine.
     """
     record.facts["load average after"] = round(os.getloadavg()[0], 2)
     print("\n".join(tables(record)))
@@ -184,9 +184,9 @@ def write_verdicts(rows: Sequence[dict[str, Any]], wanted: str, settings: dict[s
     """Write what came of each combination, and exit with 1 if one has another verdict.
 
     Args:
-        rows: Of each combination, its names and its "verdict".
+        rows: The names and the "verdict" of each combination.
         wanted: The verdict that each should have.
-        settings: What all were run with, and the versions: `take_facts`.
+        settings: The settings of all runs, and the versions: `take_facts`.
         output: The JSON.
     """
     as_wanted = sum(row["verdict"] == wanted for row in rows)

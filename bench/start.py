@@ -48,7 +48,7 @@ def seconds_to_first_step(name: str) -> float:
     """Launch a contender, wait for its first step and then for its end.
 
     Raises:
-        SystemExit: It failed.
+        SystemExit: The program failed.
     """
     with tempfile.TemporaryDirectory() as made, Path(made, "output").open("w+") as output:
         command, first_step = launch_command(name, Path(made))
@@ -69,7 +69,7 @@ def seconds_of_command(words: list[str]) -> float:
     """Run a `largebatch` command to its end.
 
     Raises:
-        SystemExit: It failed.
+        SystemExit: The program failed.
     """
     started = time.perf_counter()
     result = subprocess.run([BIN / "largebatch", *words], cwd=ROOT, capture_output=True, text=True, check=False)

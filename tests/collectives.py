@@ -29,10 +29,10 @@ class Collective(NamedTuple):
     """A collective that was started.
 
     Args:
-        operator: Of torch.
+        operator: The torch operator.
         kind: One of VOLUME.
-        elements: Of the whole tensor: of what is reduced or broadcast, or of all that is gathered.
-        dtype: Of the tensor.
+        elements: Elements of the whole tensor that is reduced, broadcast or gathered.
+        dtype: The dtype of the tensor.
         root: The process that gets a "reduce"; 0 elsewhere.
         ranks: The processes that take part.
     """
@@ -56,7 +56,7 @@ class Collective(NamedTuple):
 
 
 def _group_of(arguments: Sequence[Any]) -> distributed.ProcessGroup:
-    """Of an operator's arguments: an object, or a name."""
+    """The group among an operator's arguments: an object, or a name."""
     for argument in arguments:
         if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
             return distributed.ProcessGroup.unbox(argument)

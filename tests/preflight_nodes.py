@@ -40,7 +40,7 @@ def run_nodes(folder, count, *words, host="localhost", port=None, before=None, r
         folder: For the files of the job.
         count: Nodes of the job.
         words: Overrides of the recipe.
-        host: Of the rendezvous.
+        host: The host of the rendezvous.
         port: Of the rendezvous; default: a free one.
         before: Called in the process of each node with its rank, before it begins.
         recipe: The recipe's file.

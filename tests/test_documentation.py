@@ -42,7 +42,7 @@ SSH = '#!/usr/bin/env bash\nexec bash -c "${@: -1}"\n'
 
 
 def commands(document: Path) -> list[str]:
-    """What stands behind the prompts of a document's console blocks, with its further lines, and whole bash blocks."""
+    """The commands after the prompts of a document's console blocks, with continued lines, and whole bash blocks."""
     found = []
     blocks = re.findall(
         r"^```(console|bash)\n(.*?)^```$", document.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
@@ -111,7 +111,7 @@ def repository(project, monkeypatch):
 
 
 def write_own_recipes(text: str) -> None:
-    """Those that a document's commands name: of the reader's own documents."""
+    """Write the recipes, on the reader's own documents, that a document's commands name."""
     files = {"train": "train.jsonl", "eval": "valid.jsonl"}
     for name, recipe in (("my_recipe", PYDOC), ("my_bert", BERT)):
         place = Path("recipes", recipe.parent.name, f"{name}.json")
@@ -201,7 +201,7 @@ def trained(tmp_path_factory):
 
 
 def anchors(document: Path) -> set[str]:
-    """Those that GitHub makes of the headings."""
+    """The anchors that GitHub makes of the headings."""
     text = re.sub(r"^```.*?^```$", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -77,9 +77,9 @@ def by_strategy(
         strategy: The strategy.
         params: The model's parameters.
         units: Pieces that a sharded model is gathered in: its layers, and one for the rest.
-        micro_batches: Of each GPU in an optimizer step.
-        gather_bytes: Of an element of the weights when they are gathered.
-        reduce_bytes: Of an element of the gradients when they are reduced.
+        micro_batches: Micro-batches of each GPU per optimizer step.
+        gather_bytes: Bytes per element of gathered weights.
+        reduce_bytes: Bytes per element of reduced gradients.
     """
     sizes = [params // units + (unit < params % units) for unit in range(units)]
     shapes = (
@@ -103,14 +103,14 @@ class Series:
     """One configuration on several numbers of GPUs.
 
     Args:
-        name: What was trained, and on what.
+        name: The model and the hardware.
         source: Address of the figures.
-        fabric: What connects the GPUs.
-        sent: What a step sends.
-        work: Of a GPU in an optimizer step, in the unit of the throughput: tokens, samples or images.
+        fabric: The network between the GPUs.
+        sent: The bytes that a step sends.
+        work: The work of a GPU per optimizer step, in the unit of the throughput: tokens, samples or images.
         throughput: Per second and GPU, by the number of GPUs.
-        micro_batches: Of each GPU in an optimizer step.
-        forward_share: Of the computing: a backward pass costs two forward passes, or three where it recomputes one.
+        micro_batches: Micro-batches of each GPU per optimizer step.
+        forward_share: The share of the forward pass: a backward pass costs two of them, or three with recomputation.
         is_fitted: Whether the exposed share is fitted to it; predicted from the others if not.
     """
 

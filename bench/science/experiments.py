@@ -1,4 +1,4 @@
-"""What is trained: recipes, batch sizes, and rules for what becomes of the learning rate with them."""
+"""The experiments: recipes, batch sizes, and rules for how the learning rate follows them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +11,12 @@ SCALING = "--learning_rate.scaling="
 
 @dataclass(frozen=True)
 class Ordering:
-    """That one rule's result is lower than another's at a batch size, as a paper found it.
+    """A paper's finding that one rule's result is lower than another's at a batch size.
 
     Args:
         lower, higher: Rules.
         batch: Samples per step.
-        source: Where the paper says so, with its numbers.
+        source: The place in the paper, with its numbers.
     """
 
     lower: str
@@ -31,8 +31,8 @@ class Experiment:
 
     Args:
         recipe: Its JSON.
-        overrides: What is other than in the recipe, in every run.
-        metric: Of the recipe's evaluations.
+        overrides: The overrides of the recipe in every run.
+        metric: The metric of the recipe's evaluations.
         is_error: Whether it is an accuracy, of which the error is taken.
         last: Over how many of the last evaluations the median is taken.
         diverged: The result of a run whose loss is not finite: that of guessing.
@@ -40,7 +40,7 @@ class Experiment:
         base_lrs: Among which.
         batches: Batch sizes; the reference is the first.
         rules: Overrides of each rule, by its name. At the reference they are all the same.
-        orderings: What is compared with the literature.
+        orderings: The findings that are tested.
     """
 
     recipe: Path
@@ -70,7 +70,7 @@ def goyal_rules(warmup_epochs: int) -> dict[str, tuple[str, ...]]:
 
 
 def goyal_orderings(batch: int) -> tuple[Ordering, ...]:
-    """Those of Goyal et al. 2017 at 32 times the reference; top-1 errors of ResNet-50 on ImageNet in per cent."""
+    """The orderings of Goyal et al. 2017 at 32 times the reference: top-1 errors of ResNet-50, in percent."""
     gradual, none, constant, sqrt, unscaled = goyal_rules(5)
     return (
         Ordering(gradual, none, batch, "23.74 against 24.84, table 1"),

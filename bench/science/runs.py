@@ -28,10 +28,10 @@ class Point:
     """One run of an experiment.
 
     Args:
-        rule: Of the experiment's rules, or `ANY_RULE`.
+        rule: One of the experiment's rules, or `ANY_RULE`.
         batch: Samples per step.
         base_lr: At the reference batch size.
-        seed: Of initial weights, order and augmentation.
+        seed: The seed of initial weights, order and augmentation.
     """
 
     rule: str
@@ -42,7 +42,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a run: an error, as a fraction, or a loss; of one that diverged, that of guessing."""
+    """The result of a run: an error, as a fraction, or a loss; for a run that diverged, that of guessing."""
 
     point: Point
     value: float
@@ -113,8 +113,8 @@ def make_run(experiment: Experiment, point: Point, words: tuple[str, ...]) -> Re
     """Train the recipe once, in a process of its own.
 
     Args:
-        experiment: Whose recipe it is.
-        point: What is particular to the run.
+        experiment: The experiment whose recipe is run.
+        point: The run's batch size, rule, rate and seed.
         words: More overrides.
 
     Raises:

@@ -18,7 +18,7 @@ class Cell:
     """The results of one rule at one batch size.
 
     Args:
-        values: Of the seeds.
+        values: The results of the seeds.
         diverged: How many of these runs diverged.
     """
 
@@ -77,7 +77,7 @@ def verdict(lower: Cell, higher: Cell) -> Verdict:
 def verdicts(
     cells: Mapping[tuple[str, int], Cell], orderings: Sequence[Ordering]
 ) -> list[tuple[Ordering, Cell, Cell, Verdict]]:
-    """Of each ordering whose runs were made."""
+    """The verdict on each ordering whose runs were made."""
     return [
         (ordering, lower, higher, verdict(lower, higher))
         for ordering in orderings

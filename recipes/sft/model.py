@@ -72,7 +72,7 @@ def load_causal_lm(model: AutoCausalLM) -> PreTrainedModel:
     shapes are created, and no weights are read.
 
     Raises:
-        UserError: It cannot be loaded, weights are missing, an adapter has no layer, or `peft` is missing.
+        UserError: The model cannot be loaded, weights are missing, an adapter has no layer, or `peft` is missing.
     """
     config = configuration(model)
     dtype, is_meta = torch.get_default_dtype(), torch.get_default_device().type == "meta"

@@ -14,7 +14,7 @@ def local_folder(where: str, field: str, what: str) -> Path | None:
         what: What the id names, such as "a model", for the error.
 
     Raises:
-        UserError: It looks like a folder that does not exist.
+        UserError: The text looks like a folder that does not exist.
     """
     path = Path(where).expanduser()
     if path.is_dir():

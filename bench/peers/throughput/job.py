@@ -20,7 +20,7 @@ class Job:
         accumulation: Micro-batches of an optimizer step.
         optimizer: Fused AdamW with these settings, or with "momentum" SGD.
         clip_norm: Or None.
-        compile_backend: Of `torch.compile`.
+        compile_backend: The backend of `torch.compile`.
         is_image: Whether channels are to be last in memory.
     """
 

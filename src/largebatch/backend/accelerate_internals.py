@@ -1,4 +1,4 @@
-"""What is used of Accelerate beyond its interface, as read in 1.15.0."""
+"""Uses of private interfaces of Accelerate, as read in 1.15.0."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What is used of DeepSpeed beyond its interface, as read in 0.19.8: where its ZeRO optimizers keep their tensors."""
+"""Uses of private interfaces of DeepSpeed, as read in 0.19.8: where its ZeRO optimizers keep their tensors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class _Partitions:
 
 
 class PartitionedStates(_Partitions):
-    """Of stages 1 and 2: the weights, whole on every process, of a parameter group follow each other in a vector, which
+    """Stages 1 and 2: the weights of a parameter group, whole on every process, follow each other in a vector, which
     is padded and cut into equal parts, the buffers."""
 
     @property
@@ -68,7 +68,7 @@ class PartitionedStates(_Partitions):
 
 
 class PartitionedWeights(_Partitions):
-    """Of stage 3: each parameter is padded and cut into equal parts; a sub-group's buffer has this process's."""
+    """Stage 3: each parameter is padded and cut into equal parts; a sub-group's buffer has this process's parts."""
 
     @property
     def masters(self) -> list[torch.Tensor]:

@@ -76,7 +76,7 @@ class GatheredWeight(torch.Tensor):
     """A weight that autograd sees as fp32, but which holds only bf16 numbers and can only be cast to bf16.
 
     Raises:
-        BackendMismatch: It is used without being cast to bf16.
+        BackendMismatch: The weight is used without being cast to bf16.
     """
 
     numbers: torch.Tensor

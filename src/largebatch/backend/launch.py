@@ -164,7 +164,7 @@ def read_shard_size(environment: Mapping[str, str], local_world_size: int) -> in
     """Read the number of processes that HSDP shards the model over; by default, those of a node.
 
     Raises:
-        LaunchError: It is not a positive number.
+        LaunchError: The setting is not a positive number.
     """
     given = environment.get(DP_SHARD_SIZE.variable, DP_SHARD_SIZE.off[0])
     name, value = DP_SHARD_SIZE.key, str(local_world_size) if given in DP_SHARD_SIZE.off else given

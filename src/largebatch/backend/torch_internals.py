@@ -1,4 +1,4 @@
-"""What is used of FSDP2, DDP and the flight recorder beyond their interfaces, as read in torch 2.11 to 2.13."""
+"""Uses of private interfaces of FSDP2, DDP and the flight recorder, as read in torch 2.11 to 2.13."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -74,7 +74,7 @@ class StartingWeights(Protocol):
     """A source of a model's initial weights."""
 
     checksums: dict[str, str]
-    """By parameter: a checksum of its values, or of what they depend on, which must be equal on every process."""
+    """A checksum of each parameter's values, or of what they depend on, which must be equal on every process."""
 
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Elements `start` to `stop` of a parameter, in row-major order, on the CPU."""

@@ -8,7 +8,7 @@ into ranges, and each range becomes a *shard*:
     00007.json      which rows these are, counts, sizes and checksums; written when both files are on disk
     manifest.json   the source of the data, and the counts and checksums of all shards; written last
 
-A shard is made again unless its JSON says that it has these rows, so work that was stopped at any moment goes on.
+A shard is made again unless its JSON says that it has these rows, so interrupted work resumes.
 """
 
 import json

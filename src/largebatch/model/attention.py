@@ -48,7 +48,7 @@ def keep_documents_apart(model: nn.Module, implementation: str | None = None) ->
     Args:
         model: The model, whose forward passes raise UserError if its attention would ignore the positions they are
             given, so that documents would see each other.
-        implementation: The implementation of attention that the model will have; None stands for that which it has.
+        implementation: The implementation of attention that the model will have; None keeps the current one.
     """
     for part in _transformers_models(model):
         from largebatch.model.transformers_internals import mask_by_given_positions

@@ -1,4 +1,4 @@
-"""What is replaced in `transformers`, as read in 5.23.0: the function by which its decoders find packed samples.
+"""Replaces a function of `transformers`, as read in 5.23.0: the one by which its decoders find packed samples.
 
 Positions that start over inside a sample keep the documents of a packed sample apart. To find out whether they do,
 `masking_utils.find_packed_sequence_indices` reads the positions on the host in each forward pass, even those that the

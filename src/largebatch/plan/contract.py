@@ -142,7 +142,7 @@ class RunPlan:
         """The plan that `to_json` wrote.
 
         Raises:
-            ValueError: It is not a plan, or is from a different version.
+            ValueError: The JSON is not a plan, or is from a different version.
         """
         plan = TypeAdapter(cls).validate_json(text)
         # JSON has lists in place of tuples.

@@ -22,7 +22,7 @@ class Starting:
     Args:
         backend: The started backend.
         stop: Notes requests to stop.
-        hang_seconds: As `faults.hang_seconds`.
+        hang_seconds: The recipe's `faults.hang_seconds`.
     """
 
     def __init__(self, backend: Backend, stop: StopRequests, hang_seconds: float | None):

@@ -59,7 +59,7 @@ class StopRequests:
     """Whether this process was asked to stop.
 
     Args:
-        stop_files: By reason, a file whose creation is a request; empty if another process watches them.
+        stop_files: Files whose creation is a request, by reason; empty if another process watches them.
         margin_seconds: How long before the end of the job's time limit to stop.
         environment: Variables, with LARGEBATCH_JOB_END_TIME in seconds since 1970 if there is a limit.
         clock: Returns seconds since 1970.

@@ -39,7 +39,7 @@ class Verdict:
         return BAD_NODES if self.bad_nodes else REFUSED if self.problems else GOOD
 
     def lines(self) -> Iterator[str]:
-        """What is printed."""
+        """The lines that are printed."""
         yield from (f"  {note}" for note in self.notes)
         for node, reasons in self.bad_nodes.items():
             yield from (f"  bad node {node}: {reason}" for reason in reasons)

@@ -66,7 +66,7 @@ def page(runs: Sequence[ReportedRun], now: float) -> str:
 
 
 def _results(run: ReportedRun) -> dict[str, str]:
-    """What is known of a run, by the names of rows."""
+    """The results of a run, by the names of rows."""
     start = ([line for line in run.history if line.get("event") == "started"] or [{}])[-1]
     # Only the lock of the folder would tell whether the process is alive.
     outcome = str(run.status.get("outcome") or NONE).replace("running", "running, or killed;")

@@ -31,7 +31,7 @@ def read_run(run_dir: Path) -> Trained:
     """Read the numbers of a finished run.
 
     Raises:
-        UserError: It trained no step, or wrote no weights.
+        UserError: The run trained no step, or wrote no weights.
     """
     from safetensors.numpy import load_file
 
