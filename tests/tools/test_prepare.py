@@ -131,7 +131,7 @@ def test_an_array_with_gaps_is_refused(last, count):
     environment = {name: str(value) for name, value in (of_slurm | {"SLURM_ARRAY_TASK_COUNT": count}).items()}
     command = ["bash", "slurm/prepare.sbatch", "gpt_pydoc"]
     found = subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True)
-    assert (found.returncode, "the array has gaps" in found.stdout) == (2, True)
+    assert (found.returncode, "the array's indices must be contiguous" in found.stdout) == (2, True)
 
 
 @pytest.mark.usefixtures("recipe")
