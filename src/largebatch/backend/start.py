@@ -56,7 +56,7 @@ def start(launch: Launch, plan: RunPlan) -> Backend:
     group = InitProcessGroupKwargs(timeout=timeout)
     # NCCL's own watchdog would end a process whose thread is stuck for 8 minutes.
     os.environ.setdefault("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", str(round(timeout.total_seconds())))
-    # How many of its latest collectives torch keeps in mind, to say after a hang who is missing where.
+    # How many of its latest collectives torch records, to tell after a hang which process is missing.
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     arguments = backend_class.accelerate_arguments(Request(launch, plan, on_gpu, group))
     # The backends apply autocast, in the same way on every strategy.

@@ -64,7 +64,7 @@ def _open(config: HubOrLocal, arguments: dict[str, Any]) -> "tuple[datasets.Data
 
 
 def _size(builder: "datasets.DatasetBuilder") -> int:
-    """Bytes of a data set's local files or, on the hub, of its files there, if the hub knows."""
+    """Bytes of a data set's local files or, if the hub knows, of its files there."""
     files = [file for split in (builder.config.data_files or {}).values() for file in split]
     local = [Path(file) for file in files if "://" not in file]
     return sum(file.stat().st_size for file in local) or builder.info.download_size or builder.info.dataset_size or 0

@@ -17,7 +17,7 @@ Config = TypeVar("Config", bound=RecipeConfig)
 
 
 def with_preparation(config: Config, preparation: Preparation) -> Config:
-    """A copy of the config, whose data is prepared in this way if it is of a kind that has to be."""
+    """A copy of the config, whose data is prepared in this way if its kind needs preparation."""
     if not isinstance(config.data, HubOrLocal):
         return config
     return config.model_copy(update={"data": config.data.prepared_by(preparation)})

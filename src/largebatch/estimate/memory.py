@@ -1,4 +1,4 @@
-"""The bytes of weights, gradients and optimizer states that the fullest process holds under each strategy.
+"""The bytes of weights, gradients and optimizer states held by the fullest process under each strategy.
 
 `held` is exact: the tensors of a running job before the optimizer's update (tests/estimate/test_model_states.py counts
 them). `transient` is an upper estimate of memory that is allocated only during part of a step, by cause. The parts do

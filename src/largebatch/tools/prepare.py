@@ -1,4 +1,4 @@
-"""`largebatch prepare`: downloads, decodes and tokenizes a recipe's data, before a job's GPUs would wait for it."""
+"""`largebatch prepare`: downloads, decodes and tokenizes a recipe's data ahead of its job."""
 
 import argparse
 import json
@@ -86,7 +86,7 @@ def _prepare(config: RecipeConfig, source: str, options: argparse.Namespace, fou
         print(f"{where}this part of {options.shard[1]} is prepared; others are not finished yet")
         return 0
     except UserError as error:
-        # Other sources can be prepared all the same.
+        # Other sources can still be prepared.
         print(f"error: {where}{error}", file=sys.stderr)
         return error.exit_code
     if options.check:
@@ -104,7 +104,7 @@ def _prepare(config: RecipeConfig, source: str, options: argparse.Namespace, fou
 def _counts(config: RecipeConfig) -> dict[str, int]:
     """Prepare, and return the available samples by the config's field."""
     if isinstance(config.data, HubOrLocal | TokenizedText):
-        # Data with too few samples is prepared all the same.
+        # Data with too few samples is still prepared.
         config = config.model_copy(update={"data": config.data.model_copy(update=dict.fromkeys(COUNTED, 0))})
     folder = folder_of(type(config))
     with authors_program(folder):

@@ -192,7 +192,7 @@ class Record:
             self._publish(outcome, message, resume=outcome == "stopped")
 
     def fail(self, message: str, kind: Kind, exception: str | None = None) -> None:
-        """As `report_failure`; on any process, because the main one may be the one that hangs."""
+        """Like `report_failure`; on any process, because the main one may be the one that hangs."""
         is_the_cause = self._publish("failed", message, kind not in HOPELESS, kind, exception)
         if self.is_main_process:
             # Even if another process failed first; the lines of a later attempt are its own.

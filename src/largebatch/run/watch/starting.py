@@ -50,7 +50,7 @@ class Starting:
         It may take hours: it runs in a thread, so that all processes notice meanwhile if one was asked to stop.
 
         Raises:
-            RunStopped: A process was asked to stop. The thread goes on until its process ends.
+            RunStopped: A process was asked to stop. The thread continues until its process ends.
         """
         result: Future[T] | None = None
         for turn in (self._backend.is_main_process, self._backend.is_local_main_process, True):

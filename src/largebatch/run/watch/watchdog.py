@@ -81,7 +81,7 @@ class Watchdog:
         report_failure(message, kind="hang")
         keep_error(message, kind="hang")
         if self._folder is not None:
-            # The job must end all the same.
+            # The job must still end.
             with suppress(Exception):
                 (self._folder / f"fr_{self._rank}").write_bytes(recorded_collectives())
         # A process that ends breaks the connections of the others, which fail with an error then.

@@ -51,7 +51,7 @@ class ReportedRun:
 
     @property
     def num_not_finite(self) -> int:
-        """How many logged values no curve has."""
+        """The number of logged values that are on no curve."""
         values = [value for line in (*self.metrics, *self.evaluations) for value in line.values()]
         return sum(isinstance(value, float) and not math.isfinite(value) for value in values)
 

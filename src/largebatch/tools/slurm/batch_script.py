@@ -116,7 +116,7 @@ def read_text(path: Path) -> str:
     """The text of a file.
 
     Raises:
-        UserError: The script cannot be read.
+        UserError: The file cannot be read.
     """
     try:
         return path.read_text(encoding="utf-8")
