@@ -27,7 +27,7 @@ WORDS = (*TINY_MAPS, '--train.duration={"steps": 100000}')
 def test_a_signal_to_the_launcher_stops_the_run_behind_a_checkpoint(
     number, to_everybody, num_workers, resumed, tmp_path
 ):
-    """A signal to the launcher is passed on; SLURM and Ctrl-C signal all processes, loaders too, and it is passed on as
+    """A signal to the launcher is passed on; Slurm and Ctrl-C signal all processes, loaders too, and it is passed on as
     well."""
     run_dir = tmp_path / "run"
     words = (*WORDS, f"--data.num_workers={num_workers}")

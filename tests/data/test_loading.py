@@ -82,7 +82,7 @@ def test_size_must_be_the_recipes(which):
 
 
 def test_a_signal_while_a_loader_process_starts_is_left_to_the_training(monkeypatch):
-    """SLURM signals all processes of a job, and every evaluation starts new loader processes."""
+    """Slurm signals all processes of a job, and every evaluation starts new loader processes."""
 
     def be_signaled(_):
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):

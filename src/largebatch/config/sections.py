@@ -315,7 +315,7 @@ class Faults(Section):
     never, except that processes wait at most two days for each other. The longest step, evaluation batch or checkpoint
     must be shorter."""
     time_limit_margin_seconds: NonNegativeFloat = 300.0
-    """Seconds before the time limit of a SLURM job at which the run stops by itself: enough for four steps and a
+    """Seconds before the time limit of a Slurm job at which the run stops by itself: enough for four steps and a
     checkpoint."""
 
 

@@ -23,8 +23,8 @@ COMMANDS = {
     "export": ("export", "write a checkpoint's weights for transformers' from_pretrained"),
     "prepare": ("prepare", "download, decode and tokenize a recipe's data before a job needs it"),
     "preflight": ("preflight", "check the nodes of a job before it trains on them"),
-    "lint": ("slurm.lint", "find mistakes in recipes, SLURM scripts and configs, before a job waits in the queue"),
-    "submit": ("slurm.submit", "plan and check a recipe's SLURM job, submit it, and say how to follow it"),
+    "lint": ("slurm.lint", "find mistakes in recipes, batch scripts and configs, before a job waits in the queue"),
+    "submit": ("slurm.submit", "plan and check a recipe's Slurm job, submit it, and say how to follow it"),
     "new": ("new", "copy a recipe to start a repository of your own"),
     "effective-batch": (
         "effective_batch",

@@ -13,8 +13,8 @@ def add_parser(commands: Commands) -> None:
         commands,
         "report",
         run,
-        description="Write one HTML page, which loads nothing else, about runs that are finished or not: results, "
-        "interactive curves, plans in words, and what happened. Needs plotly, but not torch.",
+        description="Write one self-contained HTML page about finished or unfinished runs: results, interactive "
+        "curves, plans in words, and what happened. Needs plotly, but not torch.",
         epilog="""examples:
   largebatch report runs/resnet_digits
   largebatch report runs/batch_64 runs/batch_512 --out comparison.html""",
@@ -24,7 +24,7 @@ def add_parser(commands: Commands) -> None:
         "--out",
         type=Path,
         metavar="FILE.html",
-        help="default: report.html in the run's folder, or in the current one for several runs",
+        help="the file to write; default: report.html in the run's folder, or in the current one for several runs",
     )
 
 

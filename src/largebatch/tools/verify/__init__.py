@@ -37,7 +37,7 @@ Fields are overridden as in a run: --batch.global_batch_size 64.""",
     parser.add_argument(
         "--micro-batch-sizes",
         type=positive_ints,
-        help="default: the recipe's own and, without BatchNorm and dropout, half of it",
+        help="sizes to compare; default: the recipe's own and, without BatchNorm and dropout, half of it",
     )
     parser.add_argument(
         "--tiny-data",
