@@ -4,6 +4,7 @@ What every strategy is compared with: one loop over the whole global batch, torc
 """
 
 import math
+import re
 from itertools import count
 from pathlib import Path
 
@@ -52,10 +53,13 @@ def reference_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -> di
     return _train(config, model, optimizer, mean_loss, batches, rates)
 
 
-def reference_pydoc(recipe: Path, overrides: tuple[str, ...], steps: int, size_at: dict[int, int]) -> dict:
+def reference_pydoc(
+    recipe: Path, overrides: tuple[str, ...], steps: int, size_at: dict[int, int], own: dict[str, tuple] | None = None
+) -> dict:
     """AdamW or LAMB on Python's reference, the whole global batch in one pass, its loss torch's mean over targets.
 
-    `size_at` has the steps at which batch sizes come into force, as the overrides say it in other words.
+    `size_at` has the steps at which batch sizes come into force, as the overrides say it in other words. So does `own`
+    have, by a part of their names, parameters with a factor of the learning rate and a number of frozen steps.
     """
     from largebatch.data.text import pydoc_samples
 
@@ -67,9 +71,12 @@ def reference_pydoc(recipe: Path, overrides: tuple[str, ...], steps: int, size_a
     train_set, _ = pydoc_samples(config.data)
     options = config.optimizer
     exempt_names = {n for n, _ in model.named_parameters() if "ln_" in n or "norm" in n or n.endswith("bias")}
-    decayed = [p for n, p in model.named_parameters() if n not in exempt_names]
-    exempt = [p for n, p in model.named_parameters() if n in exempt_names]
-    groups = [{"params": decayed, "weight_decay": options.weight_decay}, {"params": exempt, "weight_decay": 0.0}]
+    # A group for each parameter.
+    groups = [
+        {"params": [p], "weight_decay": 0.0 if n in exempt_names else options.weight_decay}
+        | dict(zip(("factor", "frozen"), next((own[part] for part in own or {} if part in n), (1, 0)), strict=True))
+        for n, p in model.named_parameters()
+    ]
     kind = PlainLamb if options.name == "lamb" else torch.optim.AdamW
     optimizer = kind(groups, betas=options.betas, eps=options.eps)
 
@@ -143,13 +150,15 @@ def reference_vit_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -
     options = config.optimizer
     # Matrices and patch embedding; not biases, norms, class token and positions. Nothing depends on key biases.
     trained = {n: p for n, p in model.named_parameters() if "k_proj.bias" not in n}
-    decayed = [p for n, p in trained.items() if n.endswith("weight") and "layernorm" not in n]
-    exempt = [p for n, p in trained.items() if not (n.endswith("weight") and "layernorm" not in n)]
-    optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": options.weight_decay}, {"params": exempt, "weight_decay": 0.0}],
-        betas=options.betas,
-        eps=options.eps,
-    )
+    groups = [
+        {
+            "params": [p],
+            "weight_decay": options.weight_decay if n.endswith("weight") and "layernorm" not in n else 0.0,
+            "factor": factor_of_layer(n, config),
+        }
+        for n, p in trained.items()
+    ]
+    optimizer = torch.optim.AdamW(groups, betas=options.betas, eps=options.eps)
 
     def mean_loss(indices):
         batch = train_set.fetch(indices, 0)
@@ -191,9 +200,10 @@ def reference_bert(recipe: Path, overrides: tuple[str, ...], steps: int) -> dict
     options = config.optimizer
     # Nothing depends on key biases.
     trained = {n: p for n, p in model.named_parameters() if "key.bias" not in n}
-    decayed = [p for p in trained.values() if p.ndim == 2]
-    exempt = [p for p in trained.values() if p.ndim == 1]
-    groups = [{"params": decayed, "weight_decay": options.weight_decay}, {"params": exempt, "weight_decay": 0.0}]
+    groups = [
+        {"params": [p], "weight_decay": (p.ndim - 1) * options.weight_decay, "factor": factor_of_layer(n, config)}
+        for n, p in trained.items()
+    ]
     optimizer = PlainLamb(groups, betas=options.betas, eps=options.eps)
 
     def mean_loss(indices):
@@ -206,6 +216,14 @@ def reference_bert(recipe: Path, overrides: tuple[str, ...], steps: int) -> dict
     rates = [config.learning_rate.base_lr * step / 40 for step in range(steps)]
     batches = global_batches(len(train_set), {0: config.batch.global_batch_size}, False, steps)
     return _train(config, model, optimizer, mean_loss, batches, rates)
+
+
+def factor_of_layer(name: str, config) -> float:
+    """`get_layer_id_for_vit` of MAE's util/lr_decay.py, and layer_decay ** (num_layers - layer_id), as BEiT has it."""
+    block = re.search(r"\.layers?\.(\d+)\.", name)
+    num_layers = config.model.num_layers + 1
+    layer_id = int(block[1]) + 1 if block else 0 if "embeddings" in name else num_layers
+    return (config.optimizer.lr_factor_per_layer or 1) ** (num_layers - layer_id)
 
 
 def draw_by_name(model, seed: int, std: float) -> None:
@@ -238,14 +256,17 @@ def global_batches(num_samples: int, size_at: dict[int, int], keep_last: bool, s
 def _train(config, model, optimizer, mean_loss, batches, rates) -> dict:
     model.train()
     metrics, weights = [], []
-    for (epoch, start, size, _), learning_rate in zip(batches, rates, strict=True):
+    for step, ((epoch, start, size, _), learning_rate) in enumerate(zip(batches, rates, strict=True)):
         order = epoch_order(config.data.num_train_samples, config.seed, epoch)
         optimizer.zero_grad()
         loss = mean_loss(order(np.arange(start, start + size)))
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip_norm or float("inf"))
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = learning_rate * group.get("factor", 1)
+            if step < group.get("frozen", 0):
+                for parameter in group["params"]:
+                    parameter.grad = None
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip_norm or float("inf"))
         optimizer.step()
         metrics.append({"loss": loss.item(), "lr": learning_rate, "grad_norm": norm.item()})
         weights.append({name: p.detach().numpy().copy() for name, p in model.named_parameters()})

@@ -80,8 +80,8 @@ class FakeBackend:
             },
         )
 
-    def restore(self, fill: Callable[[EngineState], None], scalars, has_states: bool) -> None:
-        assert has_states
+    def restore(self, fill: Callable[[EngineState], None], scalars, with_states: set[str]) -> None:
+        assert with_states == self.engine_state().parameters.keys()
         fill(self.engine_state())
         self.scalars = scalars
 

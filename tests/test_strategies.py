@@ -29,6 +29,15 @@ SIZES = (
 )
 LARS = '--optimizer={"name": "lars", "nesterov": true, "weight_decay": 0.001, "trust_coefficient": 0.01}'
 LAMB = '--optimizer={"name": "lamb", "betas": [0.9, 0.99], "weight_decay": 0.1, "clip_norm": 1.0}'
+# The block learns more slowly, and only from the sixth step on; both patterns match its norms.
+GROUPS = json.dumps(
+    [
+        {"parameters": "*.h.1.*", "lr_factor": 0.3, "frozen_until": {"steps": 5}},
+        {"parameters": "*.ln_*", "lr_factor": 3},
+    ]
+)
+IN_GROUPS = {".h.1.": (0.3, 5), ".ln_": (3, 0)}
+PER_LAYER = "--optimizer.lr_factor_per_layer=0.7"
 # Of the second source, 40 samples are drawn more than twice.
 MIXED = {"long": (str(ROOT / "LICENSE"), 300), "short": (str(ROOT / "docs/science.md"), 40)}
 SHARES = {0: {"long": Fraction(7, 10), "short": Fraction(3, 10)}, 7: {"long": Fraction(1, 4), "short": Fraction(3, 4)}}
@@ -65,18 +74,26 @@ RECIPES = {
     "sgd": (DIGITS, (), (reference_digits,)),
     "adamw": (PYDOC, SMALL_GPT, (reference_pydoc, {0: 32})),
     "lars": (DIGITS, (LARS, "--learning_rate.base_lr=0.5"), (reference_digits,)),
-    "lamb": (PYDOC, (*SMALL_GPT, LAMB), (reference_pydoc, {0: 32})),
-    "unequal samples": (PYDOC, (*DOCUMENTS, "--data.num_train_samples=2000"), (reference_pydoc, {0: 32})),
-    "ragged batches": (PYDOC, (*DOCUMENTS, *KEEP, "--batch.global_batch_size=48"), (reference_pydoc, {0: 48})),
+    "lamb": (PYDOC, (*SMALL_GPT, LAMB, f"--optimizer.groups={GROUPS}"), (reference_pydoc, {0: 32}, IN_GROUPS)),
+    "unequal samples": (
+        PYDOC,
+        (*DOCUMENTS, "--data.num_train_samples=2000", f"--optimizer.groups={GROUPS}"),
+        (reference_pydoc, {0: 32}, IN_GROUPS),
+    ),
+    "ragged batches": (
+        PYDOC,
+        (*DOCUMENTS, *KEEP, "--batch.global_batch_size=48", f"--optimizer.groups={GROUPS}"),
+        (reference_pydoc, {0: 48}, IN_GROUPS),
+    ),
     "growing batch": (
         PYDOC,
         (*SMALL_GPT, f"--batch.global_batch_size={SIZES}"),
         (reference_pydoc, {0: 16, 6: 32, 10: 96}),
     ),
     "vit": (VIT_DIGITS, SMALL_VIT, (reference_vit_digits,)),
-    "mixup": (VIT_DIGITS, (*SMALL_VIT, MIXUP), (reference_vit_digits,)),
+    "mixup": (VIT_DIGITS, (*SMALL_VIT, MIXUP, PER_LAYER), (reference_vit_digits,)),
     "large model": (LLAMA, SMALL_LLAMA, (reference_pydoc, {0: 32})),
-    "masked": (BERT, SMALL_BERT, (reference_bert,)),
+    "masked": (BERT, (*SMALL_BERT, PER_LAYER), (reference_bert,)),
     "mixture": (PYDOC, MIXTURE_WORDS, (reference_mixture, MIXED, SHARES)),
 }
 TOLERANCE = 1e-5

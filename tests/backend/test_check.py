@@ -40,7 +40,7 @@ def mutate(change: str) -> None:
     elif change == "optimizer":
 
         def changed_optimizer(self, model, optimizer):
-            optimizer.param_groups[1].update(weight_decay=0.1, maximize=True)
+            optimizer.param_groups[1].update(weight_decay=0.1, maximize=True, lr_factor=2.0)
             # FSDP2's optimizer must have every parameter.
             if self.launch.strategy != "fsdp":
                 optimizer.param_groups[0]["params"].pop()
@@ -92,6 +92,7 @@ def test_an_optimizer_that_wrapping_changes(strategy, tmp_path):
     found = report[report.index("hyperparameters per group") :]
     assert "'weight_decay': 0.1" in found
     assert "'maximize': True" in found
+    assert "'lr_factor': 2.0" in found
     assert ("parameters per group: the plan says [" in report.replace("hyperparameters", "")) == (strategy != "fsdp")
     assert "exit code 2" in report
 

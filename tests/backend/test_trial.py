@@ -126,7 +126,7 @@ REST = "; correct its `step`"
             "rows",
             "the optimizer's state 'average' for a parameter of shape (4, 3) is of shape (4,), but its entry decl",
         ),
-        ("crash", f"optimizer: a step of \"own\" ({OWN}) fails: 'no such thing' (KeyError)"),
+        ("crash", f"optimizer: \"own\" ({OWN}) fails in a step: 'no such thing' (KeyError)"),
         ("refuses", f"\"own\" cannot be built by {OWN}(groups, lr=0.0, bug='refuses'): beta must be above 0 (ValueErr"),
     ],
 )

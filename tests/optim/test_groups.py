@@ -1,5 +1,9 @@
 """Weight decay goes to the weights, and to each parameter once."""
 
+import json
+import re
+
+import pytest
 import torch
 from torch import nn
 from transformers import (
@@ -12,16 +16,24 @@ from transformers import (
 )
 
 from largebatch.config import load_config
-from largebatch.optim import build_optimizer, parameter_groups
+from largebatch.errors import ConfigError
+from largebatch.optim import build_optimizer, planned_groups
 from largebatch.optim.lamb import Lamb
 from largebatch.optim.lars import Lars
-from largebatch.plan import resolve
-from paths import DIGITS
+from largebatch.plan import explain, resolve
+from paths import BERT, DIGITS, VIT_DIGITS
+from tasks import build_model
+
+
+def groups_of(model: nn.Module, recipe=DIGITS, words=(), **options) -> list[dict]:
+    """As planned with these options of the optimizer."""
+    words = [*words, *(f"--optimizer.{name}={json.dumps(value)}" for name, value in options.items())]
+    return planned_groups(model, resolve(load_config(recipe, words), world_size=1))
 
 
 def names(model: nn.Module, no_decay) -> tuple[set[str], set[str]]:
     by_identity = {id(parameter): name for name, parameter in model.named_parameters()}
-    groups = parameter_groups(model, 0.1, no_decay)
+    groups = groups_of(model, weight_decay=0.1, no_decay=no_decay)
     found = {group["weight_decay"]: {by_identity[id(p)] for p in group["params"]} for group in groups}
     return found.get(0.1, set()), found.get(0.0, set())
 
@@ -73,13 +85,13 @@ def test_goyal_exempts_batch_norm_alone():
 def test_shared_and_frozen_parameters():
     model = gpt()  # the output layer shares the embedding's weight
     model.transformer.wpe.weight.requires_grad_(False)
-    parameters = [p for group in parameter_groups(model, 0.1) for p in group["params"]]
+    parameters = [p for group in groups_of(model) for p in group["params"]]
     assert len(parameters) == len({id(p) for p in parameters}) == sum(p.requires_grad for p in model.parameters())
 
 
 def test_no_empty_group():
     """DeepSpeed drops empty groups, and with them the numbering of the others."""
-    assert len(parameter_groups(nn.Linear(2, 2, bias=False), 0.1)) == 1
+    assert len(groups_of(nn.Linear(2, 2, bias=False))) == 1
 
 
 def test_optimizers_get_their_hyperparameters():
@@ -113,3 +125,112 @@ def test_optimizers_get_their_hyperparameters():
 def built(optimizer: str) -> torch.optim.Optimizer:
     plan = resolve(load_config(DIGITS, [f"--optimizer={optimizer}"]), world_size=1)
     return build_optimizer(nn.Linear(2, 2), plan)
+
+
+# --- rates of their own, and freezing -----------------------------------------------------------------------------
+
+HEAD = {"parameters": "head.*", "lr_factor": 3}
+REST = {"parameters": "*", "lr_factor": 0.5, "frozen_until": {"epochs": 1}}
+
+
+class Classifier(nn.Module):
+    """Two blocks, a norm and a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(2, 2) for _ in range(2)])
+        self.norm = nn.LayerNorm(2)
+        self.head = nn.Linear(2, 3)
+
+
+def settings(groups: list[dict], model: nn.Module) -> dict[str, dict]:
+    """By the parameter's name."""
+    found = {parameter: group for group in groups for parameter in group["params"]}
+    return {
+        name: {key: value for key, value in found[each].items() if key != "params"}
+        for name, each in model.named_parameters()
+    }
+
+
+def test_a_parameter_belongs_to_the_first_group_that_matches():
+    model = Classifier()
+    found = settings(groups_of(model, groups=[HEAD, REST], weight_decay=0.1), model)
+    assert found.pop("head.weight") == {"weight_decay": 0.1, "lr_factor": 3.0}
+    # ResNet's recipe decays biases.
+    assert found.pop("head.bias") == {"weight_decay": 0.1, "lr_factor": 3.0}
+    frozen = {"lr_factor": 0.5, "frozen_steps": 22}
+    assert found.pop("norm.weight") == found.pop("norm.bias") == {"weight_decay": 0.0, **frozen}
+    assert {tuple(each.items()) for each in found.values()} == {tuple({"weight_decay": 0.1, **frozen}.items())}
+
+
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [
+        ([{"parameters": "haed.*"}], '"haed.*" matches no trainable parameter of the model, did you mean head.*?; wri'),
+        (
+            [{"parameters": "blocks.1"}],
+            '"blocks.1" matches no trainable parameter of the model, did you mean blocks.1.',
+        ),
+        ([HEAD, {"parameters": "head.bias"}], '"head.bias" matches no trainable parameter of the model that an earlie'),
+    ],
+)
+def test_a_pattern_that_matches_nothing(groups, words):
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        groups_of(Classifier(), groups=groups)
+
+
+def test_frozen_for_good_is_not_for_patterns():
+    model = Classifier()
+    model.head.requires_grad_(False)
+    with pytest.raises(ConfigError, match=re.escape('"head.*" matches no trainable parameter')):
+        groups_of(model, groups=[HEAD])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "layers", "blocks"),
+    [
+        (VIT_DIGITS, r"vit\.layers\.(\d+)\.", "vit.embeddings"),
+        (BERT, r"bert\.encoder\.layer\.(\d+)\.", "bert.embeddings"),
+    ],
+)
+def test_rates_per_layer_are_those_of_beit(recipe, layers, blocks):
+    """By hand from its formula, layer_decay ** (num_layers + 1 - layer_id), for a model of two blocks."""
+    config = load_config(recipe)
+    model = build_model(recipe)(config)
+    head = {"parameters": "c*", "lr_factor": 10}
+    groups = groups_of(model, recipe, lr_factor_per_layer=0.5, groups=[head])
+    found = {each: group.get("lr_factor", 1.0) for group in groups for each in group["params"]}
+    assert config.model.num_layers == 2
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if block := re.match(layers, name):
+            assert found[parameter] == [0.25, 0.5][int(block[1])], name
+        else:
+            expected = 0.125 if name.startswith(blocks) else 10.0 if name.startswith("c") else 1.0
+            assert found[parameter] == expected, name
+
+
+def test_a_model_without_one_list_of_blocks_has_no_layers():
+    with pytest.raises(ConfigError, match=r"optimizer\.lr_factor_per_layer: Linear has 0 lists of blocks"):
+        groups_of(nn.Linear(2, 2), lr_factor_per_layer=0.5)
+
+
+def test_the_plan_explains_groups():
+    words = [f"--optimizer.groups={json.dumps([HEAD, REST])}", "--optimizer.lr_factor_per_layer=0.75"]
+    text = explain(resolve(load_config(DIGITS, words), world_size=2), "digits")
+    assert "head.*: 3 x the learning rate\n" in text
+    assert "*: 0.5 x the learning rate, and frozen for the first 22 steps\n" in text
+    assert "each block's learning rate is 0.75 x that of the one above it\n" in text
+
+
+def test_a_freeze_ends_within_the_run():
+    groups = [HEAD, {"parameters": "*", "frozen_until": {"epochs": 20}}]
+    with pytest.raises(
+        ConfigError, match=r"optimizer\.groups\[1\]\.frozen_until: 440 steps are not fewer than the run's 440"
+    ):
+        load_config(DIGITS, [f"--optimizer.groups={json.dumps(groups)}"])
+    with pytest.raises(ConfigError, match=r"optimizer\.groups\[0\]\.lr_factr: unknown key, did you mean lr_factor"):
+        load_config(DIGITS, ['--optimizer.groups=[{"parameters": "*", "lr_factr": 1}]'])
+    with pytest.raises(ConfigError, match=r"optimizer\.groups\[0\]\.frozen_until: is given in tokens, but the samples"):
+        load_config(DIGITS, ['--optimizer.groups=[{"parameters": "*", "frozen_until": {"tokens": 5}}]'])

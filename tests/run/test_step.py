@@ -88,8 +88,8 @@ def loop_with(mistake: str, run_dir) -> str:
         ("two updates", "run.update was called twice for one step"),
         ("not prepared", "call run.prepare(model, optimizer) first"),
         ("another optimizer", "the optimizer is SGD, the plan says AdamW"),
-        ("other betas", "the optimizer's betas is (0.5, 0.5), the plan says (0.9, 0.99)"),
-        ("maximize", "the optimizer's maximize is True, the plan says False"),
+        ("other betas", "is (0.5, 0.5), the plan says (0.9, 0.99) (10 parameters differ)"),
+        ("maximize", "is True, the plan says False (10 parameters differ)"),
         # Whatever the fields of the task's data section are called.
         ("another weight", "8 samples have 7 tokens in the loss, but the plan says 16 each; correct the source"),
         ("no weight decay", "weight_decay of transformer.wte.weight is 0.0, the plan says 0.1 ("),

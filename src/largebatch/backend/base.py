@@ -1,7 +1,7 @@
 """The interface between a run and a strategy; nothing outside this package knows which strategy is in use."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
@@ -75,6 +75,9 @@ class Backend(ABC):
         self.unwrapped_model: nn.Module  # the model as the recipe built it; strategies wrap it or change it in place
         self.optimizer: Optimizer
         self.reduces: Policy = launch.entry.reduces[0]  # when gradients are reduced; known after `prepare`
+        self._step = 0  # the current optimizer step, counted from 0
+        self._learning_rate = 0.0  # the schedule's
+        self._set_aside: list[tuple[dict[str, Any], Any]] = []  # frozen groups and their parameters, during an update
         self._compiled: list[nn.Module] = []  # the parts of the model that go through torch.compile
         # On the host, so that summing a count does not wait for the device.
         self._host_group = self.new_host_group()
@@ -102,7 +105,24 @@ class Backend(ABC):
             self._compiled = compile_in_place(model, self.device)
         prepared = self._wrap(model, optimizer)
         self._locate_layers()
+        if any(self.plan.frozen_steps):
+            # Around every update, whoever makes it: DeepSpeed steps each group by itself.
+            self._torch_optimizer.register_step_pre_hook(self._set_frozen_aside)
+            self._torch_optimizer.register_step_post_hook(self._put_back)
         return prepared
+
+    def _set_frozen_aside(self, optimizer: Optimizer, *_: object) -> None:
+        self._set_aside = [(group, group["params"]) for group in optimizer.param_groups if self._is_frozen(group)]
+        for group, _parameters in self._set_aside:
+            group["params"] = []
+
+    def _put_back(self, *_: object) -> None:
+        for group, parameters in self._set_aside:
+            group["params"] = parameters
+
+    def _is_frozen(self, group: Mapping[str, Any]) -> bool:
+        """Whether the current step does not update a parameter group, nor count its gradients."""
+        return bool(self._step < group.get("frozen_steps", 0))
 
     def _wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         self.unwrapped_model = model
@@ -152,6 +172,10 @@ class Backend(ABC):
         torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
+
+    def begin_step(self, step: int) -> None:
+        """Prepare for the passes and the update of a step, counted from 0."""
+        self._step = step
 
     def begin_micro_step(self, micro_step: int, accumulation: int) -> None:
         """Prepare for the forward pass of micro-batch `micro_step`, counted from 0, of `accumulation`."""
@@ -211,16 +235,19 @@ class Backend(ABC):
         self._statistics.restore()
 
     def set_learning_rate(self, learning_rate: float) -> None:
+        """Set the schedule's learning rate, times each parameter group's own factor."""
+        self._learning_rate = learning_rate
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = learning_rate * group.get("lr_factor", 1.0)
 
     @property
     def learning_rate(self) -> float:
-        """The optimizer's learning rate; BackendMismatch if its parameter groups do not share one."""
-        rates = {float(group["lr"]) for group in self.optimizer.param_groups}
-        if len(rates) > 1:
-            raise BackendMismatch(f"the optimizer's parameter groups have different learning rates: {sorted(rates)}")
-        return rates.pop()
+        """The schedule's learning rate, as the optimizer has it; BackendMismatch if a parameter group does not."""
+        for group in self.optimizer.param_groups:
+            expected = self._learning_rate * group.get("lr_factor", 1.0)
+            if group["lr"] != expected:
+                raise BackendMismatch(f"a parameter group has the learning rate {group['lr']}, not {expected}")
+        return self._learning_rate
 
     # --- state ----------------------------------------------------------------------------------------------------
 
@@ -238,29 +265,29 @@ class Backend(ABC):
         """Torch's own optimizer, inside the strategy's wrapper."""
 
     def restore(
-        self, fill: Callable[[EngineState], None], scalars: Mapping[str, Mapping[str, float]], has_states: bool
+        self, fill: Callable[[EngineState], None], scalars: Mapping[str, Mapping[str, float]], with_states: Set[str]
     ) -> None:
         """Set the whole state of this process; every process must call this.
 
         Args:
             fill: Writes every piece and buffer of the given state. A user error on one process is raised on all.
             scalars: The optimizer's scalar states, such as its step count, for each parameter.
-            has_states: Whether the optimizer has taken a step and so has states.
+            with_states: The parameters that the optimizer has states for, because it has stepped them.
 
         Raises:
             BackendMismatch: Parameters that share one optimizer state under this strategy have different scalars.
         """
         optimizer, layer_parts = self._torch_optimizer, self._layer_parts()
-        if has_states:
-            fresh_state(optimizer, layer_parts, self.plan)
-        else:
-            optimizer.state.clear()
+        stepped = {
+            tensor: parts for tensor, parts in layer_parts.items() if any(part.name in with_states for part in parts)
+        }
+        for tensor in layer_parts.keys() - stepped.keys():
+            optimizer.state.pop(tensor, None)
+        fresh_state(optimizer, stepped, self.plan)
         # The engine may communicate next, so if one process raises, all must.
         with self.raise_on_all_ranks():
             fill(self.engine_state())
-        if not has_states:
-            return
-        for tensor, parts in layer_parts.items():
+        for tensor, parts in stepped.items():
             numbers = [dict(scalars[part.name]) for part in parts]
             if any(other != numbers[0] for other in numbers):
                 raise BackendMismatch(
@@ -268,8 +295,7 @@ class Backend(ABC):
                     f"checkpoint, but {self.launch.strategy} has one for all of them; resume with "
                     + names_of(lambda entry: entry.steps != "flat pieces of several parameters")
                 )
-            if numbers:
-                set_scalars(optimizer.state[tensor], numbers[0])
+            set_scalars(optimizer.state[tensor], numbers[0])
 
     @property
     def running_statistics(self) -> set[str]:
@@ -366,6 +392,7 @@ class Backend(ABC):
 
 
 def group_options(optimizer: Optimizer) -> list[Mapping[str, Any]]:
-    """The hyperparameters of each parameter group, without learning rate and choice of implementation."""
-    names = set(optimizer.defaults) - {"lr", "foreach", "fused", "capturable", "differentiable"}
+    """The hyperparameters of each parameter group, or None, without learning rate and choice of implementation."""
+    names = {*optimizer.defaults, "weight_decay", "lr_factor", "frozen_steps"}
+    names -= {"lr", "foreach", "fused", "capturable", "differentiable"}
     return [{name: group.get(name) for name in sorted(names)} for group in optimizer.param_groups]

@@ -81,43 +81,36 @@ def check_before(model: nn.Module, optimizer: Optimizer, backend: Backend) -> No
 def _optimizer_problems(model: nn.Module, optimizer: Optimizer, plan: RunPlan) -> Iterator[str]:
     remedy = "build it with largebatch.optim.build_optimizer(model, run.plan)"
     groups = planned_groups(model, plan)
-    shapes = [min(group["params"], key=torch.numel).shape for group in groups]
-    small = [nn.Parameter(torch.zeros(shape)) for shape in shapes]
+    small = [nn.Parameter(torch.zeros_like(min(group["params"], key=torch.numel), device="cpu")) for group in groups]
     like = optimizer_over([group | {"params": [each]} for group, each in zip(groups, small, strict=True)], plan)
-    kind = type(like)
-    if type(optimizer) is not kind:
-        yield f"the optimizer is {type(optimizer).__name__}, the plan says {kind.__name__}; {remedy}"
+    if type(optimizer) is not type(like):
+        yield f"the optimizer is {type(optimizer).__name__}, the plan says {type(like).__name__}; {remedy}"
         return
-    for group in optimizer.param_groups:
-        for name, value in group_options(like)[0].items():
-            if name not in groups[0] and group[name] != value:
-                yield f"the optimizer's {name} is {group[name]}, the plan says {value}; {remedy}"
     for parameter in small:
         parameter.grad = torch.zeros_like(parameter)
     like.step()
     for parameter in small:
-        try:
-            split_state(like.state[parameter], parameter, f"a parameter of shape {tuple(parameter.shape)}", plan)
-        except BackendMismatch as error:
-            yield str(error)
-            return
+        split_state(like.state[parameter], parameter, f"a parameter of shape {tuple(parameter.shape)}", plan)
     names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
     planned, given = (
-        {parameter: group for group in some for parameter in group["params"]}
-        for some in (groups, optimizer.param_groups)
+        {each: options for group, options in zip(some, all_options, strict=True) for each in group["params"]}
+        for some, all_options in (
+            (groups, group_options(like)),
+            (optimizer.param_groups, group_options(optimizer)),
+        )
     )
     if sum(len(group["params"]) for group in optimizer.param_groups) != len(planned) or given.keys() != planned.keys():
         missing = [name for parameter, name in names.items() if parameter not in given]
         what = f"; missing: {', '.join(missing[:5])}" if missing else ""
         yield f"the optimizer does not contain each trainable parameter of the model exactly once{what}; {remedy}"
         return
-    for setting in groups[0].keys() - {"params"}:
-        wrong = [parameter for parameter, settings in planned.items() if given[parameter][setting] != settings[setting]]
+    for option in group_options(like)[0]:
+        wrong = [each for each in names if given[each][option] != planned[each][option]]
         if wrong:
             first = wrong[0]
             yield (
-                f"the optimizer's {setting} of {names[first]} is {given[first][setting]}, the plan says "
-                f"{planned[first][setting]} ({len(wrong)} parameters differ); {remedy}"
+                f"the optimizer's {option} of {names[first]} is {given[first][option]}, the plan says "
+                f"{planned[first][option]} ({len(wrong)} parameters differ); {remedy}"
             )
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from largebatch.errors import UserError, reason_of
-from largebatch.model.parts import outermost_modules
+from largebatch.model.parts import lists_of_blocks
 from largebatch.plan.strategies import names_of
 
 # Compiled versions of one function: for blocks that differ, training and evaluation, and batches of several sizes.
@@ -29,9 +29,7 @@ def compile_in_place(model: nn.Module, device: torch.device) -> list[nn.Module]:
     # With the compiler's own random numbers, dropout would depend on whether a model is compiled.
     torch._inductor.config.fallback_random = True
     _check_compiler(device)
-    regions = [block for blocks in outermost_modules(model, _is_list_of_blocks) for block in blocks.children()] or [
-        model
-    ]
+    regions = [block for blocks in lists_of_blocks(model) for block in blocks] or [model]
     # Under DDP, Dynamo cuts compiled code at the boundaries of DDP's buckets, so that reductions overlap with the rest
     # of the backward pass. Regions that are blocks are boundaries enough, and smaller pieces fuse less.
     torch._dynamo.config.optimize_ddp = regions == [model]
@@ -46,10 +44,6 @@ def refuse_to_compile(region: nn.Module, strategy: str) -> UserError:
         f"compute.compile: {strategy} does not gather all weights of {type(region).__name__} for its compiled code; "
         f"write false, or launch with {names_of(lambda entry: not entry.shards.endswith('weights'))}"
     )
-
-
-def _is_list_of_blocks(module: nn.Module) -> bool:
-    return isinstance(module, nn.ModuleList) and len({type(block) for block in module}) == 1
 
 
 def _check_compiler(device: torch.device) -> None:

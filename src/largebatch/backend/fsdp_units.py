@@ -15,7 +15,7 @@ from largebatch.backend.accelerate_internals import find_final_norm
 from largebatch.backend.gathers import weights_in_bf16
 from largebatch.estimate.model_shape import ModelShape, ParameterShape
 from largebatch.model.parts import EMBEDDING_GETTERS, embedding_layer
-from largebatch.optim.build import planned_groups
+from largebatch.optim import planned_groups
 from largebatch.plan import RunPlan
 
 

@@ -35,7 +35,9 @@ class NativeBackend(Backend):
         norm = None
         may_skip = self.plan.faults.on_non_finite != "stop"
         if measure_norm or may_skip or self.plan.optimizer.clip_norm is not None:
-            parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+            groups = self._torch_optimizer.param_groups
+            frozen = {each for group in groups if self._is_frozen(group) for each in group["params"]}
+            parameters = [each for each in self.model.parameters() if each.grad is not None and each not in frozen]
             norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
             if isinstance(norm, DTensor):
                 norm = norm.full_tensor()

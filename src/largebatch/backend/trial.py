@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from largebatch.backend.state import split_state
-from largebatch.errors import ConfigError, reason_of
+from largebatch.errors import ConfigError, UserError, reason_of
 from largebatch.optim.build import optimizer_over
 from largebatch.plan import RunPlan
 
@@ -35,30 +35,29 @@ def try_optimizer(plan: RunPlan) -> None:
     torch.set_default_dtype(torch.float64)
     try:
         problem = next(_problems(plan), None)
+    except UserError:
+        raise
+    # A task's author may have written it, so it may raise anything.
+    except Exception as error:
+        problem = f"fails in a step: {reason_of(error)}"
     finally:
         torch.set_default_dtype(before)
     if problem:
-        raise ConfigError(f"optimizer: {_described(plan)} {problem}; correct its `step`")
-
-
-def _described(plan: RunPlan) -> str:
-    entry = plan.optimizer_entry
-    assert entry is not None
-    return f'"{entry.name}" ({entry.constructor})'
+        entry = plan.optimizer_entry
+        assert entry is not None
+        raise ConfigError(f'optimizer: "{entry.name}" ({entry.constructor}) {problem}; correct its `step`')
 
 
 class _Trial:
     """A new optimizer over two parameters, the first with weight decay, if the plan has any, and the second without."""
 
     def __init__(self, plan: RunPlan, rate: float):
-        self.plan = plan
         signs = torch.tensor([1.0, -1.0, 1.0])
         self.parameters = [nn.Parameter(torch.linspace(0.5, 2.0, 12).view(SHAPE) * signs) for _ in range(2)]
         self.decay = DECAY if plan.optimizer.weight_decay else 0.0
-        decayed, exempt = ({"params": [parameter]} for parameter in self.parameters)
         groups = [
-            decayed | {"weight_decay": self.decay, "layerwise": True},
-            exempt | {"weight_decay": 0.0, "layerwise": False},
+            {"params": [parameter], "weight_decay": decay, "layerwise": layerwise}
+            for parameter, decay, layerwise in zip(self.parameters, (self.decay, 0.0), (True, False), strict=True)
         ]
         self.start = [parameter.detach().clone() for parameter in self.parameters]
         self.optimizer: Optimizer = optimizer_over(groups, plan)
@@ -66,14 +65,10 @@ class _Trial:
             group["lr"] = rate
 
     def step(self, gradient: torch.Tensor) -> None:
-        """Take a step in which every parameter has this gradient; ConfigError if it fails."""
+        """Take a step in which every parameter has this gradient."""
         for parameter in self.parameters:
             parameter.grad = gradient.clone()
-        try:
-            self.optimizer.step()
-        # A task's author may have written it, so it may raise anything.
-        except Exception as error:
-            raise ConfigError(f"optimizer: a step of {_described(self.plan)} fails: {reason_of(error)}") from error
+        self.optimizer.step()
 
     def moved(self, gradient: torch.Tensor) -> list[torch.Tensor]:
         """How far some steps move each parameter."""
@@ -104,11 +99,6 @@ def _problems(plan: RunPlan) -> Iterator[str]:
         yield "moves weights, or makes them NaN, with a gradient of 0 in a group whose weight_decay is 0"
     if trial.decay and not (decayed * trial.start[0] < 0).all():
         yield f"ignores the weight_decay {DECAY:g} of a group: with a gradient of 0, its weights do not move toward 0"
-    yield from _state_problems(plan, gradient)
-
-
-def _state_problems(plan: RunPlan, gradient: torch.Tensor) -> Iterator[str]:
-    """A new optimizer that gets the states of another must step as that one does."""
     trial, resumed = _Trial(plan, RATE), _Trial(plan, RATE)
     trial.moved(gradient)
     for parameter, copy in zip(trial.parameters, resumed.parameters, strict=True):

@@ -1,6 +1,7 @@
 """DeepSpeed ZeRO-1, -2 and -3."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from functools import partial
 from typing import Any
 
 import torch
@@ -75,9 +76,17 @@ class ZeroBackend(Backend):
                     raise refuse_to_compile(region, self.launch.strategy)
                 # Gather its weights together before its compiled code runs, instead of in each layer inside it.
                 set_z3_leaf_module(region, True)
+        groups = [dict(group) for group in optimizer.param_groups if "frozen_steps" in group]
         self.engine, wrapped = super()._wrap(model, optimizer)
+        for group in groups:
+            for parameter in group["params"]:
+                # The engine clips by the norm of all gradients.
+                parameter.register_hook(partial(self._without_frozen, group))
         self._watch = GradientWatch(self.unwrapped_model)
         return self.engine, wrapped
+
+    def _without_frozen(self, group: Mapping[str, Any], gradient: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(gradient) if self._is_frozen(group) else gradient
 
     def _materialize(self, model: nn.Module) -> None:
         """ZeRO-3 shards each parameter before the next is allocated; the other stages keep whole weights."""
@@ -166,11 +175,11 @@ class ZeroBackend(Backend):
         )
 
     def restore(
-        self, fill: Callable[[EngineState], None], scalars: Mapping[str, Mapping[str, float]], has_states: bool
+        self, fill: Callable[[EngineState], None], scalars: Mapping[str, Mapping[str, float]], with_states: Set[str]
     ) -> None:
         partitions = self._partitions
         partitions.begin_restore()
-        super().restore(fill, scalars, has_states)
+        super().restore(fill, scalars, with_states)
         partitions.end_restore()
 
     def observe(self) -> Observed:

@@ -34,8 +34,9 @@ def load(backend: Backend, folder: Path, manifest: Manifest) -> None:
             raise UserError(f"the checkpoint {folder} cannot be loaded: {error}") from error
 
     scalars = {name: parameter.scalars for name, parameter in manifest.parameters.items()}
-    has_vectors = any(not vector.startswith(f"{WEIGHT}/") for vector in manifest.vectors)
-    backend.restore(fill, scalars, has_states=has_vectors or any(scalars.values()))
+    of_states = (vector.partition("/") for vector in manifest.vectors if not vector.startswith(f"{WEIGHT}/"))
+    with_states = {name for name, numbers in scalars.items() if numbers} | {name for _, _, name in of_states}
+    backend.restore(fill, scalars, with_states)
 
 
 def _check_same_model(state: EngineState, manifest: Manifest) -> None:
@@ -89,7 +90,7 @@ def set_weights(backend: Backend, weights: StartingWeights) -> None:
             piece.write(piece.start, weights.read(piece.vector.removeprefix(f"{WEIGHT}/"), piece.start, piece.stop))
 
     with torch.no_grad():
-        backend.restore(fill, {}, has_states=False)
+        backend.restore(fill, {}, with_states=set())
     first_seen: dict[str, tuple[int, str]] = {}
     for rank, checksums in enumerate(backend.gather_objects(weights.checksums)):
         for name, checksum in checksums.items():

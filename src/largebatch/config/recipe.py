@@ -229,6 +229,9 @@ class RecipeConfig(Section):
             "train.duration": self.train.duration,
             "learning_rate.warmup.duration": rate.warmup.duration if rate.warmup else None,
         }
+        # The other durations are checked even if the optimizer's section is wrong.
+        for number, group in enumerate(getattr(getattr(self, "optimizer", None), "groups", None) or ()):
+            durations[f"optimizer.groups[{number}].frozen_until"] = group.frozen_until
         if isinstance(rate.decay, StepDecay):
             durations |= {f"learning_rate.decay.at[{number}]": at for number, at in enumerate(rate.decay.at)}
         if isinstance(rate.decay, WarmupStableDecay):
@@ -296,6 +299,9 @@ class RecipeConfig(Section):
                 f"{last_phase.first_step}, which is not within the run of {total} steps; remove it, or lengthen "
                 "train.duration"
             )
+        for path, step in steps.items():
+            if path.endswith(".frozen_until") and step >= total:
+                yield f"{path}: {step} steps are not fewer than the run's {total}; shorten it, or lengthen the run"
         rate = self.learning_rate
         warmup = steps.get("learning_rate.warmup.duration", 0)
         if rate.warmup and warmup > total:

@@ -16,6 +16,14 @@ def outermost_modules(module: nn.Module, is_wanted: Callable[[nn.Module], bool])
             yield from outermost_modules(child, is_wanted)
 
 
+def lists_of_blocks(model: nn.Module) -> list[nn.ModuleList]:
+    """The outermost lists of modules of one class each: the blocks that a model repeats."""
+    found = outermost_modules(
+        model, lambda module: isinstance(module, nn.ModuleList) and len({type(block) for block in module}) == 1
+    )
+    return [module for module in found if isinstance(module, nn.ModuleList)]
+
+
 def embedding_layer(model: nn.Module, getter: str) -> nn.Module | None:
     """The layer that a model of `transformers` returns from one of `EMBEDDING_GETTERS`; None if it has none."""
     try:

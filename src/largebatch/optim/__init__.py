@@ -1,5 +1,6 @@
 """Optimizers and their parameter groups."""
 
-from largebatch.optim.build import build_optimizer, parameter_groups, planned_groups
+from largebatch.optim.build import build_optimizer
+from largebatch.optim.groups import planned_groups
 
-__all__ = ["build_optimizer", "parameter_groups", "planned_groups"]
+__all__ = ["build_optimizer", "planned_groups"]

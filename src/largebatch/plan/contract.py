@@ -74,6 +74,8 @@ class RunPlan:
     tuned_options: dict[str, Any]  # momentum, betas and the like, as torch names them and as they were tuned
     optimizer_options: dict[str, Any]  # the same options for this batch size
 
+    frozen_steps: tuple[int, ...] = ()  # for each of the optimizer's groups, the number of first steps without updates
+
     # What is declared about the optimizer; it is code, so not in JSON, and None in a plan that was read from there.
     optimizer_entry: OptimizerEntry | None = field(default=None, compare=False)
 
@@ -180,7 +182,7 @@ def resolve(config: RecipeConfig, world_size: int, micro_batch_size: int | None 
         seed=config.seed,
         precision=config.precision,
         learning_rate=rate,
-        optimizer=OptimizerSection(**config.optimizer.model_dump(include={*OptimizerSection.model_fields})),
+        optimizer=OptimizerSection(**{name: getattr(config.optimizer, name) for name in OptimizerSection.model_fields}),
         evaluation=config.evaluation,
         checkpoint=config.checkpoint,
         faults=config.faults,
@@ -207,6 +209,10 @@ def resolve(config: RecipeConfig, world_size: int, micro_batch_size: int | None 
         scaled_batch_size=scaled_batch_size,
         tuned_options=config.optimizer.options,
         optimizer_options=config.optimizer.options_for(sizes[0] / rate.reference_batch_size),
+        frozen_steps=tuple(
+            timeline.steps_in(group.frozen_until.length) if group.frozen_until else 0
+            for group in config.optimizer.groups or ()
+        ),
         optimizer_entry=entry,
     )
 

@@ -227,6 +227,11 @@ def _optimizer(plan: RunPlan) -> list[str]:
     lines = [f"{optimizer.name} with {_options(plan.optimizer_options)}; {decay}"]
     if plan.optimizer_explanation:
         lines.append(plan.optimizer_explanation)
+    for group, frozen_steps in zip(optimizer.groups or (), plan.frozen_steps, strict=True):
+        frozen = f", and frozen for the first {counted(frozen_steps, 'step')}" if frozen_steps else ""
+        lines.append(f"{group.parameters}: {group.lr_factor:g} x the learning rate{frozen}")
+    if optimizer.lr_factor_per_layer is not None:
+        lines.append(f"each block's learning rate is {optimizer.lr_factor_per_layer:g} x that of the one above it")
     if plan.optimizer_options != plan.tuned_options:
         reference = plan.learning_rate.reference_batch_size
         lines.append(f"{_options(plan.tuned_options)} were tuned at batch {reference:,}, and scaled to this one")

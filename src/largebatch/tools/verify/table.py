@@ -134,6 +134,9 @@ def _not_reached(plan: RunPlan, steps: int) -> Iterator[str]:
     for phase in plan.timeline.phases:
         if phase.first_step >= steps:
             yield f"batch size {phase.global_batch_size}, from step {phase.first_step} on"
+    for group, frozen_steps in zip(plan.optimizer.groups or (), plan.frozen_steps, strict=True):
+        if frozen_steps >= steps:
+            yield f"the first update of {group.parameters}, in step {frozen_steps + 1}"
     if plan.mixture:
         return
     steps_per_epoch = plan.timeline.steps_in(Length("epochs", 1))
