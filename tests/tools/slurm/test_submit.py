@@ -81,7 +81,7 @@ def test_submits_and_says_how_to_follow(recipe, capsys):
 def test_a_wrong_optimizer_is_not_submitted(monkeypatch, capsys):
     monkeypatch.setattr("torch.optim.AdamW.step", lambda _: None)
     assert submit("gpt_pydoc", "--nodes", "2") == 2
-    assert '"adamw" (torch.optim:AdamW) ignores the learning rate of its groups' in capsys.readouterr().err
+    assert "the optimizer keeps no state 'exp_avg' for a parameter of shape" in capsys.readouterr().err
     assert not Path("called.json").exists()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from largebatch.config import config_class_of
 from largebatch.errors import UserError
-from largebatch.plan import RunPlan, explain, resolve
+from largebatch.plan import explain, resolve
 from largebatch.source_code import take_snapshot
 from largebatch.tools.options import Commands, add_command, add_recipe
 from largebatch.tools.slurm.batch_script import OPTION, SCRIPTS, BatchScript, site_environment
@@ -160,18 +160,11 @@ def _print_plans(script: BatchScript) -> None:
     for nodes in node_counts:
         title = f"{script.path.stem} under {script.strategy}, nodes x {devices} per node = {nodes} x {processes}"
         print(explain(resolve(script.config, nodes * processes), title, ("Batch", "Steps", "Learning rate")))
-    _try_optimizer(resolve(script.config, node_counts[0] * processes))
+    # Imported here, because it imports torch.
+    from largebatch.backend.trial import try_optimizer
+
+    try_optimizer(resolve(script.config, node_counts[0] * processes))
     print("not checked: memory, which is estimated by largebatch plan --world-sizes")
-
-
-def _try_optimizer(plan: RunPlan) -> None:
-    """Make trial steps of the optimizer where there is torch, which a login node may have in the container only."""
-    try:
-        from largebatch.backend.trial import try_optimizer
-    except ImportError:
-        print("not checked: the optimizer, because torch is not installed here")
-    else:
-        try_optimizer(plan)
 
 
 def _print_checks_of_others(script: BatchScript, words: Sequence[str], environment: Mapping[str, str]) -> None:
