@@ -1,6 +1,6 @@
 """A task outside of the repository, of another kind than the shipped ones, goes through everything.
 
-tests/outside_task has its files: pixels as the unit of the loss, samples that weigh unequally, a ragged last batch, a
+tests/outside_task has its files: pixels as the unit of the loss, weights that are fractions, a ragged last batch, a
 section of its own with a check, random mirroring, plain layers as a model, and an optimizer that config.py declares.
 """
 
@@ -12,9 +12,13 @@ from pathlib import Path
 import jsonschema
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 from jobs import run_job, train
+from largebatch.config import load_config
+from largebatch.data.order import epoch_order
+from largebatch.task_folders import import_from
 from largebatch.tools.command_line import main
 from paths import ROOT
 
@@ -101,6 +105,21 @@ def test_every_strategy_trains_the_same(capfd):
         assert re.search(rf"^{strategy} .* agrees$", output, re.MULTILINE), output
 
 
+def first_loss(recipe):
+    """The mean loss of the first global batch by its definition, with the weights in double precision."""
+    config = load_config(recipe)
+    torch.manual_seed(config.seed)
+    model, data = import_from(recipe.parent, "model").build_model(config), import_from(recipe.parent, "data")
+    batch = data.sources(config)[0].fetch(epoch_order(200, config.seed, 0)(np.arange(24)), 0)
+    labeled = batch["labels"] >= 0
+    weights = batch["weights"][labeled]
+    assert weights.dtype == torch.float64
+    assert len(weights.unique()) == 7
+    logits = model(batch["map"]).movedim(1, -1)[labeled]
+    each = torch.nn.functional.cross_entropy(logits, batch["labels"][labeled], reduction="none")
+    return float((weights * each.detach()).sum() / weights.sum())
+
+
 def train_maps(recipe, last_step, run_dir):
     train(recipe, f"--train.stop_after_steps={last_step}", run_dir=run_dir)
 
@@ -118,6 +137,7 @@ def test_training_resuming_export_and_report(project, tmp_path, capsys):
     losses = [json.loads(line)["loss"] for line in (tmp_path / "whole/metrics.jsonl").read_text().splitlines()]
     assert len(losses) == 18
     assert losses[-1] < losses[0] < 1
+    assert losses[0] == pytest.approx(first_loss(recipe), rel=1e-6)
 
     assert main(["export", str(tmp_path / "chain"), str(tmp_path / "exported")]) == 0
     assert load_file(tmp_path / "exported/model.safetensors").keys() == whole.keys()

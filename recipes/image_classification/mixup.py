@@ -38,7 +38,7 @@ class MixedPairs:
         batch["own_weight"] = torch.from_numpy(weights)
         return batch
 
-    def weight(self, batch: Batch) -> int:
+    def weight(self, batch: Batch) -> int | torch.Tensor:
         return self.samples.weight(batch)
 
 

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,48 @@ def test_batches_in_order(num_workers):
     assert [batch["square"].tolist() for batch in batches] == [[9, 1], [25], [4, 4, 0]]
     assert [batch["epoch"].tolist() for batch in batches] == [[0, 0], [1], [-1, -1, -1]]
     assert weights == (10, 25, 8)
+
+
+class Weighted(Squares):
+    """Samples with the given weights."""
+
+    def __init__(self, weights):
+        super().__init__(len(weights))
+        self.weights = weights
+
+    def weight(self, batch):
+        return self.weights[batch["square"].double().sqrt().round().long()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_weights_that_are_fractions_are_summed_exactly(dtype):
+    """Also where their sum in fp32 would depend on how they are cut: large ones beside the smallest."""
+    weights = (torch.rand(12, generator=torch.Generator().manual_seed(0)) * 2**20).round() / 2**20
+    weights[3], weights[7], weights[0] = 2.0**18, 2.0**-20, 0.0
+    exact = sum(map(Fraction, weights.tolist()))
+    for size in (1, 5, 12):
+        requests = [(part, 0) for part in np.split(np.arange(12), range(size, 12, size))]
+        loaded = load(Weighted(weights.to(dtype)), requests, 0, torch.device("cpu"))
+        assert sum(Fraction(weight) for _, weight in loaded) == exact
+
+
+@pytest.mark.parametrize(
+    ("weight", "words"),
+    [
+        (torch.tensor([1.0, 0.1]), "returned a weight of 0.100000001, but weights must be multiples of 2^-20"),
+        (torch.tensor([1.0, 2.0**-21]), "returned a weight of 4.76837158e-07, but"),
+        (torch.tensor([-1.0]), "returned a weight of -1, but"),
+        (torch.tensor([float("inf")]), "returned a weight of inf, but"),
+        (torch.tensor([float("nan")]), "returned a weight of nan, but"),
+        (1.5, "returned 1.5; it must return a whole number, or a float tensor of each weight"),
+        (torch.tensor(3.0), "returned tensor(3.); it must return a whole number, or a float tensor of each weight"),
+    ],
+)
+def test_weights_that_cannot_be_summed_exactly(weight, words):
+    source = Squares()
+    source.weight = lambda _: weight
+    with pytest.raises(DataError, match=re.escape(f"Squares.weight(batch) {words}")):
+        list(load(source, REQUESTS, 0, torch.device("cpu")))
 
 
 def test_a_micro_batch_is_fetched_at_once():

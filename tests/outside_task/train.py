@@ -23,10 +23,11 @@ def main():
 
     def losses(batch):
         logits = model(batch["map"].to(run.dtype)).to(run.dtype)
-        return cross_entropy(logits, batch["labels"], ignore_index=UNLABELED, reduction="none")
+        each = cross_entropy(logits, batch["labels"], ignore_index=UNLABELED, reduction="none")
+        return each * batch["weights"].to(run.dtype)
 
     def evaluate_batch(batch):
-        return {"loss": (losses(batch).sum(dim=(1, 2)), (batch["labels"] != UNLABELED).sum(dim=(1, 2)))}
+        return {"loss": (losses(batch).sum(dim=(1, 2)), batch["weights"].sum(dim=(1, 2)))}
 
     for step in run.steps(train_set):
         for batch in step.micro_batches():

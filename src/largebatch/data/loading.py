@@ -15,6 +15,8 @@ from largebatch.data.order import Indices
 from largebatch.data.source import Batch, SampleSource
 from largebatch.errors import DataError
 
+# A weight is a whole number of these parts of 1, which are summed as int64: exactly, in any order.
+WEIGHT_UNITS = 2**20
 Request = tuple[Indices, int | None]
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
@@ -23,7 +25,7 @@ class Loaded(NamedTuple):
     """A micro-batch, and its weight in the loss."""
 
     batch: Batch
-    weight: int
+    weight: float  # a multiple of 1 / WEIGHT_UNITS
 
 
 class _MicroBatches(Dataset[Loaded | DataError]):
@@ -40,14 +42,29 @@ class _MicroBatches(Dataset[Loaded | DataError]):
         try:
             # Strided memory would be copied to a GPU through memory that is not page-locked, and the host would wait.
             batch = {name: tensor.contiguous() for name, tensor in self.source.fetch(indices, epoch).items()}
-            weight = self.source.weight(batch)
+            return Loaded(batch, _sum_of_weights(self.source, batch))
         except DataError as error:
             return error
-        try:
-            return Loaded(batch, operator.index(weight))
-        except TypeError:
-            kind = type(self.source).__name__
-            return DataError(f"{kind}.weight(batch) returned {weight!r}; it must return a whole number")
+
+
+def _sum_of_weights(source: SampleSource, batch: Batch) -> float:
+    weight = source.weight(batch)
+    called = f"{type(source).__name__}.weight(batch)"
+    if isinstance(weight, torch.Tensor) and weight.is_floating_point() and weight.dim():
+        units = weight.double() * WEIGHT_UNITS
+        wrong = weight[~((units >= 0) & (units.frac() == 0))]
+        if wrong.numel():
+            raise DataError(
+                f"{called} returned a weight of {wrong[0]:.9g}, but weights must be multiples of 2^-20, so that their "
+                "sum does not depend on its order; round them in `fetch`: (weights * 2**20).round() / 2**20"
+            )
+        return int(units.long().sum()) / WEIGHT_UNITS
+    try:
+        return operator.index(weight)
+    except TypeError:
+        raise DataError(
+            f"{called} returned {weight!r}; it must return a whole number, or a float tensor of each weight"
+        ) from None
 
 
 def load(source: SampleSource, requests: Iterable[Request], num_workers: int, device: torch.device) -> Iterator[Loaded]:

@@ -89,7 +89,7 @@ class MixedSamples:
         order = torch.from_numpy(np.argsort(np.concatenate(rows)))
         return {name: _joined(name, [part[name] for part in parts])[order] for name in parts[0]}
 
-    def weight(self, batch: Batch) -> int:
+    def weight(self, batch: Batch) -> int | torch.Tensor:
         return self.sources[0].weight(batch)
 
 

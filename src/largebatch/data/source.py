@@ -26,8 +26,11 @@ class SampleSource(Protocol):
                 evaluation, without augmentation.
         """
 
-    def weight(self, batch: Batch) -> int:
-        """The weight of a fetched batch in the mean loss: its number of samples, or of target tokens."""
+    def weight(self, batch: Batch) -> int | torch.Tensor:
+        """The weight of a fetched batch in the mean loss: its number of samples, or of target tokens.
+
+        Or the weights of its samples or targets, in a floating-point tensor of any shape: multiples of 2^-20.
+        """
 
 
 def longest_of(lengths: NDArray[np.integer], count: int) -> Indices:

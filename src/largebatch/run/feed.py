@@ -10,7 +10,7 @@ import numpy as np
 
 from largebatch.backend.base import Backend
 from largebatch.batch import GlobalBatch
-from largebatch.data.loading import Loaded, load
+from largebatch.data.loading import WEIGHT_UNITS, Loaded, load
 from largebatch.data.order import MicroBatch, TrainingOrder, derive_seed
 from largebatch.data.source import Batch, SampleSource
 from largebatch.errors import DataError
@@ -21,7 +21,7 @@ class MicroStep(NamedTuple):
     """One forward and backward pass of this process."""
 
     batch: Batch  # the micro-batch, on the device
-    weight: int  # its weight in the loss: its number of samples or target tokens
+    weight: float  # its weight in the loss, such as its number of samples or target tokens
     seed: int  # seed of the randomness inside the model
     contributes: bool  # False for a pass that is made only because the other processes make one; see `order.MicroBatch`
 
@@ -32,7 +32,7 @@ class StepFeed(NamedTuple):
     batch: GlobalBatch
     micro_steps: Iterator[MicroStep]
     num_micro_steps: int
-    total_weight: Callable[[], int]  # waits for and returns the weight of the global batch
+    total_weight: Callable[[], float]  # waits for and returns the weight of the global batch
 
 
 def training_feed(
@@ -72,8 +72,9 @@ def training_feed(
         batch = plan.batch_at(step)
         micro_steps = list(islice(loaded, plan.micro_steps_of(batch)))
         mine = sum(micro_step.weight for micro_step in micro_steps if micro_step.contributes)
-        total_weight = backend.sum_over_processes(mine)
-        upcoming.append(StepFeed(batch, then_fetch(micro_steps, step + 1), len(micro_steps), total_weight))
+        units = backend.sum_over_processes(round(mine * WEIGHT_UNITS))
+        rest = then_fetch(micro_steps, step + 1)
+        upcoming.append(StepFeed(batch, rest, len(micro_steps), lambda: units() / WEIGHT_UNITS))
 
     def then_fetch(micro_steps: list[MicroStep], step: int) -> Iterator[MicroStep]:
         yield from micro_steps

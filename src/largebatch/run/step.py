@@ -18,7 +18,9 @@ class Step:
     def __init__(self, index: int, backend: Backend, feed: StepFeed, heartbeat: Callable[[], None]):
         self.index = index  # the step, counted from 0
         self.batch = feed.batch  # the global batch
-        self.weight = 0  # the weight of the global batch, which divides the loss; known once `micro_batches` has begun
+        self.weight = (
+            0.0  # the weight of the global batch, which divides the loss; known once `micro_batches` has begun
+        )
         self.updated = False
         self._backend = backend
         self._feed = feed

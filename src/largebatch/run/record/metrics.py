@@ -64,17 +64,17 @@ class StepMetrics:
         self._norms: dict[int, torch.Tensor] = {}
         self._utilization = utilization
         self._earlier_seconds, self._earlier_samples = seconds, backend.plan.batch_at(first_step).samples_before
-        self._weight = 0
-        self._total_weight = 0
+        self._weight = 0.0
+        self._total_weight = 0.0
         # Seconds, samples and weight as of the last logged step.
-        self._logged = (0.0, self._earlier_samples, 0)
+        self._logged = (0.0, self._earlier_samples, 0.0)
         self.stopwatch = Stopwatch()
 
     def is_logged(self, step: int) -> bool:
         """Whether a step, counted from 1, gets a line: the first, the last and every `log_every_steps`-th."""
         return step % self._plan.logging.every == 0 or step in (1, self._plan.stop_after_steps)
 
-    def add(self, step: int, loss_sum: torch.Tensor, weight: int, grad_norm: torch.Tensor | None) -> None:
+    def add(self, step: int, loss_sum: torch.Tensor, weight: float, grad_norm: torch.Tensor | None) -> None:
         """Take the numbers of the next step, counted from 1, without waiting for the device.
 
         `loss_sum` is this process's, and `weight` that of the global batch, which divides the sum over all processes.
