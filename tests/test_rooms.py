@@ -11,9 +11,11 @@ PACKAGE = ROOT / "src/largebatch"
 TEMPLATES = PACKAGE / "tools/new/templates"
 ROOMS = [  # each imports only itself and what stands above it
     "errors",
+    "variables",
     "failures",
     "task_folders",
     "local_folder",
+    "regular_file",
     "installed",
     "parent_process",
     "batch",

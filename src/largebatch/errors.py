@@ -16,6 +16,11 @@ def reason_of(error: BaseException) -> str:
     return f"{textwrap.shorten(str(error), MAX_REASON_CHARACTERS, placeholder=' …')} ({type(error).__name__})"
 
 
+def printable(text: str) -> str:
+    """A text with all characters that a terminal would obey, such as colors, as escapes that it shows."""
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+
+
 def counted(number: float, one: str, many: str | None = None, form: str = ",") -> str:
     """ "1 step", "2,000 steps", "0.5 epochs".
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from largebatch.errors import UserError
+from largebatch.variables import whole_number_or_none
 
 Kind = Literal[
     "import", "configuration", "model", "training", "out_of_memory", "communication", "files", "hang", "error"
@@ -99,7 +100,7 @@ def keep_error(message: str, kind: Kind, exception: str | None = None, consequen
     logs = os.environ.get("LARGEBATCH_LOGS")
     if not logs:
         return
-    rank = int(os.environ.get("RANK", 0))
+    rank = whole_number_or_none("RANK") or 0
     value = {
         "rank": rank,
         "node": node_name(),

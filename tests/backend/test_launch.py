@@ -67,7 +67,7 @@ def test_alone():
         ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}, "parallelism_config"),
         ({**HSDP, "PARALLELISM_CONFIG_TP_SIZE": "2"}, "parallelism_config_tp_size: 2; remove it: largebatch supports"),
         ({**HSDP, "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "2"}, "parallelism_config_dp_replicate_size: 2; remove it"),
-        ({**HSDP, "LARGEBATCH_SHARD_SIZE": "eight"}, "LARGEBATCH_SHARD_SIZE is 'eight', which is not a number"),
+        ({**HSDP, "LARGEBATCH_SHARD_SIZE": "eight"}, "LARGEBATCH_SHARD_SIZE is 'eight', not a whole number"),
         # No divisor of 12, partly on another node, and not a group.
         *(({**HSDP, "LARGEBATCH_SHARD_SIZE": size}, "LARGEBATCH_SHARD_SIZE to one of 2, 4, 12, or") for size in "861"),
         ({"ACCELERATE_MIXED_PRECISION": "bf16"}, "mixed_precision: bf16, but the recipe has precision fp32"),

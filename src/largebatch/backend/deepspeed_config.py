@@ -7,6 +7,7 @@ from typing import Any
 
 from largebatch.errors import LaunchError
 from largebatch.plan import RunPlan
+from largebatch.regular_file import read_bytes
 
 # Keys that decide the optimization, and why they may not be in the DeepSpeed JSON.
 FROM_THE_RECIPE = {
@@ -66,7 +67,7 @@ def read_deepspeed_config(environment: Mapping[str, str]) -> dict[str, Any]:
             "deepspeed_config_file: ds_configs/zero2.json"
         )
     try:
-        config = json.loads(Path(path).read_text(encoding="utf-8"))
+        config = json.loads(read_bytes(Path(path), follow_links=True).decode())
     except FileNotFoundError:
         raise LaunchError(
             f"there is no DeepSpeed config {path!r} (relative to {Path.cwd()}); launch "

@@ -11,10 +11,12 @@ from largebatch.errors import LaunchError
 from largebatch.estimate.model_shape import Strategy, ZeroSettings
 from largebatch.parent_process import end_with_parent
 from largebatch.plan.strategies import SINGLE, STRATEGIES, Engine, StrategyEntry, find_strategy
+from largebatch.variables import whole_number
 
 # The values of distributed_type for which `accelerate launch` starts as many processes as requested.
 STARTS_PROCESSES = ("MULTI_GPU", "FSDP", "DEEPSPEED")
 FSDP_VERSION = "2"
+MAX_PROCESSES = 2**20
 DATA_PARALLELISM = "largebatch supports data parallelism only"
 NOT_FSDP2 = "version 1 keeps parameters in flat buffers, which largebatch is not tested with"
 
@@ -120,8 +122,7 @@ def read_launch(environment: Mapping[str, str] = os.environ, config: RecipeConfi
     _refuse_use_cpu(environment)
     _refuse_tasks_without_a_launcher(environment)
     _refuse_settings(environment, config.precision if config else "fp32")
-    rank, world_size = int(environment.get("RANK", 0)), int(environment.get("WORLD_SIZE", 1))
-    local_world_size = int(environment.get("LOCAL_WORLD_SIZE", 1))
+    rank, world_size, local_world_size = _read_place(environment)
     engine = engine_of(environment)
     version = environment.get("FSDP_VERSION", "1")
     if engine == "FSDP" and version != FSDP_VERSION:
@@ -144,6 +145,18 @@ def read_launch(environment: Mapping[str, str] = os.environ, config: RecipeConfi
         _check_shard_size(shard_size, world_size, local_world_size)
     reshards = environment.get("FSDP_RESHARD_AFTER_FORWARD", "true").lower() == "true"
     return Launch(entry.name, rank, world_size, local_world_size, deepspeed_config, shard_size, reshards)
+
+
+def _read_place(environment: Mapping[str, str]) -> tuple[int, int, int]:
+    """The process's rank, the number of processes, and how many of them are on this machine."""
+    rank = whole_number("RANK", 0, environment)
+    world_size, local_world_size = (whole_number(name, 1, environment) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    if not (rank < world_size <= MAX_PROCESSES and 0 < local_world_size <= world_size):
+        raise LaunchError(
+            f"RANK={rank}, WORLD_SIZE={world_size} and LOCAL_WORLD_SIZE={local_world_size} are not those of a process; "
+            "unset them, and let accelerate launch or torchrun set them"
+        )
+    return rank, world_size, local_world_size
 
 
 def is_true(environment: Mapping[str, str], name: str) -> bool:
@@ -170,9 +183,10 @@ def read_shard_size(environment: Mapping[str, str], local_world_size: int) -> in
     name, value = DP_SHARD_SIZE.key, str(local_world_size) if given in DP_SHARD_SIZE.off else given
     if SHARD_SIZE in environment:
         name, value = SHARD_SIZE, environment[SHARD_SIZE]
-    if not value.isdecimal() or int(value) < 1:
-        raise LaunchError(f"{name} is {value!r}, which is not a number of processes; write one, such as 8")
-    return int(value)
+    size = whole_number(name, 1, {name: value})
+    if size < 1:
+        raise LaunchError(f"{name} is {size}, which is not a number of processes; write one, such as 8")
+    return size
 
 
 def _check_shard_size(shard_size: int, world_size: int, local_world_size: int) -> None:

@@ -52,6 +52,8 @@ def export_intact(folder: Path, out: Path, dtype: str | None = None) -> Manifest
         remove_folder(temporary)
         temporary.mkdir()
         config = read_json(folder / MODEL_CONFIG) if (folder / MODEL_CONFIG).exists() else None
+        if not isinstance(config, dict | None):
+            raise CheckpointError(f"its {MODEL_CONFIG} is not an object")
         with TensorFiles(folder) as files:
             if config is not None and "peft_type" in config:
                 _write_adapters(files, manifest, temporary, torch_dtype)

@@ -13,7 +13,10 @@ from pydantic_core import ErrorDetails
 from largebatch.config.recipe import RecipeConfig
 from largebatch.config.task_config import authors_program, config_class_of
 from largebatch.errors import ConfigError, did_you_mean
+from largebatch.regular_file import read_bytes
 from largebatch.task_folders import folder_of
+
+MAX_PROBLEMS = 100
 
 Config = TypeVar("Config", bound=RecipeConfig)
 JsonObject = dict[str, Any]
@@ -53,7 +56,10 @@ def validate(raw: JsonObject, config_class: type[Config], source: str | None = N
             config = config_class.model_validate_json(json.dumps(raw), context=valid)
         except ValidationError as error:
             schema = config_class.model_json_schema()
-            problems = [_explain(details, schema) for details in error.errors(include_url=False)]
+            found = error.errors(include_url=False)
+            problems = [_explain(details, schema) for details in found[:MAX_PROBLEMS]]
+            if len(found) > MAX_PROBLEMS:
+                problems.append(f"the whole file: {len(found) - MAX_PROBLEMS:,} more problems, which are not shown")
             # Checks across sections are made of those that are valid; reading another raises an AttributeError.
             config = config_class.__new__(config_class)
             config.__dict__.update(valid)
@@ -87,7 +93,7 @@ def _read_json(path: Path) -> JsonObject:
         return result
 
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=refuse_duplicates)
+        raw = json.loads(read_bytes(path, follow_links=True).decode(), object_pairs_hook=refuse_duplicates)
     except ConfigError:
         raise
     except FileNotFoundError:

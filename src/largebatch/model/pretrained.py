@@ -82,7 +82,7 @@ class PretrainedWeights:
             if not (self._folder / WHOLE).exists():
                 raise CheckpointError(f"it has neither {WHOLE} nor {INDEX}")
             return dict.fromkeys(self._files.names(WHOLE), WHOLE)
-        index = read_json(self._folder / INDEX)
+        index = read_json(self._folder / INDEX, follow_links=True)
         files = index.get("weight_map") if isinstance(index, dict) else None
         if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
             raise CheckpointError(f"{INDEX} has no weight_map from names to files")
@@ -119,7 +119,7 @@ def _config_problems(folder: Path, model: nn.Module) -> Iterator[str]:
     config = getattr(model, "config", None)
     if not isinstance(config, PretrainedConfig) or not (folder / CONFIG).exists():
         return
-    raw = read_json(folder / CONFIG)
+    raw = read_json(folder / CONFIG, follow_links=True)
     kind = raw.get("model_type") if isinstance(raw, dict) else None
     if kind != config.model_type:
         yield f"its {CONFIG} is for a model of type {kind}, but this one is of type {config.model_type}"

@@ -15,9 +15,10 @@ from typing import NoReturn, TypeVar
 import torch
 
 from largebatch.config import RecipeConfig, load_config
-from largebatch.errors import RunStopped, UserError
+from largebatch.errors import RunStopped, UserError, printable
 from largebatch.failures import in_words, keep_exception, kind_of
 from largebatch.run.record.record import report_failure
+from largebatch.variables import whole_number_or_none
 
 SECONDS_FOR_THE_REPORT = 10
 AFTER_A_MESSAGE = "note: the reason is the message above; what follows is the launcher's report that a process ended"
@@ -82,7 +83,7 @@ def user_errors() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        rank, local_rank = (int(os.environ.get(name, 0)) for name in ("RANK", "LOCAL_RANK"))
+        rank, local_rank = (whole_number_or_none(name) or 0 for name in ("RANK", "LOCAL_RANK"))
         joined = torch.distributed.is_available() and torch.distributed.is_initialized()
         alone = joined and not error.everywhere
         if alone or (rank if joined else local_rank) == 0:
@@ -93,7 +94,7 @@ def user_errors() -> Iterator[None]:
                     _leave_for_others("LARGEBATCH_REFUSAL", str(error))
             where = f"[rank {rank}] " if alone else ""
             lines = [f"{where}{error.title}: {error}", *([AFTER_A_MESSAGE] if _has_a_launcher() else [])]
-            print(*lines, sep="\n", file=sys.stderr, flush=True)
+            print(*map(printable, lines), sep="\n", file=sys.stderr, flush=True)
             _tell_the_launcher(f"{error.title}: {error}")
         else:
             # The launcher ends the job when a process exits, so the one that reports should exit first.
@@ -129,4 +130,4 @@ def _leave_for_others(variable: str, text: str) -> None:
     """Write a text to the file that an environment variable names, if there is one."""
     with suppress(OSError):
         if path := os.environ.get(variable):
-            Path(path).write_text(text, encoding="utf-8")
+            Path(path).write_text(text, encoding="utf-8", errors="replace")

@@ -18,6 +18,7 @@ from typing import Any
 
 from largebatch.errors import TrainingFailed
 from largebatch.storage.files import sync_folder, write_json_file
+from largebatch.variables import whole_number
 
 FILE_NAME = re.compile(r"([0-9]{4,})\.json")
 
@@ -75,7 +76,7 @@ def job_start() -> dict[str, Any]:
     """The scheduler's job, if there is one, and how often it was restarted."""
     return {
         "job_id": os.environ.get("LARGEBATCH_JOB_ID") or None,
-        "restart": int(os.environ.get("LARGEBATCH_RESTART") or 0),
+        "restart": whole_number("LARGEBATCH_RESTART", 0),
     }
 
 

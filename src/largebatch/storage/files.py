@@ -15,6 +15,8 @@ from typing import Any
 
 import xxhash
 
+from largebatch.regular_file import read_bytes
+
 CHUNK_BYTES = 16 * 2**20
 
 
@@ -101,7 +103,7 @@ def read_record(path: Path) -> FileRecord:
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """The lines of a file that can be read."""
-    texts = path.read_bytes().split(b"\n") if path.exists() else []
+    texts = read_bytes(path).split(b"\n") if path.exists() else []
     return [line for line in map(parse_line, texts) if line is not None]
 
 

@@ -28,6 +28,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from largebatch.regular_file import read_bytes
+
 # For checkpoints and run folders; changes whenever one of them, or a config or plan in it, cannot be read as before.
 FORMAT = "largebatch 3"
 
@@ -43,7 +45,8 @@ FOLDER_NAME = re.compile(r"step_([0-9]{8,})")
 TEMPORARY_NAME = re.compile(r"\.step_[0-9]{8,}\.attempt_[0-9]{4,}_[0-9a-f]{8}\.(tmp|old)")
 FILE_NAME = re.compile("|".join([r"rank_[0-9]{5,}\.safetensors", *map(re.escape, (MANIFEST, *MODEL_FILES))]))
 
-Count = Annotated[int, Field(strict=True, ge=0)]
+Count = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+Shape = Annotated[tuple[Count, ...], Field(max_length=64)]  # as torch allows
 
 
 class CheckpointError(ValueError):
@@ -62,10 +65,10 @@ class Range(NamedTuple):
 class ParameterInfo:
     """A parameter's shape, and what the optimizer keeps for it besides vectors of that shape."""
 
-    shape: tuple[Count, ...]
+    shape: Shape
     scalars: Mapping[str, float]  # its scalar states, such as Adam's "step"
     # The shapes of its states whose shape differs from the parameter's.
-    other_shapes: Mapping[str, tuple[Count, ...]] = field(default_factory=dict)
+    other_shapes: Mapping[str, Shape] = field(default_factory=dict)
 
 
 class Manifest(BaseModel):
@@ -173,10 +176,10 @@ def rank_file(rank: int) -> str:
     return f"rank_{rank:05d}.safetensors"
 
 
-def read_json(path: Path) -> Any:
-    """The content of a JSON file; CheckpointError if it is missing or not JSON."""
+def read_json(path: Path, follow_links: bool = False) -> Any:
+    """The content of a JSON file; CheckpointError if it is missing, not JSON, or a link that is not to be followed."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_bytes(path, follow_links).decode())
     except FileNotFoundError:
         raise CheckpointError(f"{path.name} is missing") from None
     except (OSError, ValueError, RecursionError) as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from largebatch.errors import UserError
+from largebatch.errors import UserError, printable
 from largebatch.storage.catalog import entries, verify_checksums
 from largebatch.storage.layout import CheckpointError, read_manifest
 from largebatch.tools.options import Commands, add_command
@@ -48,6 +48,6 @@ def run(options: argparse.Namespace) -> int:
         except CheckpointError as error:
             about = ("-", "-", "-")
             state = f"cannot be used: {error}"
-        print(LINE.format(entry.path.name, f"{entry.step:,}", *about, state))
+        print(printable(LINE.format(entry.path.name, f"{entry.step:,}", *about, state)))
         states.append(state)
     return 0 if states[0] == "complete" else 1

@@ -7,9 +7,10 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import NoReturn
 
 from largebatch import __version__
-from largebatch.errors import UserError
+from largebatch.errors import UserError, printable, reason_of
 from largebatch.tools.options import EXIT_CODES
 
 COMMANDS = {
@@ -45,30 +46,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # File names may have bytes that are not text.
         sys.stdout.reconfigure(errors="surrogateescape")
     parser = build_parser(next((word for word in arguments if not word.startswith("-")), ""))
-    options, unknown = parser.parse_known_args(arguments)
-    if unknown and not options.takes_overrides:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    options.overrides = unknown
     try:
+        options, unknown = parser.parse_known_args(arguments)
+        if unknown and not options.takes_overrides:
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        options.overrides = unknown
         code: int = options.run(options)
         # Here, where a failure can still be handled, rather than when Python ends.
         sys.stdout.flush()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
         # The reader has seen enough, as `head` does. Python writes what is left when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        # Such as a folder of somebody else, a name that is too long, or a full disk.
+        print(
+            printable(f"error: {reason_of(error)}; check that the path is right and that you may use it"),
+            file=sys.stderr,
+        )
+        return UserError.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
     return code
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
+
+
 def build_parser(command: str) -> argparse.ArgumentParser:
     """Return the parser of one command, whose module alone is imported; of none, that of the list of commands."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="largebatch",
         description="Plan large-batch training recipes, and verify that they train the same everywhere.",
         epilog=f"{EXIT_CODES} largebatch COMMAND --help has examples.",

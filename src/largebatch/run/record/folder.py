@@ -41,6 +41,7 @@ from largebatch.source_code import keep_source
 from largebatch.storage.attempts import Attempt, claim, is_restart_of, job_start, latest_attempt
 from largebatch.storage.files import replace_file, replace_json_file
 from largebatch.task_folders import folder_of
+from largebatch.variables import whole_number
 
 
 class RunFolder:
@@ -71,7 +72,7 @@ class RunFolder:
             self.stop_files[BATCH_SCRIPT] = path / f"stop.{self.job}"
         self._lock: IO[bytes] | None = None
         # The batch script may have been asked to stop, and have passed it on, while Python was starting.
-        self.opened = float(os.environ.get("LARGEBATCH_BEGAN", time.time()))
+        self.opened = whole_number("LARGEBATCH_BEGAN", 0) or time.time()
 
     def check_usable(self) -> None:
         """Raise UserError, before anything is written, if the path is a file or holds files that are not a run's."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from largebatch.plan.contract import STOP_VOTE_STEPS
 from largebatch.storage.attempts import job_start
+from largebatch.variables import whole_number_or_none
 
 SIGNALS = (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM)
 STOP_FILE = "the stop file"
@@ -74,8 +75,8 @@ class StopRequests:
     ):
         self._stop_files = stop_files
         self._clock = clock
-        end = environment.get("LARGEBATCH_JOB_END_TIME", "")
-        self._stop_at = float(end) - margin_seconds if end.isdigit() else None
+        end = whole_number_or_none("LARGEBATCH_JOB_END_TIME", environment)
+        self._stop_at = None if end is None else end - margin_seconds
         self._reason = 0
         self._looked = 0.0
         self._handlers: dict[signal.Signals, Any] = {}

@@ -7,6 +7,7 @@ import argparse
 import time
 from pathlib import Path
 
+from largebatch.errors import printable
 from largebatch.tools.job.endings import FAILED, decide
 from largebatch.tools.job.starts import JobStarts
 from largebatch.tools.options import Commands, add_command
@@ -56,7 +57,7 @@ def run_after(options: argparse.Namespace) -> int:
     ending = decide(starts.evidence(options.exit_code, options.asked_to_stop), starts.reason_to_give_up())
     starts.end({"code": ending.code, "message": ending.message, **ending.about, "time": time.time()})
     if ending.code is None:
-        print(f"requeue {ending.message}; resumes from step {starts.checkpoint_step}")
+        print(printable(f"requeue {ending.message}; resumes from step {starts.checkpoint_step}"))
     else:
-        print(f"leave {ending.code} {ending.message}")
+        print(printable(f"leave {ending.code} {ending.message}"))
     return 0

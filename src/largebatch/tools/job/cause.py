@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from largebatch.failures import ERRORS
+from largebatch.regular_file import read_bytes
 
 MAX_MESSAGE_CHARS = 500
 KILLED = re.compile(r"Signal \d+ \((SIG[A-Z0-9]+)\) received by PID \d+")
@@ -49,7 +50,7 @@ def first_cause(logs: Path) -> str:
 def _errors(logs: Path) -> Iterator[_Failure]:
     for path in sorted(logs.glob(f"{ERRORS}/rank_*.json")):
         try:
-            error = json.loads(path.read_bytes())
+            error = json.loads(read_bytes(path))
             # All who wait report a hang, so the rank of one of them would mislead.
             who = "hang" if error["kind"] == "hang" else f"rank {error['rank']} on {error['node']}"
             message = " ".join(str(error["message"]).split())[:MAX_MESSAGE_CHARS]

@@ -1,6 +1,7 @@
 """A job's starts in its run folder, and their progress, which is counted in checkpoints."""
 
 import os
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,8 +14,10 @@ from largebatch.storage.files import replace_json_file
 from largebatch.storage.layout import read_object
 from largebatch.tools.job.cause import first_cause, first_error
 from largebatch.tools.job.endings import Evidence
+from largebatch.variables import whole_number
 
 ENDING = "ending.json"
+START = re.compile("start_([0-9]{1,18})")
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class JobStarts:
             refusal = (self.logs / "refusal").read_text(encoding="utf-8", errors="replace")
         with suppress(OSError):
             # An older stop file was not for this start.
-            began = float(os.environ.get("LARGEBATCH_BEGAN") or 0)
+            began = whole_number("LARGEBATCH_BEGAN", 0)
             has_stop_file = (self.run_dir / "stop").stat().st_mtime >= began
         return Evidence(
             exit_code,
@@ -85,13 +88,14 @@ class JobStarts:
 
     def earlier_ending(self) -> dict[str, Any]:
         """The ending of the latest earlier start that has recorded one; empty if none has."""
-        found = (read_object(self.job_dir / f"start_{start}" / ENDING) for start in reversed(range(self.start)))
-        return next(filter(None, found), {})
+        starts = [int(match[1]) for path in self.job_dir.glob("start_*") if (match := START.fullmatch(path.name))]
+        earlier = sorted((start for start in starts if start < self.start), reverse=True)
+        return next(filter(None, (read_object(self.job_dir / f"start_{start}" / ENDING) for start in earlier)), {})
 
     def reason_to_give_up(self) -> str | None:
         """Why there should be no further start, if the allowed number began at the latest checkpoint."""
         file = self.job_dir / "starts"
-        steps = file.read_text(encoding="utf-8").split() if file.exists() else []
+        steps = file.read_text(encoding="utf-8", errors="replace").split() if file.exists() else []
         if (starts := steps.count(str(self.checkpoint_step))) <= self.max_restarts:
             return None
         return (

@@ -1,23 +1,21 @@
 """The report as one HTML file that loads nothing else: tables, and plotly's curves with plotly's own script."""
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Any
 
 import numpy as np
 
 from largebatch import __version__
-from largebatch.config import flatten
 from largebatch.errors import UserError, counted
 from largebatch.plan import explain
+from largebatch.regular_file import read_bytes
 from largebatch.storage.files import replace_file
 from largebatch.tools.report.curves import MAX_POINTS, curves_html
-from largebatch.tools.report.runs import EVALUATION, ReportedRun, columns, versions_of
+from largebatch.tools.report.runs import EVALUATION, Happened, ReportedRun, columns
 
 GENERATOR = b'<meta name="generator" content="largebatch report '
 """Text in the pages of all versions."""
@@ -31,7 +29,7 @@ def write_report(runs: Sequence[ReportedRun], out: Path) -> None:
         UserError: The file exists and is not a report, or it cannot be written.
     """
     try:
-        if out.exists() and GENERATOR not in out.read_bytes():
+        if out.exists() and GENERATOR not in read_bytes(out):
             raise UserError(f"{out} exists and is not a report; choose another --out, or move it away")
         # Names of files may have lone surrogates, which cannot be encoded.
         content = page(runs, time.time()).encode(errors="replace")
@@ -49,7 +47,7 @@ def page(runs: Sequence[ReportedRun], now: float) -> str:
         no_plan = "plan.json is damaged, or was written by a different version of largebatch."
         plans.setdefault(explain(run.plan, "Plan") if run.plan else no_plan, []).append(run.name)
     results = _side_by_side([_results(run) for run in runs])
-    configs = _side_by_side([_as_json(run.config) for run in runs])
+    configs = _side_by_side([run.config for run in runs])
     events = [[run.name, _utc(event.time), f"step {event.step:,}", event.text] for run in runs for event in run.events]
     return Template(files(__package__).joinpath("page.html").read_text(encoding="utf-8")).substitute(
         version=__version__,
@@ -67,14 +65,14 @@ def page(runs: Sequence[ReportedRun], now: float) -> str:
 
 def _results(run: ReportedRun) -> dict[str, str]:
     """The results of a run, by the names of rows."""
-    start = ([line for line in run.history if line.get("event") == "started"] or [{}])[-1]
+    start = next((line for line in reversed(run.history) if line.event == "started"), Happened(step=0))
     # Only the lock of the folder would tell whether the process is alive.
-    outcome = str(run.status.get("outcome") or NONE).replace("running", "running, or killed;")
+    outcome = (run.status.outcome or NONE).replace("running", "running, or killed;")
     results = {
-        "status": f"{outcome} {run.status.get('message', '')}",
-        "recipe": start.get("recipe") or NONE,
-        "processes x strategy": f"{start.get('world_size', NONE)} x {start.get('strategy', NONE)}",
-        "versions": versions_of(start) or NONE,
+        "status": f"{outcome} {run.status.message}",
+        "recipe": start.recipe or NONE,
+        "processes x strategy": f"{start.world_size or NONE} x {start.strategy or NONE}",
+        "versions": start.versions_in_words or NONE,
     }
     if run.plan:
         results["steps in the plan"] = f"{run.plan.total_steps:,}"
@@ -94,10 +92,6 @@ def _results(run: ReportedRun) -> dict[str, str]:
             for shown, index in choices.items():
                 results[f"{title}, {shown}"] = f"{points[1, index]:.4g} after step {points[0, index]:,.0f}"
     return results
-
-
-def _as_json(config: Mapping[str, Any]) -> dict[str, str]:
-    return {field: json.dumps(value, ensure_ascii=False) for field, value in sorted(flatten(config).items())}
 
 
 def _side_by_side(columns_of_runs: Sequence[Mapping[str, str]]) -> list[list[str]]:

@@ -1,5 +1,6 @@
 """The content of a run's folder, read while the run may still be writing to it; what is missing is omitted."""
 
+import json
 import math
 import os
 import sys
@@ -7,20 +8,73 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from largebatch.config import flatten
 from largebatch.errors import UserError
 from largebatch.plan import RunPlan, explain
+from largebatch.regular_file import read_bytes
 from largebatch.storage.files import read_json_lines
 from largebatch.storage.layout import read_object
 
 Line = dict[str, Any]
 Array = NDArray[np.float64]
+L = TypeVar("L", bound="_Line")
 EVALUATION = "evaluation: "
 """Titles of curves of evaluations begin with this."""
+
+
+Step = Annotated[int, Field(ge=0, lt=2**63)]
+Seconds = Annotated[float, Field(ge=0, lt=253402300800)]  # since 1970, up to the year 9999
+
+
+class _Line(BaseModel):
+    """A line of a run's files, or status.json; those of another kind are damaged, and skipped."""
+
+    model_config = ConfigDict(strict=True)
+
+    step: Step = 0
+
+
+class _Logged(_Line):
+    """What each line of metrics.jsonl and evaluations.jsonl has; names and values of the others differ."""
+
+    step: Step
+
+
+class Status(_Line):
+    """What is reported of status.json."""
+
+    outcome: str = ""
+    message: str = ""
+
+
+class Happened(_Line):
+    """What is reported of a line of history.jsonl; only starts have most of it."""
+
+    step: Step
+    event: str = ""
+    time: Seconds | None = None
+    attempt: int | None = None
+    world_size: int | None = None
+    strategy: str | None = None
+    recipe: str | None = None
+    checkpoint: str | None = None
+    first_skipped_step: Step | None = None
+    reason: str | None = None
+    message: str | None = None
+    versions: dict[str, str | None] = {}
+    checkpoints_not_used: list[str] = []
+    changes: list[str] = []
+
+    @property
+    def versions_in_words(self) -> str:
+        """The versions of packages at a start; empty if there are none."""
+        return ", ".join(f"{name} {version}" for name, version in self.versions.items())
 
 
 @dataclass(frozen=True)
@@ -37,17 +91,17 @@ class ReportedRun:
     """One run, as its folder describes it."""
 
     name: str  # unique among the runs of a report
-    config: Line  # the resolved recipe
+    config: dict[str, str]  # the resolved recipe: the JSON of each field by its dotted name
     plan: RunPlan | None  # None if plan.json is damaged, or from a different version
     metrics: list[Line]  # one line per logged step, in the order of steps
     evaluations: list[Line]  # one line per evaluation, in the order of steps
-    history: list[Line]  # what happened, in this order
-    status: Line  # how the latest attempt stands
+    history: list[Happened]  # what happened, in this order
+    status: Status  # how the latest attempt stands
 
     @property
     def step(self) -> int:
         """The last step that the folder knows of."""
-        return int(max(number(line, "step") or 0 for line in (*self.metrics[-1:], *self.evaluations[-1:], self.status)))
+        return max([self.status.step, *(int(line["step"]) for line in (*self.metrics[-1:], *self.evaluations[-1:]))])
 
     @property
     def num_not_finite(self) -> int:
@@ -108,21 +162,35 @@ def _read(folder: Path, name: str) -> ReportedRun:
         raise UserError(f"{folder} {problem}; give the folder of a run, such as runs/resnet_digits")
     try:
         metrics, evaluations, history = (
-            [line for line in read_json_lines(folder / f"{file}.jsonl") if number(line, "step") is not None]
-            for file in ("metrics", "evaluations", "history")
+            read_json_lines(folder / f"{file}.jsonl") for file in ("metrics", "evaluations", "history")
         )
-        plan = _plan((folder / "plan.json").read_bytes())
+        plan = _plan(read_bytes(folder / "plan.json"))
     except OSError as error:
         raise UserError(f"{folder} cannot be read: {error}") from error
     return ReportedRun(
         name=name,
-        config=read_object(folder / "config.json"),
+        config=_config(read_object(folder / "config.json")),
         plan=plan,
-        metrics=_by_step(metrics),
-        evaluations=_by_step(evaluations),
-        history=history,
-        status=read_object(folder / "status.json"),
+        metrics=_by_step([line for line in metrics if _read_as(_Logged, line)]),
+        evaluations=_by_step([line for line in evaluations if _read_as(_Logged, line)]),
+        history=[line for line in (_read_as(Happened, line) for line in history) if line],
+        status=_read_as(Status, read_object(folder / "status.json")) or Status(),
     )
+
+
+def _read_as(kind: type[L], line: Line) -> L | None:
+    """A line as what it should be; None if it is damaged."""
+    try:
+        return kind.model_validate(line)
+    except ValidationError:
+        return None
+
+
+def _config(recipe: Line) -> dict[str, str]:
+    try:
+        return {field: json.dumps(value, ensure_ascii=False) for field, value in sorted(flatten(recipe).items())}
+    except RecursionError:
+        return {}
 
 
 def _plan(text: bytes) -> RunPlan | None:
@@ -140,27 +208,21 @@ def _by_step(lines: Sequence[Line]) -> list[Line]:
     return [line for _, line in sorted({line["step"]: line for line in lines}.items())]
 
 
-def _events(line: Line) -> list[Event]:
+def _events(line: Happened) -> list[Event]:
     """A line of history.jsonl in words."""
-    text = str(line.get("event")).replace("_", " ")
+    text = line.event.replace("_", " ")
     if text == "started":
-        about = [line.get(name, "?") for name in ("attempt", "world_size", "strategy")]
-        text = "attempt {} started on {} x {}".format(*about)
-    if checkpoint := line.get("checkpoint"):
-        text += f" from {Path(checkpoint).name}"
-    if (first := number(line, "first_skipped_step")) is not None:
-        text += f" since step {first:,.0f}"
-    if reason := line.get("reason") or line.get("message") or versions_of(line):
+        text = f"attempt {line.attempt or '?'} started on {line.world_size or '?'} x {line.strategy or '?'}"
+    if line.checkpoint:
+        text += f" from {Path(line.checkpoint).name}"
+    if line.first_skipped_step is not None:
+        text += f" since step {line.first_skipped_step:,}"
+    if reason := line.reason or line.message or line.versions_in_words:
         text += f": {reason}"
     texts = [text]
-    texts += [f"not used: {checkpoint}" for checkpoint in line.get("checkpoints_not_used", [])]
-    texts += [f"changed: {change}" for change in line.get("changes", [])]
-    return [Event(int(line["step"]), number(line, "time") or 0.0, text) for text in texts]
-
-
-def versions_of(start: Line) -> str:
-    """The versions of packages at a start."""
-    return ", ".join(f"{name} {version}" for name, version in start.get("versions", {}).items())
+    texts += [f"not used: {checkpoint}" for checkpoint in line.checkpoints_not_used]
+    texts += [f"changed: {change}" for change in line.changes]
+    return [Event(line.step, line.time or 0.0, text) for text in texts]
 
 
 def _names(lines: Sequence[Line]) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import ConfigError, UserError
+from largebatch.regular_file import read_bytes
 from largebatch.tools.options import RECIPES
 
 ACCELERATE_CONFIGS = RECIPES / "accelerate_configs"
@@ -24,7 +25,9 @@ SOURCE = 'bash -n "$1" && { source "$1" >/dev/null; printf "%s\\0" "$?"; env -0;
 IN_ENVIRONMENT = ("gpus-per-node", "gres", "job-name", "output")
 OPTION = re.compile(r"--([a-z-]+)(?:=(.*))?", re.DOTALL)
 OPTION_IN_SCRIPT = re.compile(r"^#SBATCH\s+--([a-z-]+)(?:[= ]\s*(\S+))?", re.MULTILINE)
-NODES = re.compile(r"([1-9]\d*)(?:-([1-9]\d*))?")
+NODES = re.compile(r"([1-9][0-9]{0,5})(?:-([1-9][0-9]{0,5}))?")
+PROCESSES = re.compile(r"[0-9]{1,6}")
+MAX_NODE_COUNTS = 512  # each of them gets a plan
 GPUS = re.compile(r"(?:gpus-per-node=|gres=gpu:)(?:[\w.+-]+:)?(\d+)")
 
 
@@ -101,9 +104,10 @@ class BatchScript:
         nodes = NODES.fullmatch(self.environment.get("LARGEBATCH_NODES") or self.options.get("nodes", "1"))
         given = self.environment.get("LARGEBATCH_PROCESSES_PER_NODE")
         processes = given or str(self.gpus_per_node or self.options.get("cpus-per-task", "1"))
-        if nodes is None or not processes.isdecimal() or (self.gpus_per_node is None and not given):
+        if nodes is None or not PROCESSES.fullmatch(processes) or (self.gpus_per_node is None and not given):
             return None
-        return range(int(nodes[1]), int(nodes[2] or nodes[1]) + 1), int(processes)
+        counts = range(int(nodes[1]), int(nodes[2] or nodes[1]) + 1)
+        return (counts, int(processes)) if len(counts) <= MAX_NODE_COUNTS else None
 
     def log(self, job_id: str = "%j") -> str:
         """The log's file: that of `--output`, or Slurm's default, with the job's name and number filled in."""
@@ -119,7 +123,7 @@ def read_text(path: Path) -> str:
         UserError: The file cannot be read.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        return read_bytes(path, follow_links=True).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read: {error}; run largebatch from the top of the repository") from None
 

@@ -11,7 +11,7 @@ import yaml
 from largebatch.backend.deepspeed_config import deepspeed_config_problems
 from largebatch.backend.launch import FSDP_VERSION, NOT_FSDP2, PRECISION, REFUSED, STARTS_PROCESSES, UNLESS_FSDP
 from largebatch.config import load_config
-from largebatch.errors import ConfigError
+from largebatch.errors import ConfigError, printable
 from largebatch.plan import resolve
 from largebatch.plan.strategies import STRATEGIES
 from largebatch.tools.slurm.batch_script import ACCELERATE_CONFIGS, BatchScript, read_text
@@ -26,7 +26,7 @@ class Finding:
     message: str  # what was found, why it is wrong, and what to write instead
 
     def __str__(self) -> str:
-        return f"{self.file}: {self.message} [{self.rule}]"
+        return printable(f"{self.file}: {self.message} [{self.rule}]")
 
 
 def script_findings(script: BatchScript) -> Iterator[Finding]:
