@@ -26,8 +26,7 @@ def sources(config: Config) -> tuple[SampleSource, SampleSource]:
 
 
 def _open(config: Config, data: PydocData | HubText | MegatronText, _seed: int) -> tuple[SampleSource, SampleSource]:
-    if isinstance(data, PydocData):
-        return pydoc_samples(data)
-    tokenizer = load_tokenizer(data.tokenizer)
-    check_vocabulary(config.model.vocab_size, tokenizer.vocab_size, repr(data.tokenizer))
-    return tokenized_samples(data, tokenizer)
+    name = "bytes" if isinstance(data, PydocData) else data.tokenizer
+    tokenizer = load_tokenizer(name)
+    check_vocabulary(config.model.vocab_size, tokenizer.vocab_size, repr(name))
+    return pydoc_samples(data) if isinstance(data, PydocData) else tokenized_samples(data, tokenizer)

@@ -14,6 +14,7 @@ from paths import PYDOC
 
 SEQUENCES = [[5, 6, 7], [8], [9, 10, 11, 12], [13, 14], [255, 0]]
 DOCUMENTS = [0, 1, 3, 5]  # the first document is one sequence; the others have two each
+HEADER_BYTES = 34
 CODES = {"B": 1, "b": 2, "h": 3, "i": 4, "q": 5, "H": 8}
 
 
@@ -77,6 +78,17 @@ def damage_of(name):
                 tokens.write_bytes(bytes(1000))
             case "floats":
                 index.write_bytes(content[:17] + b"\x07" + content[18:])
+            case "pointer" | "odd pointer" | "negative pointer":
+                place = HEADER_BYTES + 4 * len(SEQUENCES) + 8 * 2
+                value = {"pointer": 2**60, "odd pointer": 9, "negative pointer": -8}[name]
+                index.write_bytes(content[:place] + struct.pack("<q", value) + content[place + 8 :])
+            case "size":
+                place = HEADER_BYTES + 4
+                index.write_bytes(content[:place] + struct.pack("<i", -1) + content[place + 4 :])
+            case "boundary far away" | "negative boundary" | "boundaries in another order":
+                documents = {"b": [0, 10**9, 3, 5], "n": [0, -1, 3, 5]}.get(name[0], [0, 3, 1, 5])
+                documents = [0, 3, 1, 5] if "order" in name else documents
+                write(prefix, documents=documents)
             case "empty":
                 write(prefix, sequences=[], documents=[0])
 
@@ -94,7 +106,14 @@ def damage_of(name):
         ("cut tokens", "do not fit each other"),
         ("other tokens", "do not fit each other"),
         ("floats", "has version 1 and type code 7; version 1 with whole numbers"),
-        ("empty", "do not fit each other, are empty or cut off"),
+        ("pointer", "do not fit each other"),
+        ("odd pointer", "do not fit each other"),
+        ("negative pointer", "do not fit each other"),
+        ("size", "do not fit each other"),
+        ("boundary far away", "do not fit each other"),
+        ("negative boundary", "do not fit each other"),
+        ("boundaries in another order", "do not fit each other"),
+        ("empty", "do not fit each other, or are damaged, empty or cut off"),
     ],
 )
 def test_files_that_cannot_be_used(tmp_path, damage, words):
@@ -153,5 +172,11 @@ def test_more_sequences_than_there_can_be(tmp_path):
     write(tmp_path / "corpus")
     index = (tmp_path / "corpus.idx").read_bytes()
     (tmp_path / "corpus.idx").write_bytes(index[:18] + struct.pack("<Q", 2**63) + index[26:])
-    with pytest.raises(DataError, match="do not fit each other, are empty or cut off"):
+    with pytest.raises(DataError, match="do not fit each other"):
         open_megatron(str(tmp_path / "corpus"), "data.train", 256)
+
+
+def test_a_vocabulary_without_all_bytes_is_refused():
+    config = load_config(PYDOC, ["--model.vocab_size=100"])
+    with pytest.raises(DataError, match=r"model\.vocab_size: 100 is smaller than the 256 tokens of 'bytes'"):
+        tasks.module("causal_lm", "data").sources(config)

@@ -355,6 +355,17 @@ def test_the_last_shard_may_be_seen_before_the_manifest_is_written(section):
     assert bytes_of(stream) == plain("train")
 
 
+def test_damaged_tokens_of_the_same_size_are_refused_when_they_are_read(section):
+    data = data_of(section)
+    stream, _ = prepare(data)
+    file = folder_of(data) / "00000.tokens"
+    file.write_bytes(b"\xff" * file.stat().st_size)
+    with pytest.raises(
+        DataError, match=r"the data has token 65535, but data.tokenizer has only 256; .* if it is damaged"
+    ):
+        stream.read(0, 5)
+
+
 def test_files_stay_open_up_to_a_number(tmp_path):
     paths = [tmp_path / f"{number}.tokens" for number in range(MAX_MAPS + 50)]
     for path in paths:

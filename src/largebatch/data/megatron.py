@@ -17,6 +17,7 @@ from largebatch.data.token_stream import Array, TokenStream, mapped
 from largebatch.errors import DataError
 
 MAGIC, HEADER = b"MMIDIDX\x00\x00", struct.Struct("<9sQBQQ")
+CHUNK = 2**22  # entries of an index that are compared at once
 TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
 
@@ -55,15 +56,14 @@ def open_megatron(prefix: str, field: str, vocab_size: int) -> TokenStream:
     itemsize, at = np.dtype(dtype).itemsize, HEADER.size
     arrays = _Arrays(index, at + 4 * num_sequences, num_sequences, num_boundaries, itemsize)
     try:
-        last_size = mapped(index, "<i4", at, num_sequences)[-1]
-        pointers, documents = arrays.open()
-        fits = pointers[0] == documents[0] == 0 and documents[-1] == num_sequences
-        fits = fits and pointers[-1] + last_size * itemsize == num_bytes
+        fits = arrays.fit(mapped(index, "<i4", at, num_sequences), num_bytes)
     # The file is too short, the index names no sequence, or more than there can be.
     except (ValueError, IndexError, OverflowError):
         fits = False
     if not fits:
-        raise DataError(f"{field}: {index} and {tokens} do not fit each other, are empty or cut off; copy both again")
+        raise DataError(
+            f"{field}: {index} and {tokens} do not fit each other, or are damaged, empty or cut off; copy both again"
+        )
     num_tokens = num_bytes // itemsize
     ends = partial(_ends, arrays, num_tokens)
     return TokenStream([num_tokens], [num_boundaries - 1], partial(_tokens, tokens, dtype), ends, vocab_size)
@@ -82,6 +82,21 @@ class _Arrays(NamedTuple):
         """The byte at which each sequence begins, and the first sequence of each document."""
         pointers = mapped(self.file, "<i8", self.at, self.num_sequences)
         return pointers, mapped(self.file, "<i8", self.at + 8 * self.num_sequences, self.num_boundaries)
+
+    def fit(self, sizes: Array, num_bytes: int) -> bool:
+        """Whether sequences of these sizes follow each other to the end of the tokens, and documents are in order."""
+        pointers, documents = self.open()
+        end = 0
+        for start in range(0, self.num_sequences, CHUNK):
+            part = np.maximum(sizes[start : start + CHUNK].astype(np.int64), -1) * self.itemsize
+            ends = end + np.cumsum(part)
+            if part.min() < 0 or not np.array_equal(pointers[start : start + CHUNK], ends - part):
+                return False
+            end = int(ends[-1])
+        in_order = all(
+            (np.diff(documents[start : start + CHUNK + 1]) >= 0).all() for start in range(0, self.num_boundaries, CHUNK)
+        )
+        return in_order and 0 < end == num_bytes and documents[0] == 0 and documents[-1] == self.num_sequences
 
 
 @lru_cache(maxsize=2)

@@ -121,6 +121,7 @@ class PreparedSplit:
             [shard["documents"] for shard in shards],
             partial(_map, self.folder, "tokens", self._dtype.str),
             partial(_map, self.folder, "ends", "<i8"),
+            self._tokenizer.vocab_size,
         )
 
 

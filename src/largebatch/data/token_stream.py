@@ -85,7 +85,7 @@ class TokenStream:
         if self._vocab_size is not None and len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._vocab_size:
             raise DataError(
                 f"the data has token {max(tokens, key=abs)}, but data.tokenizer has only {self._vocab_size}; write the "
-                "tokenizer that the data was made with"
+                "tokenizer that the data was made with, or make the data again if it is damaged"
             )
         return tokens
 

@@ -56,7 +56,7 @@ def _errors(logs: Path) -> Iterator[_Failure]:
             message = " ".join(str(error["message"]).split())[:MAX_MESSAGE_CHARS]
             order = 2 if error["consequence"] else 0
             yield _Failure(order, f"{float(error['time']):020.6f}", f"{who}: {message} (see {path})", error)
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
             continue
 
 

@@ -24,6 +24,7 @@ from largebatch.storage.layout import read_object
 Line = dict[str, Any]
 Array = NDArray[np.float64]
 L = TypeVar("L", bound="_Line")
+MAX_CURVES = 100  # of the training, and of the evaluations, of a run
 EVALUATION = "evaluation: "
 """Titles of curves of evaluations begin with this."""
 
@@ -226,9 +227,12 @@ def _events(line: Happened) -> list[Event]:
 
 
 def _names(lines: Sequence[Line]) -> list[str]:
-    """Names of numbers in lines, besides those that say where a line is, in the order of their first appearance."""
+    """Names of numbers in lines, besides those that say where a line is, in the order of their first appearance.
+
+    Those after the first `MAX_CURVES` are left out: each is a plot.
+    """
     names = dict.fromkeys(name for line in lines for name in line if number(line, name) is not None)
-    return [name for name in names if name not in ("step", "samples", "epoch", "seconds")]
+    return [name for name in names if name not in ("step", "samples", "epoch", "seconds")][:MAX_CURVES]
 
 
 def columns(lines: Sequence[Line], *names: str) -> Array:
