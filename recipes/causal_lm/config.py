@@ -8,14 +8,14 @@ from pydantic import Field, model_validator
 from largebatch.config import RecipeConfig, check
 from largebatch.config.data import HubText, MegatronText, PydocData
 from largebatch.config.models import LargeModel, Transformer, TransformerWithDropout
-from largebatch.config.sections import PositiveFloat, PositiveInt
+from largebatch.config.sections import PositiveFloat, Size
 
 
 class Gpt2(TransformerWithDropout):
     """A GPT-2 style decoder, as in `transformers` (`GPT2LMHeadModel`)."""
 
     architecture: Literal["gpt2"]
-    vocab_size: PositiveInt
+    vocab_size: Size
     """Rows of the embedding; at least the tokenizer's number of tokens (256 for bytes)."""
     initializer_range: PositiveFloat = 0.02
     """Standard deviation of the initial weights; for residual projections it is divided by sqrt(2 x num_layers)."""
@@ -25,11 +25,11 @@ class Llama(Transformer, LargeModel):
     """A Llama decoder, as in `transformers` (`LlamaForCausalLM`)."""
 
     architecture: Literal["llama"]
-    vocab_size: PositiveInt
+    vocab_size: Size
     """Rows of the embedding; at least the tokenizer's number of tokens (256 for bytes)."""
-    intermediate_size: PositiveInt
+    intermediate_size: Size
     """Width of the feed-forward layers."""
-    num_kv_heads: PositiveInt
+    num_kv_heads: Size
     """Heads of keys and values, each shared by the same number of attention heads; divides `num_heads`."""
     rope_theta: PositiveFloat = 500000.0
     """Base of the rotary frequencies."""

@@ -8,7 +8,15 @@ from pydantic import Field, model_validator
 from largebatch.config import RecipeConfig, check
 from largebatch.config.data import DigitsData, HubImages, HubOrLocal
 from largebatch.config.models import Model, ResNet
-from largebatch.config.sections import Fraction, NonNegativeFloat, PositiveFloat, PositiveFraction, PositiveInt, Section
+from largebatch.config.sections import (
+    Fraction,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveFraction,
+    PositiveInt,
+    Section,
+    Size,
+)
 
 CHANNELS_PER_GROUP = 16
 
@@ -48,7 +56,7 @@ class ConvNet(Model):
     positions."""
 
     architecture: Literal["convnet"]
-    hidden_sizes: Annotated[list[PositiveInt], Field(min_length=1)]
+    hidden_sizes: Annotated[list[Size], Field(min_length=1, max_length=64)]
     """Channels of each layer, multiples of 16."""
 
     @model_validator(mode="after")
@@ -65,9 +73,9 @@ class ConvNet(Model):
 class Projection(Section):
     """The projection head on top of the network, whose outputs are contrasted (Chen et al. 2020, section 4.2)."""
 
-    hidden_size: PositiveInt
+    hidden_size: Size
     """Width of its hidden layer; in the paper it equals the network's output width."""
-    output_size: PositiveInt
+    output_size: Size
     """Width of its output; 128 in the paper."""
     activation: Literal["relu", "gelu"] = "relu"
     """Activation of the hidden layer; the paper uses ReLU, whose kink makes rounding visible earlier."""

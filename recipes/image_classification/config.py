@@ -8,7 +8,7 @@ from pydantic import Field
 from largebatch.config import RecipeConfig, check
 from largebatch.config.data import DigitsData, HubImages, HubOrLocal
 from largebatch.config.models import ResNet, TransformerWithDropout
-from largebatch.config.sections import BelowOne, PositiveFloat, PositiveInt, Section
+from largebatch.config.sections import BelowOne, PositiveFloat, Section, Size
 
 
 class ResNetWithStem(ResNet):
@@ -24,7 +24,7 @@ class Vit(TransformerWithDropout):
     GELU layers four times as wide as the residual stream."""
 
     architecture: Literal["vit"]
-    patch_size: PositiveInt
+    patch_size: Size
     """Side in pixels of the squares that become tokens; divides `data.image_size`."""
 
 

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from largebatch.config import RecipeConfig, check
 from largebatch.config.data import HubText, MegatronText, PydocData, TextData
 from largebatch.config.models import LargeModel, TransformerWithDropout
-from largebatch.config.sections import PositiveFloat, PositiveFraction, PositiveInt
+from largebatch.config.sections import PositiveFloat, PositiveFraction, Size
 
 
 class MaskedText(TextData):
@@ -54,9 +54,9 @@ class Bert(TransformerWithDropout, LargeModel):
     residual stream; its output layer shares the embedding's weights."""
 
     architecture: Literal["bert"]
-    vocab_size: PositiveInt
+    vocab_size: Size
     """Rows of the embedding; at least the tokenizer's number of tokens (257 for bytes and their mask)."""
-    max_positions: PositiveInt
+    max_positions: Size
     """Learned positions; at least `data.block_size`, including that of a later phase with longer blocks."""
     initializer_range: PositiveFloat = 0.02
     """Standard deviation of the initial weights."""

@@ -9,13 +9,13 @@ from pydantic import Field, field_validator, model_validator
 from largebatch.config import RecipeConfig, check
 from largebatch.config.data import Data, HubOrLocal, Mixable
 from largebatch.config.models import Model
-from largebatch.config.sections import BelowOne, PositiveFloat, PositiveInt, Section
+from largebatch.config.sections import BelowOne, PositiveFloat, Section, Size
 
 
 class PairData(Data):
     """Prompts with their answers; the answers are predicted, followed by the end-of-text token."""
 
-    block_size: PositiveInt
+    block_size: Size
     """Maximum tokens a sample predicts from: a pair's tokens except its last one, or those of all pairs of a pack."""
     packing: bool = False
     """Whether a training sample is a pack: as many consecutive pairs, in their stored order, as `block_size` tokens
@@ -100,7 +100,7 @@ class HubPairs(Mixable, PairData):
 class Lora(Section):
     """Low-rank adapters (LoRA, arXiv 2106.09685) through `peft`: only they are trained, and exported at the end."""
 
-    rank: PositiveInt
+    rank: Size
     """Rank of the update of each weight, r in the paper."""
     alpha: PositiveFloat
     """The update is multiplied by alpha / rank."""

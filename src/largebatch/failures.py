@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
-from largebatch.errors import UserError
+from largebatch.errors import UserError, reason_of
 from largebatch.variables import whole_number_or_none
 
 Kind = Literal[
@@ -40,6 +40,7 @@ _OF_CLASSES: dict[str, Kind] = {
     "OSError": "files",
 }
 _OUT_OF_MEMORY = re.compile("CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED")
+_NO_MEMORY = re.compile("can't allocate memory|Storage size calculation overflowed")  # the host's
 # What torch, gloo and NCCL say, mostly in the processes that remain after another one went away.
 _COMMUNICATION = re.compile(
     "nccl|gloo|process group|connection (closed|reset|refused)|closed by peer|reset by peer|broken pipe|timed out"
@@ -72,6 +73,10 @@ def building_the_model() -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        if _NO_MEMORY.search(str(error)):
+            raise UserError(
+                f"model: it does not fit this machine's memory ({reason_of(error)}); write smaller sizes"
+            ) from error
         error.add_note(BUILDING_THE_MODEL)
         raise
 

@@ -1,6 +1,7 @@
 """Bad configs: every problem at once, each with its path and remedy."""
 
 import json
+import time
 
 import pytest
 
@@ -85,6 +86,22 @@ def test_all_problems_of_both_kinds_in_one_error(tmp_path):
 )
 def test_one_problem(override, words):
     assert words in "\n".join(problems_of(override))
+
+
+@pytest.mark.parametrize("field", ["model.num_layers", "model.hidden_size", "model.vocab_size", "data.block_size"])
+def test_sizes_that_no_machine_could_build(field):
+    assert "must be at most" in problem_of(f"--{field}={2**62}")
+
+
+def test_many_unknown_keys_are_told_in_time(tmp_path):
+    raw = json.loads(PYDOC.read_text()) | {f"x{number}": 0 for number in range(200_000)}
+    bad = tasks.copy("causal_lm", tmp_path) / "bad.json"
+    bad.write_text(json.dumps(raw))
+    begun = time.process_time()
+    problems = problems_of(recipe=bad)
+    assert time.process_time() - begun < 10
+    assert len(problems) == 101
+    assert problems[-1] == "the whole file: 199,900 more problems, which are not shown"
 
 
 @pytest.mark.parametrize("field", ["train.duration", "learning_rate.warmup.duration", "checkpoint.every"])

@@ -1,6 +1,8 @@
 """`largebatch checkpoints` and `largebatch export`, on checkpoints of every strategy."""
 
 import json
+import os
+import time
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from jobs import run_job
 from largebatch.tools.command_line import main
 from paths import DIGITS, PYDOC
 from resuming import TINY_GPT, assert_same_weights, run_interrupted
+from saving import FakeRun, mark
 
 TINY_DIGITS = ("--logging.trackers=[]", "--data.image_size=16", "--evaluation.max_samples=32")
 LAST = "--train.stop_after_steps=5"
@@ -104,3 +107,46 @@ def test_export_writes_over_nothing(run_dir, tmp_path, capsys):
     assert main(["export", str(run_dir), str(tmp_path / "no/out")]) == 2
     assert "there is no folder" in capsys.readouterr().err
     assert not list(tmp_path.glob(".*"))
+
+
+def damaged(folder, **values):
+    """A run with one checkpoint whose manifest has these values, and whose checksums fit."""
+    path = FakeRun(folder).save(3)
+    file = path / "manifest.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+    mark(path)
+    return path
+
+
+def test_terminals_are_not_given_orders(tmp_path, capsys):
+    damaged(tmp_path / "run", strategy="\x1b[2Jddp")
+    assert main(["checkpoints", str(tmp_path / "run")]) == 0
+    assert "1 x \\x1b[2Jddp" in capsys.readouterr().out
+
+
+def test_a_manifest_of_endless_shapes_is_refused_in_time(tmp_path, capsys):
+    damaged(tmp_path / "run", parameters={"x": {"shape": [2**62] * 200_000, "scalars": {}}}, vectors={"weight/x": []})
+    begun = time.process_time()
+    assert main(["checkpoints", str(tmp_path / "run")]) == 1
+    assert time.process_time() - begun < 5
+    assert "cannot be used: its manifest.json is not readable: parameters.x.shape" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", ["5", '"x"', "[]"])
+def test_a_configuration_of_another_kind_is_refused(content, tmp_path, capsys):
+    path = FakeRun(tmp_path / "run").save(3)
+    (path / "model_config.json").write_text(content)
+    mark(path)
+    assert main(["export", str(path), str(tmp_path / "out")]) == 2
+    assert "model_config.json is not an object" in capsys.readouterr().err
+
+
+def test_files_that_are_no_files(tmp_path, capsys):
+    """A pipe would be waited for, and a link may lead to a file that only the reader can read."""
+    path = FakeRun(tmp_path / "run").save(3)
+    (path / "complete.json").unlink()
+    os.mkfifo(path / "complete.json")
+    assert main(["checkpoints", str(tmp_path / "run")]) == 1
+    assert "complete.json cannot be read" in capsys.readouterr().out
+    assert main(["checkpoints", "x" * 5000]) == 2
+    assert "error: " in capsys.readouterr().err

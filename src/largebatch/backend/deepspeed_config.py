@@ -73,7 +73,7 @@ def read_deepspeed_config(environment: Mapping[str, str]) -> dict[str, Any]:
             f"there is no DeepSpeed config {path!r} (relative to {Path.cwd()}); launch "
             "from the folder it is relative to, or write an absolute path in the Accelerate config"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise LaunchError(f"the DeepSpeed config {path} cannot be read: {error}") from None
     problems = deepspeed_config_problems(config)
     if problems:

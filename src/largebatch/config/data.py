@@ -13,11 +13,11 @@ from largebatch.config.sections import (
     Fraction,
     Moment,
     NonNegativeFloat,
-    NonNegativeInt,
     PositiveFloat,
     PositiveFraction,
     PositiveInt,
     Section,
+    Size,
 )
 
 
@@ -42,7 +42,7 @@ class Data(Section):
     """Number of training samples; stated so that plans need no data, and compared with the data when a run starts."""
     num_eval_samples: PositiveInt
     """Number of evaluation samples, compared in the same way."""
-    num_workers: NonNegativeInt = 0
+    num_workers: Annotated[int, Field(ge=0, le=1024)] = 0
     """Number of worker processes: per training process for loading, per machine for tokenizing. With 0, the training
     process does both."""
 
@@ -253,7 +253,7 @@ class DigitsData(Data):
     """The 1,797 handwritten digits of 8 x 8 pixels that ship with scikit-learn; every fifth is for evaluation."""
 
     source: Literal["digits"]
-    image_size: PositiveInt = 32
+    image_size: Size = 32
     """Side in pixels that the 8 x 8 images are enlarged to; a multiple of 8."""
     num_train_samples: Literal[1437] = 1437
     num_eval_samples: Literal[360] = 360
@@ -274,9 +274,9 @@ class HubImages(HubOrLocal):
     """Column with the encoded images."""
     label_column: str = "label"
     """Column with the class indices."""
-    num_classes: PositiveInt
+    num_classes: Size
     """Number of classes."""
-    image_size: PositiveInt
+    image_size: Size
     """Side in pixels of the crops that the model sees."""
     train_augmentation: Literal["inception_crop", "padded_crop", "none"]
     """Augmentation of training images. "inception_crop": a random crop of 8 to 100 % of the area with an aspect ratio
@@ -297,7 +297,7 @@ class TextData(Data):
     """How text becomes samples. "blocks": documents are joined and cut into blocks of `block_size` tokens, and each
     token is predicted once. "documents": each document is a sample, truncated to `block_size` tokens; the padding
     after shorter ones is not predicted, so samples have different numbers of target tokens."""
-    block_size: PositiveInt
+    block_size: Size
     """Tokens per sample; for "documents", the maximum."""
 
     @property

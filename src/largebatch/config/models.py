@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from largebatch.config.sections import BelowOne, PositiveInt, Section
+from largebatch.config.sections import BelowOne, NumLayers, Section, Size
 
 
 class Model(Section):
@@ -30,11 +30,11 @@ class ResNet(Model):
     """A residual network, as in `transformers`."""
 
     architecture: Literal["resnet"]
-    embedding_size: PositiveInt
+    embedding_size: Size
     """Channels after the first convolution."""
-    hidden_sizes: Annotated[list[PositiveInt], Field(min_length=1)]
+    hidden_sizes: Annotated[list[Size], Field(min_length=1, max_length=64)]
     """Channels of each stage."""
-    depths: Annotated[list[PositiveInt], Field(min_length=1)]
+    depths: Annotated[list[NumLayers], Field(min_length=1, max_length=64)]
     """Residual blocks of each stage."""
     layer_type: Literal["basic", "bottleneck"]
     """Convolutions of a block: "basic" has two of 3 x 3, "bottleneck" has 1 x 1, 3 x 3 and 1 x 1."""
@@ -63,11 +63,11 @@ class ResNet(Model):
 class Transformer(Model):
     """The fields that every transformer has."""
 
-    hidden_size: PositiveInt
+    hidden_size: Size
     """Width of the residual stream."""
-    num_layers: PositiveInt
+    num_layers: NumLayers
     """Transformer blocks."""
-    num_heads: PositiveInt
+    num_heads: Size
     """Attention heads; `hidden_size` must be a multiple of it."""
 
     @model_validator(mode="after")

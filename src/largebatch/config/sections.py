@@ -14,6 +14,9 @@ MAX_FLOAT = 1e12
 
 PositiveInt = Annotated[int, Field(gt=0, le=MAX_INT)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=MAX_INT)]
+# Of a dimension of a tensor, and of a stack of layers; models that are larger are never built.
+Size = Annotated[int, Field(gt=0, le=2**24)]
+NumLayers = Annotated[int, Field(gt=0, le=1000)]
 PositiveFloat = Annotated[float, Field(gt=0, le=MAX_FLOAT)]
 NonNegativeFloat = Annotated[float, Field(ge=0, le=MAX_FLOAT)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -128,7 +131,7 @@ class Batch(Section):
     global_batch_size: GlobalBatchSize
     """Samples per optimizer step over all processes: a number, a list such as [{"from": {"steps": 0}, "size": 64},
     {"from": {"epochs": 5}, "size": 256}], or a linear ramp."""
-    micro_batch_size: PositiveInt
+    micro_batch_size: Size
     """Samples per process per forward pass. With BatchNorm it is part of the loss function (Goyal et al. 2017, 2.3)."""
     drop_last: bool = True
     """Whether to drop the samples at the end of an epoch that do not fill a global batch (different ones in each

@@ -109,3 +109,13 @@ def test_outside_of_a_job(command, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("LARGEBATCH_JOB_ID")
     assert main([*command, "--run-dir", str(tmp_path), "--start=0", "--max-restarts=3"]) == 2
     assert capsys.readouterr().err.startswith("error: LARGEBATCH_JOB_ID is not set")
+
+
+def test_a_start_of_a_very_large_number_is_judged_at_once(ask, tmp_path):
+    folder = tmp_path / "jobs/5/start_12"
+    folder.mkdir(parents=True)
+    kept = {"kind": "error", "exception": "ValueError", "trained": False}
+    (folder / "ending.json").write_text(json.dumps(kept))
+    write_status(tmp_path, restart=10**20, message="m", resume=True, kind="error", exception="ValueError")
+    answer = ask("job-ended", "--exit-code=1", start=10**20)
+    assert answer == "leave 1 failed: m; for the second time before the first step: not requeued"

@@ -299,6 +299,44 @@ def test_damaged_files_are_left_out(content, tmp_path):
     assert "plan.json is damaged" in page.text
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"step": "x"},
+        {"step": -1},
+        {"step": 10**400},
+        {"time": 1e300},
+        {"event": ["started"]},
+        {"versions": [1]},
+        {"checkpoint": {}},
+        {"changes": 5},
+        {"attempt": [[]]},
+    ],
+)
+def test_damaged_lines_of_the_history_are_skipped(values, tmp_path):
+    run = tmp_path / "run"
+    write_run(run, steps=range(50, 52), history=[started(0) | values, started(7)])
+    page = report(run, out=tmp_path / "report.html")
+    assert [row[0] for row in events(page, "run")] == ["step 7"]
+
+
+def test_pipes_and_links_in_a_run_folder_are_not_read(tmp_path):
+    run = tmp_path / "run"
+    write_run(run, steps=range(50, 52))
+    write_run(tmp_path / "other", ("--seed=5",), steps=range(1, 3))
+    (run / "metrics.jsonl").unlink()
+    os.mkfifo(run / "metrics.jsonl")
+    assert main(["report", str(run)]) == 2
+    (run / "metrics.jsonl").unlink()
+    (run / "metrics.jsonl").write_text("")
+    (tmp_path / "secret.json").write_text('{"password": "SECRET"}')
+    (run / "config.json").unlink()
+    (run / "config.json").symlink_to("../secret.json")
+    page = report(run, tmp_path / "other", out=tmp_path / "report.html")
+    assert "SECRET" not in page.text
+    assert page.row("seed")[0] == "–"
+
+
 def test_a_name_that_is_no_text(tmp_path, capfd):
     folder = os.fsdecode(os.fsencode(tmp_path) + b"/run\xff")
     write_run(Path(folder), steps=range(1, 3))

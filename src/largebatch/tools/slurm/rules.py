@@ -99,7 +99,7 @@ def config_findings(path: Path, overrides: Sequence[str] = ()) -> Iterator[Findi
     file, text, is_json = str(path), read_text(path), path.suffix == ".json"
     try:
         content = json.loads(text) if is_json else yaml.safe_load(text)
-    except (json.JSONDecodeError, yaml.YAMLError) as error:
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         yield Finding(file, "syntax", f"not valid {'JSON' if is_json else 'YAML'}: {' '.join(str(error).split())}")
         return
     if not isinstance(content, dict):
