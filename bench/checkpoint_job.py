@@ -30,8 +30,9 @@ from largebatch.checkpoint.save import CheckpointWriter
 from largebatch.config import as_json, load_config
 from largebatch.config.sections import Checkpoint
 from largebatch.plan import resolve
-from largebatch.storage.attempts import claim
-from largebatch.storage.catalog import entries, verify_checksums
+from largebatch.run.resume import checkpoints_of
+from largebatch.storage.attempts import Attempt, claim
+from largebatch.storage.catalog import verify_checksums
 from largebatch.storage.layout import read_manifest
 from record import OURS, ROOT
 
@@ -96,9 +97,9 @@ class Job:
         self.folder = folder
         self.tokens = torch.randint(VOCABULARY, (settings.tokens // 32, 32))
         self._config = as_json(config)
-        self._attempt = self.backend.gather_objects(
-            claim(folder / "attempts", {}) if self.backend.is_main_process else None
-        )[0]
+        attempt = claim(folder / "attempts", {}) if self.backend.is_main_process else None
+        about = self.backend.gather_objects((attempt.number, attempt.token) if attempt else None)[0]
+        self._attempt = Attempt(folder / "attempts", *about)
         self._number = 0
 
     def step(self, writer: CheckpointWriter | None = None) -> float:
@@ -176,8 +177,7 @@ class Job:
 
     def load_ours(self) -> None:
         """As a run that resumes: find the newest, read its checksums with all processes, load."""
-        found = entries(self.folder / "ours") if self.backend.is_main_process else []
-        newest = self.backend.gather_objects(found)[0][0]
+        newest = checkpoints_of(self.folder / "ours", self.backend)[0]
         problem = newest.problem or verify_checksums(newest.path, self.backend.rank, self.backend.world_size)
         assert self.backend.gather_objects(problem) == [None] * self.backend.world_size, problem
         load(self.backend, newest.path, read_manifest(newest.path))

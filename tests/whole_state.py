@@ -9,15 +9,15 @@ def whole_state(backend) -> dict[str, np.ndarray]:
     """All weights, and this process's buffers, by name; every process must call this."""
     state = backend.engine_state()
     mine = [
-        (piece.vector, piece.owned, piece.read(*piece.owned).numpy(force=True).copy())
+        (piece.vector, piece.owned, str(piece.tensor.dtype).removeprefix("torch."), piece.read(*piece.owned).tolist())
         for piece in state.pieces
         if piece.vector.startswith("weight/") and piece.owned[0] < piece.owned[1]
     ]
     parts = [part for everyones in backend.gather_objects(mine) for part in everyones]
     found = {}
     for name, about in state.parameters.items():
-        own = [(owned, values) for vector, owned, values in parts if vector == f"weight/{name}"]
-        vector = np.concatenate([values for _, values in sorted(own, key=lambda part: part[0])])
+        own = [part[1:] for part in parts if part[0] == f"weight/{name}"]
+        vector = np.concatenate([np.array(values, dtype) for _, dtype, values in sorted(own)])
         assert len(vector) == prod(about.shape)
         found[name] = vector.reshape(about.shape)
     return found | {name: buffer.numpy(force=True).copy() for name, buffer in state.buffers.items()}

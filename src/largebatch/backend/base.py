@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from largebatch.backend.batch_norm import RunningStatistics, is_synchronized, synchronize
 from largebatch.backend.compilation import compile_in_place
+from largebatch.backend.exchange import compare_tokens, gather
 from largebatch.backend.launch import Launch
 from largebatch.backend.state import (
     EngineState,
@@ -33,7 +34,6 @@ from largebatch.plan.strategies import Policy, names_of
 PATIENCE = timedelta(days=2)
 
 Observed = dict[str, Any]
-T = TypeVar("T")
 
 
 class Update(NamedTuple):
@@ -81,6 +81,8 @@ class Backend(ABC):
         self._compiled: list[nn.Module] = []  # the parts of the model that go through torch.compile
         # On the host, so that summing a count does not wait for the device.
         self._host_group = self.new_host_group()
+        if self.world_size > 1:
+            compare_tokens(self._host_group)
 
     @staticmethod
     @abstractmethod
@@ -340,13 +342,12 @@ class Backend(ABC):
 
         return wait
 
-    def gather_objects(self, value: T) -> list[T]:
-        """A small picklable value of every process, by rank; waits for hours while one downloads or tokenizes."""
-        if self.world_size == 1:
-            return [value]
-        gathered: list[Any] = [None] * self.world_size
-        torch.distributed.all_gather_object(gathered, value, group=self._host_group)
-        return gathered
+    def gather_objects(self, value: Any) -> list[Any]:
+        """A small JSON value of every process, by rank; waits for hours while one downloads or tokenizes.
+
+        Tuples arrive as lists, as in `exchange.gather`.
+        """
+        return gather(value, self._host_group) if self.world_size > 1 else [value]
 
     @contextmanager
     def raise_on_all_ranks(self) -> Iterator[None]:

@@ -133,10 +133,12 @@ class FsdpBackend(NativeBackend):
 
 def _agree_on_shards(shard_size: int, request: Request) -> None:
     """Refuse groups of different sizes, because the processes would wait for each other while forming them."""
-    PartialState(**request.group.to_kwargs())
-    sizes = [shard_size] * request.launch.world_size
-    if len(sizes) > 1:
-        torch.distributed.all_gather_object(sizes, shard_size)
+    device = PartialState(**request.group.to_kwargs()).device
+    mine = torch.tensor([shard_size], device=device)
+    gathered = mine.repeat(request.launch.world_size)
+    if len(gathered) > 1:
+        torch.distributed.all_gather_into_tensor(gathered, mine)
+    sizes = gathered.tolist()
     if len(set(sizes)) > 1:
         found = ", ".join(f"{size} on rank {sizes.index(size)}" for size in dict.fromkeys(sizes))
         raise LaunchError(

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from largebatch.backend.base import Backend
+from largebatch.backend.exchange import gather
 from largebatch.backend.state import EngineState
 from largebatch.checkpoint.staging import Staging
 from largebatch.config.sections import Checkpoint
@@ -40,10 +41,21 @@ class NotWritten(Exception):
     """The storage did not accept a checkpoint; it may accept later ones."""
 
 
-class Part(NamedTuple):
-    """One process's part of a checkpoint, as written."""
+class Failure(NamedTuple):
+    """Why a process could not write its part; JSON as it is."""
 
-    record: FileRecord
+    message: str
+    is_storage: bool  # whether the storage refused it, and may accept the next one
+
+    def error(self) -> Exception:
+        return NotWritten(self.message) if self.is_storage else TrainingFailed(self.message, everywhere=True)
+
+
+class Part(NamedTuple):
+    """One process's part of a checkpoint, as written; JSON as it is."""
+
+    size: int  # of the file, in bytes
+    checksum: str
     ranges: dict[str, tuple[int, int]]  # by vector: its first element and the one after its last
     buffers: list[str]
     scalars: dict[str, Mapping[str, float]]  # the optimizer's scalar states, by parameter
@@ -146,7 +158,7 @@ class CheckpointWriter:
         buffers = state.buffers
         if self.backend.world_size > 1 and buffers:
             mine = {name: fingerprint(buffer) for name, buffer in buffers.items()}
-            first = self._broadcast(mine)
+            first = self._gather(mine if self.backend.is_main_process else None)[0]
             if not self.backend.is_main_process:
                 buffers = {name: buffer for name, buffer in buffers.items() if mine[name] != first.get(name)}
         if self.settings.asynchronous:
@@ -189,14 +201,14 @@ class CheckpointWriter:
 
     def _write(self, step: int, bad_steps: int, state: EngineState) -> Exception | None:
         temporary = self.folder / temporary_name(step, self.attempt.name, "tmp")
-        parts = self._gather(_or_error(lambda: self._write_own(temporary, step, state)))
-        error: Exception | None = None
+        tried = self._gather(_tried(lambda: self._write_own(temporary, step, state)), to_first=True)
+        failure = None
         if self.backend.is_main_process:
-            error = next((part for part in parts if isinstance(part, Exception)), None)
-            if error is None:
-                written = [part for part in parts if isinstance(part, Part)]
-                error = _or_error(lambda: self._publish(temporary, step, bad_steps, state, written))
-            if error is None:
+            failure = next((failure for _, failure in tried if failure is not None), None)
+            if failure is None:
+                parts = [Part(*part) for part, _ in tried]
+                _, failure = _tried(lambda: self._publish(temporary, step, bad_steps, state, parts))
+            if failure is None:
                 try:
                     keeps = self.backend.plan.keeps_checkpoint_of
                     prune(self.folder, self.settings.keep_last, keeps, self.attempt.name)
@@ -208,7 +220,8 @@ class CheckpointWriter:
                 with suppress(OSError):
                     if self.attempt.is_current():
                         discard_incomplete(self.folder, step, self.attempt.name)
-        return self._broadcast(error)
+        failure = self._gather(failure)[0]
+        return None if failure is None else Failure(*failure).error()
 
     def _write_own(self, temporary: Path, step: int, state: EngineState) -> Part:
         self.attempt.check()
@@ -217,13 +230,13 @@ class CheckpointWriter:
         file = temporary / rank_file(self.backend.rank)
         record = save_tensors(file, _shapes(state), _tensors(state), {"step": str(step)})
         scalars = {name: info.scalars for name, info in state.parameters.items() if info.scalars}
-        return Part(record, ranges, list(state.buffers), scalars)
+        return Part(record.size, record.checksum, ranges, list(state.buffers), scalars)
 
     def _publish(self, temporary: Path, step: int, bad_steps: int, state: EngineState, parts: Sequence[Part]) -> None:
         """Complete the folder, give it its name and, last of all, its marker."""
         manifest = self._manifest(step, bad_steps, state, parts)
         manifest.check_coverage()
-        records = {rank_file(rank): part.record for rank, part in enumerate(parts)}
+        records = {rank_file(rank): FileRecord(part.size, part.checksum) for rank, part in enumerate(parts)}
         for name, text in self.model_files.items():
             records[name] = write_file(temporary / name, [memoryview(text.encode())])
         records[MANIFEST] = write_json_file(temporary / MANIFEST, manifest.to_json())
@@ -276,20 +289,9 @@ class CheckpointWriter:
 
     # --- between processes ----------------------------------------------------------------------------------------
 
-    def _gather(self, value: T) -> list[T]:
-        """Every process's value, on the main one."""
-        if self.backend.world_size == 1:
-            return [value]
-        values: list[Any] | None = [None] * self.backend.world_size if self.backend.is_main_process else None
-        torch.distributed.gather_object(value, values, dst=0, group=self._group)
-        return values or []
-
-    def _broadcast(self, value: T) -> T:
-        """The main process's value."""
-        shared = [value]
-        if self.backend.world_size > 1:
-            torch.distributed.broadcast_object_list(shared, src=0, group=self._group)
-        return shared[0]
+    def _gather(self, value: Any, to_first: bool = False) -> list[Any]:
+        """As `exchange.gather`, for the thread that writes."""
+        return gather(value, self._group, to_first) if self.backend.world_size > 1 else [value]
 
 
 def _shapes(state: EngineState) -> Shapes:
@@ -304,14 +306,13 @@ def _tensors(state: EngineState) -> Iterator[torch.Tensor]:
     yield from state.buffers.values()
 
 
-def _or_error(work: Callable[[], T]) -> T | Exception:
+def _tried(work: Callable[[], T]) -> tuple[T | None, Failure | None]:
     """The result of `work`, or why it failed: a process that raised alone would leave the others waiting for it."""
     try:
-        return work()
+        return work(), None
     except OSError as error:
-        return NotWritten(str(error))
+        return None, Failure(str(error), is_storage=True)
     except UserError as error:
-        return TrainingFailed(str(error), everywhere=True)
+        return None, Failure(str(error), is_storage=False)
     except Exception as error:
-        message = f"the checkpoint could not be written: {type(error).__name__}: {error}"
-        return TrainingFailed(message, everywhere=True)
+        return None, Failure(f"the checkpoint could not be written: {type(error).__name__}: {error}", is_storage=False)

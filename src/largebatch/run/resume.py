@@ -118,7 +118,9 @@ def _entry_of(path: Path) -> Entry:
 
 def checkpoints_of(folder: Path, backend: Backend) -> list[Entry]:
     """The checkpoints in a folder, the latest first, as the main process sees them."""
-    return backend.gather_objects(entries(folder) if backend.is_main_process else [])[0]
+    found = entries(folder) if backend.is_main_process else []
+    rows = backend.gather_objects([(str(each.path), each.step, each.problem, each.size) for each in found])[0]
+    return [Entry(Path(path), *rest) for path, *rest in rows]
 
 
 def latest_usable(candidates: Iterable[Entry], backend: Backend) -> tuple[tuple[Path, Manifest] | None, list[str]]:

@@ -65,15 +65,15 @@ class Recorder:
         self._trackers = Trackers(config, folder, start.step, backend.is_main_process, self.say)
 
     def _begin_attempt(self, config: RecipeConfig, start: Start, about: dict[str, Any]) -> Attempt:
-        attempt: Attempt | None = None
+        mine: tuple[int, str] | None = None
         with self._backend.raise_on_all_ranks():
             if self._backend.is_main_process:
                 attempt, moved = self.folder.begin(config, self._plan, start.in_place, about)
+                mine = attempt.number, attempt.token
                 if moved is not None:
                     self.say(f"the earlier run in {self.folder.path} was moved to {moved}")
-        attempt = self._backend.gather_objects(attempt)[0]
-        assert attempt is not None
-        return attempt
+        number, token = self._backend.gather_objects(mine)[0]
+        return Attempt(self.folder.attempts_dir, number, token)
 
     def log(self, step: int) -> None:
         """Log the step that was added to the metrics last; fails as `StepMetrics.check`."""

@@ -1,0 +1,84 @@
+"""Small values between the processes of a job, as JSON in tensors: what arrives is never unpickled, so it cannot run
+code here."""
+
+import hmac
+import json
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from largebatch.errors import LaunchError
+
+MAX_BYTES = 2**26  # of one process's value: more than the part of a checkpoint's manifest that a process writes
+
+STRANGER = "start all processes from the same version of largebatch, and close the job's ports to others (SECURITY.md)"
+
+Group = dist.ProcessGroup | None
+
+
+def gather(value: Any, group: Group, to_first: bool = False) -> list[Any]:
+    """A JSON value of every process, by rank; all processes must call this.
+
+    Args:
+        value: None, a boolean, number or string, or lists, tuples (which arrive as lists) and dictionaries of them with
+            strings as keys. Floats keep their bits.
+        group: All processes, over gloo.
+        to_first: Whether only the first process needs the values; the others get an empty list.
+
+    Raises:
+        LaunchError: A process sent something else.
+    """
+    mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    sizes = [int(size) for size in _all_gather(torch.tensor(len(mine)), group)]
+    for rank, size in enumerate(sizes):
+        if not 0 < size <= MAX_BYTES:
+            raise LaunchError(
+                f"rank {rank} announced a message of {size:,} bytes, of at most {MAX_BYTES:,}; {STRANGER}"
+            )
+    padded = torch.zeros(max(sizes), dtype=torch.uint8)
+    padded[: len(mine)] = mine
+    if to_first:
+        is_first = dist.get_rank(group) == 0
+        received = [torch.empty_like(padded) for _ in sizes] if is_first else []
+        dist.gather(padded, received or None, dst=0, group=group)
+    else:
+        received = _all_gather(padded, group)
+    return [_decode(rank, data[:size]) for rank, (data, size) in enumerate(zip(received, sizes, strict=False))]
+
+
+def _all_gather(tensor: torch.Tensor, group: Group) -> list[torch.Tensor]:
+    received = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(received, tensor, group=group)
+    return received
+
+
+def _decode(rank: int, data: torch.Tensor) -> Any:
+    try:
+        return json.loads(data.numpy().tobytes())
+    except (ValueError, RecursionError) as error:
+        raise LaunchError(f"rank {rank} sent something that is not JSON ({type(error).__name__}); {STRANGER}") from None
+
+
+def compare_tokens(group: Group) -> None:
+    """Refuse processes without this job's LARGEBATCH_TOKEN, which launch/node.sh gives to all; every process calls it.
+
+    Each sends a digest of the token and its own rank, which tells nobody the token or another rank's digest.
+    """
+    world_size = dist.get_world_size(group)
+    expected = [_proof(rank, world_size) for rank in range(world_size)]
+    mine = torch.frombuffer(bytearray(expected[dist.get_rank(group)]), dtype=torch.uint8)
+    received = [tensor.numpy().tobytes() for tensor in _all_gather(mine, group)]
+    equal = [hmac.compare_digest(*pair) for pair in zip(received, expected, strict=True)]
+    if not all(equal):
+        ranks = ", ".join(str(rank) for rank, same in enumerate(equal) if not same)
+        raise LaunchError(
+            f"rank {ranks} does not have this process's LARGEBATCH_TOKEN, so it belongs to another job or start; start "
+            "all processes with launch/node.sh, and close the job's ports to others (SECURITY.md)"
+        )
+
+
+def _proof(rank: int, world_size: int) -> bytes:
+    token = os.environ.get("LARGEBATCH_TOKEN", "").encode(errors="surrogateescape")
+    return hmac.digest(token, f"{rank} of {world_size}".encode(), "sha256")

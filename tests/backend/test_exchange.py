@@ -1,0 +1,119 @@
+"""What processes send each other: values arrive exactly, and what a stranger sends is not executed."""
+
+import ast
+import math
+import os
+import pickle
+import struct
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from jobs import run_job
+from largebatch.backend import exchange
+from largebatch.backend.launch import read_launch
+from largebatch.backend.start import start
+from largebatch.config import load_config
+from largebatch.errors import LaunchError
+from largebatch.plan import resolve
+from paths import MAPS, ROOT
+from saving import Bomb
+
+VALUES = [
+    {"of rank 0": [0.1, -0.0, 5e-324, 1.7976931348623157e308, math.inf, -math.inf, math.nan, 2**70]},
+    [None, True, 'λ\0"\udcff/', {"": {}}, []] * 1000,
+]
+OBJECT_COLLECTIVES = {
+    "all_gather_object",
+    "gather_object",
+    "scatter_object_list",
+    "broadcast_object_list",
+    "send_object_list",
+    "recv_object_list",
+}
+
+
+def bits(value):
+    """The value, with floats by their bits."""
+    if isinstance(value, float):
+        return struct.pack("d", value)
+    if isinstance(value, dict):
+        return [(name, bits(each)) for name, each in value.items()]
+    return [bits(each) for each in value] if isinstance(value, list) else value
+
+
+def send(data, size=None):
+    """As `exchange.gather`, but with any bytes, of which there are said to be `size`."""
+    sizes = exchange._all_gather(torch.tensor(len(data) if size is None else size), None)
+    if size is None:
+        mine = torch.zeros(max(int(each) for each in sizes), dtype=torch.uint8)
+        mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        exchange._all_gather(mine, None)
+
+
+def refusal(of_rank_0, of_rank_1):
+    """What rank 0 says while rank 1 does something else."""
+    if dist.get_rank() == 1:
+        of_rank_1()
+        return None
+    with pytest.raises(LaunchError) as caught:
+        of_rank_0()
+    return str(caught.value)
+
+
+def processes_and_a_stranger(folder):
+    launch, config = read_launch(), load_config(MAPS)
+    os.environ["LARGEBATCH_TOKEN"] = f"start {os.environ['RANK']}"
+    with pytest.raises(LaunchError) as caught:
+        start(launch, resolve(config, launch.world_size))
+    found = [str(caught.value)]
+
+    # Accelerate's group, of both.
+    rank = dist.get_rank()
+    os.environ["LARGEBATCH_TOKEN"] = "the same"
+    exchange.compare_tokens(None)
+    everyones = exchange.gather(VALUES[rank], None)
+    assert [bits(value) for value in everyones] == [bits(value) for value in VALUES]
+    assert len(exchange.gather(rank, None, to_first=True)) == (0 if rank else 2)
+
+    bomb = pickle.dumps(Bomb(folder / "exploded"))
+    for data in (bomb, pickle.dumps(1), b"\xff", b"[" * 100_000, b"{}x"):
+        found.append(refusal(lambda: exchange.gather(None, None), partial(send, data)))
+    for size in (0, -1, 2**60):
+        found.append(refusal(lambda: exchange.gather(None, None), partial(send, b"", size)))
+    # Rank 0's digest, sent back by one who does not know the token.
+    echo = torch.frombuffer(bytearray(exchange._proof(0, 2)), dtype=torch.uint8)
+    found.append(refusal(lambda: exchange.compare_tokens(None), lambda: exchange._all_gather(echo, None)))
+
+    assert not (folder / "exploded").exists()
+    if rank == 1:
+        send(bomb)
+    else:
+        # Torch's own exchange executes it.
+        dist.all_gather_object([None, None], None)
+        assert (folder / "exploded").exists()
+    return found
+
+
+@pytest.mark.slow
+def test_values_arrive_exactly_and_what_a_stranger_sends_is_not_executed(tmp_path):
+    found = run_job(processes_and_a_stranger, tmp_path, world_size=2)[0]
+    assert all("rank 1 does not have this process's LARGEBATCH_TOKEN" in text for text in (found[0], found[9]))
+    assert all("rank 1 sent something that is not JSON" in text for text in found[1:6])
+    assert all("rank 1 announced a message of" in text for text in found[6:9])
+
+
+@pytest.mark.parametrize("folder", ["src", "recipes"])
+def test_nothing_is_pickled_between_processes_of_a_job(folder):
+    files = list((ROOT / folder).rglob("*.py"))
+    assert len(files) > 10
+    for file in files:
+        nodes = list(ast.walk(ast.parse(file.read_text())))
+        imported = {each.name for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for each in node.names}
+        imported |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+        names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+        names |= {node.id for node in nodes if isinstance(node, ast.Name)}
+        assert not {"pickle", "cloudpickle", "dill", "marshal", "shelve"} & imported, file
+        assert not OBJECT_COLLECTIVES & (names | imported), file
