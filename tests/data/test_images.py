@@ -4,7 +4,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 from sklearn.datasets import load_digits
 
 import tasks
@@ -139,6 +139,21 @@ def test_broken_images(tmp_path):
     for index in range(len(broken)):
         with pytest.raises(DataError, match=f"the image of sample {index} cannot be decoded"):
             train.fetch(np.array([index]), 0)
+
+
+def test_an_image_starts_no_program(tmp_path, monkeypatch):
+    """Pillow would read an EPS by Ghostscript."""
+    program = tmp_path / "gs"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
+    eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 20\n%%EndComments\nshowpage\n%%EOF\n"
+    write_parquet(tmp_path / "eps.parquet", [eps], [0])
+    train, _ = image_sources(hub_config(tmp_path / "eps.parquet"))
+    with pytest.raises(DataError, match="cannot identify image file"):
+        train.fetch(np.array([0]), 0)
+    assert not (tmp_path / "started").exists()
 
 
 def test_a_local_folder_of_images(tmp_path):

@@ -18,6 +18,8 @@ from largebatch.errors import DataError
 if TYPE_CHECKING:
     import datasets
 
+# Pillow would start Ghostscript for an EPS, whatever the file is named.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 RANDOM_CROPS = {"inception_crop": inception_crop, "padded_crop": padded_crop}
 
 
@@ -122,7 +124,8 @@ class HubImageSource:
     def _crop(self, encoded: dict[str, bytes | str | None], index: int, epoch: int | None) -> Crop:
         data = encoded["bytes"]
         try:
-            image = Image.open(io.BytesIO(data) if isinstance(data, bytes) else str(encoded["path"]))
+            file = io.BytesIO(data) if isinstance(data, bytes) else str(encoded["path"])
+            image = Image.open(file, formats=FORMATS)
             return self.crop(image, index, epoch)
         # Pillow raises SyntaxError for a PNG that is damaged in the middle.
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
