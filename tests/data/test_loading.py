@@ -150,3 +150,20 @@ def test_a_process_ends_though_it_is_still_loading():
         [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=600
     )
     assert (result.returncode, result.stdout) == (0, "10\n"), result.stderr
+
+
+def test_too_little_shared_memory_is_an_error_and_no_wait():
+    code = """if True:
+        import numpy, torch
+        from test_loading import DataError, Squares, load
+        try:
+            list(load(Squares(), [(numpy.full(100_000, 2), 0)], 1, torch.device("cpu")))
+        except DataError as error:
+            print(error)
+    """
+    small = 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"'
+    words = ["unshare", "--mount", "sh", "-c", small, "sh", sys.executable, "-c", code]
+    result = subprocess.run(words, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert "no shared memory for a batch of 1,600,000 bytes" in result.stdout
+    assert "enlarge /dev/shm (docker run --shm-size" in result.stdout

@@ -9,11 +9,11 @@ from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from largebatch.data.order import Indices
 from largebatch.data.source import Batch, SampleSource
-from largebatch.errors import DataError
+from largebatch.errors import DataError, reason_of
 
 # A weight is a whole number of these parts of 1, which are summed as int64: exactly, in any order.
 WEIGHT_UNITS = 2**20
@@ -42,6 +42,8 @@ class _MicroBatches(Dataset[Loaded | DataError]):
         try:
             # Strided memory would be copied to a GPU through memory that is not page-locked, and the host would wait.
             batch = {name: tensor.contiguous() for name, tensor in self.source.fetch(indices, epoch).items()}
+            if get_worker_info() is not None:
+                _share(batch)
             return Loaded(batch, _sum_of_weights(self.source, batch))
         except DataError as error:
             return error
@@ -65,6 +67,20 @@ def _sum_of_weights(source: SampleSource, batch: Batch) -> float:
         raise DataError(
             f"{called} returned {weight!r}; it must return a whole number, or a float tensor of each weight"
         ) from None
+
+
+def _share(batch: Batch) -> None:
+    """Move a batch to shared memory here: where torch does it, nobody would learn that it fails, and all would wait."""
+    try:
+        for tensor in batch.values():
+            tensor.share_memory_()
+    except RuntimeError as error:
+        size = sum(tensor.nbytes for tensor in batch.values())
+        raise DataError(
+            f"a loader process has no shared memory for a batch of {size:,} bytes ({reason_of(error)}); enlarge "
+            "/dev/shm (docker run --shm-size 16g or --ipc host, mount -o remount,size=16g /dev/shm), or write "
+            "data.num_workers 0"
+        ) from error
 
 
 def load(source: SampleSource, requests: Iterable[Request], num_workers: int, device: torch.device) -> Iterator[Loaded]:
@@ -119,6 +135,8 @@ def _load_on_host(
         batch_size=None,
         sampler=requests,
         num_workers=num_workers,
+        # Python 3.14 would start them anew, where a task's classes are not known by their names.
+        multiprocessing_context="fork" if num_workers else None,
         pin_memory=pin,
         worker_init_fn=_obey_only_the_training if num_workers else None,
         # Its own generator: the loader must not draw from the one that seeds dropout.
