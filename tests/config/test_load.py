@@ -274,7 +274,8 @@ HEAD = "from largebatch.config import RecipeConfig\n\nclass Config(RecipeConfig)
     [
         ("import largebatch\nx = 1 +\n", ":2: SyntaxError: invalid syntax"),
         ("\n\nwords = nothing\n", ":3: NameError: name 'nothing' is not defined"),
-        ("from .missing import x\n", ":1: ModuleNotFoundError: No module named "),
+        ("from .missing import x\n", ":1: ModuleNotFoundError: No module named 'my-task.missing'"),
+        ("from .other import Config\n", ": its Config is from my-task.other; write class Config(…) in this file"),
         ("Config = 5\n", ": has no class Config(RecipeConfig); write one, as docs/tasks.md describes"),
         ("class Config:\n    pass\n", ": has no class Config(RecipeConfig)"),
         (f"{HEAD}    pass\n", ": data is Data; write a subclass of largebatch.config.data.Data"),
@@ -289,10 +290,13 @@ HEAD = "from largebatch.config import RecipeConfig\n\nclass Config(RecipeConfig)
     ],
 )
 def test_config_py_that_cannot_be_used(text, words, tmp_path):
-    (tmp_path / "config.py").write_text(text)
-    (tmp_path / "lone.json").write_text(DIGITS.read_text())
-    (problem,) = problems_of(recipe=tmp_path / "lone.json")
-    assert problem.startswith(f"{tmp_path}/config.py{words}")
+    folder = tmp_path / "my-task"
+    folder.mkdir()
+    (folder / "config.py").write_text(text)
+    (folder / "other.py").write_text(f"{HEAD}    pass\n")
+    (folder / "lone.json").write_text(DIGITS.read_text())
+    (problem,) = problems_of(recipe=folder / "lone.json")
+    assert problem.startswith(f"{folder}/config.py{words}")
 
 
 def test_an_error_inside_of_a_module_that_config_py_imports(tmp_path):

@@ -98,6 +98,14 @@ def test_a_micro_batch_is_fetched_at_once():
     assert source.asked == [([3, 1], 0), ([5], 1), ([2, 2, 0], None)]
 
 
+def test_arrays_are_refused():
+    source = Squares()
+    source.fetch = lambda indices, _: {"square": indices**2}
+    words = r"^Squares.fetch returned 'square' as ndarray; return tensors: torch.from_numpy\(array\)$"
+    with pytest.raises(DataError, match=words):
+        list(load(source, REQUESTS, 0, torch.device("cpu")))
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_errors_arrive_as_they_are(num_workers):
     with pytest.raises(DataError, match=r"^sample 13 is missing$"):

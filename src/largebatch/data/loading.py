@@ -41,12 +41,21 @@ class _MicroBatches(Dataset[Loaded | DataError]):
         indices, epoch = request
         try:
             # Strided memory would be copied to a GPU through memory that is not page-locked, and the host would wait.
-            batch = {name: tensor.contiguous() for name, tensor in self.source.fetch(indices, epoch).items()}
+            batch = {
+                name: _whole(self.source, name, tensor) for name, tensor in self.source.fetch(indices, epoch).items()
+            }
             if get_worker_info() is not None:
                 _share(batch)
             return Loaded(batch, _sum_of_weights(self.source, batch))
         except DataError as error:
             return error
+
+
+def _whole(source: SampleSource, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    if not isinstance(tensor, torch.Tensor):
+        given = f"{type(source).__name__}.fetch returned {name!r} as {type(tensor).__name__}"
+        raise DataError(f"{given}; return tensors: torch.from_numpy(array)")
+    return tensor.contiguous()
 
 
 def _sum_of_weights(source: SampleSource, batch: Batch) -> float:

@@ -18,6 +18,7 @@ from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import RunStopped, UserError, printable
 from largebatch.failures import in_words, keep_exception, kind_of
 from largebatch.run.record.record import report_failure
+from largebatch.task_folders import name_tasks_in
 from largebatch.variables import whole_number_or_none
 
 SECONDS_FOR_THE_REPORT = 10
@@ -109,6 +110,7 @@ def user_errors() -> Iterator[None]:
 
 
 def _report(error: Exception) -> None:
+    name_tasks_in(error)
     report_failure(in_words(error), kind_of(error), type(error).__name__)
     keep_exception(error)
 

@@ -87,6 +87,30 @@ def test_planted(mistake):
     assert found(file) == [(file, rule)]
 
 
+CONFIG, SIZES, SOURCE = "recipes/causal_lm/config.py", "recipes/causal_lm/sizes.py", "src/largebatch/data/source.py"
+
+
+@in_a_copy
+@pytest.mark.parametrize(
+    ("file", "text", "place"),
+    [
+        (CONFIG, "from torch.nn import Module", f"{CONFIG}:1 imports torch"),
+        (CONFIG, "from .sizes import MODELS", f"{SIZES}:3 imports torch"),
+        (CONFIG, "from . import sizes", f"{SIZES}:3 imports torch"),
+        (CONFIG, "import largebatch.data.source", "data/source.py:6 imports torch"),
+        (CONFIG, "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch", None),
+        (CONFIG, "def later():\n    import torch", None),
+    ],
+)
+def test_torch_in_config(file, text, place):
+    Path(SIZES).write_text("if True:\n    MODELS = 3\n    import torch\n")
+    config = Path(file)
+    config.write_text(f"{text}\n{config.read_text()}")
+    findings = lint_files([Path(RECIPE), Path("recipes/causal_lm/gpt2_124m.json")])
+    assert [(finding.file, finding.rule) for finding in findings] == ([(CONFIG, "torch-in-config")] if place else [])
+    assert place is None or place in findings[0].message
+
+
 # What looks like one of the mistakes and is none.
 INNOCENT = [
     (SMOKE, "##SBATCH --account=my_project", "##SBATCH --nodes=3"),

@@ -15,6 +15,7 @@ from largebatch.errors import ConfigError, printable
 from largebatch.plan import resolve
 from largebatch.plan.strategies import STRATEGIES
 from largebatch.tools.slurm.batch_script import ACCELERATE_CONFIGS, BatchScript, read_text
+from largebatch.tools.slurm.torch_imports import imports_of_torch
 
 
 @dataclass(frozen=True, order=True)
@@ -125,6 +126,11 @@ def config_findings(path: Path, overrides: Sequence[str] = ()) -> Iterator[Findi
         except ConfigError as error:
             for problem in error.problems:
                 yield Finding(error.source or file, "recipe", problem)
+            return
+        config_file = path.parent / "config.py"
+        for place in imports_of_torch(config_file, set()):
+            remedy = "for which plans and config checks would wait; import it in model.py, data.py or train.py"
+            yield Finding(str(config_file), "torch-in-config", f"{place}, {remedy}")
 
 
 def _accelerate_problems(settings: Mapping[str, Any]) -> Iterator[str]:
