@@ -85,6 +85,21 @@ def test_what_an_earlier_run_has_left(tmp_path):
         np.testing.assert_array_equal(results[0][name], tensor.half().float().numpy())
 
 
+def prepared_with_draws_that_cannot_be_repeated(run_dir, *words):
+    LlamaForCausalLM._init_weights = lambda _, module: [torch.nn.init.trunc_normal_(p) for p in module.parameters()]
+    return prepared(run_dir, *words)
+
+
+@pytest.mark.slow
+def test_how_a_model_is_initialized_does_not_matter_if_it_is_read(tmp_path):
+    folder = saved(tmp_path / "model")
+    words = words_for(folder)
+    (found,) = run_job(
+        prepared_with_draws_that_cannot_be_repeated, tmp_path / "run", *words, strategy="single", world_size=1
+    )
+    assert_reads(found, folder)
+
+
 # --- what is refused ----------------------------------------------------------------------------------------------
 
 

@@ -23,7 +23,8 @@ M = TypeVar("M", bound=nn.Module)
 
 # In-place operations of torch that can be repeated for a parameter of any name.
 RANDOM = ("normal_", "uniform_")
-REPEATABLE = (*RANDOM, "fill_", "zero_")
+FILLS = ("fill_", "zero_")
+REPEATABLE = (*RANDOM, *FILLS)
 
 
 class Draw(NamedTuple):
@@ -31,10 +32,12 @@ class Draw(NamedTuple):
 
     operation: str
     numbers: tuple[float, ...] = ()
+    # Ranges of elements that were filled with a number afterward, such as the row of `padding_idx` in an embedding.
+    fills: tuple[tuple[int, int, float], ...] = ()
 
 
-def build_without_weights(build: Callable[[], M]) -> tuple[M, dict[str, Draw]]:
-    """The model that `build` makes, with parameters on the meta device, and how each of them is drawn.
+def build_without_weights(build: Callable[[], M], are_drawn: bool = True) -> tuple[M, dict[str, Draw]]:
+    """The model that `build` makes, with parameters on the meta device, and how each of them is drawn, if they are.
 
     Raises:
         BackendMismatch: A parameter is not initialized, or in a way that cannot be repeated from its name.
@@ -42,7 +45,8 @@ def build_without_weights(build: Callable[[], M]) -> tuple[M, dict[str, Draw]]:
     notes = _Notes()
     with _parameters_without_memory(), notes:
         model = build()
-    return model, {name: notes.draw_of(name, parameter) for name, parameter in model.named_parameters()}
+    drawn = model.named_parameters() if are_drawn else ()
+    return model, {name: notes.draw_of(name, parameter) for name, parameter in drawn}
 
 
 def build_shapes(build: Callable[[], M]) -> M:
@@ -78,12 +82,14 @@ class SeededWeights:
         On the CPU, so that the values do not depend on the kind of device.
         """
         shape, dtype = self._like[name]
-        operation, numbers = self._draws[name]
+        operation, numbers, fills = self._draws[name]
         whole = torch.empty(shape, dtype=dtype, device="cpu").reshape(-1)
         options = {}
         if operation in RANDOM:
             options["generator"] = torch.Generator().manual_seed(derive_seed(self._seed, "weights", name))
         getattr(whole, operation)(*numbers, **options)
+        for first, last, number in fills:
+            whole[first:last] = number
         self.checksums[name] = fingerprint(whole)
         return whole[start:stop]
 
@@ -107,10 +113,16 @@ class _Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             tensor = (arguments | kwargs).get(argument.name)
             if argument.is_write and isinstance(tensor, torch.Tensor) and tensor.is_meta:
                 note: Draw | str = operation
+                is_repeatable = operation in REPEATABLE and not kwargs.keys() - {"generator"}
+                numbers = tuple(float(number) for number in args[1:]) if is_repeatable else ()
                 if tensor.numel() * tensor.element_size() != tensor.untyped_storage().nbytes():
+                    whole, start = self._note_of(tensor), int(tensor.storage_offset())
                     note = f"{operation} of a part"
-                elif operation in REPEATABLE and not kwargs.keys() - {"generator"}:
-                    note = Draw(operation, tuple(float(number) for number in args[1:]))
+                    if isinstance(whole, Draw) and operation in FILLS and tensor.is_contiguous():
+                        fill = (start, start + tensor.numel(), numbers[0] if numbers else 0.0)
+                        note = whole._replace(fills=(*whole.fills, fill))
+                elif is_repeatable:
+                    note = Draw(operation, numbers)
                 self._notes[storage_of(tensor)] = (tensor.untyped_storage(), note)
         if operation == "constant_pad_nd" and args[0].is_meta and not any(args[1]):
             # `transformers` replaces an output layer's bias with itself, padded with nothing.

@@ -152,16 +152,16 @@ class Run(Generic[Config]):
             with self.backend.raise_on_all_ranks(), building_the_model():
                 return build_model(self.config)
         with self.backend.raise_on_all_ranks(), building_the_model():
-            model, draws = build_without_weights(partial(build_model, self.config))
-        if self._start.manifest is None and section.initial_weights is not None:
+            model, draws = build_without_weights(partial(build_model, self.config), section.initial_weights is None)
+        if section.initial_weights is None:
+            self._starting_weights = SeededWeights(model, draws, self.plan.seed)
+        elif self._start.manifest is None:
             # Imported only here, because `transformers` and `datasets`, which it imports, take seconds.
             from largebatch.model.pretrained import PretrainedWeights, find_folder
 
             folder = self._starting.once_per_machine_first(partial(find_folder, section.initial_weights))
             with self.backend.raise_on_all_ranks():
                 self._starting_weights = PretrainedWeights(folder, model)
-        else:
-            self._starting_weights = SeededWeights(model, draws, self.plan.seed)
         return model
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
