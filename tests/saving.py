@@ -10,6 +10,7 @@ import torch
 import xxhash
 from safetensors.torch import load_file
 
+from largebatch.backend.kept import KeptStates
 from largebatch.backend.state import EngineState, Piece
 from largebatch.checkpoint.save import CheckpointWriter
 from largebatch.config.sections import Checkpoint
@@ -52,6 +53,7 @@ class FakeBackend:
     running_statistics = frozenset({"norm.running_mean"})
     launch = SimpleNamespace(strategy="ddp")
     plan = SimpleNamespace(keeps_checkpoint_of=lambda _: False, to_json=lambda: '{"num_steps": 100}')
+    kept = KeptStates()
 
     def __init__(self, rank: int = 0, world_size: int = 1, width: int = 5):
         self.rank = rank
@@ -60,6 +62,9 @@ class FakeBackend:
         self.width = width
         self.state = state_of(0, width)
         self.scalars: Mapping[str, Mapping[str, float]] = {}
+
+    def gather_objects(self, value):
+        return [value]
 
     def new_host_group(self):
         return torch.distributed.new_group(backend="gloo") if self.world_size > 1 else None

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from largebatch.config import load_config
-from largebatch.errors import ConfigError
+from largebatch.errors import ConfigError, UserError
 from largebatch.plan import RunPlan, explain, resolve
 from largebatch.tools.command_line import main
 from paths import DIGITS, IMAGENET, PYDOC, RECIPES
@@ -41,6 +41,22 @@ def test_tokens():
     assert (plan.loss_unit, plan.loss_weight_per_sample) == ("tokens", 128)
     assert plan.total_steps == 11  # 40,961 tokens are one more than ten steps
     assert [step for step in range(1, 12) if plan.evaluates_after(step)] == [10, 11]  # 0.1 epochs, and the end
+
+
+def test_further_sets_have_intervals_and_sizes_of_their_own():
+    sets = '{"every": {"steps": 4}, "sets": {"far": {"every": {"steps": 3}, "max_samples": 30}, "end": {}}}'
+    plan = resolve(load_config(DIGITS, [f"--evaluation={sets}", "--train.stop_after_steps=10"]), world_size=1)
+    due = {name: [step for step in range(1, 11) if plan.evaluates_after(step, name)] for name in (None, "far", "end")}
+    assert due == {None: [4, 8, 10], "far": [3, 6, 9, 10], "end": [10]}
+    assert [plan.evaluation_of("far").samples_of(size) for size in (20, 8192)] == [20, 30]
+    with pytest.raises(UserError, match=r'evaluation.sets: the recipe has no "near", which train.py evaluates; add'):
+        plan.evaluates_after(1, "near")
+    text = explain(plan, "digits")
+    assert '"far" evaluated every 3 steps and at the end' in text
+    assert '"end" evaluated at the end' in text
+    assert RunPlan.from_json(plan.to_json()).evaluation == plan.evaluation
+    with pytest.raises(ConfigError, match=r"evaluation.sets.far.every: is given in tokens, but the samples"):
+        load_config(DIGITS, ['--evaluation.sets={"far": {"every": {"tokens": 9}}}'])
 
 
 @pytest.mark.parametrize("duration", ['{"epochs": 1e-6}', '{"samples": 1}', '{"tokens": 1}'])

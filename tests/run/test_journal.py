@@ -57,6 +57,17 @@ def test_lines_without_a_step_stay(journal, path):
     assert path.read_text() == '{"event": "started"}\n'
 
 
+def test_the_latest_of_each_name_is_what_was_left(journal):
+    for line in (
+        {"step": 1, "loss": 2.0},
+        {"step": 2, "far/loss": 3.0},
+        {"step": 2, "loss": 1.0},
+        {"step": 3, "loss": 0},
+    ):
+        journal.append(line)
+    assert journal.keep_until(2) == {"step": 2, "loss": 1.0, "far/loss": 3.0}
+
+
 def test_without_a_file_nothing_stays_and_none_is_made(journal, path):
     assert journal.keep_until(5) is None
     assert read_json_lines(path) == []

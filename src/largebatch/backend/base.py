@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from largebatch.backend.batch_norm import RunningStatistics, is_synchronized, synchronize
 from largebatch.backend.compilation import compile_in_place
 from largebatch.backend.exchange import compare_tokens, gather
+from largebatch.backend.kept import KeptStates
 from largebatch.backend.launch import Launch
 from largebatch.backend.state import (
     EngineState,
@@ -78,6 +79,7 @@ class Backend(ABC):
         self._step = 0  # the current optimizer step, counted from 0
         self._learning_rate = 0.0  # the schedule's
         self._set_aside: list[tuple[dict[str, Any], Any]] = []  # frozen groups and their parameters, during an update
+        self.kept = KeptStates()
         self._compiled: list[nn.Module] = []  # the parts of the model that go through torch.compile
         # On the host, so that summing a count does not wait for the device.
         self._host_group = self.new_host_group()

@@ -7,7 +7,7 @@ whole; under FSDP2 and HSDP it holds rows, under ZeRO parts of flat buffers: alw
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -59,6 +59,7 @@ class EngineState:
     parameters: Mapping[str, ParameterInfo]
     pieces: list[Piece]  # what this process holds
     buffers: Mapping[str, torch.Tensor]  # the model's persistent buffers
+    kept: dict[str, Any] = field(default_factory=dict)  # states of the task's own, as JSON
 
 
 def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -164,13 +164,14 @@ class CheckpointWriter:
         if self.settings.asynchronous:
             # They change in forward passes.
             buffers = {name: buffer.detach().clone() for name, buffer in buffers.items()}
-        return EngineState(state.parameters, pieces, buffers)
+        return EngineState(state.parameters, pieces, buffers, self.backend.kept.check(self.backend.gather_objects))
 
     def _space_for(self, state: EngineState) -> EngineState:
         """Uninitialized memory on the host for what this process writes of a state."""
         space = self._staging.tensors(_shapes(state))
         pieces = [replace(piece, start=piece.owned[0], tensor=space[piece.vector]) for piece in state.pieces]
-        return EngineState(state.parameters, pieces, {name: space[f"{BUFFER}/{name}"] for name in state.buffers})
+        buffers = {name: space[f"{BUFFER}/{name}"] for name in state.buffers}
+        return replace(state, pieces=pieces, buffers=buffers)
 
     def _copy(self, state: EngineState, copy: EngineState) -> None:
         on_gpu = self.backend.device.type == "cuda"
@@ -285,6 +286,7 @@ class CheckpointWriter:
             },
             running_statistics=tuple(sorted(self.backend.running_statistics & buffers.keys())),
             buffers=buffers,
+            kept=state.kept,
         )
 
     # --- between processes ----------------------------------------------------------------------------------------

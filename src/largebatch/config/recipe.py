@@ -224,6 +224,7 @@ class RecipeConfig(Section):
             return
         durations = {
             "evaluation.every": self.evaluation.every,
+            **{f"evaluation.sets.{name}.every": each.every for name, each in self.evaluation.sets.items()},
             "checkpoint.every": self.checkpoint.every,
             "checkpoint.keep_every": self.checkpoint.keep_every,
             "train.duration": self.train.duration,

@@ -23,6 +23,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 PositiveFraction = Annotated[float, Field(gt=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 NonEmpty = Annotated[str, Field(min_length=1)]
+SetName = Annotated[str, Field(pattern=r"^[\w+-]+$")]
 
 
 class Section(BaseModel):
@@ -282,13 +283,25 @@ class Train(Section):
     states in use but without an update, so that too little memory shows at once; training is the same."""
 
 
-class Evaluation(Section):
-    """When to evaluate; the end of the run is always evaluated."""
+class EvaluatedSet(Section):
+    """When to evaluate a set of samples, and on how many of them; the end of the run is always evaluated."""
 
     every: Duration | None = None
     """Interval between evaluations; null means only at the end."""
     max_samples: PositiveInt | None = None
     """Number of evaluation samples, from the start of the set; of a mixture, from its first sources. null: all."""
+
+    def samples_of(self, size: int) -> int:
+        """The number of samples to evaluate of a set of this size."""
+        return min(self.max_samples or size, size)
+
+
+class Evaluation(EvaluatedSet):
+    """When to evaluate; the end of the run is always evaluated."""
+
+    sets: dict[SetName, EvaluatedSet] = {}
+    """Further sets that the task's train.py evaluates, by the name that it gives them, such as
+    {"shifted": {"every": {"epochs": 1}}}."""
 
 
 class Checkpoint(Section):

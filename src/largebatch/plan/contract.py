@@ -18,6 +18,7 @@ from largebatch.config.sections import (
     Checkpoint,
     Compute,
     Duration,
+    EvaluatedSet,
     Evaluation,
     Faults,
     LearningRate,
@@ -25,7 +26,7 @@ from largebatch.config.sections import (
     StepDecay,
     WarmupStableDecay,
 )
-from largebatch.errors import ConfigError
+from largebatch.errors import ConfigError, UserError
 
 # Processes read a vote on stopping this many steps after they have begun it: over the hosts of hundreds of processes it
 # takes as long as a short step.
@@ -107,9 +108,9 @@ class RunPlan:
 
     # --- after a number of completed steps ------------------------------------------------------------------------
 
-    def evaluates_after(self, completed_steps: int) -> bool:
-        """Whether an evaluation is due."""
-        return completed_steps == self.stop_after_steps or self._is_due(completed_steps, self.evaluation.every)
+    def evaluates_after(self, completed_steps: int, name: str | None = None) -> bool:
+        """Whether an evaluation is due: of the evaluation set, or of the further set of this name."""
+        return completed_steps == self.stop_after_steps or self._is_due(completed_steps, self.evaluation_of(name).every)
 
     def checkpoints_after(self, completed_steps: int) -> bool:
         """Whether a checkpoint is due; those to keep need not be among the others, as every 25 steps and every 10."""
@@ -126,10 +127,14 @@ class RunPlan:
     def _is_due(self, completed_steps: int, every: Duration | None) -> bool:
         return every is not None and self.timeline.completes(completed_steps, every.length)
 
-    @property
-    def evaluated_samples(self) -> int:
-        """Samples of each evaluation: the first of the evaluation set, or all."""
-        return min(self.evaluation.max_samples or self.num_eval_samples, self.num_eval_samples)
+    def evaluation_of(self, name: str | None) -> EvaluatedSet:
+        """When to evaluate the further set of this name, or the evaluation set; UserError if there is none."""
+        if name is None:
+            return self.evaluation
+        if name not in self.evaluation.sets:
+            what = f'evaluation.sets: the recipe has no "{name}", which train.py evaluates; add "{name}": {{}}'
+            raise UserError(what, everywhere=True)
+        return self.evaluation.sets[name]
 
     # --- as JSON --------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from typing import Any
 from largebatch.batch import Length, micro_steps
 from largebatch.batch.mixture import Mixture
 from largebatch.batch.scaling import RULE_NAMES
+from largebatch.config.sections import EvaluatedSet
 from largebatch.errors import counted
 from largebatch.plan.contract import STEPS_TO_STOP, RunPlan
 from largebatch.plan.strategies import POLICY_WORDS
@@ -110,17 +111,20 @@ def _steps(plan: RunPlan) -> list[str]:
     if plan.stop_after_steps < plan.total_steps:
         lines.append(f"it stops early, after step {plan.stop_after_steps:,}, on the whole run's learning-rate schedule")
     evaluation, checkpoint = plan.evaluation, plan.checkpoint
-    when = f"every {evaluation.every.length} and at the end" if evaluation.every else "at the end"
-    which = f"{plan.evaluated_samples:,}"
-    if plan.evaluated_samples < plan.num_eval_samples:
-        which = f"the first {which} of {plan.num_eval_samples:,}"
+    evaluated = evaluation.samples_of(plan.num_eval_samples)
+    which = "" if evaluated == plan.num_eval_samples else f"the first {evaluated:,} of "
     every = f"every {checkpoint.every.length}, " if checkpoint.every else ""
     kept = f"; one every {checkpoint.keep_every.length} is never deleted" if checkpoint.keep_every else ""
     return [
         *lines,
-        f"evaluated {when} on {which} samples, each counted once",
+        f"evaluated {_when(evaluation)} on {which}{plan.num_eval_samples:,} samples, each counted once",
+        *(f'"{name}" evaluated {_when(each)}' for name, each in evaluation.sets.items()),
         f"checkpoint {every}at the end, and within {STEPS_TO_STOP} steps and 1 s of a stop request{kept}",
     ]
+
+
+def _when(evaluated: EvaluatedSet) -> str:
+    return f"every {evaluated.every.length} and at the end" if evaluated.every else "at the end"
 
 
 def _epoch(plan: RunPlan) -> list[str]:

@@ -36,24 +36,27 @@ class Evaluator:
         self._backend, self._num_workers = backend, num_workers
         self._stopwatch, self._heartbeat = stopwatch, heartbeat
 
-    def means(self, eval_set: SampleSource, per_sample: PerSample, completed_steps: int) -> dict[str, float]:
+    def means(
+        self, eval_set: SampleSource, per_sample: PerSample, completed_steps: int, name: str | None
+    ) -> dict[str, float]:
         """See `Run.evaluate`."""
         plan = self._backend.plan
+        num_samples = plan.evaluation_of(name).samples_of(len(eval_set))
         parts: dict[str, range] = getattr(eval_set, "parts", {})
-        parts = {name: part for name, part in parts.items() if part.start < plan.evaluated_samples}
+        parts = {part: indices for part, indices in parts.items() if indices.start < num_samples}
         with self._evaluating(completed_steps):
-            batches = self._batches(eval_set, plan.evaluated_samples)
-            means = mean_over_samples(self._backend, batches, per_sample, parts)
-        for name, value in means.items():
-            if not math.isfinite(value):
-                raise TrainingFailed(
-                    f"the evaluation's {name} is {value} after step {completed_steps}; training stopped and no weights "
-                    "were written",
-                    everywhere=True,
-                )
+            means = mean_over_samples(self._backend, self._batches(eval_set, num_samples), per_sample, parts)
         if plan.loss_unit == "tokens" and means.get("loss", math.inf) < MAX_LOSS_FOR_PERPLEXITY:
             # From the mean over all tokens: a mean of batches' or samples' perplexities would be a different number.
             means["perplexity"] = math.exp(means["loss"])
+        means = means if name is None else {f"{name}/{value}": mean for value, mean in means.items()}
+        for value, mean in means.items():
+            if not math.isfinite(mean):
+                raise TrainingFailed(
+                    f"the evaluation's {value} is {mean} after step {completed_steps}; training stopped and no weights "
+                    "were written",
+                    everywhere=True,
+                )
         return means
 
     def rows(

@@ -72,6 +72,7 @@ class Loop:
         self.stop_vote = StopVote(backend.all_max)
         self.stop_reason = 0  # why the run stops after the current step, by its number in `REASONS`; 0 if it does not
         self.save_due = False  # whether a checkpoint follows the current step
+        self.step: Step | None = None  # the current or latest one
         self.is_rehearsal = False  # whether the current step is made for its memory only
         self.writer = CheckpointWriter(
             backend,
@@ -110,7 +111,8 @@ class Loop:
                 # An all-reduce on the host that nobody waits for: by when `update` reads its result, it has long ended.
                 self.stop_vote.cast(self.stop.requested())
                 # The recipe's turn: forward and backward passes, `update`, and an evaluation if one is due.
-                yield from until_updated(Step(index, self.backend, step_feed, self.watchdog.heartbeat))
+                self.step = Step(index, self.backend, step_feed, self.watchdog.heartbeat)
+                yield from until_updated(self.step)
                 self.watchdog.heartbeat()
                 self._save_and_stop_if_due()
             self.stopwatch.pause()
@@ -138,7 +140,7 @@ class Loop:
             # One call that also clears the gradients, because DeepSpeed's engine does all of it in one.
             update = self.backend.clip_and_step(measure_norm=is_logged or self.save_due)
             self.record.step = completed
-            self.metrics.add(completed, loss_sum, step.weight, update.grad_norm)
+            self.metrics.add(completed, loss_sum, step.weight, update.grad_norm, step.own_metrics)
             if not update.applied:
                 # The gradient is not finite, and weights and optimizer are as before: skip the step, or roll back.
                 # DeepSpeed does not apply such a step with "stop" either; then this fails.
@@ -148,16 +150,15 @@ class Loop:
                 self.recorder.log(completed)
         self.recorder.progress.step()
 
-    @property
-    def should_evaluate(self) -> bool:
-        """See `Run.should_evaluate`."""
-        return not self.is_rehearsal and self.plan.evaluates_after(self.completed_steps)
+    def should_evaluate(self, name: str | None = None) -> bool:
+        """See `Run.should_evaluate` and `Run.should_evaluate_on`."""
+        return not self.is_rehearsal and self.plan.evaluates_after(self.completed_steps, name)
 
-    def evaluate(self, eval_set: SampleSource, per_sample: PerSample) -> dict[str, float]:
+    def evaluate(self, eval_set: SampleSource, per_sample: PerSample, name: str | None) -> dict[str, float]:
         """See `Run.evaluate`."""
         with self._checkpoint_finished_before_failing():
             self.metrics.check(self.completed_steps)
-            means = self.evaluator.means(eval_set, per_sample, self.completed_steps)
+            means = self.evaluator.means(eval_set, per_sample, self.completed_steps, name)
         self.recorder.evaluated(self.completed_steps, means)
         return means
 
@@ -244,5 +245,6 @@ class Loop:
         self.recorder.say(f"rehearsing a step without an update, to test whether its memory suffices, with {samples}")
         self.is_rehearsal = True
         with self.backend.rehearsing():
-            yield from until_updated(RehearsedStep(self.start.step, self.backend, feed, self.watchdog.heartbeat))
+            self.step = RehearsedStep(self.start.step, self.backend, feed, self.watchdog.heartbeat)
+            yield from until_updated(self.step)
         self.is_rehearsal = False

@@ -1,8 +1,8 @@
 """The run that a training script drives: it joins the job, resolves the plan, and yields the optimizer steps."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
@@ -36,6 +36,7 @@ from largebatch.run.evaluate import PerSample, RowsPerSample
 from largebatch.run.loop import Loop
 from largebatch.run.record.folder import RunFolder
 from largebatch.run.record.recorder import Recorder
+from largebatch.run.record.task_metrics import Logged
 from largebatch.run.record.trackers import check_trackers
 from largebatch.run.resume import find_start
 from largebatch.run.step import Step
@@ -106,15 +107,31 @@ class Run(Generic[Config]):
         """The dtype of weights, gradients and losses: float64, or float32 (under bf16 autocast, too)."""
         return DTYPES[self.plan.precision]
 
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this is the process that prints and writes."""
+        return self.backend.is_main_process
+
+    @property
+    def completed_steps(self) -> int:
+        """Optimizer steps completed, including those of earlier attempts."""
+        return self.loop.completed_steps
+
+    @property
+    def unwrapped_model(self) -> nn.Module:
+        """The model as the recipe built it, from `prepare` on: with its own methods, such as `generate`.
+
+        Its parameters may be sharded. In training, call what `prepare` returned, which reduces the gradients.
+        """
+        return self.backend.unwrapped_model
+
     # --- before training ------------------------------------------------------------------------------------------
 
-    def load(
-        self, open_sources: Callable[[Config], tuple[SampleSource, SampleSource]]
-    ) -> tuple[SampleSource, SampleSource]:
+    def load(self, open_sources: Callable[[Config], tuple[SampleSource, ...]]) -> tuple[SampleSource, ...]:
         """Open the training and evaluation sets, first on one process, which prepares what the others read.
 
         Args:
-            open_sources: Opens both sets, given the config.
+            open_sources: Opens both sets, and any further ones after them, given the config.
 
         Raises:
             UserError: They cannot be opened, or do not have the plan's sizes; every process raises it.
@@ -122,14 +139,14 @@ class Run(Generic[Config]):
 
         preparation = Preparation(f"largebatch prepare {self._recipe or 'RECIPE'}", needed={})
 
-        def open_checked() -> tuple[SampleSource, SampleSource]:
-            train_set, eval_set = open_sources(with_preparation(self.config, preparation))
-            check_size(train_set, self.plan.num_train_samples, "train")
-            check_size(eval_set, self.plan.num_eval_samples, "eval")
-            return train_set, eval_set
+        def open_checked() -> tuple[SampleSource, ...]:
+            opened = open_sources(with_preparation(self.config, preparation))
+            check_size(opened[0], self.plan.num_train_samples, "train")
+            check_size(opened[1], self.plan.num_eval_samples, "eval")
+            return opened
 
         sources = self._starting.once_per_machine_first(open_checked)
-        for name, source in zip(("training", "evaluation"), sources, strict=True):
+        for name, source in zip(("training", "evaluation"), sources, strict=False):
             available = getattr(source, "num_available", len(source))
             if available > len(source):
                 self._print(f"  {'Data':<14}{len(source):,} of {available:,} {name} samples are used")
@@ -164,6 +181,23 @@ class Run(Generic[Config]):
                 self._starting_weights = PretrainedWeights(folder, model)
         return model
 
+    def keep(self, name: str, state: Any) -> None:
+        """Keep a state of the task's own in checkpoints; to be called before `prepare`, which restores it.
+
+        It must be the same on all processes, and change only between `steps` yielding a step and asking for the next.
+
+        Args:
+            name: Its name in checkpoints.
+            state: An object with `state_dict()` and `load_state_dict(…)`. The state may consist of numbers, texts,
+                lists, objects with texts as keys, and small tensors.
+
+        Raises:
+            UserError: The object has no state, or the name is taken. What cannot be kept is refused in `prepare`.
+        """
+        if self._loop is not None:
+            raise RuntimeError("run.keep was called after run.prepare, which restores states; call it before")
+        self.backend.kept.add(name, state)
+
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         """Wrap model and optimizer for the strategy, and begin an attempt.
 
@@ -171,6 +205,7 @@ class Run(Generic[Config]):
             BackendMismatch: The strategy would not do what the plan says.
         """
         self._starting.check()
+        self.backend.kept.check(self.backend.gather_objects)
         with self.backend.raise_on_all_ranks():
             check_before(model, optimizer, self.backend)
             check_savable(model)
@@ -237,22 +272,46 @@ class Run(Generic[Config]):
         """Set the learning rate, clip, take the optimizer step, and log if due."""
         self.loop.update(step)
 
+    def log(self, values: Mapping[str, Logged]) -> None:
+        """Add training metrics of the task's own to the step's line in metrics.jsonl, trackers and report.
+
+        To be called before the step's `update`, for each micro-batch or once. Only what is logged in a step that gets
+        a line is kept, and only then does the host wait for the device.
+
+        Args:
+            values: By name: a pair of sum and weight, such as (number of correct samples, number of samples), whose
+                sums over all micro-batches and processes are divided once; or a number, of which the main process's
+                last one is kept. Each is a number or a tensor without dimensions.
+        """
+        if self.loop.step is None:
+            raise RuntimeError("run.log was called before the first step; call it between steps(…) and update")
+        self.loop.step.log(values)
+
     @property
     def should_evaluate(self) -> bool:
         """Whether an evaluation is due after the step just completed."""
-        return self.loop.should_evaluate
+        return self.loop.should_evaluate()
 
-    def evaluate(self, eval_set: SampleSource, per_sample: PerSample) -> dict[str, float]:
-        """Means over the evaluation set, each sample counted once, with the model in evaluation mode.
+    def should_evaluate_on(self, name: str) -> bool:
+        """The same for a further set, which has its own interval in the recipe's `evaluation.sets`."""
+        return self.loop.should_evaluate(name)
+
+    def evaluate(self, eval_set: SampleSource, per_sample: PerSample, name: str | None = None) -> dict[str, float]:
+        """Means over a set of samples, each counted once, with the model in evaluation mode.
 
         Args:
-            eval_set: The evaluation set.
+            eval_set: The evaluation set, or another source with any number of samples, the same on all processes.
             per_sample: Maps a batch to values by name, as for `mean_over_samples`: {"loss": (batch,), …}.
+            name: The name of a further set in the recipe's `evaluation.sets`; None for the evaluation set.
+
+        Returns:
+            The means by name; those of a further set as "name/loss".
 
         Raises:
+            UserError: The recipe has no set of this name.
             TrainingFailed: A mean is not finite.
         """
-        return self.loop.evaluate(eval_set, per_sample)
+        return self.loop.evaluate(eval_set, per_sample, name)
 
     def rows(self, source: SampleSource, num_samples: int, per_sample: RowsPerSample) -> dict[str, torch.Tensor]:
         """Values of individual samples, without augmentation and with the model in evaluation mode.

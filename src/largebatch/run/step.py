@@ -1,7 +1,7 @@
 """One optimizer step, as the recipe's loop sees it."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 
@@ -10,6 +10,7 @@ from largebatch.data.source import Batch
 from largebatch.errors import BackendMismatch, TrainingFailed
 from largebatch.run.feed import MicroStep, StepFeed
 from largebatch.run.gradcache import FeatureCache
+from largebatch.run.record.task_metrics import Logged, TaskMetrics
 
 
 class Step:
@@ -22,6 +23,7 @@ class Step:
             0.0  # the weight of the global batch, which divides the loss; known once `micro_batches` has begun
         )
         self.updated = False
+        self.own_metrics = TaskMetrics()  # what the recipe has logged
         self._backend = backend
         self._feed = feed
         self._micro_steps: Iterable[MicroStep] = feed.micro_steps
@@ -56,6 +58,7 @@ class Step:
                     f"step.backward was called {self._micro_steps_done - number} times for a micro-batch; "
                     "call it once for each"
                 )
+        self._micro_step = None
 
     def backward(self, loss_sum: torch.Tensor) -> None:
         """Add the gradient of one micro-batch.
@@ -87,6 +90,12 @@ class Step:
             factor = torch.where(torch.isfinite(loss_sum.detach()), factor, torch.nan)
         self._backend.backward(loss_sum, factor)
         self._micro_steps_done += 1
+
+    def log(self, values: Mapping[str, Logged]) -> None:
+        """See `Run.log`."""
+        if self.updated:
+            raise RuntimeError("run.log was called after run.update; call it before, in the step that it is about")
+        self.own_metrics.add(values, contributes=self._micro_step is None or self._micro_step.contributes)
 
     def finish(self) -> torch.Tensor:
         """Check that all micro-batches are done, and return this process's sum of losses; can be called once."""

@@ -92,6 +92,7 @@ class Manifest(BaseModel):
     running_statistics: tuple[str, ...]
     # The files that hold a buffer: the first one has the value of every process whose own file is not named.
     buffers: dict[str, Annotated[tuple[Count, ...], Field(min_length=1)]]
+    kept: dict[str, Any] = Field(default_factory=dict)  # states of the task's own, as `backend.kept` encodes them
 
     def to_json(self) -> dict[str, Any]:
         """The content of its file."""

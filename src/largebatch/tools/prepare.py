@@ -111,7 +111,7 @@ def _counts(config: RecipeConfig) -> dict[str, int]:
         open_sources = getattr(import_from(folder, "data"), "sources", None)
     if open_sources is None:
         raise UserError(f"{folder / 'data.py'} has no function sources(config), which docs/tasks.md describes")
-    opened = zip(COUNTED, open_sources(config), strict=True)
+    opened = zip(COUNTED, open_sources(config), strict=False)
     return {field: getattr(source, "num_available", len(source)) for field, source in opened}
 
 

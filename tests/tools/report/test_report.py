@@ -156,6 +156,15 @@ def test_what_a_start_was_of(tmp_path):
     ]
 
 
+def test_evaluations_of_several_sets_after_one_step(tmp_path):
+    write_run(tmp_path / "run", steps=range(1, 3))
+    values = [{"loss": 2.0}, {"far/loss": 3.0}]
+    write_lines(tmp_path / "run/evaluations.jsonl", [{"step": 2, "samples": 64} | value for value in values])
+    page = report(tmp_path / "run", out=tmp_path / "report.html")
+    for name, value in (("loss", "2"), ("far/loss", "3")):
+        assert page.row(f"evaluation: {name}, last") == [f"{value} after step 2"]
+
+
 def test_a_long_run_is_a_small_file_and_keeps_its_spike(tmp_path):
     words = ('--train.duration={"steps": 10000}',)
     line = metric_line(write_run(tmp_path / "short", words), 1)

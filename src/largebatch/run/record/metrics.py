@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from largebatch.backend.base import Backend
-from largebatch.errors import TrainingFailed
+from largebatch.errors import TrainingFailed, UserError
 from largebatch.estimate.flops import Utilization
 from largebatch.plan import RunPlan
+from largebatch.run.record.task_metrics import TaskMetrics
 
 
 class Stopwatch:
@@ -64,6 +65,7 @@ class StepMetrics:
         self._norms: dict[int, torch.Tensor] = {}
         self._utilization = utilization
         self._earlier_seconds, self._earlier_samples = seconds, backend.plan.batch_at(first_step).samples_before
+        self._own = TaskMetrics()  # those of the step that was added last
         self._weight = 0.0
         self._total_weight = 0.0
         # Seconds, samples and weight as of the last logged step.
@@ -74,15 +76,18 @@ class StepMetrics:
         """Whether a step, counted from 1, gets a line: the first, the last and every `log_every_steps`-th."""
         return step % self._plan.logging.every == 0 or step in (1, self._plan.stop_after_steps)
 
-    def add(self, step: int, loss_sum: torch.Tensor, weight: float, grad_norm: torch.Tensor | None) -> None:
+    def add(
+        self, step: int, loss_sum: torch.Tensor, weight: float, grad_norm: torch.Tensor | None, own: TaskMetrics
+    ) -> None:
         """Take the numbers of the next step, counted from 1, without waiting for the device.
 
         `loss_sum` is this process's, and `weight` that of the global batch, which divides the sum over all processes.
+        `own` is what the task has logged in the step.
         """
         self._loss_sums[step] = loss_sum
         if grad_norm is not None:
             self._norms[step] = grad_norm
-        self._weight = weight
+        self._weight, self._own = weight, own
         self._total_weight += weight
 
     def leave_out(self, step: int) -> None:
@@ -98,7 +103,8 @@ class StepMetrics:
         """
         plan = self._plan
         norm = self._norms.get(step)
-        loss = math.fsum(self._gather_losses(step)) / self._weight
+        losses, has_own = self._gather_losses(step)
+        loss = math.fsum(losses) / self._weight
         place, seconds = place_of(plan, step), self.stopwatch.seconds
         earlier_seconds, earlier_samples, earlier_weight = self._logged
         self._logged = (seconds, place["samples"], self._total_weight)
@@ -116,7 +122,11 @@ class StepMetrics:
             "mfu": self._utilization.at(rate),
             "seconds": round(self._earlier_seconds + self.stopwatch.seconds, 3),
         }
-        return {name: value for name, value in line.items() if value is not None}
+        line = {name: value for name, value in line.items() if value is not None}
+        own = self._own.over_processes(self._backend) if has_own else {}
+        if taken := own.keys() & line.keys():
+            raise UserError(f"run.log: each line has a {min(taken)!r} already; choose another name", everywhere=True)
+        return line | own
 
     def summary(self, step: int, about: dict[str, Any]) -> dict[str, Any]:
         """The content of summary.json after `step` steps, including `about`; rates are those of this attempt."""
@@ -142,25 +152,28 @@ class StepMetrics:
         if self._loss_sums:
             self._gather_losses(step)
 
-    def _gather_losses(self, step: int) -> list[float]:
-        """Each process's sum of losses in `step`, the last one added; all since the last call must be finite."""
+    def _gather_losses(self, step: int) -> tuple[list[float], bool]:
+        """Each process's sum of losses in `step`, the last one added; all since the last call must be finite.
+
+        And whether any process has logged metrics of the task's own in that step.
+        """
         steps = list(self._loss_sums)
         window = torch.stack(list(self._loss_sums.values())).tolist()
         self._loss_sums.clear()
         first_bad = next((index for index, loss_sum in enumerate(window) if not math.isfinite(loss_sum)), -1)
-        mine = (window[-1], first_bad, window[first_bad])
+        mine = (window[-1], first_bad, window[first_bad], len(self._own.values))
         numbers = self._backend.all_gather(torch.tensor(mine, dtype=torch.double, device=self._backend.device)).tolist()
-        bad = [(int(index), rank, value) for rank, (_, index, value) in enumerate(numbers) if index >= 0]
+        bad = [(int(index), rank, value) for rank, (_, index, value, _) in enumerate(numbers) if index >= 0]
         if bad:
             index, rank, value = min(bad)
             raise _not_finite(f"the loss is {value} at step {steps[index]} on rank {rank}")
         norms, self._norms = self._norms, {}
         for bad_step, norm in zip(norms, torch.stack([*norms.values()]).tolist() if norms else [], strict=True):
             if not math.isfinite(norm):
-                loss = math.fsum(loss_sum for loss_sum, _, _ in numbers) / self._weight
+                loss = math.fsum(row[0] for row in numbers) / self._weight
                 what = f" (the loss was {loss:.6g})" if bad_step == step else ""
                 raise _not_finite(f"the gradient's norm is {norm} at step {bad_step}{what}")
-        return [loss_sum for loss_sum, _, _ in numbers]
+        return [row[0] for row in numbers], any(row[3] for row in numbers)
 
 
 def place_of(plan: RunPlan, step: int) -> dict[str, Any]:

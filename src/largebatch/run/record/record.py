@@ -87,7 +87,7 @@ class Journal:
     def keep_until(self, step: float) -> dict[str, Any] | None:
         """Remove lines of steps after `step`, which training will repeat, and a last line that was cut short.
 
-        Returns the last readable line that is left. Other lines that cannot be read stay.
+        Returns the latest value of each name in the lines that are left. Other lines that cannot be read stay.
         """
         if not self.path.exists():
             return None
@@ -101,7 +101,7 @@ class Journal:
                 kept.append(text + b"\n")
             elif line is not None and line.get("step", 0) <= step:
                 kept.append(text + b"\n")
-                last = line
+                last = (last or {}) | line
         replace_file(self.path, [memoryview(b"".join(kept))])
         return last
 
@@ -127,7 +127,7 @@ class Record:
     def restore(self, about: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Restore the folder to its state at the checkpoint, and begin the attempt's history with `about`.
 
-        Returns the last line of metrics.jsonl and of evaluations.jsonl; empty ones if there are none, or if this is
+        Returns the latest values in metrics.jsonl and in evaluations.jsonl; none if there are no lines, or if this is
         not the main process.
         """
         if not self.is_main_process:

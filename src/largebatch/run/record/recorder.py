@@ -83,8 +83,8 @@ class Recorder:
         self.progress.logged(line)
 
     def evaluated(self, step: int, means: dict[str, float]) -> None:
-        """Log an evaluation's means by name."""
-        self._last_evaluation = means
+        """Log an evaluation's means by name; the summary has the latest of each name."""
+        self._last_evaluation |= means
         self.record.evaluated(place_of(self._plan, step) | means)
         self._trackers.add("evaluation", means, step)
         self.say(f"evaluation after step {step}: {numbers(means)}")

@@ -205,8 +205,11 @@ def _plan(text: bytes) -> RunPlan | None:
 
 
 def _by_step(lines: Sequence[Line]) -> list[Line]:
-    """Lines in the order of steps, the latest of each step."""
-    return [line for _, line in sorted({line["step"]: line for line in lines}.items())]
+    """One line per step, in the order of steps, with the latest value of each name."""
+    merged: dict[float, Line] = {}
+    for line in lines:
+        merged[line["step"]] = merged.get(line["step"], {}) | line
+    return [line for _, line in sorted(merged.items())]
 
 
 def _events(line: Happened) -> list[Event]:

@@ -161,6 +161,7 @@ class Verification:
             "--logging.trackers=[]",
             "--evaluation.every=null",
             f"--evaluation.max_samples={samples}",
+            *(f'--evaluation.sets.{name}={{"max_samples": {samples}}}' for name in self.config.evaluation.sets),
             "--data.num_workers=0",
         ]
         if seed is not None:

@@ -1,0 +1,60 @@
+"""Training metrics of the task's own: sums over micro-batches and processes, and what is refused."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from largebatch.errors import UserError
+from largebatch.run.record.metrics import StepMetrics
+from largebatch.run.record.task_metrics import TaskMetrics
+
+
+def logged(*micro_batches, contributes=True):
+    metrics = TaskMetrics()
+    for values in micro_batches:
+        metrics.add(values, contributes)
+    return metrics
+
+
+def means(*processes):
+    mine = [{name: [float(part) for part in parts] for name, parts in each.values.items()} for each in processes]
+    return processes[0].over_processes(SimpleNamespace(gather_objects=lambda _: mine))
+
+
+def test_sums_over_all_micro_batches_and_processes_are_divided_once():
+    weight = torch.tensor(2.0, requires_grad=True)
+    first = logged({"accuracy": (torch.tensor(1), 4), "scale": 1.0}, {"accuracy": (torch.tensor(3), 4), "scale": 7})
+    second = logged({"accuracy": (2, 2), "scale": 9.0, "loss_of_masks": (weight * 3, torch.tensor(4))})
+    # A pass that is made for the other processes, and a process that has logged nothing.
+    third = logged({"accuracy": (torch.tensor(5.0), 8), "empty": (1.0, 1)}, contributes=False)
+    found = means(first, second, third, logged())
+    assert found == {"accuracy": 6 / 10, "scale": 7.0, "loss_of_masks": 1.5}
+    assert not any(getattr(part, "requires_grad", False) for part in second.values["loss_of_masks"])
+
+
+@pytest.mark.parametrize("value", [torch.ones(3), (torch.ones(3), 3), (1.0, torch.ones(1))])
+def test_dimensions_are_refused(value):
+    with pytest.raises(ValueError, match=r"run.log was given 'x' with dimensions; log its sum and its weight"):
+        logged({"x": value})
+
+
+def test_a_name_that_every_line_has():
+    backend = SimpleNamespace(
+        plan=SimpleNamespace(
+            batch_at=lambda _: SimpleNamespace(samples_before=0, size=4),
+            mixture=("a", "b"),
+            loss_unit="samples",
+        ),
+        device="cpu",
+        learning_rate=0.1,
+        all_gather=lambda values: values.unsqueeze(0),
+        gather_objects=lambda value: [value],
+    )
+    metrics = StepMetrics(backend, SimpleNamespace(at=lambda _: None), 0, 0.0)
+    metrics.add(1, torch.tensor(8.0), 4, torch.tensor(1.0), logged({"recall": (1, 2), "temperature": 3}))
+    line = metrics.log(1)
+    assert (line["loss"], line["recall"], line["temperature"]) == (2.0, 0.5, 3.0)
+    metrics.add(2, torch.tensor(8.0), 4, torch.tensor(1.0), logged({"lr": 3}))
+    with pytest.raises(UserError, match=r"run.log: each line has a 'lr' already; choose another name"):
+        metrics.log(2)

@@ -1,0 +1,160 @@
+"""All recipes of docs/cookbook.md in one task, under every kind of strategy, against plain torch."""
+
+import json
+import re
+import shutil
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, load_model, save_model
+from sklearn.metrics import roc_auc_score
+from torch.nn.functional import cross_entropy
+
+from jobs import run_job, train
+from largebatch.config import load_config
+from largebatch.task_folders import import_from
+from paths import ROOT
+
+pytestmark = pytest.mark.slow
+
+TEXT = (ROOT / "docs/cookbook.md").read_text(encoding="utf-8")
+(EVALUATION,) = re.findall(r'^```json\n"evaluation": (.*)\n```$', TEXT, re.MULTILINE)
+CLIPPED = re.search(r'`"optimizer": (\{"name": "clipped_adamw".*\})`', TEXT)[1]
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory) -> Path:
+    """The task of tests/cookbook, with each block of the page in its place."""
+    folder = shutil.copytree(ROOT / "tests/cookbook", tmp_path_factory.mktemp("recipes") / "sequences")
+    for place, code in re.findall(r"^```python\n# ([^\n]+)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL):
+        file, marker = folder / place.partition(",")[0], f"# cookbook: {place}\n"
+        text = file.read_text() if file.exists() else marker
+        assert text.count(marker) == 1, place
+        indent = re.search(rf"^( *){re.escape(marker)}", text, re.MULTILINE)[1]
+        file.write_text(text.replace(indent + marker, textwrap.indent(code, indent) + "\n" + indent + marker))
+    return folder / "sequences.json"
+
+
+def run_recipe(recipe: Path, run_dir: Path, *words: str, **place) -> list[dict]:
+    """Train, and return the lines of metrics.jsonl."""
+    words = (f"--evaluation={EVALUATION}", *words)
+    run_job(train_in, recipe, run_dir, words, **place)
+    return lines(run_dir / "metrics.jsonl")
+
+
+def train_in(recipe, run_dir, words):
+    train(recipe, *words, run_dir=run_dir)
+
+
+def lines(file: Path) -> list[dict]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def pretrained(recipe, tmp_path_factory) -> Path:
+    torch.manual_seed(5)
+    file = tmp_path_factory.mktemp("pretrained") / "model.safetensors"
+    save_model(import_from(recipe.parent, "model").build_model(load_config(recipe)), str(file))
+    return file
+
+
+@pytest.fixture(scope="module")
+def alone(recipe, pretrained, tmp_path_factory) -> tuple[Path, tuple[str, ...], list[dict]]:
+    run_dir = tmp_path_factory.mktemp("alone") / "run"
+    words = (f"--model.pretrained={pretrained}", f"--optimizer={CLIPPED}")
+    return run_dir, words, run_recipe(recipe, run_dir, *words, strategy="single", world_size=1)
+
+
+def test_one_process_against_plain_torch(recipe, pretrained, alone):
+    run_dir, _, metrics = alone
+    config = load_config(recipe)
+    model = import_from(recipe.parent, "model").build_model(config)
+    final, first = load_file(run_dir / "model/model.safetensors"), load_file(pretrained)
+    load_model(model, str(run_dir / "model/model.safetensors"))
+    model.eval()
+
+    def losses_of(source, count):
+        batch = source.fetch(np.arange(count), None)
+        with torch.no_grad():
+            logits = model(input_ids=batch["tokens"]).logits[:, :-1]
+        return cross_entropy(logits.transpose(1, 2), batch["tokens"][:, 1:], reduction="none").mean(dim=1), batch
+
+    # What is frozen has stayed what was loaded.
+    is_as_loaded = {name for name in final.keys() & first.keys() if torch.equal(final[name], first[name])}
+    assert is_as_loaded == {"transformer.wpe.weight"}
+    # Of an epoch in five batches, of which the last one has two samples, each sample is counted once.
+    sizes = (24, 24, 24, 24, 2)
+    assert sum(line["share_of_errors"] * size for line, size in zip(metrics, sizes, strict=False)) == pytest.approx(49)
+    assert [line["epoch_index"] for line in metrics] == [0] * 5 + [1] * 4
+    # Evaluations, each with its interval, and the last ones of both sets in the summary.
+    evaluations = lines(run_dir / "evaluations.jsonl")
+    of_shifted = [line["step"] for line in evaluations if "shifted/loss" in line]
+    assert of_shifted == [3, 6, 9]
+    assert [line["step"] for line in evaluations if "auc" in line] == [5, 9]
+    _, eval_set, shifted_set = import_from(recipe.parent, "data").sources(config)
+    scores, batch = losses_of(eval_set, 22)
+    expected = {
+        "loss": float(scores.mean()),
+        "auc": roc_auc_score(batch["has_error"], scores),
+        "shifted/loss": float(losses_of(shifted_set, 30)[0].mean()),
+    }
+    assert 0.6 < expected["auc"] < 0.99
+    assert json.loads((run_dir / "summary.json").read_text())["evaluation"] == pytest.approx(expected, rel=1e-5)
+    prompts = batch["tokens"][:6, :4]
+    tokens = model.generate(prompts, max_new_tokens=4, do_sample=False)[:, 4:]
+    assert (run_dir / "generated.txt").read_text() == f"{tokens.tolist()}\n"
+
+
+def assert_same(mine, theirs):
+    for file in ("metrics.jsonl", "evaluations.jsonl"):
+        for line, expected in zip(lines(mine / file), lines(theirs / file), strict=True):
+            for name in expected.keys() - {"seconds", "samples_per_second"}:
+                assert line[name] == pytest.approx(expected[name], rel=1e-5), (file, name)
+    assert (mine / "generated.txt").read_text() == (theirs / "generated.txt").read_text()
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
+def test_a_sharded_strategy(strategy, recipe, alone, tmp_path):
+    run_dir, words, _ = alone
+    run_recipe(recipe, tmp_path / "run", *words, strategy=strategy)
+    assert_same(tmp_path / "run", run_dir)
+
+
+def test_resumed_under_another_strategy(recipe, alone, tmp_path):
+    whole, words, _ = alone
+    for strategy, world_size, last in (("ddp", 2, 4), ("zero2", 3, 9)):
+        more = (*words, f"--train.stop_after_steps={last}", "--batch.micro_batch_size=2")
+        run_recipe(recipe, tmp_path / "run", *more, strategy=strategy, world_size=world_size)
+    losses = [line["shifted/loss"] for line in lines(tmp_path / "run/evaluations.jsonl") if "shifted/loss" in line]
+    summaries = [json.loads((run / "summary.json").read_text())["evaluation"] for run in (tmp_path / "run", whole)]
+    assert summaries[0] == pytest.approx(summaries[1], rel=1e-5)
+    manifest = json.loads((tmp_path / "run/checkpoints/step_00000009/manifest.json").read_text())
+    assert (tmp_path / "run/generated.txt").read_text() == (whole / "generated.txt").read_text()
+    assert len(losses) == 4
+    assert manifest["kept"] == {"losses": {"values": losses}}
+
+
+def test_own_optimizers_step_as_the_page_says(recipe):
+    torch.manual_seed(0)
+    weights, steps = torch.randn(4, 3), [torch.randn(4, 3) * 0.1 for _ in range(3)]
+
+    def stepped(module, name, gradients, **options):
+        parameter = torch.nn.Parameter(weights.clone())
+        optimizer = getattr(module, name)([{"params": [parameter], "weight_decay": 0.1}], lr=0.01, **options)
+        for gradient in gradients:
+            parameter.grad = gradient
+            optimizer.step()
+            assert parameter.grad is gradient
+        return parameter.detach()
+
+    own = import_from(recipe.parent, "clipped")
+    clipped = [gradient.clamp(-0.05, 0.05) for gradient in steps]
+    expected = stepped(torch.optim, "AdamW", clipped, betas=(0.9, 0.99))
+    assert torch.equal(stepped(own, "ClippedAdamW", steps, betas=(0.9, 0.99), clip_value=0.05), expected)
+
+    (mine, gradient), own = (weights, steps[0]), import_from(recipe.parent, "scaled")
+    expected = mine * (1 - 0.01 * 0.1) - 0.01 * 0.5 * mine.norm() / gradient.norm() * gradient
+    assert torch.allclose(stepped(own, "Scaled", [gradient], trust=0.5), expected, rtol=1e-6)
