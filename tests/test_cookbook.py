@@ -16,12 +16,14 @@ from torch.nn.functional import cross_entropy
 from jobs import run_job, train
 from largebatch.config import load_config
 from largebatch.task_folders import import_from
+from largebatch.tools.command_line import main
 from paths import ROOT
 
 pytestmark = pytest.mark.slow
 
 TEXT = (ROOT / "docs/cookbook.md").read_text(encoding="utf-8")
 (EVALUATION,) = re.findall(r'^```json\n"evaluation": (.*)\n```$', TEXT, re.MULTILINE)
+(GROUPS,) = re.findall(r'^```json\n"optimizer.groups": (.*)\n```$', TEXT, re.MULTILINE)
 CLIPPED = re.search(r'`"optimizer": (\{"name": "clipped_adamw".*\})`', TEXT)[1]
 
 
@@ -64,7 +66,7 @@ def pretrained(recipe, tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def alone(recipe, pretrained, tmp_path_factory) -> tuple[Path, tuple[str, ...], list[dict]]:
     run_dir = tmp_path_factory.mktemp("alone") / "run"
-    words = (f"--model.pretrained={pretrained}", f"--optimizer={CLIPPED}")
+    words = (f"--model.pretrained={pretrained}", f"--optimizer={CLIPPED}", f"--optimizer.groups={GROUPS}")
     return run_dir, words, run_recipe(recipe, run_dir, *words, strategy="single", world_size=1)
 
 
@@ -101,7 +103,7 @@ def test_one_process_against_plain_torch(recipe, pretrained, alone):
         "auc": roc_auc_score(batch["has_error"], scores),
         "shifted/loss": float(losses_of(shifted_set, 30)[0].mean()),
     }
-    assert 0.6 < expected["auc"] < 0.99
+    assert 0.5 < expected["auc"] < 0.99
     assert json.loads((run_dir / "summary.json").read_text())["evaluation"] == pytest.approx(expected, rel=1e-5)
     prompts = batch["tokens"][:6, :4]
     tokens = model.generate(prompts, max_new_tokens=4, do_sample=False)[:, 4:]
@@ -123,11 +125,17 @@ def test_a_sharded_strategy(strategy, recipe, alone, tmp_path):
     assert_same(tmp_path / "run", run_dir)
 
 
-def test_resumed_under_another_strategy(recipe, alone, tmp_path):
+def test_resumed_under_another_strategy(recipe, pretrained, alone, tmp_path):
     whole, words, _ = alone
     for strategy, world_size, last in (("ddp", 2, 4), ("zero2", 3, 9)):
         more = (*words, f"--train.stop_after_steps={last}", "--batch.micro_batch_size=2")
         run_recipe(recipe, tmp_path / "run", *more, strategy=strategy, world_size=world_size)
+    # The first epoch has five steps.
+    assert main(["export", str(tmp_path / "run/checkpoints/step_00000004"), str(tmp_path / "frozen")]) == 0
+    frozen, first = load_file(tmp_path / "frozen/model.safetensors"), load_file(pretrained)
+    assert {name for name in frozen.keys() & first.keys() if torch.equal(frozen[name], first[name])} == {
+        name for name in first if name.startswith(("transformer.h.0.", "transformer.wpe"))
+    }
     losses = [line["shifted/loss"] for line in lines(tmp_path / "run/evaluations.jsonl") if "shifted/loss" in line]
     summaries = [json.loads((run / "summary.json").read_text())["evaluation"] for run in (tmp_path / "run", whole)]
     assert summaries[0] == pytest.approx(summaries[1], rel=1e-5)
