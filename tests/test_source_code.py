@@ -1,7 +1,11 @@
 """The snapshot of what a job runs."""
 
+import errno
 import json
+import os
 import subprocess
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +23,7 @@ FILES = (
     "ds_configs/zero2.json",
     "src/largebatch/data/order.py",
 )
+NOBODY = 65534  # a user's number
 LEFT_OUT = (
     ".git/HEAD",
     ".venv/bin/python",
@@ -108,3 +113,50 @@ def test_the_commit_is_that_of_the_project_also_for_runs_inside_of_it(project, t
     subprocess.run([*git, "commit", "--quiet", "--allow-empty", "--message=y"], check=True)
     keep_source(tmp_path / "source", snapshot / "recipes/task")
     assert json.loads((tmp_path / "source/git.json").read_text()) == state
+
+
+def test_a_read_only_task_can_be_kept_at_every_start(monkeypatch):
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        task, target = Path(folder, "task"), Path(folder, "source")
+        (task / "parts").mkdir(parents=True)
+        for name in ("train.py", "parts/layer.py"):
+            (task / name).touch()
+        for path in (Path(folder), task / "parts", task):
+            os.chown(path, NOBODY, -1)
+        for path in (task / "parts", task):
+            path.chmod(0o555)
+        try:
+            if os.geteuid() == 0:
+                # Nothing is read-only for root.
+                os.seteuid(NOBODY)
+            keep_source(target, task)
+            keep_source(target, task)
+            assert files(target / "task") == ["parts/layer.py", "train.py"]
+            monkeypatch.setattr(os, "rmdir", fail_to_delete)
+            with pytest.raises(OSError, match="Directory not empty"):
+                keep_source(target, task)
+            monkeypatch.undo()
+        finally:
+            os.seteuid(os.getuid())
+            for path in (task, task / "parts"):
+                path.chmod(0o777)
+
+
+def fail_to_delete(*_, **__):
+    raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+
+
+def test_copies_are_as_secret_as_the_files(project, tmp_path):
+    task, secrets = project / "recipes/task", {"account.json": 0o600, "data/keys.py": 0o440}
+    for name, mode in secrets.items():
+        (task / name).touch(mode)
+    os.mkfifo(task / "pipe.py")
+    umask = os.umask(0o022)
+    try:
+        keep_source(tmp_path / "source", task)
+        take_snapshot(project, tmp_path / "snapshot")
+    finally:
+        os.umask(umask)
+    for copy in (tmp_path / "source/task", tmp_path / "snapshot/recipes/task"):
+        assert {name: (copy / name).stat().st_mode & 0o777 for name in secrets} == secrets
+        assert not (copy / "pipe.py").exists()

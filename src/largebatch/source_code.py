@@ -4,8 +4,13 @@ Each has a git.json, which names the commit and says whether the files had chang
 """
 
 import os
+import secrets
 import shutil
+import stat
 import subprocess
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +36,16 @@ def take_snapshot(project: Path, target: Path) -> None:
         return
     if not (project / "recipes").is_dir():
         raise UserError(f"there is no recipes/ in {project.absolute()} to copy; go to the top of the repository")
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
         for folder in OF_A_JOB:
             if (project / folder).is_dir():
-                shutil.copytree(project / folder, temporary / folder, ignore=_left_out, ignore_dangling_symlinks=True)
+                _copy(project / folder, temporary / folder, _left_out)
         replace_json_file(temporary / GIT, _state_of(project))
         temporary.rename(target)
     except OSError as error:
-        remove_folder(temporary)
+        with suppress(OSError):
+            remove_folder(temporary)
         raise UserError(f"the snapshot {target} cannot be written: {error}; name another folder") from error
 
 
@@ -53,10 +59,28 @@ def keep_source(target: Path, task: Path) -> None:
         return _left_out(folder, names) | (set(files) - kept)
 
     remove_folder(target)
-    shutil.copytree(task, target / task.name, ignore=left_out, copy_function=shutil.copyfile)
+    _copy(task, target / task.name, left_out)
     # A snapshot, or the source of another run, is not in a repository of its own.
     copied = next((folder / GIT for folder in task.parents[:2] if (folder / GIT).is_file()), None)
     replace_json_file(target / GIT, read_object(copied) if copied else _state_of(task))
+
+
+def _copy(folder: Path, target: Path, left_out: Callable[[str, list[str]], set[str]]) -> None:
+    """Copy a folder's files and folders, and what links to them, without what is left out.
+
+    Folders get the permissions of new ones, so that they can be deleted even if the original is read-only. A file may
+    be a secret: nobody can read the copy who cannot read the original.
+    """
+    target.mkdir(parents=True)
+    names = [path.name for path in folder.iterdir()]
+    for name in sorted(set(names) - left_out(str(folder), names)):
+        source = folder / name
+        if source.is_dir():
+            _copy(source, target / name, left_out)
+        elif source.is_file():
+            create = partial(os.open, mode=stat.S_IMODE(source.stat().st_mode))
+            with source.open("rb") as original, open(target / name, "xb", opener=create) as copy:
+                shutil.copyfileobj(original, copy)
 
 
 def _left_out(folder: str, names: list[str]) -> set[str]:

@@ -216,7 +216,8 @@ class CheckpointWriter:
                 except OSError as problem:
                     self.warn(f"WARNING: an older checkpoint could not be deleted: {problem}")
             else:
-                remove_folder(temporary)
+                with suppress(OSError):
+                    remove_folder(temporary)
                 # It may have its final name already. Without a marker it is useless, but a later attempt's is not.
                 with suppress(OSError):
                     if self.attempt.is_current():

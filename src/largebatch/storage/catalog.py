@@ -115,11 +115,13 @@ def discard_incomplete(folder: Path, step: int, attempt: str) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete checkpoints that earlier attempts were writing or deleting when they ended."""
+    """Delete checkpoints that earlier attempts were writing or deleting when they ended, as far as possible."""
     if folder.is_dir():
         for path in folder.iterdir():
             if TEMPORARY_NAME.fullmatch(path.name) and not path.is_symlink():
-                remove_folder(path)
+                # On NFS, files that another process still has open stay.
+                with suppress(OSError):
+                    remove_folder(path)
 
 
 def set_aside(folder: Path, step: int, attempt: str) -> None:

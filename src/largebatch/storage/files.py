@@ -86,8 +86,16 @@ def rename_folder(old: Path, new: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Delete a folder and everything in it, if it is there."""
-    shutil.rmtree(path, ignore_errors=True)
+    """Delete a folder and everything in it, or a link to one, if it is there; OSError if something of it stays."""
+
+    def fail_unless_gone(_: object, __: str, raised: tuple[Any, BaseException, Any]) -> None:
+        if not isinstance(raised[1], FileNotFoundError):
+            raise raised[1]
+
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path, onerror=fail_unless_gone)
 
 
 def read_record(path: Path) -> FileRecord:
