@@ -5,9 +5,25 @@ the message, and exit with the class's `exit_code`; any other exception is a bug
 """
 
 import difflib
+import errno
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
+# Failures of the file system that last until somebody changes something. Any other may pass: the disk has room again,
+# the server is back.
+LASTING = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.EINVAL,
+    errno.ENOSYS,
+    errno.EOPNOTSUPP,
+}
 MAX_REASON_CHARACTERS = 300  # of another library's message; some of them contain whole schemas
 
 
@@ -83,6 +99,37 @@ class TrainingFailed(UserError):
     """Training itself went wrong, for example a loss that is no longer finite. Exit code 1."""
 
     exit_code = 1
+
+
+class StorageError(UserError):
+    """The file system failed in a way that may pass: the same command tries again. Exit code 74."""
+
+    exit_code = 74
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether a file that could not be read may be readable later. One that is missing will not come back."""
+    return isinstance(error, OSError) and error.errno not in (None, errno.ENOENT, *LASTING)
+
+
+@contextmanager
+def file_errors(what: str, remedy: str | None = None) -> Iterator[None]:
+    """Raise OSErrors of the block as errors that say what failed.
+
+    Args:
+        what: What could not be done, such as "--run-dir: /runs/a cannot be written".
+        remedy: What to do about an error that lasts; None if it, too, is one of the storage.
+
+    Raises:
+        UserError: The error lasts until somebody changes something.
+        StorageError: It may pass.
+    """
+    try:
+        yield
+    except OSError as error:
+        if remedy is not None and error.errno in LASTING:
+            raise UserError(f"{what}: {error}; {remedy}") from error
+        raise StorageError(f"{what}: {error}; the same command tries again") from error
 
 
 class RunStopped(UserError):

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
-from largebatch.errors import UserError, reason_of
+from largebatch.errors import StorageError, TrainingFailed, UserError, reason_of
 from largebatch.variables import whole_number_or_none
 
 Kind = Literal[
@@ -41,6 +41,8 @@ _OF_CLASSES: dict[str, Kind] = {
 }
 _OUT_OF_MEMORY = re.compile("CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED")
 _NO_MEMORY = re.compile("can't allocate memory|Storage size calculation overflowed")  # the host's
+# What libraries written in Rust say of the file system, such as safetensors.
+_FILES = re.compile(r"Os \{ code: \d+|\(os error \d+\)|IoError")
 # What torch, gloo and NCCL say, mostly in the processes that remain after another one went away.
 _COMMUNICATION = re.compile(
     "nccl|gloo|process group|connection (closed|reset|refused)|closed by peer|reset by peer|broken pipe|timed out"
@@ -52,7 +54,9 @@ _COMMUNICATION = re.compile(
 def kind_of(error: BaseException) -> Kind:
     """The kind of an exception, by its type, message and causes."""
     if isinstance(error, UserError):
-        return "configuration" if error.exit_code == UserError.exit_code else "training"
+        # An error of another process has its exit code, but not its class.
+        kinds: dict[int, Kind] = {StorageError.exit_code: "files", TrainingFailed.exit_code: "training"}
+        return kinds.get(error.exit_code, "configuration")
     cause: BaseException | None = error
     while cause is not None:
         names = {parent.__name__ for parent in type(cause).__mro__}
@@ -63,6 +67,8 @@ def kind_of(error: BaseException) -> Kind:
             return "out_of_memory"
         if isinstance(cause, RuntimeError) and _COMMUNICATION.search(str(cause)):
             return "communication"
+        if _FILES.search(str(cause)):
+            return "files"
         cause = cause.__cause__
     return "model" if BUILDING_THE_MODEL in getattr(error, "__notes__", ()) else "error"
 

@@ -1,5 +1,8 @@
 """Images: digits, and encoded images through `datasets` from local files."""
 
+import errno
+import os
+
 import datasets
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ import tasks
 from largebatch.config import load_config
 from largebatch.data.images import normalize_pixels
 from largebatch.errors import DataError, UserError
+from largebatch.failures import kind_of
 from paths import DIGITS, IMAGENET
 from pictures import gradient_image, jpeg, png, write_parquet
 
@@ -126,6 +130,17 @@ def test_labels_out_of_range(parquet):
     train, _ = image_sources(hub_config(parquet, "--data.num_classes=2"))
     with pytest.raises(DataError, match="num_classes: 2, but the data has the label 2"):
         train.fetch(np.array([2]), 0)
+
+
+def test_an_image_that_cannot_be_read_now_is_not_called_broken(parquet, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    train, _ = image_sources(hub_config(parquet))
+    monkeypatch.setattr(Image, "open", fail)
+    with pytest.raises(OSError, match="Stale file handle") as caught:
+        train.fetch(np.array([0]), 0)
+    assert kind_of(caught.value) == "files"
 
 
 def test_broken_images(tmp_path):

@@ -1,5 +1,6 @@
 """The run folder: nothing of an earlier run or of somebody else is ever written over."""
 
+import errno
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ import tasks
 from jobs import JobFailed, run_job, train
 from largebatch.config import load_config, validate
 from largebatch.errors import UserError
+from largebatch.failures import kind_of
 from largebatch.plan import resolve
 from largebatch.run.record.folder import RunFolder
 from largebatch.source_code import keep_source
@@ -136,6 +138,34 @@ def test_requests_to_stop_from_before_the_start_are_forgotten_and_others_are_kep
     assert (moved / "stopwatch").exists()
     # A job that waits in the queue may need the snapshot.
     assert (path / "jobs/snapshot_1").is_dir()
+
+
+def test_a_request_to_stop_another_start_that_is_preparing_stays(tmp_path, monkeypatch):
+    """Two jobs start in a folder that has no run yet; the first is asked to stop before the second looks around."""
+    (tmp_path / "jobs").mkdir()
+    first = RunFolder(tmp_path)
+    first.hold()
+    request = tmp_path / "stop"
+    request.touch()
+    monkeypatch.setenv("LARGEBATCH_BEGAN", str(request.stat().st_mtime + 60))
+    with pytest.raises(UserError, match="another run is writing to"):
+        RunFolder(tmp_path).hold()
+    assert request.exists()
+
+
+@pytest.mark.parametrize(("code", "kind"), [("EIO", "files"), ("ENOLCK", "files"), ("EACCES", "configuration")])
+def test_only_errors_that_last_are_the_users(code, kind, tmp_path, monkeypatch):
+    created(tmp_path / "run")
+    number = getattr(errno, code)
+
+    def fail(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", fail)
+    with pytest.raises(UserError, match=rf"cannot be written: .*{os.strerror(number)}") as caught:
+        created(tmp_path / "run")
+    assert kind_of(caught.value) == kind
+    assert ("choose another folder" in str(caught.value)) == (kind == "configuration")
 
 
 def test_other_peoples_files_are_refused(tmp_path):

@@ -1,13 +1,16 @@
 """Requests to stop, and the end of a job's time."""
 
+import errno
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
 from jobs import JobFailed, run_job
 from largebatch.plan.contract import STEPS_TO_STOP
+from largebatch.run.record.folder import RunFolder
 from largebatch.run.watch.stop import BATCH_SCRIPT, REASONS, STOP_FILE, StopRequests, StopVote, reason_in_words
 from largebatch.storage.files import read_json_lines
 from paths import PYDOC
@@ -96,3 +99,32 @@ def test_a_vote_is_read_while_later_ones_are_under_way(asked_in):
     assert reasons.index(1) == asked_in + 3 < asked_in + STEPS_TO_STOP
     vote.close()
     assert read == [*range(10)]
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EACCES])
+def test_a_look_that_fails_has_seen_nothing(code, tmp_path, monkeypatch, capsys):
+    now, stat = [100.0], Path.stat
+    requests = StopRequests({STOP_FILE: tmp_path / "stop"}, 0, {}, clock=lambda: now[0])
+    (tmp_path / "stop").touch()
+
+    def fail(*_, **__):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(Path, "stat", fail)
+    for _ in range(3):
+        assert named(requests) == ""
+        now[0] += 1
+    assert capsys.readouterr().out.count("WARNING") == 1
+    monkeypatch.setattr(Path, "stat", stat)
+    assert named(requests) == STOP_FILE
+
+
+def test_a_folder_or_a_loop_in_place_of_the_stop_file_is_no_request(tmp_path):
+    (tmp_path / "stop").mkdir()
+    (tmp_path / "stop.7").symlink_to("stop.7")
+    requests = StopRequests({STOP_FILE: tmp_path / "stop", BATCH_SCRIPT: tmp_path / "stop.7"}, 0, {})
+    assert named(requests) == ""
+    RunFolder(tmp_path).hold()
+    folder = RunFolder(tmp_path)
+    folder.forget_requests()
+    assert (tmp_path / "stop").is_dir()

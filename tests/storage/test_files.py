@@ -104,3 +104,16 @@ def test_a_replacement_that_fails_leaves_the_old_file_and_nothing_else(call, tmp
         replace_file(tmp_path / "file", views(b"new"))
     assert (tmp_path / "file").read_bytes() == b"old"
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+def test_links_of_others_are_not_followed(tmp_path):
+    """Somebody who may write to the folder has put links where temporary files could be."""
+    mine = tmp_path / "mine"
+    mine.write_bytes(b"mine")
+    names = ["file", "other", *(f".file.{number}.tmp" for number in (os.getpid(), os.getppid()))]
+    for name in names:
+        (tmp_path / name).symlink_to(mine)
+    replace_file(tmp_path / "file", views(b"new"))
+    write_file(tmp_path / "other", views(b"new"))
+    assert mine.read_bytes() == b"mine"
+    assert [(tmp_path / name).read_bytes() for name in ("file", "other")] == [b"new", b"new"]

@@ -1,5 +1,6 @@
 """`largebatch prepare`: what it prints, writes and refuses."""
 
+import errno
 import json
 import os
 import re
@@ -51,6 +52,27 @@ def test_it_says_how_many_samples_there_are_and_writes_them(recipe, capsys):
     assert "the checksums agree\ndata" in capsys.readouterr().out
     assert main(["prepare", "mine"]) == 0
     assert "17 samples found; the recipe expects 17" in capsys.readouterr().out
+
+
+def test_a_full_disk_leaves_the_recipe_as_it_was(recipe, capsys, monkeypatch):
+    before = recipe.read_bytes()
+    link = recipe.with_name("link.json")
+    link.symlink_to(recipe)
+    recipe.chmod(0o640)
+    with monkeypatch.context() as context:
+        context.setattr("largebatch.storage.files.write_file", full_disk)
+        assert main(["prepare", str(link), "--workers=1", "--write"]) != 0
+    assert "No space left on device" in capsys.readouterr().err
+    assert recipe.read_bytes() == before
+    assert main(["prepare", str(link), "--workers=1", "--write"]) == 0
+    assert link.is_symlink()
+    assert json.loads(recipe.read_text())["data"]["num_train_samples"] == 17
+    assert recipe.stat().st_mode & 0o777 == 0o640
+
+
+def full_disk(path, _):
+    path.write_bytes(b"")
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_a_dry_run_says_what_is_missing_and_prepares_nothing(recipe, capsys):

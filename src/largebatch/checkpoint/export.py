@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from huggingface_hub import split_state_dict_into_shards_factory
 
-from largebatch.errors import UserError
+from largebatch.errors import UserError, file_errors
 from largebatch.storage.catalog import entries, entry_at, verify_checksums
 from largebatch.storage.files import remove_folder, rename_folder, sync_folder, write_json_file
 from largebatch.storage.layout import (
@@ -41,7 +41,9 @@ def export(checkpoint: Path, out: Path, dtype: str | None = None) -> Manifest:
         raise UserError(f"{out} already exists; name a new folder")
     if not out.absolute().parent.is_dir():
         raise UserError(f"there is no folder {out.absolute().parent}; create it, or give a different path")
-    return export_intact(_intact(checkpoint), out, dtype)
+    folder = _intact(checkpoint)
+    with file_errors(f"{folder} cannot be exported to {out}", "name another folder"):
+        return export_intact(folder, out, dtype)
 
 
 def export_intact(folder: Path, out: Path, dtype: str | None = None) -> Manifest:
@@ -71,8 +73,6 @@ def export_intact(folder: Path, out: Path, dtype: str | None = None) -> Manifest
         rename_folder(temporary, out)
     except CheckpointError as error:
         raise UserError(f"{folder} cannot be exported: {error}") from error
-    except OSError as error:
-        raise UserError(f"{out} cannot be written: {error}") from error
     finally:
         remove_folder(temporary)
     return manifest

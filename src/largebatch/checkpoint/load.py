@@ -7,7 +7,7 @@ import torch
 
 from largebatch.backend.base import Backend
 from largebatch.backend.state import EngineState
-from largebatch.errors import BackendMismatch, UserError
+from largebatch.errors import BackendMismatch, UserError, file_errors
 from largebatch.storage.layout import BUFFER, WEIGHT, CheckpointError, Manifest, overlaps, rank_file
 from largebatch.storage.tensors import TensorFiles, common_buffer
 
@@ -19,12 +19,14 @@ def load(backend: Backend, folder: Path, manifest: Manifest) -> None:
 
     Raises:
         UserError: The checkpoint is of a different model or optimizer, or its files are not what the manifest says.
+        StorageError: It cannot be read now.
     """
 
     def fill(state: EngineState) -> None:
         try:
             _check_same_model(state, manifest)
-            with TensorFiles(folder) as files:
+            remedy = "correct that, or resume from another checkpoint"
+            with file_errors(f"the checkpoint {folder} cannot be read", remedy), TensorFiles(folder) as files:
                 for piece in state.pieces:
                     for part, place in overlaps(manifest.vectors[piece.vector], piece.start, piece.stop):
                         file, stop = manifest.files[part.file], place + part.stop - part.start

@@ -16,7 +16,7 @@ from largebatch.backend.exchange import gather
 from largebatch.backend.state import EngineState
 from largebatch.checkpoint.staging import Staging
 from largebatch.config.sections import Checkpoint
-from largebatch.errors import TrainingFailed, UserError
+from largebatch.errors import StorageError, TrainingFailed, UserError
 from largebatch.storage.attempts import Attempt
 from largebatch.storage.catalog import discard, discard_incomplete, entries, prune
 from largebatch.storage.files import FileRecord, remove_folder, rename_folder, sync_folder, write_file, write_json_file
@@ -141,6 +141,17 @@ class CheckpointWriter:
                 f"write the next checkpoint; {latest}"
             )
             self.not_written(step, str(error))
+
+    def require(self, step: int) -> Path:
+        """The complete checkpoint of the last step; StorageError, on all processes, if it could not be written."""
+        if self.latest is None or self.last_step < step:
+            newest = f"the newest is {self.latest}" if self.latest else "there is none yet"
+            raise StorageError(
+                f"the last checkpoint, of step {step}, could not be written; {newest}. Make room, and run the same "
+                "command again, which continues from there",
+                everywhere=True,
+            )
+        return self.latest
 
     def poll(self) -> bool:
         """Whether a checkpoint has been completed since the last call; raise TrainingFailed as `save` does."""

@@ -13,7 +13,7 @@ from largebatch.data.crops import Crop, center_crop, inception_crop, padded_crop
 from largebatch.data.hub import column
 from largebatch.data.order import Indices, derive_seed
 from largebatch.data.source import Batch
-from largebatch.errors import DataError
+from largebatch.errors import DataError, may_pass
 
 if TYPE_CHECKING:
     import datasets
@@ -129,6 +129,8 @@ class HubImageSource:
             return self.crop(image, index, epoch)
         # Pillow raises SyntaxError for a PNG that is damaged in the middle.
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            if may_pass(error):
+                raise
             raise DataError(f"the image of sample {index} cannot be decoded: {error}; replace or remove it") from error
 
     def crop(self, image: Image.Image, index: int, epoch: int | None) -> Crop:

@@ -27,7 +27,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 from largebatch.backend.base import Backend
-from largebatch.checkpoint.export import export_intact
 from largebatch.checkpoint.save import CheckpointWriter
 from largebatch.config import RecipeConfig, as_json
 from largebatch.data.source import SampleSource
@@ -188,9 +187,10 @@ class Loop:
     def _end_stopped(self) -> None:
         """Wait for the checkpoint, report that the run can be resumed, and leave the process group."""
         self._finish_checkpoint()
-        step, saved = self.completed_steps, self.writer.last_step
-        latest = "with a checkpoint" if saved == step else f"with no checkpoint after step {saved}"
-        message = f"by {reason_in_words(self.stop_reason)}, after step {step:,} of {self.plan.total_steps:,}, {latest}"
+        step = self.completed_steps
+        self.writer.require(step)
+        reason, total = reason_in_words(self.stop_reason), self.plan.total_steps
+        message = f"by {reason}, after step {step:,} of {total:,}, with a checkpoint"
         self.recorder.stopped(message)
         self._leave()
         raise RunStopped(f"{message}; the same command resumes from there", everywhere=True)
@@ -204,16 +204,7 @@ class Loop:
                 # The recipe has left the loop early, or the storage refused the last checkpoint: try again.
                 self._save()
                 self._finish_checkpoint()
-            if self.writer.latest is None or self.writer.last_step < step:
-                raise TrainingFailed(
-                    f"the last checkpoint, of step {step}, could not be written, so there are no final weights; make "
-                    "room, and run the same command again, which resumes from the checkpoint before",
-                    everywhere=True,
-                )
-            if self.backend.is_main_process:
-                self.record.attempt.check()
-                export_intact(self.writer.latest, self.recorder.folder.model_dir)
-            self.recorder.finished(self.non_finite.count)
+            self.recorder.finished(self.writer.require(step), self.non_finite.count)
             self._leave()
 
     @contextmanager

@@ -9,10 +9,10 @@ from typing import Any
 from largebatch.backend.base import Backend
 from largebatch.batch import Phase, Timeline
 from largebatch.config import RecipeConfig, as_json, flatten
-from largebatch.errors import UserError
+from largebatch.errors import StorageError, UserError
 from largebatch.plan import RunPlan
 from largebatch.run.record.folder import RunFolder
-from largebatch.storage.catalog import Entry, entries, entry_at, verify_checksums
+from largebatch.storage.catalog import UNREADABLE, Entry, entries, entry_at, problem_of, verify_checksums
 from largebatch.storage.layout import MARKER, CheckpointError, Manifest, read_manifest, read_object
 
 # Fields of the config that change speed, memory, or what is measured or kept, but never the training.
@@ -71,6 +71,8 @@ def find_start(
             candidates = [_entry_of(Path(resume))]
     usable, skipped = latest_usable(candidates, backend)
     with backend.raise_on_all_ranks():
+        if usable is None and any(f": {UNREADABLE}" in reason for reason in skipped):
+            raise StorageError(f"no checkpoint can be used: {'; '.join(skipped)}; the same command tries again")
         if usable is None and resume != "auto":
             raise UserError(f"--resume: {skipped[0]}; `largebatch checkpoints` lists the checkpoints in a run folder")
         if usable is None and any((entry.path / MARKER).exists() for entry in candidates):
@@ -135,8 +137,8 @@ def latest_usable(candidates: Iterable[Entry], backend: Backend) -> tuple[tuple[
         if problem is None:
             try:
                 manifest = read_manifest(entry.path)
-            except CheckpointError as error:
-                problem = str(error)
+            except (CheckpointError, OSError) as error:
+                problem = problem_of(error)
         problems = [other for other in backend.gather_objects(problem) if other is not None]
         if manifest is not None and not problems:
             return (entry.path, manifest), skipped

@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from largebatch.errors import may_pass
 from largebatch.storage.files import FileRecord, read_record, remove_folder, rename_folder, sync_folder
 from largebatch.storage.layout import (
     MANIFEST,
@@ -16,6 +17,8 @@ from largebatch.storage.layout import (
     step_of,
     temporary_name,
 )
+
+UNREADABLE = "it cannot be read now"
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ def entry_at(path: Path) -> Entry:
             if (size := (path / name).stat().st_size) != record.size:
                 raise CheckpointError(f"{name} has {size} bytes, but had {record.size} when it was complete")
     except (CheckpointError, OSError) as error:
-        return Entry(path, step, str(error), 0)
+        return Entry(path, step, problem_of(error), 0)
     return Entry(path, step, None, sum(record.size for record in records.values()))
 
 
@@ -81,8 +84,13 @@ def verify_checksums(path: Path, share: int = 0, num_shares: int = 1) -> str | N
             if read_record(path / name) != record:
                 return f"{name} has changed since it was written: its checksum differs"
     except (CheckpointError, OSError) as error:
-        return str(error)
+        return problem_of(error)
     return None
+
+
+def problem_of(error: CheckpointError | OSError) -> str:
+    """What is wrong with a checkpoint; it starts with `UNREADABLE` if another try may find it intact."""
+    return f"{UNREADABLE}: {error}" if may_pass(error) else str(error)
 
 
 def prune(folder: Path, keep_last: int | None, is_kept_forever: Callable[[int], bool], attempt: str) -> None:

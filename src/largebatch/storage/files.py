@@ -7,6 +7,7 @@ stop the process before and after each of them.
 
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -29,9 +30,15 @@ class FileRecord:
 
 
 def write_file(path: Path, parts: Iterable[memoryview]) -> FileRecord:
-    """Write the parts one after another and wait until they are on disk; an older file is replaced."""
+    """Write the parts one after another and wait until they are on disk; an older file, or a link, is replaced."""
     digest, size = xxhash.xxh3_128(), 0
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    # Somebody else may write to the folder: a link is not followed, and a file of theirs is not written to.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    try:
+        descriptor = os.open(path, flags, 0o666)
+    except FileExistsError:
+        path.unlink()
+        descriptor = os.open(path, flags, 0o666)
     try:
         for part in parts:
             left = part.cast("B")
@@ -52,11 +59,19 @@ def write_json_file(path: Path, value: Any) -> FileRecord:
     return write_file(path, [memoryview(text.encode())])
 
 
-def replace_file(path: Path, parts: Iterable[memoryview]) -> None:
-    """Replace a file in such a way that readers, even after a crash, see the old one or all of the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def replace_file(path: Path, parts: Iterable[memoryview], keep_mode: bool = False) -> None:
+    """Replace a file in such a way that readers, even after a crash, see the old one or all of the new one.
+
+    Args:
+        path: The file; a link is replaced, too.
+        parts: The content.
+        keep_mode: Whether the new file has the permissions of the old one, which must be there.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         write_file(temporary, parts)
+        if keep_mode:
+            shutil.copymode(path, temporary)
         temporary.rename(path)
     except OSError:
         temporary.unlink(missing_ok=True)

@@ -28,6 +28,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from largebatch.errors import may_pass
 from largebatch.regular_file import read_bytes
 
 # For checkpoints and run folders; changes whenever one of them, or a config or plan in it, cannot be read as before.
@@ -178,20 +179,25 @@ def rank_file(rank: int) -> str:
 
 
 def read_json(path: Path, follow_links: bool = False) -> Any:
-    """The content of a JSON file; CheckpointError if it is missing, not JSON, or a link that is not to be followed."""
+    """The content of a JSON file; CheckpointError if it is missing, not JSON, or a link that is not to be followed.
+
+    OSError if it cannot be read now.
+    """
     try:
         return json.loads(read_bytes(path, follow_links).decode())
     except FileNotFoundError:
         raise CheckpointError(f"{path.name} is missing") from None
     except (OSError, ValueError, RecursionError) as error:
+        if may_pass(error):
+            raise
         raise CheckpointError(f"{path.name} cannot be read: {error}") from error
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if it is missing or is not one."""
+    """The object in a JSON file; empty if it is missing, is not one, or cannot be read now."""
     try:
         value = read_json(path)
-    except CheckpointError:
+    except (CheckpointError, OSError):
         return {}
     return value if isinstance(value, dict) else {}
 

@@ -12,6 +12,7 @@ import torch
 import xxhash
 from safetensors import SafetensorError, safe_open
 
+from largebatch.errors import may_pass
 from largebatch.storage.files import CHUNK_BYTES, FileRecord, write_file
 from largebatch.storage.layout import BUFFER, WEIGHT, CheckpointError, Manifest
 
@@ -74,7 +75,9 @@ class Stored:
 
 
 class TensorFiles:
-    """Reads ranges of the tensors in the files of a folder; CheckpointError if they cannot be read.
+    """Reads ranges of the tensors in the files of a folder.
+
+    CheckpointError if they are not what they should be, OSError if they cannot be read now.
 
     `safetensors` checks the files, and would map them into memory; reading them is faster, and takes no more memory
     than the range.
@@ -129,10 +132,10 @@ class TensorFiles:
             return self._stored[file]
         path = self._folder / file
         with _checked(file):
+            opened = self._files[file] = FileIO(path)
             with safe_open(path, framework="pt"):
                 # It has checked the header: shapes, dtypes, and that the tensors fill the file.
                 pass
-            opened = self._files[file] = FileIO(path)
             length = int.from_bytes(opened.read(8), "little")
             header = json.loads(opened.read(length))
         header.pop("__metadata__", None)
@@ -186,4 +189,6 @@ def _checked(file: str) -> Iterator[None]:
     except CheckpointError:
         raise
     except (SafetensorError, OSError, LookupError, ValueError) as error:
+        if may_pass(error):
+            raise
         raise CheckpointError(f"{file} cannot be read: {error}") from error

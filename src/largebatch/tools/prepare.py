@@ -13,7 +13,8 @@ from largebatch.config.data import HubOrLocal, Mixable, Preparation, TokenizedTe
 from largebatch.config.task_config import authors_program
 from largebatch.data.preparation import NotPrepared, with_preparation
 from largebatch.data.prepared import OtherPartsMissing
-from largebatch.errors import UserError
+from largebatch.errors import UserError, file_errors
+from largebatch.storage.files import replace_file
 from largebatch.task_folders import folder_of, import_from
 from largebatch.tools.options import Commands, add_command, add_recipe, positive_int
 
@@ -127,7 +128,9 @@ def _write(recipe: Path, found: dict[str, dict[str, int]]) -> None:
         sources = [source | found[source["name"]] for source in raw["data"]["sources"]]
         raw["data"] |= {"sources": sources} | {field: sum(source[field] for source in sources) for field in COUNTED}
         text = json.dumps(raw, indent=2, ensure_ascii=False) + "\n"
-    recipe.write_text(text, encoding="utf-8")
+    with file_errors(f"--write: {recipe} cannot be written", "correct that"):
+        # A link to a recipe stays one.
+        replace_file(recipe.resolve(), [memoryview(text.encode())], keep_mode=True)
 
 
 def _part(text: str) -> tuple[int, int]:

@@ -29,12 +29,13 @@ import os
 import re
 import time
 import weakref
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from largebatch.config import RecipeConfig, as_json
-from largebatch.errors import UserError
+from largebatch.errors import UserError, file_errors
 from largebatch.plan import RunPlan
 from largebatch.run.watch.stop import BATCH_SCRIPT, STOP_FILE
 from largebatch.source_code import keep_source
@@ -76,11 +77,12 @@ class RunFolder:
 
     def check_usable(self) -> None:
         """Raise UserError, before anything is written, if the path is a file or holds files that are not a run's."""
-        for place in (self.path, *self.path.parents):
-            if place.exists() and not place.is_dir():
-                raise UserError(f"--run-dir: {place} is a file; choose a folder")
-        # A start that has just begun, or was killed at once, has no plan yet.
-        names = [path.name for path in self.path.iterdir()] if self.path.is_dir() and not self.is_a_run else []
+        with self.writing():
+            for place in (self.path, *self.path.parents):
+                if place.exists() and not place.is_dir():
+                    raise UserError(f"--run-dir: {place} is a file; choose a folder")
+            # A start that has just begun, or was killed at once, has no plan yet.
+            names = [path.name for path in self.path.iterdir()] if self.path.is_dir() and not self.is_a_run else []
         ours = re.compile(r"lock|jobs|stop(\..*)?|\.plan\.json\..*")
         if not all(map(ours.fullmatch, names)):
             raise UserError(
@@ -98,14 +100,13 @@ class RunFolder:
         Raises:
             UserError: Another run is writing to the folder, or it cannot be written.
         """
-        try:
-            if self.is_a_run:
+        with self.writing():
+            # A folder without a run may have requests, too, and other starts that prepare to begin in it.
+            if self.path.is_dir():
                 self._lock = self._take_lock()
             for file in _stop_files_in(self.path):
-                if file.stat().st_mtime < self.opened:
+                if file.lstat().st_mtime < self.opened:
                     file.unlink(missing_ok=True)
-        except OSError as error:
-            raise cannot_be_written(self.path, error) from error
 
     def begin(
         self, config: RecipeConfig, plan: RunPlan, in_place: bool, about: dict[str, Any]
@@ -121,8 +122,8 @@ class RunFolder:
             UserError: Another run is writing to the folder, or it cannot be written.
         """
         moved = None
-        try:
-            if self._lock is not None and not in_place:
+        with self.writing():
+            if self._lock is not None and self.is_a_run and not in_place:
                 names = (self.path.with_name(f"{self.path.name}.{number}") for number in itertools.count(1))
                 moved = next(name for name in names if not name.exists())
                 self._move_to(moved)
@@ -140,9 +141,17 @@ class RunFolder:
             if not task.is_relative_to(self.source_dir):
                 keep_source(self.source_dir, task)
             attempt = claim(self.attempts_dir, about)
-        except OSError as error:
-            raise cannot_be_written(self.path, error) from error
         return attempt, moved
+
+    def writing(self) -> AbstractContextManager[None]:
+        """Raise OSErrors of a block that writes to the folder as `file_errors` does."""
+        return file_errors(f"--run-dir: {self.path} cannot be written", "choose another folder")
+
+    def forget_requests(self) -> None:
+        """Delete the requests to stop this job; one that stays is older than the next start, which deletes it."""
+        for file in self.stop_files.values():
+            with suppress(OSError):
+                file.unlink()
 
     def _move_to(self, moved: Path) -> None:
         """Move the run, but not what jobs have here: this one runs the code in its folder, others wait in the queue."""
@@ -178,14 +187,9 @@ class RunFolder:
         return lock
 
 
-def cannot_be_written(path: Path, error: OSError) -> UserError:
-    """The error for a run folder that the file system does not let a run write to."""
-    return UserError(f"--run-dir: {path} cannot be written: {error}; choose another folder")
-
-
 def _stop_files_in(folder: Path) -> list[Path]:
-    """The requests to stop in a run's folder, of whichever job."""
-    return [*folder.glob("stop"), *folder.glob("stop.*")]
+    """The requests to stop in a run's folder, of whichever job. A folder is none: it could not be deleted like one."""
+    return [file for file in (*folder.glob("stop"), *folder.glob("stop.*")) if not file.is_dir()]
 
 
 def _who(holder: dict[str, Any]) -> str:

@@ -183,17 +183,20 @@ class Record:
     def running(self) -> None:
         """Publish that the attempt is training, and its latest checkpoint."""
         if self.is_main_process:
-            self._publish("running", f"from step {self.start.step:,}", resume=True)
+            with suppress(OSError):
+                self._publish("running", f"from step {self.start.step:,}", resume=True)
 
     def end(self, outcome: Literal["finished", "stopped"], message: str, /, **about: Any) -> None:
-        """Publish how the attempt ended, and add it to history.jsonl."""
+        """Publish how the attempt ended, and add it to history.jsonl; OSError if the former cannot be written."""
         self.event(outcome, self.step, **about)
         if self.is_main_process:
             self._publish(outcome, message, resume=outcome == "stopped")
 
     def fail(self, message: str, kind: Kind, exception: str | None = None) -> None:
         """Like `report_failure`; on any process, because the main one may be the one that hangs."""
-        is_the_cause = self._publish("failed", message, kind not in HOPELESS, kind, exception)
+        is_the_cause = False
+        with suppress(OSError):
+            is_the_cause = self._publish("failed", message, kind not in HOPELESS, kind, exception)
         if self.is_main_process:
             # Even if another process failed first; the lines of a later attempt are its own.
             with suppress(TrainingFailed):
@@ -206,31 +209,28 @@ class Record:
     def _publish(
         self, outcome: str, message: str, resume: bool, kind: Kind | None = None, exception: str | None = None
     ) -> bool:
-        """Write status.json if the file system accepts it, and return whether that was done."""
-        try:
-            if not self.attempt.is_current():
-                return False
-            # The first of several failures in one job is the cause, and stays; after a hang, all processes end.
-            earlier = read_object(self.folder.status_file)
-            failed_already = earlier.get("outcome") == "failed" and earlier.get("attempt") == self.attempt.number
-            if failed_already and (outcome == "failed" or earlier.get("kind") == "hang"):
-                return False
-            complete = (entry.step for entry in entries(self.folder.checkpoints_dir) if entry.problem is None)
-            value = {
-                "outcome": outcome,
-                "message": message,
-                "resume": resume,
-                "step": self.step,
-                "checkpoint_step": next(complete, 0),
-                "trained": self.step > self.start.step,
-                "micro_batch_size": self.micro_batch_size,
-                "kind": kind,
-                "exception": exception,
-                "attempt": self.attempt.number,
-                **job_start(),
-                "time": time.time(),
-            }
-            replace_json_file(self.folder.status_file, value)
-        except OSError:
+        """Write status.json, unless another attempt or failure has, and return whether that was done."""
+        if not self.attempt.is_current():
             return False
+        # The first of several failures in one job is the cause, and stays; after a hang, all processes end.
+        earlier = read_object(self.folder.status_file)
+        failed_already = earlier.get("outcome") == "failed" and earlier.get("attempt") == self.attempt.number
+        if failed_already and (outcome == "failed" or earlier.get("kind") == "hang"):
+            return False
+        complete = (entry.step for entry in entries(self.folder.checkpoints_dir) if entry.problem is None)
+        value = {
+            "outcome": outcome,
+            "message": message,
+            "resume": resume,
+            "step": self.step,
+            "checkpoint_step": next(complete, 0),
+            "trained": self.step > self.start.step,
+            "micro_batch_size": self.micro_batch_size,
+            "kind": kind,
+            "exception": exception,
+            "attempt": self.attempt.number,
+            **job_start(),
+            "time": time.time(),
+        }
+        replace_json_file(self.folder.status_file, value)
         return True

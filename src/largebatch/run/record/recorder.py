@@ -1,11 +1,15 @@
 """Everything that an attempt keeps and shows of its training: the one object that the loop tells what has happened."""
 
+import math
+from pathlib import Path
 from typing import Any
 
 from largebatch.backend.base import Backend
+from largebatch.checkpoint.export import export_intact
 from largebatch.config import RecipeConfig
+from largebatch.errors import file_errors
 from largebatch.estimate.flops import Utilization
-from largebatch.run.record.folder import RunFolder, cannot_be_written
+from largebatch.run.record.folder import RunFolder
 from largebatch.run.record.metrics import StepMetrics, place_of
 from largebatch.run.record.progress import ProgressBar, in_words, numbers
 from largebatch.run.record.record import Record
@@ -49,15 +53,15 @@ class Recorder:
         about = {"recipe": recipe, "strategy": backend.launch.strategy, "world_size": backend.world_size}
         attempt = self._begin_attempt(config, start, about)
         self.record = Record(folder, attempt, start, backend.plan.micro_batch_size, backend.is_main_process, self.say)
-        with backend.raise_on_all_ranks():
-            try:
-                self._last_logged, evaluation = self.record.restore(about)
-            except OSError as error:
-                raise cannot_be_written(folder.path, error) from error
+        with backend.raise_on_all_ranks(), folder.writing():
+            self._last_logged, evaluation = self.record.restore(about)
         self._last_evaluation = {
             name: value for name, value in evaluation.items() if name not in place_of(backend.plan, 0)
         }
-        seconds = backend.gather_objects(self._last_logged.get("seconds", 0.0))[0]
+        seconds = self._last_logged.get("seconds", 0.0)
+        # The line may be damaged.
+        seconds = seconds if isinstance(seconds, int | float) and math.isfinite(seconds) else 0.0
+        seconds = backend.gather_objects(seconds)[0]
         self.progress.earlier_seconds = seconds
         self.metrics = StepMetrics(backend, utilization, start.step, seconds)
         self.stack_folder = folder.stacks_dir / f"attempt_{attempt.name}"
@@ -103,25 +107,38 @@ class Recorder:
 
     def stopped(self, message: str) -> None:
         """Publish that the run was stopped and can be resumed, and delete the request."""
-        self.record.end("stopped", message, message=message)
+        with self._backend.raise_on_all_ranks(), file_errors("that the run was stopped cannot be written"):
+            self.record.end("stopped", message, message=message)
         if self._backend.is_main_process:
-            for file in self.folder.stop_files.values():
-                file.unlink(missing_ok=True)
+            self.folder.forget_requests()
 
-    def finished(self, bad_steps: int) -> None:
-        """Write and print the summary, and publish that the run is finished."""
-        if self._backend.is_main_process:
-            about = {
-                "bad_steps": bad_steps,
-                "attempts": self.record.attempt.number,
-                "train_loss": self._last_logged.get("loss"),
-                "evaluation": self._last_evaluation,
-                "strategy": self._backend.launch.strategy,
-            }
-            summary = self.metrics.summary(self.record.step, about)
-            replace_json_file(self.folder.summary_file, summary)
+    def finished(self, checkpoint: Path, bad_steps: int) -> None:
+        """Write the final weights and the summary, publish that the run is finished, and print the summary.
+
+        Raises:
+            StorageError: They cannot be written; every process raises it, and the same command completes the run.
+        """
+        what = f"training is over, with its state in {checkpoint}, but the weights and the summary cannot be written"
+        with self._backend.raise_on_all_ranks(), file_errors(what):
+            summary = self._write_results(checkpoint, bad_steps) if self._backend.is_main_process else None
+            self.record.end("finished", f"after step {self.record.step:,}")
+        if summary is not None:
             print(in_words(summary, self.folder), flush=True)
-        self.record.end("finished", f"after step {self.record.step:,}")
+
+    def _write_results(self, checkpoint: Path, bad_steps: int) -> dict[str, Any]:
+        """Write the final weights and the summary, and return the latter."""
+        self.record.attempt.check()
+        export_intact(checkpoint, self.folder.model_dir)
+        about = {
+            "bad_steps": bad_steps,
+            "attempts": self.record.attempt.number,
+            "train_loss": self._last_logged.get("loss"),
+            "evaluation": self._last_evaluation,
+            "strategy": self._backend.launch.strategy,
+        }
+        summary = self.metrics.summary(self.record.step, about)
+        replace_json_file(self.folder.summary_file, summary)
+        return summary
 
     def close(self) -> None:
         """End the run in each tracker."""
