@@ -21,6 +21,8 @@ LASTING = {
     errno.ENAMETOOLONG,
     errno.ELOOP,
     errno.EINVAL,
+    errno.EFBIG,
+    errno.ENXIO,
     errno.ENOSYS,
     errno.EOPNOTSUPP,
 }
