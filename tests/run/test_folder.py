@@ -147,7 +147,7 @@ def test_a_request_to_stop_another_start_that_is_preparing_stays(tmp_path, monke
     first.hold()
     request = tmp_path / "stop"
     request.touch()
-    monkeypatch.setenv("LARGEBATCH_BEGAN", str(request.stat().st_mtime + 60))
+    monkeypatch.setenv("LARGEBATCH_BEGAN", str(int(request.stat().st_mtime) + 60))
     with pytest.raises(UserError, match="another run is writing to"):
         RunFolder(tmp_path).hold()
     assert request.exists()
