@@ -59,7 +59,8 @@ class Interruption:
 
         def call(target, *args, **kwargs):
             path = self.path_of(target, kwargs.get("dir_fd"))
-            if not path.startswith(self.folder):
+            only_reads = name == "open" and not args[0] & (os.O_WRONLY | os.O_RDWR)
+            if only_reads or not path.startswith(self.folder):
                 return original(target, *args, **kwargs)
             self.calls.append((name, path.removeprefix(self.folder)))
             if len(self.calls) - 1 != self.number:

@@ -82,7 +82,7 @@ def _share(batch: Batch) -> None:
     """Move a batch to shared memory here: where torch does it, nobody would learn that it fails, and all would wait."""
     try:
         for tensor in batch.values():
-            tensor.share_memory_()
+            tensor.share_memory_()  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         size = sum(tensor.nbytes for tensor in batch.values())
         raise DataError(
