@@ -46,6 +46,10 @@ if [[ ${1:-} == --on-host ]]; then on_host; fi
 [[ -f $2 ]] || { echo "error: there is no $2 in $PWD; write the path of a recipe's JSON file, in the top folder of the repository" >&2; exit 2; }
 mapfile -t hosts < <(awk '!/^#/ && NF && !seen[$1]++ { print $1 }' "$1")
 ((${#hosts[@]} > 0)) || { echo "error: $1 names no machines" >&2; exit 2; }
+for host in "${hosts[@]}"; do
+  # Files are named after it, and ssh takes what begins with a dash as an option.
+  [[ $host != */* && $host != -* ]] || { echo "error: $1: $host is not the name of a machine; write names or addresses, one per line" >&2; exit 2; }
+done
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 port=$(bash "$here/free_port.sh" "${hosts[0]}")
 export RUN_DIR=${RUN_DIR:-runs/$(basename "$2" .json)}
@@ -53,7 +57,7 @@ export RUN_DIR=${RUN_DIR:-runs/$(basename "$2" .json)}
 export LARGEBATCH_JOB_ID=${LARGEBATCH_JOB_ID:-$(date +%Y%m%d_%H%M%S)_$$}
 LARGEBATCH_RESTART=$(bash "$here/claim_start.sh" "$RUN_DIR/jobs/$LARGEBATCH_JOB_ID")
 export LARGEBATCH_RESTART LARGEBATCH_LOGS=$RUN_DIR/jobs/$LARGEBATCH_JOB_ID/start_$LARGEBATCH_RESTART
-export LARGEBATCH_REFUSAL=$LARGEBATCH_LOGS/refusal LARGEBATCH_TOKEN=$LARGEBATCH_JOB_ID.$LARGEBATCH_RESTART.$RANDOM$RANDOM
+export LARGEBATCH_REFUSAL=$LARGEBATCH_LOGS/refusal LARGEBATCH_TOKEN=$LARGEBATCH_JOB_ID.$LARGEBATCH_RESTART.$(</proc/sys/kernel/random/uuid)
 mkdir "$LARGEBATCH_LOGS/preflight"
 echo "$LARGEBATCH_TOKEN" >"$LARGEBATCH_LOGS/preflight/token"
 LARGEBATCH_NODE_NAMES=$(IFS=,; echo "${hosts[*]}")

@@ -146,8 +146,10 @@ export TORCH_FR_DUMP_TEMP_FILE=$LARGEBATCH_LOGS/fr_ TORCH_NCCL_DEBUG_INFO_TEMP_F
 # The launcher passes these signals on to the processes and waits until they have saved, instead of orphaning them.
 export PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGUSR1
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=1800
-# Other jobs' nodes cannot join.
-export PET_RDZV_ID=$LARGEBATCH_TOKEN
+# The processes compare the token first of all. Torch's store tells its names to whoever asks, so it gets a digest.
+export LARGEBATCH_TOKEN
+PET_RDZV_ID=$(sha256sum <<<"$LARGEBATCH_TOKEN")
+export PET_RDZV_ID=${PET_RDZV_ID%% *}
 # shellcheck disable=SC2016 # torch fills it in
 export TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE='[rank ${rank}] '
 

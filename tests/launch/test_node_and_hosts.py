@@ -81,7 +81,9 @@ def test_a_node(launch, tmp_path):
     ]
     environment = environment_in(tmp_path / "run")
     assert environment["TORCH_FR_DUMP_TEMP_FILE"] == f"{logs}/fr_"
-    assert (environment["PYTHONUNBUFFERED"], environment["X"], environment["PET_RDZV_ID"]) == ("1", "1", "9.0")
+    assert (environment["PYTHONUNBUFFERED"], environment["X"], environment["LARGEBATCH_TOKEN"]) == ("1", "1", "9.0")
+    # Torch's store shows it to strangers.
+    assert len(environment["PET_RDZV_ID"]) == 64
     assert (tmp_path / "run/limit").read_text() == "0\n"
     assert (tmp_path / "run/jobs/9/start_0/n7.log").read_text() == "trains on n7\n"
     # The second node does not write what the first has.
@@ -174,7 +176,7 @@ def test_every_start_on_one_node_has_a_folder(launch, tmp_path, job, folder, res
     assert code == 0, log
     environment = environment_in(tmp_path / "run")
     assert environment["LARGEBATCH_LOGS"] == f"{tmp_path}/run/jobs/{folder}/start_1"
-    assert environment["PET_RDZV_ID"] == f"{folder}.1"
+    assert environment["LARGEBATCH_TOKEN"] == f"{folder}.1"
     assert (environment["LARGEBATCH_RESTART"] or None) == restart
     assert (tmp_path / f"run/jobs/{folder}/start_1/preflight/token").read_text() == f"{folder}.1\n"
 
@@ -269,6 +271,15 @@ def test_hosts(launch, tmp_path):
     assert environment_in(tmp_path / "run")["WANDB_API_KEY"] == "it's $HOME"
 
 
+@pytest.mark.parametrize("name", ["c/../d", "-oProxyCommand=x"])
+def test_a_host_that_is_no_name_starts_nothing(launch, tmp_path, name):
+    checkout, environment = launch
+    (tmp_path / "hosts").write_text(f"a\n{name}\n")
+    code, log = run_bash("launch/hosts.sh", str(tmp_path / "hosts"), RECIPE, cwd=checkout, environment=environment)
+    assert (code, f"{name} is not the name of a machine" in log) == (2, True), log
+    assert not (tmp_path / "run/jobs").exists()
+
+
 def test_every_start_over_ssh_has_a_folder_and_a_token(launch, tmp_path):
     checkout, environment = launch
     environment |= {"LARGEBATCH_JOB_ID": "9"}
@@ -282,7 +293,7 @@ def test_every_start_over_ssh_has_a_folder_and_a_token(launch, tmp_path):
         logs = tmp_path / f"run/jobs/9/start_{restart}"
         assert (trained_in["LARGEBATCH_LOGS"], trained_in["LARGEBATCH_RESTART"]) == (str(logs), restart)
         tokens.add((logs / "preflight/token").read_text().strip())
-        assert trained_in["PET_RDZV_ID"] in tokens
+        assert trained_in["LARGEBATCH_TOKEN"] in tokens
     assert len(tokens) == 2
 
 
