@@ -3,9 +3,13 @@
 import logging
 import os
 import resource
+import stat
 import sys
+import tempfile
 import warnings
+from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from pkgutil import resolve_name
 
 import torch
@@ -58,6 +62,7 @@ def start(launch: Launch, plan: RunPlan) -> Backend:
     os.environ.setdefault("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", str(round(timeout.total_seconds())))
     # How many of its latest collectives torch records, to tell after a hang which process is missing.
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_own_folder() / "torchinductor"))
     arguments = backend_class.accelerate_arguments(Request(launch, plan, on_gpu, group))
     # The backends apply autocast, in the same way on every strategy.
     accelerator = Accelerator(mixed_precision="no", **arguments)
@@ -68,6 +73,19 @@ def start(launch: Launch, plan: RunPlan) -> Backend:
             "alone; use one of recipes/accelerate_configs"
         )
     return backend
+
+
+def _own_folder() -> Path:
+    """A folder on this machine that only this user can write to, such as for compiled code, which torch executes.
+
+    Torch's own, in /tmp, may have been made by another user.
+    """
+    folder = Path(tempfile.gettempdir(), f"largebatch_{os.getuid()}")
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+    return folder if is_own else Path(tempfile.mkdtemp())
 
 
 def _use_deterministic_kernels() -> None:
