@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import socket
+from types import SimpleNamespace
 
 import pytest
 
@@ -127,6 +128,31 @@ def test_a_port_in_use_is_no_nodes_fault(tmp_path):
     assert "EADDRINUSE" in ended[0].out
     assert "start the job again" in ended[0].out
     assert bad_nodes(tmp_path) is None
+
+
+def test_a_store_that_does_not_answer_is_no_nodes_fault(tmp_path, monkeypatch):
+    """As torch's does while strangers hold 800 connections to it."""
+
+    def time_out(*_, **__):
+        raise RuntimeError("timed out")
+
+    ended = run_nodes(tmp_path, 2, before=lambda rank: rank and monkeypatch.setattr(meeting, "_store", time_out))
+    assert codes(ended) == [2, 2], ended
+    assert "accepts connections but does not answer (timed out (RuntimeError))" in ended[1].err
+    assert bad_nodes(tmp_path) is None
+
+
+def test_what_is_no_report_counts_against_its_sender(tmp_path, monkeypatch):
+    messages = ["", "x", "[]", '{"node": 1}', '{"node": "n7", "versions": 7}', "[" * 100_000]
+
+    def be_a_stranger(rank):
+        if rank:
+            monkeypatch.setattr(meeting, "json", SimpleNamespace(dumps=lambda _: messages[rank - 1]))
+
+    ended = run_nodes(tmp_path, 1 + len(messages), before=be_a_stranger)
+    assert ended[0].exit_code == 2, ended
+    assert "late: n2, n3, n4, n5, n6, n7:" in ended[0].out
+    assert "Traceback" not in ended[0].err
 
 
 def _no_connection(rank, monkeypatch):

@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from largebatch.errors import counted, reason_of
 from largebatch.storage.files import replace_file
-from largebatch.tools.preflight.verdict import BAD_NODES, GOOD, Findings, Verdict, judge
+from largebatch.tools.preflight.verdict import BAD_NODES, GOOD, REFUSED, Findings, Verdict, judge
 
 UNREACHABLE = "cannot connect to the first node"
 SECONDS_TO_CONNECT = 5.0
@@ -80,10 +80,10 @@ def conclude(node: Node, verdict: Verdict) -> str:
     return str(code)
 
 
-def _give_up(node: Node, message: str) -> NoReturn:
+def _give_up(node: Node, message: str, exit_code: int = BAD_NODES) -> NoReturn:
     """End the pre-flight on a node that cannot hear from the first node."""
     print(f"error: {node.name}: {message}", file=sys.stderr, flush=True)
-    raise Ended(GOOD if node.only_warns else BAD_NODES)
+    raise Ended(GOOD if node.only_warns else exit_code)
 
 
 class Meeting:
@@ -136,7 +136,7 @@ class Meeting:
         except RuntimeError as error:
             _give_up(self.node, f"the first node, {self.node.host}, stopped answering in {phase}: {reason_of(error)}")
         if code:
-            raise Ended(int(code))
+            raise Ended(int(code) if code in (b"0", b"2", b"3") else BAD_NODES)
 
     def _collect(self, phase: str, seconds: float) -> tuple[list[Findings], dict[str, str]]:
         deadline = time.monotonic() + seconds
@@ -146,13 +146,15 @@ class Meeting:
             unreachable = self.node.file(f"unreachable_{rank}")
             while not self.store.check([key]) and not unreachable.exists() and time.monotonic() < deadline:
                 time.sleep(0.2)
-            if self.store.check([key]):
-                found.append(Findings(**json.loads(self.store.get(key))))
-                self._names[rank] = found[-1].node
-            else:
-                name = self._names.get(rank, f"node {rank}")
+            name = self._names.get(rank, f"node {rank}")
+            if not self.store.check([key]):
                 silence = f"it stopped answering in {phase}: no answer within {seconds:.0f} seconds"
                 silent[name] = _read(unreachable) or silence
+            elif findings := Findings.read(self.store.get(key)):
+                found.append(findings)
+                self._names[rank] = findings.node
+            else:
+                silent[name] = f"it sent something that is not a report in {phase}"
         self._listeners = len(found) - 1
         return found, silent
 
@@ -215,7 +217,13 @@ def _connect(node: Node) -> TCPStore:
             socket.create_connection((node.host, node.port), SECONDS_TO_CONNECT).close()
             return _store(node.host, node.port, is_master=False)
         except RuntimeError as error:
-            _say_unreachable(node, f"another program uses that port: {reason_of(error)}")
+            problem = (
+                f"{node.host}:{node.port} accepts connections but does not answer ({reason_of(error)}): another "
+                "program uses the port, or there are too many connections; start the job again, and close its ports "
+                "to others (SECURITY.md)"
+            )
+            _write(node.file(f"unreachable_{node.rank}"), problem)
+            _give_up(node, problem, REFUSED)
         except OSError as error:
             reason = reason_of(error)
         if node.file("listening").exists():

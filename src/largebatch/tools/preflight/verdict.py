@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_high
 
+from pydantic import TypeAdapter, ValidationError
+
 from largebatch.errors import counted
 
 GOOD, REFUSED, BAD_NODES = 0, 2, 3
@@ -23,6 +25,14 @@ class Findings:
     problems: list[str] = field(default_factory=list)  # what is wrong with this node itself
     refusals: list[str] = field(default_factory=list)  # what is wrong with the job, wherever it runs
     notes: list[str] = field(default_factory=list)  # what was measured
+
+    @classmethod
+    def read(cls, data: bytes) -> "Findings | None":
+        """What a node sent as JSON; None if that is something else."""
+        try:
+            return TypeAdapter(cls).validate_json(data, strict=True)
+        except ValidationError:
+            return None
 
 
 @dataclass(frozen=True)
