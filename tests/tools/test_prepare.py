@@ -59,9 +59,10 @@ def test_a_full_disk_leaves_the_recipe_as_it_was(recipe, capsys, monkeypatch):
     link = recipe.with_name("link.json")
     link.symlink_to(recipe)
     recipe.chmod(0o640)
+    assert main(["prepare", str(link), "--workers=1"]) == 1
     with monkeypatch.context() as context:
         context.setattr("largebatch.storage.files.write_file", full_disk)
-        assert main(["prepare", str(link), "--workers=1", "--write"]) != 0
+        assert main(["prepare", str(link), "--write"]) == 74
     assert "No space left on device" in capsys.readouterr().err
     assert recipe.read_bytes() == before
     assert main(["prepare", str(link), "--workers=1", "--write"]) == 0
