@@ -15,6 +15,7 @@ SHIPPED = (
     "launch/*.*",
     "slurm/*.sbatch",
     "slurm/launch.sh",
+    "slurm/steps.sh",
     "slurm/site.example.sh",
     "requirements.txt",
     "LICENSE",

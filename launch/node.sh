@@ -77,6 +77,15 @@ source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 
 [[ $code -ef . || $recipe == /* || ! -f $code/$recipe ]] || recipe=$code/$recipe
 [[ -f $recipe ]] || fail 2 "there is no $recipe in $PWD; run this in the top folder of the repository, which all nodes must see"
+# The folder of the recipe's task: the recipe's own, or that of its "$schema".
+task=$(dirname "$recipe")
+if [[ ! -f $task/train.py ]]; then
+  # shellcheck disable=SC2016 # of the JSON
+  schema=$(sed -nE '/"\$schema"/{s/.*"\$schema" *: *"([^"]*)".*/\1/p;q}' "$recipe")
+  [[ $schema == /* ]] || schema=$task/$schema
+  task=$(dirname "$schema")
+fi
+[[ -f $task/train.py ]] || fail 2 "$recipe: there is no train.py in its folder or in that of its \"\$schema\"; write \"\$schema\": \"TASK/recipe.schema.json\" into it, the path of its task's folder from this one"
 strategy=${STRATEGY:-ddp}
 config=recipes/accelerate_configs/$strategy.yaml
 [[ $strategy != *.yaml ]] || config=$strategy
@@ -239,7 +248,7 @@ mkdir -p "$LARGEBATCH_LOGS/ranks/$LARGEBATCH_NODE"
 # shellcheck disable=SC2317 # attend calls it
 train() {
   trap : TERM INT USR1
-  "${LARGEBATCH_WRAP[@]}" accelerate launch "${launch[@]}" "$(dirname "$recipe")/train.py" --config "$recipe" --run-dir "$run_dir" "$@" 2>&1 |
+  "${LARGEBATCH_WRAP[@]}" accelerate launch "${launch[@]}" "$task/train.py" --config "$recipe" --run-dir "$run_dir" "$@" 2>&1 |
     (trap '' TERM INT USR1; exec tee -a "$LARGEBATCH_LOGS/$LARGEBATCH_NODE.log")
 }
 result=0

@@ -1,9 +1,15 @@
 # Runs a recipe for one start of a Slurm job; sourced by slurm/<recipe>.sbatch, which sets RECIPE and STRATEGY.
-# docs/slurm.md says how to use it. It maps Slurm onto launch/node.sh, which lists more settings. Settings, all optional,
-# from the environment (RUN_DIR=/scratch/me/x sbatch …) or, except for STRATEGY, from slurm/site.sh:
+# docs/slurm.md says how to use it. It maps Slurm onto launch/node.sh, which lists more settings.
 #
-#   STRATEGY                      ddp, fsdp, hsdp, zero1, zero2, zero3, or the path of an Accelerate config
-#   RUN_DIR                       folder of the run, shared by all nodes; default: runs/<recipe>
+#   sbatch [options of sbatch] slurm/<recipe>.sbatch [--strategy NAME] [--run-dir DIR] [--section.field VALUE …]
+#
+#   --strategy                    ddp, fsdp, hsdp, zero1, zero2, zero3, or the path of an Accelerate config; default:
+#                                 STRATEGY from the environment, or else from the script
+#   --run-dir                     folder of the run, shared by all nodes; default: RUN_DIR from the environment, or else
+#                                 runs/<recipe>
+#
+# Settings, all optional, from slurm/site.sh or the environment, which --export=NONE does not carry to the job:
+#
 #   LARGEBATCH_ENV                shell file to source on every node; default: .venv/bin/activate; none in containers
 #   LARGEBATCH_CONTAINER          image to run in: apptainer:IMAGE, anything that pyxis takes as --container-image, or
 #                                 command:WORDS for words to put before the node's command (command:shifter --image=…)
@@ -20,23 +26,23 @@
 # Exit codes: 0 finished; 1 failed; 2 refused; 3 the pre-flight found a bad node; 75 stopped on request.
 
 # shellcheck shell=bash
-set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=steps.sh
+source "$(dirname "${BASH_SOURCE[0]}")/steps.sh"
 
-# A signal may arrive while the output of this script is redirected.
-exec {job_log}>&1
-say() { printf '[%(%F %T)T] %s\n' -1 "$*" >&"$job_log"; }
-leave() { say "$2"; exit "$1"; }
-
-[[ -n ${SLURM_JOB_ID:-} ]] || leave 2 "error: this is not a Slurm job; submit it: sbatch slurm/<recipe>.sbatch"
-# Sites with --export=NONE set this variable, and srun would obey it.
-export SLURM_EXPORT_ENV=ALL
-# In a function, so that the profile does not get this script's arguments; without `set -e`, because its last command may
-# return false.
-# shellcheck source=/dev/null
-read_profile() { [[ ! -f $1 ]] || source "$1"; }
-set +eu
-read_profile "$(dirname "${BASH_SOURCE[0]}")/site.sh"
-set -eu
+words=()
+while (($#)); do
+  [[ $1 != --strategy && $1 != --run-dir ]] || set -- "$1=${2:-}" "${@:3}"
+  case $1 in
+    --strategy= | --run-dir=) leave 2 "error: ${1%=}: no value is given; write ${1%=} NAME" ;;
+    --run_dir | --run_dir=*) leave 2 "error: --run_dir: write --run-dir DIR" ;;
+    --strategy=*) STRATEGY=${1#*=} ;;
+    --run-dir=*) RUN_DIR=${1#*=} ;;
+    --config | --config=*) leave 2 "error: --config: the script's recipe is $RECIPE; submit the other recipe's script" ;;
+    *) words+=("$1") ;;
+  esac
+  shift
+done
+set -- "${words[@]}"
 run_dir=${RUN_DIR:-runs/$(basename "$RECIPE" .json)}
 snapshot=${LARGEBATCH_SNAPSHOT:-$run_dir/jobs/$SLURM_JOB_ID/code}
 [[ -z ${LARGEBATCH_SNAPSHOT:-} || -f $snapshot/slurm/launch.sh ]] || leave 2 "error: LARGEBATCH_SNAPSHOT=$snapshot: there is no slurm/launch.sh in it; submit again"
@@ -50,13 +56,11 @@ fi
 
 # --- what to run, from Slurm's environment ---
 
-for word in "$@"; do
-  case $word in
-    --run_dir | --run_dir=* | --run-dir | --run-dir=*) leave 2 "error: ${word%%=*}: this script needs the run folder, too; write RUN_DIR=… sbatch …" ;;
-    --config | --config=*) leave 2 "error: --config: the script's recipe is $RECIPE; submit the other recipe's script" ;;
-  esac
-done
-[[ -f $RECIPE || -f $code/$RECIPE ]] || leave 2 "error: there is no $RECIPE in $PWD; submit from the top of the repository"
+# The place in the snapshot of a recipe that is not in recipes/.
+place_of_recipe() { if [[ -f $code/recipe ]]; then cat "$code/recipe"; else echo "$RECIPE"; fi; }
+trained=$(place_of_recipe)
+[[ $(basename "$trained") == "$(basename "$RECIPE")" ]] || leave 2 "error: LARGEBATCH_SNAPSHOT=$snapshot is for $trained, not for $RECIPE; submit again without it"
+[[ -f $trained || -f $code/$trained ]] || leave 2 "error: there is no $RECIPE in $PWD; submit from the top of the repository"
 [[ $run_dir != *://* ]] || leave 2 "error: RUN_DIR=$run_dir: runs are not written to object stores; write a folder of a shared file system, and copy it afterward: aws s3 sync, gcloud storage rsync, rclone sync"
 
 positive() { [[ -z ${!1:-} || ${!1} =~ ^[1-9][0-9]*$ ]] || leave 2 "error: $1=${!1}: not a number; write 1 or more"; }
@@ -89,8 +93,6 @@ if [[ -z $LARGEBATCH_JOB_END_TIME ]]; then
 fi
 cpus=${SLURM_CPUS_PER_TASK:-${SLURM_CPUS_ON_NODE:-1}}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((gpus > 0 && cpus > processes_per_node ? cpus / processes_per_node : 1))}
-# Slurm 22.05 and later do not pass --cpus-per-task on to srun.
-[[ -z ${SLURM_CPUS_PER_TASK:-} ]] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 
 # From here on, a signal asks the run to stop instead of ending this script.
 printf -v LARGEBATCH_BEGAN '%(%s)T' -1
@@ -110,62 +112,12 @@ trap 'ask_to_stop SIGTERM' TERM
 
 # --- running something on nodes ---
 
-# A string from the environment is split into words.
-[[ $(declare -p LARGEBATCH_SRUN_OPTIONS 2>/dev/null) == "declare -a"* ]] || read -ra LARGEBATCH_SRUN_OPTIONS <<<"${LARGEBATCH_SRUN_OPTIONS:-}"
-srun_options=(--ntasks-per-node=1 "${LARGEBATCH_SRUN_OPTIONS[@]}")
-in_container=()
-if [[ -n ${LARGEBATCH_CONTAINER:-} ]]; then
-  # The .venv in this folder was not made for the image.
-  export LARGEBATCH_ENV=${LARGEBATCH_ENV-} PYTHONNOUSERSITE=1
-  mounts=$PWD:$PWD,$run_dir:$run_dir
-  [[ $code == "$PWD" || $code == "$run_dir"/* ]] || mounts+=,$code:$code
-  if [[ -n ${HF_HOME:-} ]]; then mkdir -p "$HF_HOME" && mounts+=,$(realpath "$HF_HOME"):$HF_HOME; fi
-  mounts+=${LARGEBATCH_CONTAINER_MOUNTS:+,$LARGEBATCH_CONTAINER_MOUNTS}
-fi
-case ${LARGEBATCH_CONTAINER:-} in
-  "") ;;
-  apptainer:*)
-    in_container=(apptainer exec --bind "$mounts" --pwd "$PWD")
-    vendor=${LARGEBATCH_GPU_VENDOR:-$([[ -e /dev/kfd ]] && echo amd || echo nvidia)}
-    case $gpus:$vendor in
-      0:*) ;;
-      *:nvidia) in_container+=(--nv) ;;
-      *:amd) in_container+=(--rocm) ;;
-      *) leave 2 "error: LARGEBATCH_GPU_VENDOR=$vendor: write nvidia or amd" ;;
-    esac
-    in_container+=("${LARGEBATCH_CONTAINER#apptainer:}")
-    ;;
-  command:*) read -ra in_container <<<"${LARGEBATCH_CONTAINER#command:}" ;;
-  *)
-    # With a name, the job's steps share one container instead of unpacking the image each.
-    srun_options+=(--container-image="$LARGEBATCH_CONTAINER" --container-name="largebatch_$SLURM_JOB_ID")
-    srun_options+=(--container-workdir="$PWD" --container-mounts="$mounts" --no-container-mount-home)
-    ;;
-esac
-# container_environment: with pyxis, the image's own values override all variables but these.
-container_environment() {
-  [[ " ${srun_options[*]}" == *" --container-image="* ]] || return 0
-  local names
-  names=$(compgen -e | grep -E '^(LARGEBATCH|NCCL|GLOO|FI|UCX|TORCH|PYTORCH|OMP|HF|WANDB)_|^(STRATEGY|RUN_DIR|PYTHONNOUSERSITE)$')
-  echo "--container-env=${names//$'\n'/,}"
-}
-
-# on_nodes NAMES SCRIPT…: run a script once on each of these nodes, while this script still handles signals.
-on_nodes() {
-  local names=$1 commas=${1//[^,]/}
-  local count=$((${#commas} + 1)) options
-  mapfile -t options < <(container_environment)
-  # Expanded on the node.
-  # shellcheck disable=SC2016
-  srun --nodes="$count" --ntasks="$count" --nodelist="$names" "${srun_options[@]}" "${step_options[@]}" "${options[@]}" \
-    "${in_container[@]}" bash -c '
-      export LARGEBATCH_NODE=$SLURMD_NODENAME LARGEBATCH_NODE_NAMES=$1
-      exec bash "${@:2}"' bash "$names" "${@:2}" &
-  local srun=$!
-  # A signal to this script interrupts `wait`, not srun.
-  while kill -0 "$srun" 2>/dev/null; do wait "$srun" || true; done
-  wait "$srun"
-}
+mounted=("$run_dir")
+[[ $code == "$PWD" || $code == "$run_dir"/* ]] || mounted+=("$code")
+# The first start copies the recipe, wherever it is.
+folder=$(realpath --canonicalize-missing "$(dirname "$RECIPE")")
+[[ $code != "$PWD" || $folder == "$PWD"/* ]] || mounted+=("$folder")
+use_container "$gpus" "${mounted[@]}"
 
 # ask COMMAND…: run a command on a node in the user's environment; the last line that it prints is the answer. If it
 # fails, it is run once more, on another node if there is one.
@@ -262,7 +214,7 @@ submit_without() {
   [[ -z $value ]] || options+=(--output="$(dirname "$value")/$(basename "${value//$SLURM_JOB_ID/%j}")")
   # A copy of the batch script, which Slurm removes with this job.
   cp "$0" "$job_dir/script.sbatch"
-  options+=("$job_dir/script.sbatch" "${@:2}")
+  options+=("$job_dir/script.sbatch" --strategy="$STRATEGY" --run-dir="$run_dir" "${@:2}")
   if number=$(env -u SLURM_RESTART_COUNT LARGEBATCH_SNAPSHOT="$code" sbatch "${options[@]}"); then
     leave 3 "bad nodes: $1; submitted again without them, as job ${number%%;*}"
   fi
@@ -278,8 +230,9 @@ together=(--kill-on-bad-exit=1 --wait=60)
 step_options=("${together[@]}")
 cannot_run="error: largebatch cannot be run on ${node_names[0]}; the reason is above"
 if [[ $code == "$PWD" ]]; then
-  ask largebatch snapshot --to "$job_dir/code" || unable $? "$cannot_run"
+  ask largebatch snapshot "$RECIPE" --to "$job_dir/code" || unable $? "$cannot_run"
   code=$(realpath "$job_dir/code")
+  trained=$(place_of_recipe)
 fi
 ask largebatch job-begins --run-dir "$run_dir" --start "$restart" --max-restarts "$max_restarts" || unable $? "$cannot_run"
 [[ $answer == go ]] || obey
@@ -288,7 +241,7 @@ say "job $SLURM_JOB_ID, start $restart: $RECIPE under $STRATEGY on $nodes nodes 
 # on_training_nodes OPTION WORDS…: run node.sh on the first good nodes.
 on_training_nodes() {
   on_nodes "$(IFS=,; echo "${node_names[*]:0:nodes}")" "$code/launch/node.sh" "$1" --nodes "$nodes" \
-    --address "${node_names[0]}" --port "$port" "${node_options[@]}" "$RECIPE" "${@:2}"
+    --address "${node_names[0]}" --port "$port" "${node_options[@]}" "$trained" "${@:2}"
 }
 
 # check_nodes WORDS…: the pre-flight, which writes the names of bad nodes to a file.

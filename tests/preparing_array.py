@@ -37,13 +37,13 @@ class PreparingArray:
         self.activate = activate
         self.home = folder / "cache"  # HF_HOME of the next job
 
-    def submit(self) -> str:
-        """Submit the array and return the job's number."""
+    def submit(self, **changes: str) -> str:
+        """Submit the array, with these variables, and return the job's number."""
         # Slurm would wait for memory that the hosts do not have.
         options = (f"--array=0-{NUM_TASKS - 1}", "--cpus-per-task=1", "--mem-per-cpu=0", "--time=20")
         words = (f"--output={self.folder}/%a.log", "slurm/prepare.sbatch", str(PYDOC.relative_to(ROOT)))
         command = ("sbatch", "--parsable", *options, *words, "--data", self.data)
-        settings = {"LARGEBATCH_ENV": str(self.activate), "HF_HOME": str(self.home)}
+        settings = {"LARGEBATCH_ENV": str(self.activate), "HF_HOME": str(self.home), **changes}
         return self.cluster.command(*command, environment=settings, cwd=ROOT).strip()
 
     def has_begun(self) -> bool:

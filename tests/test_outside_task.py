@@ -21,6 +21,7 @@ from largebatch.data.order import epoch_order
 from largebatch.task_folders import import_from
 from largebatch.tools.command_line import main
 from paths import ROOT
+from played import write_commands
 
 FILES = ROOT / "tests/outside_task"
 
@@ -34,6 +35,7 @@ def project(tmp_path, monkeypatch):
         shutil.copy(file, folder / "recipes/maps")
     monkeypatch.chdir(folder)
     monkeypatch.setenv("LARGEBATCH_ENV", "")
+    monkeypatch.setenv("PATH", write_commands(tmp_path / "bin", {"sbatch": ""}))
     assert main(["schema", "recipes/maps"]) == 0
     return folder
 
@@ -97,7 +99,9 @@ def test_config_schema_and_plans(capsys):
 @pytest.mark.usefixtures("project")
 def test_every_strategy_trains_the_same(capfd):
     words = ["--world-sizes=2", "--steps=3", "--tiny-data", "--data.stretch=4"]
-    code = main(["verify", RECIPE, *words])
+    # From outside of its task's folder.
+    moved = shutil.move(RECIPE, "moved.json")
+    code = main(["verify", moved, "--task", "recipes/maps", *words])
     output, errors = capfd.readouterr()
     assert code == 0, output + errors
     assert "the model is the recipe's debug_model" in output
@@ -131,6 +135,11 @@ def test_training_resuming_export_and_report(project, tmp_path, capsys):
     chain = [("ddp", 2, 5), ("zero2", 2, 11), ("fsdp", 3, 18)]
     for strategy, world_size, last in chain:
         run_job(train_maps, recipe, last, tmp_path / "chain", strategy=strategy, world_size=world_size)
+        # The others run it from outside of its task's folder.
+        moved = tmp_path / "moved.json"
+        raw = json.loads((project / RECIPE).read_text()) | {"$schema": "atlas/recipes/maps/recipe.schema.json"}
+        moved.write_text(json.dumps(raw))
+        recipe = moved
     mine, whole = (load_file(tmp_path / name / "model/model.safetensors") for name in ("chain", "whole"))
     for name, expected in whole.items():
         assert np.linalg.norm(mine[name] - expected) <= 1e-5 * np.linalg.norm(expected), name

@@ -1,5 +1,6 @@
 """The snapshot of what a job runs."""
 
+import contextlib
 import errno
 import json
 import os
@@ -77,6 +78,31 @@ def test_a_snapshot_stays_as_it_is(project, tmp_path):
     (project / FILES[0]).write_text("changed")
     take_snapshot(project, tmp_path / "copy")
     assert (tmp_path / "copy" / FILES[0]).read_text() == FILES[0]
+
+
+def test_a_recipe_from_elsewhere_is_placed_in_its_task(project, tmp_path):
+    """As a job runs it, whether it or its task or both are outside of recipes/."""
+    own = tmp_path / "mine"
+    own.mkdir()
+    (own / "train.py").write_text("mine")
+    for recipe, task, place in (
+        ("recipes/task/usual.json", "recipes/task", None),
+        (tmp_path / "moved.json", "recipes/task", "recipes/task/moved.json"),
+        ("trials/moved.json", "recipes/../recipes/task", "recipes/task/moved.json"),
+        (own / "moved.json", own, "recipes/mine/moved.json"),
+    ):
+        (project / recipe).parent.mkdir(exist_ok=True)
+        (project / recipe).write_text(str(place))
+        copy = tmp_path / "copies" / str(len(list(tmp_path.glob("copies/*"))))
+        with contextlib.chdir(project):
+            take_snapshot(Path(), copy, Path(recipe), Path(task))
+        if place is None:
+            assert files(copy) == sorted((*FILES, "git.json", recipe))
+            (project / recipe).unlink()
+        else:
+            assert (copy / "recipe").read_text() == f"{place}\n"
+            assert (copy / place).read_text() == place
+            assert (copy / place).with_name("train.py").read_text() in ("mine", "recipes/task/train.py")
 
 
 def test_it_is_complete_or_absent(project, tmp_path, monkeypatch):

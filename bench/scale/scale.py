@@ -51,12 +51,12 @@ def compare_published(share: float) -> list[dict]:
 def project(recipe: Path) -> dict:
     """The step time of a recipe under each strategy on each number of GPUs: with its own batch, and one micro-batch."""
     config = load_config(recipe)
-    model, example_batch = recipe_model(config, recipe)
+    model, example_batch = recipe_model(config)
     shape = shape_of(model, first_plan(config, SIZES))
     activations = activation_bytes(model, config, example_batch)
     flops = micro_batch_flops(model, config, example_batch)
     workload = Workload(shape, activations, flops)
-    strategies, _ = find_strategies(recipe, None, config, H100.gpus_per_node)
+    strategies, _ = find_strategies(None, config, H100.gpus_per_node)
     micro_batch = config.batch.micro_batch_size
     points: dict[str, list[dict]] = {"the recipe's global batch": [], "one micro-batch per GPU": []}
     for title, found in points.items():

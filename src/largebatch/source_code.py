@@ -20,14 +20,18 @@ from largebatch.storage.layout import read_object
 
 SECONDS_FOR_GIT = 10
 GIT = "git.json"
+RECIPE = "recipe"
+"""In a snapshot, the path in it of the job's recipe, if that is from elsewhere than the project's recipes/."""
 OF_A_JOB = ("launch", "slurm", "recipes", "ds_configs", "src/largebatch")
 """The folders of a project that a job needs, as far as the project has them."""
 
 
-def take_snapshot(project: Path, target: Path) -> None:
+def take_snapshot(project: Path, target: Path, recipe: Path | None = None, task: Path | None = None) -> None:
     """Copy what a job needs to `target`, which is complete or absent; an existing copy is left as it is.
 
-    Links are replaced by what they point to. Data, runs and hidden files are left out.
+    A recipe that is not in its task's folder is copied into the copy of that folder, and a task that is not in the
+    project's recipes/ into that of recipes/. Links are replaced by what they point to. Data, runs and hidden files are
+    left out.
 
     Raises:
         UserError: The project has no recipes, or the copy cannot be written.
@@ -41,6 +45,15 @@ def take_snapshot(project: Path, target: Path) -> None:
         for folder in OF_A_JOB:
             if (project / folder).is_dir():
                 _copy(project / folder, temporary / folder, _left_out)
+        if recipe and task:
+            task = Path(os.path.normpath(task.absolute()))
+            place = Path("recipes", task.name)
+            if not task.parent.samefile(project / "recipes"):
+                remove_folder(temporary / place)
+                _copy(task, temporary / place, _left_out)
+            _copy_file(recipe, temporary / place / recipe.name)
+            if recipe != place / recipe.name:
+                (temporary / RECIPE).write_text(f"{place / recipe.name}\n", encoding="utf-8")
         replace_json_file(temporary / GIT, _state_of(project))
         temporary.rename(target)
     except OSError as error:
@@ -49,8 +62,11 @@ def take_snapshot(project: Path, target: Path) -> None:
         raise UserError(f"the snapshot {target} cannot be written: {error}; name another folder") from error
 
 
-def keep_source(target: Path, task: Path) -> None:
-    """Replace `target` with a copy of the modules and recipes in a task's folder, under its name, and a git.json."""
+def keep_source(target: Path, task: Path, recipe: str | None = None) -> None:
+    """Replace `target` with a copy of the modules and recipes in a task's folder, under its name, and a git.json.
+
+    A recipe that runs from another folder is copied, too.
+    """
 
     def left_out(folder: str, names: list[str]) -> set[str]:
         files = [name for name in names if Path(folder, name).is_file()]
@@ -60,6 +76,8 @@ def keep_source(target: Path, task: Path) -> None:
 
     remove_folder(target)
     _copy(task, target / task.name, left_out)
+    if recipe:
+        _copy_file(Path(recipe), target / task.name / Path(recipe).name)
     # A snapshot, or the source of another run, is not in a repository of its own.
     copied = next((folder / GIT for folder in task.parents[:2] if (folder / GIT).is_file()), None)
     replace_json_file(target / GIT, read_object(copied) if copied else _state_of(task))
@@ -68,8 +86,7 @@ def keep_source(target: Path, task: Path) -> None:
 def _copy(folder: Path, target: Path, left_out: Callable[[str, list[str]], set[str]]) -> None:
     """Copy a folder's files and folders, and what links to them, without what is left out.
 
-    Folders get the permissions of new ones, so that they can be deleted even if the original is read-only. A file may
-    be a secret: nobody can read the copy who cannot read the original.
+    Folders get the permissions of new ones, so that they can be deleted even if the original is read-only.
     """
     target.mkdir(parents=True)
     names = [path.name for path in folder.iterdir()]
@@ -78,9 +95,15 @@ def _copy(folder: Path, target: Path, left_out: Callable[[str, list[str]], set[s
         if source.is_dir():
             _copy(source, target / name, left_out)
         elif source.is_file():
-            create = partial(os.open, mode=stat.S_IMODE(source.stat().st_mode))
-            with source.open("rb") as original, open(target / name, "xb", opener=create) as copy:
-                shutil.copyfileobj(original, copy)
+            _copy_file(source, target / name)
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    """Replace a file by a copy, which nobody can read who cannot read the original: it may be a secret."""
+    target.unlink(missing_ok=True)
+    create = partial(os.open, mode=stat.S_IMODE(source.stat().st_mode))
+    with source.open("rb") as original, open(target, "xb", opener=create) as copy:
+        shutil.copyfileobj(original, copy)
 
 
 def _left_out(folder: str, names: list[str]) -> set[str]:

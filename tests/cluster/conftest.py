@@ -1,6 +1,7 @@
 """Jobs on a real Slurm cluster of three hosts on this machine; each test has a cluster of its own."""
 
 import itertools
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -58,7 +59,7 @@ def script_of(recipe: Path, folder: Path) -> Path:
     """A batch script in `folder` that is the shipped smoke job's but for its recipe."""
     script = folder / f"{recipe.stem}.sbatch"
     text = (ROOT / "slurm/gpt_pydoc.sbatch").read_text()
-    script.write_text(re.sub("^RECIPE=.*$", f"RECIPE={recipe.relative_to(ROOT)}", text, flags=re.MULTILINE))
+    script.write_text(re.sub("^RECIPE=.*$", f"RECIPE={os.path.relpath(recipe, ROOT)}", text, flags=re.MULTILINE))
     return script
 
 

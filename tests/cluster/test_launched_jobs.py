@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+import apptainer
 import stand_in
-from paths import PYDOC, ROOT
+from paths import MAPS, PYDOC, ROOT
 from played import write_commands
 from resuming import TINY_GPT
 from slurm_cluster import SBIN, Cluster
@@ -115,13 +116,18 @@ def test_sites_of_other_kinds(submit, tmp_path):
         SBATCH_EXPORT="NONE",
         LARGEBATCH_PREFLIGHT="on",
     )
+    # Outside of the repository, too.
+    recipe = tmp_path / "elsewhere/maps.json"
+    recipe.parent.mkdir()
+    recipe.write_text(json.dumps(json.loads(MAPS.read_text()) | {"$schema": f"{MAPS.parent}/recipe.schema.json"}))
     contained = submit(
         *steps(20),
+        recipe=recipe,
         options=("--nodes=1", "--cpus-per-task=1"),
         name="contained",
         LARGEBATCH_CONTAINER="apptainer:image.sif",
         has_environment=False,
-        PATH=write_commands(tmp_path / "bin", {"apptainer": APPTAINER}),
+        PATH=write_commands(tmp_path / "bin", {"apptainer": apptainer.PROGRAM}),
     )
     assert contained.wait_for_end() == "COMPLETED", contained.log
     assert "other folders are absent" in contained.log
@@ -129,29 +135,11 @@ def test_sites_of_other_kinds(submit, tmp_path):
 
     # There are no such GPUs, and the pre-flight could do nothing about it but say so: it is reached with what was set.
     assert job.wait_for_end() == "FAILED"
+    assert "note: --export=" in job.log.splitlines()[0]
     assert "on 1 nodes x 2 processes" in job.log
     assert f"the last command of {odd} returned 1" in job.log
     assert "0 GPUs are visible, but the job was given 2" in job.log
     assert job.exit_code == "3:0"
-
-
-# In the manner of the real one: the folders of the image, here the machine's programs, and what is bound. The host's
-# environment is of no use inside.
-APPTAINER = f"""
-[[ -n ${{root:-}} ]] || root=$(mktemp -d) exec unshare --mount "$0" "$@"
-PATH={sys.prefix}/bin:/usr/bin:/bin:/usr/sbin
-mount -t tmpfs none "$root"
-enter() {{ mkdir -p "$root$2" && mount --rbind "$1" "$root$2"; }}
-for folder in /usr /bin /lib /lib64 /etc /proc /sys /dev {sys.prefix} {sys.base_prefix}; do
-  [[ ! -d $folder ]] || enter "$folder" "$folder"
-done
-mkdir -p "$root/tmp"
-for pair in ${{3//,/ }}; do enter "${{pair%%:*}}" "${{pair#*:}}"; done
-[[ -e $root/run/slurm.conf ]] || echo "other folders are absent" >&2
-exec chroot "$root" bash -c 'cd "$0"
-  [[ ! -f .venv/bin/activate ]] || mount --bind /dev/null .venv/bin/activate
-  exec "$@"' "$5" "${{@:7}}"
-"""
 
 
 def play_odd_environment(folder: Path) -> Path:
@@ -173,7 +161,8 @@ def test_words_arrive_as_they_were_given(submit):
     for arguments in got:
         assert arguments[arguments.index("--config") :] == [
             "--config",
-            "tests/outside_task/maps.json",
+            # Of its snapshot.
+            f"{job.run_dir.resolve()}/jobs/{job.id}/code/recipes/outside_task/maps.json",
             "--run-dir",
             str(job.run_dir),
             *words,

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+import apptainer
+from played import write_commands
 from preparing_array import ROWS, PreparingArray
 
 pytestmark = pytest.mark.slow
@@ -18,8 +20,12 @@ def test_an_array_of_which_a_task_is_killed(cluster, tmp_path):
     assert not array.manifests(), array.logs()
     finished = array.shards()
 
-    job = array.submit()
+    # The others prepare it in a container.
+    container = {"LARGEBATCH_CONTAINER": "apptainer:image.sif", "LARGEBATCH_ENV": ""}
+    path = write_commands(tmp_path / "bin", {"apptainer": apptainer.PROGRAM})
+    job = array.submit(**container, LARGEBATCH_CONTAINER_MOUNTS=f"{tmp_path}:{tmp_path}", PATH=path)
     array.wait_for(lambda: array.has_ended(job))
+    assert "other folders are absent" in array.logs()
     (manifest,) = array.manifests()
     assert finished.items() <= array.shards().items()
     assert array.tokens() == array.expected_tokens()

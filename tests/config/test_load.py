@@ -2,11 +2,12 @@
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 
 import tasks
-from largebatch.config import load_config
+from largebatch.config import as_json, load_config
 from largebatch.errors import ConfigError
 from paths import DIGITS, IMAGENET, PYDOC, ROOT, VIT_DIGITS
 
@@ -256,14 +257,37 @@ def test_files_that_cannot_be_read(tmp_path):
 
 def test_a_recipe_of_another_task_is_refused():
     (problem,) = problems_of(recipe=DIGITS, task=CausalLMConfig)
-    assert problem == f"belongs to a different task; run {DIGITS.with_name('train.py')} instead"
+    assert problem.startswith("belongs to a different task than ")
+    assert problem.endswith(f"; run {DIGITS.with_name('train.py')} instead")
     assert load_config(DIGITS, (), ImageClassificationConfig).data.num_train_samples == 1437
 
 
 def test_a_recipe_without_its_task(tmp_path):
     (tmp_path / "lone.json").write_text(DIGITS.read_text())
     (problem,) = problems_of(recipe=tmp_path / "lone.json")
-    assert problem.startswith(f"there is no {tmp_path}/config.py, which defines a recipe's fields; a recipe's JSON")
+    assert problem.startswith(f"there is no {tmp_path}/config.py, which defines a recipe's fields; move its JSON")
+
+
+def test_a_recipe_elsewhere(tmp_path, monkeypatch):
+    """Its task is the one that runs it, the one that is named, or that of its schema, wherever one stands."""
+    (tmp_path / "experiments").mkdir()
+    recipe = tmp_path / "experiments/mine.json"
+    recipe.write_text(DIGITS.read_text())
+    config = load_config(recipe, (), ImageClassificationConfig)
+    assert load_config(recipe, task=DIGITS.parent) == config
+    (tmp_path / "task").symlink_to(DIGITS.parent)
+    for place, folder in (("../task", "."), (str(DIGITS.parent), "/")):
+        recipe.write_text(json.dumps(json.loads(DIGITS.read_text()) | {"$schema": f"{place}/recipe.schema.json"}))
+        monkeypatch.chdir(tmp_path / folder)
+        assert as_json(load_config(recipe)) == as_json(config)
+        # What is named comes first.
+        assert load_config(recipe, task=DIGITS.parent.parent / "../recipes/image_classification").task == config.task
+        with pytest.raises(ConfigError, match=r"model.architecture|unknown key"):
+            load_config(recipe, (), CausalLMConfig)
+    with pytest.raises(ConfigError, match=r"belongs to a different task than .*causal_lm; run .*train.py instead"):
+        load_config(DIGITS, task=PYDOC.parent)
+    with pytest.raises(ConfigError, match=r"there is no nowhere/config\.py"):
+        load_config(recipe, task=Path("nowhere"))
 
 
 HEAD = "from largebatch.config import RecipeConfig\n\nclass Config(RecipeConfig):\n"

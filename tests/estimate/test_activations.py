@@ -19,7 +19,7 @@ RECOMPUTE = "--compute.activation_checkpointing=true"
 
 def counted(recipe, *words):
     config = load_config(recipe, words)
-    model, example_batch = recipe_model(config, recipe)
+    model, example_batch = recipe_model(config)
     return activation_bytes(model, config, example_batch)
 
 
@@ -113,7 +113,7 @@ def test_twice_the_micro_batch_is_twice_as_much():
 
 def test_a_task_without_an_example_batch_is_not_estimated():
     config = load_config(DIGITS)
-    assert activation_bytes(recipe_model(config, DIGITS)[0], config, None) is None
+    assert activation_bytes(recipe_model(config)[0], config, None) is None
 
 
 def test_a_model_that_looks_at_numbers_is_not_estimated():
@@ -121,4 +121,4 @@ def test_a_model_that_looks_at_numbers_is_not_estimated():
         return {"pixel_values": torch.zeros(config.batch.micro_batch_size)}
 
     config = load_config(DIGITS)
-    assert activation_bytes(recipe_model(config, DIGITS)[0], config, nothing_that_fits) is None
+    assert activation_bytes(recipe_model(config)[0], config, nothing_that_fits) is None

@@ -92,7 +92,7 @@ def test_8_percent_and_at_least_4_gib_are_kept_back(memory, kept):
 
 def counted(recipe, *words):
     config = load_config(recipe, words)
-    model, example_batch = recipe_model(config, recipe)
+    model, example_batch = recipe_model(config)
     activation_bytes(model, config, example_batch)
     return config, model, micro_batch_flops(model, config, example_batch)
 

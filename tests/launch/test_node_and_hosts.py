@@ -48,6 +48,19 @@ def node(launch, *words, **changes):
     return run_bash("launch/node.sh", *place, *words, cwd=checkout, environment=environment)
 
 
+def test_a_recipe_elsewhere(launch, tmp_path):
+    """Its task is that of its schema."""
+    mine = tmp_path / "mine.json"
+    mine.write_text('{"$schema":"checkout/recipes/causal_lm/recipe.schema.json", "seed": 1}')
+    code, log = node(launch, str(mine), LARGEBATCH_NODE="b")
+    told = (tmp_path / "run/words.b").read_text().split() if code == 0 else log
+    assert f"{tmp_path}/checkout/recipes/causal_lm/train.py" in told
+    assert told[told.index("--config") + 1] == str(mine)
+    mine.write_text('{"seed": 1}')
+    code, log = node(launch, str(mine))
+    assert (code, 'write "$schema": "TASK/recipe.schema.json" into it' in log) == (2, True)
+
+
 def is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)

@@ -64,7 +64,7 @@ def _layout(tensor):
 def test_a_step_has_few_operations_and_no_wait(name):
     recipe, optimizer_name = RECIPES[name]
     config = load_config(recipe)
-    model = recipe_model(config, recipe)[0].to(memory_format=torch.channels_last)
+    model = recipe_model(config)[0].to(memory_format=torch.channels_last)
     optimizer = build_optimizer(model, resolve(config, world_size=64))
     assert type(optimizer).__name__ == optimizer_name
     groups = optimizer.param_groups

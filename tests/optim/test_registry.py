@@ -155,7 +155,7 @@ def test_whole_matrices_are_had_where_parameters_are_whole(own):
     )
     assert "under zero2 it would step flat pieces of several parameters" in rows[3].problem
     # Only they are compared by default.
-    assert [*find_accelerate_configs(PYDOC, None, None, load_config(own, ROW_SCALED))] == ["ddp"]
+    assert [*find_accelerate_configs(None, None, load_config(own, ROW_SCALED))] == ["ddp"]
 
 
 @pytest.mark.slow

@@ -75,6 +75,15 @@ def test_the_source_is_the_task_as_it_was_at_the_start(tmp_path):
     assert "causal_lm/parts/layer.py" not in started
 
 
+def test_the_source_has_the_recipe_that_was_elsewhere(tmp_path):
+    task = tasks.copy("causal_lm", tmp_path)
+    recipe = tmp_path / "gpt_pydoc.json"
+    recipe.write_text((task / "gpt_pydoc.json").read_text().replace('"seed": 0', '"seed": 9'))
+    config = load_config(recipe, task=task)
+    RunFolder(tmp_path / "run").begin(config, resolve(config, 2), False, {"recipe": str(recipe)})
+    assert load_config(tmp_path / "run/source/causal_lm/gpt_pydoc.json").seed == 9
+
+
 def test_the_commit_of_the_source(tmp_path):
     task = tasks.copy("causal_lm", tmp_path)
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]

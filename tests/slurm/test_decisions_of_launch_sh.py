@@ -188,7 +188,7 @@ def test_nodes_that_are_not_the_jobs(start):
     assert "the pre-flight named x7, which are not nodes of this job" in log
 
 
-def test_a_job_is_submitted_again_without_bad_nodes(start):
+def test_a_job_is_submitted_again_without_bad_nodes(start, tmp_path):
     """Beside those that were excluded before, with the job's own options; not if none would be left."""
     shown = "Account=physics QOS=N/A TimeLimit=00:30:00 ExcNodeList=n7 Reservation=big Features=(null) Partition=gpu "
     shown += "TresPerNode=gres:gpu:h100:8 OverSubscribe=EXCLUSIVE StdOut=/user5/my logs/log-5 Power="
@@ -202,13 +202,13 @@ def test_a_job_is_submitted_again_without_bad_nodes(start):
         "--export=ALL --dependency=afterany:5 --exclude=n10,n7 --job-name=my job --nodes=3 --account=physics "
         "--partition=gpu --reservation=big --time=00:30:00 --cpus-per-task=64 --gres=gpu:h100:8 --exclusive "
         "--output=/user5/my logs/log-%j ",
-        "script.sbatch --seed 1",
+        f"script.sbatch --strategy=ddp --run-dir={tmp_path}/run --seed 1",
     ):
         assert option in line
     assert "bad nodes: n10; submitted again without them, as job 6" in log
     returned, log, _ = start("a b", **job, BAD_NODES="n10", SBATCH_CODE="1")
     assert returned == 3
-    assert "script.sbatch a\\ b\n" in log
+    assert f"script.sbatch --strategy=ddp --run-dir={tmp_path}/run a\\ b\n" in log
     returned, log, _ = start(**job | {"HOSTS": "n1", "SLURM_JOB_NUM_NODES": "1"}, BAD_NODES="n1")
     assert (returned, "sbatch " in log) == (3, False)
 
@@ -331,11 +331,34 @@ def test_only_the_first_start_of_a_job_begins_where_it_was_told(start, tmp_path,
         assert written("words.n1")[-5:] == [str(tmp_path / "run"), *words[2:]]
 
 
-@pytest.mark.parametrize("word", ["--run-dir=x", "--run-dir", "--run_dir", "--config=x", "--config"])
-def test_words_that_the_script_must_know_too(start, word):
+@pytest.mark.parametrize("word", ["--strategy", "--strategy=", "--run-dir", "--run_dir", "--config=x", "--config"])
+def test_words_that_are_refused(start, word):
     returned, log, _ = start(word)
     assert returned == 2
     assert f"error: {word.partition('=')[0]}: " in log
+
+
+def test_strategy_and_run_folder_as_words(start, tmp_path, written):
+    """They need no environment, which may not be carried to the job, and win over it."""
+    run_dir = tmp_path / "run/inner"
+    for words in (
+        ("--strategy", "zero2", "--run-dir", str(run_dir), "--seed", "1"),
+        ("--seed", "1", f"--run-dir={run_dir}", "--strategy=zero2"),
+    ):
+        code, log, _ = start(*words, STRATEGY="fsdp")
+        assert code == 0, log
+        assert "under zero2 on" in log
+        told = written("inner/words.n1")
+        assert told[told.index("--config_file") + 1].endswith("/zero2.yaml")
+        assert told[-4:] == ["--run-dir", str(run_dir), "--seed", "1"]
+
+
+@pytest.mark.parametrize(
+    ("exported", "is_said"), [("NONE", True), ("RUN_DIR", True), ("ALL,RUN_DIR", False), ("ALL", False)]
+)
+def test_variables_that_were_not_carried(start, exported, is_said):
+    _, log, _ = start(SLURM_EXPORT_ENV=exported)
+    assert (f"] note: --export={exported}: other variables" in log.splitlines()[0]) is is_said
 
 
 def test_outside_of_the_repository_and_of_slurm(tmp_path):

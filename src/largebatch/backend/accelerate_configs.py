@@ -11,6 +11,7 @@ from largebatch.config import RecipeConfig
 from largebatch.errors import UserError
 from largebatch.estimate.model_shape import Strategy, ZeroSettings
 from largebatch.plan.strategies import STRATEGIES
+from largebatch.task_folders import folder_of
 
 DEEPSPEED_FILE = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
 REHEARSED_SHARDS = 2
@@ -66,7 +67,7 @@ def is_rehearsed(strategy: str, world_size: int) -> bool:
 
 
 def find_accelerate_configs(
-    recipe: Path, folder: Path | None, strategies: Sequence[str] | None, config: RecipeConfig
+    folder: Path | None, strategies: Sequence[str] | None, config: RecipeConfig
 ) -> dict[str, Path]:
     """The Accelerate config of each strategy; with None for `strategies`, of all that can train the recipe.
 
@@ -75,7 +76,7 @@ def find_accelerate_configs(
     Raises:
         UserError: There is no such folder, or none of that name in it.
     """
-    beside = recipe.resolve().parent.parent / "accelerate_configs"
+    beside = folder_of(type(config)).parent / "accelerate_configs"
     folders = [folder] if folder else [beside, Path("recipes/accelerate_configs")]
     found = next((place for place in folders if place.is_dir()), None)
     if found is None:
@@ -99,12 +100,11 @@ def find_accelerate_configs(
 
 
 def find_strategies(
-    recipe: Path, folder: Path | None, config: RecipeConfig, gpus_per_node: int
+    folder: Path | None, config: RecipeConfig, gpus_per_node: int
 ) -> tuple[list[Strategy], Mapping[str, str]]:
     """Return the strategies as a run would be launched with them, and why others are not counted.
 
     Args:
-        recipe: The recipe's JSON file.
         folder: The folder of Accelerate configs; None means that of the recipe's own project.
         config: The recipe.
         gpus_per_node: Processes that hsdp shards over, unless its Accelerate config or LARGEBATCH_SHARD_SIZE sets them.
@@ -115,7 +115,7 @@ def find_strategies(
     found: list[Strategy] = []
     refusals = {name: entry.refusal_of(config) for name, entry in STRATEGIES.items()}
     not_counted = {name: refusal.why for name, refusal in refusals.items() if refusal}
-    for name, file in find_accelerate_configs(recipe, folder, None, config).items():
+    for name, file in find_accelerate_configs(folder, None, config).items():
         environment = {**os.environ, **launch_environment(file, world_size=gpus_per_node)}
         try:
             if is_true(environment, "ACCELERATE_USE_PARALLELISM_CONFIG"):

@@ -22,24 +22,46 @@ Config = TypeVar("Config", bound=RecipeConfig)
 JsonObject = dict[str, Any]
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = (), config_class: type[Config] | None = None) -> Config:
-    """Read and validate a recipe, as the `Config` of the `config.py` in its folder.
+def load_config(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    config_class: type[Config] | None = None,
+    task: Path | None = None,
+) -> Config:
+    """Read and validate a recipe, as the `Config` of its task's `config.py`.
 
     Args:
         path: The recipe's JSON file.
         overrides: Command-line words such as `["--batch.global_batch_size", "512", "--seed=1"]`. Values are JSON; a
             value that is not JSON is a string.
         config_class: The `Config` that the caller can run; None accepts that of every task.
+        task: The folder of the task; None means the one that `task_of` finds.
 
     Raises:
         ConfigError: All problems of the file and the overrides, one line each; or `config.py` cannot be used.
     """
     raw = _read_json(Path(path))
     _apply_overrides(raw, overrides)
-    found = config_class_of(Path(path).parent, path)
+    folder = task_of(Path(path), folder_of(config_class) if config_class else task)
+    found = config_class_of(folder, path)
     if config_class is not None and found is not config_class:
-        raise ConfigError([f"belongs to a different task; run {Path(path).with_name('train.py')} instead"], str(path))
+        raise ConfigError(f"belongs to a different task; run {folder / 'train.py'} instead", str(path))
     return validate(raw, found, source=str(path))  # type: ignore[return-value]  # it is `config_class`
+
+
+def task_of(recipe: Path, named: Path | None = None) -> Path:
+    """The folder of a recipe's task: its own folder, if that has a `config.py`; or else the one that was named, such as
+    that of the train.py that runs; or else that of its `"$schema"`, whose path is relative to the recipe.
+
+    Raises:
+        ConfigError: The recipe is in the folder of a different task than the one that was named, or cannot be read.
+    """
+    own = recipe.parent
+    if not (own / "config.py").is_file():
+        return named or (own / str(_read_json(recipe).get("$schema"))).parent
+    if named and not (named.is_dir() and own.samefile(named)):
+        raise ConfigError(f"belongs to a different task than {named}; run {own / 'train.py'} instead", str(recipe))
+    return own
 
 
 def validate(raw: JsonObject, config_class: type[Config], source: str | None = None) -> Config:

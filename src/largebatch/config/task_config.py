@@ -11,7 +11,7 @@ from largebatch.config.data import Data
 from largebatch.config.models import Model
 from largebatch.config.recipe import RecipeConfig
 from largebatch.errors import ConfigError, UserError
-from largebatch.task_folders import import_from, name_tasks
+from largebatch.task_folders import SCHEMA, import_from, name_tasks
 
 
 def config_class_of(folder: Path, recipe: str | Path | None = None) -> type[RecipeConfig]:
@@ -27,8 +27,8 @@ def config_class_of(folder: Path, recipe: str | Path | None = None) -> type[Reci
     file = folder / "config.py"
     if not file.is_file():
         raise ConfigError(
-            f"there is no {file}, which defines a recipe's fields; a recipe's JSON must be in its task's folder, "
-            "next to config.py, data.py, model.py and train.py",
+            f"there is no {file}, which defines a recipe's fields; move its JSON into the folder of its task, write "
+            f'"$schema": "TASK/{SCHEMA}" into it, the path of that folder from the JSON\'s, or give --task TASK',
             str(recipe) if recipe else None,
         )
     with authors_program(folder, file.name):

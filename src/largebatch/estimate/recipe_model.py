@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import cast
 
 import torch
@@ -28,27 +27,28 @@ from largebatch.estimate.cuda_kernels import cuda_kernels
 from largebatch.model.activation_checkpointing import blocks_to_recompute, checkpoint_activations
 from largebatch.model.attention import keep_documents_apart, set_attention
 from largebatch.model.building import build_shapes, storage_of
-from largebatch.task_folders import import_from
+from largebatch.task_folders import folder_of, import_from
 
 ExampleBatch = Callable[[RecipeConfig], Mapping[str, torch.Tensor]]
 
 
-def recipe_model(config: RecipeConfig, recipe: Path) -> tuple[nn.Module, ExampleBatch | None]:
-    """The model that `build_model(config)` of the model.py next to a recipe builds, on the meta device, and the file's
+def recipe_model(config: RecipeConfig) -> tuple[nn.Module, ExampleBatch | None]:
+    """The model that `build_model(config)` of the task's model.py builds, on the meta device, and the file's
     `example_batch`.
 
     Raises:
         UserError: There is no model.py, it cannot be imported, it has no `build_model`, or that fails or builds nothing
             to train.
     """
-    file = recipe.with_name("model.py")
+    folder = folder_of(type(config))
+    file = folder / "model.py"
     if not file.is_file():
         raise UserError(f"there is no {file}, whose build_model(config) builds the model; write one")
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64 if config.precision == "fp64" else torch.float32)
     try:
-        with authors_program(recipe.parent, file.name):
-            module = import_from(recipe.parent, "model")
+        with authors_program(folder, file.name):
+            module = import_from(folder, "model")
             if not hasattr(module, "build_model"):
                 raise UserError(f"{file} has no function build_model(config), which builds the model; write one")
             model: object = build_shapes(partial(module.build_model, config))

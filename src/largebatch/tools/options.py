@@ -46,8 +46,14 @@ def add_command(
 
 def add_recipe(parser: argparse.ArgumentParser) -> None:
     """Add the recipe, as `config`."""
-    help = "the recipe's JSON file or, at the top of a project, its name; the config.py next to it is run"
+    help = "the recipe's JSON file or, at the top of a project, its name; the config.py of its task is run"
     parser.add_argument("config", metavar="RECIPE", type=recipe_file, help=help)
+
+
+def add_task(parser: argparse.ArgumentParser) -> None:
+    """Add the folder of the task, as `task`; None means that the recipe says it by its place or its `"$schema"`."""
+    help = 'the folder of the task, for a recipe elsewhere; default: the folder of its "$schema"'
+    parser.add_argument("--task", type=Path, metavar="DIR", help=help)
 
 
 def add_accelerate_configs(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +61,7 @@ def add_accelerate_configs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--accelerate-configs",
         type=Path,
-        help="folder of the strategies' YAML files; default: accelerate_configs next to the recipe's folder",
+        help="folder of the strategies' YAML files; default: accelerate_configs next to the task's folder",
     )
 
 

@@ -15,6 +15,7 @@ from largebatch.tools.options import (
     add_command,
     add_options_of_a_run,
     add_recipe,
+    add_task,
     positive_float,
     positive_int,
     positive_ints,
@@ -40,6 +41,7 @@ Fields are overridden as in a run: --batch.global_batch_size 512.""",
         takes_overrides=True,
     )
     add_recipe(parser)
+    add_task(parser)
     processes = parser.add_mutually_exclusive_group(required=True)
     processes.add_argument("--world-size", type=positive_int, help="data-parallel processes, one per GPU")
     processes.add_argument(
@@ -92,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
         return _compare(options)
     if options.gpu_memory or options.gpu or options.network or options.accelerate_configs:
         options.refuse("--gpu-memory, --gpu, --network and --accelerate-configs require --world-sizes")
-    plan = resolve(load_config(options.config, options.overrides), options.world_size)
+    plan = resolve(load_config(options.config, options.overrides, task=options.task), options.world_size)
     sys.stdout.write(plan.to_json() if options.json else explain(plan, options.config.stem) + "\n")
     return 0
 
@@ -121,7 +123,7 @@ def _compare(options: argparse.Namespace) -> int:
             "--gpu, such as h100, and --network, such as 400G/gpu, 3200G/node or ib-ndr, require each other; for what "
             "fits alone, give --gpu-memory"
         )
-    config: RecipeConfig = load_config(options.config, options.overrides)
+    config: RecipeConfig = load_config(options.config, options.overrides, task=options.task)
     if options.gpu and config.precision == "fp64":
         options.refuse(
             "--gpu estimates the time of bf16 and fp32, but the recipe has precision fp64; give --gpu-memory"
@@ -138,8 +140,8 @@ def _compare(options: argparse.Namespace) -> int:
     from largebatch.estimate.table import table
 
     try_optimizer(plan)
-    strategies, not_counted = find_strategies(options.config, options.accelerate_configs, config, options.gpus_per_node)
-    model, example_batch = recipe_model(config, options.config)
+    strategies, not_counted = find_strategies(options.accelerate_configs, config, options.gpus_per_node)
+    model, example_batch = recipe_model(config)
     shape = shape_of(model, plan)
     activations = activation_bytes(model, config, example_batch)
     hardware, flops = None, None

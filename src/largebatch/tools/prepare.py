@@ -16,7 +16,7 @@ from largebatch.data.prepared import OtherPartsMissing
 from largebatch.errors import UserError, file_errors
 from largebatch.storage.files import replace_file
 from largebatch.task_folders import folder_of, import_from
-from largebatch.tools.options import Commands, add_command, add_recipe, positive_int
+from largebatch.tools.options import Commands, add_command, add_recipe, add_task, positive_int
 
 COUNTED = ("num_train_samples", "num_eval_samples")
 
@@ -36,6 +36,7 @@ def add_parser(commands: Commands) -> None:
         takes_overrides=True,
     )
     add_recipe(parser)
+    add_task(parser)
     parser.add_argument("--workers", type=positive_int, help="processes; default: one for each CPU core")
     part = "prepare part I of N, such as 1/4, and leave the others to other processes or machines; tokens only"
     parser.add_argument("--shard", type=_part, default=(0, 1), metavar="I/N", help=part)
@@ -53,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
         raise UserError(
             "--write: the numbers would be those of overridden data; write the overrides to the recipe first"
         )
-    config: RecipeConfig = load_config(options.config, options.overrides)
+    config: RecipeConfig = load_config(options.config, options.overrides, task=options.task)
     if options.write and not isinstance(config.data, HubOrLocal | TokenizedText):
         raise UserError("--write: the size of this data follows from the recipe; remove --write")
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

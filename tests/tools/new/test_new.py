@@ -19,6 +19,7 @@ from largebatch.tools.command_line import main
 from largebatch.tools.verify.differences import read_run
 from largebatch.tools.verify.training import debug_model_overrides, tiny_data_overrides
 from paths import RECIPES, ROOT, STRATEGIES
+from played import write_commands
 
 # One of each task and architecture; the others differ from them in numbers.
 TRAINED = ("bert_large_64k_128", "gpt2_124m", "llama_8b", "resnet50_imagenet_8k", "sft_qwen_gsm8k")
@@ -39,6 +40,8 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 SHARED = {
     "slurm/launch.sh",
+    "slurm/steps.sh",
+    "slurm/prepare.sbatch",
     "slurm/site.example.sh",
     *(f"launch/{name}.sh" for name in ("claim_start", "environment", "free_port", "hosts", "node")),
     "launch/kubernetes.yaml",
@@ -119,6 +122,8 @@ def test_the_smallest_task(monkeypatch, capsys):
     assert main(["lint"]) == 0
     assert capsys.readouterr().out == "13 files checked, 0 problems\n"
     assert main(["schema", "--check", "recipes/tide_tables"]) == 0
+    monkeypatch.setenv("LARGEBATCH_ENV", "")
+    monkeypatch.setenv("PATH", write_commands(Path("bin").resolve(), {"sbatch": ""}))
     assert main(command_of_the_readme("submit")) == 0
     processes = command_of_the_readme("plan")[-1]
     assert re.search(rf"tide_tables under ddp, .*on {processes} processes\n", capsys.readouterr().out)

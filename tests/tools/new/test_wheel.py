@@ -35,6 +35,7 @@ SHIPPED = (
     "launch/*",
     "slurm/*.sbatch",
     "slurm/launch.sh",
+    "slurm/steps.sh",
     "slurm/site.example.sh",
     "ds_configs/*",
 )

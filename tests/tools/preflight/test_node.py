@@ -51,7 +51,7 @@ def test_a_good_node(tmp_path):
 
 
 def test_two_checkpoints_must_fit(tmp_path, monkeypatch):
-    needed = 2 * checkpoint_bytes(PYDOC, load_config(PYDOC))
+    needed = 2 * checkpoint_bytes(load_config(PYDOC))
     for free, fits in ((needed, True), (needed - 1, False)):
         monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: shutil._ntuple_diskusage(free, 0, free))
         findings = room(tmp_path)
@@ -185,7 +185,7 @@ def test_size_of_a_checkpoint(tmp_path):
     run_job(size_of_a_checkpoint, tmp_path / "run", strategy="ddp", world_size=1)
     files = (tmp_path / "run/checkpoints").rglob("*.safetensors")
     written = sum(file.stat().st_size for file in files)
-    predicted = checkpoint_bytes(PYDOC, load_config(PYDOC))
+    predicted = checkpoint_bytes(load_config(PYDOC))
     assert predicted <= written <= predicted + 50_000
 
 

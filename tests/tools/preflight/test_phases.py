@@ -35,7 +35,7 @@ def run_forked(function, *arguments, **_):
 @pytest.fixture(autouse=True, scope="module")
 def _imports():
     """What every node would import is there when it is forked."""
-    checkpoint_bytes(PYDOC, load_config(PYDOC))
+    checkpoint_bytes(load_config(PYDOC))
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from largebatch.tools.command_line import main
-from planting import plant
 
 SMOKE = "slurm/gpt_pydoc.sbatch"
 RECIPE = "recipes/causal_lm/gpt_pydoc.json"
@@ -91,13 +90,65 @@ def test_which_words_go_where(tmp_path, capsys):
     given = shlex.split(f"{words} --strategy zero3 --run-dir {tmp_path}/run --gpus-per-node h100:4 --nodes 1")
     assert submit("gpt_pydoc", *given) == 0
     before, _, behind = " ".join(called()["words"]).partition(f" {SMOKE} ")
-    names = "ALL,LARGEBATCH_SNAPSHOT,RUN_DIR,STRATEGY"
+    names = "ALL,LARGEBATCH_SNAPSHOT"
     assert before == f"--parsable --nodes=1 --gpus-per-node=h100:4 --partition=gpu --time=40 --requeue --export={names}"
-    assert behind == "--seed 1 --optimizer.weight_decay=0 --resume=none --allow-change=seed"
+    placed = f"--strategy=zero3 --run-dir={tmp_path}/run"
+    assert behind == f"{placed} --seed 1 --optimizer.weight_decay=0 --resume=none --allow-change=seed"
     assert "gpt_pydoc under zero3, nodes x GPUs per node = 1 x 4: " in capsys.readouterr().out
-    environment = called()["environment"]
-    assert (environment["STRATEGY"], environment["RUN_DIR"]) == ("zero3", f"{tmp_path}/run")
     assert snapshot().parent == tmp_path / "run/jobs"
+
+
+@pytest.mark.usefixtures("sbatch")
+@pytest.mark.parametrize("says_its_task", [True, False])
+def test_a_recipe_elsewhere(says_its_task, tmp_path_factory, capsys):
+    """It is planned, checked and copied for the job, into its task's folder."""
+    recipe = tmp_path_factory.mktemp("experiments") / "mine.json"
+    raw = json.loads(Path(RECIPE).read_text())
+    schema = str(Path(RECIPE).with_name("recipe.schema.json").resolve()) if says_its_task else "none.json"
+    recipe.write_text(json.dumps(raw | {"$schema": schema}))
+    words = [] if says_its_task else ["--task", "recipes/causal_lm"]
+    script = Path("slurm/mine.sbatch")
+    script.write_text(Path(SMOKE).read_text().replace(f"RECIPE={RECIPE}", f"RECIPE={recipe}"))
+    assert main(["lint", str(script), *words]) == 0
+    for command in (["plan", "--world-size=4"], ["prepare", "--dry-run"], ["submit", "--nodes=2", "--seed=5"]):
+        assert main([command[0], str(recipe), *command[1:], *words]) == 0
+        if not says_its_task:
+            capsys.readouterr()
+            assert main([command[0], str(recipe), *command[1:]]) == 2
+            assert "config.py, which defines a recipe's fields; move its JSON" in capsys.readouterr().err
+    assert called()["words"][-2:] == [str(script), "--seed=5"]
+    place = (snapshot() / "recipe").read_text().strip()
+    assert place == "recipes/causal_lm/mine.json"
+    assert (snapshot() / place).read_bytes() == recipe.read_bytes()
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_what_a_container_would_not_see(tmp_path, tmp_path_factory, monkeypatch, capsys):
+    """Of the recipe's files; links count by what they lead to."""
+    outside = tmp_path_factory.mktemp("outside")
+    for name in ("tokenizer", "data", "seen"):
+        (outside / name).mkdir()
+    (outside / "data/1.jsonl").touch()
+    (tmp_path / "link").symlink_to(outside / "tokenizer")
+    data = {"source": "datasets", "path": "json", "data_files": {"train": f"{outside}/data/*.jsonl", "eval": "/none"}}
+    data |= {"tokenizer": "link", "block_size": 128, "num_train_samples": 3200, "num_eval_samples": 400}
+    words = ("gpt_pydoc", "--nodes=2", f"--data={json.dumps(data)}")
+
+    def problems(image: str, **settings: str) -> list[str]:
+        for name, value in {"LARGEBATCH_CONTAINER": image, **settings}.items():
+            monkeypatch.setenv(name, value)
+        Path("called.json").unlink(missing_ok=True)
+        code = submit(*words)
+        assert (code == 0) is Path("called.json").exists()
+        lines = capsys.readouterr().out.splitlines()
+        return [line.removeprefix("error: ").partition(" is ")[0] for line in lines if line.startswith("error: ")]
+
+    files = ["data.tokenizer: link", f"data.data_files.train: {outside}/data/*.jsonl"]
+    assert problems("image.sqsh") == ["HF_HOME", *files]
+    assert problems("image.sqsh", HF_HOME=str(outside / "seen")) == files
+    assert problems("apptainer:image.sif", LARGEBATCH_CONTAINER_MOUNTS=f"{outside}/data:{outside}/data:ro") == files[:1]
+    assert problems("image.sqsh", LARGEBATCH_CONTAINER_MOUNTS=f"/x:/y,{outside}:{outside}") == []
+    assert problems("command:shifter", LARGEBATCH_CONTAINER_MOUNTS="") == []
 
 
 UGLY = ["it's", 'say "hi"', "$HOME `id`", "a;b&c|*", "\\", "new\nline", "", "-x"]
@@ -131,10 +182,13 @@ def test_the_environment_has_an_effect_and_is_shown(monkeypatch, capsys):
     monkeypatch.setenv("LARGEBATCH_JOB_ID", "4")
     assert submit("gpt_pydoc", "--nodes=2") == 0
     printed = capsys.readouterr().out
-    names = "LARGEBATCH_CONTAINER,LARGEBATCH_CONTAINER_MOUNTS,LARGEBATCH_SNAPSHOT,RUN_DIR,STRATEGY"
+    names = "LARGEBATCH_CONTAINER,LARGEBATCH_CONTAINER_MOUNTS,LARGEBATCH_SNAPSHOT"
     given = "LARGEBATCH_CONTAINER=image LARGEBATCH_CONTAINER_MOUNTS=/a:/a,/b:/b"
-    given += f" LARGEBATCH_SNAPSHOT={shlex.quote(str(snapshot()))} RUN_DIR='my runs/1' STRATEGY=fsdp SBATCH_QOS=high"
-    assert f"{given} sbatch --parsable --nodes=2 --export=ALL,{names} {SMOKE}\n" in printed
+    given += f" LARGEBATCH_SNAPSHOT={shlex.quote(str(snapshot()))} SBATCH_QOS=high"
+    assert (
+        f"{given} sbatch --parsable --nodes=2 --export=ALL,{names} {SMOKE} --strategy=fsdp '--run-dir=my runs/1'\n"
+        in printed
+    )
     assert "gpt_pydoc under fsdp" in printed
     assert "secret" not in printed
     assert called()["environment"]["WANDB_API_KEY"] == "a-secret"
@@ -222,7 +276,7 @@ def test_dry_run_tells_what_is_missing(capsys, monkeypatch, tmp_path):
     words = ("--nodes=2", "--dry-run", f"--data={json.dumps(data)}", "--learning_rate.warmup=null")
     assert submit("gpt_pydoc", *words) == 0
     assert "0.2 MiB of data must still be prepared: a job does that when it starts; " in capsys.readouterr().out
-    assert submit("gpt_pydoc", *words, "--data.tokenizer=./none") == 0
+    assert submit("gpt_pydoc", *words, "--data.tokenizer=./none") == 1
     assert "error: data.tokenizer: there is no folder './none'" in capsys.readouterr().out
 
 
@@ -245,19 +299,12 @@ def test_what_speaks_against_it_is_not_submitted(words, rule, capsys):
 
 
 @pytest.mark.usefixtures("sbatch")
-def test_a_strategy_that_the_script_would_not_take(capsys):
-    plant(SMOKE, "STRATEGY=${STRATEGY:-ddp}", "STRATEGY=ddp")
-    assert submit("gpt_pydoc", "--nodes=2", "--strategy=fsdp") == 1
-    assert "STRATEGY=ddp cannot be overridden: fsdp would not be used" in capsys.readouterr().out
-
-
-@pytest.mark.usefixtures("sbatch")
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["none.json"], "none.json: no such file"),
         (["elsewhere/mine.json"], "there is no slurm/mine.sbatch to submit elsewhere/mine.json with"),
-        (["lone.json"], "1 problem in lone.json:\n  - there is no config.py, which defines a recipe's fields"),
+        (["lone.json"], "1 problem in lone.json:\n  - there is no config.py, which defines a recipe's fields; move"),
         (["elsewhere/gpt_pydoc.json"], f"{SMOKE} runs {RECIPE}, not elsewhere/gpt_pydoc.json"),
         (["gpt_pydoc", "word"], "word: neither a field of the recipe nor an option of sbatch"),
         (["gpt_pydoc", "--time", "5"], "5: neither a field of the recipe nor an option of sbatch"),
@@ -275,6 +322,12 @@ def test_refused(words, message, capsys):
     assert submit("--nodes=2", *words) == 2
     assert capsys.readouterr().err.startswith(f"error: {message}")
     assert not Path("called.json").exists()
+
+
+def test_a_dry_run_that_slurm_refuses(sbatch, capsys):
+    sbatch("sys.exit('sbatch: error: invalid partition specified: x')")
+    assert submit("gpt_pydoc", "--nodes=2", "--partition=x", "--dry-run") == 1
+    assert "sbatch: error: invalid partition specified: x\n" in capsys.readouterr().out
 
 
 def test_sbatch_that_fails(sbatch, capsys):
@@ -311,8 +364,8 @@ def test_an_environment_that_is_not_there(monkeypatch, capsys):
     assert submit("gpt_pydoc", "--nodes", "2") == 2
     assert "LARGEBATCH_ENV=.venv/bin/activate: there is no such file" in capsys.readouterr().err
     assert not Path("called.json").exists()
-    assert submit("gpt_pydoc", "--nodes", "2", "--dry-run") == 0
-    assert "warning: LARGEBATCH_ENV=.venv/bin/activate: there is no such file" in capsys.readouterr().out
+    assert submit("gpt_pydoc", "--nodes", "2", "--dry-run") == 1
+    assert "error: LARGEBATCH_ENV=.venv/bin/activate: there is no such file" in capsys.readouterr().out
     monkeypatch.setenv("LARGEBATCH_CONTAINER", "apptainer:image.sif")
     assert submit("gpt_pydoc", "--nodes", "2") == 0
     Path("mine").touch()

@@ -139,7 +139,7 @@ class RunFolder:
             task = folder_of(type(config))
             # Someone may train with the source of an earlier start.
             if not task.is_relative_to(self.source_dir):
-                keep_source(self.source_dir, task)
+                keep_source(self.source_dir, task, about.get("recipe"))
             attempt = claim(self.attempts_dir, about)
         return attempt, moved
 

@@ -21,6 +21,8 @@ COPIED = (
     "ds_configs/*.json",
     "launch/*.*",
     "slurm/launch.sh",
+    "slurm/steps.sh",
+    "slurm/prepare.sbatch",
     "slurm/site.example.sh",
 )
 WRITTEN = {

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 import largebatch
-from largebatch.config import RecipeConfig, load_config
+from largebatch.config import RecipeConfig, load_config, task_of
 from largebatch.errors import UserError, reason_of
 from largebatch.failures import kind_of
 from largebatch.installed import installed_versions
@@ -37,7 +37,7 @@ def check_node(node: Node, recipe: Path, accelerate_config: Path, overrides: Seq
 
 
 def _check(findings: Findings, node: Node, recipe: Path, accelerate_config: Path, overrides: Sequence[str]) -> None:
-    findings.versions = _versions([recipe, *sorted(recipe.parent.rglob("*.py")), accelerate_config])
+    findings.versions = _versions([recipe, *sorted(task_of(recipe).rglob("*.py")), accelerate_config])
     findings.versions |= _gpu_versions() | _limits()
     findings.amounts = _shared_memory()
     try:
@@ -181,7 +181,7 @@ def _check_bandwidth(findings: Findings, node: Node) -> None:
 def check_room_for_checkpoints(findings: Findings, folder: Path, recipe: Path, overrides: Sequence[str]) -> None:
     """Find out whether two checkpoints fit on the disk, and whether the recipe's model can be built at all."""
     try:
-        needed = 2 * checkpoint_bytes(recipe, load_config(recipe, overrides))
+        needed = 2 * checkpoint_bytes(load_config(recipe, overrides))
     # The task's author wrote it, so it may raise anything.
     except Exception as error:
         reason = str(error) if isinstance(error, UserError) else reason_of(error)
@@ -199,13 +199,13 @@ def check_room_for_checkpoints(findings: Findings, folder: Path, recipe: Path, o
         findings.notes.append(figures)
 
 
-def checkpoint_bytes(recipe: Path, config: RecipeConfig) -> int:
+def checkpoint_bytes(config: RecipeConfig) -> int:
     """Size of a checkpoint: weights and optimizer states, counted on the recipe's model without memory."""
     from largebatch.backend.check import DTYPES
     from largebatch.estimate.memory import optimizer_states
     from largebatch.estimate.recipe_model import recipe_model
 
-    model = recipe_model(config, recipe)[0].to(DTYPES[config.precision])
+    model = recipe_model(config)[0].to(DTYPES[config.precision])
     kept = optimizer_states(resolve(config, world_size=1))
     size: int = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     return size + sum(

@@ -43,6 +43,7 @@ class BatchScript:
     given_options: Sequence[str] = ()  # words for sbatch, each `--name` or `--name=value`
     overrides: Sequence[str] = ()  # words for the recipe, such as `--batch.micro_batch_size 4`
     environment: Mapping[str, str] = field(default_factory=dict)
+    task: Path | None = None  # the folder of the recipe's task, if it was named
 
     @cached_property
     def text(self) -> str:
@@ -73,7 +74,7 @@ class BatchScript:
     def config(self) -> RecipeConfig | None:
         """The recipe, if it is valid; its problems are findings of its own file."""
         try:
-            return load_config(self.recipe, self.overrides) if self.recipe else None
+            return load_config(self.recipe, self.overrides, task=self.task) if self.recipe else None
         except ConfigError:
             return None
 

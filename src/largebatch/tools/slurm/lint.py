@@ -6,7 +6,7 @@ from pathlib import Path
 
 from largebatch.errors import UserError, counted
 from largebatch.task_folders import recipes_in
-from largebatch.tools.options import RECIPES, Commands, add_command, recipe_file
+from largebatch.tools.options import RECIPES, Commands, add_command, add_task, recipe_file
 from largebatch.tools.slurm.batch_script import ACCELERATE_CONFIGS, SCRIPTS, BatchScript
 from largebatch.tools.slurm.rules import Finding, config_findings, script_findings
 
@@ -31,12 +31,13 @@ def add_parser(commands: Commands) -> None:
         help="what to check, with the files that they name, or names of recipes; default: the repository in the "
         "current folder",
     )
+    add_task(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print one finding per line; 1 if there are any."""
     files = options.files or files_of_repository()
-    findings = lint_files(files)
+    findings = lint_files(files, options.task)
     for finding in findings:
         print(finding)
     print(f"{counted(len(files), 'file')} checked, {counted(len(findings), 'problem')}")
@@ -62,8 +63,8 @@ def files_of_repository() -> list[Path]:
     return files
 
 
-def lint_files(files: Sequence[Path]) -> list[Finding]:
-    """Check recipes, batch scripts, Accelerate and DeepSpeed configs, and the files that they name.
+def lint_files(files: Sequence[Path], task: Path | None = None) -> list[Finding]:
+    """Check recipes, of the task if they are elsewhere, scripts, Accelerate and DeepSpeed configs, and what they name.
 
     Raises:
         UserError: A file cannot be read, or is of an unknown kind.
@@ -74,11 +75,13 @@ def lint_files(files: Sequence[Path]) -> list[Finding]:
                 f"{file}: not a file that can be checked; give recipes and DeepSpeed configs (.json), batch scripts "
                 "(.sbatch) or Accelerate configs (.yaml)"
             )
-    scripts = [BatchScript(file) for file in files if file.suffix == ".sbatch"]
-    return lint_scripts(scripts, [file for file in files if file.suffix != ".sbatch"])
+    scripts = [BatchScript(file, task=task) for file in files if file.suffix == ".sbatch"]
+    return lint_scripts(scripts, [file for file in files if file.suffix != ".sbatch"], task)
 
 
-def lint_scripts(scripts: Sequence[BatchScript], configs: Sequence[Path] = ()) -> list[Finding]:
+def lint_scripts(
+    scripts: Sequence[BatchScript], configs: Sequence[Path] = (), task: Path | None = None
+) -> list[Finding]:
     """Check batch scripts, the files that they name, and other configs.
 
     Raises:
@@ -89,5 +92,5 @@ def lint_scripts(scripts: Sequence[BatchScript], configs: Sequence[Path] = ()) -
         named = (script.recipe, script.accelerate_config)
         overrides |= {path: script.overrides for path in named if path and path.is_file()}
     found = {finding for script in scripts for finding in script_findings(script)}
-    found |= {finding for path, words in overrides.items() for finding in config_findings(path, words)}
+    found |= {finding for path, words in overrides.items() for finding in config_findings(path, words, task)}
     return sorted(found)

@@ -14,6 +14,7 @@ from largebatch.config import load_config
 from largebatch.errors import ConfigError, printable
 from largebatch.plan import resolve
 from largebatch.plan.strategies import STRATEGIES
+from largebatch.task_folders import folder_of
 from largebatch.tools.slurm.batch_script import ACCELERATE_CONFIGS, BatchScript, read_text
 from largebatch.tools.slurm.torch_imports import imports_of_torch
 
@@ -48,17 +49,11 @@ def _recipe(script: BatchScript) -> Iterator[str]:
             f"RECIPE is {script.recipe.name}, but the script is {script.path.name}: they must have the same name; name "
             f"{name}.json, or rename the script"
         )
-    elif not (train := script.recipe.with_name("train.py")).is_file():
-        yield f"there is no {train} to train {script.recipe.name} with; move the recipe to its task's folder"
+    elif script.config and not (train := folder_of(type(script.config)) / "train.py").is_file():
+        yield f"there is no {train} to train {script.recipe.name} with; write one, or name the recipe's own task"
 
 
 def _strategy(script: BatchScript) -> Iterator[str]:
-    value = script.variable("STRATEGY")
-    if value not in ("", script.strategy) and "${STRATEGY" not in script.text:
-        yield (
-            f"STRATEGY={value} cannot be overridden: {script.strategy} would not be used; write "
-            f"STRATEGY=${{STRATEGY:-{value}}}"
-        )
     if not script.strategy:
         yield "STRATEGY is not set; write STRATEGY=${STRATEGY:-ddp}"
     elif not script.accelerate_config.is_file():
@@ -89,7 +84,7 @@ def _plan(script: BatchScript) -> Iterator[str]:
         yield f"nodes x processes per node = {shown} x {processes}: {next(iter(problems.values()))}"
 
 
-def config_findings(path: Path, overrides: Sequence[str] = ()) -> Iterator[Finding]:
+def config_findings(path: Path, overrides: Sequence[str] = (), task: Path | None = None) -> Iterator[Finding]:
     """Yield what is wrong with a recipe or a DeepSpeed JSON, or with an Accelerate config and the JSON that it names.
 
     The file's suffix and content say which it is. `overrides` are for a recipe, such as `--batch.micro_batch_size 4`.
@@ -122,7 +117,7 @@ def config_findings(path: Path, overrides: Sequence[str] = ()) -> Iterator[Findi
             yield Finding(file, "deepspeed-setting", problem)
     else:
         try:
-            load_config(path, overrides)
+            load_config(path, overrides, task=task)
         except ConfigError as error:
             for problem in error.problems:
                 yield Finding(error.source or file, "recipe", problem)

@@ -3,8 +3,9 @@
 import argparse
 from pathlib import Path
 
+from largebatch.config import task_of
 from largebatch.source_code import take_snapshot
-from largebatch.tools.options import Commands, add_command
+from largebatch.tools.options import Commands, add_command, recipe_file
 
 
 def add_parser(commands: Commands) -> None:
@@ -14,15 +15,17 @@ def add_parser(commands: Commands) -> None:
         run,
         description="Copy recipes, their code, Accelerate and DeepSpeed configs, scripts, and the package if it is in "
         "the repository, from the current folder to another one, which is complete or absent. Its git.json names the "
-        "commit. Data and runs are left out. An existing snapshot is left as it is.",
+        "commit. Data and runs are left out. An existing snapshot is left as it is. A RECIPE from elsewhere is copied "
+        "into its task's folder.",
         epilog="""examples:
   largebatch snapshot --to snapshots/monday
 
 submit takes a snapshot for each job; for a job that was submitted by sbatch, its first start takes one.""",
     )
+    parser.add_argument("recipe", metavar="RECIPE", type=recipe_file, nargs="?", help="the recipe that the job trains")
     parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="the folder to create")
 
 
 def run(options: argparse.Namespace) -> int:
-    take_snapshot(Path(), options.to)
+    take_snapshot(Path(), options.to, options.recipe, options.recipe and task_of(options.recipe))
     return 0

@@ -1,7 +1,6 @@
 """`largebatch submit`: a recipe's job, planned, checked and handed to sbatch. The script is not changed."""
 
 import argparse
-import re
 import shlex
 import subprocess
 import sys
@@ -10,12 +9,13 @@ from datetime import datetime
 from itertools import islice
 from pathlib import Path
 
-from largebatch.config import config_class_of
+from largebatch.config import config_class_of, task_of
 from largebatch.errors import UserError
 from largebatch.plan import explain, resolve
 from largebatch.source_code import take_snapshot
-from largebatch.tools.options import Commands, add_command, add_recipe
+from largebatch.tools.options import Commands, add_command, add_recipe, add_task
 from largebatch.tools.slurm.batch_script import OPTION, SCRIPTS, BatchScript, site_environment
+from largebatch.tools.slurm.container import unseen_in_container
 from largebatch.tools.slurm.lint import lint_scripts
 
 
@@ -27,7 +27,7 @@ def add_parser(commands: Commands) -> None:
         description="Submit slurm/RECIPE.sbatch with sbatch: show the plan on that many nodes, check recipe, script "
         "and configs with the values given here, copy what the job runs to RUN_DIR/jobs, show the sbatch line, run it, "
         "and print job, log and how to follow it. SBATCH_* variables and slurm/site.sh count as they do for the job. "
-        "Exit code 1 if a check fails; nothing is submitted then.",
+        "Exit code 1 if a check fails, also in a dry run; nothing is submitted then.",
         epilog="""examples:
   largebatch submit gpt2_124m --nodes 4 --gpus-per-node 8 --dry-run
   largebatch submit gpt2_124m --nodes 4 --gpus-per-node 8 --strategy zero3 --partition=gpu --optimizer.weight_decay 0
@@ -36,6 +36,7 @@ Fields of the recipe are overridden as in a run. All other options, written --na
         takes_overrides=True,
     )
     add_recipe(parser)
+    add_task(parser)
     parser.add_argument("--nodes", required=True, help="number of nodes, such as 4, or 2-4 for as many as are free")
     parser.add_argument("--gpus-per-node", help="default: the script's; without GPUs, one process per CPU")
     parser.add_argument("--strategy", help="the name of an Accelerate config; default: the script's")
@@ -50,7 +51,8 @@ def run(options: argparse.Namespace) -> int:
     recipe: Path = options.config
     if not recipe.is_file():
         raise UserError(f"{recipe}: no such file; give the path of a recipe's JSON, or its name")
-    fields = config_class_of(recipe.parent, recipe).model_fields
+    task = task_of(recipe, options.task)
+    fields = config_class_of(task, recipe).model_fields
     overrides, sbatch_options = _split(options.overrides, fields)
     gpus = [f"--gpus-per-node={options.gpus_per_node}"] if options.gpus_per_node else []
     sbatch_options = [f"--nodes={options.nodes}", *gpus, *sbatch_options]
@@ -59,9 +61,11 @@ def run(options: argparse.Namespace) -> int:
         environment["STRATEGY"] = options.strategy
     if options.run_dir:
         environment["RUN_DIR"] = str(options.run_dir)
-    script = _script_of(recipe, sbatch_options, overrides, environment)
-    if findings := lint_scripts([script]):
-        print(*findings, "not submitted", sep="\n")
+    script = _script_of(recipe, task, sbatch_options, overrides, environment)
+    findings = [str(finding) for finding in lint_scripts([script], task=task)]
+    problems = findings or [f"error: {problem}" for problem in unseen_in_container(script)]
+    if problems:
+        print(*problems, "not submitted", sep="\n")
         return 1
     _print_plans(script)
     missing = _missing_environment(environment)
@@ -72,19 +76,22 @@ def run(options: argparse.Namespace) -> int:
         # A copy, so that edits do not change what runs while the job waits in the queue or between its starts.
         jobs = Path(environment.get("RUN_DIR") or f"runs/{recipe.stem}", "jobs")
         snapshot = (jobs / f"snapshot_{datetime.now():%Y%m%d_%H%M%S_%f}").absolute()
-        take_snapshot(Path(), snapshot)
+        take_snapshot(Path(), snapshot, recipe, task)
         environment["LARGEBATCH_SNAPSHOT"] = str(snapshot)
-    settings = [name for name in sorted(environment) if re.fullmatch("STRATEGY|RUN_DIR|LARGEBATCH_.*", name)]
+    settings = [name for name in sorted(environment) if name.startswith("LARGEBATCH_")]
     # Values may have commas, so only the names are given. On the command line it outranks SBATCH_EXPORT=NONE.
-    words = ["--parsable", *sbatch_options, f"--export={','.join(['ALL', *settings])}", str(script.path), *overrides]
-    for name in ("resume", "allow_change"):
-        if (value := getattr(options, name)) is not None:
-            words.append(f"--{name.replace('_', '-')}={value}")
+    words = ["--parsable", *sbatch_options, f"--export={','.join(['ALL', *settings])}", str(script.path)]
+    given = {"strategy": environment.get("STRATEGY"), "run-dir": environment.get("RUN_DIR")}
+    words += [f"--{name}={value}" for name, value in given.items() if value]
+    words += overrides
+    given = {"resume": options.resume, "allow-change": options.allow_change}
+    words += [f"--{name}={value}" for name, value in given.items() if value is not None]
     shown = [*settings, *(name for name in sorted(environment) if name.startswith("SBATCH_"))]
     variables = [f"{name}={shlex.quote(environment[name])}" for name in shown]
     print("\n" + " ".join([*variables, shlex.join(["sbatch", *words])]), flush=True)
+    passed = True
     if options.dry_run:
-        _print_checks_of_others(script, words, environment)
+        passed = _print_checks_of_others(script, words, environment) and not missing
         log = script.log()
     else:
         job_id, _, cluster = _sbatch(words, environment).partition(";")
@@ -93,8 +100,8 @@ def run(options: argparse.Namespace) -> int:
     print(f"log    {log}")
     print(f"follow tail -F {shlex.quote(log)}")
     if missing:
-        print(f"warning: {missing}")
-    return 0
+        print(f"error: {missing}")
+    return 0 if passed else 1
 
 
 def _split(words: Sequence[str], fields: Collection[str]) -> tuple[list[str], list[str]]:
@@ -123,12 +130,16 @@ def _split(words: Sequence[str], fields: Collection[str]) -> tuple[list[str], li
 
 
 def _script_of(
-    recipe: Path, sbatch_options: Sequence[str], overrides: Sequence[str], environment: Mapping[str, str]
+    recipe: Path,
+    task: Path,
+    sbatch_options: Sequence[str],
+    overrides: Sequence[str],
+    environment: Mapping[str, str],
 ) -> BatchScript:
     file = SCRIPTS / f"{recipe.stem}.sbatch"
     if not file.is_file():
-        raise UserError(f"there is no {file} to submit {recipe} with; copy another recipe's, and change it")
-    script = BatchScript(file, sbatch_options, overrides, environment)
+        raise UserError(f"there is no {file} to submit {recipe} with; copy another recipe's, and write RECIPE={recipe}")
+    script = BatchScript(file, sbatch_options, overrides, environment, task)
     if script.recipe and not script.recipe.samefile(recipe):
         raise UserError(
             f"{file} runs {script.recipe}, not {recipe}; submit {script.recipe}, or change RECIPE in the script"
@@ -167,17 +178,24 @@ def _print_plans(script: BatchScript) -> None:
     print("not checked: memory, which is estimated by largebatch plan --world-sizes")
 
 
-def _print_checks_of_others(script: BatchScript, words: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Print what `largebatch prepare` finds about the data, in a process that imports torch, and what Slurm says."""
-    prepare = [sys.executable, "-m", "largebatch", "prepare", str(script.recipe), "--dry-run", *script.overrides]
+def _print_checks_of_others(script: BatchScript, words: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Print what `largebatch prepare` finds about the data, in a process that imports torch, and what Slurm says.
+
+    Return whether neither would refuse the job.
+    """
+    task = f"--task={script.task}"
+    prepare = [sys.executable, "-m", "largebatch", "prepare", str(script.recipe), task, "--dry-run", *script.overrides]
+    passed = True
     for command in (prepare, ["sbatch", "--test-only", *words]):
         try:
             found = subprocess.run(
                 command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
             )
             print(f"\n{found.stdout.rstrip()}")
+            passed &= found.returncode == 0
         except OSError:
             print(f"\nnot checked: the options of {command[0]}, which is not installed here")
+    return passed
 
 
 def _sbatch(words: Sequence[str], environment: Mapping[str, str]) -> str:

@@ -8,6 +8,7 @@ from largebatch.tools.options import (
     add_accelerate_configs,
     add_command,
     add_recipe,
+    add_task,
     positive_int,
     positive_ints,
     words,
@@ -30,6 +31,7 @@ Fields are overridden as in a run: --batch.global_batch_size 64.""",
         takes_overrides=True,
     )
     add_recipe(parser)
+    add_task(parser)
     parser.add_argument(
         "--strategies", type=words, help="names of Accelerate configs; default: all that can train the recipe"
     )

@@ -15,6 +15,7 @@ from largebatch.batch import Length
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import UserError
 from largebatch.plan import RunPlan, resolve
+from largebatch.task_folders import folder_of
 from largebatch.tools.plan import first_plan
 from largebatch.tools.verify.differences import GRAD_NORM_FACTOR
 from largebatch.tools.verify.jobs import preload_tasks
@@ -35,14 +36,15 @@ def verify(options: argparse.Namespace) -> bool:
     """
     recipe: Path = options.config
     world_sizes: list[int] = options.world_sizes
-    large: RecipeConfig = load_config(recipe, options.overrides)
+    large: RecipeConfig = load_config(recipe, options.overrides, task=options.task)
     tiny_data = tiny_data_overrides(large) if options.tiny_data else []
     # The command line comes last, because it overrides the recipe's debug model and tiny data.
     overrides = [*debug_model_overrides(large), *tiny_data, *options.overrides]
-    config: RecipeConfig = load_config(recipe, overrides)
-    if not recipe.with_name("train.py").is_file():
-        raise UserError(f"there is no {recipe.with_name('train.py')}, which would train {recipe.name}; write one")
-    configs = find_accelerate_configs(recipe, options.accelerate_configs, options.strategies, config)
+    config: RecipeConfig = load_config(recipe, overrides, task=options.task)
+    train = folder_of(type(config)) / "train.py"
+    if not train.is_file():
+        raise UserError(f"there is no {train}, which would train {recipe.name}; write one")
+    configs = find_accelerate_configs(options.accelerate_configs, options.strategies, config)
     size = config.batch.micro_batch_size
     is_part_of_the_loss = config.model.uses_batch_norm or config.model.uses_dropout
     usual_sizes = [size] if size % 2 or is_part_of_the_loss else [size, size // 2]
@@ -67,7 +69,7 @@ def verify(options: argparse.Namespace) -> bool:
     on_gpus = _choose_device(max(world_sizes))
     try_optimizer(resolve(config, 1))
 
-    preload_tasks([recipe.parent])
+    preload_tasks([train.parent])
     verification = Verification(config, recipe, overrides, configs, steps)
     tolerance = verification.tolerance
     print(

@@ -17,6 +17,7 @@ from largebatch.config import RecipeConfig
 from largebatch.errors import ConfigError
 from largebatch.plan import resolve
 from largebatch.plan.strategies import SINGLE
+from largebatch.task_folders import folder_of
 from largebatch.tools.verify.differences import (
     CLEAR,
     Differences,
@@ -151,7 +152,7 @@ class Verification:
 
     def _train(self, combination: Combination, timeout: float, seed: int | None = None) -> Trained:
         """Train a combination, from starting weights perturbed by rounding errors if there is a seed for them."""
-        recipe = self.recipe.resolve()
+        recipe, task = self.recipe.resolve(), folder_of(type(self.config))
         samples = min(self.config.evaluation.max_samples or MAX_EVALUATED_SAMPLES, MAX_EVALUATED_SAMPLES)
         overrides = [
             *self.overrides,
@@ -174,7 +175,7 @@ class Verification:
             with tempfile.TemporaryDirectory() as folder:
                 run_dir = Path(folder, "run")
                 run_job(
-                    partial(train, run_dir=run_dir),
+                    partial(train, run_dir=run_dir, task=task),
                     recipe,
                     *overrides,
                     world_size=combination.world_size,
@@ -184,7 +185,7 @@ class Verification:
                 )
                 return read_run(run_dir)
         except JobFailed as failure:
-            raise CombinationFailed(failure.in_one_line(recipe.parent)) from failure
+            raise CombinationFailed(failure.in_one_line(task)) from failure
         # Whatever the user's Accelerate config or script may cause, the other combinations continue.
         except Exception as error:
             raise CombinationFailed(f"{type(error).__name__}: {error}".partition("\n")[0]) from error
