@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import jobs  # noqa: F401 - it names what to import before forking
-from file_faults import CODES, Moment, Scenario, scenarios
+from failing_files import CODES, Moment, Scenario, scenarios
 
 IN_MEMORY = Path("/dev/shm")  # where an fsync takes no time
 

@@ -102,7 +102,7 @@ def different_shard_sizes(run_dir: Path) -> None:
 
 
 def test_nodes_with_different_numbers_of_shards(tmp_path):
-    with pytest.raises(JobFailed, match="the sizes are 2 on rank 0, 4 on rank 2; a group is the processes of a node"):
+    with pytest.raises(JobFailed, match="the sizes are 2 on rank 0, 4 on rank 2; by default,"):
         run_job(different_shard_sizes, tmp_path / "run", strategy="hsdp", world_size=4, timeout=300)
 
 
@@ -163,7 +163,7 @@ def test_an_error_of_one_process_ends_all_of_them(tmp_path):
 def test_command_line_mistakes(tmp_path):
     assert "error: the following arguments are required: --config" in report_of_words("--seed=1")
     assert "no such file" in report_of_words("--config", str(tmp_path / "none.json"))
-    assert "belongs to a different task; run " in report_of_words("--config", str(PYDOC))
+    assert "belongs to a different task than " in report_of_words("--config", str(PYDOC))
 
 
 def report_of_words(*words: str) -> str:

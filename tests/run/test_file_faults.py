@@ -2,7 +2,7 @@
 
 import pytest
 
-from file_faults import scenarios
+from failing_files import scenarios
 from jobs import run_job
 
 pytestmark = pytest.mark.slow
