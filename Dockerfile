@@ -6,8 +6,12 @@
 # and enroot, for pyxis: enroot import --output largebatch.sqsh dockerd://largebatch
 FROM python:3.11-slim-bookworm
 
-# DeepSpeed and torch.compile build kernels when they need them.
-RUN apt-get update && apt-get install --yes --no-install-recommends build-essential git numactl && rm -rf /var/lib/apt/lists/*
+# DeepSpeed and torch.compile build kernels when they need them. NCCL opens libibverbs and libmlx5 (ibverbs-providers) by
+# name, and uses sockets instead of InfiniBand where they are missing. NCCL does not use librdmacm; perftest and UCX do.
+RUN apt-get update && apt-get install --yes --no-install-recommends \
+    build-essential git numactl \
+    libibverbs1 ibverbs-providers librdmacm1 \
+    && rm -rf /var/lib/apt/lists/*
 WORKDIR /largebatch
 COPY requirements.txt ./
 # torch's wheels bring CUDA and NCCL; the driver is the host's.

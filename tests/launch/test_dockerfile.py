@@ -1,0 +1,35 @@
+"""The image has the libraries that NCCL opens by name: no wheel brings them, and without them NCCL uses sockets."""
+
+import re
+from importlib.metadata import Distribution, distributions
+
+from paths import ROOT
+
+# Read from nvidia-nccl-cu13 2.29.7, which this version of torch requires.
+TORCH = "2.13.0"
+PACKAGES = {"libibverbs": "libibverbs1", "libmlx5": "ibverbs-providers"}
+OF_THE_DRIVER = {"libcuda", "libnvidia-ml"}  # the runtime of containers mounts the host's
+OPTIONAL = {"libgdrapi", "libnccl-net", "libnccl-gin"}  # GDRCopy, and plugins that a site may have
+LINKED = {"libc", "libdl", "libgcc_s", "libm", "libnccl", "libpthread", "librt", "libstdc++"}
+
+
+def installed_nccl() -> Distribution | None:
+    return next((each for each in distributions() if (each.name or "").startswith("nvidia-nccl")), None)
+
+
+def libraries_named_in(content: bytes) -> set[str]:
+    """Names of libraries, without versions, that are whole strings or the end of one in a binary file."""
+    return {name.decode() for name in re.findall(rb"(lib[a-z][\w+-]*)\.so(?:\.\d+)*\0", content)}
+
+
+def test_what_nccl_opens_by_name():
+    opened = PACKAGES.keys() | OF_THE_DRIVER | OPTIONAL
+    if nccl := installed_nccl():
+        (library,) = (file for file in nccl.files or () if file.name.startswith("libnccl.so"))
+        opened = libraries_named_in(library.locate().read_bytes()) - LINKED
+    else:
+        pinned = f"torch=={TORCH}" in (ROOT / "requirements.txt").read_text().splitlines()
+        assert pinned, "read the names again from the nvidia-nccl wheel of the new torch: install it, and run this test"
+    (installed,) = re.findall(r"apt-get install (.*?)&&", (ROOT / "Dockerfile").read_text(), re.DOTALL)
+    for name in opened - OF_THE_DRIVER - OPTIONAL:
+        assert PACKAGES.get(name) in installed.split(), name
