@@ -145,7 +145,8 @@ def test_what_a_container_would_not_see(tmp_path, tmp_path_factory, monkeypatch,
 
     files = ["data.tokenizer: link", f"data.data_files.train: {outside}/data/*.jsonl"]
     assert problems("image.sqsh") == ["HF_HOME", *files]
-    assert problems("image.sqsh", HF_HOME=str(outside / "seen")) == files
+    Path("slurm/site.sh").write_text(f"export HF_HOME={outside}/seen\n")
+    assert problems("image.sqsh") == files
     assert problems("apptainer:image.sif", LARGEBATCH_CONTAINER_MOUNTS=f"{outside}/data:{outside}/data:ro") == files[:1]
     assert problems("image.sqsh", LARGEBATCH_CONTAINER_MOUNTS=f"/x:/y,{outside}:{outside}") == []
     assert problems("command:shifter", LARGEBATCH_CONTAINER_MOUNTS="") == []
