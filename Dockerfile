@@ -1,9 +1,5 @@
-# The tested environment as an image: docker build -t largebatch . && docker push …
-# Apptainer converts it without a definition file:
-#
-#   docker save largebatch -o largebatch.tar && apptainer build largebatch.sif docker-archive://largebatch.tar
-#
-# and enroot, for pyxis: enroot import --output largebatch.sqsh dockerd://largebatch
+# The tested environment as an image: docker build --tag largebatch .
+# docs/containers.md converts it for Apptainer and Enroot.
 FROM python:3.11-slim-bookworm
 
 # DeepSpeed and torch.compile build kernels when they need them. NCCL opens libibverbs and libmlx5 (ibverbs-providers) by
@@ -20,4 +16,6 @@ COPY . .
 RUN pip install --no-cache-dir --no-deps --editable .
 # There is no environment to activate.
 ENV LARGEBATCH_ENV=
+# Enroot and NVIDIA's runtime mount the driver only into images that ask for it.
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 CMD ["bash"]

@@ -37,6 +37,7 @@ with open("calls.jsonl", "a") as file:
 """
 # `make` is the real one.
 STAND_INS = ("accelerate", "sbatch", "pytest", "ruff", "mypy", "pip", "git", "tail", "wandb", "largebatch")
+STAND_INS += ("docker", "enroot", "apptainer")
 # Where every host is this machine: the last word is the command.
 SSH = '#!/usr/bin/env bash\nexec bash -c "${@: -1}"\n'
 
@@ -171,6 +172,14 @@ def check_submission(words: list[str]) -> None:
     return assert_planned(recipe, overrides, 4)
 
 
+def check_image(words: list[str]) -> None:
+    """A command in a container is a command here."""
+    if "run" in words:
+        program, command, recipe, *_ = words[words.index("largebatch") + 1 :]
+        assert (program, command) == ("largebatch", "prepare")
+        assert_planned(recipe, [], 8)
+
+
 def check_verification(words: list[str], monkeypatch) -> None:
     """The recipe, with what takes the place of its data, has a plan on each number of processes."""
 
@@ -240,6 +249,8 @@ def test_commands_work(document, trained, repository, monkeypatch, capsys):
                 check_launch(words)
             elif program == "sbatch":
                 check_submission(words)
+            elif program == "docker":
+                check_image(words)
             elif program == "recorder":
                 check_measurement(words)
             elif program == "largebatch" and words[0] == "verify":

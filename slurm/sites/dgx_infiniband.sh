@@ -2,6 +2,8 @@
 # shellcheck shell=bash disable=SC2034
 export LARGEBATCH_CONTAINER=${LARGEBATCH_CONTAINER:-/lustre/images/largebatch.sqsh}
 export LARGEBATCH_CONTAINER_MOUNTS=${LARGEBATCH_CONTAINER_MOUNTS:-/lustre:/lustre}
+# Enroot may show adapters only if this is set.
+export MELLANOX_VISIBLE_DEVICES=${MELLANOX_VISIBLE_DEVICES:-all}
 # Compute adapters only: a node has others for storage. `ibdev2netdev` lists them.
 export NCCL_IB_HCA=${NCCL_IB_HCA:-=mlx5_0,mlx5_3,mlx5_4,mlx5_5,mlx5_6,mlx5_9,mlx5_10,mlx5_11}
 # The first connection of the processes goes through the management network.

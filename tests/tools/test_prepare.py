@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +53,23 @@ def test_it_says_how_many_samples_there_are_and_writes_them(recipe, capsys):
     assert "the checksums agree\ndata" in capsys.readouterr().out
     assert main(["prepare", "mine"]) == 0
     assert "17 samples found; the recipe expects 17" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("recipe")
+def test_tokens_are_carried_to_another_machine(project, monkeypatch, capsys):
+    """With the documents' files, whose times must stay the same."""
+    assert main(["prepare", "mine", "--workers=1", "--write"]) == 0
+    (project / "cache").rename(project / "carried")
+    monkeypatch.setattr(prepared, "HF_HOME", str(project / "carried"))
+    shutil.copy2("text.jsonl", "copy.jsonl")
+    Path("copy.jsonl").replace("text.jsonl")
+    with monkeypatch.context() as without_hub:
+        without_hub.setattr(prepared, "open_splits", None)
+        assert main(["prepare", "mine"]) == 0
+    os.utime("text.jsonl")
+    capsys.readouterr()
+    assert main(["prepare", "mine", "--dry-run"]) == 0
+    assert "must still be prepared" in capsys.readouterr().out
 
 
 def test_a_full_disk_leaves_the_recipe_as_it_was(recipe, capsys, monkeypatch):
