@@ -1,8 +1,9 @@
-"""`largebatch new`: copies a recipe into a self-contained folder, to start a repository of your own."""
+"""`largebatch new`: copies a recipe into a self-contained folder, or adds it to one as a further task."""
 
 import argparse
 import re
 import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -41,12 +42,13 @@ def add_parser(commands: Commands) -> None:
         run,
         description="Copy a recipe, and everything it needs to run, into a new self-contained folder: train.py, JSON, "
         "sbatch script, launch.sh, Accelerate and DeepSpeed configs, a test, requirements and a README that says what "
-        "to change first. All commands work there. Nothing is overwritten.",
+        "to change first. All commands work there. In a project that exists, a further task is added, with its recipe, "
+        "script and test. Nothing is overwritten.",
         epilog="""examples:
   largebatch new my_job --recipe gpt2_124m
   largebatch new my_job --task my_task""",
     )
-    parser.add_argument("folder", type=Path, metavar="DIR", help="the folder to create")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="the folder to create, or a project to add to")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--recipe", metavar="NAME", help="a shipped recipe, such as gpt2_124m")
     what.add_argument(
@@ -55,9 +57,14 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Create the folder."""
-    create_project(options.folder, smallest_task(options.task) if options.task else shipped_recipe(options.recipe))
-    print(f"created {options.folder}; its README.md says how to set it up, try it, train it, and what to change first")
+    """Create the folder, or add to it."""
+    folder: Path = options.folder
+    original = smallest_task(options.task) if options.task else shipped_recipe(options.recipe)
+    if (folder / "recipes/accelerate_configs").is_dir():
+        print(f"added to {folder}: {', '.join(add_to_project(folder, original))}")
+    else:
+        create_project(folder, original)
+        print(f"created {folder}; its README.md says how to set it up, try it, train it, and what to change first")
     return 0
 
 
@@ -96,21 +103,53 @@ def create_project(folder: Path, original: Original) -> None:
     Raises:
         UserError: The folder exists, or cannot be written; nothing is left behind.
     """
+    shipped = shipped_folder()
+    shared = {str(path.relative_to(shipped)): path for pattern in COPIED for path in shipped.glob(pattern)}
+    # The license of the copied files, not of the new repository.
+    shared["LICENSE.largebatch"] = shipped / "LICENSE"
+    _write(folder, [folder], _copies(original) | shared, _texts(original, WRITTEN))
+
+
+def add_to_project(folder: Path, original: Original) -> tuple[str, str, str]:
+    """Add a recipe, with its task's folder, its script and a test, to a folder made by `create_project`.
+
+    Returns:
+        The paths in the folder of what was added.
+
+    Raises:
+        UserError: One of them exists, or cannot be written; nothing is left behind.
+    """
+    added = (f"recipes/{original.task}", f"slurm/{original.name}.sbatch", f"tests/test_{original.name}.py")
+    texts = _texts(original, {added[-1]: WRITTEN["tests/test_recipe.py"]})
+    _write(folder, [folder / path for path in added], _copies(original), texts)
+    return added
+
+
+def _write(folder: Path, new: Sequence[Path], copies: Mapping[str, Path], texts: Mapping[str, str]) -> None:
+    """Write files by their paths in a folder, all of them inside of `new`, a folder and files that must not exist.
+
+    Raises:
+        UserError: One of them exists, or cannot be written; nothing is left behind.
+    """
+    for present in filter(Path.exists, new):
+        raise UserError(f"{present} exists, and nothing is overwritten; give a new folder, or another name")
     try:
-        folder.mkdir()
+        new[0].mkdir()
         try:
-            for path, source in _copies(original).items():
+            for path, source in copies.items():
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(source, folder / path)
-            for path, text in _texts(original).items():
+            for path, text in texts.items():
                 (folder / path).parent.mkdir(exist_ok=True)
                 (folder / path).write_text(text, encoding="utf-8")
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(new[0], ignore_errors=True)
+            for file in new[1:]:
+                file.unlink(missing_ok=True)
             raise
     except OSError as error:
         why = error.strerror or str(error)
-        raise UserError(f"{folder} cannot be created ({why}); give a new folder, where you may write") from error
+        raise UserError(f"{new[0]} cannot be created ({why}); give a new folder, where you may write") from error
 
 
 def shipped_folder() -> Path:
@@ -120,17 +159,12 @@ def shipped_folder() -> Path:
 
 
 def _copies(original: Original) -> dict[str, Path]:
-    """The files to copy, by their paths in the project."""
-    shipped = shipped_folder()
+    """The files of a recipe and its task to copy, by their paths in the project."""
     task = f"recipes/{original.task}"
     copies = {f"{task}/{original.name}.json": original.recipe, f"slurm/{original.name}.sbatch": original.script}
     for path in original.recipe.parent.iterdir():
         if path.suffix in (".py", ".md") or path.name == SCHEMA:
             copies[f"{task}/{path.name}"] = path
-    for pattern in COPIED:
-        copies |= {str(path.relative_to(shipped)): path for path in shipped.glob(pattern)}
-    # The license of the copied files, not of the new repository.
-    copies["LICENSE.largebatch"] = shipped / "LICENSE"
     return copies
 
 
@@ -139,8 +173,8 @@ class _Text(Template):
     delimiter = "@"
 
 
-def _texts(original: Original) -> dict[str, str]:
-    """The project's own texts, by their paths."""
+def _texts(original: Original, templates: Mapping[str, str]) -> dict[str, str]:
+    """The project's own texts, by their paths: of these templates, and of the smallest task's."""
     script = BatchScript(original.script)
     assert script.layout is not None
     nodes, processes = script.layout[0][-1], script.layout[1]
@@ -158,7 +192,7 @@ def _texts(original: Original) -> dict[str, str]:
         "world_size": nodes * processes,
         "pins": "\n".join(line for line in tested.splitlines() if "==" in line),
     }
-    written = dict(WRITTEN)
+    written = dict(templates)
     if original.recipe.parent == SMALLEST_TASK:
         # Its other files are complete; these have names to fill in.
         written[f"slurm/{original.name}.sbatch"] = "task/task.sbatch"
