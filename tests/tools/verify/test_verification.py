@@ -15,9 +15,11 @@ from jobs import JobFailed
 from largebatch.backend.accelerate_configs import is_rehearsed, rehearsal_environment
 from largebatch.backend.launch import read_launch
 from largebatch.config import load_config
+from largebatch.plan import resolve
 from largebatch.tools.command_line import main
 from largebatch.tools.verify import verification
 from largebatch.tools.verify.differences import Differences, Trained, compare, limits_with, usual_limits
+from largebatch.tools.verify.training import short_schedule_overrides
 from largebatch.tools.verify.verification import Combination, CombinationFailed, Verification
 from paths import ACCELERATE_CONFIGS, DIGITS, PYDOC, ROOT
 from tasks import TINY
@@ -293,6 +295,65 @@ def test_a_failure_in_one_line():
     traceback = 'Traceback:\n  File "/a/task/data.py", line 7, in fetch\n  File "/lib/torch.py", line 9\nValueError: no'
     failed = JobFailed([(1, traceback, "")])
     assert failed.in_one_line(Path("/a/task")) == "rank 1: ValueError: no (/a/task/data.py:7)"
+
+
+def test_every_part_of_a_long_schedule_occurs_in_its_first_steps():
+    milestones = '{"name": "step", "at": [{"epochs": 0.6}, {"epochs": 0.8}], "factor": 0.1}'
+    sizes = '[{"from": {"steps": 0}, "size": 24}, {"from": {"steps": 100}, "size": 48}]'
+    groups = '[{"parameters": "*", "frozen_until": {"steps": 60}}]'
+    words = [
+        f"--learning_rate.decay={milestones}",
+        f"--batch.global_batch_size={sizes}",
+        f"--optimizer.groups={groups}",
+        "--learning_rate.scaling=none",
+    ]
+    for steps, length in ((1, 4), (12, 12)):
+        config = load_config(PYDOC, [*TINY, *words])
+        short = short_schedule_overrides(config, steps)
+        plan = resolve(load_config(PYDOC, [*TINY, *words, *short]), 1)
+        assert plan.total_steps == length
+        assert plan.batch_at(0).global_batch_size == 24
+        assert plan.batch_at(length - 1).global_batch_size == 48
+        assert 0 < plan.frozen_steps[0] < length
+        rates = [plan.lr_of(plan.batch_at(step)) for step in range(length)]
+        peak, last = max(rates), rates[-1]
+        assert rates[0] == 0
+        assert last == pytest.approx(peak / 100)
+        assert any(rate == pytest.approx(peak / 10) for rate in rates)
+
+
+@pytest.mark.slow
+def test_an_optimizers_bug_is_found_during_a_long_warmup(tmp_path, monkeypatch, capfd):
+    """Its weights do not move before the end of the warmup, 10^6 steps later."""
+    bug = """import os, torch
+def step(self, closure=None, original=torch.optim.AdamW.step):
+    original(self, closure)
+    for group in self.param_groups:
+        for weight in group["params"]:
+            if os.environ.get("WORLD_SIZE") == "2" and weight.numel() > 1000:
+                weight.data.mul_(1 - 10 * group["lr"])
+torch.optim.AdamW.step = step"""
+    long = ('--train.duration={"steps": 2000000}', '--learning_rate.warmup.duration={"steps": 1000000}')
+    recipe = recipe_with(bug, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    configs = f"--accelerate-configs={ROOT / 'recipes/accelerate_configs'}"
+    words = [configs, "--strategies=ddp", "--world-sizes=2", "--micro-batch-sizes=4", "--steps=4", *TINY, *long]
+    code, output, errors = verify(capfd, str(recipe), *words)
+    assert code == 1, errors
+    assert "the schedule of 2,000,000 steps, with all of its phases, is shortened to 4 steps" in output
+    assert "the weights that differ most are " in output
+
+
+@pytest.mark.slow
+def test_randomness_without_the_seed_is_not_called_rounding(tmp_path):
+    bug = """from largebatch.run import Step
+import os
+def backward(self, loss_sum, original=Step.backward):
+    original(self, loss_sum * (1 + int.from_bytes(os.urandom(2)) / 2**16))
+Step.backward = backward
+"""
+    _, row = rows_of(recipe_with(bug, tmp_path), (*TINY, *SGD), Combination("ddp", 1, 4), steps=2)
+    assert (row.verdict, row.problem) == ("differs", verification.UNSEEDED)
 
 
 # --- the command --------------------------------------------------------------------------------------------------

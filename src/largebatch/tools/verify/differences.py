@@ -94,7 +94,7 @@ def compare(trained: Trained, reference: Trained) -> Differences:
         loss=of_steps("loss"),
         grad_norm=of_steps("grad_norm"),
         lr=of_steps("lr"),
-        parameters=_of_weights(trained.weights, reference.weights),
+        parameters=max(of_tensors(trained, reference).values()),
         evaluation=_of_lines(trained.evaluations, reference.evaluations),
         first_step=max(of_steps("loss", 1), of_steps("grad_norm", 1) / GRAD_NORM_FACTOR),
     )
@@ -114,22 +114,23 @@ def _of_lines(
     return max(ratios, default=0.0)
 
 
-def _of_weights(weights: Mapping[str, Any], reference: Mapping[str, Any]) -> float:
-    """The largest difference of a tensor, relative to its norm.
+def of_tensors(trained: Trained, reference: Trained) -> dict[str, float]:
+    """The difference of each tensor, relative to its norm; infinite if one of the runs lacks it.
 
     A tensor near zero, such as a bias whose gradient is only rounding errors, is measured by the norm that it would
     have if its elements were a thousandth of the model's.
     """
-    shapes, expected_shapes = ({name: tensor.shape for name, tensor in each.items()} for each in (weights, reference))
-    if shapes != expected_shapes:
-        return math.inf
-    squares = sum(float(np.square(tensor).sum()) for tensor in reference.values())
-    typical = np.sqrt(squares / sum(tensor.size for tensor in reference.values()))
-    largest = 0.0
-    for name, expected in reference.items():
-        scale = max(np.linalg.norm(expected), 1e-3 * typical * np.sqrt(expected.size))
-        largest = max(largest, _ratio(float(np.linalg.norm(weights[name] - expected)), float(scale)))
-    return largest
+    weights, expected = trained.weights, reference.weights
+    squares = sum(float(np.square(tensor).sum()) for tensor in expected.values())
+    typical = np.sqrt(squares / sum(tensor.size for tensor in expected.values()))
+
+    def difference(name: str) -> float:
+        if name not in weights or name not in expected or weights[name].shape != expected[name].shape:
+            return math.inf
+        scale = max(np.linalg.norm(expected[name]), 1e-3 * typical * np.sqrt(expected[name].size))
+        return _ratio(float(np.linalg.norm(weights[name] - expected[name])), float(scale))
+
+    return {name: difference(name) for name in [*expected, *(weights.keys() - expected.keys())]}
 
 
 def _ratio(difference: float, scale: float) -> float:

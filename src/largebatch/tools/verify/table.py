@@ -19,7 +19,7 @@ from largebatch.task_folders import folder_of
 from largebatch.tools.plan import first_plan
 from largebatch.tools.verify.differences import GRAD_NORM_FACTOR
 from largebatch.tools.verify.jobs import preload_tasks
-from largebatch.tools.verify.training import debug_model_overrides, tiny_data_overrides
+from largebatch.tools.verify.training import debug_model_overrides, short_schedule_overrides, tiny_data_overrides
 from largebatch.tools.verify.verification import Combination, Row, Verification
 
 MEASURES = ("loss", "grad_norm", "lr", "parameters", "evaluation")
@@ -59,7 +59,11 @@ def verify(options: argparse.Namespace) -> bool:
     for world_size in world_sizes:
         # Refuse a number of processes that none of the micro-batch sizes divides over.
         first_plan(config, [world_size], micro_batch_sizes)
-    steps = min(options.steps, resolve(config, 1).total_steps)
+    total_steps = resolve(config, 1).total_steps
+    steps = min(options.steps, total_steps)
+    if steps < total_steps:
+        overrides += short_schedule_overrides(config, steps)
+        config = load_config(recipe, overrides, task=options.task)
     output: Path = options.output or Path("runs") / f"{recipe.stem}.verify.json"
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -78,6 +82,9 @@ def verify(options: argparse.Namespace) -> bool:
         f"relative differences may be at most {tolerance:g}, {GRAD_NORM_FACTOR * tolerance:g} for the gradient norm "
         "and 0 for the learning rate"
     )
+    if steps < total_steps:
+        length = config.train.duration.length
+        print(f"the schedule of {total_steps:,} steps, with all of its phases, is shortened to {length}")
     for what in _not_reached(resolve(config, 1), steps):
         print(f"not reached in these steps: {what}")
     if len(set(micro_batch_sizes)) == 1 or is_part_of_the_loss:

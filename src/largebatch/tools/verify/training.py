@@ -1,14 +1,17 @@
 """Runs a recipe's train.py in this process, and the overrides that make a recipe small.
 
-Small are a recipe's debug model, and data and a batch for a laptop's CPU without a hub.
+Small are a recipe's debug model, data and a batch for a laptop's CPU without a hub, and a schedule of a few steps.
 """
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from largebatch.config import RecipeConfig, task_of
+from largebatch.config.recipe import as_json
+from largebatch.config.sections import StepDecay, WarmupStableDecay
 from largebatch.task_folders import import_from
 
 
@@ -36,6 +39,51 @@ def tiny_data_overrides(config: RecipeConfig) -> list[str]:
         return []
     batch = {"global_batch_size": 32, "micro_batch_size": 8}
     return _words({"batch": batch, "train.duration": {"steps": 10**9}, **tiny})
+
+
+def short_schedule_overrides(config: RecipeConfig, steps: int) -> list[str]:
+    """The overrides with which everything that is planned for some moment of the run happens within its first steps.
+
+    In the first steps of a long warmup, the learning rate is so small that no error of an optimizer shows in weights.
+    The warmup and the decay of a warmup-stable-decay schedule each become a quarter of the run. Milestones, batch
+    sizes, frozen groups and weights of a mixture change at equal intervals. The schedule is only longer than `steps` if
+    they are too few for all of this.
+    """
+    rate, recipe = config.learning_rate, as_json(config)
+    milestones = rate.decay.at if isinstance(rate.decay, StepDecay) else []
+    sizes = [size for _, size in config.batch.sizes]
+    groups = recipe["optimizer"].get("groups") or []
+    frozen = [group for group in groups if group["frozen_until"]]
+    phases = recipe["data"].get("weight_phases") or []
+    length = max(steps, 4, *(len(each) + 2 for each in (milestones, sizes[1:], frozen, phases)))
+    quarter = length // 4
+    changes: dict[str, Any] = {"train.duration": {"steps": length}}
+    if rate.warmup:
+        changes["learning_rate.warmup.duration"] = {"steps": quarter}
+    if isinstance(rate.decay, WarmupStableDecay):
+        changes["learning_rate.decay.decay"] = {"steps": quarter}
+    if milestones:
+        changes["learning_rate.decay.at"] = _moments(milestones, quarter, length)
+    if sizes[1:]:
+        moments = [{"steps": 0}, *_moments(sizes[1:], 0, length)]
+        changes["batch.global_batch_size"] = [
+            {"from": moment, "size": size} for moment, size in zip(moments, sizes, strict=True)
+        ]
+    if frozen:
+        for group, moment in zip(frozen, _moments(frozen, 0, length), strict=True):
+            group["frozen_until"] = moment
+        changes["optimizer.groups"] = groups
+    if phases:
+        for phase, moment in zip(phases, _moments(phases, 0, length), strict=True):
+            phase["from"] = moment
+        changes["data.weight_phases"] = phases
+    return _words(changes)
+
+
+def _moments(changes: Sequence[Any], start: int, end: int) -> list[dict[str, int]]:
+    """A moment for each change, at equal intervals between two steps."""
+    count = len(changes)
+    return [{"steps": start + number * (end - start) // (count + 1)} for number in range(1, count + 1)]
 
 
 def _words(changes: dict[str, Any]) -> list[str]:
