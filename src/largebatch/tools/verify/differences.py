@@ -1,8 +1,8 @@
 """The numbers that a run has written, their differences from those of another run, and the limits of rounding."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,13 @@ from largebatch.storage.files import read_json_lines
 ROUNDING_FACTOR = 10
 # The norm of a gradient is closer to a difference of large numbers than the other measures.
 GRAD_NORM_FACTOR = 10
+# The usual difference of the first update, relative to it. Adam's first update is the sign of each gradient, which
+# rounding flips where a gradient is nearly zero: of one element in 40,000, if the norms of two updates differ by this.
+UPDATE = 0.01
+
+
+Weights = Mapping[str, NDArray[np.float64]]
+"""Weights and running statistics by name."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +31,9 @@ class Trained:
 
     metrics: list[dict[str, Any]]  # the logged steps
     evaluations: list[dict[str, Any]]
-    weights: dict[str, NDArray[np.float64]]  # the final weights and running statistics by name, in float64
+    weights: Weights  # the final ones
+    updated: Weights = field(default_factory=dict)  # those after the first update, for which alone a run is made
+    initial: Weights = field(default_factory=dict)  # those before it, which only a reference needs
 
 
 def read_run(run_dir: Path) -> Trained:
@@ -52,6 +61,8 @@ class Differences(NamedTuple):
     loss: float
     grad_norm: float
     lr: float
+    # Of the first update, which is the weights' difference before errors of an optimizer hide in those of rounding.
+    update: float
     parameters: float
     evaluation: float
     # For the loss and the gradient norm of the first step, which no earlier rounding has enlarged; the norm is divided
@@ -64,12 +75,20 @@ class Differences(NamedTuple):
 
 
 # Beyond these, mathematical errors could not be told apart from rounding.
-CLEAR = Differences(loss=1e-3, grad_norm=1e-2, lr=0.0, parameters=1e-2, evaluation=1e-3, first_step=1e-3)
+CLEAR = Differences(loss=1e-3, grad_norm=1e-2, lr=0.0, update=0.3, parameters=1e-2, evaluation=1e-3, first_step=1e-3)
 
 
 def usual_limits(tolerance: float) -> Differences:
     """The differences that rounding usually makes; learning rates must be equal."""
-    return Differences(tolerance, GRAD_NORM_FACTOR * tolerance, 0.0, tolerance, tolerance, first_step=tolerance)
+    return Differences(
+        loss=tolerance,
+        grad_norm=GRAD_NORM_FACTOR * tolerance,
+        lr=0.0,
+        update=UPDATE,
+        parameters=tolerance,
+        evaluation=tolerance,
+        first_step=tolerance,
+    )
 
 
 def limits_with(rounding: Differences, tolerance: float, *, sums_within_the_model: bool) -> Differences:
@@ -79,22 +98,39 @@ def limits_with(rounding: Differences, tolerance: float, *, sums_within_the_mode
     BatchNorm does: then activations are rounded differently, and the layers after them enlarge that.
     """
     usual = usual_limits(tolerance)
-    enlarged = ["loss", "grad_norm", "parameters", "evaluation", *(["first_step"] if sums_within_the_model else [])]
+    enlarged = [
+        "loss",
+        "grad_norm",
+        "update",
+        "parameters",
+        "evaluation",
+        *(["first_step"] if sums_within_the_model else []),
+    ]
     measured = {name: max(getattr(usual, name), ROUNDING_FACTOR * getattr(rounding, name)) for name in enlarged}
     return usual._replace(**measured)
 
 
-def compare(trained: Trained, reference: Trained) -> Differences:
-    """The largest relative differences; infinite if a step, an evaluation or a weight is missing."""
+def compare(trained: Trained, reference: Trained, without: Collection[str] = ()) -> Differences:
+    """The largest relative differences; infinite if a step, an evaluation or a weight is missing.
+
+    Args:
+        trained: The numbers of a run.
+        reference: Those that they should be.
+        without: Names of weights that are not compared.
+    """
 
     def of_steps(name: str, steps: int | None = None) -> float:
         return _of_lines(trained.metrics[:steps], reference.metrics[:steps], [name])
+
+    def largest(differences: Mapping[str, float]) -> float:
+        return max((value for name, value in differences.items() if name not in without), default=0.0)
 
     return Differences(
         loss=of_steps("loss"),
         grad_norm=of_steps("grad_norm"),
         lr=of_steps("lr"),
-        parameters=max(of_tensors(trained, reference).values()),
+        update=largest(of_updates(trained, reference)),
+        parameters=largest(of_tensors(trained.weights, reference.weights)),
         evaluation=_of_lines(trained.evaluations, reference.evaluations),
         first_step=max(of_steps("loss", 1), of_steps("grad_norm", 1) / GRAD_NORM_FACTOR),
     )
@@ -114,15 +150,22 @@ def _of_lines(
     return max(ratios, default=0.0)
 
 
-def of_tensors(trained: Trained, reference: Trained) -> dict[str, float]:
+def of_updates(trained: Trained, reference: Trained) -> dict[str, float]:
+    """The difference of each tensor's first update, relative to the norm of the update, if the reference moves it."""
+    before, after, found = reference.initial, reference.updated, trained.updated
+    expected = {name: after[name] - start for name, start in before.items() if not np.array_equal(after[name], start)}
+    same = [name for name in expected if name in found and found[name].shape == before[name].shape]
+    return of_tensors({name: found[name] - before[name] for name in same}, expected)
+
+
+def of_tensors(weights: Weights, expected: Weights) -> dict[str, float]:
     """The difference of each tensor, relative to its norm; infinite if one of the runs lacks it.
 
     A tensor near zero, such as a bias whose gradient is only rounding errors, is measured by the norm that it would
     have if its elements were a thousandth of the model's.
     """
-    weights, expected = trained.weights, reference.weights
     squares = sum(float(np.square(tensor).sum()) for tensor in expected.values())
-    typical = np.sqrt(squares / sum(tensor.size for tensor in expected.values()))
+    typical = np.sqrt(squares / max(1, sum(tensor.size for tensor in expected.values())))
 
     def difference(name: str) -> float:
         if name not in weights or name not in expected or weights[name].shape != expected[name].shape:

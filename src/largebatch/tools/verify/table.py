@@ -17,13 +17,14 @@ from largebatch.errors import UserError
 from largebatch.plan import RunPlan, resolve
 from largebatch.task_folders import folder_of
 from largebatch.tools.plan import first_plan
+from largebatch.tools.verify.causes import likely_cause
 from largebatch.tools.verify.differences import GRAD_NORM_FACTOR
 from largebatch.tools.verify.jobs import preload_tasks
 from largebatch.tools.verify.training import debug_model_overrides, short_schedule_overrides, tiny_data_overrides
 from largebatch.tools.verify.verification import Combination, Row, Verification
 
-MEASURES = ("loss", "grad_norm", "lr", "parameters", "evaluation")
-LINE = "{:<9}{:>10}{:>7}{:>10}{:>11}{:>10}{:>12}{:>12}{:>9}  {}"
+MEASURES = ("loss", "grad_norm", "lr", "update", "parameters", "evaluation")
+LINE = "{:<9}{:>10}{:>7}{:>10}{:>11}{:>10}{:>10}{:>12}{:>12}{:>9}  {}"
 HEADER = LINE.format(
     "strategy", "processes", "micro", *(name.replace("_", " ") for name in MEASURES), "seconds", "verdict"
 )
@@ -108,6 +109,8 @@ def verify(options: argparse.Namespace) -> bool:
     compared = [row for row in rows if row.verdict in ("agrees", "differs", "unclear", "failed")]
     agreeing = sum(row.verdict == "agrees" for row in compared)
     print(f"\n{agreeing} of {len(compared)} combinations agree with one process")
+    if cause := likely_cause(rows, size):
+        print(cause)
     report = {
         "recipe": str(recipe),
         "overrides": overrides,

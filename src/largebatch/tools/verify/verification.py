@@ -7,24 +7,28 @@ strategy. They may differ only by rounding; any other difference is an error of 
 import dataclasses
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from largebatch.backend.accelerate_configs import rehearsal_environment
 from largebatch.config import RecipeConfig
 from largebatch.errors import ConfigError
+from largebatch.model.attention import KEY_BIASES
 from largebatch.plan import resolve
 from largebatch.plan.strategies import SINGLE
 from largebatch.task_folders import folder_of
 from largebatch.tools.verify.differences import (
     CLEAR,
+    UPDATE,
     Differences,
     Trained,
     compare,
     limits_with,
     of_tensors,
+    of_updates,
     read_run,
     usual_limits,
 )
@@ -69,6 +73,23 @@ class Row:
     problem: str | None = None  # a remark on the verdict, if there is one
 
 
+class _Rounding(NamedTuple):
+    """What one process shows about rounding, trained again, and from weights perturbed by it."""
+
+    differences: Differences  # what grows from one rounding error of each weight
+    is_repeatable: bool  # whether it trains the same again
+    noise: frozenset[str]  # weights whose gradient is only rounding
+
+
+@dataclass
+class _Reference:
+    """What combinations are compared with."""
+
+    row: Row
+    trained: Trained | None  # None if it failed
+    rounding: _Rounding | None = None  # measured if a combination differs
+
+
 class CombinationFailed(Exception):
     """A combination did not train to the end; the message is one line."""
 
@@ -82,9 +103,7 @@ class Verification:
     overrides: Sequence[str]  # command-line overrides of the recipe
     accelerate_configs: Mapping[str, Path]  # the Accelerate config of each strategy
     steps: int  # steps to train
-    _references: dict[Combination, tuple[Row, Trained | None]] = field(default_factory=dict, init=False)
-    _rounding: dict[Combination, Differences] = field(default_factory=dict, init=False)
-    _unseeded: set[Combination] = field(default_factory=set, init=False)
+    _references: dict[Combination, _Reference] = field(default_factory=dict, init=False)
 
     @property
     def tolerance(self) -> float:
@@ -101,9 +120,9 @@ class Verification:
                 continue
             reference = self._reference_for(combination)
             if reference not in self._references:
-                self._references[reference] = self._try(reference, REFERENCE_TIMEOUT)
-                yield self._references[reference][0]
-            yield self._compared(combination, reference)
+                self._references[reference] = _Reference(*self._try(reference, REFERENCE_TIMEOUT))
+                yield self._references[reference].row
+            yield self._compared(combination, self._references[reference])
 
     def _reference_for(self, combination: Combination) -> Combination:
         """One process. It must have the same micro-batches only if they are part of the loss."""
@@ -122,43 +141,54 @@ class Verification:
             return Row(combination, "failed", time.monotonic() - started, problem=str(failure)), None
         return Row(combination, "reference", time.monotonic() - started), trained
 
-    def _compared(self, combination: Combination, reference: Combination) -> Row:
-        row_of_reference, expected = self._references[reference]
+    def _compared(self, combination: Combination, reference: _Reference) -> Row:
+        expected = reference.trained
         if expected is None:
             return Row(combination, "failed", problem="its reference failed, so there is nothing to compare it with")
-        row, trained = self._try(combination, max(MIN_TIMEOUT, TIMEOUT_FACTOR * row_of_reference.seconds))
+        row, trained = self._try(combination, max(MIN_TIMEOUT, TIMEOUT_FACTOR * reference.row.seconds))
         if trained is None:
             return row
-        differences = compare(trained, expected)
-        row = dataclasses.replace(row, verdict="agrees", differences=differences)
-        if differences.within(usual_limits(self.tolerance)):
+        row = dataclasses.replace(row, verdict="agrees", differences=compare(trained, expected))
+        if row.differences and row.differences.within(usual_limits(self.tolerance)):
             return row
-        # Differences larger than usual may still be rounding, which some recipes enlarge with every step: measure how
-        # far the reference diverges when each starting weight is perturbed by one rounding error.
-        if reference not in self._rounding:
+        # Differences larger than usual may still be rounding, which some recipes enlarge with every step.
+        if reference.rounding is None:
             try:
-                repeated = compare(self._train(reference, REFERENCE_TIMEOUT), expected)
-                perturbed = [self._train(reference, REFERENCE_TIMEOUT, seed) for seed in PERTURBATIONS]
+                reference.rounding = self._measure_rounding(reference.row.combination, expected)
             except CombinationFailed as failure:
                 problem = (
                     f"it differs, and one process whose initial weights are perturbed by rounding fails: {failure}"
                 )
                 return dataclasses.replace(row, verdict="failed", problem=problem)
-            # Kernels of GPUs may round differently each time, which later steps enlarge.
-            if not repeated.within(CLEAR._replace(first_step=self.tolerance)):
-                self._unseeded.add(reference)
-            self._rounding[reference] = Differences(*map(max, *(compare(each, expected) for each in perturbed)))
-        if reference in self._unseeded:
+        return self._judged(row, trained, expected, reference.rounding)
+
+    def _measure_rounding(self, reference: Combination, expected: Trained) -> _Rounding:
+        repeated = compare(self._train(reference, REFERENCE_TIMEOUT), expected)
+        perturbed = [self._train(reference, REFERENCE_TIMEOUT, seed) for seed in PERTURBATIONS]
+        # Adam makes a whole step of any gradient, so one rounding error turns the whole update.
+        updates = [of_updates(each, expected) for each in perturbed]
+        noise = frozenset(name for each in updates for name, difference in each.items() if difference > CLEAR.update)
+        differences = Differences(*map(max, *(compare(each, expected, noise) for each in perturbed)))
+        # Kernels of GPUs may round differently each time, which later steps enlarge.
+        return _Rounding(differences, repeated.within(CLEAR._replace(first_step=self.tolerance)), noise)
+
+    def _judged(self, row: Row, trained: Trained, expected: Trained, rounding: _Rounding) -> Row:
+        """The row of a combination that differs more than usual."""
+        if not rounding.is_repeatable:
             return dataclasses.replace(row, verdict="differs", problem=UNSEEDED)
-        rounding, synchronizes = self._rounding[reference], self.config.model.synchronizes_batch_norm
-        if not differences.within(limits_with(rounding, self.tolerance, sums_within_the_model=synchronizes)):
-            tensors = of_tensors(trained, expected)
-            problem = f"the weights that differ most are {max(tensors, key=tensors.__getitem__)}"
-            return dataclasses.replace(row, verdict="differs", problem=problem)
+        differences = compare(trained, expected, rounding.noise)
+        row = dataclasses.replace(row, differences=differences)
+        synchronizes = self.config.model.synchronizes_batch_norm
+        if not differences.within(
+            limits_with(rounding.differences, self.tolerance, sums_within_the_model=synchronizes)
+        ):
+            return dataclasses.replace(row, verdict="differs", problem=_largest(trained, expected, rounding.noise))
         makes = ", ".join(
-            f"{name.replace('_', ' ')} {value:.1e}" for name, value in rounding._asdict().items() if value
+            f"{name.replace('_', ' ')} {value:.1e}" for name, value in rounding.differences._asdict().items() if value
         )
         problem = f"rounding alone causes such differences: {makes}"
+        if rounding.noise:
+            problem += f"; not compared, because their gradients are only rounding: {_listed(rounding.noise)}"
         if differences.within(CLEAR):
             return dataclasses.replace(row, problem=problem)
         finer = "fp32" if self.config.precision == "bf16" else "fp64"
@@ -166,22 +196,37 @@ class Verification:
         return dataclasses.replace(row, verdict="unclear", problem=problem)
 
     def _train(self, combination: Combination, timeout: float, seed: int | None = None) -> Trained:
-        """Train a combination, from starting weights perturbed by rounding errors if there is a seed for them."""
+        """Train a combination, and separately its first update.
+
+        A reference starts from weights perturbed by rounding errors if there is a seed for them.
+        """
+        plan = resolve(self.config, combination.world_size, combination.micro_batch_size)
+        first = next((step for step in range(1, self.steps) if plan.lr_of(plan.batch_at(step - 1))), self.steps)
+        perturbed = [] if seed is None else [f"--perturb-weights={seed}"]
+        trained = self._run(combination, timeout, self.steps, *perturbed)
+        updated = trained if first == self.steps else self._run(combination, timeout, first, *perturbed)
+        if combination.strategy == SINGLE.name and seed is None:
+            # Steps this small are lost in rounding.
+            still = self._run(combination, timeout, first, "--learning_rate.base_lr=1e-30")
+            trained = dataclasses.replace(trained, initial=still.weights)
+        return dataclasses.replace(trained, updated=updated.weights)
+
+    def _run(self, combination: Combination, timeout: float, steps: int, *words: str) -> Trained:
+        """Train the first steps of a combination, with these further words on its command line."""
         recipe, task = self.recipe.resolve(), folder_of(type(self.config))
         samples = min(self.config.evaluation.max_samples or MAX_EVALUATED_SAMPLES, MAX_EVALUATED_SAMPLES)
         overrides = [
             *self.overrides,
             f"--batch.micro_batch_size={combination.micro_batch_size}",
-            f"--train.stop_after_steps={self.steps}",
+            f"--train.stop_after_steps={steps}",
             "--logging.every=1",
             "--logging.trackers=[]",
             "--evaluation.every=null",
             f"--evaluation.max_samples={samples}",
             *(f'--evaluation.sets.{name}={{"max_samples": {samples}}}' for name in self.config.evaluation.sets),
             "--data.num_workers=0",
+            *words,
         ]
-        if seed is not None:
-            overrides.append(f"--perturb-weights={seed}")
         try:
             environment = {}
             if combination.strategy != SINGLE.name:
@@ -204,3 +249,18 @@ class Verification:
         # Whatever the user's Accelerate config or script may cause, the other combinations continue.
         except Exception as error:
             raise CombinationFailed(f"{type(error).__name__}: {error}".partition("\n")[0]) from error
+
+
+def _largest(trained: Trained, expected: Trained, noise: Collection[str]) -> str:
+    """Which weights differ most: already in their first update, if that shows it."""
+    updates, weights = of_updates(trained, expected), of_tensors(trained.weights, expected.weights)
+    update = max(updates.keys() - noise, key=updates.__getitem__, default=None)
+    if update is not None and updates[update] > UPDATE:
+        return f"the first update differs most in {update}, by {updates[update]:.1e} of its norm"
+    return f"the weights that differ most are {max(weights.keys() - noise, key=weights.__getitem__)}"
+
+
+def _listed(names: Collection[str]) -> str:
+    """The names in one line, and the remedy for the biases of keys."""
+    biases = any(name.endswith(KEY_BIASES) for name in names)
+    return ", ".join(sorted(names)) + ("; call freeze_key_biases(model) in build_model" if biases else "")
