@@ -3,16 +3,22 @@
 import json
 import re
 from collections import OrderedDict
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from jobs import run_job
 from largebatch.backend.kept import KeptStates
+from largebatch.backend.launch import read_launch
+from largebatch.backend.start import start
+from largebatch.config import load_config
 from largebatch.errors import TrainingFailed, UserError
+from largebatch.plan import resolve
+from paths import DIGITS
 
-
-def alone(digest):
-    return [digest]
+alone = SimpleNamespace(gather_objects=lambda value: [value], raise_on_all_ranks=nullcontext)
 
 
 class Own:
@@ -86,5 +92,21 @@ def test_what_is_no_state_and_what_the_checkpoint_does_not_have():
 
 
 def test_processes_that_differ():
+    two = SimpleNamespace(gather_objects=lambda mine: [mine, "another digest"], raise_on_all_ranks=nullcontext)
     with pytest.raises(TrainingFailed, match=re.escape("the state of own is not the same on all processes")):
-        kept(own=Own({"seen": 3})).check(lambda mine: [mine, "another digest"])
+        kept(own=Own({"seen": 3})).check(two)
+
+
+@pytest.mark.slow
+def test_a_state_that_one_process_cannot_keep_ends_all():
+    assert run_job(check_on_the_second_process, timeout=60) == ["run.keep: own.seen (tuple) cannot be kept"] * 2
+
+
+def check_on_the_second_process():
+    plan = resolve(load_config(DIGITS), world_size=2)
+    backend = start(read_launch(), plan)
+    state = Own({"seen": (1, 2) if backend.rank == 1 else [1, 2]})
+    try:
+        kept(own=state).check(backend)
+    except UserError as error:
+        return str(error).removeprefix("on rank 1: ").partition(";")[0]

@@ -2,13 +2,16 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from largebatch.errors import TrainingFailed, UserError
 from largebatch.storage.tensors import DTYPE_NAMES
+
+if TYPE_CHECKING:
+    from largebatch.backend.base import Backend
 
 MAX_ELEMENTS = 2**16  # of a tensor
 TENSOR = "tensor of"
@@ -41,11 +44,12 @@ class KeptStates:
         for name, state in self._states.items():
             state.load_state_dict(_decoded(saved[name]))
 
-    def check(self, gather_objects: Callable[[str], list[str]]) -> dict[str, Any]:
-        """The states as JSON; TrainingFailed on all processes if they are not the same on all."""
-        mine = {name: _encoded(state.state_dict(), name) for name, state in self._states.items()}
+    def check(self, backend: "Backend") -> dict[str, Any]:
+        """The states as JSON; an error on all processes if one cannot be kept, or if they are not the same on all."""
+        with backend.raise_on_all_ranks():
+            mine = {name: _encoded(state.state_dict(), name) for name, state in self._states.items()}
         digest = hashlib.sha256(json.dumps(mine, sort_keys=True).encode()).hexdigest()
-        if len(set(gather_objects(digest))) > 1:
+        if len(set(backend.gather_objects(digest))) > 1:
             raise TrainingFailed(
                 f"run.keep: the state of {', '.join(mine)} is not the same on all processes, so a checkpoint cannot "
                 "hold it; compute it from numbers that all have, such as the results of run.evaluate",

@@ -175,7 +175,7 @@ class CheckpointWriter:
         if self.settings.asynchronous:
             # They change in forward passes.
             buffers = {name: buffer.detach().clone() for name, buffer in buffers.items()}
-        return EngineState(state.parameters, pieces, buffers, self.backend.kept.check(self.backend.gather_objects))
+        return EngineState(state.parameters, pieces, buffers, self.backend.kept.check(self.backend))
 
     def _space_for(self, state: EngineState) -> EngineState:
         """Uninitialized memory on the host for what this process writes of a state."""

@@ -205,7 +205,7 @@ class Run(Generic[Config]):
             BackendMismatch: The strategy would not do what the plan says.
         """
         self._starting.check()
-        self.backend.kept.check(self.backend.gather_objects)
+        self.backend.kept.check(self.backend)
         with self.backend.raise_on_all_ranks():
             check_before(model, optimizer, self.backend)
             check_savable(model)
