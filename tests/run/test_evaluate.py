@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from largebatch.errors import DataError
 from largebatch.run.evaluate import mean_over_samples
 
 
@@ -25,3 +26,8 @@ def test_a_part_with_nothing_to_average_over_has_no_mean():
     parts = {"web": range(2), "hollow": range(2, 4)}
     means = mean_over_samples(backend, [(0, 4, {})], lambda _: {"loss": sums_and_weights}, parts)
     assert means == {"loss": 2.0, "loss/web": 2.0}
+
+
+def test_a_source_without_samples_is_refused():
+    with pytest.raises(DataError, match="nothing to evaluate: the source has no samples"):
+        mean_over_samples(None, [], lambda _: {"loss": torch.ones(1)})

@@ -33,6 +33,18 @@ def test_sums_over_all_micro_batches_and_processes_are_divided_once():
     assert not any(getattr(part, "requires_grad", False) for part in second.values["loss_of_masks"])
 
 
+def test_sums_in_bf16_count_beyond_256_and_a_pass_for_the_others_adds_no_nan():
+    ones = (torch.ones((), dtype=torch.bfloat16), 1)
+    metrics = logged(*[{"accuracy": ones}] * 300)
+    metrics.add({"accuracy": (torch.tensor(float("nan")), 4)}, contributes=False)
+    assert means(metrics) == {"accuracy": 1.0}
+
+
+def test_what_is_logged_does_not_keep_a_graph():
+    loss = torch.tensor(2.0, requires_grad=True) * 3
+    assert not any(each.requires_grad for each in logged({"loss": loss.double()}).values["loss"])
+
+
 @pytest.mark.parametrize("value", [torch.ones(3), (torch.ones(3), 3), (1.0, torch.ones(1))])
 def test_dimensions_are_refused(value):
     with pytest.raises(ValueError, match=r"run.log was given 'x' with dimensions; log its sum and its weight"):

@@ -11,7 +11,7 @@ from torch import nn
 from largebatch.backend.base import Backend
 from largebatch.data.loading import Request, load
 from largebatch.data.source import Batch, SampleSource
-from largebatch.errors import TrainingFailed
+from largebatch.errors import DataError, TrainingFailed
 from largebatch.run.record.metrics import Stopwatch
 
 Value = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
@@ -117,6 +117,8 @@ def mean_over_samples(
                 mine = slice(max(part.start - start, 0), max(min(part.stop, stop) - start, 0))
                 total = torch.stack([values[mine].double().sum() for values in (sums, weights)])
                 totals[name + suffix] = totals[name + suffix] + total if name + suffix in totals else total
+    if not totals:
+        raise DataError("there is nothing to evaluate: the source has no samples, or no values", everywhere=True)
     names = sorted(totals)
     gathered = backend.all_gather(torch.cat([totals[name] for name in names])).sum(dim=0).view(-1, 2).tolist()
     of_parts = tuple(suffix for suffix in wholes if suffix)

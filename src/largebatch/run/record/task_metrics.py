@@ -18,16 +18,19 @@ class TaskMetrics:
     def __init__(self) -> None:
         self.values: dict[str, tuple[Number, ...]] = {}
 
-    @torch.no_grad()
     def add(self, values: Mapping[str, Logged], contributes: bool) -> None:
         """Take the values of a micro-batch, without waiting for the device; sums count only if it `contributes`."""
         for name, value in values.items():
             parts: tuple[Number, ...] = value if isinstance(value, tuple) else (value,)
             if any(getattr(part, "ndim", 0) for part in parts):
                 raise ValueError(f"run.log was given {name!r} with dimensions; log its sum and its weight, or a number")
+            if len(parts) > 1 and not contributes:
+                continue
+            # Sums in bf16 could not count beyond 256. Detached, because values outlive the step's graph.
+            parts = tuple(part.detach().double() if isinstance(part, torch.Tensor) else float(part) for part in parts)
             if len(parts) > 1:
                 sums = zip(self.values.get(name, (0.0, 0.0)), parts, strict=True)
-                parts = tuple(total + part * contributes for total, part in sums)
+                parts = tuple(total + part for total, part in sums)
             self.values[name] = parts
 
     def over_processes(self, backend: Backend) -> dict[str, float]:
