@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from jobs import JobFailed, run_job
 from paths import ROOT
@@ -24,6 +25,11 @@ def fail_on_rank_1() -> str:
     return "too late"
 
 
+def answer_in_turn() -> None:
+    """Each process answers within 3 s of the one before."""
+    time.sleep(2 + 2.5 * int(os.environ["RANK"]))
+
+
 def leave(code: int) -> None:
     sys.exit(code)
 
@@ -38,6 +44,31 @@ def test_results_by_rank():
     assert run_job(rank_and_folder, world_size=3) == [(str(rank), str(ROOT)) for rank in range(3)]
 
 
+def where_it_listens() -> set[str]:
+    """The addresses of this process's listening sockets and of the job's store, as in /proc/net/tcp."""
+    dist.init_process_group("gloo")
+    dist.barrier()
+    port = f"{int(os.environ['MASTER_PORT']):04X}"
+    files = [Path(f"/proc/self/fd/{fd}") for fd in range(256)]
+    links = [str(file.readlink()) for file in files if file.is_symlink()]
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            place, state, inode = (line.split()[column] for column in (1, 3, 9))
+            if state == "0A" and (place.endswith(f":{port}") or f"socket:[{inode}]" in links):
+                found.add(place)
+    # The other process still listens.
+    dist.barrier()
+    return found
+
+
+@pytest.mark.slow
+def test_a_job_listens_on_the_loopback_interface_only():
+    for found in run_job(where_it_listens):
+        assert len(found) >= 2
+        assert {place.partition(":")[0] for place in found} == {"0100007F"}
+
+
 @pytest.mark.slow
 def test_the_failure_of_one_ends_all():
     started = time.monotonic()
@@ -50,6 +81,12 @@ def test_the_failure_of_one_ends_all():
 def test_leaving_is_a_failure_with_its_exit_code():
     with pytest.raises(JobFailed, match="--- rank 0: exit code 3"):
         run_job(leave, 3, world_size=1)
+
+
+@pytest.mark.slow
+def test_results_do_not_extend_the_time_of_a_job():
+    with pytest.raises(JobFailed, match="--- rank 1: no result within 3 s"):
+        run_job(answer_in_turn, timeout=3)
 
 
 @pytest.mark.slow

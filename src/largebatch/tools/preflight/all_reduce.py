@@ -56,11 +56,15 @@ def measure(it: AllReduce, logs: Path) -> float:
         JobFailed: A process of this node failed, or did not end in time.
     """
     logs.mkdir(exist_ok=True)
+    environment = {"WORLD_SIZE": str(it.processes_per_node)}
+    if it.num_nodes > 1:
+        # The interface that was chosen for gloo or, if empty, that of the machine's name.
+        environment["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "")
     results: list[float] = run_job(
         _bandwidth,
         it,
         world_size=it.processes_per_node,
-        environment={"WORLD_SIZE": str(it.processes_per_node)},
+        environment=environment,
         folder=Path.cwd(),
         timeout=SECONDS,
         logs=logs,

@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import TCPStore
 from largebatch.errors import counted, reason_of
 from largebatch.storage.files import replace_file
 from largebatch.tools.preflight.verdict import BAD_NODES, GOOD, REFUSED, Findings, Verdict, judge
+from largebatch.tools.verify.jobs import local_store
 
 UNREACHABLE = "cannot connect to the first node"
 SECONDS_TO_CONNECT = 5.0
@@ -193,16 +194,17 @@ def _store(host: str, port: int, *, is_master: bool) -> TCPStore:
 
 
 def _listen(node: Node) -> TCPStore:
-    # The processes of a single node meet elsewhere.
-    host, port = (node.host, node.port) if node.num_nodes > 1 else ("localhost", 0)
+    if node.num_nodes == 1:
+        # Its processes meet elsewhere.
+        return local_store()
     try:
-        store = _store(host, port, is_master=True)
+        store = _store(node.host, node.port, is_master=True)
     except RuntimeError as error:
         remedy = (
             "start the job again, which chooses another port, or set LARGEBATCH_PORTS to a range that is free; "
-            f"if {host} is not the address of {node.name}, correct it"
+            f"if {node.host} is not the address of {node.name}, correct it"
         )
-        problem = f"{node.name} cannot open a store at {host}:{port} ({reason_of(error)}): {remedy}"
+        problem = f"{node.name} cannot open a store at {node.host}:{node.port} ({reason_of(error)}): {remedy}"
         raise Ended(int(conclude(node, Verdict(problems=[problem])))) from error
     _write(node.file("listening"), "")
     return store

@@ -5,9 +5,11 @@ same server, but it waits up to 30 s for the other processes when one has failed
 """
 
 import itertools
+import math
 import multiprocessing
 import os
 import re
+import socket
 import sys
 import tempfile
 import time
@@ -28,6 +30,8 @@ _context.set_forkserver_preload(["largebatch.tools.verify.preload"])
 PRELOAD = "LARGEBATCH_PRELOAD"
 """Environment variable with the names of further modules for the server to import, and the paths of those of tasks,
 separated by commas."""
+
+LOOPBACK = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "")
 
 # Time for the other processes of a job to end by themselves after one has failed.
 SECONDS_TO_FOLLOW = 1
@@ -76,6 +80,13 @@ def preload_tasks(folders: Iterable[Path], *modules: str) -> None:
     os.environ[PRELOAD] = ",".join([*of_tasks, *modules])
 
 
+def local_store() -> TCPStore:
+    """A store that only processes on this machine can reach: by itself, torch's listens on all interfaces."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    host, port = listener.getsockname()
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+
+
 @contextmanager
 def meeting_place() -> Iterator[dict[str, str]]:
     """The variables by which processes on this machine find each other.
@@ -83,7 +94,7 @@ def meeting_place() -> Iterator[dict[str, str]]:
     As in torch's launcher, the store that they name is hosted here until the context ends, so no process can look for
     it too early and wait before it tries again.
     """
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = local_store()
     yield {"MASTER_ADDR": store.host, "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
 
 
@@ -102,21 +113,23 @@ def run_job(
         function: Function that can be pickled, and so can its results.
         arguments: Arguments that can be pickled.
         world_size: Number of processes; if `environment` has a WORLD_SIZE, they get RANK, LOCAL_RANK and a rendezvous.
-        environment: Variables added to the environment of this process.
+        environment: Variables added to the environment of this process. Without a GLOO_SOCKET_IFNAME among them, the
+            processes cannot be reached from other machines over gloo.
         folder: Working directory of the processes.
-        timeout: Seconds until the first result, and then until each next one.
+        timeout: Seconds until all results.
         logs: Folder that keeps the processes' output, if it is to be kept.
 
     Raises:
         JobFailed: A process failed or did not answer in time.
     """
+    deadline = time.monotonic() + timeout
     with tempfile.TemporaryDirectory() as temporary, meeting_place() as place:
         outputs = [Path(logs or temporary, f"rank{rank}.log") for rank in range(world_size)]
         processes, pipes = [], []
         try:
             for rank, output in enumerate(outputs):
                 mine, theirs = _context.Pipe(duplex=False)
-                settings = dict(environment)
+                settings = {"GLOO_SOCKET_IFNAME": LOOPBACK, **environment}
                 if "WORLD_SIZE" in environment:
                     settings |= place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
                 process = _context.Process(target=_work, args=(theirs, output, folder, settings, function, arguments))
@@ -124,7 +137,7 @@ def run_job(
                 theirs.close()
                 processes.append(process)
                 pipes.append(mine)
-            outcomes = _collect(pipes, timeout)
+            outcomes = _collect(pipes, deadline)
         finally:
             for process in processes:
                 if process.is_alive():
@@ -141,11 +154,12 @@ def run_job(
     return [outcomes[rank].value for rank in range(world_size)]
 
 
-def _collect(pipes: Sequence[Connection], timeout: float) -> dict[int, Outcome]:
+def _collect(pipes: Sequence[Connection], deadline: float) -> dict[int, Outcome]:
     """The outcomes of the processes that answered in time, by rank."""
     ranks = {pipe: rank for rank, pipe in enumerate(pipes)}
     outcomes: dict[int, Outcome] = {}
-    while ranks and (ready := wait(list(ranks), timeout=timeout)):
+    patience = math.inf
+    while ranks and (ready := wait(list(ranks), timeout=min(patience, deadline - time.monotonic()))):
         for pipe in ranks.keys() & ready:
             try:
                 outcome: Outcome = pipe.recv()
@@ -154,7 +168,7 @@ def _collect(pipes: Sequence[Connection], timeout: float) -> dict[int, Outcome]:
             outcomes[ranks.pop(pipe)] = outcome
             if outcome.failure:
                 # The others would wait for the one that failed.
-                timeout = min(timeout, SECONDS_TO_FOLLOW)
+                patience = SECONDS_TO_FOLLOW
     return outcomes
 
 
