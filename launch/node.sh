@@ -182,8 +182,8 @@ if [[ -n $preflight && ${LARGEBATCH_PREFLIGHT:-on} != off ]]; then
   limit=$((seconds + 600)) result=0
   # The pre-flight ends by itself, unless a driver hangs. It runs in the foreground to stay in this process group.
   attend timeout --foreground --kill-after=10 "$limit" largebatch preflight "$recipe" --accelerate-config "$config" \
-    --folder "$folder" --token "$LARGEBATCH_TOKEN" --node "$LARGEBATCH_NODE" --node-rank "$node_rank" \
-    --num-nodes "$nodes" --rendezvous "$address:$port" --gpus "$gpus" --processes-per-node "$processes" \
+    --folder "$folder" --node "$LARGEBATCH_NODE" --node-rank "$node_rank" --num-nodes "$nodes" \
+    --rendezvous "$address:$port" --gpus "$gpus" --processes-per-node "$processes" \
     ${LARGEBATCH_NODE_NAMES:+--nodes "$LARGEBATCH_NODE_NAMES"} "$@" || result=$?
   case $result in
     124) problem="the pre-flight did not end within $limit seconds (LARGEBATCH_PREFLIGHT_SECONDS + 600) on this node" ;;

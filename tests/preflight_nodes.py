@@ -61,8 +61,6 @@ def run_nodes(folder, count, *words, host="localhost", port=None, before=None, r
             str(DDP),
             "--folder",
             str(shared),
-            "--token",
-            "42",
         ]
         arguments += ["--node", name, "--node-rank", str(rank), "--num-nodes", str(count), "--rendezvous", place]
         arguments += ["--gpus", str(gpus), "--processes-per-node", "1", "--nodes", ",".join(names), *words]
@@ -81,6 +79,7 @@ def _be_node(folder, rank, arguments, before, environment):
     code = 99
     try:
         (folder / f"pid_{rank}").write_text(str(os.getpid()))
+        os.environ["LARGEBATCH_TOKEN"] = "42"
         os.environ.update({name: str(value) for name, value in environment.items()})
         for number, name in ((1, "out"), (2, "err")):
             os.dup2(os.open(folder / f"{name}_{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)

@@ -83,7 +83,8 @@ def test_a_node(launch, tmp_path):
     assert code == 0, log
     told = (tmp_path / "run/preflight").read_text().splitlines()
     assert told[told.index("--rendezvous") + 1] == "[fe80::1]:2000"
-    assert told[told.index("--token") + 1] == "9.0"
+    # Everybody on the node sees the words.
+    assert not any("9.0" in word for word in told)
     logs = f"{tmp_path}/run/jobs/9/start_0"
     told = (tmp_path / "run/words.n7").read_text().splitlines()[2:]
     assert told == [
@@ -146,7 +147,7 @@ def test_options_of_the_jobset(launch, tmp_path):
     code, log = run_bash("launch/node.sh", *words, cwd=checkout, environment=environment)
     assert code == 0, log
     told = (tmp_path / "run/preflight").read_text().splitlines()
-    assert told[told.index("--token") + 1] == "uid.3"
+    assert environment_in(tmp_path / "run")["LARGEBATCH_TOKEN"] == "uid.3"
     assert told[told.index("--gpus") + 1] == "8"
     told = (tmp_path / "run/words.n7").read_text().splitlines()
     for option, value in (

@@ -206,6 +206,12 @@ def test_settings_that_cannot_be_used(name, value, said, monkeypatch, capsys, tm
     assert said in capsys.readouterr().err
 
 
+def test_no_token(monkeypatch, capsys, tmp_path):
+    monkeypatch.delenv("LARGEBATCH_TOKEN", raising=False)
+    assert main(command(tmp_path)) == 2
+    assert "LARGEBATCH_TOKEN is not set" in capsys.readouterr().err
+
+
 def test_off(monkeypatch, tmp_path):
     monkeypatch.setenv("LARGEBATCH_PREFLIGHT", "off")
     assert main(command(tmp_path)) == 0
@@ -220,6 +226,6 @@ def test_a_place_that_is_none(place, tmp_path, capsys):
 
 
 def command(folder, place="a:1"):
-    words = ["--accelerate-config", str(DDP), "--folder", str(folder), "--token", "1", "--rendezvous", place]
+    words = ["--accelerate-config", str(DDP), "--folder", str(folder), "--rendezvous", place]
     words += ["--node", "a", "--node-rank", "0", "--num-nodes", "2", "--gpus", "0", "--processes-per-node", "1"]
     return ["preflight", str(PYDOC), *words]

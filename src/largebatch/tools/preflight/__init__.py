@@ -28,8 +28,12 @@ def add_parser(commands: Commands) -> None:
     )
     add_recipe(parser)
     parser.add_argument("--accelerate-config", type=Path, required=True, help="the strategy's YAML file")
-    parser.add_argument("--folder", type=Path, required=True, help="a folder that all nodes share")
-    parser.add_argument("--token", required=True, help="the content of the file `token` in that folder")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        required=True,
+        help="a folder that all nodes share, with a file `token` in it that says what LARGEBATCH_TOKEN does",
+    )
     parser.add_argument("--node", required=True, help="the name of this node")
     parser.add_argument("--node-rank", type=int, required=True, help="the number of this node, from 0")
     parser.add_argument("--num-nodes", type=positive_int, required=True, help="number of nodes of the job")
@@ -50,6 +54,10 @@ def run(options: argparse.Namespace) -> int:
     minimum = _number("LARGEBATCH_MIN_BUSBW", 0)
     if mode == "off":
         return 0
+    # Not an option, because everybody on a node can see the words of a command.
+    token = os.environ.get("LARGEBATCH_TOKEN")
+    if not token:
+        raise UserError("LARGEBATCH_TOKEN is not set; set it to the content of the file `token` in --folder")
     from largebatch.tools.preflight.meeting import Node
     from largebatch.tools.preflight.phases import preflight
 
@@ -59,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
         rank=options.node_rank,
         num_nodes=options.num_nodes,
         folder=options.folder,
-        token=options.token,
+        token=token,
         host=host,
         port=port,
         gpus=options.gpus,
