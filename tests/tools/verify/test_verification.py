@@ -350,20 +350,19 @@ torch.optim.AdamW.step = step"""
 @pytest.mark.slow
 def test_an_optimizers_bug_that_hardly_moves_weights_is_found_in_the_first_update(tmp_path):
     bug = """import os, torch
-def step(self, closure=None, original=torch.optim.SGD.step):
-    rates = [group["lr"] for group in self.param_groups]
-    for group in self.param_groups:
-        group["lr"] *= 1.3 if os.environ.get("WORLD_SIZE") == "2" else 1
+def step(self, closure=None, original=torch.optim.AdamW.step):
+    before = {weight: weight.detach().clone() for group in self.param_groups for weight in group["params"]}
     original(self, closure)
-    for group, rate in zip(self.param_groups, rates):
-        group["lr"] = rate
-torch.optim.SGD.step = step"""
-    words = (*TINY, *SGD, "--learning_rate.base_lr=1e-5")
-    _, row = rows_of(recipe_with(bug, tmp_path), words, Combination("ddp", 2, 4), steps=1)
+    for weight, start in before.items():
+        if os.environ.get("WORLD_SIZE") == "2" and weight.numel() > 1000:
+            weight.data.lerp_(start, 0.1)
+torch.optim.AdamW.step = step"""
+    rate = ("--learning_rate.warmup=null", "--learning_rate.base_lr=1e-6", "--learning_rate.scaling=none")
+    _, row = rows_of(recipe_with(bug, tmp_path), (*TINY, *rate), Combination("ddp", 2, 4), steps=1)
     assert row.verdict == "differs", row.problem
-    assert row.differences.update == pytest.approx(0.3, rel=0.1)
+    assert row.differences.update == pytest.approx(0.1, rel=0.1)
     # The weights agree.
-    assert row.differences.within(usual_limits(1e-5)._replace(update=0.4))
+    assert row.differences.within(usual_limits(1e-5)._replace(update=0.2))
     assert row.problem.startswith("the first update differs most in ")
 
 
@@ -374,7 +373,7 @@ def test_biases_of_keys_that_are_not_frozen_are_not_compared(tmp_path):
     model.write_text(f"{model.read_text()}\nfreeze_key_biases = lambda model: None\n")
     words = (*SMALL, "--batch.global_batch_size=16", "--batch.micro_batch_size=4", "--learning_rate.warmup=null")
     words += ('--optimizer={"name": "adamw", "weight_decay": 0.01, "eps": 1e-15}',)
-    _, row = rows_of(recipe, words, Combination("ddp", 2, 4), steps=1)
+    _, row = rows_of(recipe, words, Combination("ddp", 2, 4), steps=2)
     assert row.verdict == "agrees"
     assert "key.bias; call freeze_key_biases(model) in build_model" in row.problem
 
@@ -442,7 +441,7 @@ def test_the_command_for_a_copy_of_a_recipe_with_a_bug(tmp_path, monkeypatch, ca
     assert code == 1, errors
     assert "differs" in output
     assert "0 of 4 combinations agree" in output
-    assert output.count("differs") == 4
+    assert output.count("  differs\n") == 4
     assert json.loads((tmp_path / "runs/tiny.verify.json").read_text())["agree"] is False
 
 
