@@ -404,6 +404,24 @@ Step.backward = backward
     assert (row.verdict, row.problem) == ("differs", verification.UNSEEDED)
 
 
+@pytest.mark.slow
+def test_state_that_checkpoints_do_not_have_is_found_by_resuming(tmp_path, monkeypatch, capfd):
+    """A moving average in train.py, which every run that is not stopped has."""
+    recipe = recipe_with("average = 1.0", tmp_path)
+    script = recipe.with_name("train.py")
+    text = script.read_text().replace("def main() -> None:\n", "def main() -> None:\n    global average\n")
+    text = text.replace("        run.update(step)\n", "        average = average * 0.9 + 1\n        run.update(step)\n")
+    script.write_text(text.replace("token_losses(batch).sum())", "token_losses(batch).sum() * average)"))
+    monkeypatch.chdir(tmp_path)
+    configs = f"--accelerate-configs={ROOT / 'recipes/accelerate_configs'}"
+    words = [configs, "--strategies=ddp", "--world-sizes=2", "--micro-batch-sizes=4", "--steps=4", *TINY, *SGD]
+    code, output, errors = verify(capfd, str(recipe), "--resume", *words)
+    assert code == 1, errors
+    assert "1 of 1 combinations agree with one process" in output
+    assert "differs: a run stopped halfway under ddp with 2 processes, and resumed under single with 1" in output
+    assert "keep it with run.keep(name, state)" in output
+
+
 # --- the command --------------------------------------------------------------------------------------------------
 
 

@@ -47,6 +47,11 @@ Fields are overridden as in a run: --batch.global_batch_size 64.""",
         help="replace large data with the small data that the task declares, in batches of 32 samples",
     )
     parser.add_argument("--steps", type=positive_int, default=20, help="optimizer steps to train; default: 20")
+    parser.add_argument(
+        "--resume",
+        action=argparse.BooleanOptionalAction,
+        help="also stop a run halfway and resume it under another strategy; default: if that takes under a minute",
+    )
     add_accelerate_configs(parser)
     parser.add_argument("--output", type=Path, help="JSON file to write; default: runs/RECIPE.verify.json")
 

@@ -5,7 +5,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,9 @@ from largebatch.tools.verify.differences import GRAD_NORM_FACTOR
 from largebatch.tools.verify.jobs import preload_tasks
 from largebatch.tools.verify.training import debug_model_overrides, short_schedule_overrides, tiny_data_overrides
 from largebatch.tools.verify.verification import Combination, Row, Verification
+
+# What a run that is stopped and resumed may take if it is not asked for.
+MAX_SECONDS = 60
 
 MEASURES = ("loss", "grad_norm", "lr", "update", "parameters", "evaluation")
 LINE = "{:<9}{:>10}{:>7}{:>10}{:>11}{:>10}{:>10}{:>12}{:>12}{:>9}  {}"
@@ -111,6 +114,8 @@ def verify(options: argparse.Namespace) -> bool:
     print(f"\n{agreeing} of {len(compared)} combinations agree with one process")
     if cause := likely_cause(rows, size):
         print(cause)
+    resumed = _resumed(verification, rows, options.resume)
+    agree = agreeing == len(compared) and (resumed is None or resumed.verdict == "agrees")
     report = {
         "recipe": str(recipe),
         "overrides": overrides,
@@ -118,12 +123,33 @@ def verify(options: argparse.Namespace) -> bool:
         "on_gpus": on_gpus,
         "tolerance": tolerance,
         "tolerance_of_grad_norm": GRAD_NORM_FACTOR * tolerance,
-        "agree": agreeing == len(compared),
+        "agree": agree,
         "rows": [_as_data(row) for row in rows],
+        "resumed": resumed and _as_data(resumed),
     }
     output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     print(f"written to {output}")
-    return agreeing == len(compared)
+    return agree
+
+
+def _resumed(verification: Verification, rows: Sequence[Row], wanted: bool | None) -> Row | None:
+    """The outcome of a run that is stopped and resumed, if that is wanted, or not refused and short; printed."""
+    pair = verification.pair_to_resume(rows)
+    if pair is None or wanted is False:
+        return None
+    first, then = (row.combination for row in pair)
+    what = (
+        f"a run stopped halfway under {first.strategy} with {first.world_size} processes, and resumed under "
+        f"{then.strategy} with {then.world_size}"
+    )
+    # The rows' runs of the first update took longer than what is repeated here.
+    seconds = sum(row.seconds for row in pair)
+    if wanted is None and seconds > MAX_SECONDS:
+        print(f"not tried, because it may take {seconds:.0f} s: {what}; add --resume to the command to try it")
+        return None
+    row = verification.resumed(first, then)
+    print(f"{row.verdict}: {what}" + (f"\n         {row.problem}" if row.problem else ""))
+    return row
 
 
 def _choose_device(processes: int) -> bool:

@@ -5,9 +5,10 @@ strategy. They may differ only by rounding; any other difference is an error of 
 """
 
 import dataclasses
+import itertools
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -47,6 +48,10 @@ PERTURBATIONS = (1, 2, 3)
 UNSEEDED = (
     "one process differs from itself when it trains again: the data, the model or train.py draws random numbers that "
     "do not follow from the recipe's seed"
+)
+NOT_KEPT = (
+    "a run that is not stopped does not differ, so training depends on something that checkpoints do not have, such as "
+    "an average in train.py; keep it with run.keep(name, state)"
 )
 
 
@@ -90,6 +95,9 @@ class _Reference:
     rounding: _Rounding | None = None  # measured if a combination differs
 
 
+_Training = Callable[[Combination, float], Trained]  # given the seconds that it may take
+
+
 class CombinationFailed(Exception):
     """A combination did not train to the end; the message is one line."""
 
@@ -120,9 +128,36 @@ class Verification:
                 continue
             reference = self._reference_for(combination)
             if reference not in self._references:
-                self._references[reference] = _Reference(*self._try(reference, REFERENCE_TIMEOUT))
+                self._references[reference] = _Reference(*self._try(reference, REFERENCE_TIMEOUT, self._train))
                 yield self._references[reference].row
-            yield self._compared(combination, self._references[reference])
+            yield self._compared(combination, self._references[reference], self._train)
+
+    def pair_to_resume(self, rows: Sequence[Row]) -> tuple[Row, Row] | None:
+        """Two outcomes that agree, of different strategies and numbers of processes; None without, or in one step."""
+        same = [row for row in rows if row.verdict in ("agrees", "reference")]
+        for first, then in itertools.product(reversed(same), same):
+            one, other = first.combination, then.combination
+            differ = one.strategy != other.strategy and one.world_size != other.world_size
+            if self.steps > 1 and differ and self._reference_for(one) == self._reference_for(other):
+                return first, then
+        return None
+
+    def resumed(self, first: Combination, then: Combination) -> Row:
+        """Stop one combination halfway, resume as another, and compare with the reference of both."""
+        reference = self._references[self._reference_for(then)]
+
+        def train(_: Combination, timeout: float) -> Trained:
+            with tempfile.TemporaryDirectory() as folder:
+                run_dir = Path(folder, "run")
+                self._run(run_dir, first, timeout, self.steps // 2)
+                trained = self._run(run_dir, then, timeout, self.steps)
+            assert reference.trained is not None
+            # A run is also evaluated where it stops; its first update has been compared already.
+            evaluations = trained.evaluations[-len(reference.trained.evaluations) :]
+            return dataclasses.replace(trained, evaluations=evaluations, updated=reference.trained.updated)
+
+        row = self._compared(then, reference, train)
+        return dataclasses.replace(row, problem=f"{row.problem}; {NOT_KEPT}") if row.verdict == "differs" else row
 
     def _reference_for(self, combination: Combination) -> Combination:
         """One process. It must have the same micro-batches only if they are part of the loss."""
@@ -133,19 +168,19 @@ class Verification:
             size = combination.micro_batch_size
         return Combination(SINGLE.name, 1, size)
 
-    def _try(self, combination: Combination, timeout: float) -> tuple[Row, Trained | None]:
+    def _try(self, combination: Combination, timeout: float, train: _Training) -> tuple[Row, Trained | None]:
         started = time.monotonic()
         try:
-            trained = self._train(combination, timeout)
+            trained = train(combination, timeout)
         except CombinationFailed as failure:
             return Row(combination, "failed", time.monotonic() - started, problem=str(failure)), None
         return Row(combination, "reference", time.monotonic() - started), trained
 
-    def _compared(self, combination: Combination, reference: _Reference) -> Row:
+    def _compared(self, combination: Combination, reference: _Reference, train: _Training) -> Row:
         expected = reference.trained
         if expected is None:
             return Row(combination, "failed", problem="its reference failed, so there is nothing to compare it with")
-        row, trained = self._try(combination, max(MIN_TIMEOUT, TIMEOUT_FACTOR * reference.row.seconds))
+        row, trained = self._try(combination, max(MIN_TIMEOUT, TIMEOUT_FACTOR * reference.row.seconds), train)
         if trained is None:
             return row
         row = dataclasses.replace(row, verdict="agrees", differences=compare(trained, expected))
@@ -203,16 +238,21 @@ class Verification:
         plan = resolve(self.config, combination.world_size, combination.micro_batch_size)
         first = next((step for step in range(1, self.steps) if plan.lr_of(plan.batch_at(step - 1))), self.steps)
         perturbed = [] if seed is None else [f"--perturb-weights={seed}"]
-        trained = self._run(combination, timeout, self.steps, *perturbed)
-        updated = trained if first == self.steps else self._run(combination, timeout, first, *perturbed)
-        if combination.strategy == SINGLE.name and seed is None:
-            # Steps this small are lost in rounding.
-            still = self._run(combination, timeout, first, "--learning_rate.base_lr=1e-30")
-            trained = dataclasses.replace(trained, initial=still.weights)
+        with tempfile.TemporaryDirectory() as folder:
+
+            def run(name: str, steps: int, *words: str) -> Trained:
+                return self._run(Path(folder, name), combination, timeout, steps, *words)
+
+            trained = run("run", self.steps, *perturbed)
+            updated = trained if first == self.steps else run("updated", first, *perturbed)
+            if combination.strategy == SINGLE.name and seed is None:
+                # Steps this small are lost in rounding.
+                initial = run("initial", first, "--learning_rate.base_lr=1e-30").weights
+                trained = dataclasses.replace(trained, initial=initial)
         return dataclasses.replace(trained, updated=updated.weights)
 
-    def _run(self, combination: Combination, timeout: float, steps: int, *words: str) -> Trained:
-        """Train the first steps of a combination, with these further words on its command line."""
+    def _run(self, run_dir: Path, combination: Combination, timeout: float, steps: int, *words: str) -> Trained:
+        """Train up to a step, from the start or what is in the run's folder, with further words on the command line."""
         recipe, task = self.recipe.resolve(), folder_of(type(self.config))
         samples = min(self.config.evaluation.max_samples or MAX_EVALUATED_SAMPLES, MAX_EVALUATED_SAMPLES)
         overrides = [
@@ -232,18 +272,16 @@ class Verification:
             if combination.strategy != SINGLE.name:
                 accelerate_config = self.accelerate_configs[combination.strategy]
                 environment = rehearsal_environment(accelerate_config, combination.world_size)
-            with tempfile.TemporaryDirectory() as folder:
-                run_dir = Path(folder, "run")
-                run_job(
-                    partial(train, run_dir=run_dir, task=task),
-                    recipe,
-                    *overrides,
-                    world_size=combination.world_size,
-                    environment=environment,
-                    folder=Path.cwd(),
-                    timeout=timeout,
-                )
-                return read_run(run_dir)
+            run_job(
+                partial(train, run_dir=run_dir, task=task),
+                recipe,
+                *overrides,
+                world_size=combination.world_size,
+                environment=environment,
+                folder=Path.cwd(),
+                timeout=timeout,
+            )
+            return read_run(run_dir)
         except JobFailed as failure:
             raise CombinationFailed(failure.in_one_line(task)) from failure
         # Whatever the user's Accelerate config or script may cause, the other combinations continue.
