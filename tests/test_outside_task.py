@@ -146,7 +146,7 @@ def test_training_resuming_export_and_report(project, tmp_path, capsys):
     losses = [json.loads(line)["loss"] for line in (tmp_path / "whole/metrics.jsonl").read_text().splitlines()]
     assert len(losses) == 18
     assert losses[-1] < losses[0] < 1
-    assert losses[0] == pytest.approx(first_loss(recipe), rel=1e-6)
+    assert losses[0] == pytest.approx(first_loss(project / RECIPE), rel=1e-6)
 
     assert main(["export", str(tmp_path / "chain"), str(tmp_path / "exported")]) == 0
     assert load_file(tmp_path / "exported/model.safetensors").keys() == whole.keys()
