@@ -122,11 +122,8 @@ def _left_out(folder: str, names: list[str]) -> set[str]:
 
 def _state_of(folder: Path) -> dict[str, Any]:
     """The commit of the repository that a folder is in, and whether files in the folder have changed since."""
-    commit = _git(folder, "rev-parse", "HEAD")
-    return {
-        "commit": commit,
-        "changed": None if commit is None else bool(_git(folder, "status", "--porcelain", "--", ".")),
-    }
+    changes = _git(folder, "status", "--porcelain", "--", ".")
+    return {"commit": _git(folder, "rev-parse", "HEAD"), "changed": None if changes is None else bool(changes)}
 
 
 def _git(folder: Path, *words: str) -> str | None:
