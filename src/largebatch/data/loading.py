@@ -144,7 +144,7 @@ def _load_on_host(
         batch_size=None,
         sampler=requests,
         num_workers=num_workers,
-        # Python 3.14 would start them anew, where a task's classes are not known by their names.
+        # The default from Python 3.14 on, forkserver, cannot import a task's classes by name.
         multiprocessing_context="fork" if num_workers else None,
         pin_memory=pin,
         worker_init_fn=_obey_only_the_training if num_workers else None,
