@@ -39,6 +39,12 @@ def pytest_runtest_setup(item):
     jobs.allowed = item.get_closest_marker("slow") is not None
 
 
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch):
+    """Put `os.environ` back, which the `map` of `datasets` replaces by a copy that `monkeypatch` does not know."""
+    monkeypatch.setattr(os, "environ", os.environ)
+
+
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """The current folder is a copy of the repository's recipes, scripts and configs."""
