@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections import OrderedDict
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -40,42 +39,22 @@ def kept(**states):
 
 
 def test_there_and_back():
-    torch.manual_seed(0)
-    tensors = [
-        torch.randn(3, 2),
-        torch.randn(4).double() / 3,
-        torch.randn(5).bfloat16(),
-        torch.tensor(7),
-        torch.zeros(0, 3, dtype=torch.bool),
-        torch.tensor([float("nan"), float("inf")]),
-    ]
-    state = {"step": 3, "rate": 0.1, "best": float("inf"), "name": "x", "none": None, "tensors": tensors, "on": True}
-    saved = json.loads(json.dumps(kept(own=Own(state)).check(alone)))
-    fresh, schedule = Own({}), torch.nn.BatchNorm1d(2)
-    kept(own=fresh).restore(saved)
-    for mine, theirs in zip(fresh.state.pop("tensors"), tensors, strict=True):
-        assert mine.dtype == theirs.dtype
-        assert torch.equal(mine.nan_to_num(), theirs.nan_to_num())
-        assert mine.shape == theirs.shape
-    assert fresh.state == {name: value for name, value in state.items() if name != "tensors"}
-    schedule.running_mean += 0.1
-    other = torch.nn.BatchNorm1d(2)
-    kept(norm=other).restore(kept(norm=schedule).check(alone))
-    assert torch.equal(other.running_mean, schedule.running_mean)
+    state = {"step": 3, "rate": 0.1, "best": float("inf"), "name": "x", "none": None, "all": [1.5, [True]]}
+    live = Own(state | {"seen": [1]})
+    saved = kept(own=live).check(alone)
+    # A checkpoint is written while training goes on.
+    live.state["seen"].append(2)
+    fresh = Own({})
+    kept(own=fresh).restore(json.loads(json.dumps(saved)))
+    assert fresh.state == state | {"seen": [1]}
 
 
 @pytest.mark.parametrize(
-    ("state", "words"),
-    [
-        ({"a": [{1: 2}]}, r"own\.a\[0\] \(dict\) cannot be kept"),
-        ({"pair": (1, 2)}, r"own\.pair \(tuple\) cannot be kept; a state may have"),
-        (OrderedDict(average=torch.zeros(300, 300)), r"own\.average \(Tensor of shape \(300, 300\)\) cannot be kept"),
-        ({"x": torch.zeros(2, dtype=torch.complex64)}, r"own\.x \(Tensor of shape \(2,\)\)"),
-        ({"x": object()}, r"own\.x \(object\)"),
-    ],
+    "state",
+    [{"a": [{1: 2}]}, {"pair": (1, 2)}, {"average": torch.zeros(3)}, {"x": object()}, {"x": float("nan")}],
 )
-def test_what_cannot_be_kept(state, words):
-    with pytest.raises(UserError, match=f"^run.keep: {words}"):
+def test_what_cannot_be_kept(state):
+    with pytest.raises(UserError, match=r"^run.keep: the state of own cannot be kept; .* write tensor.tolist\(\)"):
         kept(own=Own(state)).check(alone)
 
 

@@ -3,19 +3,13 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from largebatch.errors import TrainingFailed, UserError
-from largebatch.storage.tensors import DTYPE_NAMES
 
 if TYPE_CHECKING:
     from largebatch.backend.base import Backend
-
-MAX_ELEMENTS = 2**16  # of a tensor
-TENSOR = "tensor of"
-"""The key of a tensor's dtype; its shape and its elements are beside it."""
 
 
 class KeptStates:
@@ -38,16 +32,14 @@ class KeptStates:
         if different := saved.keys() ^ self._states.keys():
             name = min(different)
             here, there = ("the checkpoint", "train.py") if name in saved else ("train.py", "the checkpoint")
-            raise UserError(
-                f"run.keep: {here} has a state {name}, but {there} has not; register the same, or start over"
-            )
+            raise UserError(f"run.keep: {here} has a state {name}, but {there} has not; register it, or start over")
         for name, state in self._states.items():
-            state.load_state_dict(_decoded(saved[name]))
+            state.load_state_dict(saved[name])
 
     def check(self, backend: "Backend") -> dict[str, Any]:
         """The states as JSON; an error on all processes if one cannot be kept, or if they are not the same on all."""
         with backend.raise_on_all_ranks():
-            mine = {name: _encoded(state.state_dict(), name) for name, state in self._states.items()}
+            mine = {name: _through_json(name, state.state_dict()) for name, state in self._states.items()}
         digest = hashlib.sha256(json.dumps(mine, sort_keys=True).encode()).hexdigest()
         if len(set(backend.gather_objects(digest))) > 1:
             raise TrainingFailed(
@@ -58,27 +50,13 @@ class KeptStates:
         return mine
 
 
-def _encoded(value: Any, place: str) -> Any:
-    """A value as JSON; UserError, with its `place`, if it would not be the same after reading it."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, list):
-        return [_encoded(each, f"{place}[{number}]") for number, each in enumerate(value)]
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {key: _encoded(each, f"{place}.{key}") for key, each in value.items()}
-    if type(value) is torch.Tensor and value.dtype in DTYPE_NAMES and value.numel() <= MAX_ELEMENTS:
-        return {TENSOR: DTYPE_NAMES[value.dtype], "shape": list(value.shape), "elements": value.flatten().tolist()}
-    shape = f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""
+def _through_json(name: str, state: Any) -> Any:
+    """A copy of a state; UserError if it would not be the same after it was written as JSON and read."""
+    with suppress(TypeError, ValueError, RecursionError):
+        copy = json.loads(json.dumps(state))
+        if copy == state:
+            return copy
     raise UserError(
-        f"run.keep: {place} ({type(value).__name__}{shape}) cannot be kept; a state may have numbers, texts, lists, "
-        f"objects with texts as keys, and whole tensors of at most {MAX_ELEMENTS:,} elements"
+        f"run.keep: the state of {name} cannot be kept; it may have numbers except NaN, texts, lists, and objects "
+        "with texts as keys: write tensor.tolist() for a tensor"
     )
-
-
-def _decoded(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_decoded(each) for each in value]
-    if isinstance(value, dict) and TENSOR in value:
-        dtypes = {name: dtype for dtype, name in DTYPE_NAMES.items()}
-        return torch.tensor(value["elements"], dtype=dtypes[value[TENSOR]]).view(value["shape"])
-    return {key: _decoded(each) for key, each in value.items()} if isinstance(value, dict) else value

@@ -189,7 +189,7 @@ class Run(Generic[Config]):
         Args:
             name: Its name in checkpoints.
             state: An object with `state_dict()` and `load_state_dict(…)`. The state may consist of numbers, texts,
-                lists, objects with texts as keys, and small tensors.
+                lists, and objects with texts as keys.
 
         Raises:
             UserError: The object has no state, or the name is taken. What cannot be kept is refused in `prepare`.
