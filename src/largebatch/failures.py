@@ -92,6 +92,17 @@ def in_words(error: BaseException) -> str:
     return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
 
+@contextmanager
+def storage_errors() -> Iterator[None]:
+    """Raise errors of the file system as StorageError; a file that is missing is a bug, and keeps its traceback."""
+    try:
+        yield
+    except Exception as error:
+        if kind_of(error) != "files" or isinstance(error, UserError | FileNotFoundError):
+            raise
+        raise StorageError(f"{in_words(error)}; the same command tries again") from error
+
+
 def node_name() -> str:
     """This node, as the cluster calls it."""
     return os.environ.get("LARGEBATCH_NODE") or socket.gethostname()

@@ -1,5 +1,6 @@
 """Jobs that cannot run: one message, exit code 2, no traceback, nothing left behind."""
 
+import errno
 import sys
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 import tasks
 from jobs import JobFailed, run_job, train
+from largebatch.errors import DataError
 from paths import IMAGENET, PYDOC
 from tasks import SMALL
 
@@ -131,19 +133,18 @@ def test_gradients_that_hsdp_would_sum_in_the_next_step(tmp_path):
         run_job(block_left_out_of_the_last_micro_batch, tmp_path / "run", strategy="hsdp", world_size=4, timeout=300)
 
 
-def data_missing_on_one_machine(run_dir: Path) -> None:
+def data_missing_on_one_machine(run_dir: Path, error: Exception) -> None:
     """Rank 1 stands for a second machine, whose copy of the data is not there."""
     import os
 
     from largebatch.backend.base import Backend
-    from largebatch.errors import DataError
 
     data = tasks.module("causal_lm", "data")
     blocks = data.pydoc_samples
 
     def missing(config):
         if os.environ["RANK"] == "1":
-            raise DataError("the file is missing here")
+            raise error
         return blocks(config)
 
     data.pydoc_samples = missing
@@ -151,12 +152,20 @@ def data_missing_on_one_machine(run_dir: Path) -> None:
     train(PYDOC, *SMALL, run_dir=run_dir)
 
 
-def test_an_error_of_one_process_ends_all_of_them(tmp_path):
+@pytest.mark.parametrize(
+    ("error", "message", "code"),
+    [
+        (DataError("the file is missing here"), "the file is missing here", 2),
+        (OSError(errno.ESTALE, "Stale file handle"), "OSError: [Errno 116] Stale file handle; the same command", 74),
+    ],
+)
+def test_an_error_of_one_process_ends_all_of_them(error, message, code, tmp_path):
     """The others must not wait for it, nor fail with its absence."""
     with pytest.raises(JobFailed) as caught:
-        run_job(data_missing_on_one_machine, tmp_path / "run")
+        run_job(data_missing_on_one_machine, tmp_path / "run", error)
     report = str(caught.value)
-    assert report.count("error: on rank 1: the file is missing here") == 1
+    assert report.count(f"error: on rank 1: {message}") == 1
+    assert f": exit code {code}\n" in report
     assert "Traceback" not in report
 
 

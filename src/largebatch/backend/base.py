@@ -27,6 +27,7 @@ from largebatch.backend.state import (
 )
 from largebatch.errors import BackendMismatch, UserError
 from largebatch.estimate.memory import optimizer_states
+from largebatch.failures import storage_errors
 from largebatch.optim.layerwise import LayerPart, LayerwiseOptimizer
 from largebatch.plan import RunPlan
 from largebatch.plan.strategies import Policy, names_of
@@ -353,13 +354,14 @@ class Backend(ABC):
 
     @contextmanager
     def raise_on_all_ranks(self) -> Iterator[None]:
-        """Raise on every process a user error that any of them meets in the block; every process must enter it.
+        """Raise on every process a user or storage error that any meets in the block; every process must enter it.
 
         If one process left alone, the others would wait for it until they fail.
         """
         error = None
         try:
-            yield
+            with storage_errors():
+                yield
         except UserError as caught:
             error = caught
         failures = self.gather_objects(None if error is None else (str(error), error.exit_code))

@@ -15,8 +15,8 @@ from typing import NoReturn, TypeVar
 import torch
 
 from largebatch.config import RecipeConfig, load_config
-from largebatch.errors import RunStopped, StorageError, UserError, printable
-from largebatch.failures import in_words, keep_exception, kind_of
+from largebatch.errors import RunStopped, UserError, printable
+from largebatch.failures import in_words, keep_exception, kind_of, storage_errors
 from largebatch.run.record.record import report_failure
 from largebatch.task_folders import name_tasks_in
 from largebatch.variables import whole_number_or_none
@@ -82,7 +82,7 @@ def user_errors() -> Iterator[None]:
     have joined. An error of one process alone is printed by that process.
     """
     try:
-        with _storage_errors():
+        with storage_errors():
             yield
     except UserError as error:
         rank, local_rank = (whole_number_or_none(name) or 0 for name in ("RANK", "LOCAL_RANK"))
@@ -108,17 +108,6 @@ def user_errors() -> Iterator[None]:
         if _has_a_launcher():
             error.add_note(AFTER_A_TRACEBACK)
         raise
-
-
-@contextmanager
-def _storage_errors() -> Iterator[None]:
-    """Raise errors of the file system as StorageError; a file that is missing is a bug, and keeps its traceback."""
-    try:
-        yield
-    except Exception as error:
-        if kind_of(error) != "files" or isinstance(error, UserError | FileNotFoundError):
-            raise
-        raise StorageError(f"{in_words(error)}; the same command tries again") from error
 
 
 def _report(error: Exception) -> None:
