@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from largebatch.errors import UserError
+from largebatch.errors import StorageError, UserError
 from largebatch.source_code import keep_source, take_snapshot
 
 FILES = (
@@ -110,7 +110,7 @@ def test_it_is_complete_or_absent(project, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("largebatch.source_code.replace_json_file", fail)
-    with pytest.raises(UserError, match=r"cannot be written: .*No space left"):
+    with pytest.raises(StorageError, match=r"cannot be written: .*No space left"):
         take_snapshot(project, tmp_path / "copies/1")
     assert list((tmp_path / "copies").iterdir()) == []
 
@@ -120,7 +120,7 @@ def test_refused(project, tmp_path):
         take_snapshot(project / "recipes", tmp_path / "copy")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.tex").touch()
-    with pytest.raises(UserError, match="cannot be written"):
+    with pytest.raises(UserError, match="name another folder"):
         take_snapshot(project, tmp_path / "mine")
     assert files(tmp_path / "mine") == ["thesis.tex"]
 

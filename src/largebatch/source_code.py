@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from largebatch.errors import UserError
+from largebatch.errors import UserError, file_errors
 from largebatch.storage.files import remove_folder, replace_json_file
 from largebatch.storage.layout import read_object
 
@@ -35,11 +35,14 @@ def take_snapshot(project: Path, target: Path, recipe: Path | None = None, task:
 
     Raises:
         UserError: The project has no recipes, or the copy cannot be written.
+        StorageError: It cannot be written now.
     """
     if (target / GIT).is_file():
         return
     if not (project / "recipes").is_dir():
         raise UserError(f"there is no recipes/ in {project.absolute()} to copy; go to the top of the repository")
+    if target.is_dir() and any(target.iterdir()):
+        raise UserError(f"{target} holds files that are not a snapshot's; name another folder")
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
         for folder in OF_A_JOB:
@@ -56,10 +59,11 @@ def take_snapshot(project: Path, target: Path, recipe: Path | None = None, task:
                 (temporary / RECIPE).write_text(f"{place / recipe.name}\n", encoding="utf-8")
         replace_json_file(temporary / GIT, _state_of(project))
         temporary.rename(target)
-    except OSError as error:
+    except OSError:
         with suppress(OSError):
             remove_folder(temporary)
-        raise UserError(f"the snapshot {target} cannot be written: {error}; name another folder") from error
+        with file_errors(f"the snapshot {target} cannot be written", "name another folder"):
+            raise
 
 
 def keep_source(target: Path, task: Path, recipe: str | None = None) -> None:

@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 import tasks
 from largebatch.config import load_config
 from largebatch.data.images import normalize_pixels
-from largebatch.errors import DataError, UserError
+from largebatch.errors import DataError, StorageError, UserError
 from largebatch.failures import kind_of
 from paths import DIGITS, IMAGENET
 from pictures import gradient_image, jpeg, png, write_parquet
@@ -130,6 +130,22 @@ def test_labels_out_of_range(parquet):
     train, _ = image_sources(hub_config(parquet, "--data.num_classes=2"))
     with pytest.raises(DataError, match="num_classes: 2, but the data has the label 2"):
         train.fetch(np.array([2]), 0)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [("EIO", StorageError), ("ENOSPC", StorageError), ("EACCES", DataError), ("ECONNRESET", DataError)],
+)
+def test_a_data_set_that_cannot_be_opened_now(code, kind, parquet, monkeypatch):
+    number = getattr(errno, code)
+
+    def fail(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("datasets.load_dataset_builder", fail)
+    with pytest.raises(UserError, match=os.strerror(number)) as caught:
+        image_sources(hub_config(parquet))
+    assert type(caught.value) is kind
 
 
 def test_an_image_that_cannot_be_read_now_is_not_called_broken(parquet, monkeypatch):

@@ -22,7 +22,7 @@ from largebatch.data import prepared, shards
 from largebatch.data.prepared import OtherPartsMissing, PreparedSplit, open_prepared
 from largebatch.data.token_stream import MAX_MAPS, TokenStream, mapped
 from largebatch.data.tokenizer import ByteTokenizer, PretrainedTokenizer
-from largebatch.errors import DataError
+from largebatch.errors import DataError, StorageError
 from largebatch.storage import files
 from paths import PYDOC
 
@@ -185,7 +185,7 @@ def test_a_full_disk_is_told_and_work_goes_on_after_room_is_made(section, monkey
     full.is_full = True
     monkeypatch.setattr(files.os, "write", full)
     with pytest.raises(
-        DataError, match=r"cannot be written: .*No space left.*free some space.*finished parts are kept"
+        StorageError, match=r"cannot be written: .*No space left.*free some space.*finished parts are kept"
     ):
         prepare(data)
     folder = folder_of(data)

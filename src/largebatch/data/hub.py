@@ -1,6 +1,7 @@
 """Opens a data set through Hugging Face `datasets`: from the hub, a local folder, or local files."""
 
 import errno
+import socket
 from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,13 +10,14 @@ from huggingface_hub.constants import HF_HOME
 
 from largebatch.config.data import HubOrLocal
 from largebatch.data.preparation import cannot_be_written, check_may_prepare
-from largebatch.errors import DataError, reason_of
+from largebatch.errors import DataError, StorageError, may_pass, reason_of
 from largebatch.local_folder import local_folder
 
 if TYPE_CHECKING:
     import datasets
 
 NO_PLACE = (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+OF_THE_NETWORK = (ConnectionError, TimeoutError, socket.gaierror)
 
 
 def open_splits(config: HubOrLocal) -> "tuple[datasets.Dataset, datasets.Dataset]":
@@ -55,6 +57,9 @@ def _open(config: HubOrLocal, arguments: dict[str, Any]) -> "tuple[datasets.Data
             cause = cause.__cause__
         if isinstance(cause, OSError) and cause.errno in NO_PLACE:
             raise cannot_be_written(Path(HF_HOME), cause) from error
+        if may_pass(cause) and not isinstance(cause, OF_THE_NETWORK):
+            what = f"data.path: {config.path!r} cannot be read now: {reason_of(cause)}"
+            raise StorageError(f"{what}; the same command tries again") from error
         raise DataError(
             f"data.path: {config.path!r} could not be loaded with splits {splits[0]!r} and {splits[1]!r}: "
             f"{reason_of(cause)}; correct that or, for local data, write its folder, or data_files whose rows all "

@@ -9,7 +9,7 @@ from huggingface_hub.constants import HF_HOME
 
 from largebatch.config import RecipeConfig
 from largebatch.config.data import HubOrLocal, Preparation
-from largebatch.errors import DataError
+from largebatch.errors import DataError, StorageError, UserError, may_pass
 
 MAX_BYTES_IN_A_JOB = 2**30
 
@@ -29,9 +29,10 @@ def num_workers_for(data: HubOrLocal) -> int:
     return data.num_workers if asked_for is None else asked_for
 
 
-def cannot_be_written(folder: Path, error: OSError) -> DataError:
-    """The error for a folder of prepared data."""
-    return DataError(
+def cannot_be_written(folder: Path, error: OSError) -> UserError:
+    """The error for a folder of prepared data: a StorageError if it may pass."""
+    error_class = StorageError if may_pass(error) else DataError
+    return error_class(
         f"{folder} cannot be written: {error}; free some space, or set HF_HOME to another folder, and run the same "
         "command again: finished parts are kept"
     )

@@ -59,6 +59,7 @@ class ShardMaker:
 
         Raises:
             DataError: A file cannot be written, or a process was killed.
+            StorageError: A file cannot be written now.
         """
         with _write_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
