@@ -169,6 +169,28 @@ def test_an_error_of_one_process_ends_all_of_them(error, message, code, tmp_path
     assert "Traceback" not in report
 
 
+def train_beside_secret_checkpoints(run_dir: Path) -> None:
+    """As for another user than the one who trained with umask 077."""
+    from largebatch.run import resume
+
+    def refuse(folder):
+        raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+
+    resume.entries = refuse
+    train(PYDOC, *SMALL, run_dir=run_dir)
+
+
+def test_checkpoints_that_cannot_be_read(tmp_path):
+    (tmp_path / "status.json").touch()
+    with pytest.raises(JobFailed) as caught:
+        run_job(train_beside_secret_checkpoints, tmp_path)
+    report = str(caught.value)
+    assert report.count("error: on rank 0: ") == 1
+    assert "Permission denied" in report
+    assert "choose another run folder" in report
+    assert ": exit code 2\n" in report
+
+
 def test_command_line_mistakes(tmp_path):
     assert "error: the following arguments are required: --config" in report_of_words("--seed=1")
     assert "no such file" in report_of_words("--config", str(tmp_path / "none.json"))

@@ -122,6 +122,7 @@ def test_a_parameter_without_weights_is_refused():
         (["files"], [FIRST]),
         (["parameters", "w"], KeyError),
         (["parameters", "w", "shape"], [-2, -3]),
+        (["parameters", "w", "scalars", "step"], float("nan")),
         (["vectors", "weight/w"], [[0, 0]]),
         (["vectors", "weight/w"], [[0, 0, "6"]]),
         (["vectors", "weight/w"], [[0, 0, 6.0]]),

@@ -280,7 +280,8 @@ class Backend(ABC):
             with_states: The parameters that the optimizer has states for, because it has stepped them.
 
         Raises:
-            BackendMismatch: Parameters that share one optimizer state under this strategy have different scalars.
+            BackendMismatch: Parameters that share one optimizer state under this strategy have different scalars, or
+                the optimizer does not have one of them.
         """
         optimizer, layer_parts = self._torch_optimizer, self._layer_parts()
         stepped = {
@@ -292,15 +293,15 @@ class Backend(ABC):
         # The engine may communicate next, so if one process raises, all must.
         with self.raise_on_all_ranks():
             fill(self.engine_state())
-        for tensor, parts in stepped.items():
-            numbers = [dict(scalars[part.name]) for part in parts]
-            if any(other != numbers[0] for other in numbers):
-                raise BackendMismatch(
-                    f"the optimizer's scalar states differ between {parts[0].name} and other parameters in the "
-                    f"checkpoint, but {self.launch.strategy} has one for all of them; resume with "
-                    + names_of(lambda entry: entry.steps != "flat pieces of several parameters")
-                )
-            set_scalars(optimizer.state[tensor], numbers[0])
+            for tensor, parts in stepped.items():
+                numbers = [dict(scalars[part.name]) for part in parts]
+                if any(other != numbers[0] for other in numbers):
+                    raise BackendMismatch(
+                        f"the optimizer's scalar states differ between {parts[0].name} and other parameters in the "
+                        f"checkpoint, but {self.launch.strategy} has one for all of them; resume with "
+                        + names_of(lambda entry: entry.steps != "flat pieces of several parameters")
+                    )
+                set_scalars(optimizer.state[tensor], numbers[0])
 
     @property
     def running_statistics(self) -> set[str]:

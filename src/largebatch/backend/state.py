@@ -209,8 +209,13 @@ def fresh_state(optimizer: Optimizer, tensors: Iterable[torch.Tensor], plan: Run
 
 
 def set_scalars(state: dict[str, Any], scalars: Mapping[str, float]) -> None:
-    """Set the scalars in an optimizer's state for one tensor, keeping the type of each."""
+    """Set the scalars in an optimizer's state for one tensor, keeping the type of each; BackendMismatch for others."""
     for kind, number in scalars.items():
+        if kind not in state:
+            raise BackendMismatch(
+                f"the checkpoint has {kind!r} for a parameter, which this optimizer does not keep; resume from another "
+                "checkpoint"
+            )
         current = state[kind]
         if isinstance(current, torch.Tensor):
             current.fill_(number)

@@ -9,11 +9,11 @@ from typing import Any
 from largebatch.backend.base import Backend
 from largebatch.batch import Phase, Timeline
 from largebatch.config import RecipeConfig, as_json, flatten
-from largebatch.errors import StorageError, UserError
+from largebatch.errors import StorageError, UserError, file_errors, reason_of
 from largebatch.plan import RunPlan
 from largebatch.run.record.folder import RunFolder
 from largebatch.storage.catalog import UNREADABLE, Entry, entries, entry_at, problem_of, verify_checksums
-from largebatch.storage.layout import MARKER, CheckpointError, Manifest, read_manifest, read_object
+from largebatch.storage.layout import MANIFEST, MARKER, CheckpointError, Manifest, read_manifest, read_object
 
 # Fields of the config that change speed, memory, or what is measured or kept, but never the training.
 FREE = (
@@ -86,7 +86,11 @@ def find_start(
         same = not differences(read_object(folder.config_file), config)
         return Start(in_place=not finished and all(backend.gather_objects(same)), skipped=skipped)
     path, manifest = usable[0].resolve(), usable[1]
-    refused, allowed = _split(manifest, config, plan, allow_change)
+    try:
+        refused, allowed = _split(manifest, config, plan, allow_change)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        what = f"the config or plan in its {MANIFEST} is not one of largebatch: {reason_of(error)}"
+        raise UserError(f"{path}: {what}; resume from another checkpoint", everywhere=True) from error
     if refused and finished and not allow_change:
         return Start()
     is_over = finished and manifest.step >= plan.stop_after_steps
@@ -120,7 +124,8 @@ def _entry_of(path: Path) -> Entry:
 
 def checkpoints_of(folder: Path, backend: Backend) -> list[Entry]:
     """The checkpoints in a folder, the latest first, as the main process sees them."""
-    found = entries(folder) if backend.is_main_process else []
+    with backend.raise_on_all_ranks(), file_errors(f"{folder} cannot be read", "choose another run folder"):
+        found = entries(folder) if backend.is_main_process else []
     rows = backend.gather_objects([(str(each.path), each.step, each.problem, each.size) for each in found])[0]
     return [Entry(Path(path), *rest) for path, *rest in rows]
 

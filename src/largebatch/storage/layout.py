@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from largebatch.errors import may_pass
 from largebatch.regular_file import read_bytes
@@ -67,7 +67,7 @@ class ParameterInfo:
     """A parameter's shape, and what the optimizer keeps for it besides vectors of that shape."""
 
     shape: Shape
-    scalars: Mapping[str, float]  # its scalar states, such as Adam's "step"
+    scalars: Mapping[str, FiniteFloat]  # its scalar states, such as Adam's "step"
     # The shapes of its states whose shape differs from the parameter's.
     other_shapes: Mapping[str, Shape] = field(default_factory=dict)
 
