@@ -65,11 +65,11 @@ def page(runs: Sequence[ReportedRun], now: float) -> str:
 
 def _results(run: ReportedRun) -> dict[str, str]:
     """The results of a run, by the names of rows."""
-    start = next((line for line in reversed(run.history) if line.event == "started"), Happened(step=0))
+    start = next((line for line in reversed(run.history) if line.event == "started"), Happened())
     # Only the lock of the folder would tell whether the process is alive.
     outcome = (run.status.outcome or NONE).replace("running", "running, or killed;")
     results = {
-        "status": f"{outcome} {run.status.message}",
+        "status": f"{outcome} {run.status.message or ''}",
         "recipe": start.recipe or NONE,
         "processes x strategy": f"{start.world_size or NONE} x {start.strategy or NONE}",
         "versions": start.versions_in_words or NONE,

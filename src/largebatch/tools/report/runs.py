@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,6 @@ from largebatch.storage.layout import read_object
 
 Line = dict[str, Any]
 Array = NDArray[np.float64]
-L = TypeVar("L", bound="_Line")
 MAX_CURVES = 100  # of the training, and of the evaluations, of a run
 EVALUATION = "evaluation: "
 """Titles of curves of evaluations begin with this."""
@@ -33,32 +32,14 @@ Step = Annotated[int, Field(ge=0, lt=2**63)]
 Seconds = Annotated[float, Field(ge=0, lt=253402300800)]  # since 1970, up to the year 9999
 
 
-class _Line(BaseModel):
-    """A line of a run's files, or status.json; those of another kind are damaged, and skipped."""
+class Happened(BaseModel):
+    """What is reported of status.json, and of a line of history.jsonl; only starts have most of it."""
 
     model_config = ConfigDict(strict=True)
 
     step: Step = 0
-
-
-class _Logged(_Line):
-    """What each line of metrics.jsonl and evaluations.jsonl has; names and values of the others differ."""
-
-    step: Step
-
-
-class Status(_Line):
-    """What is reported of status.json."""
-
-    outcome: str = ""
-    message: str = ""
-
-
-class Happened(_Line):
-    """What is reported of a line of history.jsonl; only starts have most of it."""
-
-    step: Step
     event: str = ""
+    outcome: str | None = None
     time: Seconds | None = None
     attempt: int | None = None
     world_size: int | None = None
@@ -97,7 +78,7 @@ class ReportedRun:
     metrics: list[Line]  # one line per logged step, in the order of steps
     evaluations: list[Line]  # one line per evaluation, in the order of steps
     history: list[Happened]  # what happened, in this order
-    status: Status  # how the latest attempt stands
+    status: Happened  # how the latest attempt stands
 
     @property
     def step(self) -> int:
@@ -172,17 +153,17 @@ def _read(folder: Path, name: str) -> ReportedRun:
         name=name,
         config=_config(read_object(folder / "config.json")),
         plan=plan,
-        metrics=_by_step([line for line in metrics if _read_as(_Logged, line)]),
-        evaluations=_by_step([line for line in evaluations if _read_as(_Logged, line)]),
-        history=[line for line in (_read_as(Happened, line) for line in history) if line],
-        status=_read_as(Status, read_object(folder / "status.json")) or Status(),
+        metrics=_by_step(metrics),
+        evaluations=_by_step(evaluations),
+        history=[happened for line in history if "step" in line and (happened := _happened(line))],
+        status=_happened(read_object(folder / "status.json")) or Happened(),
     )
 
 
-def _read_as(kind: type[L], line: Line) -> L | None:
-    """A line as what it should be; None if it is damaged."""
+def _happened(line: Line) -> Happened | None:
+    """What a line says; None if it is damaged."""
     try:
-        return kind.model_validate(line)
+        return Happened.model_validate(line)
     except ValidationError:
         return None
 
@@ -205,10 +186,12 @@ def _plan(text: bytes) -> RunPlan | None:
 
 
 def _by_step(lines: Sequence[Line]) -> list[Line]:
-    """One line per step, in the order of steps, with the latest value of each name."""
-    merged: dict[float, Line] = {}
+    """One line per step, in the order of steps, with the latest value of each name; others are damaged."""
+    merged: dict[int, Line] = {}
     for line in lines:
-        merged[line["step"]] = merged.get(line["step"], {}) | line
+        step = line.get("step")
+        if type(step) is int and 0 <= step < 2**63:
+            merged[step] = merged.get(step, {}) | line
     return [line for _, line in sorted(merged.items())]
 
 
