@@ -161,25 +161,6 @@ def _apply_overrides(raw: JsonObject, overrides: Sequence[str]) -> None:
 
 # --- pydantic's errors, reworded ----------------------------------------------------------------------------------
 
-WHOLE_NUMBER, LIST, OBJECT = "write a whole number, such as 64", "write a list, [ … ]", "write an object, {{ … }}"
-REQUIREMENTS = {
-    "greater_than": "must be above {gt}",
-    "greater_than_equal": "must be at least {ge}",
-    "less_than": "must be below {lt}",
-    "less_than_equal": "must be at most {le}",
-    "int_type": WHOLE_NUMBER,
-    "int_from_float": WHOLE_NUMBER,
-    "float_type": "write a number, such as 0.1",
-    "finite_number": "write a finite number, such as 0.1",
-    "bool_type": "write true or false",
-    "string_type": "write a string in double quotes",
-    "list_type": LIST,
-    "tuple_type": LIST,
-    "model_type": OBJECT,
-    "model_attributes_type": OBJECT,
-    "dict_type": OBJECT,
-}
-
 
 def _explain(details: ErrorDetails, schema: JsonObject) -> str:
     """One line: where, what was given, why it is wrong, what to write instead."""
@@ -209,9 +190,9 @@ def _explain(details: ErrorDetails, schema: JsonObject) -> str:
         case "literal_error":
             expected = context["expected"].replace("'", '"')
             return f"{where}: {given} is not allowed; write {expected}{or_null}"
-        case _ if kind in REQUIREMENTS:
-            return f"{where}: given {given}; {REQUIREMENTS[kind].format(**context)}{or_null}"
-    return f"{where}: given {given}; {details['msg'][:1].lower()}{details['msg'][1:]}{or_null}"
+    # "Input should be an object", for example: pydantic knows that it has read JSON.
+    requirement = details["msg"].replace("Input should", "must", 1)
+    return f"{where}: given {given}; {requirement[:1].lower()}{requirement[1:]}{or_null}"
 
 
 def _locate(location: Sequence[int | str], schema: JsonObject) -> tuple[str, list[str], JsonObject]:
