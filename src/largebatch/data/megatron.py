@@ -17,7 +17,6 @@ from largebatch.data.token_stream import Array, TokenStream, mapped
 from largebatch.errors import DataError
 
 MAGIC, HEADER = b"MMIDIDX\x00\x00", struct.Struct("<9sQBQQ")
-CHUNK = 2**22  # entries of an index that are compared at once
 TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
 
@@ -35,23 +34,14 @@ def open_megatron(prefix: str, field: str, vocab_size: int) -> TokenStream:
     index, tokens = (Path(f"{Path(prefix).expanduser()}.{ending}") for ending in ("idx", "bin"))
     for file in (index, tokens):
         if not file.is_file():
-            raise DataError(
-                f"{field}: there is no file {file} (relative to {Path.cwd()}); write the path of a pair of .bin and "
-                ".idx files, without the ending"
-            )
+            raise DataError(f"{field}: there is no {file} (from {Path.cwd()}); write the path without .bin or .idx")
     with index.open("rb") as opened:
         header = opened.read(HEADER.size)
     if not header.startswith(MAGIC) or len(header) < HEADER.size:
-        raise DataError(
-            f"{field}: {index} is not an index of Megatron's format: it does not begin with MMIDIDX; if it is in the "
-            "older TNTIDX format, convert it with Megatron-LM"
-        )
+        raise DataError(f"{field}: {index} is not an index of Megatron's format (MMIDIDX); convert it with Megatron-LM")
     _, version, code, num_sequences, num_boundaries = HEADER.unpack(header)
     if version != 1 or code not in TYPES:
-        raise DataError(
-            f"{field}: {index} has version {version} and type code {code}; version 1 with whole numbers (codes "
-            f"{', '.join(map(str, TYPES))}) can be read"
-        )
+        raise DataError(f"{field}: {index} has version {version} and type code {code}, not 1 and one of {[*TYPES]}")
     dtype, num_bytes = TYPES[code], tokens.stat().st_size
     itemsize, at = np.dtype(dtype).itemsize, HEADER.size
     arrays = _Arrays(index, at + 4 * num_sequences, num_sequences, num_boundaries, itemsize)
@@ -61,9 +51,7 @@ def open_megatron(prefix: str, field: str, vocab_size: int) -> TokenStream:
     except (ValueError, IndexError, OverflowError):
         fits = False
     if not fits:
-        raise DataError(
-            f"{field}: {index} and {tokens} do not fit each other, or are damaged, empty or cut off; copy both again"
-        )
+        raise DataError(f"{field}: {index} and {tokens} do not fit each other, or are damaged or empty; copy both")
     num_tokens = num_bytes // itemsize
     ends = partial(_ends, arrays, num_tokens)
     return TokenStream([num_tokens], [num_boundaries - 1], partial(_tokens, tokens, dtype), ends, vocab_size)
@@ -86,17 +74,11 @@ class _Arrays(NamedTuple):
     def fit(self, sizes: Array, num_bytes: int) -> bool:
         """Whether sequences of these sizes follow each other to the end of the tokens, and documents are in order."""
         pointers, documents = self.open()
-        end = 0
-        for start in range(0, self.num_sequences, CHUNK):
-            part = np.maximum(sizes[start : start + CHUNK].astype(np.int64), -1) * self.itemsize
-            ends = end + np.cumsum(part)
-            if part.min() < 0 or not np.array_equal(pointers[start : start + CHUNK], ends - part):
-                return False
-            end = int(ends[-1])
-        in_order = all(
-            (np.diff(documents[start : start + CHUNK + 1]) >= 0).all() for start in range(0, self.num_boundaries, CHUNK)
-        )
-        return in_order and 0 < end == num_bytes and documents[0] == 0 and documents[-1] == self.num_sequences
+        # As one array: 8 bytes for each sequence, until they are compared.
+        begins = np.cumsum(np.append(0, sizes), dtype=np.int64) * self.itemsize
+        follow = sizes.min() >= 0 and np.array_equal(begins, np.append(pointers, num_bytes))
+        in_order = bool((np.diff(documents, prepend=0, append=self.num_sequences) >= 0).all())
+        return follow and in_order and num_bytes > 0 and documents[0] == 0 and documents[-1] == self.num_sequences
 
 
 @lru_cache(maxsize=2)
