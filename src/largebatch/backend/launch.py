@@ -25,65 +25,62 @@ class Setting(NamedTuple):
     """A setting of an Accelerate config that must be off, because the recipe decides it or its effect is not tested."""
 
     key: str  # its name in the YAML
-    variable: str  # the environment variable that `accelerate launch` sets for it
     off: tuple[str, ...]  # the values that change nothing, in lowercase, starting with the default
     reason: str  # why any other value is refused
     remedy: str = "remove it"  # what to write instead
+    variable_if_other: str = ""  # the environment variable, if its name does not follow from that in the YAML
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that `accelerate launch` sets for it."""
+        prefix = "" if self.key.startswith(("fsdp_", "parallelism_config_")) else "ACCELERATE_"
+        return self.variable_if_other or prefix + self.key.upper()
 
 
-PRECISION = Setting("mixed_precision", "ACCELERATE_MIXED_PRECISION", ("no",), "it is the recipe's precision")
+PRECISION = Setting("mixed_precision", ("no",), "it is the recipe's precision")
 REFUSED = (
     Setting(
         "gradient_accumulation_steps",
-        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
         ("1", "auto"),
         "it follows from the recipe's batch.global_batch_size and batch.micro_batch_size",
     ),
     Setting(
         "gradient_clipping",
-        "ACCELERATE_GRADIENT_CLIPPING",
         ("auto", "none"),
         "it is the recipe's optimizer.clip_norm",
         "remove it and set optimizer.clip_norm in the recipe",
     ),
     Setting(
         "fsdp_activation_checkpointing",
-        "FSDP_ACTIVATION_CHECKPOINTING",
         ("false",),
         "Accelerate recomputes with different dropout masks and updates BatchNorm's statistics twice",
         "remove it and set compute.activation_checkpointing in the recipe",
     ),
     Setting(
         "fsdp_offload_params",
-        "FSDP_OFFLOAD_PARAMS",
         ("false",),
         "the gradient norm would be computed on the host, where NCCL cannot reduce it",
         "remove it, or launch with zero3_offload.yaml",
     ),
     Setting(
         "fsdp_cpu_ram_efficient_loading",
-        "FSDP_CPU_RAM_EFFICIENT_LOADING",
         ("false",),
         "every process builds the same weights anyway, and models with BatchNorm fail with this setting",
     ),
-    Setting("fsdp_ignored_modules", "FSDP_IGNORED_MODULES", ("", "none"), "their gradients would not be reduced"),
-    Setting("dynamo_backend", "ACCELERATE_DYNAMO_BACKEND", ("no",), "largebatch is not tested with dynamo_config"),
-    Setting("megatron_lm_config", "ACCELERATE_USE_MEGATRON_LM", ("false",), "largebatch is not tested with it"),
+    Setting("fsdp_ignored_modules", ("", "none"), "their gradients would not be reduced"),
+    Setting("dynamo_backend", ("no",), "largebatch is not tested with dynamo_config"),
     Setting(
-        "parallelism_config_dp_replicate_size",
-        "PARALLELISM_CONFIG_DP_REPLICATE_SIZE",
-        ("1",),
-        "it follows from the number of processes and parallelism_config_dp_shard_size",
+        "megatron_lm_config", ("false",), "largebatch is not tested with it", "remove it", "ACCELERATE_USE_MEGATRON_LM"
     ),
-    *(
-        Setting(f"parallelism_config_{kind}_size", f"PARALLELISM_CONFIG_{kind.upper()}_SIZE", ("1",), DATA_PARALLELISM)
-        for kind in ("tp", "cp", "sp")
-    ),
+    Setting("parallelism_config_dp_replicate_size", ("1",), "it follows from the processes and the dp_shard_size"),
+    *(Setting(f"parallelism_config_{kind}_size", ("1",), DATA_PARALLELISM) for kind in ("tp", "cp", "sp")),
 )
-UNLESS_FSDP = Setting("parallelism_config", "ACCELERATE_USE_PARALLELISM_CONFIG", ("false",), DATA_PARALLELISM)
+UNLESS_FSDP = Setting(
+    "parallelism_config", ("false",), DATA_PARALLELISM, variable_if_other="ACCELERATE_USE_PARALLELISM_CONFIG"
+)
 """With FSDP, the section makes groups of processes that shard the model."""
 SHARD_SIZE = "LARGEBATCH_SHARD_SIZE"
-DP_SHARD_SIZE = Setting("parallelism_config_dp_shard_size", "PARALLELISM_CONFIG_DP_SHARD_SIZE", ("1",), "")
+DP_SHARD_SIZE = Setting("parallelism_config_dp_shard_size", ("1",), "")
 
 
 @dataclass(frozen=True)
@@ -105,7 +102,7 @@ class Launch:
     @property
     def sharing(self) -> Strategy:
         """How the processes share a model, with the settings that memory and traffic depend on."""
-        zero = ZeroSettings.of(self.deepspeed_config["zero_optimization"]) if self.deepspeed_config else None
+        zero = ZeroSettings.of(self.deepspeed_config["zero_optimization"] if self.deepspeed_config else {"stage": 0})
         return Strategy(self.strategy, zero, self.reshards, self.shard_size)
 
 
@@ -126,9 +123,7 @@ def read_launch(environment: Mapping[str, str] = os.environ, config: RecipeConfi
     engine = engine_of(environment)
     version = environment.get("FSDP_VERSION", "1")
     if engine == "FSDP" and version != FSDP_VERSION:
-        raise LaunchError(
-            f"the Accelerate config asks for FSDP version {version}; write fsdp_version: {FSDP_VERSION} ({NOT_FSDP2})"
-        )
+        raise LaunchError(f"the Accelerate config has fsdp_version {version}; write {FSDP_VERSION} ({NOT_FSDP2})")
     deepspeed_config = read_deepspeed_config(environment) if engine == "DeepSpeed" else None
     stage = deepspeed_config["zero_optimization"]["stage"] if deepspeed_config else None
     in_groups = engine == "FSDP" and is_true(environment, UNLESS_FSDP.variable)
@@ -196,9 +191,8 @@ def _check_shard_size(shard_size: int, world_size: int, local_world_size: int) -
     sizes = [size for size in range(min(2, world_size), world_size + 1) if world_size % size == 0 and is_aligned(size)]
     if shard_size not in sizes:
         raise LaunchError(
-            f"hsdp cannot shard the model over groups of {shard_size} of {world_size} processes, {local_world_size} on "
-            "each node: a group has at least 2 processes, and it fills whole nodes or divides a node evenly; "
-            f"set {SHARD_SIZE} to one of {', '.join(map(str, sizes))}, or launch with ddp or fsdp"
+            f"hsdp cannot shard the model over groups of {shard_size}: with {world_size} processes, {local_world_size} "
+            f"per node, set {SHARD_SIZE} to one of {', '.join(map(str, sizes))}, or launch with ddp or fsdp"
         )
 
 
@@ -241,9 +235,8 @@ def _refuse_use_cpu(environment: Mapping[str, str]) -> None:
     """
     if is_true(environment, "ACCELERATE_USE_CPU"):
         raise LaunchError(
-            "the Accelerate config has use_cpu: true (or distributed_type: MULTI_CPU), so each process would "
-            "train alone; remove it and use one of recipes/accelerate_configs, which run on the CPU when there is no "
-            "GPU"
+            "the Accelerate config has use_cpu: true (or distributed_type: MULTI_CPU), so each process would train "
+            "alone; remove it and use one of recipes/accelerate_configs, which run on the CPU without a GPU"
         )
     if "MASTER_ADDR" in environment and "ACCELERATE_USE_CPU" in environment and "WORLD_SIZE" not in environment:
         raise LaunchError(

@@ -35,20 +35,8 @@ from largebatch.storage.layout import (
 from largebatch.storage.tensors import Shapes, fingerprint, save_tensors
 
 T = TypeVar("T")
-
-
-class NotWritten(Exception):
-    """The storage did not accept a checkpoint; it may accept later ones."""
-
-
-class Failure(NamedTuple):
-    """Why a process could not write its part; JSON as it is."""
-
-    message: str
-    is_storage: bool  # whether the storage refused it, and may accept the next one
-
-    def error(self) -> Exception:
-        return NotWritten(self.message) if self.is_storage else TrainingFailed(self.message, everywhere=True)
+Failure = tuple[str, bool]
+"""Why a process could not write its part, and whether the storage refused it, which may accept the next one."""
 
 
 class Part(NamedTuple):
@@ -132,7 +120,7 @@ class CheckpointWriter:
         if error is None:
             if step:
                 self.last_step, self.latest = step, self.folder / folder_name(step)
-        elif not isinstance(error, NotWritten):
+        elif not isinstance(error, StorageError):
             raise error
         elif self.backend.is_main_process:
             latest = f"the latest is from step {self.last_step}" if self.last_step else "there is none yet"
@@ -234,7 +222,10 @@ class CheckpointWriter:
                     if self.attempt.is_current():
                         discard_incomplete(self.folder, step, self.attempt.name)
         failure = self._gather(failure)[0]
-        return None if failure is None else Failure(*failure).error()
+        if failure is None:
+            return None
+        message, is_storage = failure
+        return (StorageError if is_storage else TrainingFailed)(message, everywhere=True)
 
     def _write_own(self, temporary: Path, step: int, state: EngineState) -> Part:
         self.attempt.check()
@@ -324,9 +315,7 @@ def _tried(work: Callable[[], T]) -> tuple[T | None, Failure | None]:
     """The result of `work`, or why it failed: a process that raised alone would leave the others waiting for it."""
     try:
         return work(), None
-    except OSError as error:
-        return None, Failure(str(error), is_storage=True)
-    except UserError as error:
-        return None, Failure(str(error), is_storage=False)
     except Exception as error:
-        return None, Failure(f"the checkpoint could not be written: {type(error).__name__}: {error}", is_storage=False)
+        is_clear = isinstance(error, OSError | UserError)
+        what = str(error) if is_clear else f"the checkpoint could not be written: {type(error).__name__}: {error}"
+        return None, (what, isinstance(error, OSError))

@@ -60,9 +60,8 @@ class Staging:
             return _page_locked(size)
         except (OSError, RuntimeError) as error:
             raise TrainingFailed(
-                f"asynchronous checkpoints need {size / 2**30:.2f} GiB of host memory for this process's part of the "
-                f"state, which could not be allocated: {error}; give the job more memory (with Slurm, --mem=0 is a "
-                "node's whole memory), or set checkpoint.asynchronous to false"
+                f"no host memory for {size / 2**30:.2f} GiB of an asynchronous checkpoint: {error}; give the job more "
+                "(with Slurm, --mem=0 is a node's whole memory), or set checkpoint.asynchronous to false"
             ) from error
 
 

@@ -17,7 +17,7 @@ from math import prod
 from pkgutil import resolve_name
 from typing import NamedTuple
 
-from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy, ZeroSettings, padded
+from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy, padded
 from largebatch.plan.contract import RunPlan
 from largebatch.plan.strategies import Policy, find_strategy
 
@@ -155,7 +155,7 @@ def sharded(model: ModelShape, strategy: Strategy, world_size: int, accumulates:
 
 def zero12(model: ModelShape, strategy: Strategy, world_size: int, accumulates: bool) -> Elements:
     """Whole weights, and a part of each group's flat buffer of masters."""
-    zero = _settings_of(strategy)
+    zero = strategy.zero
     groups = [padded(_elements(group), 2 * world_size) for group in model.groups]
     trained = _elements(model.trained)
     gradients = _gradients_of_partitions(model, world_size)
@@ -196,7 +196,7 @@ def _gradients_of_partitions(model: ModelShape, world_size: int) -> int:
 
 def zero3(model: ModelShape, strategy: Strategy, world_size: int, _: bool) -> Elements:
     """A part of each parameter."""
-    zero = _settings_of(strategy)
+    zero = strategy.zero
 
     def part(parameter: ParameterShape) -> int:
         return padded(parameter.elements, world_size) // world_size
@@ -222,11 +222,6 @@ def zero3(model: ModelShape, strategy: Strategy, world_size: int, _: bool) -> El
     gathered = sum(small) if world_size > 1 else 0
     weights = sum(part(parameter) for parameter in model.parameters) + gathered
     return Elements(weights, trained, trained, [(trained,)], transient)
-
-
-def _settings_of(strategy: Strategy) -> ZeroSettings:
-    assert strategy.zero is not None
-    return strategy.zero
 
 
 def _elements(parameters: tuple[ParameterShape, ...] | list[ParameterShape]) -> int:

@@ -90,7 +90,7 @@ class Strategy:
     """How the processes share a model."""
 
     name: str  # name in the table of `plan.strategies`
-    zero: ZeroSettings | None = None  # settings of DeepSpeed, for its strategies
+    zero: ZeroSettings = ZeroSettings(stage=0)  # settings of DeepSpeed, for its strategies
     reshards: bool = True  # whether FSDP2 gathers its units again for the backward pass
     shard_size: int | None = None  # processes that FSDP2 divides a replica of the model over; None means all
     reduces_each: bool = False  # whether FSDP2 reduces gradients with each micro-batch, not only with the last

@@ -150,7 +150,6 @@ def sharded(case: TrafficCase) -> Collectives:
 def zero12(case: TrafficCase) -> Collectives:
     """Gradients are reduced, and weights are gathered after the update."""
     zero = case.strategy.zero
-    assert zero is not None
     elements = sum(parameter.elements for parameter in case.model.trained)
     # A parameter group is one flat buffer, whose parts start at multiples of 2 elements (4 bytes in fp16).
     groups = [sum(parameter.elements for parameter in group) for group in case.model.groups]
@@ -172,7 +171,6 @@ def zero12(case: TrafficCase) -> Collectives:
 def zero3(case: TrafficCase) -> Collectives:
     """Weights are gathered for each pass; gradients are reduce-scattered."""
     model, zero = case.model, case.strategy.zero
-    assert zero is not None
     # Each pass uses the parameters of each module once.
     passes = 3 if case.recomputes else 2
     trace = sum(passes * parameter.modules * parameter.elements for parameter in model.parameters)

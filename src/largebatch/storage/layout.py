@@ -22,11 +22,13 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from safetensors import SafetensorError
 
 from largebatch.errors import may_pass
 from largebatch.regular_file import read_bytes
@@ -104,10 +106,7 @@ class Manifest(BaseModel):
         """The manifest in a file; CheckpointError if it has another format, names other files, or has gaps."""
         given = raw.get("format") if isinstance(raw, dict) else raw
         if given != FORMAT:
-            raise CheckpointError(
-                f"its format is {given!r}, but this version of largebatch reads only {FORMAT!r}; use the version that "
-                "wrote it, or start over"
-            )
+            raise CheckpointError(f"its format is {given!r}, not {FORMAT!r}; use that version, or start over")
         try:
             manifest = cls.model_validate(raw)
         except ValidationError as error:
@@ -183,14 +182,23 @@ def read_json(path: Path, follow_links: bool = False) -> Any:
 
     OSError if it cannot be read now.
     """
-    try:
+    with reading(path.name):
         return json.loads(read_bytes(path, follow_links).decode())
+
+
+@contextmanager
+def reading(file: str) -> Iterator[None]:
+    """Raise CheckpointError for a file that is missing or not what it should be; OSError if it cannot be read now."""
+    try:
+        yield
+    except CheckpointError:
+        raise
     except FileNotFoundError:
-        raise CheckpointError(f"{path.name} is missing") from None
-    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} is missing") from None
+    except (SafetensorError, OSError, LookupError, ValueError, RecursionError) as error:
         if may_pass(error):
             raise
-        raise CheckpointError(f"{path.name} cannot be read: {error}") from error
+        raise CheckpointError(f"{file} cannot be read: {error}") from error
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -10,11 +9,10 @@ from typing import Self
 
 import torch
 import xxhash
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
-from largebatch.errors import may_pass
 from largebatch.storage.files import CHUNK_BYTES, FileRecord, write_file
-from largebatch.storage.layout import BUFFER, WEIGHT, CheckpointError, Manifest
+from largebatch.storage.layout import BUFFER, WEIGHT, CheckpointError, Manifest, reading
 
 Shapes = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
@@ -108,7 +106,7 @@ class TensorFiles:
             raise CheckpointError(f"{file} has {name} in shape {stored.shape}, without elements {start} to {stop}")
         values = torch.empty(stop - start, dtype=stored.dtype)
         left = values.view(torch.uint8).numpy().data
-        with _checked(file):
+        with reading(file):
             self._files[file].seek(stored.offset + start * stored.dtype.itemsize)
             while left:
                 count = self._files[file].readinto(left[:CHUNK_BYTES])
@@ -131,7 +129,7 @@ class TensorFiles:
         if file in self._stored:
             return self._stored[file]
         path = self._folder / file
-        with _checked(file):
+        with reading(file):
             opened = self._files[file] = FileIO(path)
             with safe_open(path, framework="pt"):
                 # It has checked the header: shapes, dtypes, and that the tensors fill the file.
@@ -167,9 +165,7 @@ def common_buffer(files: TensorFiles, name: str, manifest: Manifest) -> torch.Te
     if not others:
         return first
     if name not in manifest.running_statistics:
-        raise CheckpointError(
-            f"its buffer {name} differs between the {manifest.world_size} processes that wrote it; resume on that many"
-        )
+        raise CheckpointError(f"its buffer {name} differs between processes; resume on {manifest.world_size} of them")
     values = [first.double() * (manifest.world_size - len(others)), *(other.double() for other in others)]
     return (torch.stack(values).sum(dim=0) / manifest.world_size).to(first.dtype)
 
@@ -180,15 +176,3 @@ def fingerprint(*tensors: torch.Tensor) -> str:
     for tensor in tensors:
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-@contextmanager
-def _checked(file: str) -> Iterator[None]:
-    try:
-        yield
-    except CheckpointError:
-        raise
-    except (SafetensorError, OSError, LookupError, ValueError) as error:
-        if may_pass(error):
-            raise
-        raise CheckpointError(f"{file} cannot be read: {error}") from error
