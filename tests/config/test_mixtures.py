@@ -71,7 +71,11 @@ def test_other_tasks_have_them(task):
             {"sources": [FIRST, SECOND | {"tokenizer": "x"}]},
             "sources[1].tokenizer (code): not a field of a source, which has",
         ),
-        ([], {"sources": [FIRST, SECOND | {"weight": -1}]}, "data.sources[1].weight: given -1; must be at least 0"),
+        (
+            [],
+            {"sources": [FIRST, SECOND | {"weight": -1}]},
+            "data.sources[1].weight: given -1; must be greater than or equal to 0",
+        ),
         (
             [],
             {"sources": [{"name": "web", "weight": 1}, SECOND]},

@@ -50,7 +50,7 @@ def test_errors_of_its_section_are_told_with_all_others(own):
     text = "\n".join(caught.value.problems)
     for problem in (
         "optimizer.betta: unknown key, did you mean beta?",
-        "optimizer.softness: given -1; must be above 0",
+        "optimizer.softness: given -1; must be greater than 0",
         "seed: given -1",
     ):
         assert problem in text

@@ -15,7 +15,7 @@ from paths import SIMCLR
         (["--neighbors.count=101"], "neighbors.count: 101 is more than the 100 samples"),
         (["--neighbors.bank_samples=1500"], "neighbors.bank_samples: 1500 is more than the 1437 training samples"),
         (["--views.color_strength=3.0"], "color_strength 3 would turn hues by more than half a turn"),
-        (["--views.min_area=0.0"], "views.min_area: given 0.0; must be above 0"),
+        (["--views.min_area=0.0"], "views.min_area: given 0.0; must be greater than 0"),
     ],
 )
 def test_refused(words, message):

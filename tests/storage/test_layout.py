@@ -141,9 +141,7 @@ def test_what_has_another_form_is_refused(path, value):
 
 @pytest.mark.parametrize("raw", [None, [], "largebatch", {}, {"format": "largebatch checkpoint 1", "step": "many"}])
 def test_other_formats_are_refused_in_one_line_whatever_else_is_wrong(raw):
-    with pytest.raises(
-        CheckpointError, match=r"its format is .*, but this version of largebatch reads only 'largebatch 3'"
-    ):
+    with pytest.raises(CheckpointError, match=r"its format is .*, not 'largebatch 3'; use the version"):
         Manifest.from_json(raw)
 
 

@@ -106,7 +106,9 @@ class Manifest(BaseModel):
         """The manifest in a file; CheckpointError if it has another format, names other files, or has gaps."""
         given = raw.get("format") if isinstance(raw, dict) else raw
         if given != FORMAT:
-            raise CheckpointError(f"its format is {given!r}, not {FORMAT!r}; use that version, or start over")
+            raise CheckpointError(
+                f"its format is {given!r}, not {FORMAT!r}; use the version of largebatch that wrote it, or start over"
+            )
         try:
             manifest = cls.model_validate(raw)
         except ValidationError as error:
