@@ -171,7 +171,7 @@ def test_a_task_without_model_py(compare, tmp_path):
 def test_a_folder_without_strategies_is_refused(compare, tmp_path):
     code, output, errors = compare(DIGITS, "--world-sizes", "2", "--accelerate-configs", str(tmp_path))
     assert (code, output) == (2, "")
-    assert f"{tmp_path} has no Accelerate config" in errors
+    assert f"there is no {tmp_path}/ddp.yaml; known: none" in errors
 
 
 @pytest.mark.parametrize(

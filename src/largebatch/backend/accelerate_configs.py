@@ -3,26 +3,19 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
-from math import inf
 from pathlib import Path
+
+from pydantic import ValidationError
 
 from largebatch.backend.launch import DP_SHARD_SIZE, SHARD_SIZE, is_true, read_launch, read_shard_size
 from largebatch.config import RecipeConfig
 from largebatch.errors import UserError
-from largebatch.estimate.model_shape import Strategy, ZeroSettings
+from largebatch.estimate.model_shape import Strategy
 from largebatch.plan.strategies import STRATEGIES
 from largebatch.task_folders import folder_of
 
 DEEPSPEED_FILE = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
 REHEARSED_SHARDS = 2
-# With any other value of these settings of "zero_optimization", the counts of memory or traffic would be wrong.
-COUNTED_AT = {
-    "offload_optimizer": None,
-    "offload_param": None,
-    "round_robin_gradients": False,
-    "contiguous_gradients": True,
-    "reduce_scatter": True,
-}
 
 
 def launch_environment(accelerate_config: Path, world_size: int) -> dict[str, str]:
@@ -87,15 +80,9 @@ def find_accelerate_configs(
     files = {file.stem: file.resolve() for file in sorted(found.glob("*.yaml"))}
     if strategies is None:
         suitable = [name for name, entry in STRATEGIES.items() if not entry.refusal_of(config)]
-        strategies = [name for name in suitable if name in files]
-        if not strategies:
-            raise UserError(
-                f"{found} has no Accelerate config that can train precision {config.precision} with optimizer "
-                f"{config.optimizer.name}; add --accelerate-configs FOLDER, a folder with at least one of "
-                + ", ".join(f"{name}.yaml" for name in suitable)
-            )
+        strategies = [name for name in suitable if name in files] or suitable
     if missing := [name for name in strategies if name not in files]:
-        raise UserError(f"--strategies: there is no {found / missing[0]}.yaml; known: {', '.join(files)}")
+        raise UserError(f"there is no {found / missing[0]}.yaml; known: {', '.join(files) or 'none'}")
     return {name: files[name] for name in strategies}
 
 
@@ -117,25 +104,22 @@ def find_strategies(
     not_counted = {name: refusal.why for name, refusal in refusals.items() if refusal}
     for name, file in find_accelerate_configs(folder, None, config).items():
         environment = {**os.environ, **launch_environment(file, world_size=gpus_per_node)}
+        if environment.get("FSDP_TRANSFORMER_CLS_TO_WRAP"):
+            not_counted[name] = "its Accelerate config has fsdp_transformer_layer_cls_to_wrap"
+            continue
         try:
             if is_true(environment, "ACCELERATE_USE_PARALLELISM_CONFIG"):
                 # At least two replicas, whatever their size.
                 environment["WORLD_SIZE"] = str(2 * gpus_per_node * read_shard_size(environment, gpus_per_node))
-            launch = read_launch(environment, config)
+            strategy = read_launch(environment, config).sharing
         except UserError as error:
             not_counted[name] = str(error)
-            continue
-        zero = launch.deepspeed_config["zero_optimization"] if launch.deepspeed_config else {}
-        uncounted = [key for key, usual in COUNTED_AT.items() if zero.get(key, usual) != usual]
-        # For example "auto", which Accelerate replaces with a value that depends on the model.
-        sizes = {key: zero[key] for key in ZeroSettings.__dataclass_fields__ if zero.get(key) is not None}
-        uncounted += [key for key, size in sizes.items() if not (isinstance(size, int | float) and 0 <= size < inf)]
-        if uncounted:
+        except ValidationError as error:
+            # For example "auto", which Accelerate replaces with a value that depends on the model.
+            first = error.errors()[0]
             not_counted[name] = (
-                f"its DeepSpeed JSON has zero_optimization.{uncounted[0]} {json.dumps(zero[uncounted[0]])}"
+                f"its DeepSpeed JSON has zero_optimization.{first['loc'][0]} {json.dumps(first['input'])}"
             )
-        elif environment.get("FSDP_TRANSFORMER_CLS_TO_WRAP"):
-            not_counted[name] = "its Accelerate config has fsdp_transformer_layer_cls_to_wrap"
         else:
-            found.append(launch.sharing)
+            found.append(strategy)
     return found, not_counted

@@ -68,13 +68,11 @@ def read_deepspeed_config(environment: Mapping[str, str]) -> dict[str, Any]:
         )
     try:
         config = json.loads(read_bytes(Path(path), follow_links=True).decode())
-    except FileNotFoundError:
-        raise LaunchError(
-            f"there is no DeepSpeed config {path!r} (relative to {Path.cwd()}); launch "
-            "from the folder it is relative to, or write an absolute path in the Accelerate config"
-        ) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise LaunchError(f"the DeepSpeed config {path} cannot be read: {error}") from None
+        raise LaunchError(
+            f"the DeepSpeed config {path!r} (relative to {Path.cwd()}) cannot be read: {error}; launch from the folder "
+            "it is relative to, or write an absolute path in the Accelerate config"
+        ) from None
     problems = deepspeed_config_problems(config)
     if problems:
         lines = "\n".join(f"  - {problem}" for problem in problems)

@@ -37,7 +37,9 @@ class Setting(NamedTuple):
         return self.variable_if_other or prefix + self.key.upper()
 
 
-PRECISION = Setting("mixed_precision", ("no",), "it is the recipe's precision")
+PRECISION = Setting(
+    "mixed_precision", ("no",), "the recipe's precision decides", "remove it, or set precision in the recipe"
+)
 REFUSED = (
     Setting(
         "gradient_accumulation_steps",
@@ -123,7 +125,7 @@ def read_launch(environment: Mapping[str, str] = os.environ, config: RecipeConfi
     engine = engine_of(environment)
     version = environment.get("FSDP_VERSION", "1")
     if engine == "FSDP" and version != FSDP_VERSION:
-        raise LaunchError(f"the Accelerate config has fsdp_version {version}; write {FSDP_VERSION} ({NOT_FSDP2})")
+        raise LaunchError(f"the Accelerate config has fsdp_version: {version}; write fsdp_version: 2: {NOT_FSDP2}")
     deepspeed_config = read_deepspeed_config(environment) if engine == "DeepSpeed" else None
     stage = deepspeed_config["zero_optimization"]["stage"] if deepspeed_config else None
     in_groups = engine == "FSDP" and is_true(environment, UNLESS_FSDP.variable)
@@ -203,13 +205,8 @@ def end_with_the_launcher(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def _refuse_settings(environment: Mapping[str, str], precision: str) -> None:
-    launched_precision = environment.get(PRECISION.variable, "no")
-    if launched_precision not in ("no", precision):
-        raise LaunchError(
-            f"the Accelerate config has mixed_precision: {launched_precision}, but the recipe has precision {precision}"
-            "; remove mixed_precision from the Accelerate config, or set precision in the recipe"
-        )
-    for setting in REFUSED if engine_of(environment) == "FSDP" else (*REFUSED, UNLESS_FSDP):
+    settings = (PRECISION._replace(off=("no", precision)), *REFUSED)
+    for setting in settings if engine_of(environment) == "FSDP" else (*settings, UNLESS_FSDP):
         value = environment.get(setting.variable, setting.off[0])
         if value.lower() not in setting.off:
             raise LaunchError(f"the Accelerate config has {setting.key}: {value}; {setting.remedy}: {setting.reason}")

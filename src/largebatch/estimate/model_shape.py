@@ -3,7 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Self
+from typing import Any, Literal
+
+import pydantic
+from pydantic import NonNegativeInt, TypeAdapter
 
 
 @dataclass(frozen=True)
@@ -62,27 +65,38 @@ class ModelShape:
         return [[parameter for parameter in self.trained if parameter.group == number] for number in numbers]
 
 
-@dataclass(frozen=True)
+@pydantic.dataclasses.dataclass(frozen=True)
 class ZeroSettings:
     """Settings of a DeepSpeed JSON that decide memory and traffic; sizes in elements, defaults of DeepSpeed 0.19.8."""
 
     stage: int
-    reduce_bucket_size: int = 500_000_000
+    reduce_bucket_size: NonNegativeInt = 500_000_000
     overlap_comm: bool = False
     use_multi_rank_bucket_allreduce: bool = True
-    sub_group_size: int = 1_000_000_000
-    stage3_param_persistence_threshold: int = 100_000
-    stage3_max_reuse_distance: int = 1_000_000_000
-    stage3_prefetch_bucket_size: int = 50_000_000
+    sub_group_size: NonNegativeInt = 1_000_000_000
+    stage3_param_persistence_threshold: NonNegativeInt = 100_000
+    stage3_max_reuse_distance: NonNegativeInt = 1_000_000_000
+    stage3_prefetch_bucket_size: NonNegativeInt = 50_000_000
+
+    # With any other value of these, the counts would be wrong.
+    offload_optimizer: None = None
+    offload_param: None = None
+    round_robin_gradients: Literal[False] = False
+    contiguous_gradients: Literal[True] = True
+    reduce_scatter: Literal[True] = True
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Self:
-        """The settings in "zero_optimization" of a DeepSpeed JSON."""
-        zero: dict[str, Any] = {"overlap_comm": config["stage"] == 3} | dict(config)
-        given = {name: value for name, value in zero.items() if name in cls.__dataclass_fields__ and value is not None}
-        # Sizes may be written as 5e8.
-        given = {name: int(value) if isinstance(value, float) else value for name, value in given.items()}
-        return cls(**given)
+    def of(cls, config: Mapping[str, Any]) -> "ZeroSettings":
+        """The settings in "zero_optimization" of a DeepSpeed JSON.
+
+        Raises:
+            pydantic.ValidationError: With one of them, memory and traffic cannot be counted.
+        """
+        given = {name: value for name, value in config.items() if value is not None}
+        return TypeAdapter(cls).validate_python({"overlap_comm": config["stage"] == 3} | given)
+
+
+NO_ZERO = ZeroSettings(stage=0)
 
 
 @dataclass(frozen=True)
@@ -90,7 +104,7 @@ class Strategy:
     """How the processes share a model."""
 
     name: str  # name in the table of `plan.strategies`
-    zero: ZeroSettings = ZeroSettings(stage=0)  # settings of DeepSpeed, for its strategies
+    zero: ZeroSettings = NO_ZERO  # settings of DeepSpeed, for its strategies
     reshards: bool = True  # whether FSDP2 gathers its units again for the backward pass
     shard_size: int | None = None  # processes that FSDP2 divides a replica of the model over; None means all
     reduces_each: bool = False  # whether FSDP2 reduces gradients with each micro-batch, not only with the last
