@@ -39,7 +39,7 @@ def test_every_program_has_a_help_text(monkeypatch, capsys):
         assert ended.value.code == 0, program
         assert "usage:" in capsys.readouterr().out
     # These take no words.
-    for program in ("autocast_lists", "performance", "same_run"):
+    for program in ("performance", "same_run"):
         importlib.import_module(program)
 
 
