@@ -44,9 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Fail at every call of a file-system function, and judge the run.")
     parser.add_argument("--workers", type=int, default=2, help="processes that each make one run after another")
     parser.add_argument("--every", type=int, default=1, help="of the faults, take every N-th, for a quick look")
-    parser.add_argument(
-        "--first", type=int, default=0, help="the fault to begin with: --every 4 is whole with 0, 1, 2, 3"
-    )
+    parser.add_argument("--first", type=int, default=0, help="the fault to begin with: --every 4 needs 0 to 3")
     parser.add_argument("--output", type=Path, default=RESULTS / "file_faults/faults.json")
     options = parser.parse_args()
     facts, started = take_facts(("torch", "accelerate")), time.monotonic()
