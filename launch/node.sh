@@ -142,6 +142,8 @@ export LARGEBATCH_REFUSAL=${LARGEBATCH_REFUSAL:-$LARGEBATCH_LOGS/refusal}
 
 cpus=$(env -u OMP_NUM_THREADS nproc)
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((gpus > 0 && cpus > processes ? cpus / processes : 1))}
+# By themselves, NCCL and gloo can be reached from other machines, also on one node.
+((nodes > 1)) || export NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-lo} GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo}
 # Each process would compile with 32 threads.
 export TORCHINDUCTOR_COMPILE_THREADS=${TORCHINDUCTOR_COMPILE_THREADS:-$OMP_NUM_THREADS}
 # Samples of unequal lengths, and weights that are gathered and freed, would fragment a GPU's memory.

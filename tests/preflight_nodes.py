@@ -14,6 +14,7 @@ from largebatch.tools.command_line import main
 from paths import PYDOC, ROOT
 
 DDP = ROOT / "recipes/accelerate_configs/ddp.yaml"
+TOKEN = "a-token"
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def run_nodes(folder, count, *words, host="localhost", port=None, before=None, r
     """
     shared = folder / "shared"
     shared.mkdir(exist_ok=True)
-    (shared / "token").write_text("42\n")
+    (shared / "token").write_text(f"{TOKEN}\n")
     names = [f"n{rank + 1}" for rank in range(count)]
     place = f"{host}:{port or free_port()}"
     processes = []
@@ -79,7 +80,7 @@ def _be_node(folder, rank, arguments, before, environment):
     code = 99
     try:
         (folder / f"pid_{rank}").write_text(str(os.getpid()))
-        os.environ["LARGEBATCH_TOKEN"] = "42"
+        os.environ["LARGEBATCH_TOKEN"] = TOKEN
         os.environ.update({name: str(value) for name, value in environment.items()})
         for number, name in ((1, "out"), (2, "err")):
             os.dup2(os.open(folder / f"{name}_{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)

@@ -98,6 +98,7 @@ def test_a_node(launch, tmp_path):
     assert (environment["PYTHONUNBUFFERED"], environment["X"], environment["LARGEBATCH_TOKEN"]) == ("1", "1", "9.0")
     # Torch's store shows it to strangers.
     assert len(environment["PET_RDZV_ID"]) == 64
+    assert environment.keys().isdisjoint({"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"})
     assert (tmp_path / "run/limit").read_text() == "0\n"
     assert (tmp_path / "run/jobs/9/start_0/n7.log").read_text() == "trains on n7\n"
     # The second node does not write what the first has.
@@ -162,7 +163,7 @@ def test_options_of_the_jobset(launch, tmp_path):
 
 def leave_files_in(start: Path) -> None:
     """What an earlier start has left."""
-    for name in ("refusal", "preflight/ended.9.0", "preflight/bad_nodes", "errors/rank_0.json"):
+    for name in ("refusal", "preflight/ended.of_it", "preflight/bad_nodes", "errors/rank_0.json"):
         (start / name).parent.mkdir(parents=True, exist_ok=True)
         (start / name).write_text("0")
 
@@ -186,9 +187,10 @@ def test_the_first_node_removes_what_an_earlier_start_has_left(launch, tmp_path)
 def test_every_start_on_one_node_has_a_folder(launch, tmp_path, job, folder, restart):
     leave_files_in(tmp_path / "run/jobs" / folder / "start_0")
     words = ("--nodes", "1", "--node-rank", "0", RECIPE)
-    code, log = node(launch, *words, LARGEBATCH_JOB_ID=job, LARGEBATCH_RESTART="")
+    code, log = node(launch, *words, LARGEBATCH_JOB_ID=job, LARGEBATCH_RESTART="", GLOO_SOCKET_IFNAME="ib0")
     assert code == 0, log
     environment = environment_in(tmp_path / "run")
+    assert (environment["NCCL_SOCKET_IFNAME"], environment["GLOO_SOCKET_IFNAME"]) == ("lo", "ib0")
     assert environment["LARGEBATCH_LOGS"] == f"{tmp_path}/run/jobs/{folder}/start_1"
     assert environment["LARGEBATCH_TOKEN"] == f"{folder}.1"
     assert (environment["LARGEBATCH_RESTART"] or None) == restart

@@ -12,7 +12,7 @@ from largebatch.tools.preflight import all_reduce, meeting, phases, run_folder
 from largebatch.tools.preflight.node import checkpoint_bytes
 from largebatch.tools.verify.jobs import JobFailed
 from paths import PYDOC
-from preflight_nodes import die, late, run_nodes, shared, too_late
+from preflight_nodes import TOKEN, die, late, run_nodes, shared, too_late
 
 pytestmark = pytest.mark.slow
 
@@ -88,6 +88,8 @@ def test_a_node_that_is_too_late_is_not_bad(tmp_path):
     assert "late: n3: not present after 12 seconds" in ended[0].out
     assert "raise LARGEBATCH_PREFLIGHT_SECONDS" in ended[0].out
     assert "n3: the pre-flight ended before this node was present" in ended[2].err
+    # Whoever can list the folder must not learn the token.
+    assert not list(shared(tmp_path).glob(f"*{TOKEN}*"))
     assert bad_nodes(tmp_path) is None
 
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from largebatch.errors import counted
-from largebatch.tools.verify.jobs import run_job
+from largebatch.tools.verify.jobs import INTERFACES, run_job
 
 SECONDS = 120.0  # how long the processes may take to start, meet and measure
 MEBIBYTES_ON_GPUS, MEBIBYTES_ON_CPUS = 1024, 64
@@ -58,8 +58,7 @@ def measure(it: AllReduce, logs: Path) -> float:
     logs.mkdir(exist_ok=True)
     environment = {"WORLD_SIZE": str(it.processes_per_node)}
     if it.num_nodes > 1:
-        # The interface that was chosen for gloo or, if empty, that of the machine's name.
-        environment["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "")
+        environment |= {name: os.environ.get(name, "") for name in INTERFACES}
     results: list[float] = run_job(
         _bandwidth,
         it,

@@ -5,6 +5,7 @@ misses the deadline of the first phase, presence, is late, but not bad. A node t
 deadline has stopped answering.
 """
 
+import hashlib
 import json
 import socket
 import sys
@@ -51,8 +52,11 @@ class Node:
     only_warns: bool = False  # a job that is refused starts anyway
 
     def file(self, name: str) -> Path:
-        """A file with which nodes tell each other what they cannot tell through the store."""
-        return self.folder / f"{name}.{self.token}"
+        """A file with which nodes tell each other what they cannot tell through the store.
+
+        Its name depends on the token, but does not disclose it.
+        """
+        return self.folder / f"{name}.{hashlib.sha256(self.token.encode()).hexdigest()[:16]}"
 
 
 class Ended(Exception):

@@ -32,6 +32,8 @@ PRELOAD = "LARGEBATCH_PRELOAD"
 separated by commas."""
 
 LOOPBACK = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "")
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Environment variables with the network interface on which a library's sockets listen; if empty, its usual one."""
 
 # Time for the other processes of a job to end by themselves after one has failed.
 SECONDS_TO_FOLLOW = 1
@@ -113,8 +115,8 @@ def run_job(
         function: Function that can be pickled, and so can its results.
         arguments: Arguments that can be pickled.
         world_size: Number of processes; if `environment` has a WORLD_SIZE, they get RANK, LOCAL_RANK and a rendezvous.
-        environment: Variables added to the environment of this process. Without a GLOO_SOCKET_IFNAME among them, the
-            processes cannot be reached from other machines over gloo.
+        environment: Variables added to the environment of this process. Without `INTERFACES` among them, the processes
+            cannot be reached from other machines.
         folder: Working directory of the processes.
         timeout: Seconds until all results.
         logs: Folder that keeps the processes' output, if it is to be kept.
@@ -129,7 +131,7 @@ def run_job(
         try:
             for rank, output in enumerate(outputs):
                 mine, theirs = _context.Pipe(duplex=False)
-                settings = {"GLOO_SOCKET_IFNAME": LOOPBACK, **environment}
+                settings = dict.fromkeys(INTERFACES, LOOPBACK) | dict(environment)
                 if "WORLD_SIZE" in environment:
                     settings |= place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
                 process = _context.Process(target=_work, args=(theirs, output, folder, settings, function, arguments))
