@@ -45,7 +45,7 @@ def test_the_effective_batch(words, line, capsys):
     assert answer(words, capsys).startswith(f"effective batch: {line}\n")
 
 
-@pytest.mark.parametrize("framework", sorted(FRAMEWORKS.keys() - {"dp", "parameter-server"}))
+@pytest.mark.parametrize("framework", sorted({*FRAMEWORKS} - {"dp", "parameter-server"}))
 def test_7_on_8_devices_is_56_and_on_10_nodes_560(framework):
     assert OtherBatch(framework, 7, devices=8).global_batch_size == 56
     assert OtherBatch(framework, 7, devices=8, nodes=10).global_batch_size == 560

@@ -7,6 +7,7 @@ for parameter servers, Dean et al. 2012 and Chen et al. 2016 (arXiv 1604.00981).
 
 import argparse
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -17,20 +18,9 @@ from largebatch.tools.options import Commands, add_command, positive_float, posi
 
 Gradients = Literal["average", "sum", "separate"]
 
-FRAMEWORKS: dict[str, Gradients] = {
-    "ddp": "average",
-    "ddp_spawn": "average",
-    "ddp_sharded": "average",
-    "dp": "sum",
-    "fsdp": "average",
-    "deepspeed": "average",
-    "horovod": "average",
-    "parameter-server": "separate",
-    "lightning": "average",
-    "hf-trainer": "average",
-}
-"""How each framework combines the gradients of processes, unless it is told otherwise."""
 DATA_PARALLEL = "dp"  # one process drives all devices of a node, and splits its batch among them
+PARAMETER_SERVER = "parameter-server"  # updates the weights with each process's gradients, unless it is told otherwise
+FRAMEWORKS = ("ddp", DATA_PARALLEL, "fsdp", "deepspeed", "horovod", PARAMETER_SERVER, "lightning", "hf-trainer")
 
 
 def add_parser(commands: Commands) -> None:
@@ -67,9 +57,7 @@ def add_parser(commands: Commands) -> None:
         action="store_true",
         help="all processes share the batch size: Accelerate's split_batches, or batch_size // world_size in a script",
     )
-    parser.add_argument(
-        "--loss", choices=["mean", "sum"], default="mean", help="loss of a backward pass; default: mean"
-    )
+    parser.add_argument("--loss", choices=["mean", "sum"], default="mean", help="of a backward pass; default: mean")
     parser.add_argument(
         "--gradients",
         choices=["average", "sum", "separate"],
@@ -78,9 +66,7 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument("--lr", dest="learning_rate", type=positive_float, help="the script's learning rate")
     parser.add_argument("--to-global-batch-size", type=positive_int, help="of the recipe; default: the effective batch")
-    parser.add_argument(
-        "--scaling", choices=["linear", "sqrt", "none"], help="learning-rate rule: linear (SGD), sqrt (Adam) or none"
-    )
+    parser.add_argument("--scaling", choices=["linear", "sqrt", "none"], help="of the rate: linear (SGD), sqrt (Adam)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -115,10 +101,8 @@ class OtherBatch:
             )
         if self.split_batches and self.batch_size % self.processes:
             raise UserError(
-                f"--batch-size {self.batch_size} --split-batches: not a multiple of {self.nodes} nodes x "
-                f"{self.devices} devices = {self.processes} processes; "
-                f"{nearest_multiples(self.batch_size, self.processes)}; or remove --split-batches if each process "
-                "loads that many"
+                f"--batch-size {self.batch_size} --split-batches: not a multiple of the {self.processes} processes; "
+                f"{nearest_multiples(self.batch_size, self.processes)}; or remove --split-batches"
             )
 
     @property
@@ -134,7 +118,8 @@ class OtherBatch:
     @property
     def processes_per_update(self) -> int:
         """Processes whose gradients make up one update of the weights."""
-        return 1 if (self.gradients or FRAMEWORKS[self.framework]) == "separate" else self.processes
+        usual: Gradients = "separate" if self.framework == PARAMETER_SERVER else "average"
+        return 1 if (self.gradients or usual) == "separate" else self.processes
 
     @property
     def global_batch_size(self) -> int:
@@ -169,26 +154,14 @@ def answer(script: OtherBatch, global_batch_size: int, scaling: ScalingRule | No
             "learning rate is your choice; add --scaling linear (SGD), sqrt (Adam) or none"
         )
     rule: ScalingRule = scaling or "none"
-    factor = scaling_factor(rule, global_batch_size, reference)
-    micro_batch_size, world_size = script.recipe_layout
-    accumulation = gradient_accumulation_steps(global_batch_size, micro_batch_size, world_size)
-    rate = script.learning_rate
-    rows: list[tuple[str, object, object]] = [
-        ("", "script", "recipe"),
-        ("global batch size", reference, global_batch_size),
-        ("micro-batch size", script.samples_per_process, micro_batch_size),
-        ("processes per update", script.processes_per_update, world_size),
-        ("accumulation", script.accumulation, accumulation),
-        ("learning rate", f"{rate:g}" if rate else "LR", f"{rate * factor:g}" if rate else f"LR x {factor:g}"),
-    ]
-    batch = {"global_batch_size": global_batch_size, "micro_batch_size": micro_batch_size}
+    batch = {"global_batch_size": global_batch_size, "micro_batch_size": script.recipe_layout[0]}
     # The rate as it was tuned: a rate that is already scaled would be scaled again.
-    learning_rate = {"base_lr": rate or "LR", "reference_batch_size": reference, "scaling": rule}
+    learning_rate = {"base_lr": script.learning_rate or "LR", "reference_batch_size": reference, "scaling": rule}
     processes = counted(script.processes_per_update, "process", "processes")
     lines = [
         f"effective batch: {script.samples_per_process} samples x {processes} x accumulation {script.accumulation} = "
         f"{reference}",
-        *(f"{name:<22}{theirs:>10}{ours:>12}" for name, theirs, ours in rows),
+        *_table(script, global_batch_size, scaling_factor(rule, global_batch_size, reference)),
         "in the recipe:",
         f'  "batch": {json.dumps(batch)},',
         f'  "learning_rate": {json.dumps(learning_rate)}',
@@ -200,3 +173,18 @@ def answer(script: OtherBatch, global_batch_size: int, scaling: ScalingRule | No
             "no change"
         )
     return "\n".join(lines)
+
+
+def _table(script: OtherBatch, global_batch_size: int, factor: float) -> Iterator[str]:
+    micro_batch_size, world_size = script.recipe_layout
+    accumulation = gradient_accumulation_steps(global_batch_size, micro_batch_size, world_size)
+    rate = script.learning_rate
+    rows: list[tuple[str, object, object]] = [
+        ("", "script", "recipe"),
+        ("global batch size", script.global_batch_size, global_batch_size),
+        ("micro-batch size", script.samples_per_process, micro_batch_size),
+        ("processes per update", script.processes_per_update, world_size),
+        ("accumulation", script.accumulation, accumulation),
+        ("learning rate", f"{rate:g}" if rate else "LR", f"{rate * factor:g}" if rate else f"LR x {factor:g}"),
+    ]
+    yield from (f"{name:<22}{theirs:>10}{ours:>12}" for name, theirs, ours in rows)
