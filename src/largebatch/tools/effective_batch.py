@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from largebatch.batch.division import gradient_accumulation_steps, nearest_multiples
-from largebatch.batch.scaling import ScalingRule, scaling_factor
-from largebatch.errors import UserError, counted
+from largebatch.batch.division import nearest_multiples
+from largebatch.errors import UserError
 from largebatch.tools.options import Commands, add_command, positive_float, positive_int
 
 Gradients = Literal["average", "sum", "separate"]
@@ -33,9 +32,8 @@ def add_parser(commands: Commands) -> None:
         epilog="""examples:
   64 samples shared by 2 nodes of 4 GPUs:
     largebatch effective-batch --from ddp --batch-size 64 --split-batches --nodes 2 --devices 4
-  Lightning's batch_size, devices and accumulate_grad_batches, scaled to a batch of 1024:
-    largebatch effective-batch --from lightning --batch-size 32 --devices 8 --accumulation 2 \\
-        --lr 0.1 --to-global-batch-size 1024 --scaling linear""",
+  Lightning's batch_size, devices and accumulate_grad_batches:
+    largebatch effective-batch --from lightning --batch-size 32 --devices 8 --accumulation 2 --lr 0.1""",
     )
     parser.add_argument("--from", dest="framework", choices=FRAMEWORKS, required=True, help="the script's framework")
     parser.add_argument(
@@ -65,13 +63,11 @@ def add_parser(commands: Commands) -> None:
         "parameter server that waits for all workers (average, sum) or for none (separate, its default)",
     )
     parser.add_argument("--lr", dest="learning_rate", type=positive_float, help="the script's learning rate")
-    parser.add_argument("--to-global-batch-size", type=positive_int, help="of the recipe; default: the effective batch")
-    parser.add_argument("--scaling", choices=["linear", "sqrt", "none"], help="of the rate: linear (SGD), sqrt (Adam)")
 
 
 def run(options: argparse.Namespace) -> int:
     script = OtherBatch(**{field.name: getattr(options, field.name) for field in fields(OtherBatch)})
-    print(answer(script, options.to_global_batch_size or script.global_batch_size, options.scaling))
+    print(*answer(script), sep="\n")
     return 0
 
 
@@ -140,51 +136,27 @@ class OtherBatch:
         return self.samples_per_process, self.processes_per_update
 
 
-def answer(script: OtherBatch, global_batch_size: int, scaling: ScalingRule | None) -> str:
-    """Return the effective batch, a table of script and recipe, and the recipe's lines.
-
-    Raises:
-        UserError: The recipe's batch is another one, and `scaling` does not say how to scale the learning rate.
-        ConfigError: The recipe's batch does not divide evenly.
-    """
-    reference = script.global_batch_size
-    if scaling is None and global_batch_size != reference:
-        raise UserError(
-            f"--to-global-batch-size {global_batch_size}: the script's batch is {reference}, and how to scale the "
-            "learning rate is your choice; add --scaling linear (SGD), sqrt (Adam) or none"
-        )
-    rule: ScalingRule = scaling or "none"
-    batch = {"global_batch_size": global_batch_size, "micro_batch_size": script.recipe_layout[0]}
-    # The rate as it was tuned: a rate that is already scaled would be scaled again.
-    learning_rate = {"base_lr": script.learning_rate or "LR", "reference_batch_size": reference, "scaling": rule}
-    processes = counted(script.processes_per_update, "process", "processes")
-    lines = [
-        f"effective batch: {script.samples_per_process} samples x {processes} x accumulation {script.accumulation} = "
-        f"{reference}",
-        *_table(script, global_batch_size, scaling_factor(rule, global_batch_size, reference)),
-        "in the recipe:",
-        f'  "batch": {json.dumps(batch)},',
-        f'  "learning_rate": {json.dumps(learning_rate)}',
+def answer(script: OtherBatch) -> Iterator[str]:
+    """Yield the effective batch, a table of script and recipe, and the recipe's lines."""
+    micro_batch_size, world_size = script.recipe_layout
+    rows: list[tuple[str, object, object]] = [
+        ("", "script", "recipe"),
+        ("micro-batch size", script.samples_per_process, micro_batch_size),
+        ("processes per update", script.processes_per_update, world_size),
+        ("accumulation", script.accumulation, script.accumulation),
     ]
+    size = script.global_batch_size
+    batch = {"global_batch_size": size, "micro_batch_size": micro_batch_size}
+    learning_rate = {"base_lr": script.learning_rate or "LR", "reference_batch_size": size, "scaling": "none"}
+    yield f"effective batch: {size}"
+    yield from (f"{name:<22}{theirs:>10}{ours:>12}" for name, theirs, ours in rows)
+    yield "in the recipe:"
+    yield f'  "batch": {json.dumps(batch)},'
+    yield f'  "learning_rate": {json.dumps(learning_rate)}'
+    yield 'for another batch, change global_batch_size, and scaling to "linear" (SGD) or "sqrt" (Adam): see the plan'
     if (k := script.gradient_factor) > 1:
-        lines.append(
+        yield (
             f"the script's gradients are {k} times as large as the recipe's, which are means: for SGD, multiply the "
             f"learning rate by {k} and divide the weight decay by {k}; for clipping, divide the norm by {k}; for Adam, "
             "no change"
         )
-    return "\n".join(lines)
-
-
-def _table(script: OtherBatch, global_batch_size: int, factor: float) -> Iterator[str]:
-    micro_batch_size, world_size = script.recipe_layout
-    accumulation = gradient_accumulation_steps(global_batch_size, micro_batch_size, world_size)
-    rate = script.learning_rate
-    rows: list[tuple[str, object, object]] = [
-        ("", "script", "recipe"),
-        ("global batch size", script.global_batch_size, global_batch_size),
-        ("micro-batch size", script.samples_per_process, micro_batch_size),
-        ("processes per update", script.processes_per_update, world_size),
-        ("accumulation", script.accumulation, accumulation),
-        ("learning rate", f"{rate:g}" if rate else "LR", f"{rate * factor:g}" if rate else f"LR x {factor:g}"),
-    ]
-    yield from (f"{name:<22}{theirs:>10}{ours:>12}" for name, theirs, ours in rows)
