@@ -39,4 +39,4 @@ def test_who_raises_is_the_cause_and_who_loses_a_peer_is_not(tmp_path):
     ]
     assert "peer" in errors[0]["message"]
     path = tmp_path / "errors/rank_1.json"
-    assert first_cause(tmp_path) == f"rank 1 on h7: KeyError: 'no label' (see {path})"
+    assert first_cause(tmp_path)[0] == f"rank 1 on h7: KeyError: 'no label' (see {path})"

@@ -32,19 +32,15 @@ class _Failure:
     error: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
-def first_error(logs: Path) -> Mapping[str, Any]:
-    """The error that is the first cause among those that the processes of a start have left; empty if there is none."""
-    failures = [*_errors(logs)]
-    return min(failures).error if failures else {}
+def first_cause(logs: Path) -> tuple[str, Mapping[str, Any]]:
+    """The first cause of a failed start, and the first error that its processes have left.
 
-
-def first_cause(logs: Path) -> str:
-    """The first cause of a failed start, in one line that ends in where to read more; "" if there is no sign of one.
-
-    `logs` is the start's folder, with `errors/rank_<rank>.json` and a log of each node. Damaged files are skipped.
+    The cause is one line that ends in where to read more; each is empty if there is none. `logs` is the start's folder,
+    with `errors/rank_<rank>.json` and a log of each node. Damaged files are skipped.
     """
-    failures = [*_errors(logs), *_signals(logs)]
-    return min(failures).text if failures else ""
+    failures = sorted([*_errors(logs), *_signals(logs)])
+    error = next((failure.error for failure in failures if failure.error), {})
+    return (failures[0].text if failures else ""), error
 
 
 def _errors(logs: Path) -> Iterator[_Failure]:

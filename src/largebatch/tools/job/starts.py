@@ -12,7 +12,7 @@ from largebatch.errors import UserError, counted
 from largebatch.storage.catalog import entries
 from largebatch.storage.files import replace_json_file
 from largebatch.storage.layout import read_object
-from largebatch.tools.job.cause import first_cause, first_error
+from largebatch.tools.job.cause import first_cause
 from largebatch.tools.job.endings import Evidence
 from largebatch.variables import whole_number
 
@@ -63,6 +63,7 @@ class JobStarts:
         # What another job, or an earlier start, has left there is not about this one.
         if (status.get("job_id"), status.get("restart")) != (self.job, self.start):
             status = {}
+        cause, failure = first_cause(self.logs)
         refusal, has_stop_file = "", False
         with suppress(OSError):
             refusal = (self.logs / "refusal").read_text(encoding="utf-8", errors="replace")
@@ -70,16 +71,7 @@ class JobStarts:
             # An older stop file was not for this start.
             began = whole_number("LARGEBATCH_BEGAN", 0)
             has_stop_file = (self.run_dir / "stop").stat().st_mtime >= began
-        return Evidence(
-            exit_code,
-            status,
-            first_error(self.logs),
-            refusal,
-            first_cause(self.logs),
-            asked_to_stop,
-            has_stop_file,
-            self.earlier_ending(),
-        )
+        return Evidence(exit_code, status, failure, refusal, cause, asked_to_stop, has_stop_file, self.earlier_ending())
 
     def end(self, ending: dict[str, Any]) -> None:
         """Keep how this start ended, for later starts."""
