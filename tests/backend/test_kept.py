@@ -12,6 +12,7 @@ from jobs import run_job
 from largebatch.backend.kept import KeptStates
 from largebatch.backend.launch import read_launch
 from largebatch.backend.start import start
+from largebatch.checkpoint.load import load
 from largebatch.config import load_config
 from largebatch.errors import TrainingFailed, UserError
 from largebatch.plan import resolve
@@ -77,15 +78,22 @@ def test_processes_that_differ():
 
 
 @pytest.mark.slow
-def test_a_state_that_one_process_cannot_keep_ends_all():
-    assert run_job(check_on_the_second_process, timeout=60) == ["run.keep: own.seen (tuple) cannot be kept"] * 2
+def test_a_state_that_one_process_cannot_keep_or_load_ends_all():
+    cannot_be_kept = "run.keep: the state of own cannot be kept"
+    refused = "run.keep: own refuses its state in the checkpoint: 'unseen' (KeyError)"
+    assert run_job(use_on_the_second_process, timeout=60) == [[cannot_be_kept, refused]] * 2
 
 
-def check_on_the_second_process():
-    plan = resolve(load_config(DIGITS), world_size=2)
-    backend = start(read_launch(), plan)
+def use_on_the_second_process():
+    backend = start(read_launch(), resolve(load_config(DIGITS), world_size=2))
     state = Own({"seen": (1, 2) if backend.rank == 1 else [1, 2]})
-    try:
-        kept(own=state).check(backend)
-    except UserError as error:
-        return str(error).removeprefix("on rank 1: ").partition(";")[0]
+    backend.kept.add("own", state)
+    if backend.rank == 1:
+        state.load_state_dict = lambda saved: saved["unseen"]
+    manifest = SimpleNamespace(parameters={}, vectors={}, kept={"own": {}})
+    said = []
+    for use in (lambda: backend.kept.check(backend), lambda: load(backend, None, manifest)):
+        with pytest.raises(UserError) as caught:
+            use()
+        said.append(str(caught.value).removeprefix("on rank 1: ").partition(";")[0])
+    return said

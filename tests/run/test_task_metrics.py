@@ -45,10 +45,29 @@ def test_what_is_logged_does_not_keep_a_graph():
     assert not any(each.requires_grad for each in logged({"loss": loss.double()}).values["loss"])
 
 
-@pytest.mark.parametrize("value", [torch.ones(3), (torch.ones(3), 3), (1.0, torch.ones(1))])
-def test_dimensions_are_refused(value):
-    with pytest.raises(ValueError, match=r"run.log was given 'x' with dimensions; log its sum and its weight"):
-        logged({"x": value})
+@pytest.mark.parametrize(
+    "values",
+    [
+        (torch.ones(3),),
+        ((torch.ones(3), 3),),
+        ((1.0, torch.ones(1)),),
+        ("1.5",),
+        (None,),
+        ((1, 2, 3),),
+        ((),),
+        ((1.0, 2), 3.0),
+        (3.0, (1.0, 2)),
+    ],
+)
+def test_what_is_neither_a_number_nor_always_a_pair_is_refused(values):
+    with pytest.raises(UserError, match=r"^run.log: 'x' is .*; log a number, or a pair of numbers \(sum, weight\)"):
+        logged(*({"x": value} for value in values))
+
+
+def test_processes_that_log_different_kinds():
+    with pytest.raises(UserError, match=r"'x' is a pair on some processes and a number on others; log") as caught:
+        means(logged({"x": 1}), logged({"x": (1, 2)}))
+    assert caught.value.everywhere
 
 
 def test_a_name_that_every_line_has():

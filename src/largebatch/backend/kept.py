@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from largebatch.errors import TrainingFailed, UserError
+from largebatch.errors import TrainingFailed, UserError, reason_of
 
 if TYPE_CHECKING:
     from largebatch.backend.base import Backend
@@ -34,7 +34,10 @@ class KeptStates:
             here, there = ("the checkpoint", "train.py") if name in saved else ("train.py", "the checkpoint")
             raise UserError(f"run.keep: {here} has a state {name}, but {there} has not; register it, or start over")
         for name, state in self._states.items():
-            state.load_state_dict(saved[name])
+            try:
+                state.load_state_dict(saved[name])
+            except Exception as error:
+                raise UserError(f"run.keep: {name} refuses its state in the checkpoint: {reason_of(error)}") from error
 
     def check(self, backend: "Backend") -> dict[str, Any]:
         """The states as JSON; an error on all processes if one cannot be kept, or if they are not the same on all."""

@@ -1,5 +1,7 @@
 """The weights of a checkpoint as `transformers.from_pretrained` or `peft` reads them, one parameter at a time."""
 
+import glob
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,8 +41,6 @@ def export(checkpoint: Path, out: Path, dtype: str | None = None) -> Manifest:
     """
     if out.exists():
         raise UserError(f"{out} already exists; name a new folder")
-    if not out.absolute().parent.is_dir():
-        raise UserError(f"there is no folder {out.absolute().parent}; create it, or give a different path")
     folder = _intact(checkpoint)
     with file_errors(f"{folder} cannot be exported to {out}", "name another folder"):
         return export_intact(folder, out, dtype)
@@ -48,11 +48,14 @@ def export(checkpoint: Path, out: Path, dtype: str | None = None) -> Manifest:
 
 def export_intact(folder: Path, out: Path, dtype: str | None = None) -> Manifest:
     """As `export`, from the folder of a checkpoint whose checksums need not be verified; an older `out` is replaced."""
-    temporary, torch_dtype = out.with_name(f".{out.name}.tmp"), DTYPES[dtype] if dtype else None
+    temporary = out.with_name(f".{out.name}.{secrets.token_hex(8)}.tmp")
+    torch_dtype = DTYPES[dtype] if dtype else None
     try:
         manifest = read_manifest(folder)
-        remove_folder(temporary)
-        temporary.mkdir()
+        # What an export left behind that was killed.
+        for leftover in out.parent.glob(f".{glob.escape(out.name)}.{'?' * 16}.tmp"):
+            remove_folder(leftover)
+        temporary.mkdir(parents=True)
         config = read_json(folder / MODEL_CONFIG) if (folder / MODEL_CONFIG).exists() else None
         if not isinstance(config, dict | None):
             raise CheckpointError(f"its {MODEL_CONFIG} is not an object")

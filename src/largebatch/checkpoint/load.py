@@ -38,7 +38,9 @@ def load(backend: Backend, folder: Path, manifest: Manifest) -> None:
     scalars = {name: parameter.scalars for name, parameter in manifest.parameters.items()}
     of_states = (vector.partition("/") for vector in manifest.vectors if not vector.startswith(f"{WEIGHT}/"))
     with_states = {name for name, numbers in scalars.items() if numbers} | {name for _, _, name in of_states}
-    backend.kept.restore(manifest.kept)
+    # Of its own: the other processes would go on to a collective of `restore`.
+    with backend.raise_on_all_ranks():
+        backend.kept.restore(manifest.kept)
     backend.restore(fill, scalars, with_states)
 
 

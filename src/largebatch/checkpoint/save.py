@@ -19,7 +19,15 @@ from largebatch.config.sections import Checkpoint
 from largebatch.errors import StorageError, TrainingFailed, UserError
 from largebatch.storage.attempts import Attempt
 from largebatch.storage.catalog import discard, discard_incomplete, entries, prune
-from largebatch.storage.files import FileRecord, remove_folder, rename_folder, sync_folder, write_file, write_json_file
+from largebatch.storage.files import (
+    FileRecord,
+    remove_folder,
+    rename_folder,
+    replace_json_file,
+    sync_folder,
+    write_file,
+    write_json_file,
+)
 from largebatch.storage.layout import (
     BUFFER,
     FORMAT,
@@ -256,9 +264,7 @@ class CheckpointWriter:
         sync_folder(self.folder.parent)
         self.attempt.check()
         files = {name: asdict(record) for name, record in records.items()}
-        write_json_file(final / f"{MARKER}.tmp", {"step": step, "files": files})
-        (final / f"{MARKER}.tmp").rename(final / MARKER)
-        sync_folder(final)
+        replace_json_file(final / MARKER, {"step": step, "files": files})
 
     def _manifest(self, step: int, bad_steps: int, state: EngineState, parts: Sequence[Part]) -> Manifest:
         scalars = {name: numbers for part in parts for name, numbers in part.scalars.items()}

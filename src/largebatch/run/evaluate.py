@@ -6,12 +6,11 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from torch import nn
 
 from largebatch.backend.base import Backend
 from largebatch.data.loading import Request, load
 from largebatch.data.source import Batch, SampleSource
-from largebatch.errors import DataError, TrainingFailed
+from largebatch.errors import DataError, TrainingFailed, UserError
 from largebatch.run.record.metrics import Stopwatch
 
 Value = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
@@ -35,6 +34,8 @@ class Evaluator:
     def __init__(self, backend: Backend, num_workers: int, stopwatch: Stopwatch, heartbeat: Callable[[], None]):
         self._backend, self._num_workers = backend, num_workers
         self._stopwatch, self._heartbeat = stopwatch, heartbeat
+        # The set that each name in evaluations.jsonl belongs to; every line begins with the place in the run.
+        self._sets: dict[str, str | None] = dict.fromkeys(("step", "samples", "epoch"), "the line itself")
 
     def means(
         self, eval_set: SampleSource, per_sample: PerSample, completed_steps: int, name: str | None
@@ -51,6 +52,11 @@ class Evaluator:
             means["perplexity"] = math.exp(means["loss"])
         means = means if name is None else {f"{name}/{value}": mean for value, mean in means.items()}
         for value, mean in means.items():
+            if self._sets.setdefault(value, name) != name:
+                raise UserError(
+                    f"run.evaluate: two values are named {value!r}; give this one, or its set, another name",
+                    everywhere=True,
+                )
             if not math.isfinite(mean):
                 raise TrainingFailed(
                     f"the evaluation's {value} is {mean} after step {completed_steps}; training stopped and no weights "
@@ -63,15 +69,32 @@ class Evaluator:
         self, source: SampleSource, num_samples: int, per_sample: RowsPerSample, completed_steps: int
     ) -> dict[str, torch.Tensor]:
         """See `Run.rows`."""
+        mine: dict[str, list[torch.Tensor]] = {}
         with self._evaluating(completed_steps):
-            return rows_of_samples(self._backend, self._batches(source, num_samples), per_sample, num_samples)
+            for start, stop, batch in self._batches(source, num_samples):
+                for name, values in per_sample(batch).items():
+                    if values.shape[:1] != (max(stop - start, 1),):
+                        raise ValueError(f"{name!r} has shape {tuple(values.shape)}; return one row per sample")
+                    padded = values.new_zeros(self._backend.plan.micro_batch_size, *values.shape[1:])
+                    padded[: stop - start] = values[: stop - start]
+                    mine.setdefault(name, []).append(padded)
+        # Batch n x world_size + r is the n-th of process r; only the last ones are not full.
+        return {
+            name: self._backend.all_gather(torch.stack(parts)).transpose(0, 1).flatten(0, 2)[:num_samples]
+            for name, parts in mine.items()
+        }
 
     @contextmanager
     def _evaluating(self, completed_steps: int) -> Iterator[None]:
         with self._stopwatch.paused():
             self._backend.average_statistics(completed_steps)
-            with torch.no_grad(), evaluation_mode(self._backend.model):
+            # Some parts of a model may be in evaluation mode always.
+            training = {module: module.training for module in self._backend.model.modules()}
+            self._backend.model.eval()
+            with torch.no_grad():
                 yield
+            for module, mode in training.items():
+                module.training = mode
 
     def _batches(self, source: SampleSource, num_samples: int) -> Iterator[tuple[int, int, Batch]]:
         """This process's ranges of the first `num_samples` samples, as (start, stop), and their batches.
@@ -130,39 +153,7 @@ def mean_over_samples(
     }
 
 
-def rows_of_samples(
-    backend: Backend, batches: Iterable[tuple[int, int, Batch]], per_sample: RowsPerSample, num_samples: int
-) -> dict[str, torch.Tensor]:
-    """One row per sample, in order and on all processes, of the tensors of shape (batch, ...) from `per_sample`.
-
-    `batches` are this process's ranges of samples, as (start, stop), and their batches.
-    """
-    mine: dict[str, list[torch.Tensor]] = {}
-    for start, stop, batch in batches:
-        for name, values in per_sample(batch).items():
-            if values.shape[:1] != (max(stop - start, 1),):
-                raise ValueError(f"{name!r} has shape {tuple(values.shape)}; return one row per sample")
-            padded = values.new_zeros(backend.plan.micro_batch_size, *values.shape[1:])
-            padded[: stop - start] = values[: stop - start]
-            mine.setdefault(name, []).append(padded)
-    # Batch n x world_size + r is the n-th of process r; only the last ones are not full.
-    return {
-        name: backend.all_gather(torch.stack(parts)).transpose(0, 1).flatten(0, 2)[:num_samples]
-        for name, parts in mine.items()
-    }
-
-
 def _shares(num_samples: int, batch_size: int, rank: int, world_size: int) -> Iterator[tuple[int, int]]:
     first = rank * batch_size
     for start in range(first, num_samples + first, world_size * batch_size):
         yield (start, min(start + batch_size, num_samples)) if start < num_samples else (0, 0)
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put every module into evaluation mode, and afterward back into the mode that it was in."""
-    training = {module: module.training for module in model.modules()}
-    model.eval()
-    yield
-    for module, mode in training.items():
-        module.training = mode

@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Mapping
+from numbers import Real
 
 import torch
 
 from largebatch.backend.base import Backend
+from largebatch.errors import UserError
 
 Number = torch.Tensor | float
 Logged = Number | tuple[Number, Number]
@@ -22,15 +24,16 @@ class TaskMetrics:
         """Take the values of a micro-batch, without waiting for the device; sums count only if it `contributes`."""
         for name, value in values.items():
             parts: tuple[Number, ...] = value if isinstance(value, tuple) else (value,)
-            if any(getattr(part, "ndim", 0) for part in parts):
-                raise ValueError(f"run.log was given {name!r} with dimensions; log its sum and its weight, or a number")
+            known = self.values.get(name, (0.0,) * len(parts))
+            are_numbers = all(isinstance(part, Real) or getattr(part, "shape", None) == () for part in parts)
+            if not are_numbers or len(parts) not in (1, 2) or len(parts) != len(known):
+                raise _refused(name, value)
             if len(parts) > 1 and not contributes:
                 continue
             # Sums in bf16 could not count beyond 256. Detached, because values outlive the step's graph.
             parts = tuple(part.detach().double() if isinstance(part, torch.Tensor) else float(part) for part in parts)
             if len(parts) > 1:
-                sums = zip(self.values.get(name, (0.0, 0.0)), parts, strict=True)
-                parts = tuple(total + part for total, part in sums)
+                parts = tuple(total + part for total, part in zip(known, parts, strict=True))
             self.values[name] = parts
 
     def over_processes(self, backend: Backend) -> dict[str, float]:
@@ -40,8 +43,18 @@ class TaskMetrics:
         result = {}
         for name in dict.fromkeys(name for logged in everyone for name in logged):
             found = [logged[name] for logged in everyone if name in logged]
+            if len({len(parts) for parts in found}) > 1:
+                raise _refused(name, "a pair on some processes and a number on others", everywhere=True)
             if len(found[0]) == 1:
                 result[name] = found[0][0]
             elif weight := math.fsum(weight for _, weight in found):
                 result[name] = math.fsum(total for total, _ in found) / weight
         return result
+
+
+def _refused(name: str, given: object, everywhere: bool = False) -> UserError:
+    return UserError(
+        f"run.log: {name!r} is {given}; log a number, or a pair of numbers (sum, weight), and always the same kind "
+        "under one name",
+        everywhere,
+    )
