@@ -169,9 +169,8 @@ def leave():
     ("fault", "problem"),
     [(refuse, "ConnectionError: the server is away"), (leave, "SystemExit: 1")],
 )
-def test_one_that_fails_is_dropped_with_one_warning(moment, fault, problem, wandb, folder, monkeypatch):
+def test_one_that_fails_is_dropped_with_one_warning(moment, fault, problem, wandb, folder):
     setattr(wandb, moment, fault)
-    monkeypatch.setattr(trackers, "SECONDS_UNTIL_SHOWN", 0.0)
     said = []
     started = start(folder, names=["wandb", "tensorboard"], said=said)
     show_steps(started, range(10, 51, 10))

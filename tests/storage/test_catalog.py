@@ -81,11 +81,11 @@ def test_problems_are_named(tmp_path):
     (path / "rank_00000.safetensors").mkdir()
     assert entry_at(path).problem == "rank_00000.safetensors is missing"
     (path / "complete.json").unlink()
-    assert entry_at(path).problem == "it was not completed: there is no complete.json"
+    assert entry_at(path).problem == "there is no complete.json in it, so it is not a complete checkpoint"
     shutil.rmtree(path)
-    assert entry_at(path).problem == "complete.json is missing"
+    assert entry_at(path).problem == "there is no such folder"
     path.write_text("a file")
-    assert "cannot be read" in entry_at(path).problem
+    assert entry_at(path).problem == "there is no such folder"
     assert entry_at(path).size == 0
     assert [entry.problem is None for entry in entries(tmp_path)] == [False]
 

@@ -6,12 +6,10 @@ from functools import partial
 from itertools import islice, tee
 from typing import NamedTuple
 
-import numpy as np
-
 from largebatch.backend.base import Backend
 from largebatch.batch import GlobalBatch
 from largebatch.data.loading import WEIGHT_UNITS, Loaded, load
-from largebatch.data.order import MicroBatch, TrainingOrder, derive_seed
+from largebatch.data.order import MicroBatch, TrainingOrder
 from largebatch.data.source import Batch, SampleSource
 from largebatch.errors import DataError
 from largebatch.plan import RunPlan
@@ -84,22 +82,6 @@ def training_feed(
     fetch(first_step)
     for _ in steps:
         yield upcoming.popleft()
-
-
-def rehearsal_feed(plan: RunPlan, backend: Backend, train_set: SampleSource, step: int) -> tuple[StepFeed, str]:
-    """Passes over a micro-batch of the longest samples, and which those are, in words.
-
-    There are as many as in a step, but at most two: the last one reduces the gradients that the others accumulate.
-    """
-    count = min(plan.micro_batch_size, len(train_set))
-    longest = getattr(train_set, "longest", None)
-    indices, which = (longest(count), "longest") if longest else (np.arange(count), "first")
-    (loaded,) = load(train_set, [(indices, 0)], 0, backend.device)
-    passes = min(2, plan.max_gradient_accumulation_steps)
-    micro_step = MicroStep(loaded.batch, loaded.weight, derive_seed(plan.seed, "rehearsal"), contributes=True)
-    shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in loaded.batch.items())
-    feed = StepFeed(plan.batch_at(step), iter([micro_step] * passes), passes, lambda: max(1, loaded.weight))
-    return feed, f"the {which} {count} samples: {shapes}"
 
 
 def _micro_step(plan: RunPlan, requested: MicroBatch, loaded: Loaded) -> MicroStep:

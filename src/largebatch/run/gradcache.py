@@ -58,8 +58,6 @@ class FeatureCache:
                 f"the loss depends on a trained tensor of shape {tuple(others[0].shape)} besides the features, which "
                 "would get no gradient; use it in the model's forward pass, for example as a factor of the features"
             )
-        if loss_sum.grad_fn is None:
-            raise ValueError("the loss does not depend on the features that step.gather returned")
         (gradient,) = torch.autograd.grad(loss_sum, self.gathered)
         loss_sum = loss_sum.detach()
         # A loss that is not finite must show even if its gradient is finite.
@@ -71,11 +69,6 @@ class FeatureCache:
         if self._gradient is None:
             raise RuntimeError("step.backward_features was called before step.couple; give the loss first")
         first = self._mine[micro_step]
-        if features.shape != first.shape:
-            raise ValueError(
-                f"the micro-batch's features have shape {tuple(features.shape)}, but had {tuple(first.shape)} in "
-                "step.gather; compute them with the same function"
-            )
         difference = (features.detach() - first).norm() / first.norm()
         self._largest_difference = torch.maximum(self._largest_difference, difference)
         slot = micro_step * self._backend.world_size + self._backend.rank

@@ -32,12 +32,13 @@ from largebatch.config import RecipeConfig, as_json
 from largebatch.data.source import SampleSource
 from largebatch.errors import RunStopped, TrainingFailed
 from largebatch.run.evaluate import Evaluator, PerSample
-from largebatch.run.feed import rehearsal_feed, training_feed
+from largebatch.run.feed import training_feed
 from largebatch.run.non_finite import NonFiniteSteps
 from largebatch.run.record.profile import traced
 from largebatch.run.record.recorder import Recorder
+from largebatch.run.rehearsal import rehearsed_step
 from largebatch.run.resume import Start
-from largebatch.run.step import RehearsedStep, Step, check_gradients, until_updated
+from largebatch.run.step import Step, check_gradients, until_updated
 from largebatch.run.watch.slow_processes import SlowProcesses
 from largebatch.run.watch.stop import StopRequests, StopVote, reason_in_words
 from largebatch.run.watch.watchdog import Watchdog
@@ -72,7 +73,6 @@ class Loop:
         self.stop_reason = 0  # why the run stops after the current step, by its number in `REASONS`; 0 if it does not
         self.save_due = False  # whether a checkpoint follows the current step
         self.step: Step | None = None  # the current or latest one
-        self.is_rehearsal = False  # whether the current step is made for its memory only
         self.writer = CheckpointWriter(
             backend,
             recorder.folder.checkpoints_dir,
@@ -104,7 +104,9 @@ class Loop:
         feed = traced(feed, first, self.plan.logging.profile, self.recorder.trace_file)
         with self.watchdog.watching(), closing(feed):
             if self.config.train.rehearse_largest_batch:
-                yield from self._rehearse(train_set)
+                self.step = rehearsed_step(first, self.backend, train_set, self.watchdog.heartbeat, self.recorder.say)
+                with self.backend.rehearsing():
+                    yield from until_updated(self.step)
             self.stopwatch.start()
             for index, step_feed in enumerate(feed, first):
                 # An all-reduce on the host that nobody waits for: by when `update` reads its result, it has long ended.
@@ -119,7 +121,7 @@ class Loop:
     def update(self, step: Step) -> None:
         """See `Run.update`."""
         loss_sum = step.finish()
-        if self.is_rehearsal:
+        if step.is_rehearsal:
             return
         completed = step.index + 1
         with self._checkpoint_finished_before_failing():
@@ -151,7 +153,8 @@ class Loop:
 
     def should_evaluate(self, name: str | None = None) -> bool:
         """See `Run.should_evaluate` and `Run.should_evaluate_on`."""
-        return not self.is_rehearsal and self.plan.evaluates_after(self.completed_steps, name)
+        is_rehearsal = self.step is not None and self.step.is_rehearsal
+        return not is_rehearsal and self.plan.evaluates_after(self.completed_steps, name)
 
     def evaluate(self, eval_set: SampleSource, per_sample: PerSample, name: str | None) -> dict[str, float]:
         """See `Run.evaluate`."""
@@ -228,14 +231,3 @@ class Loop:
         self.stop_vote.close()
         self.backend.wait_for_everyone()
         self.backend.end()
-
-    def _rehearse(self, train_set: SampleSource) -> Iterator[Step]:
-        """A step of the longest samples, without an update; its gradients are NaN and are cleared."""
-        with self.backend.raise_on_all_ranks():
-            feed, samples = rehearsal_feed(self.plan, self.backend, train_set, self.start.step)
-        self.recorder.say(f"rehearsing a step without an update, to test whether its memory suffices, with {samples}")
-        self.is_rehearsal = True
-        with self.backend.rehearsing():
-            self.step = RehearsedStep(self.start.step, self.backend, feed, self.watchdog.heartbeat)
-            yield from until_updated(self.step)
-        self.is_rehearsal = False

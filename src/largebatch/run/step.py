@@ -1,6 +1,5 @@
 """One optimizer step, as the recipe's loop sees it."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
@@ -16,12 +15,13 @@ from largebatch.run.record.task_metrics import Logged, TaskMetrics
 class Step:
     """One optimizer step: its micro-batches and their gradients; `Run.update` takes it when they are done."""
 
+    is_rehearsal = False  # whether it is made for its memory only, without an update
+
     def __init__(self, index: int, backend: Backend, feed: StepFeed, heartbeat: Callable[[], None]):
         self.index = index  # the step, counted from 0
         self.batch = feed.batch  # the global batch
-        self.weight = (
-            0.0  # the weight of the global batch, which divides the loss; known once `micro_batches` has begun
-        )
+        # The weight of the global batch, which divides the loss; known once `micro_batches` has begun.
+        self.weight = 0.0
         self.updated = False
         self.own_metrics = TaskMetrics()  # what the recipe has logged
         self._backend = backend
@@ -154,10 +154,6 @@ class Step:
         """
         if self._cache is None:
             raise RuntimeError("step.couple was called without step.gather; compute the loss from gathered features")
-        if loss_sum.ndim != 0:
-            raise ValueError(
-                f"step.couple needs a scalar, the sum of the global batch's losses; given shape {tuple(loss_sum.shape)}"
-            )
         self._loss_sum = self._cache.differentiate(loss_sum)
 
     def backward_features(self, features: torch.Tensor) -> None:
@@ -199,11 +195,3 @@ def check_gradients(backend: Backend) -> None:
                 f"{len(names)} trainable parameters got no gradient, such as {names[0]}; remove them from the "
                 "model, or freeze them (requires_grad = False) before the optimizer is built"
             )
-
-
-class RehearsedStep(Step):
-    """A step that no update follows: its gradients are NaN, with which no engine takes a step."""
-
-    def _add_gradient(self, micro_step: MicroStep, loss_sum: torch.Tensor) -> None:  # noqa: ARG002 - all are alike
-        self._backend.backward(loss_sum, math.nan)
-        self._micro_steps_done += 1

@@ -58,8 +58,10 @@ def read_marker(path: Path) -> dict[str, FileRecord]:
     """The record of each file of a checkpoint; CheckpointError if it is not complete or its marker is not valid."""
     if path.is_symlink():
         raise CheckpointError("it is a link, not a folder")
-    if path.is_dir() and not (path / MARKER).exists():
-        raise CheckpointError(f"it was not completed: there is no {MARKER}")
+    if not path.is_dir():
+        raise CheckpointError("there is no such folder")
+    if not (path / MARKER).exists():
+        raise CheckpointError(f"there is no {MARKER} in it, so it is not a complete checkpoint")
     raw = read_json(path / MARKER)
     try:
         records = {name: FileRecord(record["size"], record["checksum"]) for name, record in raw["files"].items()}

@@ -1,11 +1,13 @@
 """Traces of a run's steps by torch's profiler: what the host and the device of this process did, and when."""
 
+import secrets
 import sys
 from collections.abc import Generator, Iterator
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
-import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import profile, record_function
 
 from largebatch.config.sections import ProfiledSteps
 from largebatch.run.feed import StepFeed
@@ -23,26 +25,20 @@ def traced(
     if window is None or window.last_step <= completed:
         yield from feed
         return
-    for _ in range(window.first_step - 1 - completed):
-        yield next(feed)
-        completed += 1
-    activities = [ProfilerActivity.CPU]
-    if torch.cuda.is_available():
-        activities.append(ProfilerActivity.CUDA)
-    profiler = profile(activities=activities)
-    profiler.start()
-    try:
-        while completed < window.last_step:
-            completed += 1
-            with record_function(f"step {completed}"):
+    first = max(window.first_step, completed + 1)
+    yield from islice(feed, first - 1 - completed)
+    with profile(on_trace_ready=partial(_write, file)):
+        for step in range(first, window.last_step + 1):
+            with record_function(f"step {step}"):
                 yield next(feed)
-    finally:
-        profiler.stop()
-        unfinished = file.with_name(f".{file.name}")
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            profiler.export_chrome_trace(str(unfinished))
-            unfinished.replace(file)
-        except (OSError, RuntimeError) as error:
-            print(f"WARNING: the trace {file} cannot be written: {error}", file=sys.stderr, flush=True)
     yield from feed
+
+
+def _write(file: Path, profiler: profile) -> None:
+    unfinished = file.with_name(f".{secrets.token_hex(8)}.{file.name}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        profiler.export_chrome_trace(str(unfinished))
+        unfinished.replace(file)
+    except (OSError, RuntimeError) as error:
+        print(f"WARNING: the trace {file} cannot be written: {error}", file=sys.stderr, flush=True)

@@ -5,7 +5,6 @@ A run folder is one run in TensorBoard and in W&B, across all its starts; in any
 
 import importlib.util
 import json
-import math
 import os
 import secrets
 import threading
@@ -25,10 +24,7 @@ from largebatch.run.record.folder import RunFolder
 from largebatch.storage.files import replace_json_file
 from largebatch.storage.layout import read_object
 
-SECONDS_UNTIL_SHOWN = 1.0
 PATIENCE_SECONDS = 60.0  # how long a tracker may take to connect, or to show what it was given, before it is dropped
-
-Values = tuple[dict[str, float], int]  # values by name, and their step
 
 
 def check_trackers(names: Sequence[str]) -> None:
@@ -58,42 +54,27 @@ class Trackers:
         say: Callable[[str], None],
     ):
         self._say = say
-        self._pending: list[Values] = []
-        self._handed_over = -math.inf
         names = config.logging.trackers if is_main_process else []
         self._threads = [_TrackerThread(name, partial(connect, name, config, folder, first_step)) for name in names]
         # They connect before loader processes are forked.
-        self._wait()
+        self.flush()
 
     def add(self, group: str, values: dict[str, float], step: int) -> None:
-        """Show values by name, within a second or with the next ones."""
-        if self._threads:
-            self._pending.append(({f"{group}/{name}": value for name, value in values.items()}, step))
-            if time.monotonic() - self._handed_over >= SECONDS_UNTIL_SHOWN:
-                self._hand_over()
+        """Show values by name, without waiting until they are shown."""
+        named = {f"{group}/{name}": value for name, value in values.items()}
+        for thread in self._threads:
+            thread.call(lambda connection: connection.show(named, step))
+        self._drop_broken(PATIENCE_SECONDS)
+
+    def close(self) -> None:
+        """End the run in each tracker, when it has shown all values."""
+        for thread in self._threads:
+            thread.call(lambda connection: connection.tracker.finish())
+        self.flush()
+        self._threads = []
 
     def flush(self) -> None:
         """Wait until all values are shown."""
-        self._hand_over()
-        self._wait()
-
-    def close(self) -> None:
-        """Show what is left, and end the run in each tracker."""
-        self._hand_over()
-        for thread in self._threads:
-            thread.call(lambda connection: connection.tracker.finish())
-        self._wait()
-        self._threads = []
-
-    def _hand_over(self) -> None:
-        pending, self._pending = self._pending, []
-        self._handed_over = time.monotonic()
-        if pending:
-            for thread in self._threads:
-                thread.call(lambda connection: connection.show(pending))
-        self._drop_broken(PATIENCE_SECONDS)
-
-    def _wait(self) -> None:
         wait([call for thread in self._threads for call in thread.calls], PATIENCE_SECONDS)
         self._drop_broken(0.0)
 
@@ -164,10 +145,9 @@ class Connection:
             {field: value if isinstance(value, kinds) else json.dumps(value) for field, value in fields}
         )
 
-    def show(self, pending: Sequence[Values]) -> None:
-        """Show values at their steps."""
-        for values, step in pending:
-            self.tracker.log(values, step=step)
+    def show(self, values: dict[str, float], step: int) -> None:
+        """Show values by name, at their step."""
+        self.tracker.log(values, step=step)
 
 
 class WeightsAndBiases(Connection):
@@ -195,16 +175,13 @@ class WeightsAndBiases(Connection):
         run.define_metric("step")
         run.define_metric("*", step_metric="step")
 
-    def show(self, pending: Sequence[Values]) -> None:
-        """Show values at numbers that increase."""
-        numbered = []
-        for values, step in pending:
-            if step != self._last_step:
-                self._last_step, self._last_number = step, max(step, self._last_number + 1)
-            numbered.append(({**values, "step": step}, self._last_number))
-        # Written before they are shown, so that a later start knows of all of them.
-        self._write()
-        super().show(numbered)
+    def show(self, values: dict[str, float], step: int) -> None:
+        """Show values at a number that is never less than the one before."""
+        if step != self._last_step:
+            self._last_step, self._last_number = step, max(step, self._last_number + 1)
+            # Written before it is shown, so that a later start knows of it.
+            self._write()
+        super().show({**values, "step": step}, self._last_number)
 
     def _write(self) -> None:
         replace_json_file(self._file, {"id": self._id, "last_step": self._last_number})
