@@ -58,13 +58,13 @@ def test_other_tasks_have_them(task):
     [
         (['--train.duration={"epochs": 2}'], {}, "train.duration: is given in epochs, but a mixture has none"),
         (['--evaluation.every={"epochs": 1}'], {}, "evaluation.every: is given in epochs, but a mixture has none"),
-        ([], {"num_train_samples": 5}, "num_train_samples: 5, but the sources have 700 together; write 700"),
+        ([], {"num_train_samples": 5}, "num_train_samples: 5, but the sources add up to 700; write 700"),
         ([], {"sources": [FIRST]}, "data.sources: given"),
         ([], {"sources": [FIRST, SECOND | {"name": "web"}]}, "duplicate name in web, web"),
         (
             [],
             {"sources": [FIRST, SECOND | {"pathh": 1}]},
-            "sources[1].pathh (code): not a field of a source, which has data_files, ",
+            "sources[1].pathh (code): not a field of a source, which has config_name, data_files, ",
         ),
         (
             [],

@@ -128,7 +128,7 @@ def test_data_that_cannot_be_opened(parquet, overrides, words):
 
 def test_labels_out_of_range(parquet):
     train, _ = image_sources(hub_config(parquet, "--data.num_classes=2"))
-    with pytest.raises(DataError, match="num_classes: 2, but the data has the label 2"):
+    with pytest.raises(DataError, match="num_classes: 2, but the data has label 2"):
         train.fetch(np.array([2]), 0)
 
 

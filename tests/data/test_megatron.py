@@ -178,5 +178,5 @@ def test_more_sequences_than_there_can_be(tmp_path):
 
 def test_a_vocabulary_without_all_bytes_is_refused():
     config = load_config(PYDOC, ["--model.vocab_size=100"])
-    with pytest.raises(DataError, match=r"model\.vocab_size: 100 is smaller than the 256 tokens of 'bytes'"):
+    with pytest.raises(DataError, match=r"model\.vocab_size: 100 is below the 256 tokens of 'bytes'"):
         tasks.module("causal_lm", "data").sources(config)

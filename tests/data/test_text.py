@@ -155,7 +155,7 @@ def test_a_file_without_the_column_is_told_with_the_columns_it_has(tmp_path):
 def test_vocabulary_must_hold_the_tokenizer(tmp_path, word_tokenizer):
     config = hub_config(tmp_path, tokenizer=str(word_tokenizer))
     small = config.model_copy(update={"model": config.model.model_copy(update={"vocab_size": 4})})
-    with pytest.raises(DataError, match="vocab_size: 4 is smaller than the 5 tokens"):
+    with pytest.raises(DataError, match="vocab_size: 4 is below the 5 tokens"):
         text_sources(small)
 
 

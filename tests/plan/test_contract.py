@@ -219,7 +219,7 @@ def test_every_size_of_a_ramp_must_divide():
 
 
 def test_keep_is_refused_for_batch_norm():
-    with pytest.raises(ConfigError, match=r"batch\.drop_last: false would normalize the last micro-batch"):
+    with pytest.raises(ConfigError, match=r"batch\.drop_last: false changes the loss of a model with BatchNorm"):
         load_config(DIGITS, ["--batch.drop_last=false"])
 
 

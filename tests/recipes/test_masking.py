@@ -130,9 +130,9 @@ def test_special_tokens_are_neither_predicted_nor_drawn(tmp_path):
 def test_what_cannot_be_masked(tmp_path):
     with pytest.raises(DataError, match=r"data\.tokenizer: '.*' has no mask token; write the tokenizer of a masked"):
         masked_sources(hub_config(tmp_path, mask=None))
-    with pytest.raises(DataError, match=r"model\.vocab_size: 256 is smaller than the 257 tokens of bytes with a mask"):
+    with pytest.raises(DataError, match=r"model\.vocab_size: 256 is below the 257 tokens of bytes with a mask"):
         masked_sources(load_config(BERT, ("--model.vocab_size=256",)))
-    with pytest.raises(DataError, match=r"model\.vocab_size: 44 is smaller than the 45 tokens of '"):
+    with pytest.raises(DataError, match=r"model\.vocab_size: 44 is below the 45 tokens of '"):
         masked_sources(hub_config(tmp_path, "--model.vocab_size=44"))
     blocks = TokenBlocks(TokenStream.in_memory(np.array([0, 7, 0, 0, 8, 9, 7, 0, 7])), 4, 2, "n")
     masked = MaskedBlocks(blocks, 2, 20, np.arange(1, 20), seed=0)

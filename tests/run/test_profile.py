@@ -124,8 +124,8 @@ def train_without_room(run_dir: Path, *words: str) -> None:
 @pytest.mark.parametrize(
     ("profile", "problem"),
     [
-        ('{"first_step": 5, "last_step": 4}', "last_step 4 is before first_step 5; write 5 or more"),
-        ('{"first_step": 1, "last_step": 9}', "9 is after the last step of the run, 8; write steps within it"),
+        ('{"first_step": 5, "last_step": 4}', "last_step 4 is before first_step; write 5 or more"),
+        ('{"first_step": 1, "last_step": 9}', "9 is after the run's last step; write at most 8"),
         ('{"first_step": 0, "last_step": 9}', "logging.profile.first_step"),
     ],
 )

@@ -189,7 +189,7 @@ def test_parts_count_from_zero_or_one(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--write", "--data.block_size=4"], "--write: the numbers would be those of overridden data"),
+        (["--write", "--data.block_size=4"], "--write: overridden data has other numbers"),
         (["--data.path=parquet"], "could not be loaded"),
     ],
 )

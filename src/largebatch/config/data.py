@@ -175,15 +175,13 @@ class Mixable(HubOrLocal):
         """The section of each source."""
         of_a_mixture = {"sources", "weight_phases", "num_train_samples", "num_eval_samples"}
         common = {name: getattr(self, name) for name in self.model_fields_set - of_a_mixture}
-        known = {*HubOrLocal.model_fields, *self.fields_of_a_source} - {"source", "name"}
+        known = {*HubOrLocal.model_fields, *self.fields_of_a_source, "config_name"} - {"source", "name"}
         sections = []
         for number, source in enumerate(self.sources or ()):
             own = dict(source.model_extra or {})
-            for field in sorted(own.keys() - known - {"config_name"}):
-                raise ValueError(
-                    f"sources[{number}].{field} ({source.name}): not a field of a source, which has "
-                    f"{', '.join(sorted(known))} and config_name; what all sources share is written once, in data"
-                )
+            for field in sorted(own.keys() - known):
+                where = f"sources[{number}].{field} ({source.name})"
+                raise ValueError(f"{where}: not a field of a source, which has {', '.join(sorted(known))}")
             own |= {"name": own.pop("config_name")} if "config_name" in own else {}
             try:
                 section = type(self).model_validate(common | own)
@@ -232,20 +230,15 @@ class Mixable(HubOrLocal):
             raise ValueError(f"sources: duplicate name in {', '.join(names)}; give each source a name of its own")
         for number, phase in enumerate(self.weight_phases or ()):
             if phase.weights.keys() != set(names):
-                raise ValueError(
-                    f"weight_phases[{number}].weights: has {', '.join(phase.weights)}; write a weight for each of "
-                    f"{', '.join(names)}, which may be 0"
-                )
+                given = f"weight_phases[{number}].weights: has {', '.join(phase.weights)}"
+                raise ValueError(f"{given}; write a weight for each of {', '.join(names)}, which may be 0")
         if not all(any(weights.values()) for weights in self.weights()):
             raise ValueError("sources: all weights are 0; give each source to train on a weight above 0")
         sections = self.sections()
         for field in ("num_train_samples", "num_eval_samples"):
             total = sum(getattr(section, field) for section in sections)
             if getattr(self, field) != total:
-                raise ValueError(
-                    f"{field}: {getattr(self, field)}, but the sources have {total} together; write {total}, or "
-                    "smaller numbers in the sources"
-                )
+                raise ValueError(f"{field}: {getattr(self, field)}, but the sources add up to {total}; write {total}")
         return self
 
 
@@ -253,18 +246,12 @@ class DigitsData(Data):
     """The 1,797 handwritten digits of 8 x 8 pixels that ship with scikit-learn; every fifth is for evaluation."""
 
     source: Literal["digits"]
-    image_size: Size = 32
+    image_size: Annotated[Size, Field(multiple_of=8)] = 32
     """Side in pixels that the 8 x 8 images are enlarged to; a multiple of 8."""
     num_train_samples: Literal[1437] = 1437
     num_eval_samples: Literal[360] = 360
     num_classes: Literal[10] = 10
     num_channels: Literal[1] = 1
-
-    @model_validator(mode="after")
-    def _whole_enlargement(self) -> Self:
-        if self.image_size % 8:
-            raise ValueError(f"image_size {self.image_size} is not a multiple of 8; write 8, 16, 24 or 32")
-        return self
 
 
 class HubImages(HubOrLocal):

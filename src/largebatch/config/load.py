@@ -2,7 +2,6 @@
 
 import inspect
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -110,26 +109,22 @@ def _read_json(path: Path) -> JsonObject:
         result: JsonObject = {}
         for key, value in pairs:
             if key in result:
-                raise ConfigError([f"{key}: given twice in the same object; keep one"], str(path))
+                raise ValueError(f"{key} is given twice in the same object; keep one")
             result[key] = value
         return result
 
     try:
         raw = json.loads(read_bytes(path, follow_links=True).decode(), object_pairs_hook=refuse_duplicates)
-    except ConfigError:
-        raise
     except FileNotFoundError:
         problem = "no such file; give the path of a recipe's JSON, before any overrides"
-    except json.JSONDecodeError as error:
-        problem = f"not valid JSON: {error.msg} in line {error.lineno}, column {error.colno}"
-    # Not only files: text that is not UTF-8, integers with thousands of digits, endless nesting.
+    # Not only files and JSON: text that is not UTF-8, integers with thousands of digits, endless nesting.
     except (OSError, ValueError, RecursionError) as error:
-        problem = f"cannot be read: {error}"
+        problem = f"cannot be read as JSON: {error}"
     else:
         if isinstance(raw, dict):
             return raw
         problem = "must be a JSON object, { … }"
-    raise ConfigError([problem], str(path))
+    raise ConfigError(problem, str(path))
 
 
 def _apply_overrides(raw: JsonObject, overrides: Sequence[str]) -> None:
@@ -178,15 +173,11 @@ def _explain(details: ErrorDetails, schema: JsonObject) -> str:
             return f"{where}: missing" + (f"; {sentence[:1].lower()}{sentence[1:]}" if sentence else "")
         case "value_error":
             return f"{where}: {context['error']}"
-        case "union_tag_not_found":
-            key = context["discriminator"].strip("'")
+        case "union_tag_not_found" | "union_tag_invalid":
+            key, tag = context["discriminator"].strip("'"), context.get("tag")
+            wrong = "missing" if tag is None else f'"{tag}" is unknown{did_you_mean(tag, known)}'
             kinds = ", ".join(f'"{kind}"' for kind in known)
-            return f"{where}.{key}: missing; it says which kind of {name} this is; write one of {kinds}"
-        case "union_tag_invalid":
-            key = context["discriminator"].strip("'")
-            expected = context["expected_tags"].replace("'", '"')
-            meant = did_you_mean(context["tag"], re.findall(r'"(.*?)"', expected))
-            return f'{where}.{key}: "{context["tag"]}" is unknown{meant}; write one of {expected}{or_null}'
+            return f"{where}.{key}: {wrong}; write one of {kinds}{or_null}"
         case "literal_error":
             expected = context["expected"].replace("'", '"')
             return f"{where}: {given} is not allowed; write {expected}{or_null}"

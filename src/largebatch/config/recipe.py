@@ -141,10 +141,7 @@ class RecipeConfig(Section):
     @check
     def _checkpoints_to_roll_back_to(self) -> Iterator[str]:
         if self.faults.on_non_finite == "roll_back" and self.checkpoint.every is None:
-            yield (
-                'checkpoint.every: faults.on_non_finite "roll_back" needs checkpoints to return to; write an '
-                'interval, such as {"steps": 100}'
-            )
+            yield 'checkpoint.every: faults.on_non_finite "roll_back" needs it; write one, such as {"steps": 100}'
 
     @check
     def _whole_micro_batches(self) -> Iterator[str]:
@@ -158,35 +155,25 @@ class RecipeConfig(Section):
     @check
     def _batches_that_batch_norm_takes(self) -> Iterator[str]:
         if not self.batch.drop_last and self.model.uses_batch_norm:
-            yield (
-                "batch.drop_last: false would normalize the last micro-batch of an epoch over fewer samples than the "
-                "others, which changes the loss of a model with BatchNorm; write true"
-            )
+            yield "batch.drop_last: false changes the loss of a model with BatchNorm at the end of an epoch; write true"
 
     @check
     def _others_in_the_batch(self) -> Iterator[str]:
         if self.couples_the_batch and min(size for _, size in self.batch.sizes) == 1:
-            yield (
-                "batch.global_batch_size: a single sample has no others to be compared with, and so no gradient; "
-                "write at least 2"
-            )
+            yield "batch.global_batch_size: a single sample has no others to be compared with; write at least 2"
 
     @check
     def _compiled_blocks_run_once(self) -> Iterator[str]:
         if self.compute.compile and self.compute.activation_checkpointing and self.model.uses_batch_norm:
-            yield (
-                "compute.compile: torch.compile gives up on recomputed blocks with BatchNorm and leaves most of the "
-                "model uncompiled; write false, or set compute.activation_checkpointing to false"
-            )
+            problem = "torch.compile gives up on recomputed blocks with BatchNorm"
+            yield f"compute.compile: {problem}; write false, or set compute.activation_checkpointing to false"
 
     @check
     def _growth_instead_of_decay(self) -> Iterator[str]:
         sizes = [size for _, size in self.batch.sizes]
         if isinstance(self.learning_rate.decay, BatchGrowth) and max(sizes) == sizes[0]:
-            yield (
-                'learning_rate.decay: "batch_growth" needs a batch that grows, and this one does not; write a list of '
-                'sizes as batch.global_batch_size, or a different decay, such as {"name": "cosine"}'
-            )
+            problem = '"batch_growth" needs a batch that grows, and this one does not'
+            yield f"learning_rate.decay: {problem}; write a list as batch.global_batch_size, or a different decay"
 
     @check
     def _betas_within_their_rule(self) -> Iterator[str]:
@@ -197,10 +184,7 @@ class RecipeConfig(Section):
         if optimizer.beta_scaling == "sde" and rate.scaling != "sqrt":
             yield f'{rule} requires the square-root rule; write "fixed", or set learning_rate.scaling to "sqrt"'
         if len(set(sizes)) > 1:
-            yield (
-                f"{rule} would change the betas with the batch size, which Adam's bias correction does not allow for; "
-                'write "fixed", or a global_batch_size that does not grow'
-            )
+            yield f'{rule} would change the betas with the batch size; write "fixed", or a batch that does not grow'
             return
         try:
             optimizer.options_for(sizes[0] / rate.reference_batch_size)
@@ -212,10 +196,7 @@ class RecipeConfig(Section):
         num_samples, rate = self.data.num_train_samples, self.learning_rate
         largest = max(size for _, size in self.batch.sizes)
         if largest > num_samples:
-            yield (
-                f"batch.global_batch_size: {largest} is more than the {num_samples} training samples, so an epoch has "
-                f"no whole batch; write at most {num_samples}"
-            )
+            yield f"batch.global_batch_size: {largest} is more than the {num_samples} training samples; write fewer"
             return
         try:
             timeline = self.timeline
@@ -265,16 +246,13 @@ class RecipeConfig(Section):
                     least = weights[name] * others / (weight * max(smallest - 1, 1))
                     yield (
                         f'data.sources: weight {weights[name]:g} gives "{name}" less than one sample per batch of '
-                        f"{smallest}; write at least {math.ceil(least * 10**6) / 10**6:g}, a larger "
-                        "batch.global_batch_size, or 0"
+                        f"{smallest}; write at least {math.ceil(least * 1e6) / 1e6:g}, a larger global_batch_size, or 0"
                     )
         samples = timeline.at(total_steps).samples_before
         for number, phase in enumerate(mixture.phases[1:]):
             if phase.first_sample >= samples:
-                yield (
-                    f"data.weight_phases[{number}].from: it begins after {phase.first_sample:,} samples, but the run "
-                    f"has {samples:,}; remove it, or lengthen train.duration"
-                )
+                problem = f"it begins after {phase.first_sample:,} samples, but the run has {samples:,}"
+                yield f"data.weight_phases[{number}].from: {problem}; remove it, or lengthen train.duration"
         limits = [source.max_epochs for source in self.data.sources or ()]
         for name, epochs, max_epochs in zip(mixture.names, mixture.epochs(samples), limits, strict=True):
             if max_epochs is not None and epochs > max_epochs:
@@ -289,27 +267,19 @@ class RecipeConfig(Section):
         end = min(self.train.stop_after_steps or total, total)
         profile = self.logging.profile
         if profile is not None and profile.last_step > end:
-            yield (
-                f"logging.profile.last_step: {profile.last_step} is after the last step of the run, {end}; write "
-                "steps within it"
-            )
+            yield f"logging.profile.last_step: {profile.last_step} is after the run's last step; write at most {end}"
         last_phase = timeline.phases[-1]
         if last_phase.first_step >= total:
-            yield (
-                f"batch.global_batch_size: size {last_phase.global_batch_size} starts at step "
-                f"{last_phase.first_step}, which is not within the run of {total} steps; remove it, or lengthen "
-                "train.duration"
-            )
+            starts = f"size {last_phase.global_batch_size} starts at step {last_phase.first_step}"
+            yield f"batch.global_batch_size: {starts}, but the run has {total}; remove it, or lengthen train.duration"
         for path, step in steps.items():
             if path.endswith(".frozen_until") and step >= total:
                 yield f"{path}: {step} steps are not fewer than the run's {total}; shorten it, or lengthen the run"
         rate = self.learning_rate
         warmup = steps.get("learning_rate.warmup.duration", 0)
         if rate.warmup and warmup > total:
-            yield (
-                f"learning_rate.warmup.duration: {rate.warmup.duration.length} is {warmup} steps, longer than the "
-                f"whole run of {total}; shorten it, or lengthen train.duration"
-            )
+            problem = f"{rate.warmup.duration.length} is {warmup} steps, longer than the whole run of {total}"
+            yield f"learning_rate.warmup.duration: {problem}; shorten it, or lengthen train.duration"
             return
         if isinstance(rate.decay, StepDecay):
             previous = 0
@@ -327,10 +297,8 @@ class RecipeConfig(Section):
         if isinstance(rate.decay, WarmupStableDecay) and path in steps:
             start = timeline.steps_before(total, rate.decay.decay.length)
             if start is None or start < warmup:
-                yield (
-                    f"{path}: {rate.decay.decay.length} of decay after {warmup} steps of warmup is longer than the "
-                    f"whole run of {total} steps; shorten one of them"
-                )
+                both = f"{rate.decay.decay.length} of decay after {warmup} steps of warmup"
+                yield f"{path}: {both} is longer than the whole run of {total} steps; shorten one of them"
 
 
 def as_json(config: RecipeConfig) -> dict[str, Any]:

@@ -141,10 +141,8 @@ class Batch(Section):
     @model_validator(mode="after")
     def _list_starts_at_zero(self) -> Self:
         if isinstance(self.global_batch_size, list) and self.global_batch_size[0].from_.length.amount != 0:
-            raise ValueError(
-                f"global_batch_size[0].from is {self.global_batch_size[0].from_.length}; the first batch size must "
-                'start with training: write {"steps": 0}'
-            )
+            given = self.global_batch_size[0].from_.length
+            raise ValueError(f'global_batch_size[0].from: {given}, but training starts at 0; write {{"steps": 0}}')
         return self
 
     @property
@@ -177,9 +175,7 @@ class Warmup(Section):
     @model_validator(mode="after")
     def _constant_is_not_zero(self) -> Self:
         if self.shape == "constant" and self.start == "zero":
-            raise ValueError(
-                'a constant warmup at zero would not train; write "base_lr" as start, or "gradual" as shape'
-            )
+            raise ValueError('a constant warmup at zero would not train; write start "base_lr", or shape "gradual"')
         return self
 
 
@@ -378,9 +374,7 @@ class ProfiledSteps(Section):
     @model_validator(mode="after")
     def _at_least_one_step(self) -> Self:
         if self.last_step < self.first_step:
-            raise ValueError(
-                f"last_step {self.last_step} is before first_step {self.first_step}; write {self.first_step} or more"
-            )
+            raise ValueError(f"last_step {self.last_step} is before first_step; write {self.first_step} or more")
         return self
 
 

@@ -27,10 +27,8 @@ def open_splits(config: HubOrLocal) -> "tuple[datasets.Dataset, datasets.Dataset
         files = {"train": config.data_files.train, "validation": config.data_files.eval}
         for split, pattern in (("train", config.data_files.train), ("eval", config.data_files.eval)):
             if not glob(pattern, recursive=True):  # noqa: PTH207 - `Path.glob` takes no absolute patterns
-                raise DataError(
-                    f"data.data_files.{split}: no file matches {pattern!r} (relative to {Path.cwd()}); "
-                    "write the path or glob of the files"
-                )
+                given = f"data.data_files.{split}: no file matches {pattern!r} (relative to {Path.cwd()})"
+                raise DataError(f"{given}; write the path or glob of the files")
         arguments: dict[str, Any] = {"path": config.path, "data_files": files}
     else:
         folder = local_folder(config.path, "data.path", "a data set")
@@ -61,9 +59,8 @@ def _open(config: HubOrLocal, arguments: dict[str, Any]) -> "tuple[datasets.Data
             what = f"data.path: {config.path!r} cannot be read now: {reason_of(cause)}"
             raise StorageError(f"{what}; the same command tries again") from error
         raise DataError(
-            f"data.path: {config.path!r} could not be loaded with splits {splits[0]!r} and {splits[1]!r}: "
-            f"{reason_of(cause)}; correct that or, for local data, write its folder, or data_files whose rows all "
-            "have the same columns and types"
+            f"data.path: {config.path!r} could not be loaded with splits {splits}: {reason_of(cause)}; correct that "
+            "or, for local data, write its folder, or data_files whose rows all have the same columns and types"
         ) from error
     return train, evaluation
 

@@ -110,9 +110,7 @@ class HubImageSource:
         labels = torch.tensor(rows[self.config.label_column], dtype=torch.int64)
         if labels.min() < 0 or labels.max() >= self.config.num_classes:
             bad = int(labels.min() if labels.min() < 0 else labels.max())
-            raise DataError(
-                f"data.num_classes: {self.config.num_classes}, but the data has the label {bad}; correct one of them"
-            )
+            raise DataError(f"data.num_classes: {self.config.num_classes}, but the data has label {bad}; correct one")
         batch = {"pixel_values": torch.from_numpy(np.stack([crop.pixels for crop in crops])), "labels": labels}
         if self.augmentation_seed is not None and epoch is not None:
             batch["mirrored"] = torch.tensor([crop.mirrored for crop in crops])

@@ -73,9 +73,7 @@ def _sum_of_weights(source: SampleSource, batch: Batch) -> float:
     try:
         return operator.index(weight)
     except TypeError:
-        raise DataError(
-            f"{called} returned {weight!r}; it must return a whole number, or a float tensor of each weight"
-        ) from None
+        raise DataError(f"{called} returned {weight!r}; return a whole number, or a float tensor of weights") from None
 
 
 def _share(batch: Batch) -> None:
@@ -176,6 +174,5 @@ def check_size(source: SampleSource, expected: int, which: Literal["train", "eva
     if len(source) != expected:
         raise DataError(
             f"data.num_{which}_samples: the recipe says {expected}, but the data has {len(source)} samples; write "
-            f"{len(source)}, or name other data; in recipes with a data.{which}_split, "
-            f'"SPLIT[:{expected}]" reads only the first samples'
+            f'{len(source)}, or name other data, such as "SPLIT[:{expected}]" in recipes with a data.{which}_split'
         )

@@ -29,9 +29,8 @@ def tokenized_samples(data: HubText | MegatronText, tokenizer: Tokenizer) -> tup
         evaluation = open_megatron(data.eval, "data.eval", tokenizer.vocab_size)
         if data.attention == "document" and train.read_document(0, len(train))[-1:] != [tokenizer.end_of_text]:
             raise DataError(
-                f'data.attention: "document" needs documents that end with token {tokenizer.end_of_text} of '
-                f"data.tokenizer, and the first of {data.train} does not; make the files with --append-eod, or write "
-                '"block"'
+                f'data.attention: "document" needs documents that end with token {tokenizer.end_of_text}, and the '
+                f'first of {data.train} does not; make the files with --append-eod, or write "block"'
             )
     else:
         train, evaluation = open_prepared(data, tokenizer)

@@ -45,10 +45,7 @@ class PretrainedTokenizer:
             raise DataError(f"data.tokenizer: {path!r} could not be loaded: {reason_of(error)}; {remedy}") from error
         # `transformers` makes an empty tokenizer from a folder with a model and no tokenizer.
         if not self.tokenizer("a", add_special_tokens=False)["input_ids"]:
-            raise DataError(
-                f"data.tokenizer: {path!r} has no tokenizer that turns text into tokens; write the folder or hub id "
-                "of the tokenizer that the model was trained with"
-            )
+            raise DataError(f"data.tokenizer: {path!r} has no tokenizer that makes tokens; write that of the model")
         # An encoder's tokenizer has a separator instead of an end-of-text token.
         candidates = (self.tokenizer.eos_token_id, self.tokenizer.sep_token_id)
         ends: list[int] = [token for token in candidates if token is not None]
@@ -101,6 +98,4 @@ def load_tokenizer(name: str) -> Tokenizer:
 def check_vocabulary(rows: int, num_tokens: int, whose: str) -> None:
     """Raise DataError if a model's embedding has fewer rows than there are tokens."""
     if num_tokens > rows:
-        raise DataError(
-            f"model.vocab_size: {rows} is smaller than the {num_tokens} tokens of {whose}; write at least {num_tokens}"
-        )
+        raise DataError(f"model.vocab_size: {rows} is below the {num_tokens} tokens of {whose}; write at least that")

@@ -16,10 +16,7 @@ from largebatch.tools.options import EXIT_CODES
 
 COMMANDS = {
     "plan": ("plan", "explain the plan of a recipe for a number of processes"),
-    "verify": (
-        "verify",
-        "check that a recipe trains the same on every strategy, number of processes and micro-batch size",
-    ),
+    "verify": ("verify", "check that a recipe trains the same on every strategy, world size and micro-batch size"),
     "checkpoints": ("checkpoints", "list the checkpoints of a run"),
     "report": ("report", "write one HTML file about a run, or about several to compare them"),
     "export": ("export", "write a checkpoint's weights for transformers' from_pretrained"),
@@ -28,10 +25,7 @@ COMMANDS = {
     "lint": ("slurm.lint", "find mistakes in recipes, batch scripts and configs, before a job waits in the queue"),
     "submit": ("slurm.submit", "plan and check a recipe's Slurm job, submit it, and say how to follow it"),
     "new": ("new", "copy a recipe to start a repository of your own"),
-    "effective-batch": (
-        "effective_batch",
-        "find the effective batch of a script for another framework, and how to write it in a recipe",
-    ),
+    "effective-batch": ("effective_batch", "find the effective batch of a script for another framework"),
     "schema": ("schema", "write the JSON Schema of a task's recipes"),
     "snapshot": ("slurm.snapshot", "copy what a job runs, so that later edits do not change it"),
     "job-begins": ("job", "say whether a start of a job should train (slurm/launch.sh runs it)"),
@@ -64,10 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGPIPE
     except OSError as error:
         # Such as a folder of somebody else, a name that is too long, or a full disk.
-        print(
-            printable(f"error: {reason_of(error)}; check that the path is right and that you may use it"),
-            file=sys.stderr,
-        )
+        message = f"error: {reason_of(error)}; check that the path is right and that you may use it"
+        print(printable(message), file=sys.stderr)
         return UserError.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

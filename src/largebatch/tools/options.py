@@ -58,11 +58,8 @@ def add_task(parser: argparse.ArgumentParser) -> None:
 
 def add_accelerate_configs(parser: argparse.ArgumentParser) -> None:
     """Add the folder of Accelerate configs, as `accelerate_configs`; None means that of the recipe's project."""
-    parser.add_argument(
-        "--accelerate-configs",
-        type=Path,
-        help="folder of the strategies' YAML files; default: accelerate_configs next to the task's folder",
-    )
+    help = "folder of the strategies' YAML files; default: accelerate_configs next to the task's folder"
+    parser.add_argument("--accelerate-configs", type=Path, help=help)
 
 
 def add_options_of_a_run(parser: argparse.ArgumentParser) -> None:

@@ -82,8 +82,7 @@ def network(text: str) -> Network:
     found = find_network(text)
     if found is None:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a network bandwidth: write Gbit/s per GPU or per node, such as 400G/gpu or "
-            f"3200G/node, or one of {', '.join(NETWORKS)}"
+            f"{text!r} is not a network bandwidth: write 400G/gpu, 3200G/node or one of {', '.join(NETWORKS)}"
         )
     return found
 
@@ -119,15 +118,10 @@ def first_plan(
 
 def _compare(options: argparse.Namespace) -> int:
     if bool(options.gpu) != bool(options.network):
-        options.refuse(
-            "--gpu, such as h100, and --network, such as 400G/gpu, 3200G/node or ib-ndr, require each other; for what "
-            "fits alone, give --gpu-memory"
-        )
+        options.refuse("--gpu, such as h100, and --network, such as 400G/gpu, require each other; or give --gpu-memory")
     config: RecipeConfig = load_config(options.config, options.overrides, task=options.task)
     if options.gpu and config.precision == "fp64":
-        options.refuse(
-            "--gpu estimates the time of bf16 and fp32, but the recipe has precision fp64; give --gpu-memory"
-        )
+        options.refuse("--gpu estimates the time of bf16 and fp32, not of the recipe's fp64; give --gpu-memory")
     plan = first_plan(config, options.world_sizes)
 
     # These import torch and what model.py imports, which takes seconds.

@@ -51,9 +51,7 @@ def run(options: argparse.Namespace) -> int:
     # Each process has one thread.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     if options.write and options.overrides:
-        raise UserError(
-            "--write: the numbers would be those of overridden data; write the overrides to the recipe first"
-        )
+        raise UserError("--write: overridden data has other numbers; write the overrides to the recipe first")
     config: RecipeConfig = load_config(options.config, options.overrides, task=options.task)
     if options.write and not isinstance(config.data, HubOrLocal | TokenizedText):
         raise UserError("--write: the size of this data follows from the recipe; remove --write")
