@@ -178,25 +178,28 @@ attend() {
 
 # --- pre-flight ---
 
-if [[ -n $preflight && ${LARGEBATCH_PREFLIGHT:-on} != off ]]; then
-  seconds=${LARGEBATCH_PREFLIGHT_SECONDS:-600}
+mode=${LARGEBATCH_PREFLIGHT:-on}
+[[ $mode =~ ^(on|warn|off)$ ]] || fail 2 "LARGEBATCH_PREFLIGHT=$mode: write on, warn or off"
+if [[ -n $preflight && $mode != off ]]; then
+  seconds=${LARGEBATCH_PREFLIGHT_SECONDS:-600} bandwidth=${LARGEBATCH_MIN_BUSBW:-0}
   [[ $seconds =~ ^[0-9]+$ ]] || fail 2 "LARGEBATCH_PREFLIGHT_SECONDS=$seconds: not a number of seconds; write 600"
+  [[ $bandwidth =~ ^[0-9]+(\.[0-9]+)?$ ]] || fail 2 "LARGEBATCH_MIN_BUSBW=$bandwidth: not a number of GB/s; write 100"
   limit=$((seconds + 600)) result=0
   # The pre-flight ends by itself, unless a driver hangs. It runs in the foreground to stay in this process group.
   attend timeout --foreground --kill-after=10 "$limit" largebatch preflight "$recipe" --accelerate-config "$config" \
-    --folder "$folder" --node "$LARGEBATCH_NODE" --node-rank "$node_rank" --num-nodes "$nodes" \
-    --rendezvous "$address:$port" --gpus "$gpus" --processes-per-node "$processes" \
-    ${LARGEBATCH_NODE_NAMES:+--nodes "$LARGEBATCH_NODE_NAMES"} "$@" || result=$?
+    --node-rank "$node_rank" --num-nodes "$nodes" --address "$address" --port "$port" --gpus "$gpus" \
+    --processes-per-node "$processes" --seconds "$seconds" --min-busbw "$bandwidth" "$@" || result=$?
   case $result in
+    2 | 3) problem="the pre-flight has found problems" ;;
     124) problem="the pre-flight did not end within $limit seconds (LARGEBATCH_PREFLIGHT_SECONDS + 600) on this node" ;;
     137) problem="the pre-flight was killed on this node: for lack of memory, or after $limit seconds (LARGEBATCH_PREFLIGHT_SECONDS + 600)" ;;
     *) problem= ;;
   esac
-  if [[ -n $problem && ${LARGEBATCH_PREFLIGHT:-on} == warn ]]; then
-    echo "warning: $LARGEBATCH_NODE: $problem" >&2
+  if [[ -n $problem && $mode == warn ]]; then
+    echo "warning: $LARGEBATCH_NODE: $problem; training starts anyway (LARGEBATCH_PREFLIGHT=warn)" >&2
     result=0
   fi
-  [[ -z $problem || $result == 0 ]] || fail 2 "$problem; a GPU driver or a file system that hangs is the usual cause"
+  ((result != 124 && result != 137)) || fail 2 "$problem; a GPU driver or a file system that hangs is the usual cause"
   ((result == 0)) || exit "$result"
 fi
 [[ -n $train ]] || exit 0

@@ -34,7 +34,7 @@ def free_port():
             return server.getsockname()[1]
 
 
-def run_nodes(folder, count, *words, host="localhost", port=None, before=None, recipe=PYDOC, gpus=0, **environment):
+def run_nodes(folder, count, *words, host="localhost", port=None, before=None, recipe=PYDOC, gpus=0, seconds=600):
     """Run the command as every node of a job, and return how they ended.
 
     Args:
@@ -46,25 +46,19 @@ def run_nodes(folder, count, *words, host="localhost", port=None, before=None, r
         before: Called in the process of each node with its rank, before it begins.
         recipe: The recipe's file.
         gpus: Of each node.
-        environment: More of it.
+        seconds: How long to wait for all of them.
     """
-    shared = folder / "shared"
-    shared.mkdir(exist_ok=True)
-    (shared / "token").write_text(f"{TOKEN}\n")
+    shared(folder).mkdir(parents=True, exist_ok=True)
+    (shared(folder) / "token").write_text(f"{TOKEN}\n")
     names = [f"n{rank + 1}" for rank in range(count)]
-    place = f"{host}:{port or free_port()}"
+    port = port or free_port()
     processes = []
     for rank, name in enumerate(names):
-        arguments = [
-            "preflight",
-            str(recipe),
-            "--accelerate-config",
-            str(DDP),
-            "--folder",
-            str(shared),
-        ]
-        arguments += ["--node", name, "--node-rank", str(rank), "--num-nodes", str(count), "--rendezvous", place]
-        arguments += ["--gpus", str(gpus), "--processes-per-node", "1", "--nodes", ",".join(names), *words]
+        arguments = ["preflight", str(recipe), f"--accelerate-config={DDP}", f"--gpus={gpus}", "--processes-per-node=1"]
+        arguments += [f"--node-rank={rank}", f"--num-nodes={count}", f"--address={host}", f"--port={port}"]
+        arguments += [f"--seconds={seconds}", *words]
+        environment = {"LARGEBATCH_TOKEN": TOKEN, "LARGEBATCH_LOGS": str(shared(folder).parent)}
+        environment |= {"LARGEBATCH_NODE": name, "LARGEBATCH_NODE_NAMES": ",".join(names)}
         process = os.fork()
         if not process:
             _be_node(folder, rank, arguments, before, environment)
@@ -80,8 +74,7 @@ def _be_node(folder, rank, arguments, before, environment):
     code = 99
     try:
         (folder / f"pid_{rank}").write_text(str(os.getpid()))
-        os.environ["LARGEBATCH_TOKEN"] = TOKEN
-        os.environ.update({name: str(value) for name, value in environment.items()})
+        os.environ.update(environment)
         for number, name in ((1, "out"), (2, "err")):
             os.dup2(os.open(folder / f"{name}_{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
         # pytest has its own.
@@ -123,4 +116,4 @@ def too_late(folder, rank):
 
 def shared(folder: Path) -> Path:
     """The folder that the nodes share."""
-    return folder / "shared"
+    return folder / "logs/preflight"

@@ -82,7 +82,8 @@ def test_a_node(launch, tmp_path):
     code, log = node(launch, "--processes-per-node", "4", RECIPE, "--seed", "a b", **settings)
     assert code == 0, log
     told = (tmp_path / "run/preflight").read_text().splitlines()
-    assert told[told.index("--rendezvous") + 1] == "[fe80::1]:2000"
+    assert told[told.index("--address") :][:4] == ["--address", "[fe80::1]", "--port", "2000"]
+    assert told[told.index("--seconds") :][:4] == ["--seconds", "600", "--min-busbw", "0"]
     # Everybody on the node sees the words.
     assert not any("9.0" in word for word in told)
     logs = f"{tmp_path}/run/jobs/9/start_0"
@@ -110,6 +111,11 @@ def test_a_node(launch, tmp_path):
     [
         ((RECIPE,), {"PREFLIGHT_CODE": "3"}, 3, ""),
         ((RECIPE,), {"PREFLIGHT_CODE": "3", "LARGEBATCH_PREFLIGHT": "off", "TRAIN_CODE": "1"}, 1, "trains on"),
+        ((RECIPE,), {"PREFLIGHT_CODE": "3", "LARGEBATCH_PREFLIGHT": "warn", "TRAIN_CODE": "1"}, 1, "starts anyway"),
+        ((RECIPE,), {"PREFLIGHT_CODE": "1", "LARGEBATCH_PREFLIGHT": "warn"}, 1, ""),
+        ((RECIPE,), {"LARGEBATCH_PREFLIGHT": "maybe"}, 2, "LARGEBATCH_PREFLIGHT=maybe: write on, warn or off"),
+        ((RECIPE,), {"LARGEBATCH_PREFLIGHT_SECONDS": "10m"}, 2, "LARGEBATCH_PREFLIGHT_SECONDS=10m: not a number"),
+        ((RECIPE,), {"LARGEBATCH_MIN_BUSBW": "-1"}, 2, "LARGEBATCH_MIN_BUSBW=-1: not a number of GB/s"),
         (("--train-only", RECIPE), {"PREFLIGHT_CODE": "3", "TRAIN_CODE": "1", "REFUSAL": "why"}, 2, "trains on"),
         (("--gpus", "2", RECIPE), {}, 2, "--gpus: not an option of node.sh"),
         (("--node-rank", "2", RECIPE), {}, 2, "--node-rank 2: there are 2 nodes, counted from 0"),

@@ -192,40 +192,12 @@ def test_size_of_a_checkpoint(tmp_path):
 # --- the command --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("LARGEBATCH_PREFLIGHT", "maybe", "LARGEBATCH_PREFLIGHT=maybe: write on, warn or off"),
-        ("LARGEBATCH_PREFLIGHT_SECONDS", "10m", "LARGEBATCH_PREFLIGHT_SECONDS=10m: write a positive number"),
-        ("LARGEBATCH_MIN_BUSBW", "-1", "LARGEBATCH_MIN_BUSBW=-1: write a positive number"),
-    ],
-)
-def test_settings_that_cannot_be_used(name, value, said, monkeypatch, capsys, tmp_path):
-    monkeypatch.setenv(name, value)
-    assert main(command(tmp_path)) == 2
-    assert said in capsys.readouterr().err
-
-
-def test_no_token(monkeypatch, capsys, tmp_path):
-    monkeypatch.delenv("LARGEBATCH_TOKEN", raising=False)
-    assert main(command(tmp_path)) == 2
-    assert "LARGEBATCH_TOKEN is not set" in capsys.readouterr().err
-
-
-def test_off(monkeypatch, tmp_path):
-    monkeypatch.setenv("LARGEBATCH_PREFLIGHT", "off")
-    assert main(command(tmp_path)) == 0
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("place", ["h1", "h1:", ":80", "h1:70000"])
-def test_a_place_that_is_none(place, tmp_path, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(command(tmp_path, place))
-    assert "is not HOST:PORT; write h1:29500, or [::1]:29500" in capsys.readouterr().err
-
-
-def command(folder, place="a:1"):
-    words = ["--accelerate-config", str(DDP), "--folder", str(folder), "--rendezvous", place]
-    words += ["--node", "a", "--node-rank", "0", "--num-nodes", "2", "--gpus", "0", "--processes-per-node", "1"]
-    return ["preflight", str(PYDOC), *words]
+@pytest.mark.parametrize("name", ["LARGEBATCH_TOKEN", "LARGEBATCH_LOGS"])
+def test_without_what_node_sh_sets(name, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("LARGEBATCH_TOKEN", "42")
+    monkeypatch.setenv("LARGEBATCH_LOGS", str(tmp_path))
+    monkeypatch.delenv(name)
+    words = ["--node-rank=0", "--num-nodes=2", "--address=a", "--port=1", "--seconds=1"]
+    words += ["--gpus=0", "--processes-per-node=1", f"--accelerate-config={DDP}"]
+    assert main(["preflight", str(PYDOC), *words]) == 2
+    assert "LARGEBATCH_TOKEN or LARGEBATCH_LOGS is not set; run launch/node.sh" in capsys.readouterr().err

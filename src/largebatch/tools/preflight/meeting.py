@@ -26,6 +26,7 @@ from largebatch.storage.files import replace_file
 from largebatch.tools.preflight.verdict import BAD_NODES, GOOD, REFUSED, Findings, Verdict, judge
 from largebatch.tools.verify.jobs import local_store
 
+EXIT_CODES = {b"0": GOOD, b"2": REFUSED, b"3": BAD_NODES}  # of a decision, as it is in the store
 UNREACHABLE = "cannot connect to the first node"
 SECONDS_TO_CONNECT = 5.0
 SECONDS_UNREACHABLE = 30.0  # how long to try to connect to a first node that is known to be listening
@@ -49,7 +50,6 @@ class Node:
     processes_per_node: int
     seconds: float  # how long to wait until all nodes are present
     names: tuple[str, ...] = ()  # all nodes in order, if known
-    only_warns: bool = False  # a job that is refused starts anyway
 
     def file(self, name: str) -> Path:
         """A file with which nodes tell each other what they cannot tell through the store.
@@ -67,28 +67,24 @@ class Ended(Exception):
         self.exit_code = exit_code
 
 
-def conclude(node: Node, verdict: Verdict) -> str:
-    """Print the verdict, on the first node, and return the exit code as text if it ends the pre-flight, otherwise "".
+def conclude(node: Node, verdict: Verdict) -> int:
+    """Print the verdict, on the first node, and return its exit code.
 
     Files tell the exit code to late nodes, and the bad nodes to the batch script.
     """
     for line in verdict.lines():
         print(line, flush=True)
-    if verdict.exit_code == GOOD:
-        return ""
-    code = GOOD if node.only_warns else verdict.exit_code
-    if node.only_warns:
-        print("  the job starts anyway (LARGEBATCH_PREFLIGHT=warn)", flush=True)
-    if code == BAD_NODES:
+    if verdict.bad_nodes:
         _write(node.folder / "bad_nodes", ",".join(verdict.bad_nodes) + "\n")
-    _write(node.file("ended"), str(code))
-    return str(code)
+    if verdict.exit_code != GOOD:
+        _write(node.file("ended"), str(verdict.exit_code))
+    return verdict.exit_code
 
 
-def _give_up(node: Node, message: str, exit_code: int = BAD_NODES) -> NoReturn:
+def _give_up(node: Node, message: str, exit_code: int) -> NoReturn:
     """End the pre-flight on a node that cannot hear from the first node."""
     print(f"error: {node.name}: {message}", file=sys.stderr, flush=True)
-    raise Ended(GOOD if node.only_warns else exit_code)
+    raise Ended(exit_code)
 
 
 class Meeting:
@@ -133,15 +129,16 @@ class Meeting:
         try:
             self.store.set(f"{phase}: {self.node.rank}", json.dumps(asdict(findings)))
             if self.node.rank == 0:
-                self.store.set(decision, conclude(self.node, judge(*self._collect(phase, seconds))))
+                self.store.set(decision, str(conclude(self.node, judge(*self._collect(phase, seconds)))))
             else:
                 self.store.wait([decision], timedelta(seconds=self.node.seconds + SECONDS_FOR_FIRST_NODE))
-            code = self.store.get(decision)
+            code = EXIT_CODES.get(self.store.get(decision), BAD_NODES)
         # torch's errors about connections and timeouts.
         except RuntimeError as error:
-            _give_up(self.node, f"the first node, {self.node.host}, stopped answering in {phase}: {reason_of(error)}")
-        if code:
-            raise Ended(int(code) if code in (b"0", b"2", b"3") else BAD_NODES)
+            message = f"the first node, {self.node.host}, stopped answering in {phase}: {reason_of(error)}"
+            _give_up(self.node, message, BAD_NODES)
+        if code != GOOD:
+            raise Ended(code)
 
     def _collect(self, phase: str, seconds: float) -> tuple[list[Findings], dict[str, str]]:
         deadline = time.monotonic() + seconds
@@ -209,16 +206,15 @@ def _listen(node: Node) -> TCPStore:
             f"if {node.host} is not the address of {node.name}, correct it"
         )
         problem = f"{node.name} cannot open a store at {node.host}:{node.port} ({reason_of(error)}): {remedy}"
-        raise Ended(int(conclude(node, Verdict(problems=[problem])))) from error
+        raise Ended(conclude(node, Verdict(problems=[problem]))) from error
     _write(node.file("listening"), "")
     return store
 
 
 def _connect(node: Node) -> TCPStore:
     deadline = time.monotonic() + node.seconds
-    while True:
-        # First of all, because afterward another program may use the port.
-        _leave_if_ended(node)
+    # First of all, because afterward another program may use the port.
+    while not (code := _read(node.file("ended"))):
         try:
             socket.create_connection((node.host, node.port), SECONDS_TO_CONNECT).close()
             return _store(node.host, node.port, is_master=False)
@@ -228,33 +224,31 @@ def _connect(node: Node) -> TCPStore:
                 "program uses the port, or there are too many connections; start the job again, and close its ports "
                 "to others (SECURITY.md)"
             )
-            _write(node.file(f"unreachable_{node.rank}"), problem)
-            _give_up(node, problem, REFUSED)
+            _say_unreachable(node, problem, REFUSED)
         except OSError as error:
             reason = reason_of(error)
         if node.file("listening").exists():
             deadline = min(deadline, time.monotonic() + SECONDS_UNREACHABLE)
         if time.monotonic() > deadline:
-            _say_unreachable(node, reason)
+            _say_unreachable(node, f"{UNREACHABLE} at {_place(node)}: {reason}", BAD_NODES)
         time.sleep(0.5)
+    print(f"{node.name}: the pre-flight ended before this node was present; see above", file=sys.stderr, flush=True)
+    raise Ended(int(code))
 
 
-def _leave_if_ended(node: Node) -> None:
-    if code := _read(node.file("ended")):
-        print(f"{node.name}: the pre-flight ended before this node was present; see above", file=sys.stderr, flush=True)
-        raise Ended(int(code))
-
-
-def _say_unreachable(node: Node, reason: str) -> NoReturn:
-    place = f"{node.host}:{node.port}"
+def _place(node: Node) -> str:
+    """The first node's address and port, and what the name of the address stands for here."""
     try:
         found = socket.getaddrinfo(node.host, node.port, type=socket.SOCK_STREAM)
-        place += f" ({', '.join(sorted({str(each[4][0]) for each in found}))})"
+        addresses = ", ".join(sorted({str(each[4][0]) for each in found}))
     except OSError:
-        place += " (the name is unknown)"
-    problem = f"{UNREACHABLE} at {place}: {reason}"
+        addresses = "the name is unknown"
+    return f"{node.host}:{node.port} ({addresses})"
+
+
+def _say_unreachable(node: Node, problem: str, exit_code: int) -> NoReturn:
     _write(node.file(f"unreachable_{node.rank}"), problem)
-    _give_up(node, problem)
+    _give_up(node, problem, exit_code)
 
 
 def _write(path: Path, text: str) -> None:

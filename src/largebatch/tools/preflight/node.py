@@ -17,7 +17,7 @@ from largebatch.installed import installed_versions
 from largebatch.plan import resolve
 from largebatch.tools.preflight.all_reduce import AllReduce, measure
 from largebatch.tools.preflight.meeting import Node
-from largebatch.tools.preflight.run_folder import appears, missing_abilities
+from largebatch.tools.preflight.run_folder import appears, missing_ability
 from largebatch.tools.preflight.verdict import Findings
 from largebatch.tools.verify.jobs import JobFailed, meeting_place
 
@@ -59,7 +59,8 @@ def _check(findings: Findings, node: Node, recipe: Path, accelerate_config: Path
         return
     try:
         mounts = Path("/proc/mounts").read_text(encoding="utf-8")
-        findings.refusals += missing_abilities(node.folder, node.name, mounts)
+        if refusal := missing_ability(node.folder, node.name, mounts):
+            findings.refusals.append(refusal)
     except OSError as error:
         findings.problems.append(f"the run folder cannot be written: {error}")
         return

@@ -1,10 +1,8 @@
 """Whether the file system of the run folder can do what runs need of it."""
 
 import fcntl
-import os
 import re
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,8 +25,8 @@ def mount_of(folder: Path, mounts: str) -> tuple[str, str]:
     return found
 
 
-def missing_abilities(folder: Path, name: str, mounts: str) -> list[str]:
-    """What the file system of a folder in the run folder lacks, each with a remedy.
+def missing_ability(folder: Path, name: str, mounts: str) -> str | None:
+    """What the file system of a folder in the run folder lacks first, with a remedy; None if it has all.
 
     `mounts` is the text of /proc/mounts, and `name` starts the names of the files to write; no other node uses it.
 
@@ -37,33 +35,30 @@ def missing_abilities(folder: Path, name: str, mounts: str) -> list[str]:
     """
     source, kind = mount_of(folder, mounts)
     if store := next((each for each in OBJECT_STORES if each in source or each in kind), None):
-        return [
+        return (
             f"the run folder is on {store}, which presents an object store as files: set RUN_DIR to a POSIX file "
             "system (NFS, Lustre, …), and copy the run folder afterward (aws s3 sync, gcloud storage rsync)"
-        ]
-    missing = []
-    files = [folder / f"{name}.probe_{number}" for number in (1, 2, 3)]
+        )
+    file, other = folder / f"{name}.probe_1", folder / f"{name}.probe_2"
     try:
-        files[2].touch()
-        with files[0].open("w", encoding="utf-8") as file:
-            remedy_of_locks = "mount it with locks (Lustre: mount -o flock), or "
-            tries: list[tuple[str, Callable[[], object], str]] = [
-                ("locks (flock)", lambda: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB), remedy_of_locks),
-                ("hard links", lambda: os.link(files[0], files[1]), ""),
-                ("renaming a file over another", lambda: files[0].rename(files[2]), ""),
-            ]
-            for ability, try_it, remedy in tries:
-                try:
-                    try_it()
-                except OSError as error:
-                    missing.append(
-                        f"the run folder's file system ({kind}) does not support {ability}: {error.strerror}; "
-                        f"{remedy}set RUN_DIR to another file system"
-                    )
+        other.touch()
+        with file.open("w", encoding="utf-8") as opened:
+            ability, remedy = "locks (flock)", "mount it with locks (Lustre: mount -o flock), or "
+            try:
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                ability, remedy = "renaming a file over another", ""
+                file.rename(other)
+                ability = "hard links"
+                file.hardlink_to(other)
+            except OSError as error:
+                return (
+                    f"the run folder's file system ({kind}) does not support {ability}: {error.strerror}; {remedy}set "
+                    "RUN_DIR to another file system"
+                )
     finally:
-        for path in files:
-            path.unlink(missing_ok=True)
-    return missing
+        file.unlink(missing_ok=True)
+        other.unlink(missing_ok=True)
+    return None
 
 
 def appears(file: Path, text: str) -> bool:
