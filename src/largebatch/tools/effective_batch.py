@@ -44,12 +44,7 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument("--devices", type=positive_int, default=1, help="GPUs per node; default: 1")
     parser.add_argument("--nodes", type=positive_int, default=1, help="number of nodes; default: 1")
-    parser.add_argument(
-        "--accumulation",
-        type=positive_int,
-        default=1,
-        help="backward passes per optimizer step: accumulate_grad_batches, gradient_accumulation_steps; default: 1",
-    )
+    parser.add_argument("--accumulation", type=positive_int, default=1, help="backward passes per step; default: 1")
     parser.add_argument(
         "--split-batches",
         action="store_true",

@@ -92,7 +92,7 @@ def test_planted(mistake):
     ("text", "is_found"),
     [
         ("from torch.nn import Module", True),
-        ("import json, torch.nn", True),
+        ("import torch.nn as nn", True),
         ("from .torch_sizes import MODELS", False),
         ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch", False),
         ("def later():\n    import torch", False),
@@ -104,7 +104,7 @@ def test_torch_in_config(text, is_found):
     config.write_text(f"{text}\n{config.read_text()}")
     findings = lint_files([Path(RECIPE), Path("recipes/causal_lm/gpt2_124m.json")])
     assert [(finding.file, finding.rule) for finding in findings] == [(str(config), "torch-in-config")] * is_found
-    assert all("line 1 imports torch" in finding.message for finding in findings)
+    assert all(f"`{text}`: plans" in finding.message for finding in findings)
 
 
 # What looks like one of the mistakes and is none.

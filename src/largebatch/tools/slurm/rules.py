@@ -1,7 +1,7 @@
 """Rules for recipes, Accelerate and DeepSpeed configs, and for batch scripts with the recipe and strategy they name."""
 
-import ast
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,8 @@ from largebatch.plan import resolve
 from largebatch.plan.strategies import STRATEGIES
 from largebatch.task_folders import folder_of
 from largebatch.tools.slurm.batch_script import ACCELERATE_CONFIGS, BatchScript, read_text
+
+IMPORT_OF_TORCH = re.compile(r"^(?:import torch\b.*|from torch[\w.]* import\b.*)", re.MULTILINE)
 
 
 @dataclass(frozen=True, order=True)
@@ -123,25 +125,9 @@ def config_findings(path: Path, overrides: Sequence[str] = (), task: Path | None
                 yield Finding(error.source or file, "recipe", problem)
             return
         config_file = path.parent / "config.py"
-        for line in _imports_of_torch(config_file):
-            remedy = "for which plans and config checks would wait; import it in model.py, data.py or train.py"
-            yield Finding(str(config_file), "torch-in-config", f"line {line} imports torch, {remedy}")
-
-
-def _imports_of_torch(config_file: Path) -> Iterator[int]:
-    """The lines at the top level of a task's `config.py` that import torch."""
-    if not config_file.is_file():
-        return
-    for node in ast.parse(config_file.read_bytes()).body:
-        match node:
-            case ast.Import():
-                names = [alias.name for alias in node.names]
-            case ast.ImportFrom(level=0):
-                names = [str(node.module)]
-            case _:
-                continue
-        if any(name.partition(".")[0] in ("torch", "torchvision") for name in names):
-            yield node.lineno
+        for statement in IMPORT_OF_TORCH.findall(read_text(config_file)) if config_file.is_file() else ():
+            remedy = "plans and config checks would wait for it; write this in model.py, data.py or train.py"
+            yield Finding(str(config_file), "torch-in-config", f"`{statement}`: {remedy}")
 
 
 def _accelerate_problems(settings: Mapping[str, Any]) -> Iterator[str]:

@@ -4,7 +4,7 @@ import argparse
 import shlex
 import subprocess
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -52,8 +52,7 @@ def run(options: argparse.Namespace) -> int:
     if not recipe.is_file():
         raise UserError(f"{recipe}: no such file; give the path of a recipe's JSON, or its name")
     task = task_of(recipe, options.task)
-    fields = config_class_of(task, recipe).model_fields
-    overrides, sbatch_options = _split(options.overrides, fields)
+    overrides, sbatch_options = _split(options.overrides, config_class_of(task, recipe).model_fields)
     gpus = [f"--gpus-per-node={options.gpus_per_node}"] if options.gpus_per_node else []
     sbatch_options = [f"--nodes={options.nodes}", *gpus, *sbatch_options]
     environment = site_environment()
@@ -61,47 +60,44 @@ def run(options: argparse.Namespace) -> int:
         environment["STRATEGY"] = options.strategy
     if options.run_dir:
         environment["RUN_DIR"] = str(options.run_dir)
-    script = _script_of(recipe, task, sbatch_options, overrides, environment)
-    findings = [str(finding) for finding in lint_scripts([script], task=task)]
-    problems = findings or [f"error: {problem}" for problem in unseen_in_container(script)]
+    # A copy, so that edits do not change what runs while the job waits in the queue or between its starts.
+    jobs = Path(environment.get("RUN_DIR") or f"runs/{recipe.stem}", "jobs").absolute()
+    snapshot = jobs / f"snapshot_{datetime.now():%Y%m%d_%H%M%S_%f}"
+    if not options.dry_run:
+        environment["LARGEBATCH_SNAPSHOT"] = str(snapshot)
+    script = BatchScript(SCRIPTS / f"{recipe.stem}.sbatch", sbatch_options, overrides, environment, task)
+    _refuse_other_jobs(script, recipe)
+    problems = [str(finding) for finding in lint_scripts([script], task=task)]
+    if not problems:
+        problems = [f"error: {problem}" for problem in (*_missing_environment(script), *unseen_in_container(script))]
     if problems:
         print(*problems, "not submitted", sep="\n")
         return 1
     _print_plans(script)
-    missing = _missing_environment(environment)
-    if missing and not options.dry_run:
-        raise UserError(missing)
-    if not options.dry_run:
-        print("not checked: the data and any tokenizer; --dry-run looks at them")
-        # A copy, so that edits do not change what runs while the job waits in the queue or between its starts.
-        jobs = Path(environment.get("RUN_DIR") or f"runs/{recipe.stem}", "jobs")
-        snapshot = (jobs / f"snapshot_{datetime.now():%Y%m%d_%H%M%S_%f}").absolute()
-        take_snapshot(Path(), snapshot, recipe, task)
-        environment["LARGEBATCH_SNAPSHOT"] = str(snapshot)
-    settings = [name for name in sorted(environment) if name.startswith("LARGEBATCH_")]
-    # Values may have commas, so only the names are given. On the command line it outranks SBATCH_EXPORT=NONE.
-    words = ["--parsable", *sbatch_options, f"--export={','.join(['ALL', *settings])}", str(script.path)]
-    given = {"strategy": environment.get("STRATEGY"), "run-dir": environment.get("RUN_DIR")}
-    words += [f"--{name}={value}" for name, value in given.items() if value]
-    words += overrides
-    given = {"resume": options.resume, "allow-change": options.allow_change}
-    words += [f"--{name}={value}" for name, value in given.items() if value is not None]
-    shown = [*settings, *(name for name in sorted(environment) if name.startswith("SBATCH_"))]
+    words = _words_for_sbatch(script, options)
+    shown = [name for name in sorted(environment) if name.startswith(("LARGEBATCH_", "SBATCH_"))]
     variables = [f"{name}={shlex.quote(environment[name])}" for name in shown]
-    print("\n" + " ".join([*variables, shlex.join(["sbatch", *words])]), flush=True)
-    passed = True
+    line = " ".join([*variables, shlex.join(["sbatch", *words])])
     if options.dry_run:
-        passed = _print_checks_of_others(script, words, environment) and not missing
-        log = script.log()
-    else:
-        job_id, _, cluster = _sbatch(words, environment).partition(";")
-        print(f"\njob {job_id}{f' on cluster {cluster}' if cluster else ''}")
-        log = script.log(job_id)
-    print(f"log    {log}")
-    print(f"follow tail -F {shlex.quote(log)}")
-    if missing:
-        print(f"error: {missing}")
-    return 0 if passed else 1
+        print(f"\n{line}", flush=True)
+        return _dry_run(script, words)
+    print(f"not checked: the data and any tokenizer; --dry-run looks at them\n\n{line}", flush=True)
+    take_snapshot(Path(), snapshot, recipe, task)
+    return _submit(script, words)
+
+
+def _words_for_sbatch(script: BatchScript, options: argparse.Namespace) -> list[str]:
+    settings = [name for name in sorted(script.environment) if name.startswith("LARGEBATCH_")]
+    options_of_the_job = {
+        "strategy": script.environment.get("STRATEGY") or None,
+        "run-dir": script.environment.get("RUN_DIR") or None,
+        "resume": options.resume,
+        "allow-change": options.allow_change,
+    }
+    # Values may have commas, so only the names are given. On the command line it outranks SBATCH_EXPORT=NONE.
+    words = ["--parsable", *script.given_options, f"--export={','.join(['ALL', *settings])}", str(script.path)]
+    words += [f"--{name}={value}" for name, value in options_of_the_job.items() if value is not None]
+    return [*words, *script.overrides]
 
 
 def _split(words: Sequence[str], fields: Collection[str]) -> tuple[list[str], list[str]]:
@@ -129,38 +125,31 @@ def _split(words: Sequence[str], fields: Collection[str]) -> tuple[list[str], li
     return overrides, options
 
 
-def _script_of(
-    recipe: Path,
-    task: Path,
-    sbatch_options: Sequence[str],
-    overrides: Sequence[str],
-    environment: Mapping[str, str],
-) -> BatchScript:
-    file = SCRIPTS / f"{recipe.stem}.sbatch"
+def _refuse_other_jobs(script: BatchScript, recipe: Path) -> None:
+    """Refuse a script that is missing or for another recipe, or whose processes cannot be counted."""
+    file = script.path
     if not file.is_file():
         raise UserError(f"there is no {file} to submit {recipe} with; copy another recipe's, and write RECIPE={recipe}")
-    script = BatchScript(file, sbatch_options, overrides, environment, task)
     if script.recipe and not script.recipe.samefile(recipe):
         raise UserError(
             f"{file} runs {script.recipe}, not {recipe}; submit {script.recipe}, or change RECIPE in the script"
         )
     if script.layout is None:
         raise UserError(
-            f"{' '.join(sbatch_options)}: the job's nodes or processes per node cannot be read from this and {file}; "
-            "write --nodes=4 or --nodes=2-4, and --gpus-per-node=8 or --cpus-per-task=16"
+            f"{' '.join(script.given_options)}: the job's nodes or processes per node cannot be read from this and "
+            f"{file}; write --nodes=4 or --nodes=2-4, and --gpus-per-node=8 or --cpus-per-task=16"
         )
-    return script
 
 
-def _missing_environment(environment: Mapping[str, str]) -> str | None:
+def _missing_environment(script: BatchScript) -> Iterator[str]:
     """The error that slurm/launch.sh would report about the environment, after the job has waited in the queue."""
-    file = environment.get("LARGEBATCH_ENV", ".venv/bin/activate")
-    if not file or Path(file).is_file() or environment.get("LARGEBATCH_CONTAINER"):
-        return None
-    return (
-        f"LARGEBATCH_ENV={file}: there is no such file in {Path.cwd()}, which the job would source on every node; "
-        "create it there, or name the file that activates your environment: export LARGEBATCH_ENV=/path/to/bin/activate"
-    )
+    file = script.environment.get("LARGEBATCH_ENV", ".venv/bin/activate")
+    if file and not Path(file).is_file() and not script.environment.get("LARGEBATCH_CONTAINER"):
+        yield (
+            f"LARGEBATCH_ENV={file}: there is no such file in {Path.cwd()}, which the job would source on every node; "
+            "create it there, or name the file that activates your environment: export "
+            "LARGEBATCH_ENV=/path/to/bin/activate"
+        )
 
 
 def _print_plans(script: BatchScript) -> None:
@@ -178,34 +167,44 @@ def _print_plans(script: BatchScript) -> None:
     print("not checked: memory, which is estimated by largebatch plan --world-sizes")
 
 
-def _print_checks_of_others(script: BatchScript, words: Sequence[str], environment: Mapping[str, str]) -> bool:
+def _dry_run(script: BatchScript, words: Sequence[str]) -> int:
     """Print what `largebatch prepare` finds about the data, in a process that imports torch, and what Slurm says.
 
-    Return whether neither would refuse the job.
+    Return 1 if either would refuse the job.
     """
     task = f"--task={script.task}"
     prepare = [sys.executable, "-m", "largebatch", "prepare", str(script.recipe), task, "--dry-run", *script.overrides]
-    passed = True
+    code = 0
     for command in (prepare, ["sbatch", "--test-only", *words]):
         try:
             found = subprocess.run(
-                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+                command,
+                env=script.environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=False,
             )
             print(f"\n{found.stdout.rstrip()}")
-            passed &= found.returncode == 0
+            code |= found.returncode != 0
         except OSError:
             print(f"\nnot checked: the options of {command[0]}, which is not installed here")
-    return passed
+    print(f"log    {script.log()}")
+    return code
 
 
-def _sbatch(words: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Run sbatch, and return what it prints; its warnings go to stderr."""
+def _submit(script: BatchScript, words: Sequence[str]) -> int:
+    """Run sbatch, whose warnings go to stderr, and print job, log and how to follow it."""
     try:
-        result = subprocess.run(["sbatch", *words], env=environment, capture_output=True, text=True, check=False)
+        result = subprocess.run(["sbatch", *words], env=script.environment, capture_output=True, text=True, check=False)
     except OSError as error:
         raise UserError(f"sbatch cannot be run ({error.strerror}); submit on a login node of the cluster") from None
     if result.returncode:
         message = (result.stderr or result.stdout).strip()
         raise UserError(f"sbatch refused the job with exit code {result.returncode}: {message}")
     sys.stderr.write(result.stderr)
-    return result.stdout.strip()
+    job_id, _, cluster = result.stdout.strip().partition(";")
+    log = script.log(job_id)
+    print(f"\njob {job_id}{f' on cluster {cluster}' if cluster else ''}")
+    print(f"log    {log}\nfollow tail -F {shlex.quote(log)}")
+    return 0
