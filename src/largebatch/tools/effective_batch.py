@@ -98,13 +98,16 @@ class OtherBatch:
 
     @property
     def processes(self) -> int:
-        """Processes that have a loader each."""
-        return 1 if self.framework == DATA_PARALLEL else self.nodes * self.devices
+        """Processes that have a loader each. So have DataParallel's devices, in effect, if they get equal shares."""
+        if self.framework == DATA_PARALLEL and self.batch_size % self.devices:
+            return 1
+        return self.nodes * self.devices
 
     @property
     def samples_per_process(self) -> int:
         """Samples that a process loads for one backward pass."""
-        return self.batch_size // self.processes if self.split_batches else self.batch_size
+        is_split = self.split_batches or self.framework == DATA_PARALLEL
+        return self.batch_size // self.processes if is_split else self.batch_size
 
     @property
     def processes_per_update(self) -> int:
@@ -120,31 +123,19 @@ class OtherBatch:
     @property
     def gradient_factor(self) -> int:
         """The gradient of an update, as a multiple of the gradient of the mean loss over the global batch."""
-        of_a_process = self.samples_per_process if self.loss == "sum" else 1
-        return of_a_process * (self.processes_per_update if self.gradients == "sum" else 1)
-
-    @property
-    def recipe_layout(self) -> tuple[int, int]:
-        """The micro-batch size and the number of processes of a recipe: a process for each device, if they can."""
-        if self.framework == DATA_PARALLEL and self.batch_size % self.devices == 0:
-            return self.batch_size // self.devices, self.devices
-        return self.samples_per_process, self.processes_per_update
+        of_a_loss = self.batch_size if self.framework == DATA_PARALLEL else self.samples_per_process
+        return (of_a_loss if self.loss == "sum" else 1) * (self.processes_per_update if self.gradients == "sum" else 1)
 
 
 def answer(script: OtherBatch) -> Iterator[str]:
-    """Yield the effective batch, a table of script and recipe, and the recipe's lines."""
-    micro_batch_size, world_size = script.recipe_layout
-    rows: list[tuple[str, object, object]] = [
-        ("", "script", "recipe"),
-        ("micro-batch size", script.samples_per_process, micro_batch_size),
-        ("processes per update", script.processes_per_update, world_size),
-        ("accumulation", script.accumulation, script.accumulation),
-    ]
+    """Yield the effective batch, what it is the product of, and the recipe's lines."""
     size = script.global_batch_size
-    batch = {"global_batch_size": size, "micro_batch_size": micro_batch_size}
-    learning_rate = {"base_lr": script.learning_rate or "LR", "reference_batch_size": size, "scaling": "none"}
     yield f"effective batch: {size}"
-    yield from (f"{name:<22}{theirs:>10}{ours:>12}" for name, theirs, ours in rows)
+    yield f"  micro-batch size      {script.samples_per_process:>8}"
+    yield f"  processes per update  {script.processes_per_update:>8}"
+    yield f"  accumulation          {script.accumulation:>8}"
+    batch = {"global_batch_size": size, "micro_batch_size": script.samples_per_process}
+    learning_rate = {"base_lr": script.learning_rate or "LR", "reference_batch_size": size, "scaling": "none"}
     yield "in the recipe:"
     yield f'  "batch": {json.dumps(batch)},'
     yield f'  "learning_rate": {json.dumps(learning_rate)}'

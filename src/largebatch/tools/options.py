@@ -81,14 +81,6 @@ def recipe_file(text: str) -> Path:
     return path
 
 
-def words(text: str) -> list[str]:
-    """Return the words between commas; an empty list is refused."""
-    found = [word.strip() for word in text.split(",") if word.strip()]
-    if not found:
-        raise argparse.ArgumentTypeError("the list is empty; separate with commas")
-    return found
-
-
 def positive_int(text: str) -> int:
     """Return a whole number of at least 1."""
     with suppress(ValueError):
@@ -99,7 +91,7 @@ def positive_int(text: str) -> int:
 
 def positive_ints(text: str) -> list[int]:
     """Return the positive whole numbers between commas."""
-    return [positive_int(word) for word in words(text)]
+    return [positive_int(word) for word in text.split(",")]
 
 
 def positive_float(text: str) -> float:

@@ -12,14 +12,13 @@ import torch
 import largebatch
 from largebatch.config import RecipeConfig, load_config, task_of
 from largebatch.errors import UserError, reason_of
+from largebatch.estimate.model_shape import Strategy
 from largebatch.failures import kind_of
 from largebatch.installed import installed_versions
 from largebatch.plan import resolve
-from largebatch.tools.preflight.all_reduce import AllReduce, measure
 from largebatch.tools.preflight.meeting import Node
 from largebatch.tools.preflight.run_folder import appears, missing_ability
 from largebatch.tools.preflight.verdict import Findings
-from largebatch.tools.verify.jobs import JobFailed, meeting_place
 
 FREE_SHARE_OF_GPU = 0.9
 DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu/version"))
@@ -66,8 +65,6 @@ def _check(findings: Findings, node: Node, recipe: Path, accelerate_config: Path
         return
     if node.rank == 0 and not findings.refusals:
         check_room_for_checkpoints(findings, node.folder, recipe, overrides)
-    if node.num_nodes > 1 and node.gpus > 1 and not findings.problems:
-        _check_bandwidth(findings, node)
 
 
 # --- software and limits ------------------------------------------------------------------------------------------
@@ -165,17 +162,6 @@ def _reason_for_no_gpu() -> str:
     return f"{reason}. The driver is {driver}; torch was built for CUDA {_built_for()}, which may need a newer driver"
 
 
-def _check_bandwidth(findings: Findings, node: Node) -> None:
-    """Measure an all-reduce within this node, which is compared with that of the other nodes."""
-    try:
-        with meeting_place() as place:
-            it = AllReduce(place["MASTER_ADDR"], int(place["MASTER_PORT"]), 1, 0, node.gpus, on_gpus=True)
-            bandwidth = measure(it, node.folder / f"all_reduce_within_{node.name}")
-        findings.amounts["the bus bandwidth of an all-reduce within the node in GB/s"] = bandwidth
-    except JobFailed as failure:
-        findings.problems.append(f"an all-reduce within the node failed: {failure.in_one_line()}")
-
-
 # --- checkpoints --------------------------------------------------------------------------------------------------
 
 
@@ -201,16 +187,12 @@ def check_room_for_checkpoints(findings: Findings, folder: Path, recipe: Path, o
 
 
 def checkpoint_bytes(config: RecipeConfig) -> int:
-    """Size of a checkpoint: weights and optimizer states, counted on the recipe's model without memory."""
-    from largebatch.backend.check import DTYPES
-    from largebatch.estimate.memory import optimizer_states
+    """Size of a checkpoint, which has what one process of DDP holds: weights, buffers and optimizer states."""
+    from largebatch.backend.fsdp_units import shape_of
+    from largebatch.estimate.memory import model_states, optimizer_states
     from largebatch.estimate.recipe_model import recipe_model
 
-    model = recipe_model(config)[0].to(DTYPES[config.precision])
-    kept = optimizer_states(resolve(config, world_size=1))
-    size: int = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
-    return size + sum(
-        kept(tuple(parameter.shape)) * parameter.element_size()
-        for parameter in model.parameters()
-        if parameter.requires_grad
-    )
+    plan = resolve(config, world_size=1)
+    shape = shape_of(recipe_model(config)[0], plan)
+    held = model_states(shape, Strategy("ddp"), 1, optimizer_states(plan), micro_batches=1)
+    return held.weights + held.buffers + held.optimizer
