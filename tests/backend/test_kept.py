@@ -81,7 +81,7 @@ def test_processes_that_differ():
 def test_a_state_that_one_process_cannot_keep_or_load_ends_all():
     cannot_be_kept = "run.keep: the state of own cannot be kept"
     refused = "run.keep: own refuses its state in the checkpoint: 'unseen' (KeyError)"
-    assert run_job(use_on_the_second_process, timeout=60) == [[cannot_be_kept, refused]] * 2
+    assert run_job(use_on_the_second_process) == [[cannot_be_kept, refused]] * 2
 
 
 def use_on_the_second_process():

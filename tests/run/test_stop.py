@@ -23,7 +23,7 @@ def named(requests: StopRequests) -> str:
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGINT, signal.SIGTERM])
 def test_signals_are_noted_only_while_it_listens(number):
-    requests, before = StopRequests({}, 0, {}), signal.getsignal(number)
+    requests, before = StopRequests({}, 0), signal.getsignal(number)
     requests.listen()
     assert named(requests) == ""
     os.kill(os.getpid(), number)
@@ -33,10 +33,11 @@ def test_signals_are_noted_only_while_it_listens(number):
     assert named(requests) == number.name
 
 
-def test_the_stop_file_is_looked_for_once_a_second(tmp_path):
+def test_the_stop_file_is_looked_for_once_a_second(tmp_path, monkeypatch):
     now = [100.0]
+    monkeypatch.setattr("time.time", lambda: now[0])
     files = {STOP_FILE: tmp_path / "stop", BATCH_SCRIPT: tmp_path / "stop.7"}
-    requests = StopRequests(files, 0, {}, clock=lambda: now[0])
+    requests = StopRequests(files, 0)
     assert named(requests) == ""
     (tmp_path / "stop.7").touch()
     assert named(requests) == ""
@@ -46,7 +47,7 @@ def test_the_stop_file_is_looked_for_once_a_second(tmp_path):
     (tmp_path / "stop").touch()
     now[0] += 1
     assert named(requests) == "the stop file"
-    assert named(StopRequests({}, 0, {})) == ""
+    assert named(StopRequests({}, 0)) == ""
 
 
 def test_the_batch_script_is_named_with_its_job(monkeypatch):
@@ -64,8 +65,10 @@ def test_the_batch_script_is_named_with_its_job(monkeypatch):
         ("Unknown", 1e10, ""),
     ],
 )
-def test_the_end_of_the_time_limit_less_the_margin(end, now, reason):
-    requests = StopRequests({}, 300, {"LARGEBATCH_JOB_END_TIME": end}, clock=lambda: now)
+def test_the_end_of_the_time_limit_less_the_margin(end, now, reason, monkeypatch):
+    monkeypatch.setenv("LARGEBATCH_JOB_END_TIME", end)
+    monkeypatch.setattr("time.time", lambda: now)
+    requests = StopRequests({}, 300)
     assert named(requests) == reason
 
 
@@ -104,7 +107,8 @@ def test_a_vote_is_read_while_later_ones_are_under_way(asked_in):
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EACCES])
 def test_a_look_that_fails_has_seen_nothing(code, tmp_path, monkeypatch, capsys):
     now, stat = [100.0], Path.stat
-    requests = StopRequests({STOP_FILE: tmp_path / "stop"}, 0, {}, clock=lambda: now[0])
+    monkeypatch.setattr("time.time", lambda: now[0])
+    requests = StopRequests({STOP_FILE: tmp_path / "stop"}, 0)
     (tmp_path / "stop").touch()
 
     def fail(*_, **__):
@@ -122,7 +126,7 @@ def test_a_look_that_fails_has_seen_nothing(code, tmp_path, monkeypatch, capsys)
 def test_a_folder_or_a_loop_in_place_of_the_stop_file_is_no_request(tmp_path):
     (tmp_path / "stop").mkdir()
     (tmp_path / "stop.7").symlink_to("stop.7")
-    requests = StopRequests({STOP_FILE: tmp_path / "stop", BATCH_SCRIPT: tmp_path / "stop.7"}, 0, {})
+    requests = StopRequests({STOP_FILE: tmp_path / "stop", BATCH_SCRIPT: tmp_path / "stop.7"}, 0)
     assert named(requests) == ""
     RunFolder(tmp_path).hold()
     folder = RunFolder(tmp_path)

@@ -83,19 +83,13 @@ def export_intact(folder: Path, out: Path, dtype: str | None = None) -> Manifest
 
 def _intact(checkpoint: Path) -> Path:
     """The folder of the requested checkpoint, with its checksums verified."""
-    if (checkpoint / "checkpoints").is_dir():
-        candidates = entries(checkpoint / "checkpoints")
-    elif checkpoint.is_dir():
-        candidates = [entry_at(checkpoint)]
-    else:
-        raise UserError(f"there is no folder {checkpoint}; give the folder of a checkpoint or of a run")
     problems = []
-    for entry in candidates:
+    for entry in entries(checkpoint / "checkpoints") or [entry_at(checkpoint)]:
         problem = entry.problem or verify_checksums(entry.path)
         if problem is None:
             return entry.path
         problems.append(f"{entry.path}: {problem}")
-    raise UserError("; ".join(problems) or f"{checkpoint} has no checkpoint")
+    raise UserError("; ".join(problems))
 
 
 def _write_adapters(files: TensorFiles, manifest: Manifest, out: Path, dtype: torch.dtype | None) -> None:

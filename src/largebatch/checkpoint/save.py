@@ -216,13 +216,7 @@ class CheckpointWriter:
             if failure is None:
                 parts = [Part(*part) for part, _ in tried]
                 _, failure = _tried(lambda: self._publish(temporary, step, bad_steps, state, parts))
-            if failure is None:
-                try:
-                    keeps = self.backend.plan.keeps_checkpoint_of
-                    prune(self.folder, self.settings.keep_last, keeps, self.attempt.name)
-                except OSError as problem:
-                    self.warn(f"WARNING: an older checkpoint could not be deleted: {problem}")
-            else:
+            if failure is not None:
                 with suppress(OSError):
                     remove_folder(temporary)
                 # It may have its final name already. Without a marker it is useless, but a later attempt's is not.
@@ -245,13 +239,13 @@ class CheckpointWriter:
         return Part(record.size, record.checksum, ranges, list(state.buffers), scalars)
 
     def _publish(self, temporary: Path, step: int, bad_steps: int, state: EngineState, parts: Sequence[Part]) -> None:
-        """Complete the folder, give it its name and, last of all, its marker."""
+        """Complete the folder, give it its name and, last of all, its marker; then delete older checkpoints."""
         manifest = self._manifest(step, bad_steps, state, parts)
         manifest.check_coverage()
         records = {rank_file(rank): FileRecord(part.size, part.checksum) for rank, part in enumerate(parts)}
         for name, text in self.model_files.items():
             records[name] = write_file(temporary / name, [memoryview(text.encode())])
-        records[MANIFEST] = write_json_file(temporary / MANIFEST, manifest.to_json())
+        records[MANIFEST] = write_json_file(temporary / MANIFEST, manifest.model_dump(exclude_defaults=True))
         sync_folder(temporary)
         final = self.folder / folder_name(step)
         self.attempt.check()
@@ -265,6 +259,10 @@ class CheckpointWriter:
         self.attempt.check()
         files = {name: asdict(record) for name, record in records.items()}
         replace_json_file(final / MARKER, {"step": step, "files": files})
+        try:
+            prune(self.folder, self.settings.keep_last, self.backend.plan.keeps_checkpoint_of, self.attempt.name)
+        except OSError as problem:
+            self.warn(f"WARNING: an older checkpoint could not be deleted: {problem}")
 
     def _manifest(self, step: int, bad_steps: int, state: EngineState, parts: Sequence[Part]) -> Manifest:
         scalars = {name: numbers for part in parts for name, numbers in part.scalars.items()}

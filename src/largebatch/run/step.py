@@ -53,11 +53,8 @@ class Step:
             self._backend.seed(micro_step.seed)
             self._backend.begin_micro_step(number, self._feed.num_micro_steps)
             yield micro_step.batch
-            if self._micro_steps_done != number + 1:
-                raise RuntimeError(
-                    f"step.backward was called {self._micro_steps_done - number} times for a micro-batch; "
-                    "call it once for each"
-                )
+            if (calls := self._micro_steps_done - number) != 1:
+                raise RuntimeError(f"step.backward was called {calls} times for a micro-batch; call it once for each")
         self._micro_step = None
 
     def backward(self, loss_sum: torch.Tensor) -> None:
@@ -159,9 +156,7 @@ class Step:
     def backward_features(self, features: torch.Tensor) -> None:
         """Add the gradient of the coupled loss through one micro-batch's features, which `encode` returned."""
         if self._cache is None or self._micro_step is None:
-            raise RuntimeError(
-                "step.backward_features was called outside of step.micro_batches(), or before step.gather"
-            )
+            raise RuntimeError("step.backward_features was called outside of micro_batches(), or before step.gather")
         self._add_gradient(self._micro_step, self._cache.surrogate(self._micro_steps_done, features))
 
     def check_passes(self) -> None:

@@ -55,8 +55,7 @@ def write_file(path: Path, parts: Iterable[memoryview]) -> FileRecord:
 
 def write_json_file(path: Path, value: Any) -> FileRecord:
     """`write_file` with a value as JSON."""
-    text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
-    return write_file(path, [memoryview(text.encode())])
+    return write_file(path, _as_json(value))
 
 
 def replace_file(path: Path, parts: Iterable[memoryview], keep_mode: bool = False) -> None:
@@ -80,9 +79,12 @@ def replace_file(path: Path, parts: Iterable[memoryview], keep_mode: bool = Fals
 
 
 def replace_json_file(path: Path, value: Any) -> None:
-    """`replace_file` with a value as indented JSON."""
-    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-    replace_file(path, [memoryview(text.encode())])
+    """`replace_file` with a value as JSON."""
+    replace_file(path, _as_json(value))
+
+
+def _as_json(value: Any) -> list[memoryview]:
+    return [memoryview((json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())]
 
 
 def sync_folder(path: Path) -> None:

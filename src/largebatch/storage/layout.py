@@ -97,10 +97,6 @@ class Manifest(BaseModel):
     buffers: dict[str, Annotated[tuple[Count, ...], Field(min_length=1)]]
     kept: dict[str, Any] = Field(default_factory=dict)  # states of the task's own, as `backend.kept` encodes them
 
-    def to_json(self) -> dict[str, Any]:
-        """The content of its file."""
-        return self.model_dump(exclude_defaults=True)
-
     @classmethod
     def from_json(cls, raw: Any) -> "Manifest":
         """The manifest in a file; CheckpointError if it has another format, names other files, or has gaps."""

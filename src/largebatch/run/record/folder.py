@@ -77,12 +77,10 @@ class RunFolder:
 
     def check_usable(self) -> None:
         """Raise UserError, before anything is written, if the path is a file or holds files that are not a run's."""
-        with self.writing():
-            for place in (self.path, *self.path.parents):
-                if place.exists() and not place.is_dir():
-                    raise UserError(f"--run-dir: {place} is a file; choose a folder")
+        names: list[str] = []
+        with self.writing(), suppress(FileNotFoundError):
             # A start that has just begun, or was killed at once, has no plan yet.
-            names = [path.name for path in self.path.iterdir()] if self.path.is_dir() and not self.is_a_run else []
+            names = [] if self.is_a_run else [path.name for path in self.path.iterdir()]
         ours = re.compile(r"lock|jobs|stop(\..*)?|\.plan\.json\..*")
         if not all(map(ours.fullmatch, names)):
             raise UserError(

@@ -120,7 +120,7 @@ class StepMetrics:
             "samples_per_second": round(rate, 3),
             "tokens_per_second": round((self._total_weight - earlier_weight) / elapsed, 3) if in_tokens else None,
             "mfu": self._utilization.at(rate),
-            "seconds": round(self._earlier_seconds + self.stopwatch.seconds, 3),
+            "seconds": round(self._earlier_seconds + seconds, 3),
         }
         line = {name: value for name, value in line.items() if value is not None}
         own = self._own.over_processes(self._backend) if has_own else {}

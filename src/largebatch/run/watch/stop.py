@@ -4,7 +4,6 @@ They are only noted here. In each step the processes begin a reduction, over the
 number of steps later, so that all of them stop after the same step, and none waits for it.
 """
 
-import os
 import signal
 import time
 from collections import deque
@@ -61,21 +60,13 @@ class StopRequests:
 
     Args:
         stop_files: Files whose creation is a request, by reason; empty if another process watches them.
-        margin_seconds: How long before the end of the job's time limit to stop.
-        environment: Variables, with LARGEBATCH_JOB_END_TIME in seconds since 1970 if there is a limit.
-        clock: Returns seconds since 1970.
+        margin_seconds: How long before the end of the job's time limit to stop. It is in LARGEBATCH_JOB_END_TIME, in
+            seconds since 1970, if there is one.
     """
 
-    def __init__(
-        self,
-        stop_files: Mapping[str, Path],
-        margin_seconds: float,
-        environment: Mapping[str, str] = os.environ,
-        clock: Callable[[], float] = time.time,
-    ):
+    def __init__(self, stop_files: Mapping[str, Path], margin_seconds: float):
         self._stop_files = stop_files
-        self._clock = clock
-        end = whole_number_or_none("LARGEBATCH_JOB_END_TIME", environment)
+        end = whole_number_or_none("LARGEBATCH_JOB_END_TIME")
         self._stop_at = None if end is None else end - margin_seconds
         self._reason = 0
         self._looked = 0.0
@@ -96,7 +87,7 @@ class StopRequests:
 
     def requested(self) -> int:
         """The number of the reason to stop, or 0; looks for stop files at most once a second."""
-        now = self._clock()
+        now = time.time()
         # The clock may be set back.
         if self._stop_files and abs(now - self._looked) >= SECONDS_BETWEEN_LOOKS:
             self._looked = now
