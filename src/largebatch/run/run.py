@@ -165,10 +165,9 @@ class Run(Generic[Config]):
             UserError: The files with its initial weights cannot be used; every process raises it.
         """
         section = self.config.model
-        if not isinstance(section, LargeModel):
-            with self.backend.raise_on_all_ranks(), building_the_model():
-                return build_model(self.config)
         with self.backend.raise_on_all_ranks(), building_the_model():
+            if not isinstance(section, LargeModel):
+                return build_model(self.config)
             model, draws = build_without_weights(partial(build_model, self.config), section.initial_weights is None)
         if section.initial_weights is None:
             self._starting_weights = SeededWeights(model, draws, self.plan.seed)

@@ -128,8 +128,8 @@ class StepMetrics:
             raise UserError(f"run.log: each line has a {min(taken)!r} already; choose another name", everywhere=True)
         return line | own
 
-    def summary(self, step: int, about: dict[str, Any]) -> dict[str, Any]:
-        """The content of summary.json after `step` steps, including `about`; rates are those of this attempt."""
+    def summary(self, step: int) -> dict[str, Any]:
+        """What summary.json says of speed after `step` steps; rates are those of this attempt."""
         seconds = max(self.stopwatch.seconds, 1e-9)
         samples = self._plan.batch_at(step).samples_before
         rate = (samples - self._earlier_samples) / seconds
@@ -141,7 +141,6 @@ class StepMetrics:
             "train_seconds": round(self._earlier_seconds + self.stopwatch.seconds, 3),
             "samples_per_second": round(rate, 3),
             "world_size": self._plan.world_size,
-            **about,
             **({"tokens_per_second": round(self._total_weight / seconds, 3)} if in_tokens else {}),
             "mfu": self._utilization.at(rate),
             "mfu_convention": self._utilization.convention,

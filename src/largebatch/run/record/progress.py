@@ -27,10 +27,7 @@ class ProgressBar:
 
     def logged(self, line: dict[str, Any]) -> None:
         """Show a line of metrics.jsonl."""
-        unit = "tokens" if "tokens_per_second" in line else "samples"
-        text = f"loss {line['loss']:.4f}, lr {line['lr']:.3g}, {line[f'{unit}_per_second']:,.0f} {unit}/s"
-        if "mfu" in line:
-            text += f", mfu {line['mfu']:.1%}"
+        text = f"loss {line['loss']:.4f}, lr {line['lr']:.3g}, {_throughput(line)}"
         self._bar.set_postfix_str(text, refresh=False)
         if self._shown and self._bar.disable:
             seconds_per_step = (line["seconds"] - self.earlier_seconds) / (line["step"] - self._first_step)
@@ -50,20 +47,21 @@ class ProgressBar:
 
 def in_words(summary: dict[str, Any], folder: RunFolder) -> str:
     """The content of summary.json as text, and where the run's results are."""
-    throughput = f"{summary['samples_per_second']:,.0f} samples/s"
-    if "tokens_per_second" in summary:
-        throughput += f", {summary['tokens_per_second']:,.0f} tokens/s"
-    if summary["mfu"] is not None:
-        throughput += f", mfu {summary['mfu']:.1%}"
     loss = math.nan if summary["train_loss"] is None else summary["train_loss"]
     return (
-        f"\nfinished {summary['steps']:,} steps in {summary['train_seconds']:.1f} s ({throughput}) on "
+        f"\nfinished {summary['steps']:,} steps in {summary['train_seconds']:.1f} s ({_throughput(summary)}) on "
         f"{summary['world_size']} x {summary['strategy']}\n"
         f"  training loss {loss:.4f}; evaluation: {numbers(summary['evaluation'])}\n"
         f"  metrics      {folder.metrics_file}, {folder.evaluations_file}\n"
         f"  tensorboard  tensorboard --logdir {folder.tensorboard_dir}\n"
         f"  weights      {folder.model_dir}"
     )
+
+
+def _throughput(values: dict[str, Any]) -> str:
+    unit = "tokens" if "tokens_per_second" in values else "samples"
+    text = f"{values[f'{unit}_per_second']:,.0f} {unit}/s"
+    return text if values.get("mfu") is None else f"{text}, mfu {values['mfu']:.1%}"
 
 
 def numbers(values: dict[str, float]) -> str:

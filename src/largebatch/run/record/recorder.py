@@ -129,14 +129,13 @@ class Recorder:
         """Write the final weights and the summary, and return the latter."""
         self.record.attempt.check()
         export_intact(checkpoint, self.folder.model_dir)
-        about = {
+        summary = self.metrics.summary(self.record.step) | {
             "bad_steps": bad_steps,
             "attempts": self.record.attempt.number,
             "train_loss": self._last_logged.get("loss"),
             "evaluation": self._last_evaluation,
             "strategy": self._backend.launch.strategy,
         }
-        summary = self.metrics.summary(self.record.step, about)
         replace_json_file(self.folder.summary_file, summary)
         return summary
 
