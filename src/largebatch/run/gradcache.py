@@ -83,14 +83,12 @@ class FeatureCache:
 
 def _leaves(loss: torch.Tensor) -> Iterator[torch.Tensor]:
     """The tensors in which gradients of `loss` would be accumulated."""
-    nodes = [loss.grad_fn]
-    seen = set(nodes)
+    nodes, seen = [loss.grad_fn], set()
     while nodes:
         node = nodes.pop()
-        if node is None:
+        if node is None or node in seen:
             continue
+        seen.add(node)
         if hasattr(node, "variable"):
             yield node.variable
-        parents = {parent for parent, _ in node.next_functions} - seen
-        seen |= parents
-        nodes += parents
+        nodes += [parent for parent, _ in node.next_functions]
