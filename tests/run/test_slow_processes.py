@@ -106,7 +106,8 @@ def test_a_slow_rank_is_named_in_the_history_and_the_report(tmp_path):
     assert named == {"step": 4, "rank": 1, "what": "the matrix product"}
     assert event["place"].startswith("node1, process ")
     (run,) = read_runs([tmp_path / "run"])
-    assert [shown.text for shown in run.events if shown.text.startswith("slow process")] == [
+    sentences = [sentence for line in run.history for sentence in line.sentences]
+    assert [sentence for sentence in sentences if sentence.startswith("slow process")] == [
         f"slow process: rank 1 ({event['place']}) is slow: the matrix product took 20.00 ms, the median of all "
         "processes is 15.00 ms, and it was over 1.15 times the median in 3 probes in a row"
     ]

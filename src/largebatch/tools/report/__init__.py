@@ -20,12 +20,8 @@ def add_parser(commands: Commands) -> None:
   largebatch report runs/batch_64 runs/batch_512 --out comparison.html""",
     )
     parser.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR", help="the folder of a run")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE.html",
-        help="the file to write; default: report.html in the run's folder, or in the current one for several runs",
-    )
+    out = "the file to write; default: report.html in the run's folder, or in the current one for several runs"
+    parser.add_argument("--out", type=Path, metavar="FILE.html", help=out)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -49,7 +49,7 @@ def curves_html(runs: Sequence[ReportedRun]) -> str:
 def _traces(index: int, run: ReportedRun, points: Array) -> list[Scatter]:
     """A run's curve in a plot, and the marks of its events on the curve."""
     steps, values = points.tolist()
-    events = [event for event in run.events if event.step > 0]
+    events = [(line.step, sentence) for line in run.history if line.step > 0 for sentence in line.sentences]
     of_run = {"name": _as_text(run.name), "legendgroup": index}
     color = qualitative.D3[index % len(qualitative.D3)]
     curve = Scatter(
@@ -61,11 +61,11 @@ def _traces(index: int, run: ReportedRun, points: Array) -> list[Scatter]:
     )
     marks = Scatter(
         of_run,
-        x=[event.step for event in events],
-        y=np.interp([event.step for event in events], steps, values).tolist(),
+        x=[step for step, _ in events],
+        y=np.interp([step for step, _ in events], steps, values).tolist(),
         mode="markers",
         marker={"color": color, "size": 11, "symbol": "triangle-up"},
-        text=[_as_text(f"step {event.step:,}: {event.text}") for event in events],
+        text=[_as_text(f"step {step:,}: {sentence}") for step, sentence in events],
         hovertemplate="%{text}",
     )
     return [curve, marks]

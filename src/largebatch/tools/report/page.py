@@ -48,7 +48,12 @@ def page(runs: Sequence[ReportedRun], now: float) -> str:
         plans.setdefault(explain(run.plan, "Plan") if run.plan else no_plan, []).append(run.name)
     results = _side_by_side([_results(run) for run in runs])
     configs = _side_by_side([run.config for run in runs])
-    events = [[run.name, _utc(event.time), f"step {event.step:,}", event.text] for run in runs for event in run.events]
+    history = [
+        [run.name, _utc(line.time), f"step {line.step:,}", sentence]
+        for run in runs
+        for line in run.history
+        for sentence in line.sentences
+    ]
     return Template(files(__package__).joinpath("page.html").read_text(encoding="utf-8")).substitute(
         version=__version__,
         now=_utc(now),
@@ -59,7 +64,7 @@ def page(runs: Sequence[ReportedRun], now: float) -> str:
         not_finite=counted(sum(run.num_not_finite for run in runs), "value"),
         differences=_table(["", *names], [row for row in configs if len(set(row[1:])) > 1]),
         plans="\n".join(f"<h3>{escape(', '.join(of))}</h3><pre>{escape(plan)}</pre>" for plan, of in plans.items()),
-        history=_table(["run", "time", "after", "event"], events),
+        history=_table(["run", "time", "after", "event"], history),
     )
 
 
@@ -100,7 +105,7 @@ def _side_by_side(columns_of_runs: Sequence[Mapping[str, str]]) -> list[list[str
     return [[name, *(column.get(name, NONE) for column in columns_of_runs)] for name in names]
 
 
-def _utc(seconds: float) -> str:
+def _utc(seconds: float | None) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds)) if seconds else NONE
 
 

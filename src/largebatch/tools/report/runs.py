@@ -58,14 +58,20 @@ class Happened(BaseModel):
         """The versions of packages at a start; empty if there are none."""
         return ", ".join(f"{name} {version}" for name, version in self.versions.items())
 
-
-@dataclass(frozen=True)
-class Event:
-    """Something that happened after `step` optimizer steps."""
-
-    step: int
-    time: float  # in seconds since 1970
-    text: str  # for the reader
+    @property
+    def sentences(self) -> list[str]:
+        """What happened, for the reader."""
+        text = self.event.replace("_", " ")
+        if text == "started":
+            text = f"attempt {self.attempt or '?'} started on {self.world_size or '?'} x {self.strategy or '?'}"
+        if self.checkpoint:
+            text += f" from {Path(self.checkpoint).name}"
+        if self.first_skipped_step is not None:
+            text += f" since step {self.first_skipped_step:,}"
+        if reason := self.reason or self.message or self.versions_in_words:
+            text += f": {reason}"
+        not_used = [f"not used: {checkpoint}" for checkpoint in self.checkpoints_not_used]
+        return [text, *not_used, *(f"changed: {change}" for change in self.changes)]
 
 
 @dataclass(frozen=True)
@@ -90,11 +96,6 @@ class ReportedRun:
         """The number of logged values that are on no curve."""
         values = [value for line in (*self.metrics, *self.evaluations) for value in line.values()]
         return sum(isinstance(value, float) and not math.isfinite(value) for value in values)
-
-    @property
-    def events(self) -> list[Event]:
-        """The history in words."""
-        return [event for line in self.history for event in _events(line)]
 
     @cached_property
     def curves(self) -> dict[str, Array]:
@@ -193,23 +194,6 @@ def _by_step(lines: Sequence[Line]) -> list[Line]:
         if type(step) is int and 0 <= step < 2**63:
             merged[step] = merged.get(step, {}) | line
     return [line for _, line in sorted(merged.items())]
-
-
-def _events(line: Happened) -> list[Event]:
-    """A line of history.jsonl in words."""
-    text = line.event.replace("_", " ")
-    if text == "started":
-        text = f"attempt {line.attempt or '?'} started on {line.world_size or '?'} x {line.strategy or '?'}"
-    if line.checkpoint:
-        text += f" from {Path(line.checkpoint).name}"
-    if line.first_skipped_step is not None:
-        text += f" since step {line.first_skipped_step:,}"
-    if reason := line.reason or line.message or line.versions_in_words:
-        text += f": {reason}"
-    texts = [text]
-    texts += [f"not used: {checkpoint}" for checkpoint in line.checkpoints_not_used]
-    texts += [f"changed: {change}" for change in line.changes]
-    return [Event(line.step, line.time or 0.0, text) for text in texts]
 
 
 def _names(lines: Sequence[Line]) -> list[str]:
