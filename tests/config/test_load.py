@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import tasks
-from largebatch.config import as_json, load_config
+from largebatch.config import as_json, load_config, validate
+from largebatch.config.sections import Duration, Section
 from largebatch.errors import ConfigError
 from paths import DIGITS, IMAGENET, PYDOC, ROOT, VIT_DIGITS
 
@@ -253,6 +254,22 @@ def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "nested.json").write_text("[" * 100_000)
     assert "cannot be read" in problem_of(recipe=tmp_path / "nested.json")
     assert "seed: given" in problem_of("--seed", "[" * 100_000)
+
+
+class Swap(Section):
+    every: list[Duration]
+
+
+class WithSwap(CausalLMConfig):
+    swap: Swap
+
+
+def test_durations_of_the_tasks_own_sections_are_checked():
+    raw = json.loads(PYDOC.read_text())
+    raw["data"]["samples"] = "documents"
+    with pytest.raises(ConfigError) as caught:
+        validate(raw | {"swap": {"every": [{"steps": 1}, {"tokens": 5}]}}, WithSwap)
+    assert "swap.every[1]: is given in tokens" in "\n".join(caught.value.problems)
 
 
 def test_a_recipe_of_another_task_is_refused():

@@ -18,6 +18,7 @@ from largebatch.config.sections import (
     BatchGrowth,
     Checkpoint,
     Compute,
+    Duration,
     Evaluation,
     Faults,
     LearningRate,
@@ -193,7 +194,7 @@ class RecipeConfig(Section):
 
     @check
     def _durations_within_the_run(self) -> Iterator[str]:
-        num_samples, rate = self.data.num_train_samples, self.learning_rate
+        num_samples = self.data.num_train_samples
         largest = max(size for _, size in self.batch.sizes)
         if largest > num_samples:
             yield f"batch.global_batch_size: {largest} is more than the {num_samples} training samples; write fewer"
@@ -203,26 +204,10 @@ class RecipeConfig(Section):
         except ValueError as error:
             yield f"batch.global_batch_size: {error}"
             return
-        durations = {
-            "evaluation.every": self.evaluation.every,
-            **{f"evaluation.sets.{name}.every": each.every for name, each in self.evaluation.sets.items()},
-            "checkpoint.every": self.checkpoint.every,
-            "checkpoint.keep_every": self.checkpoint.keep_every,
-            "train.duration": self.train.duration,
-            "learning_rate.warmup.duration": rate.warmup.duration if rate.warmup else None,
-        }
-        # The other durations are checked even if the optimizer's section is wrong.
-        for number, group in enumerate(getattr(getattr(self, "optimizer", None), "groups", None) or ()):
-            durations[f"optimizer.groups[{number}].frozen_until"] = group.frozen_until
-        if isinstance(rate.decay, StepDecay):
-            durations |= {f"learning_rate.decay.at[{number}]": at for number, at in enumerate(rate.decay.at)}
-        if isinstance(rate.decay, WarmupStableDecay):
-            durations["learning_rate.decay.decay"] = rate.decay.decay
         steps: dict[str, int] = {}
-        for path, duration in durations.items():
+        for path, duration in _durations_in(self, ""):
             try:
-                if duration is not None:
-                    steps[path] = timeline.steps_in(duration.length)
+                steps[path] = timeline.steps_in(duration.length)
             except ValueError as error:
                 yield f"{path}: {error}"
         if "train.duration" in steps:
@@ -299,6 +284,18 @@ class RecipeConfig(Section):
             if start is None or start < warmup:
                 both = f"{rate.decay.decay.length} of decay after {warmup} steps of warmup"
                 yield f"{path}: {both} is longer than the whole run of {total} steps; shorten one of them"
+
+
+def _durations_in(value: Any, path: str) -> Iterator[tuple[str, Duration]]:
+    """All durations in a part of a recipe, also those of the task's own sections, with their paths."""
+    if isinstance(value, Duration):
+        yield path, value
+    elif isinstance(value, list):
+        for number, each in enumerate(value):
+            yield from _durations_in(each, f"{path}[{number}]")
+    elif isinstance(value, Section | dict):
+        for name, each in (value if isinstance(value, dict) else vars(value)).items():
+            yield from _durations_in(each, f"{path}.{name}".lstrip("."))
 
 
 def as_json(config: RecipeConfig) -> dict[str, Any]:
