@@ -5,8 +5,9 @@ import time
 
 import pytest
 
-import fuzz
-from fuzz import HELD, TARGETS, Case, Sound, run_case
+from fuzz import TARGETS, fuzz
+from fuzzing import cases
+from fuzzing.cases import HELD, Case, Sound, run_case
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +17,7 @@ def sound(tmp_path_factory):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_few_cases_hold(target, sound):
-    outcomes = fuzz.fuzz(target, range(12), 7, sound)
+    outcomes = fuzz(target, range(12), 7, sound)
     assert [(number, outcome.output) for number, _, outcome in outcomes if outcome.verdict != HELD] == []
 
 
@@ -39,5 +40,5 @@ def test_verdicts(work, verdict, tmp_path):
 
 
 def test_a_case_without_an_end_is_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr(fuzz, "WALL_SECONDS", 0.2)
+    monkeypatch.setattr(cases, "WALL_SECONDS", 0.2)
     assert run_case(Case([], tmp_path, lambda _: time.sleep(60))).verdict == "no end in 0.2 s"

@@ -58,9 +58,7 @@ def test_every_token_is_predicted_once():
     blocks = TokenBlocks(stream, block_size=10, num_samples=100, field="n")
     labels = blocks.fetch(np.arange(100), 0)["labels"]
     assert labels.flatten().tolist() == list(range(1, 1001))
-    with pytest.raises(
-        DataError, match="n: 101, but the data's 1,001 tokens hold 100 blocks of 10; write at most that many"
-    ):
+    with pytest.raises(DataError, match="n: 101, but the data has 100 samples; write at most that many"):
         TokenBlocks(stream, block_size=10, num_samples=101, field="n")
 
 
@@ -164,7 +162,7 @@ def test_vocabulary_must_hold_the_tokenizer(tmp_path, word_tokenizer):
     [
         ({"tokenizer": "./nowhere"}, "data.tokenizer: there is no folder './nowhere'"),
         ({"text_column": "body"}, "data.text_column: no column 'body'; the data has text"),
-        ({"num_train_samples": 9000}, "data.num_train_samples: 9000, but the data's 225 tokens hold 28 blocks of 8"),
+        ({"num_train_samples": 9000}, "data.num_train_samples: 9000, but the data has 28 samples"),
     ],
 )
 def test_data_that_cannot_be_used(tmp_path, data, words):
@@ -202,7 +200,5 @@ def test_paragraphs_of_the_python_reference():
 
 
 def test_too_few_documents(tmp_path):
-    with pytest.raises(
-        DataError, match=r"data\.num_train_samples: 6, but the data has 5 documents; write at most that"
-    ):
+    with pytest.raises(DataError, match=r"data\.num_train_samples: 6, but the data has 5 samples; write at most that"):
         text_sources(hub_config(tmp_path, samples="documents", num_train_samples=6))

@@ -102,15 +102,12 @@ class LinearRamp(Section):
         if growth <= 0:
             raise ValueError(f"end {self.end} is not above start {self.start}; write a larger end, or a list of sizes")
         if growth % self.increment:
-            raise ValueError(
-                f"increments of {self.increment} from start {self.start} do not reach end {self.end}; write an end "
-                f"such as {self.start + max(1, growth // self.increment) * self.increment}"
-            )
+            given = f"increments of {self.increment} from start {self.start} do not reach end {self.end}"
+            nearest = self.start + max(1, growth // self.increment) * self.increment
+            raise ValueError(f"{given}; write an end such as {nearest}")
         if growth // self.increment > MAX_PHASES:
-            raise ValueError(
-                f"increment {self.increment} makes {growth // self.increment} batch sizes from {self.start} to "
-                f"{self.end}; write an increment that makes at most {MAX_PHASES}"
-            )
+            given = f"increment {self.increment} makes {growth // self.increment} batch sizes"
+            raise ValueError(f"{given}; write one that makes at most {MAX_PHASES}")
         return self
 
 

@@ -41,9 +41,8 @@ class _MicroBatches(Dataset[Loaded | DataError]):
         indices, epoch = request
         try:
             # Strided memory would be copied to a GPU through memory that is not page-locked, and the host would wait.
-            batch = {
-                name: _whole(self.source, name, tensor) for name, tensor in self.source.fetch(indices, epoch).items()
-            }
+            fetched = self.source.fetch(indices, epoch)
+            batch = {name: _whole(self.source, name, tensor) for name, tensor in fetched.items()}
             if get_worker_info() is not None:
                 _share(batch)
             return Loaded(batch, _sum_of_weights(self.source, batch))

@@ -46,9 +46,8 @@ def open_mixed(
             raise DataError(f'source "{source.name}": {error}') from error
         opened.append((train, evaluation))
     names = [source.name for source in data.sources]
-    return MixedSamples(names, [train for train, _ in opened], seed), MixedSamples(
-        names, [evaluation for _, evaluation in opened], seed
-    )
+    train, evaluation = (MixedSamples(names, sources, seed) for sources in zip(*opened, strict=True))
+    return train, evaluation
 
 
 class MixedSamples:

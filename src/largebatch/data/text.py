@@ -68,7 +68,7 @@ class _TokenSamples:
 
     Args:
         available: Samples in the data, including the skipped ones.
-        content: For the error: the data's content, with braces for the number of its samples.
+
         num_samples: Number of samples to use.
         field: The config's field for `num_samples`.
         first: Number of samples to skip at the start.
@@ -77,14 +77,14 @@ class _TokenSamples:
         DataError: There are too few samples.
     """
 
-    def __init__(self, available: int, content: str, num_samples: int, field: str, first: int):
+    def __init__(self, available: int, num_samples: int, field: str, first: int):
         self.num_samples = num_samples
         self.first = first
         self.num_available = available - first
         if self.num_available < num_samples:
-            found = content.format(max(self.num_available, 0))
             besides = f" besides the {first} of data.num_train_samples" if first else ""
-            raise DataError(f"{field}: {num_samples}, but {found}{besides}; write at most that many")
+            found = f"the data has {max(self.num_available, 0)} samples{besides}"
+            raise DataError(f"{field}: {num_samples}, but {found}; write at most that many")
 
     def __len__(self) -> int:
         return self.num_samples
@@ -109,8 +109,7 @@ class TokenBlocks(_TokenSamples):
         first: int = 0,
         end_of_text: int | None = None,
     ):
-        content = f"the data's {len(tokens):,} tokens hold {{}} blocks of {block_size}"
-        super().__init__(max(len(tokens) - 1, 0) // block_size, content, num_samples, field, first)
+        super().__init__(max(len(tokens) - 1, 0) // block_size, num_samples, field, first)
         self.tokens = tokens
         self.block_size = block_size
         self.end_of_text = end_of_text
@@ -140,7 +139,7 @@ class PaddedDocuments(_TokenSamples):
     """
 
     def __init__(self, documents: TokenStream, block_size: int, num_samples: int, field: str, first: int = 0):
-        super().__init__(documents.num_documents, "the data has {} documents", num_samples, field, first)
+        super().__init__(documents.num_documents, num_samples, field, first)
         self.documents = documents
         self.block_size = block_size
 
@@ -174,9 +173,7 @@ def pydoc_samples(config: PydocData) -> tuple[SampleSource, SampleSource]:
     text = "\n".join(topics[name] for name in sorted(topics))
     if config.samples == "documents":
         paragraphs = ByteTokenizer().encode([paragraph for paragraph in text.split("\n\n") if paragraph.strip()])
-        documents = TokenStream.in_memory(
-            np.concatenate(paragraphs), list(accumulate(len(tokens) for tokens in paragraphs))
-        )
+        documents = TokenStream.in_memory(np.concatenate(paragraphs), list(accumulate(map(len, paragraphs))))
         return _both(PaddedDocuments, config, documents, documents, first_of_eval=config.num_train_samples)
     tokens = TokenStream.in_memory(np.frombuffer(text.encode(), dtype=np.uint8))
     return _both(TokenBlocks, config, tokens, tokens, first_of_eval=config.num_train_samples)

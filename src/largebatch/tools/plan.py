@@ -44,33 +44,16 @@ Fields are overridden as in a run: --batch.global_batch_size 512.""",
     add_task(parser)
     processes = parser.add_mutually_exclusive_group(required=True)
     processes.add_argument("--world-size", type=positive_int, help="data-parallel processes, one per GPU")
-    processes.add_argument(
-        "--world-sizes",
-        type=positive_ints,
-        help="several numbers, such as 8,64,512: print memory and traffic of every strategy side by side instead of "
-        "the plan; builds the model on the meta device, which needs torch and takes about 10 seconds",
-    )
+    several = "several numbers, such as 8,64,512: compare the memory and traffic of all strategies; needs torch"
+    processes.add_argument("--world-sizes", type=positive_ints, help=several)
     gpus = parser.add_mutually_exclusive_group()
-    gpus.add_argument(
-        "--gpu-memory",
-        type=positive_float,
-        metavar="GIB",
-        help="memory of a GPU: print what should fit, and which strategy to use; with --world-sizes",
-    )
-    gpus.add_argument(
-        "--gpu",
-        choices=GPU_NAMES,
-        metavar="NAME",
-        help=f"kind of GPU ({', '.join(GPU_NAMES)}): also estimate the time of a step, and suggest the fastest "
-        "strategy that should fit; with --world-sizes and --network",
-    )
-    parser.add_argument(
-        "--network",
-        type=network,
-        metavar="SPEED",
-        help="network between nodes: Gbit/s per direction, per GPU or node, such as 400G/gpu or 3200G/node, or one of "
-        f"{', '.join(NETWORKS)}; with --gpu",
-    )
+    memory = "memory of a GPU: print what should fit, and which strategy to use; with --world-sizes"
+    gpus.add_argument("--gpu-memory", type=positive_float, metavar="GIB", help=memory)
+    kind = f"kind of GPU ({', '.join(GPU_NAMES)}): also estimate the time of a step, and suggest the fastest strategy"
+    gpus.add_argument("--gpu", choices=GPU_NAMES, metavar="NAME", help=f"{kind}; with --world-sizes and --network")
+    between = "network between nodes: Gbit/s per direction, per GPU or node, such as 400G/gpu or 3200G/node, or one of"
+    help = f"{between} {', '.join(NETWORKS)}; with --gpu"
+    parser.add_argument("--network", type=network, metavar="SPEED", help=help)
     parser.add_argument("--gpus-per-node", type=positive_int, default=8, help="GPUs per node; default: 8")
     add_accelerate_configs(parser)
     add_options_of_a_run(parser)
@@ -149,15 +132,9 @@ def _compare(options: argparse.Namespace) -> int:
         hardware = Hardware(peak * 1e12, Fabric(options.gpus_per_node, gpu.link_gb_per_s * 1e9, bandwidth))
         flops = None if activations is None else micro_batch_flops(model, config, example_batch)
         usable_memory = gpu.memory_bytes
+    workload = Workload(shape, activations, flops)
     comparison = compare_strategies(
-        options.config.stem,
-        config,
-        Workload(shape, activations, flops),
-        strategies,
-        options.world_sizes,
-        usable_memory,
-        hardware,
-        not_counted,
+        options.config.stem, config, workload, strategies, options.world_sizes, usable_memory, hardware, not_counted
     )
     sys.stdout.write(json.dumps(comparison, indent=2) + "\n" if options.json else table(comparison, config))
     return 0
