@@ -1,0 +1,138 @@
+"""What a case is, how it is run in a child, and when it has held; `bench/fuzz.py` has the rules in words."""
+
+import ctypes
+import io
+import os
+import resource
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from largebatch.tools.command_line import main as largebatch
+from record import ROOT
+from run_folders import HISTORY, write_run
+from saving import FakeRun
+
+CPU_SECONDS, WALL_SECONDS = 10.0, 30.0
+MEMORY_BYTES = 2 * 2**30
+HELD = "held"
+
+
+@dataclass(frozen=True)
+class Sound:
+    """What cases are made from: a copy of the project, a run, and a run with two checkpoints."""
+
+    project: Path
+    run: Path
+    checkpoints: Path
+
+    @classmethod
+    def make(cls, folder: Path) -> "Sound":
+        sound = cls(folder / "project", folder / "run", folder / "checkpoints")
+        for name in ("recipes", "slurm", "ds_configs", "launch"):
+            shutil.copytree(ROOT / name, sound.project / name)
+        write_run(sound.run, history=HISTORY)
+        run = FakeRun(sound.checkpoints)
+        for step in (7, 9):
+            run.save(step)
+        return sound
+
+
+@dataclass(frozen=True)
+class Case:
+    """What to run in a child, in which folder and with which variables."""
+
+    words: Sequence[str]
+    folder: Path
+    work: Callable[[Sequence[str]], int | None] = largebatch
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a case ended."""
+
+    verdict: str
+    cpu_seconds: float
+    output: str
+
+
+def run_case(case: Case) -> Outcome:
+    """Run a case in a child and judge it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        child = os.fork()
+        if child == 0:
+            os._exit(_in_child(case, out.fileno(), err.fileno()))
+        ready = select.select([descriptor := os.pidfd_open(child)], [], [], WALL_SECONDS)[0]
+        os.close(descriptor)
+        if not ready:
+            os.kill(child, signal.SIGKILL)
+        _, status, usage = os.wait4(child, 0)
+        texts = []
+        for file in (out, err):
+            file.seek(0)
+            texts.append(file.read(2**24).decode(errors="replace"))
+    cpu_seconds = usage.ru_utime + usage.ru_stime
+    verdict = f"no end in {WALL_SECONDS:g} s" if not ready else judge(os.waitstatus_to_exitcode(status), *texts)
+    if ready and cpu_seconds > CPU_SECONDS:
+        verdict = f"over {CPU_SECONDS:g} s"
+    return Outcome(verdict, cpu_seconds, "".join(texts))
+
+
+def judge(code: int, out: str, err: str) -> str:
+    """The verdict on an exit code, which is negative for a signal, and what was printed."""
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    if "Traceback (most recent call last)" in out + err:
+        return "traceback"
+    if "\x1b" in out + err:
+        return "terminal escape"
+    if "SECRET" in out + err:
+        return "a linked file was printed"
+    has_reason = "error: " in err or (code == 1 and out.strip())
+    return HELD if code == 0 or has_reason else f"exit code {code} without a reason"
+
+
+def _in_child(case: Case, out: int, err: int) -> int:
+    code: Any = 1
+    try:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        # As Python itself opens them.
+        sys.stdout, sys.stderr = (
+            io.TextIOWrapper(io.FileIO(1, "w")),
+            io.TextIOWrapper(io.FileIO(2, "w"), errors="backslashreplace"),
+        )
+        os.environ.update(case.environment)
+        os.chdir(case.folder)
+        _give_up_rights()
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * resource.getpagesize() + MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        code = case.work(case.words) or 0
+    except SystemExit as end:
+        code = end.code or 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code if isinstance(code, int) else 1
+
+
+def _give_up_rights() -> None:
+    """Give up root's right to read every file, if this is root."""
+    version_3, this_process = 0x20080522, 0
+    libc = ctypes.CDLL(None, use_errno=True)
+    header, none = (ctypes.c_uint32 * 2)(version_3, this_process), (ctypes.c_uint32 * 6)()
+    if libc.capset(header, none):
+        raise OSError(ctypes.get_errno(), "capset")

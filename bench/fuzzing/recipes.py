@@ -1,0 +1,23 @@
+"""Recipes: a shipped one, mutated, for `plan` and `lint`."""
+
+import shutil
+from pathlib import Path
+from random import Random
+
+from fuzzing.cases import Case, Sound
+from fuzzing.mutations import change_bytes, change_json, cut, insert, replace_by_kind
+
+
+def case(random: Random, sound: Sound, folder: Path) -> Case:
+    """A mutated recipe beside its `config.py`."""
+    recipe = random.choice(sorted((sound.project / "recipes").glob("*/*_*.json")))
+    task = shutil.copytree(recipe.parent, folder / "recipes" / recipe.parent.name)
+    shutil.copytree(sound.project / "recipes/accelerate_configs", folder / "recipes/accelerate_configs")
+    file = task / recipe.name
+    kinds = (change_bytes, cut, insert, replace_by_kind)
+    random.choice(kinds if random.random() < 0.15 else (change_json,))(random, file)
+    size = str(random.choice((1, 2, 8, 96, 1000)))
+    plan = ["plan", str(file), "--world-size", size]
+    several = ["plan", str(file), "--world-sizes", "2,8"]
+    choices = (plan, plan, plan, plan, [*plan, "--json"], ["lint", str(file)], ["lint", str(file)], several)
+    return Case(random.choice(choices), folder)
