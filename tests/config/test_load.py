@@ -44,7 +44,7 @@ def test_all_problems_of_both_kinds_in_one_error(tmp_path):
         "optimizer.name: missing; write one of ",
         "faults.max_bad_steps: given 0; must be greater than 0",
         "learning_rate.warmup.duration: 40 epochs is 4000 steps, longer than the whole run of 200",
-        'precision: "fp16" is not allowed; write "fp32", "bf16" or "fp64"',
+        'precision: given "fp16"; must be "fp32", "bf16" or "fp64"',
     ):
         assert words in text
     assert len(text.splitlines()) == 6
@@ -82,7 +82,7 @@ def test_all_problems_of_both_kinds_in_one_error(tmp_path):
         ("--learning_rate.warmup=3", "learning_rate.warmup: given 3; must be an object, or null"),
         (
             "--faults.on_non_finite=null",
-            'faults.on_non_finite: null is not allowed; write "stop", "skip" or "roll_back"',
+            'faults.on_non_finite: given null; must be "stop", "skip" or "roll_back"',
         ),
     ],
 )

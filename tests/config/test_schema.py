@@ -31,8 +31,10 @@ def test_what_is_stale_is_told(tmp_path, capsys):
     ]
     assert capsys.readouterr().out.splitlines() == told
     # Folders beside those of tasks are passed over where a shell names them all.
+    page.write_text("My words.\n\n## Fields of every task\n\nAn older table.\n")
     assert main(["schema", "--page", str(page), str(folder), str(tmp_path)]) == 0
     assert main(["schema", "--check", "--page", str(page), str(folder)]) == 0
+    assert page.read_text().startswith("My words.\n\n## Fields of every task\n\n| field |")
     assert main(["schema", str(tmp_path)]) == 2
     assert main(["schema", "--check", str(folder), str(tmp_path / "nowhere")]) == 2
 

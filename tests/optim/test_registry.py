@@ -110,7 +110,7 @@ def test_a_task_may_have_a_single_optimizer(own):
     config = own.with_name("config.py")
     config.write_text(config.read_text().replace("(*SHIPPED, SOFTSIGN, ROW_SCALED)", "(SOFTSIGN,)"))
     assert load_config(own, SOFTSIGN).optimizer.name == "softsign"
-    with pytest.raises(ConfigError, match=r'optimizer\.name: "adamw" is not allowed; write "softsign"'):
+    with pytest.raises(ConfigError, match=r'optimizer\.name: given "adamw"; must be "softsign"'):
         load_config(own)
 
 

@@ -178,11 +178,8 @@ def _explain(details: ErrorDetails, schema: JsonObject) -> str:
             wrong = "missing" if tag is None else f'"{tag}" is unknown{did_you_mean(tag, known)}'
             kinds = ", ".join(f'"{kind}"' for kind in known)
             return f"{where}.{key}: {wrong}; write one of {kinds}{or_null}"
-        case "literal_error":
-            expected = context["expected"].replace("'", '"')
-            return f"{where}: {given} is not allowed; write {expected}{or_null}"
-    # "Input should be an object", for example: pydantic knows that it has read JSON.
-    requirement = details["msg"].replace("Input should", "must", 1)
+    # "Input should be an object" or "Input should be 'fp32' or 'bf16'", for example.
+    requirement = details["msg"].replace("Input should", "must", 1).replace("'", '"')
     return f"{where}: given {given}; {requirement[:1].lower()}{requirement[1:]}{or_null}"
 
 

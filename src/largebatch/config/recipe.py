@@ -220,9 +220,8 @@ class RecipeConfig(Section):
         except ValueError as error:
             yield f"data.weight_phases: {error}"
             return
-        if mixture is None:
+        if mixture is None or not isinstance(self.data, Mixable):
             return
-        assert isinstance(self.data, Mixable)
         smallest = min(size for _, size in self.batch.sizes)
         for phase, weights in zip(mixture.phases, self.data.weights(), strict=True):
             for name, weight in zip(mixture.names, phase.weights, strict=True):

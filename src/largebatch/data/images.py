@@ -108,9 +108,10 @@ class HubImageSource:
             for encoded, index in zip(rows[self.config.image_column], indices, strict=True)
         ]
         labels = torch.tensor(rows[self.config.label_column], dtype=torch.int64)
-        if labels.min() < 0 or labels.max() >= self.config.num_classes:
-            bad = int(labels.min() if labels.min() < 0 else labels.max())
-            raise DataError(f"data.num_classes: {self.config.num_classes}, but the data has label {bad}; correct one")
+        wrong = labels[(labels < 0) | (labels >= self.config.num_classes)]
+        if len(wrong):
+            given = f"data.num_classes: {self.config.num_classes}"
+            raise DataError(f"{given}, but the data has label {wrong[0]}; correct one of them")
         batch = {"pixel_values": torch.from_numpy(np.stack([crop.pixels for crop in crops])), "labels": labels}
         if self.augmentation_seed is not None and epoch is not None:
             batch["mirrored"] = torch.tensor([crop.mirrored for crop in crops])
