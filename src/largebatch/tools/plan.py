@@ -64,9 +64,8 @@ def network(text: str) -> Network:
     """Return the network of this name or speed."""
     found = find_network(text)
     if found is None:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a network bandwidth: write 400G/gpu, 3200G/node or one of {', '.join(NETWORKS)}"
-        )
+        given = f"{text!r} is not a network bandwidth"
+        raise argparse.ArgumentTypeError(f"{given}: write 400G/gpu, 3200G/node or one of {', '.join(NETWORKS)}")
     return found
 
 
