@@ -176,6 +176,7 @@ def test_a_state_that_is_declared_but_not_kept():
         '{"name": "adamw", "weight_decay": 0, "betas": [0.0, 0.0]}',
         '{"name": "lars", "weight_decay": 1e-4, "nesterov": true}',
         '{"name": "lars", "weight_decay": 0, "momentum": 0.0, "trust_coefficient": 1.0}',
+        *(f'{{"name": "lars", "weight_decay": 0.1, "trust_coefficient": {rate}}}' for rate in (0.1, 100, 1e6)),
         '{"name": "lamb", "weight_decay": 0.01}',
         '{"name": "lamb", "weight_decay": 0}',
     ],

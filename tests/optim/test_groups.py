@@ -89,6 +89,13 @@ def test_shared_and_frozen_parameters():
     assert len(parameters) == len({id(p) for p in parameters}) == sum(p.requires_grad for p in model.parameters())
 
 
+def test_a_model_without_trainable_parameters_is_refused():
+    with pytest.raises(
+        ConfigError, match="Linear has no trainable parameter; leave requires_grad of some of them true"
+    ):
+        build_optimizer(nn.Linear(2, 2).requires_grad_(False), resolve(load_config(DIGITS), world_size=1))
+
+
 def test_no_empty_group():
     """DeepSpeed drops empty groups, and with them the numbering of the others."""
     assert len(groups_of(nn.Linear(2, 2, bias=False))) == 1

@@ -140,16 +140,8 @@ def test_activations_of_images_in_fp64(compare):
     [
         ("raise SystemExit", "model.py:1: SystemExit; move what only a run does below if __name__"),
         ("import argparse; argparse.ArgumentParser().error('no')", "model.py:1: SystemExit: 2; move what only a run"),
-        (
-            "def build_model(config): return None",
-            "returned NoneType; return a torch.nn.Module with parameters to train",
-        ),
-        ("from torch import nn; build_model = lambda config: nn.ReLU()", "returned ReLU; return a"),
-        (
-            "from torch import nn; build_model = lambda config: nn.Linear(2, 2).requires_grad_(False)",
-            "with parameters to",
-        ),
-        ("build_modle = 1", "has no function build_model(config)"),
+        ("def build_model(config): return None", "build_model(config) returned NoneType; return a torch.nn.Module"),
+        ("build_modle = 1", ".model' has no attribute 'build_model'"),
         ("def build_model(): pass", "model.py: TypeError: build_model() takes 0 positional arguments but 1 was given"),
         ("\ndef build_model(config): return config.nothing", "model.py:2: AttributeError: 'Config' object has no "),
     ],
@@ -162,10 +154,18 @@ def test_a_file_without_a_model_that_can_be_counted(compare, tmp_path, text, mes
     assert message in errors
 
 
+@pytest.mark.parametrize("model", ["nn.ReLU()", "nn.Linear(2, 2).requires_grad_(False)"])
+def test_a_model_without_trainable_parameters(compare, tmp_path, model):
+    recipe = recipe_with_model(tmp_path, f"from torch import nn; build_model = lambda config: {model}")
+    code, output, errors = compare(recipe, *TWO)
+    assert (code, output) == (2, "")
+    assert "has no trainable parameter; leave requires_grad of some of them true" in errors
+
+
 def test_a_task_without_model_py(compare, tmp_path):
     recipe = recipe_with_model(tmp_path, "")
     recipe.with_name("model.py").unlink()
-    assert f"there is no {recipe.with_name('model.py')}, whose build_model(config) builds" in compare(recipe, *TWO)[2]
+    assert f"{recipe.with_name('model.py')}: ModuleNotFoundError: No module named " in compare(recipe, *TWO)[2]
 
 
 def test_a_folder_without_strategies_is_refused(compare, tmp_path):

@@ -15,9 +15,10 @@ from largebatch.errors import ConfigError, UserError, reason_of
 from largebatch.optim.build import optimizer_over
 from largebatch.plan import RunPlan
 
-# So small that steps add up almost as if weights stayed where they are: then twice the rate moves them twice as far, up
-# to this tolerance. It allows for powers of the rate near 1, such as MADGRAD's 2/3.
-RATE, TOLERANCE = 2e-3, 0.25
+# The learning rate, and the largest part of a tensor's norm by which a step moves it: so small that steps add up almost
+# as if weights stayed where they are. Then twice the rate moves them twice as far, up to this tolerance. It allows for
+# powers of the rate near 1, such as MADGRAD's 2/3.
+RATE, MOVE, TOLERANCE = 2e-3, 1e-3, 0.25
 DECAY = 0.1
 # Some optimizers use their first steps only to collect gradients.
 STEPS = 12
@@ -45,14 +46,17 @@ def try_optimizer(plan: RunPlan) -> None:
         raise ConfigError(f'optimizer: "{entry.name}" ({entry.constructor}) {problem}; correct its `step`')
 
 
-def _built(plan: RunPlan, rate: float) -> Optimizer:
-    """A new optimizer over two parameters, the first with weight decay, if the plan has any, and the second without."""
+def _built(plan: RunPlan, *rates: float) -> Optimizer:
+    """A new optimizer over two parameters, the first with weight decay, if the plan has any, and the second without.
+
+    The learning rates are those of the two, or one for both.
+    """
     groups = [
         {"params": [nn.Parameter(START.clone())], "weight_decay": decay, "layerwise": layerwise}
         for decay, layerwise in ((DECAY if plan.optimizer.weight_decay else 0.0, True), (0.0, False))
     ]
     optimizer = optimizer_over(groups, plan)
-    for group in optimizer.param_groups:
+    for group, rate in zip(optimizer.param_groups, rates * (2 // len(rates)), strict=True):
         group["lr"] = rate
     return optimizer
 
@@ -67,6 +71,15 @@ def _step(optimizer: Optimizer, gradient: torch.Tensor, steps: int = STEPS) -> l
     return [parameter.detach() - START for parameter in parameters]
 
 
+def _rates_of_small_steps(plan: RunPlan) -> list[float]:
+    """The learning rates with which no step moves the two parameters far, as one with a large trust ratio would."""
+    for steps in range(1, STEPS + 1):
+        moves = [float(moved.norm() / START.norm()) for moved in _step(_built(plan, RATE), GRADIENT, steps)]
+        if all(moves):
+            return [RATE * min(1.0, MOVE / move) for move in moves]
+    return [RATE, RATE]
+
+
 def _problems(plan: RunPlan) -> Iterator[str]:
     """What the optimizer does wrong, as predicates of it."""
     first = _built(plan, RATE)
@@ -78,7 +91,8 @@ def _problems(plan: RunPlan) -> Iterator[str]:
         split_state(state, parameter, f"a parameter of shape {tuple(START.shape)}", plan)
     if any(moved.any() for moved in _step(_built(plan, 0.0), GRADIENT)):
         yield "moves weights, or makes them NaN, at a learning rate of 0 in its groups"
-    once, twice = (_step(_built(plan, rate), GRADIENT) for rate in (RATE, 2 * RATE))
+    rates = _rates_of_small_steps(plan)
+    once, twice = (_step(_built(plan, *(times * rate for rate in rates)), GRADIENT) for times in (1, 2))
     for moved, further in zip(once, twice, strict=True):
         if not moved.any():
             yield "ignores the learning rate of its groups: at a rate above 0, weights do not move"
@@ -90,7 +104,7 @@ def _problems(plan: RunPlan) -> Iterator[str]:
         yield "moves weights, or makes them NaN, with a gradient of 0 in a group whose weight_decay is 0"
     if plan.optimizer.weight_decay and not (decayed * START).sum() < 0:
         yield f"ignores the weight_decay {DECAY:g} of a group: with a gradient of 0, its weights do not move toward 0"
-    trained, resumed = _built(plan, RATE), _built(plan, RATE)
+    trained, resumed = _built(plan, *rates), _built(plan, *rates)
     _step(trained, GRADIENT)
     for group, other in zip(trained.param_groups, resumed.param_groups, strict=True):
         [parameter], [copy] = group["params"], other["params"]

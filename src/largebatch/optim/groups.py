@@ -26,11 +26,16 @@ def planned_groups(model: nn.Module, plan: RunPlan) -> list[dict[str, Any]]:
             `no_decay` is then ["norm"].
 
     Raises:
-        ConfigError: A pattern of the plan's groups matches nothing, or the model has no blocks for layer-wise rates.
+        ConfigError: A pattern of the plan's groups matches nothing, the model has no blocks for layer-wise rates, or
+            every parameter is frozen.
     """
     entry, optimizer = plan.optimizer_entry, plan.optimizer
     assert entry is not None
     trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if not trainable:
+        raise ConfigError(
+            f"{type(model).__name__} has no trainable parameter; leave requires_grad of some of them true"
+        )
     kinds: dict[nn.Parameter, ParameterKind | None] = {}
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):

@@ -173,15 +173,16 @@ def resolve(config: RecipeConfig, world_size: int, micro_batch_size: int | None 
     micro_batch_size = micro_batch_size or config.batch.micro_batch_size
     sizes = [phase.global_batch_size for phase in timeline.phases]
     accumulation = max(gradient_accumulation_steps(size, micro_batch_size, world_size) for size in sizes)
-    if config.compute.compile and config.model.uses_batch_norm:
-        _check_compiled_batch_norm(config, world_size, accumulation)
+    is_synchronized = config.model.synchronizes_batch_norm and world_size > 1
+    if config.compute.compile and config.model.uses_batch_norm and (is_synchronized or accumulation > 1):
+        raise ConfigError(
+            "compute.compile: BatchNorm cannot be compiled if it communicates between processes, or if its running "
+            "statistics move by a different factor in each of several micro-batches; write false, or set "
+            f"model.sync_batch_norm to false, which changes the loss, and start {accumulation * world_size} processes"
+        )
     total_steps = timeline.steps_in(config.train.duration.length)
     scaled_batch_size = sizes[0] if isinstance(rate.decay, BatchGrowth) else None
     max_peak_lr = rate.peak_for(scaled_batch_size or max(sizes))
-    explanation = entry.explanation
-    if explanation and entry.needs == "norms of layers":
-        exempt = ", ".join(config.optimizer.no_decay)
-        explanation += f", except that of {exempt} parameters" if exempt else ", without exception"
     return RunPlan(
         task=config.task,
         seed=config.seed,
@@ -200,7 +201,7 @@ def resolve(config: RecipeConfig, world_size: int, micro_batch_size: int | None 
         uses_batch_norm=config.model.uses_batch_norm,
         sync_batch_norm=config.model.synchronizes_batch_norm,
         coupled_loss=config.couples_the_batch,
-        optimizer_explanation=explanation,
+        optimizer_explanation=entry.explanation,
         world_size=world_size,
         micro_batch_size=micro_batch_size,
         max_global_batch_size=max(sizes),
@@ -220,20 +221,6 @@ def resolve(config: RecipeConfig, world_size: int, micro_batch_size: int | None 
         ),
         optimizer_entry=entry,
     )
-
-
-def _check_compiled_batch_norm(config: RecipeConfig, world_size: int, accumulation: int) -> None:
-    if config.model.synchronizes_batch_norm and world_size > 1:
-        raise ConfigError(
-            "compute.compile: BatchNorm over all processes communicates inside the blocks to compile; write false, or "
-            "set model.sync_batch_norm to false, which changes the loss"
-        )
-    if accumulation > 1:
-        raise ConfigError(
-            f"compute.compile: BatchNorm's running statistics move by a different factor in each of {accumulation} "
-            "accumulated micro-batches, so the model would be recompiled for each; write false, or start "
-            f"{accumulation * world_size} processes"
-        )
 
 
 def _schedule(rate: LearningRate, timeline: Timeline, total_steps: int, peak_lr: float) -> Schedule:

@@ -21,5 +21,5 @@ LAMB = OptimizerEntry(
     adam_moments,
     tolerance=ENLARGED_ROUNDING,
     needs="norms of layers",
-    explanation="each layer's step is scaled by norms of the whole layer",
+    explanation="each layer's step is scaled by norms of the whole layer, except where no_decay exempts it",
 )

@@ -21,5 +21,5 @@ LARS = OptimizerEntry(
     momentum_buffer,
     tolerance=ROUNDING,
     needs="norms of layers",
-    explanation="each layer's step is scaled by norms of the whole layer",
+    explanation="each layer's step is scaled by norms of the whole layer, except where no_decay exempts it",
 )
