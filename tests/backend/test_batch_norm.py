@@ -261,8 +261,8 @@ def check_changed(change: str, words: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("change", "words", "message"),
     [
-        ("group norm", (), "the model has no BatchNorm layer, but the plan says"),
-        ("batch norm", (), "transformer.ln_f is a BatchNorm layer, so micro_batch_size is part"),
+        ("group norm", (), "the model has no BatchNorm layer, which decides whether"),
+        ("batch norm", (), "transformer.ln_f is a BatchNorm layer, which decides whether"),
         ("torch's", (), "is of class SyncBatchNorm, but the plan has model.sync_batch_norm: false"),
         ("torch's", (SYNC,), "is of class SyncBatchNorm, but the plan has model.sync_batch_norm: true"),
         ("another class", (SYNC,), "embedder.normalization is of class OtherNorm, but the plan has model.sync"),

@@ -45,7 +45,7 @@ def rehearsal_environment(accelerate_config: Path, world_size: int) -> dict[str,
     """The same, with shards of two processes for HSDP if its config leaves them to the nodes: this is one node."""
     environment = launch_environment(accelerate_config, world_size)
     in_groups = is_true(environment, "ACCELERATE_USE_PARALLELISM_CONFIG")
-    is_given = SHARD_SIZE in os.environ or environment.get(DP_SHARD_SIZE.variable) not in DP_SHARD_SIZE.off
+    is_given = SHARD_SIZE in os.environ or environment.get(DP_SHARD_SIZE, "1") != "1"
     if in_groups and not is_given and world_size % REHEARSED_SHARDS == 0:
         environment[SHARD_SIZE] = str(REHEARSED_SHARDS)
     return environment
@@ -110,7 +110,7 @@ def find_strategies(
         try:
             if is_true(environment, "ACCELERATE_USE_PARALLELISM_CONFIG"):
                 # At least two replicas, whatever their size.
-                environment["WORLD_SIZE"] = str(2 * gpus_per_node * read_shard_size(environment, gpus_per_node))
+                environment["WORLD_SIZE"] = str(2 * gpus_per_node * (read_shard_size(environment, gpus_per_node) or 1))
             strategy = read_launch(environment, config).sharing
         except UserError as error:
             not_counted[name] = str(error)

@@ -117,16 +117,11 @@ def _optimizer_problems(model: nn.Module, optimizer: Optimizer, plan: RunPlan) -
 def _batch_norm_problems(model: nn.Module, plan: RunPlan) -> Iterator[str]:
     """Compare the model's layers with what the plan says about BatchNorm."""
     layers = {name or "the model": module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
-    if layers and not plan.uses_batch_norm:
+    if bool(layers) != plan.uses_batch_norm:
+        found = f"{next(iter(layers))} is a BatchNorm layer" if layers else "the model has no BatchNorm layer"
         yield (
-            f"{next(iter(layers))} is a BatchNorm layer, so micro_batch_size is part of the loss, but the plan says "
-            "that it is not; use a different normalization, or set uses_batch_norm to True in the class of the "
-            "config's model section"
-        )
-    elif not layers and plan.uses_batch_norm:
-        yield (
-            "the model has no BatchNorm layer, but the plan says that micro_batch_size is part of the loss because of "
-            "one; set uses_batch_norm to False in the class of the config's model section"
+            f"{found}, which decides whether micro_batch_size is part of the loss, but the plan says otherwise; set "
+            f"uses_batch_norm to {bool(layers)} in the class of the config's model section, or change the model"
         )
     plain = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
     for name, layer in layers.items():

@@ -70,12 +70,11 @@ def compare_tokens(group: Group) -> None:
     expected = [_proof(rank, world_size) for rank in range(world_size)]
     mine = torch.frombuffer(bytearray(expected[dist.get_rank(group)]), dtype=torch.uint8)
     received = [tensor.numpy().tobytes() for tensor in _all_gather(mine, group)]
-    equal = [hmac.compare_digest(*pair) for pair in zip(received, expected, strict=True)]
-    if not all(equal):
-        ranks = ", ".join(str(rank) for rank, same in enumerate(equal) if not same)
+    pairs = zip(received, expected, strict=True)
+    if strangers := [str(rank) for rank, pair in enumerate(pairs) if not hmac.compare_digest(*pair)]:
         raise LaunchError(
-            f"rank {ranks} does not have this process's LARGEBATCH_TOKEN, so it belongs to another job or start; start "
-            "all processes with launch/node.sh, and close the job's ports to others (SECURITY.md)"
+            f"rank {', '.join(strangers)} does not have this process's LARGEBATCH_TOKEN, so it belongs to another job "
+            "or start; start all processes with launch/node.sh, and close the job's ports to others (SECURITY.md)"
         )
 
 

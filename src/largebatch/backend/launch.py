@@ -82,7 +82,7 @@ UNLESS_FSDP = Setting(
 )
 """With FSDP, the section makes groups of processes that shard the model."""
 SHARD_SIZE = "LARGEBATCH_SHARD_SIZE"
-DP_SHARD_SIZE = Setting("parallelism_config_dp_shard_size", ("1",), "")
+DP_SHARD_SIZE = "PARALLELISM_CONFIG_DP_SHARD_SIZE"
 
 
 @dataclass(frozen=True)
@@ -171,19 +171,15 @@ def engine_of(environment: Mapping[str, str]) -> Engine:
 
 
 def read_shard_size(environment: Mapping[str, str], local_world_size: int) -> int:
-    """Read the number of processes that HSDP shards the model over; by default, those of a node.
+    """Read the number of processes that HSDP shards the model over; by default, and for a size of 1, those of a node.
 
     Raises:
-        LaunchError: The setting is not a positive number.
+        LaunchError: The setting is not a whole number.
     """
-    given = environment.get(DP_SHARD_SIZE.variable, DP_SHARD_SIZE.off[0])
-    name, value = DP_SHARD_SIZE.key, str(local_world_size) if given in DP_SHARD_SIZE.off else given
     if SHARD_SIZE in environment:
-        name, value = SHARD_SIZE, environment[SHARD_SIZE]
-    size = whole_number(name, 1, {name: value})
-    if size < 1:
-        raise LaunchError(f"{name} is {size}, which is not a number of processes; write one, such as 8")
-    return size
+        return whole_number(SHARD_SIZE, local_world_size, environment)
+    size = whole_number(DP_SHARD_SIZE, 1, environment)
+    return local_world_size if size == 1 else size
 
 
 def _check_shard_size(shard_size: int, world_size: int, local_world_size: int) -> None:
@@ -230,13 +226,10 @@ def _refuse_use_cpu(environment: Mapping[str, str]) -> None:
     With FSDP or DeepSpeed each process believes that it is alone. With MULTI_CPU, Accelerate starts one process,
     whatever `num_processes` says; only the rendezvous address shows that there should be more.
     """
-    if is_true(environment, "ACCELERATE_USE_CPU"):
+    is_only_one = {"MASTER_ADDR", "ACCELERATE_USE_CPU"} <= environment.keys() and "WORLD_SIZE" not in environment
+    if is_true(environment, "ACCELERATE_USE_CPU") or is_only_one:
         raise LaunchError(
-            "the Accelerate config has use_cpu: true (or distributed_type: MULTI_CPU), so each process would train "
-            "alone; remove it and use one of recipes/accelerate_configs, which run on the CPU without a GPU"
-        )
-    if "MASTER_ADDR" in environment and "ACCELERATE_USE_CPU" in environment and "WORLD_SIZE" not in environment:
-        raise LaunchError(
-            "the Accelerate config asks for several processes, but Accelerate started only one (distributed_type is "
-            "none of MULTI_GPU, FSDP and DEEPSPEED); use one of recipes/accelerate_configs"
+            "the Accelerate config has use_cpu: true or a distributed_type that is none of "
+            f"{', '.join(STARTS_PROCESSES)}, so each process would train alone; use one of recipes/accelerate_configs, "
+            "which run on the CPU without a GPU"
         )

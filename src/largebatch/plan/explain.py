@@ -186,10 +186,7 @@ def _warmup(plan: RunPlan) -> str:
     if warmup is None:
         return "no warmup"
     if schedule.warmup == 0:
-        return (
-            f"no warmup: the peak is not above base_lr {plan.learning_rate.base_lr:.6g}, where it would start "
-            '(with start "zero", it starts at 0)'
-        )
+        return f"no warmup: the peak is not above base_lr {plan.learning_rate.base_lr:.6g}, where it would start"
     steps = _steps_to(plan, schedule.warmup)
     how_long = counted(steps, "step") + (f" ({_epochs(plan, steps, '.3g')})" if not plan.mixture else "")
     start = schedule.warmup_start_lr
