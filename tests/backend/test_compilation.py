@@ -82,6 +82,16 @@ def test_the_same_training(strategy, eager, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["fsdp", "hsdp"])
+def test_blocks_whose_weights_are_gathered_in_bf16_share_their_graphs(strategy, tmp_path):
+    """The names of weights are not compiled: training and evaluation have a graph each, besides that of the trial."""
+    words = ("--model.num_layers=3", "--train.stop_after_steps=2", "--data.samples=blocks", "--batch.drop_last=true")
+    environment = {"LARGEBATCH_SHARD_SIZE": "2"} if strategy == "hsdp" else {}
+    place = {"strategy": strategy, "environment": environment}
+    assert run_job(trace_here, tmp_path / "run", COMPILED, "--precision=bf16", *words, **place)[0]["graphs"] == 3
+
+
+@pytest.mark.slow
 def test_with_activation_checkpointing(eager, tmp_path):
     words = (COMPILED, "--compute.activation_checkpointing=true")
     result = run_job(trace_here, tmp_path / "run", *words, strategy="fsdp")[0]

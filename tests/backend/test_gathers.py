@@ -125,6 +125,7 @@ def test_a_gathered_weight_is_fp32_to_autograd_and_nothing_but_casts_use_it():
     assert torch.equal(output, expected)
     assert weight.grad.dtype == torch.float32
     assert torch.equal(weight.grad, plain.grad)
+    assert "layer.weight" in str(GatheredWeight(numbers, "layer.weight"))
     for use in (lambda: nn.functional.linear(inputs, weight), lambda: weight * 2, lambda: weight.sum()):
         with pytest.raises(BackendMismatch, match=r"^layer\.weight is gathered in bf16, but aten.* set compute"):
             use()

@@ -89,7 +89,11 @@ class GatheredWeight(torch.Tensor):
         weight.numbers, weight.parameter = numbers, parameter
         return weight
 
-    # These two methods let torch.compile trace the tensor inside this one.
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        # torch.compile prints what it traces, and torch's own text would index the tensor.
+        return f"GatheredWeight({self.parameter}, {tuple(self.shape)})"
+
+    # These three methods let torch.compile trace the tensor inside this one.
 
     def __tensor_flatten__(self) -> tuple[list[str], str]:
         return ["numbers"], self.parameter
@@ -99,6 +103,11 @@ class GatheredWeight(torch.Tensor):
         cls, inner: Mapping[str, torch.Tensor], parameter: str, size: torch.Size, stride: tuple[int, ...]
     ) -> "GatheredWeight":
         return cls(inner["numbers"], parameter)
+
+    @classmethod
+    def __metadata_guard__(cls, _traced: str, _given: str) -> bool:
+        # Code that was compiled for the weight of one block is also that of the others, whatever their names.
+        return True
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
