@@ -3,10 +3,13 @@
 make gpu                          # all parts, under 25 minutes
 make gpu PARTS=correctness        # one of them, under 8 minutes
 make gpu DEVICE=cpu               # the same program at small sizes on the CPU: only to see that it works
+make gpu PARTS=throughput ARGS="--minutes 9 --only 'GPT-2 ddp' --only ResNet"    # only some rows, in 9 minutes
 """
 
 import argparse
 import os
+import re
+import shlex
 import time
 from collections.abc import Sequence
 from importlib import import_module
@@ -50,33 +53,58 @@ def seconds_of_the_next(parts: Sequence[str], device: str, seconds_left: float) 
 
     shares = SHARES[device]
     share = shares[parts[0]] / sum(shares[name] for name in parts)
-    return max(0.0, min(60 * PART_MINUTES - GRACE, share * (seconds_left - GRACE * len(parts))))
+    return max(0.0, share * (seconds_left - GRACE * len(parts)))
+
+
+def file_name(part: str, only: Sequence[str]) -> str:
+    """The name of a part's JSON: that of some rows, so that they do not replace the whole part's."""
+    return "-".join([part, *re.findall(r"[a-z0-9]+", " ".join(only).lower())]) + ".json"
+
+
+def read_options() -> argparse.Namespace:
+    """Those of the command line; ends the program if there is nothing to measure with them."""
+    parser = argparse.ArgumentParser(prog="make gpu", description="Measure on GPUs what only a GPU can show.")
+    parser.add_argument("--parts", help=f"names with commas between them, of {', '.join(GPU_PARTS)}; default: all")
+    parser.add_argument("--device", choices=TOTAL_MINUTES, default="cuda", help="cpu rehearses; default: cuda")
+    parser.add_argument("--out", type=Path, help="folder of the results; default: bench/results/gpu, cpu: build/gpu")
+    parser.add_argument("--minutes", type=float, metavar="N", help="end by then; default: 8 for a part, 25 for all")
+    parser.add_argument(
+        "--only",
+        metavar="WORDS",
+        action="append",
+        default=[],
+        help="measure only the rows whose names have all of these words; may be given several times",
+    )
+    options = parser.parse_args()
+    if options.device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    options.gpus = find_gpus()
+    if options.device == "cuda" and options.gpus.count == 0:
+        parser.error("torch finds no GPU here; rehearse with DEVICE=cpu")
+    try:
+        options.parts = chosen_parts(options.parts, options.gpus.count)
+    except ValueError as error:
+        parser.error(str(error))
+    if options.minutes is None:
+        options.minutes = min(PART_MINUTES * len(options.parts), TOTAL_MINUTES[options.device])
+    if options.minutes <= len(options.parts) + 1:
+        given = f"--minutes {options.minutes:g}"
+        parser.error(f"{given} is too little for {len(options.parts)} parts; write more, or fewer PARTS")
+    options.out = (options.out or (ROOT / "build/gpu" if options.device == "cpu" else RESULTS / "gpu")).resolve()
+    if options.device == "cpu" and options.out.is_relative_to(RESULTS):
+        parser.error("a rehearsal measures nothing that belongs in bench/results; give --out another folder")
+    return options
 
 
 def main() -> None:
     """Measure the parts."""
-    parser = argparse.ArgumentParser(prog="make gpu", description="Measure on GPUs what only a GPU can show.")
-    parser.add_argument("--parts", help=f"names with commas between them, of {', '.join(GPU_PARTS)}; default: all")
-    parser.add_argument("--device", choices=TOTAL_MINUTES, default="cuda", help="cpu rehearses; default: cuda")
-    parser.add_argument("--out", type=Path, help="folder of the JSON files; default: bench/results/gpu, cpu: build/gpu")
-    options = parser.parse_args()
-    end = time.monotonic() + 60 * TOTAL_MINUTES[options.device]
+    started = time.monotonic()
     os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     # The server that jobs are forked from must not initialize CUDA; with this, torch counts GPUs through NVML.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if options.device == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    gpus = find_gpus()
-    if options.device == "cuda" and gpus.count == 0:
-        parser.error("torch finds no GPU here; rehearse with DEVICE=cpu")
-    try:
-        parts = chosen_parts(options.parts, gpus.count)
-    except ValueError as error:
-        parser.error(str(error))
-    out = (options.out or (ROOT / "build/gpu" if options.device == "cpu" else RESULTS / "gpu")).resolve()
-    if options.device == "cpu" and out.is_relative_to(RESULTS):
-        parser.error("a rehearsal measures nothing that belongs in bench/results; give --out another folder")
+    options = read_options()
+    parts, gpus = options.parts, options.gpus
 
     # torch and Accelerate are imported only now that the environment is set.
     from gpu.rows import Part
@@ -84,17 +112,21 @@ def main() -> None:
 
     tasks = sorted(path.parent for path in (ROOT / "recipes").glob("*/config.py"))
     jobs.preload_tasks(tasks, "sklearn.datasets", "pydoc_data.topics")
+    (options.out / "failures.txt").unlink(missing_ok=True)
     for number, name in enumerate(parts):
-        seconds = seconds_of_the_next(parts[number:], options.device, end - time.monotonic())
+        began = time.monotonic()
+        seconds = seconds_of_the_next(parts[number:], options.device, 60 * options.minutes - (began - started))
         module = import_module(f"gpu.{name}")
         title = module.TITLE if gpus.count else f"{module.TITLE}: a rehearsal on the CPU, whose numbers mean nothing"
-        settings = {"part": name, "device": options.device, "seconds": round(seconds)}
-        facts = take_facts(PACKAGES, gpus.description or None) | {"command": f"make gpu PARTS={name}"}
+        title += f"; only {', '.join(options.only)}" if options.only else ""
+        settings = {"part": name, "device": options.device, "seconds": round(seconds), "only": options.only}
+        words = ["make", "gpu", f"PARTS={name}", f"ARGS=--minutes {options.minutes:g}"]
+        words[-1] += "".join(f" --only {shlex.quote(each)}" for each in options.only)
+        facts = take_facts(PACKAGES, gpus.description or None) | {"command": shlex.join(words)}
         record = Record("gpu", title, module.ABOUT, settings, facts)
-        started = time.monotonic()
-        module.measure(Part(record, out / f"{name}.json", seconds), gpus)
-        print(f"{name}: {time.monotonic() - started:.0f} s\n", flush=True)
-    print(f"written to {out}")
+        module.measure(Part(record, options.out / file_name(name, options.only), seconds, options.only), gpus)
+        print(f"{name}: {time.monotonic() - began:.0f} s\n", flush=True)
+    print(f"written to {options.out}")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import combinations, product
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from gpu.machine import Gpus
@@ -164,14 +165,13 @@ class Runs:
 
     def __init__(self, launcher: Launcher, is_small: bool):
         self._launcher, self._is_small = launcher, is_small
-        self._references: dict[tuple[str, str], Future[list[float]]] = {
-            key: Future() for key in product(RECIPES, TOLERANCE)
-        }
+        self._references: dict[tuple[str, str], Future[list[float]]] = {}
+        self._lock = Lock()
         self._trained: dict[Setting, list[float]] = {}
 
     def rows(self) -> Iterator[Row]:
         """The references, the sample, reruns and host waits; what is compiled takes longest, and comes last."""
-        for recipe, precision in self._references:
+        for recipe, precision in product(RECIPES, TOLERANCE):
             yield Row(f"{recipe}, {precision}, reference on the CPU", partial(self._refer, recipe, precision))
         settings = sample()
         eager = [each for each in settings if not each.compiled]
@@ -189,26 +189,32 @@ class Runs:
             yield Row(setting.name, partial(self._compare, setting))
 
     def _refer(self, recipe: str, precision: str, deadline: Deadline) -> list[Result]:
-        reference = self._references[recipe, precision]
-        setting = Setting(recipe, SINGLE, precision, compiled=False, recomputed=False, resumed=False)
-        try:
-            reference.set_result(self._train(setting, deadline, on_cpu=True))
-        except Exception as error:
-            reference.set_exception(NotMeasured("its reference on the CPU failed"))
-            raise error
+        self._reference(recipe, precision, deadline)
         return []
 
+    def _reference(self, recipe: str, precision: str, deadline: Deadline) -> list[float]:
+        """The losses of a reference, which the first row that needs it trains."""
+        with self._lock:
+            is_first = (recipe, precision) not in self._references
+            reference = self._references.setdefault((recipe, precision), Future())
+        if is_first:
+            setting = Setting(recipe, SINGLE, precision, compiled=False, recomputed=False, resumed=False)
+            try:
+                reference.set_result(self._train(setting, deadline, on_cpu=True))
+            except Exception as error:
+                reference.set_exception(NotMeasured("its reference on the CPU failed"))
+                raise error
+        return reference.result(timeout=deadline.seconds_left)
+
     def _compare(self, setting: Setting, deadline: Deadline) -> list[Result]:
-        # Rows begin in their order, so the reference has at least begun.
-        expected = self._references[setting.recipe, setting.precision].result(timeout=deadline.seconds_left)
+        expected = self._reference(setting.recipe, setting.precision, deadline)
         self._trained[setting] = losses = self._train(setting, deadline)
         difference = largest_difference(losses, expected)
         return [Figure(setting.name, "", [difference], at_most=TOLERANCE[setting.precision])]
 
     def _rerun(self, setting: Setting, deadline: Deadline) -> list[Result]:
-        if setting not in self._trained:
-            raise NotMeasured("the first run failed")
-        difference = largest_difference(self._train(setting, deadline), self._trained[setting])
+        first = self._trained.get(setting) or self._train(setting, deadline)
+        difference = largest_difference(self._train(setting, deadline), first)
         return [Figure(f"rerun of {setting.name}", "", [difference])]
 
     def _train(self, setting: Setting, deadline: Deadline, on_cpu: bool = False) -> list[float]:

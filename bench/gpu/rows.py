@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ SINGLE = "single"
 
 # How long a row may take that begins just before the part's time is up, in seconds.
 GRACE = 60
+
+# With this, torch.compile ends the text of each of its errors.
+ADVICE = "Set TORCHDYNAMO_VERBOSE"
 
 Result = Comparison | Figure | str
 """What a row gives: a pair that was measured side by side, a number, or a remark."""
@@ -55,20 +59,30 @@ class Part:
 
     Args:
         record: What the rows are added to.
-        file: Rewritten after every row.
+        file: Rewritten after every row. The whole text of failures is added to failures.txt beside it.
         seconds: Time after which no further row begins.
+        only: Groups of words. If there are any, only rows whose names have all the words of a group are measured.
         clock: Seconds since some moment.
     """
 
-    def __init__(self, record: Record, file: Path, seconds: float, clock: Callable[[], float] = time.monotonic):
-        self.record, self._file, self._clock = record, file, clock
+    def __init__(
+        self,
+        record: Record,
+        file: Path,
+        seconds: float,
+        only: Sequence[str] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.record, self._file, self._only, self._clock = record, file, only, clock
         self._last_start = clock() + seconds
         self._seconds: dict[str, float] = {}
+        self._left_out: list[str] = []
         self._lock = Lock()
 
     def measure(self, rows: Iterable[Row], at_once: int = 1) -> None:
         """Measure the rows in their order, `at_once` of them at a time; a row that fails does not stop the others."""
         self._save()
+        rows = filter(self._is_chosen, rows)
         if at_once == 1:
             # One by one, so that rows can share what a generator keeps alive between them.
             for row in rows:
@@ -76,9 +90,18 @@ class Part:
         else:
             with ThreadPoolExecutor(at_once) as pool:
                 list(pool.map(self._measure, rows))
+        if not self._seconds:
+            print(f"no row has all of these words; there are: {'; '.join(self._left_out)}", flush=True)
         print("\n".join(tables(self.record)), flush=True)
         for remark in self.record.remarks:
             print(f"- {remark}", flush=True)
+
+    def _is_chosen(self, row: Row) -> bool:
+        name = row.name.lower()
+        is_chosen = not self._only or any(all(word in name for word in group.lower().split()) for group in self._only)
+        if not is_chosen:
+            self._left_out.append(row.name)
+        return is_chosen
 
     def _measure(self, row: Row) -> None:
         started = self._clock()
@@ -88,11 +111,10 @@ class Part:
             results = row.measure(Deadline(self._last_start + GRACE, self._clock))
         except NotMeasured as reason:
             results = not_measured(row.name, str(reason))
-        except JobFailed as failure:
-            results = not_measured(row.name, f"failed: {failure.in_one_line()}")
         # Whatever a row meets, the other rows are worth having.
         except Exception as error:
-            results = not_measured(row.name, f"failed: {type(error).__name__}: {error}".partition("\n")[0])
+            results = not_measured(row.name, f"failed: {in_one_line(error)}")
+            self._keep(row.name, error)
         with self._lock:
             for result in results:
                 kinds: dict[type, list[Any]] = {
@@ -104,6 +126,12 @@ class Part:
             self._seconds[row.name] = round(self._clock() - started, 1)
             self._save()
         print(f"{self.record.program}: {row.name}: {self._seconds[row.name]:.0f} s", file=sys.stderr, flush=True)
+
+    def _keep(self, name: str, error: Exception) -> None:
+        # A job's failure has the tracebacks and the output of its processes; that it was raised here says nothing.
+        text = str(error) if isinstance(error, JobFailed) else "".join(traceback.format_exception(error))
+        with self._lock, self._file.with_name("failures.txt").open("a", encoding="utf-8") as file:
+            file.write(f"=== {self._file.stem}: {name}\n{text.rstrip()}\n\n")
 
     def _save(self) -> None:
         self.record.facts["load average after"] = round(os.getloadavg()[0], 2)
@@ -118,6 +146,17 @@ class Part:
 def not_measured(name: str, why: str) -> list[Result]:
     """A figure without samples, and the reason."""
     return [Figure(name, "", []), f"{name}: not measured: {why}."]
+
+
+def in_one_line(error: Exception) -> str:
+    """The cause of a failure, without the advice that torch.compile gives below it."""
+    if not isinstance(error, JobFailed):
+        return f"{type(error).__name__}: {error}".partition("\n")[0]
+    reports = []
+    for rank, reason, output in error.reports:
+        lines = [line for line in reason.splitlines() if not line.startswith(ADVICE)]
+        reports.append((rank, "\n".join(lines), output))
+    return JobFailed(reports).in_one_line()
 
 
 # --- jobs -------------------------------------------------------------------------------------------------------------

@@ -1,14 +1,17 @@
 """bench/gpu: rows are saved one by one, and the settings that are tried can be trained; no GPU is needed."""
 
 import json
+import re
 
 import pytest
 
 from gpu import correctness
+from gpu.__main__ import seconds_of_the_next
 from gpu.rows import GRACE, Launcher, NotMeasured, Part, Row
 from largebatch.config import load_config
 from largebatch.plan import resolve
 from largebatch.tools.verify.jobs import JobFailed
+from performance import GPU_PARTS
 from record import Comparison, Figure, Record, read_record, take_facts
 
 
@@ -48,12 +51,16 @@ def test_every_row_is_saved_before_the_next_begins(part, tmp_path):
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
-def test_a_row_that_fails_is_recorded_and_the_others_run(part, at_once):
+def test_a_row_that_fails_is_recorded_and_the_others_run(part, at_once, tmp_path):
     def fail(_):
         raise RuntimeError("out of memory\nand more")
 
     def fail_in_a_job(_):
         raise JobFailed([(0, "Traceback\nValueError: in the job", "error: what to write instead\n")])
+
+    def fail_to_compile(_):
+        advice = "Set TORCHDYNAMO_VERBOSE=1 for the internal stack trace"
+        raise JobFailed([(0, f"Traceback of rank 0\nBackendMismatch: not cast\n\n{advice}\n", "a warning of torch\n")])
 
     def refuse(_):
         raise NotMeasured("deepspeed is not installed")
@@ -61,18 +68,50 @@ def test_a_row_that_fails_is_recorded_and_the_others_run(part, at_once):
     rows = {
         "fails": fail,
         "job": fail_in_a_job,
+        "compiled": fail_to_compile,
         "zero1": refuse,
         "works": lambda _: [Figure("works", "s", [2.0]), "a remark"],
     }
     part.measure([Row(name, measure) for name, measure in rows.items()], at_once)
     record = part.record
-    assert {each.what: each.samples for each in record.figures} == {"fails": [], "job": [], "zero1": [], "works": [2.0]}
+    found = {each.what: each.samples for each in record.figures}
+    assert found == {"fails": [], "job": [], "compiled": [], "zero1": [], "works": [2.0]}
     assert sorted(record.remarks) == [
         "a remark",
+        "compiled: not measured: failed: rank 0: BackendMismatch: not cast.",
         "fails: not measured: failed: RuntimeError: out of memory.",
         "job: not measured: failed: what to write instead.",
         "zero1: not measured: deepspeed is not installed.",
     ]
+    # What one line has no room for.
+    kept = (tmp_path / "new/failures.txt").read_text()
+    assert sorted(re.findall(r"^=== (.*)$", kept, re.MULTILINE)) == ["part: compiled", "part: fails", "part: job"]
+    for text in ("in fail\n", "and more", "Traceback of rank 0", "a warning of torch", "ValueError: in the job"):
+        assert text in kept
+
+
+def test_only_rows_that_are_asked_for_are_measured(tmp_path, clock, capsys):
+    rows = [Row(name, lambda _, name=name: [Figure(name, "s", [1.0])]) for name in ("GPT, ddp", "GPT, fsdp", "ResNet")]
+    for only, expected in ((["gpt DDP", "resnet"], ["GPT, ddp", "ResNet"]), (["llama"], [])):
+        part = Part(Record("gpu", "T", "A", {}, take_facts(())), tmp_path / "part.json", 100, only, clock)
+        part.measure(iter(rows))
+        assert [each.what for each in part.record.figures] == expected
+    assert "no row has all of these words; there are: GPT, ddp; GPT, fsdp; ResNet" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("minutes", [9, 25])
+def test_a_call_ends_in_its_time_whatever_its_last_rows_take(minutes):
+    left = 60 * minutes
+    for number in range(len(GPU_PARTS)):
+        left -= seconds_of_the_next(GPU_PARTS[number:], "cuda", left) + GRACE
+    assert left >= -1e-6
+
+
+def test_a_commit_without_git(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert take_facts(())["commit"] == "unknown"
+    monkeypatch.setenv("LARGEBATCH_COMMIT", "v1-3-gabc")
+    assert take_facts(())["commit"] == "v1-3-gabc"
 
 
 def test_after_its_time_a_part_starts_no_row(part, clock):
