@@ -89,7 +89,7 @@ class GatheredWeight(torch.Tensor):
         weight.numbers, weight.parameter = numbers, parameter
         return weight
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         # torch.compile prints what it traces, and torch's own text would index the tensor.
         return f"GatheredWeight({self.parameter}, {tuple(self.shape)})"
 

@@ -89,9 +89,17 @@ def positive_int(text: str) -> int:
     raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
 
 
+def words(text: str) -> list[str]:
+    """Return the words between commas; an empty list is refused."""
+    found = [word.strip() for word in text.split(",") if word.strip()]
+    if not found:
+        raise argparse.ArgumentTypeError("the list is empty; separate with commas")
+    return found
+
+
 def positive_ints(text: str) -> list[int]:
     """Return the positive whole numbers between commas."""
-    return [positive_int(word) for word in text.split(",")]
+    return [positive_int(word) for word in words(text)]
 
 
 def positive_float(text: str) -> float:
