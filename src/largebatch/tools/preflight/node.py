@@ -57,8 +57,7 @@ def _check(findings: Findings, node: Node, recipe: Path, accelerate_config: Path
         )
         return
     try:
-        mounts = Path("/proc/mounts").read_text(encoding="utf-8")
-        if refusal := missing_ability(node.folder, node.name, mounts):
+        if refusal := missing_ability(node.folder, node.name):
             findings.refusals.append(refusal)
     except OSError as error:
         findings.problems.append(f"the run folder cannot be written: {error}")

@@ -1,40 +1,29 @@
 """Whether the file system of the run folder can do what runs need of it."""
 
 import fcntl
-import re
+import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
 
 OBJECT_STORES = ("gcsfuse", "s3fs", "mountpoint-s3", "goofys", "geesefs", "blobfuse", "rclone")
-"""Programs that present an object store as a folder, by a part of the type or the source in /proc/mounts."""
+"""Programs that present an object store as a folder, by a part of the type or the source of the mount."""
 
 SECONDS_UNTIL_VISIBLE = 60.0  # network file systems cache lists of files for up to a minute
 
 
-def mount_of(folder: Path, mounts: str) -> tuple[str, str]:
-    """The source and the type of the file system that a folder is on, from the text of /proc/mounts."""
-    best, found = "", ("", "")
-    for line in mounts.splitlines():
-        source, point, kind = line.split()[:3]
-        # A space is \040 there.
-        point = re.sub(r"\\(\d{3})", lambda match: chr(int(match[1], 8)), point)
-        # Later lines cover earlier ones.
-        if len(point) >= len(best) and folder.resolve().is_relative_to(point):
-            best, found = point, (source, kind)
-    return found
-
-
-def missing_ability(folder: Path, name: str, mounts: str) -> str | None:
+def missing_ability(folder: Path, name: str) -> str | None:
     """What the file system of a folder in the run folder lacks first, with a remedy; None if it has all.
 
-    `mounts` is the text of /proc/mounts, and `name` starts the names of the files to write; no other node uses it.
+    `name` starts the names of the files to write; no other node uses it.
 
     Raises:
         OSError: The folder cannot be written.
     """
-    source, kind = mount_of(folder, mounts)
-    if store := next((each for each in OBJECT_STORES if each in source or each in kind), None):
+    command = ["df", "--output=source,fstype", str(folder)]
+    table = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    file_system = " ".join(table.splitlines()[-1].split()) if table else "unknown"
+    if store := next((each for each in OBJECT_STORES if each in file_system), None):
         return (
             f"the run folder is on {store}, which presents an object store as files: set RUN_DIR to a POSIX file "
             "system (NFS, Lustre, …), and copy the run folder afterward (aws s3 sync, gcloud storage rsync)"
@@ -52,8 +41,8 @@ def missing_ability(folder: Path, name: str, mounts: str) -> str | None:
                 file.hardlink_to(other)
             except OSError as error:
                 return (
-                    f"the run folder's file system ({kind}) does not support {ability}: {error.strerror}; {remedy}set "
-                    "RUN_DIR to another file system"
+                    f"the run folder's file system ({file_system}) does not support {ability}: {error.strerror}; "
+                    f"{remedy}set RUN_DIR to another file system"
                 )
     finally:
         file.unlink(missing_ok=True)
