@@ -54,7 +54,7 @@ def run_nodes(folder, count, *words, host="localhost", port=None, before=None, r
     port = port or free_port()
     processes = []
     for rank, name in enumerate(names):
-        arguments = ["preflight", str(recipe), f"--accelerate-config={DDP}", f"--gpus={gpus}", "--processes-per-node=1"]
+        arguments = ["preflight", str(recipe), f"--accelerate-config={DDP}", f"--gpus={gpus}"]
         arguments += [f"--node-rank={rank}", f"--num-nodes={count}", f"--address={host}", f"--port={port}"]
         arguments += [f"--seconds={seconds}", *words]
         environment = {"LARGEBATCH_TOKEN": TOKEN, "LARGEBATCH_LOGS": str(shared(folder).parent)}

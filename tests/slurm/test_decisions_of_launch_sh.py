@@ -220,7 +220,7 @@ def test_what_is_trained_in(start, written):
     assert trained_in["LARGEBATCH_JOB_END_TIME"] == "1795305600"
     assert trained_in["SRUN_CPUS_PER_TASK"] == "9"
     told = written("preflight")
-    assert told[told.index("--gpus") :][:4] == ["--gpus", "2", "--processes-per-node", "2"]
+    assert told[told.index("--gpus") + 1] == "2"
     assert not any(written("token")[0] in word for word in told)
     _, log, trained_in = start(SLURM_EXPORT_ENV="NONE")
     assert "on 1 nodes x 1 processes" in log
@@ -235,7 +235,7 @@ def test_gpus_that_slurm_does_not_manage(start, tmp_path, written):
     (tmp_path / "bin/nvidia-smi").chmod(0o755)
     assert start(LARGEBATCH_PROCESSES_PER_NODE="4")[0] == 0
     told = written("preflight")
-    assert told[told.index("--gpus") :][:4] == ["--gpus", "4", "--processes-per-node", "4"]
+    assert told[told.index("--gpus") + 1] == "4"
 
 
 # --- code, sites and containers ---------------------------------------------------------------------------------------

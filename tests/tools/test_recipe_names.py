@@ -12,8 +12,7 @@ COMMANDS = (
     "verify RECIPE",
     "submit RECIPE --nodes 1",
     "lint RECIPE",
-    "preflight RECIPE --accelerate-config x --node-rank 0 --num-nodes 1 --address x --port 1 "
-    "--gpus 0 --processes-per-node 1 --seconds 1",
+    "preflight RECIPE --accelerate-config x --node-rank 0 --num-nodes 1 --address x --port 1 --gpus 0 --seconds 1",
 )
 
 

@@ -45,11 +45,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--devices", type=positive_int, default=1, help="GPUs per node; default: 1")
     parser.add_argument("--nodes", type=positive_int, default=1, help="number of nodes; default: 1")
     parser.add_argument("--accumulation", type=positive_int, default=1, help="backward passes per step; default: 1")
-    parser.add_argument(
-        "--split-batches",
-        action="store_true",
-        help="all processes share the batch size: Accelerate's split_batches, or batch_size // world_size in a script",
-    )
+    parser.add_argument("--split-batches", action="store_true", help="all processes share the batch, as in Accelerate")
     parser.add_argument("--loss", choices=["mean", "sum"], default="mean", help="of a backward pass; default: mean")
     parser.add_argument(
         "--gradients",

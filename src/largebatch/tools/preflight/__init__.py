@@ -27,7 +27,6 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--address", required=True, help="of the first node, where the processes will meet")
     parser.add_argument("--port", type=int, required=True, help="where they will meet")
     parser.add_argument("--gpus", type=int, required=True, help="GPUs of each node; 0 for a job on CPUs")
-    parser.add_argument("--processes-per-node", type=positive_int, required=True, help="processes of the job per node")
     parser.add_argument("--seconds", type=float, required=True, help="how long to wait until all nodes are present")
     parser.add_argument("--min-busbw", type=float, default=0.0, help="GB/s that the all-reduce must reach; default: 0")
     add_options_of_a_run(parser)
@@ -51,7 +50,6 @@ def run(options: argparse.Namespace) -> int:
         host=options.address.strip("[]"),
         port=options.port,
         gpus=options.gpus,
-        processes_per_node=options.processes_per_node,
         seconds=options.seconds,
         names=tuple(names.split(",")) if names else (),
     )

@@ -47,7 +47,6 @@ class Node:
     host: str  # the first node, where the processes of the job will meet, too
     port: int
     gpus: int  # GPUs that the job was given on each node; 0 for a job on CPUs
-    processes_per_node: int
     seconds: float  # how long to wait until all nodes are present
     names: tuple[str, ...] = ()  # all nodes in order, if known
 

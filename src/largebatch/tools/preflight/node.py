@@ -39,10 +39,6 @@ def _check(findings: Findings, node: Node, recipe: Path, accelerate_config: Path
     findings.versions = _versions([recipe, *sorted(task_of(recipe).rglob("*.py")), accelerate_config])
     findings.versions |= _gpu_versions() | _limits()
     findings.amounts = _shared_memory()
-    try:
-        resolve(load_config(recipe, overrides), node.num_nodes * node.processes_per_node)
-    except UserError as error:
-        findings.refusals.append(str(error))
     found = torch.cuda.device_count()
     if found and not node.gpus:
         findings.refusals.append(
