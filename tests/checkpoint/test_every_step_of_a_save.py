@@ -293,3 +293,12 @@ def test_an_attempt_that_is_overtaken_while_it_writes_publishes_nothing(call, tm
         run.save(NEW)
     assert usable(run.checkpoints) == [OLD]
     assert temporary_folders(run.checkpoints) == []
+
+
+def test_nobody_can_guess_the_name_of_a_file_that_becomes_the_marker(tmp_path, monkeypatch):
+    became, rename = [], os.rename
+    monkeypatch.setattr(os, "rename", lambda old, new: became.append((Path(old).name, new.name)) or rename(old, new))
+    for number in range(2):
+        FakeRun(tmp_path / f"run{number}").save(4)
+    first, second = (old for old, new in became if new == "complete.json")
+    assert first != second
