@@ -308,6 +308,15 @@ def test_an_error_in_a_process_is_told(section, seconds, monkeypatch):
         prepare(data_of(section), Preparation("", allowed="everything", num_workers=2), Broken())
 
 
+def test_a_full_disk_may_pass_also_where_processes_share_the_work(section, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files.os, "write", full)
+    with pytest.raises(StorageError, match=r"cannot be written: .*No space left.*finished parts are kept"):
+        prepare(data_of(section), Preparation("", allowed="everything", num_workers=2))
+
+
 def test_documents_in_memory_are_bounded_however_their_lengths_vary(section):
     """Many short ones beside a few long ones: as many bytes at once as of documents of equal length."""
     texts = ["a" * (500 if number % 40 == 39 else 2) for number in range(400)]

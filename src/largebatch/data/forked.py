@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 
-from largebatch.errors import DataError
+from largebatch.errors import DataError, UserError
 from largebatch.parent_process import end_with_parent
 
 MAX_CHARACTERS = 10_000
@@ -22,7 +22,8 @@ def in_processes(num_processes: int, work: Callable[[int], None], items: Sequenc
         items: The arguments.
 
     Raises:
-        DataError: `work` raised one, or a process was killed.
+        DataError: A process was killed.
+        UserError: `work` raised one; it is of the same class.
     """
     context = multiprocessing.get_context("fork")
     upcoming, failures = context.Value("q", 0), context.SimpleQueue()
@@ -42,9 +43,10 @@ def in_processes(num_processes: int, work: Callable[[int], None], items: Sequenc
                     os._exit(0)
                 work(items[place])
         except BaseException as error:
+            is_known = isinstance(error, UserError)
             # A longer message would block on the pipe, which has no reader yet.
-            stack = traceback.format_exc()[-MAX_CHARACTERS:]
-            failures.put((isinstance(error, DataError), str(error)[:MAX_CHARACTERS], stack))
+            message = str(error)[:MAX_CHARACTERS] if is_known else traceback.format_exc()[-MAX_CHARACTERS:]
+            failures.put((type(error) if is_known else RuntimeError, message))
             os._exit(1)
 
     processes = [context.Process(target=run, daemon=True) for _ in range(min(num_processes, len(items)))]
@@ -56,8 +58,8 @@ def in_processes(num_processes: int, work: Callable[[int], None], items: Sequenc
             running = [process.sentinel for process in processes if process.exitcode is None]
             codes = [process.exitcode for process in processes if process.exitcode]
             if codes and not failures.empty():
-                is_known, message, stack = failures.get()
-                raise DataError(message) if is_known else RuntimeError(stack)
+                error_class, message = failures.get()
+                raise error_class(message)
             if codes:
                 raise DataError(
                     f"a process that prepared data ended with exit code {codes[0]}, perhaps for lack of memory; use "
