@@ -87,15 +87,11 @@ def _keep_and_print(kind: type[BaseException], error: BaseException, trace: Trac
 
 def _load(folder: str) -> str:
     """Make a folder a package, unless it is one already, and return the package's name."""
-    name = _name_of(folder)
+    digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:8]
+    name = re.sub(r"^\d|\W", "_", Path(folder).name) + f"_{digest}"
     if name not in sys.modules:
         spec = ModuleSpec(name, loader=None, is_package=True)
         spec.submodule_search_locations = [folder]
         sys.modules[name] = module_from_spec(spec)
         _folder_names[name] = Path(folder).name
     return name
-
-
-def _name_of(folder: str) -> str:
-    digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:8]
-    return re.sub(r"^\d|\W", "_", Path(folder).name) + f"_{digest}"

@@ -124,7 +124,7 @@ GROWING = '--batch.global_batch_size=[{"from": {"steps": 0}, "size": 32}, {"from
     [
         (
             ['--learning_rate.decay={"name": "batch_growth"}'],
-            'learning_rate.decay: "batch_growth" needs a batch that grows',
+            'learning_rate.decay: "batch_growth" needs a growing batch',
         ),
         (
             ["--optimizer.beta_scaling=sde", *TEN_TIMES],
@@ -157,11 +157,11 @@ def test_rules_outside_their_range(overrides, words):
     [
         (
             {"name": "step", "factor": 0.1, "at": [{"epochs": 2}]},
-            "decay.at[0]: 2 epochs is step 200, which is not after step 0 and before step 200",
+            "decay.at[0]: 2 epochs is step 200, not after 0 and before 200",
         ),
         (
             {"name": "step", "factor": 0.1, "at": [{"steps": 9}, {"steps": 9}]},
-            "decay.at[1]: 9 steps is step 9, which is not after step 9 and before step 200",
+            "decay.at[1]: 9 steps is step 9, not after 9 and before 200",
         ),
         (
             {"name": "warmup_stable_decay", "decay": {"steps": 161}},
@@ -440,7 +440,7 @@ def test_files_that_no_split_reads(words, is_valid):
     if is_valid:
         assert load_config(recipe, words).data.data_files.train == "a.jsonl"
     else:
-        assert "do not read both of data_files" in problem_of(*words, recipe=recipe)
+        assert "do not read both data_files" in problem_of(*words, recipe=recipe)
 
 
 @pytest.mark.parametrize("field", ["train.duration", "checkpoint.every", "checkpoint.keep_every"])

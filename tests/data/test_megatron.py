@@ -156,7 +156,7 @@ def test_documents_are_kept_apart_only_if_they_have_ends(tmp_path):
     train, _ = sources_of(ended, attention="document", block_size=4)
     assert train.fetch(np.array([1]), 0)["position_ids"].tolist() == [[0, 0, 1, 2]]
     other = write(tmp_path / "other", sequences=[[5, 6, 7, 8, 3], [9, 10, 11, 0]], documents=[0, 1, 2])
-    with pytest.raises(DataError, match=r'data\.attention: "document" needs documents that end with token 0'):
+    with pytest.raises(DataError, match=r"data\.attention: the first document of .* does not end with token 0"):
         sources_of(other, attention="document", block_size=4)
 
 

@@ -125,10 +125,8 @@ class HubOrLocal(Data):
         files = {"train": self.data_files.train, "validation": self.data_files.eval}
         names = names_in(self.train_split) | names_in(self.eval_split)
         if not names <= files.keys() or {files[name] for name in names} != set(files.values()):
-            raise ValueError(
-                f"train_split {self.train_split!r} and eval_split {self.eval_split!r} do not read both of data_files, "
-                'whose splits are "train" and "validation"; write these, or parts of them'
-            )
+            given = f"train_split {self.train_split!r} and eval_split {self.eval_split!r}"
+            raise ValueError(f'{given} do not read both data_files; write "train" and "validation", or parts of them')
         return self
 
 

@@ -173,8 +173,7 @@ class RecipeConfig(Section):
     def _growth_instead_of_decay(self) -> Iterator[str]:
         sizes = [size for _, size in self.batch.sizes]
         if isinstance(self.learning_rate.decay, BatchGrowth) and max(sizes) == sizes[0]:
-            problem = '"batch_growth" needs a batch that grows, and this one does not'
-            yield f"learning_rate.decay: {problem}; write a list as batch.global_batch_size, or a different decay"
+            yield 'learning_rate.decay: "batch_growth" needs a growing batch; write a list as batch.global_batch_size'
 
     @check
     def _betas_within_their_rule(self) -> Iterator[str]:
@@ -228,10 +227,9 @@ class RecipeConfig(Section):
                 others = sum(phase.weights) - weight
                 if 0 < weight * smallest < weight + others:
                     least = weights[name] * others / (weight * max(smallest - 1, 1))
-                    yield (
-                        f'data.sources: weight {weights[name]:g} gives "{name}" less than one sample per batch of '
-                        f"{smallest}; write at least {math.ceil(least * 1e6) / 1e6:g}, a larger global_batch_size, or 0"
-                    )
+                    given = f'weight {weights[name]:g} gives "{name}" less than one sample per batch of {smallest}'
+                    remedy = f"write at least {math.ceil(least * 1e6) / 1e6:g}, a larger batch.global_batch_size, or 0"
+                    yield f"data.sources: {given}; {remedy}"
         samples = timeline.at(total_steps).samples_before
         for number, phase in enumerate(mixture.phases[1:]):
             if phase.first_sample >= samples:
@@ -240,10 +238,8 @@ class RecipeConfig(Section):
         limits = [source.max_epochs for source in self.data.sources or ()]
         for name, epochs, max_epochs in zip(mixture.names, mixture.epochs(samples), limits, strict=True):
             if max_epochs is not None and epochs > max_epochs:
-                yield (
-                    f'data.sources: "{name}" would be seen {epochs:.3g} times, more than max_epochs {max_epochs:g}; '
-                    "give it a smaller weight or more samples, shorten train.duration, or raise max_epochs"
-                )
+                given = f'"{name}" would be seen {epochs:.3g} times, more than max_epochs {max_epochs:g}'
+                yield f"data.sources: {given}; lower its weight, raise max_epochs, or shorten train.duration"
 
     def _problems_of_the_run(self, timeline: Timeline, steps: Mapping[str, int]) -> Iterator[str]:
         """What does not fit into the run; `steps` are the durations by their paths."""
@@ -272,10 +268,8 @@ class RecipeConfig(Section):
                 if path not in steps:
                     continue
                 if not previous < steps[path] < total:
-                    yield (
-                        f"{path}: {milestone.length} is step {steps[path]}, which is not after step {previous} and "
-                        f"before step {total}; write milestones within the run, in increasing order"
-                    )
+                    given = f"{milestone.length} is step {steps[path]}, not after {previous} and before {total}"
+                    yield f"{path}: {given}; write milestones within the run, in increasing order"
                 previous = steps[path]
         path = "learning_rate.decay.decay"
         if isinstance(rate.decay, WarmupStableDecay) and path in steps:

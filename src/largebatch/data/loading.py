@@ -83,9 +83,8 @@ def _share(batch: Batch) -> None:
     except RuntimeError as error:
         size = sum(tensor.nbytes for tensor in batch.values())
         raise DataError(
-            f"a loader process has no shared memory for a batch of {size:,} bytes ({reason_of(error)}); enlarge "
-            "/dev/shm (docker run --shm-size 16g or --ipc host, mount -o remount,size=16g /dev/shm), or write "
-            "data.num_workers 0"
+            f"a loader process has no shared memory for a batch of {size:,} bytes ({reason_of(error)}); write "
+            "data.num_workers 0, or enlarge /dev/shm (docker run --shm-size 16g, mount -o remount,size=16g /dev/shm)"
         ) from error
 
 

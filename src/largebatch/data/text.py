@@ -28,10 +28,8 @@ def tokenized_samples(data: HubText | MegatronText, tokenizer: Tokenizer) -> tup
         train = open_megatron(data.train, "data.train", tokenizer.vocab_size)
         evaluation = open_megatron(data.eval, "data.eval", tokenizer.vocab_size)
         if data.attention == "document" and train.read_document(0, len(train))[-1:] != [tokenizer.end_of_text]:
-            raise DataError(
-                f'data.attention: "document" needs documents that end with token {tokenizer.end_of_text}, and the '
-                f'first of {data.train} does not; make the files with --append-eod, or write "block"'
-            )
+            given = f"the first document of {data.train} does not end with token {tokenizer.end_of_text}"
+            raise DataError(f'data.attention: {given}; make the files with --append-eod, or write "block"')
     else:
         train, evaluation = open_prepared(data, tokenizer)
     if data.samples == "documents":
