@@ -147,5 +147,5 @@ def test_low_and_high_by_hand():
     found = step_time([gather], (100, 200), 1, Hardware(10, BYTES))
     low, high = EXPOSED_SHARE
     assert MFU == (0.3, 0.5)
-    assert found.seconds == pytest.approx((60 + 7 * low, 100 + 7 * high))
-    assert found.efficiency == pytest.approx((60 / (60 + 7 * high), 100 / (100 + 7 * low)))
+    assert found["step_seconds"] == pytest.approx({"least": 60 + 7 * low, "most": 100 + 7 * high})
+    assert found["efficiency"] == pytest.approx({"least": 60 / (60 + 7 * high), "most": 100 / (100 + 7 * low)})

@@ -4,11 +4,6 @@ import math
 from typing import Literal
 
 ScalingRule = Literal["linear", "sqrt", "none"]
-RULE_NAMES: dict[ScalingRule, str] = {
-    "linear": "by the linear rule",
-    "sqrt": "by the square-root rule",
-    "none": "not scaled",
-}
 
 
 def scaling_factor(rule: ScalingRule, global_batch_size: int, reference_batch_size: int) -> float:

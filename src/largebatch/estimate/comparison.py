@@ -112,8 +112,7 @@ def _cost(
     transient = held.pop("transient")
     total = states.peak + (workload.activations or 0)
     between = hardware and sum(each.sent_between_nodes(hardware.fabric.gpus_per_node) for each in traffic)
-    time = step_time(traffic, flops, micro_batches, hardware) if hardware and flops else None
-    return {
+    cost: Json = {
         "shard_group_size": 1 if entry.shards == "nothing" else strategy.shards_of(plan.world_size),
         "gradients_reduced": reduced,
         "model_state_bytes": held | {"total": states.held},
@@ -122,13 +121,10 @@ def _cost(
         "fits": None if gpu_memory is None else total <= gpu_memory - kept_back(gpu_memory),
         "sent_bytes_per_step": sum(each.sent for each in traffic),
         "sent_between_nodes_bytes_per_step": between,
-        "step_seconds": time and _range(time.seconds),
-        "efficiency": time and _range(time.efficiency),
     }
-
-
-def _range(values: tuple[float, float]) -> Json:
-    return dict(zip(("least", "most"), values, strict=True))
+    if hardware and flops:
+        return cost | step_time(traffic, flops, micro_batches, hardware)
+    return cost | {"step_seconds": None, "efficiency": None}
 
 
 def _suggest(

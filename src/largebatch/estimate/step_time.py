@@ -55,18 +55,12 @@ class Computing:
     backward: float
 
 
-@dataclass(frozen=True)
-class StepTime:
-    """Seconds of a step, and the fraction of them that computation alone would take, each as least and most."""
-
-    seconds: tuple[float, float]
-    efficiency: tuple[float, float]
-
-
 def step_time(
     traffic: Sequence[Collective], flops: tuple[int, int], micro_batches: int, hardware: Hardware
-) -> StepTime:
-    """The time of a step under the assumptions `MFU` and `EXPOSED_SHARE`.
+) -> dict[str, dict[str, float]]:
+    """The least and the most seconds of a step, and the fraction of them that computation alone would take.
+
+    Under the assumptions `MFU` and `EXPOSED_SHARE`.
 
     Args:
         traffic: The collectives of the step.
@@ -82,7 +76,10 @@ def step_time(
     )
     alone = [micro_batches * (each.forward + each.backward) for each in computed]
     slow, fast = range(2)
-    return StepTime((least[fast], most[slow]), (alone[fast] / most[fast], alone[slow] / least[slow]))
+    return {
+        "step_seconds": {"least": least[fast], "most": most[slow]},
+        "efficiency": {"least": alone[fast] / most[fast], "most": alone[slow] / least[slow]},
+    }
 
 
 def step_seconds(

@@ -5,7 +5,6 @@ from typing import Any
 
 from largebatch.batch import Length, micro_steps
 from largebatch.batch.mixture import Mixture
-from largebatch.batch.scaling import RULE_NAMES
 from largebatch.config.sections import EvaluatedSet
 from largebatch.errors import counted
 from largebatch.plan.contract import STEPS_TO_STOP, RunPlan
@@ -173,8 +172,9 @@ def _learning_rate(plan: RunPlan) -> list[str]:
     this = "this one is" if plan.scaled_batch_size is None else "this one starts at"
     k = f"{size / rate.reference_batch_size:.6g}"
     factor = {"linear": k, "sqrt": f"sqrt({k})", "none": "1"}[rate.scaling]
+    rule = "not scaled" if rate.scaling == "none" else f"by the {rate.scaling} rule"
     return [
-        f"peak {plan.max_peak_lr:.6g} = {rate.base_lr:.6g} x {factor}, {RULE_NAMES[rate.scaling]}: "
+        f"peak {plan.max_peak_lr:.6g} = {rate.base_lr:.6g} x {factor}, {rule}: "
         f"{rate.base_lr:.6g} was tuned at batch {rate.reference_batch_size:,}; {this} {size:,}",
         _warmup(plan),
         _decay(plan),
