@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from largebatch.errors import LaunchError
+from largebatch.estimate.model_shape import ZeroSettings
 from largebatch.plan import RunPlan
 from largebatch.regular_file import read_bytes
 
@@ -33,23 +35,12 @@ MEMORY_AND_SPEED = {
     "comms_logger",
     "flops_profiler",
 }
+# The same in "zero_optimization": what estimates count with, and what changes no count.
 ZERO_MEMORY_AND_SPEED = {
-    "stage",
-    "overlap_comm",
-    "contiguous_gradients",
-    "reduce_scatter",
-    "use_multi_rank_bucket_allreduce",
-    "reduce_bucket_size",
+    *(field.name for field in fields(ZeroSettings)),
     "allgather_partitions",
     "allgather_bucket_size",
-    "round_robin_gradients",
-    "sub_group_size",
-    "offload_optimizer",
-    "offload_param",
     "stage3_max_live_parameters",
-    "stage3_max_reuse_distance",
-    "stage3_prefetch_bucket_size",
-    "stage3_param_persistence_threshold",
     "stage3_gather_16bit_weights_on_model_save",
 }
 
