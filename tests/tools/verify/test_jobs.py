@@ -137,3 +137,13 @@ def is_running(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state != "Z"
+
+
+def test_a_failure_in_one_line():
+    reports = [(0, "exit code 1", "launching\nwarning\n"), (1, "exit code 2", "x\nerror: write 3\n  - that\nbye\n")]
+    assert JobFailed(reports).in_one_line() == "write 3 - that"
+    assert JobFailed([(1, "", "[rank 1] error: sample 17 is corrupt\n")]).in_one_line() == "sample 17 is corrupt"
+    assert JobFailed(reports[:1]).in_one_line() == "rank 0: exit code 1"
+    traceback = 'Traceback:\n  File "/a/task/data.py", line 7, in fetch\n  File "/lib/torch.py", line 9\nValueError: no'
+    failed = JobFailed([(1, traceback, "")])
+    assert failed.in_one_line(Path("/a/task")) == "rank 1: ValueError: no (/a/task/data.py:7)"

@@ -50,7 +50,7 @@ Fields are overridden as in a run: --batch.global_batch_size 64.""",
     parser.add_argument(
         "--resume",
         action=argparse.BooleanOptionalAction,
-        help="also stop a run halfway and resume it under another strategy; default: if that takes under a minute",
+        help="also stop a run on one process halfway and resume it on several; default: if that takes under a minute",
     )
     add_accelerate_configs(parser)
     parser.add_argument("--output", type=Path, help="JSON file to write; default: runs/RECIPE.verify.json")

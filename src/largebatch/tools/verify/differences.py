@@ -80,36 +80,21 @@ class Differences(NamedTuple):
 CLEAR = Differences(loss=1e-3, grad_norm=1e-2, lr=0.0, update=0.3, parameters=1e-2, evaluation=1e-3, first_step=1e-3)
 
 
-def usual_limits(tolerance: float) -> Differences:
-    """The differences that rounding usually makes; learning rates must be equal."""
-    return Differences(
-        loss=tolerance,
-        grad_norm=GRAD_NORM_FACTOR * tolerance,
-        lr=0.0,
-        update=UPDATE,
-        parameters=tolerance,
-        evaluation=tolerance,
-        first_step=tolerance,
-    )
+def limits(tolerance: float, rounding: Differences | None = None, sums_within_the_model: bool = False) -> Differences:
+    """The limits of each difference; learning rates must be equal.
 
-
-def limits_with(rounding: Differences, tolerance: float, *, sums_within_the_model: bool) -> Differences:
-    """The limits of a recipe that enlarges rounding, column by column.
-
-    Nothing enlarges the rounding of the first step, unless the model itself sums over processes, as synchronized
-    BatchNorm does: then activations are rounded differently, and the layers after them enlarge that.
+    Args:
+        tolerance: The difference that rounding usually makes.
+        rounding: What rounding makes of a recipe that enlarges it, column by column. Nothing enlarges the rounding of
+            the first step, unless the model itself sums over processes.
+        sums_within_the_model: Whether it does so, as synchronized BatchNorm does: then activations are rounded
+            differently, and the layers after them enlarge that.
     """
-    usual = usual_limits(tolerance)
-    enlarged = [
-        "loss",
-        "grad_norm",
-        "update",
-        "parameters",
-        "evaluation",
-        *(["first_step"] if sums_within_the_model else []),
-    ]
-    measured = {name: max(getattr(usual, name), ROUNDING_FACTOR * getattr(rounding, name)) for name in enlarged}
-    return usual._replace(**measured)
+    usual = Differences(*[tolerance] * 7)._replace(grad_norm=GRAD_NORM_FACTOR * tolerance, lr=0.0, update=UPDATE)
+    if rounding is None:
+        return usual
+    enlarged = Differences(*(max(limit, ROUNDING_FACTOR * made) for limit, made in zip(usual, rounding, strict=True)))
+    return enlarged._replace(lr=0.0, first_step=(enlarged if sums_within_the_model else usual).first_step)
 
 
 def compare(trained: Trained, reference: Trained, without: Collection[str] = ()) -> Differences:
@@ -153,8 +138,13 @@ def _of_lines(
 
 
 def of_updates(trained: Trained, reference: Trained) -> dict[str, float]:
-    """The difference of each tensor's first update, relative to its norm, if the reference moves it visibly."""
+    """The difference of each tensor's first update, relative to its norm, if the reference moves it visibly.
+
+    None if no run of the first update was made.
+    """
     before, found = reference.initial, trained.updated
+    if not found:
+        return {}
     updates = {name: reference.updated[name] - start for name, start in before.items()}
     expected = {
         name: update

@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from largebatch.parent_process import end_with_parent
@@ -188,6 +189,8 @@ def _work(
     with output.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    # As in a process of its own: the server's state would give every job the same numbers.
+    np.random.seed()
     failure = value = None
     try:
         value = function(*arguments)

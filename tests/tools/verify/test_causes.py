@@ -1,0 +1,106 @@
+"""What is wrong is named: the likely cause, the weights, random draws without a seed, and what only bf16 shows."""
+
+import json
+import re
+from types import SimpleNamespace
+
+import pytest
+
+import tasks
+from largebatch.tools.verify import verification
+from largebatch.tools.verify.causes import likely_cause
+from largebatch.tools.verify.verification import Combination, Row
+from tasks import SMALL, TINY
+from verifying import SGD, recipe_with, rows_of, verify
+
+
+def test_a_likely_cause_is_what_all_that_differ_have_in_common():
+    config = SimpleNamespace(precision="fp32", batch=SimpleNamespace(micro_batch_size=8))
+    strategies = ("ddp", "fsdp", "zero1")
+    combinations = [Combination(name, size, micro) for name in strategies for size in (1, 2) for micro in (4, 8)]
+
+    def cause(differs) -> str | None:
+        rows = [Row(each, "differs" if differs(each) else "agrees") for each in combinations]
+        return likely_cause(rows, SimpleNamespace(config=config))
+
+    assert "mean over the micro-batch" in cause(lambda each: each.micro_batch_size == 4)
+    # On one process, ZeRO steps all parameters as one, and FSDP whole ones.
+    assert "of such a piece" in cause(
+        lambda each: (each.strategy, each.world_size) in {("zero1", 1), ("zero1", 2), ("fsdp", 2)}
+    )
+    assert "rank or the number of processes" in cause(lambda each: each.world_size == 2)
+    for none in (lambda _: True, lambda _: False, lambda each: each.strategy == "ddp"):
+        assert cause(none) is None
+
+
+@pytest.mark.slow
+def test_what_differs_only_in_bf16(tmp_path, monkeypatch, capfd):
+    """Half a percent of a gradient is told from the rounding of bf16, with which another micro-batch agrees."""
+    bug = """from largebatch.run import Step
+def backward(self, loss_sum, original=Step.backward):
+    plan = self._backend.plan
+    original(self, loss_sum * (1.005 if plan.world_size > 1 and plan.precision == "bf16" else 1.0))
+Step.backward = backward
+"""
+    recipe = recipe_with(bug, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    words = ("--precision=bf16", "--strategies=ddp", "--world-sizes=1,2", "--micro-batch-sizes=2", "--steps=4")
+    code, output, errors = verify(capfd, str(recipe), *words, "--no-resume", *TINY)
+    assert code == 1, errors
+    assert re.findall(r"  (\w+)\n", output.split("verdict\n")[1]) == ["reference", "agrees", "differs"]
+    assert "in fp32 the first of them agrees: something is computed in bf16" in output
+
+
+@pytest.mark.slow
+def test_an_optimizers_bug_during_a_long_warmup_is_found_in_the_first_update(tmp_path, monkeypatch, capfd):
+    """Its rates are near 0 before the end of the warmup, 10^6 steps later, and then too small to show in weights."""
+    bug = """import os, torch
+def step(self, closure=None, original=torch.optim.AdamW.step):
+    before = {weight: weight.detach().clone() for group in self.param_groups for weight in group["params"]}
+    original(self, closure)
+    for weight, start in before.items():
+        if os.environ.get("WORLD_SIZE") == "2" and weight.numel() > 1000:
+            weight.data.lerp_(start, 0.1)
+torch.optim.AdamW.step = step"""
+    recipe = recipe_with(bug, tmp_path)
+    recipe.rename(recipe.with_name("tiny.json"))
+    monkeypatch.chdir(tmp_path)
+    long = ('--train.duration={"steps": 2000000}', '--learning_rate.warmup.duration={"steps": 1000000}')
+    rate = ("--learning_rate.base_lr=8e-7", "--learning_rate.scaling=none")
+    words = ["--strategies=ddp", "--world-sizes=2", "--micro-batch-sizes=4", "--steps=4", *TINY, *long, *rate]
+    code, output, errors = verify(capfd, "causal_lm/tiny.json", *words)
+    assert code == 1, errors
+    assert "the schedule of 2,000,000 steps, with all of its phases, is shortened to 4 steps" in output
+    assert "the first update differs most in " in output
+    assert "0 of 1 combinations agree" in output
+    report = json.loads((tmp_path / "runs/tiny.verify.json").read_text())
+    assert report["agree"] is False
+    differences = report["rows"][1]["differences"]
+    assert differences["update"] == pytest.approx(0.1, rel=0.1)
+    # The weights agree.
+    assert differences["parameters"] < 1e-5
+
+
+@pytest.mark.slow
+def test_biases_of_keys_that_are_not_frozen_are_not_compared(tmp_path):
+    recipe = tasks.copy("masked_lm", tmp_path) / "bert_pydoc.json"
+    model = recipe.with_name("model.py")
+    model.write_text(f"{model.read_text()}\nfreeze_key_biases = lambda model: None\n")
+    words = (*SMALL, "--batch.global_batch_size=16", "--batch.micro_batch_size=4", "--learning_rate.warmup=null")
+    words += ('--optimizer={"name": "adamw", "weight_decay": 0.01, "eps": 1e-15}',)
+    _, row = rows_of(recipe, words, Combination("ddp", 2, 4), steps=2)
+    assert row.verdict == "agrees"
+    assert "key.bias; call freeze_key_biases(model) in build_model" in row.problem
+
+
+@pytest.mark.slow
+def test_randomness_without_the_seed_is_not_called_rounding(tmp_path):
+    """NumPy's numbers are others in each job, as in processes that are not forked from one server."""
+    bug = """from largebatch.run import Step
+import numpy as np
+def backward(self, loss_sum, original=Step.backward):
+    original(self, loss_sum * (1 + np.random.rand()))
+Step.backward = backward
+"""
+    _, row = rows_of(recipe_with(bug, tmp_path), (*TINY, *SGD), Combination("ddp", 1, 4), steps=2)
+    assert (row.verdict, row.problem) == ("differs", verification.UNSEEDED)

@@ -1,0 +1,99 @@
+"""The command `largebatch verify`: its table, report and exit code, and what it refuses."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from largebatch.backend.accelerate_configs import is_rehearsed, rehearsal_environment
+from largebatch.backend.launch import read_launch
+from largebatch.tools.command_line import main
+from paths import DIGITS, PYDOC, ROOT
+from tasks import TINY
+from verifying import verify
+
+
+@pytest.mark.slow
+def test_the_command(tmp_path):
+    output = tmp_path / "report.json"
+    words = [
+        "--strategies",
+        "ddp,zero2",
+        "--world-sizes=1,2",
+        "--micro-batch-sizes=2",
+        "--steps=3",
+        "--resume",
+        "--output",
+        str(output),
+        *TINY,
+    ]
+    command = [sys.executable, "-m", "largebatch", "verify", str(PYDOC), *words]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=600)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count(" agrees") == 5
+    assert "5 of 5 combinations agree with one process" in result.stdout
+    report = json.loads(output.read_text())
+    assert (report["agree"], report["steps"], report["tolerance"]) == (True, 3, 1e-5)
+    assert [row["verdict"] for row in report["rows"]] == ["reference"] + ["agrees"] * 5
+    assert report["rows"][1]["differences"]["loss"] <= 1e-5
+    assert report["rows"][-1]["combination"]["resumes"]
+    assert result.stderr == ""
+
+
+def test_hsdp_is_verified_on_two_groups_of_two_or_more(monkeypatch):
+    assert [size for size in range(1, 9) if is_rehearsed("hsdp", size)] == [4, 6, 8]
+    assert all(is_rehearsed("fsdp", size) for size in range(1, 9))
+    config = ROOT / "recipes/accelerate_configs/hsdp.yaml"
+    sizes = [read_launch(rehearsal_environment(config, size)).shard_size for size in (1, 2, 3, 4, 8)]
+    assert sizes == [1, 2, 3, 2, 2]
+    monkeypatch.setenv("LARGEBATCH_SHARD_SIZE", "4")
+    assert "LARGEBATCH_SHARD_SIZE" not in rehearsal_environment(config, 8)
+
+
+@pytest.mark.slow
+def test_the_command_with_tiny_data_instead_of_a_hubs(tmp_path, capfd):
+    words = [
+        "--tiny-data",
+        "--strategies=ddp",
+        "--world-sizes=2",
+        "--steps=2",
+        "--no-resume",
+        f"--output={tmp_path / 'report.json'}",
+    ]
+    gpt2 = str(PYDOC.with_name("gpt2_124m.json"))
+    code, output, errors = verify(capfd, gpt2, *words, "--batch.global_batch_size=16")
+    assert code == 0, errors
+    # What is given on the command line counts more.
+    assert "tiny data, model.vocab_size and a batch of 16 instead of the recipe's own\n" in output
+    assert "2 of 2 combinations agree" in output
+    output = verify(capfd, str(DIGITS), *words, "--steps=1")[1]
+    assert "no tiny data: the recipe's own data is small and always available\n" in output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--world-sizes=1,3"],
+            "global_batch_size 32 is not a multiple of micro_batch_size x world_size = 8 x 3 = 24",
+        ),
+        (["--strategies=,"], "the list is empty"),
+        (["--world-sizes=,"], "the list is empty"),
+        (["--output=/dev/null/x/y.json"], "--output: /dev/null/x/y.json cannot be written"),
+        (['--debug_model={"hidden_sise": 8}'], "model.hidden_sise: unknown key, did you mean hidden_size?"),
+        (["--world-sizes=0"], "'0' is not a positive whole number"),
+        (["--strategies=ddp,zero4"], "zero4.yaml; known: ddp, fsdp, hsdp, zero1, zero2, zero3"),
+        (["--accelerate-configs=nowhere"], "there is no nowhere; add --accelerate-configs FOLDER"),
+        (["--batch.micro_batch_size=5"], "32 is not a multiple of batch.micro_batch_size 5; nearest: 30, 35"),
+    ],
+)
+def test_the_command_refuses_before_anything_starts(words, message, capsys):
+    try:
+        code = main(["verify", str(PYDOC), *words])
+    except SystemExit as left:
+        code = left.code
+    assert code == 2
+    output = capsys.readouterr()
+    assert message in output.err
+    assert output.out == ""

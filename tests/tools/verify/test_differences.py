@@ -1,0 +1,68 @@
+"""The numbers of two runs are compared as a reader would by hand, and limits are those of rounding."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from largebatch.tools.verify.differences import Differences, Trained, compare, limits
+
+LINES = [{"loss": 2.0, "lr": 0.1, "grad_norm": 4.0}, {"loss": 1.0, "lr": 0.0, "grad_norm": 2.0}]
+RUN = Trained(LINES, [{"step": 2, "loss": 3.0}], {"weight": np.array([3.0, 4.0]), "bias": np.zeros(2)})
+
+
+def test_relative_differences_by_hand():
+    changed = Trained(
+        [{"loss": 2.002, "lr": 0.1, "grad_norm": 4.0}, {"loss": 1.0, "lr": 0.0, "grad_norm": 1.9}],
+        [{"step": 2, "loss": 3.3}],
+        {"weight": np.array([3.0, 4.05]), "bias": np.array([1e-6, 0.0])},
+    )
+    differences = compare(changed, RUN)
+    assert differences.loss == pytest.approx(1e-3)
+    assert differences.grad_norm == pytest.approx(0.05)
+    assert differences.lr == 0.0
+    assert differences.evaluation == pytest.approx(0.1)
+    assert differences.parameters == pytest.approx(0.01)
+    # The bias: against a thousandth of the model's root mean square, 2.5, times the root of its two elements.
+    only_bias = dataclasses.replace(RUN, weights={**RUN.weights, "bias": np.array([1e-6, 0.0])})
+    assert compare(only_bias, RUN).parameters == pytest.approx(1e-6 / (2.5e-3 * 2**0.5))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        dataclasses.replace(RUN, metrics=LINES[:1]),
+        dataclasses.replace(RUN, metrics=[LINES[0], {**LINES[1], "lr": 1e-9}]),
+        dataclasses.replace(RUN, metrics=[LINES[0], {**LINES[1], "loss": float("nan")}]),
+        dataclasses.replace(RUN, metrics=[LINES[0], {**LINES[1], "grad_norm": float("nan")}]),
+        dataclasses.replace(RUN, evaluations=[]),
+        dataclasses.replace(RUN, evaluations=[{"step": 2, "loss": float("nan")}]),
+        dataclasses.replace(RUN, weights={"weight": RUN.weights["weight"]}),
+        dataclasses.replace(RUN, weights={**RUN.weights, "bias": np.array([np.nan, 0.0])}),
+        dataclasses.replace(RUN, weights={"bias": np.array([np.nan, 0.0]), "weight": RUN.weights["weight"]}),
+    ],
+)
+def test_what_is_missing_or_not_a_number_never_agrees(changed):
+    assert compare(RUN, RUN).within(limits(1e-12))
+    assert not compare(changed, RUN).within(limits(1e6))
+
+
+def test_the_learning_rate_must_be_equal():
+    assert Differences(1e-7, 1e-6, 0.0, 9e-3, 1e-7, 1e-7, 1e-7).within(limits(1e-6))
+    assert not Differences(0.0, 0.0, 1e-16, 0.0, 0.0, 0.0, 0.0).within(limits(1e-6))
+
+
+def test_rounding_is_granted_to_what_it_was_measured_of():
+    """Ten times the loss's own to the loss, the weights' own to weights; to the first step only where models sum."""
+    rounding = Differences(1e-5, 1e-4, 0.0, 1e-2, 1e-3, 0.0, 1e-6)
+    enlarged = limits(1e-6, rounding)
+    assert Differences(9e-5, 9e-4, 0.0, 9e-2, 9e-3, 9e-7, 9e-7).within(enlarged)
+    equal = Differences(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    beyond = {"loss": 2e-4, "grad_norm": 2e-3, "update": 0.2, "parameters": 2e-2, "evaluation": 2e-6, "lr": 1e-9}
+    for name, value in beyond.items():
+        assert not equal._replace(**{name: value}).within(enlarged), name
+    first = equal._replace(first_step=2e-6)
+    assert not first.within(enlarged)
+    enlarged = limits(1e-6, rounding, sums_within_the_model=True)
+    assert first.within(enlarged)
+    assert not first._replace(first_step=2e-5).within(enlarged)

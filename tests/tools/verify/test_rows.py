@@ -1,0 +1,183 @@
+"""Rows of `largebatch verify`: what is the same agrees, and what is not, differs."""
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+
+from largebatch.tools.verify import verification
+from largebatch.tools.verify.differences import Trained, limits
+from largebatch.tools.verify.verification import Combination, Verification
+from paths import DIGITS, PYDOC
+from tasks import TINY
+from verifying import SGD, recipe_with, rows_of, verification_of
+
+DOCUMENTS = ("--data.samples=documents", "--data.num_train_samples=2000")
+
+
+def verdicts_of(*arguments, **options) -> list[str]:
+    return [row.verdict for row in rows_of(*arguments, **options)]
+
+
+# Each is seen by other numbers: the learning rate, the evaluation.
+BUGS = {
+    "the schedule is stepped by every process": (
+        """
+from largebatch.plan import RunPlan
+def lr_of(self, batch, original=RunPlan.lr_of):
+    return original(self, batch._replace(samples_before=batch.samples_before * self.world_size))
+RunPlan.lr_of = lr_of
+""",
+        Combination("fsdp", 2, 4),
+    ),
+    "samples at the end are evaluated twice": (
+        """
+import largebatch.run.evaluate as evaluate
+def shares(num_samples, batch_size, rank, world_size):
+    for start in range(rank * batch_size, -(-num_samples // (batch_size * world_size)) * batch_size * world_size,
+                       batch_size * world_size):
+        start = start % num_samples
+        yield start, min(start + batch_size, num_samples)
+evaluate._shares = shares
+""",
+        Combination("ddp", 2, 4),
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_found(name, tmp_path):
+    bug, combination = BUGS[name]
+    assert verdicts_of(recipe_with(bug, tmp_path), (*TINY, *SGD), combination) == ["reference", "differs"]
+
+
+@pytest.mark.slow
+def test_fp64_differs_by_its_own_rounding_only():
+    """Documents of unequal length, ragged batches and clipping, 20 steps: 1e-12 shows mathematics, not luck."""
+    words = (*TINY, *SGD, *DOCUMENTS, "--data.num_train_samples=130", "--batch.drop_last=false", "--precision=fp64")
+    words += ("--optimizer.clip_norm=0.5", "--data.num_eval_samples=40", '--train.duration={"steps": 40}')
+    combinations = [*(Combination(*each) for each in (("ddp", 3, 4), ("fsdp", 2, 4), ("hsdp", 4, 2)))]
+    reference, *rows = rows_of(PYDOC, words, *combinations, steps=20)
+    assert reference.verdict == "reference"
+    for row in rows:
+        assert row.verdict == "agrees", row
+        assert max(row.differences) <= 1e-12
+    assert any(max(row.differences) > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_fp64_on_zero_is_a_row_that_says_why():
+    _, row = rows_of(PYDOC, (*TINY, "--precision=fp64"), Combination("zero2", 2, 4), steps=2)
+    assert row.verdict == "failed"
+    assert row.problem.startswith("DeepSpeed ZeRO keeps its master weights in fp32")
+
+
+@pytest.mark.slow
+def test_batch_norm_is_compared_at_its_own_micro_batch_size():
+    combinations = [Combination("ddp", 2, 16), Combination("ddp", 2, 8)]
+    rows = rows_of(DIGITS, ("--precision=fp64",), *combinations, steps=3)
+    assert [(row.combination.strategy, row.combination.micro_batch_size, row.verdict) for row in rows] == [
+        ("single", 16, "reference"),
+        ("ddp", 16, "agrees"),
+        ("single", 8, "reference"),
+        ("ddp", 8, "agrees"),
+    ]
+
+
+@pytest.mark.slow
+def test_what_rounding_alone_makes_is_measured(monkeypatch):
+    """A ResNet enlarges rounding beyond the usual tolerance; held against itself from weights moved by one rounding."""
+    held = verification_of(DIGITS, (), steps=20)
+    _, row = held.rows([Combination("ddp", 2, 16)])
+    assert row.verdict == "agrees"
+    assert row.differences.parameters > 1e-6
+    assert row.problem == "rounding alone causes such differences"
+    monkeypatch.setattr(verification, "CLEAR", limits(1e-7))
+    [row] = held.rows([Combination("ddp", 2, 16)])
+    assert row.verdict == "unclear"
+    assert row.problem.endswith("too large to tell apart from errors: use fewer --steps, or --precision fp64")
+
+
+@pytest.mark.slow
+def test_a_long_reference_is_announced_by_its_own_first_step(tmp_path, monkeypatch, capsys):
+    """Six micro-batches of at least 0.1 s make a step, and three steps of them are left: one, and then two."""
+    bug = """import time
+from largebatch.run import Step
+def backward(self, loss_sum, original=Step.backward):
+    time.sleep(0.1)
+    original(self, loss_sum)
+Step.backward = backward
+"""
+    monkeypatch.setattr(verification, "LONG", 1)
+    row = next(verification_of(recipe_with(bug, tmp_path), (*TINY, *SGD), steps=2).rows([Combination("ddp", 2, 4)]))
+    seconds = re.fullmatch(r" +one process takes about (\d+) s for 2 steps of the whole .*\n", capsys.readouterr().out)
+    assert 2 <= int(seconds[1]) <= row.seconds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "problem"),
+    [
+        ("import sys; sys.exit(0)", "UserError: the script trained no step"),
+        ("import sys; sys.exit('no')", "rank 0: exit code no"),
+        ("raise ValueError('broken')", "rank 0: ValueError: broken ("),
+        (
+            "from largebatch.run import Run; Run.finish = lambda run: None\n{}",
+            "the script wrote no weights: end it with",
+        ),
+    ],
+)
+def test_a_reference_that_does_not_train(script, problem, tmp_path):
+    recipe = recipe_with("", tmp_path)
+    file = recipe.with_name("train.py")
+    file.write_text(script.replace("{}", file.read_text()))
+    [reference] = rows_of(recipe, TINY, Combination("ddp", 2, 4), steps=2)
+    assert reference.verdict == "failed"
+    assert problem in reference.problem
+
+
+@pytest.mark.slow
+def test_a_script_may_evaluate_nothing_and_leave_by_exit(tmp_path):
+    bug = "from largebatch.run import Run\nRun.should_evaluate = False"
+    recipe = recipe_with(bug, tmp_path)
+    script = recipe.with_name("train.py")
+    script.write_text(script.read_text().replace("    run.finish()\n", "    run.finish()\n    raise SystemExit(0)\n"))
+    assert verdicts_of(recipe, TINY, Combination("ddp", 2, 4), steps=2) == ["reference", "agrees"]
+
+
+@pytest.mark.slow
+def test_a_failure_is_a_row_that_names_the_process_that_failed_first_and_the_rest_goes_on(tmp_path):
+    """The other processes fail because of it, with errors of their own."""
+    bug = """import os
+if (os.environ.get("WORLD_SIZE"), os.environ.get("RANK")) == ("2", "1"):
+    import time; time.sleep(2); raise ValueError("boom")"""
+    combinations = [Combination("ddp", 2, 4), Combination("ddp", 3, 4)]
+    reference, failed, other = rows_of(recipe_with(bug, tmp_path), TINY, *combinations, steps=2)
+    assert (reference.verdict, failed.verdict, other.verdict) == ("reference", "failed", "agrees")
+    assert re.fullmatch(r"rank 1: ValueError: boom \(\S+causal_lm/train\.py:3\)", failed.problem)
+
+
+@pytest.mark.slow
+def test_running_statistics_while_the_batch_shrinks_to_one_micro_batch():
+    sizes = '--batch.global_batch_size=[{"from": {"steps": 0}, "size": 64}, {"from": {"steps": 3}, "size": 32}]'
+    small = ("--data.image_size=8", "--model.hidden_sizes=[8]", "--model.depths=[1]", "--model.embedding_size=8")
+    words = (sizes, *small, "--precision=fp64")
+    assert verdicts_of(DIGITS, words, Combination("ddp", 2, 16)) == ["reference", "agrees"]
+
+
+def test_a_reference_that_fails_only_when_it_is_moved_by_rounding(monkeypatch):
+    line = {"loss": 2.0, "lr": 0.1, "grad_norm": 4.0}
+    run = Trained([line], [{"loss": 3.0}], {"weight": np.array([3.0, 4.0])})
+
+    def train(_, combination, seed=None):
+        if seed is not None:
+            raise RuntimeError("the loss of step 3 is nan")
+        return run if combination.strategy == "single" else dataclasses.replace(run, evaluations=[{"loss": 9.0}])
+
+    monkeypatch.setattr(Verification, "_train", train)
+    _, *rows = rows_of(PYDOC, TINY, Combination("ddp", 2, 4), Combination("fsdp", 2, 4))
+    for row in rows:
+        assert row.verdict == "failed"
+        assert row.problem.endswith("perturbed by rounding: RuntimeError: the loss of step 3 is nan")
