@@ -1,0 +1,300 @@
+"""Bugs that are planted in turn, each of which `largebatch verify` must find, or refuse before training, and name.
+
+    python bench/planted.py
+
+Each is planted in a copy of a task: those of data, model, loss, evaluation and the task's own optimizer in
+`tests/outside_task`, and one of an optimizer, a trust ratio with the norm of a shard, in every shipped recipe. `verify`
+must exit with another code than 0 and name the cause. Of the copies without a bug, it must say that they agree.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from record import RESULTS, ROOT, take_facts, write_verdicts
+
+sys.path.insert(0, str(ROOT / "tests"))
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import jobs  # noqa: F401 - it names what to import before forking
+from largebatch.tools.command_line import main as largebatch
+from paths import MAPS, RECIPES
+from planting import plant
+
+AS_EXPECTED = "as expected"
+AGREES = "combinations agree with one process"
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A bug, and what must be said of it.
+
+    Args:
+        name: What is wrong.
+        said: A part of the output that names the cause.
+        edits: The file, what is replaced, and by what; none must agree.
+        recipe: The recipe whose task gets it.
+        words: Options and overrides of `verify` besides those of all.
+    """
+
+    name: str
+    said: str
+    edits: Sequence[tuple[str, str, str]] = ()
+    recipe: Path = MAPS
+    words: Sequence[str] = ("--strategies=ddp,zero1", "--world-sizes=2", "--no-resume")
+
+
+ONE_AND_TWO = ("--strategies=ddp", "--world-sizes=1,2", "--micro-batch-sizes=2", "--no-resume")
+RESUMED = ("--strategies=ddp", "--world-sizes=2", "--micro-batch-sizes=2", "--resume")
+STEP = 'weight.sub_(group["lr"] * direction / (direction.abs() + group["softness"]))'
+BACKWARD = "step.backward(losses(batch).sum())"
+UPDATE = "        run.update(step)\n"
+NOISE = "random.normal(0, 0.5, (side, side))"
+OF_THIS_PROCESS = 'np.random.default_rng([index, int(__import__("os").environ.get("RANK", 0))])'
+MODEL_END = "return nn.Sequential(*layers, "
+NOT_KEPT = "training depends on something that checkpoints do not have, such as an average in train.py"
+BY_MICRO_BATCH = "only other micro-batch sizes differ: something is a mean over the micro-batch"
+BY_PROCESS = "only several processes differ: something depends on the rank or the number of processes"
+OF_A_PIECE = "the optimizer takes a norm, a mean or a maximum of such a piece for that of a parameter"
+UNSEEDED = "random numbers that do not follow from the recipe's seed"
+
+OF_OPTIMIZERS = (
+    Planted(
+        "an optimizer ignores weight_decay",
+        "ignores the weight_decay 0.1 of a group",
+        [("softsign.py", 'weight.mul_(1 - group["lr"] * group["weight_decay"])', "pass")],
+    ),
+    Planted(
+        "an optimizer ignores the learning rate",
+        "moves weights, or makes them NaN, at a learning rate of 0",
+        [("softsign.py", STEP, STEP.replace('group["lr"]', "1e-3"))],
+    ),
+    Planted(
+        "an optimizer squares the learning rate",
+        "twice the rate makes 4 times the step",
+        [("softsign.py", STEP, STEP.replace('group["lr"]', 'group["lr"] ** 2'))],
+    ),
+    Planted(
+        "an optimizer decays biases and norms",
+        "with a gradient of 0 in a group whose weight_decay is 0",
+        [("softsign.py", '* group["weight_decay"]', "* 0.1")],
+    ),
+    Planted(
+        "an optimizer counts steps in self",
+        "has state outside of `optimizer.state`",
+        [
+            (
+                "softsign.py",
+                'direction = average / (1 - beta ** state["step"])',
+                'self.t = getattr(self, "t", 0) + 1\n                    direction = average / (1 - beta**self.t)',
+            )
+        ],
+    ),
+    Planted(
+        "an optimizer's module is missing",
+        "softsing",
+        [("config.py", ".softsign:Softsign", ".softsing:Softsign")],
+    ),
+    Planted(
+        "an optimizer does not know its argument",
+        "cannot be built by",
+        [("softsign.py", "lr, beta, softness, weight", "lr, beta, soft, weight")],
+    ),
+    Planted(
+        "an optimizer divides by the norm of a shard",
+        OF_A_PIECE,
+        [("softsign.py", "(direction.abs() +", "(direction.norm() +")],
+        words=("--strategies=ddp,fsdp,zero1", "--world-sizes=1,2", "--micro-batch-sizes=2", "--no-resume"),
+    ),
+)
+OF_TASKS = (
+    Planted(
+        "a loss is a mean over the micro-batch",
+        BY_MICRO_BATCH,
+        [("train.py", BACKWARD, BACKWARD.replace("sum", "mean"))],
+    ),
+    Planted(
+        "an evaluation is a mean over the batch",
+        BY_MICRO_BATCH,
+        [
+            (
+                "train.py",
+                '(losses(batch).sum(dim=(1, 2)), batch["weights"].sum(dim=(1, 2)))',
+                '(losses(batch).sum() / batch["weights"].sum()).expand(len(batch["map"]))',
+            )
+        ],
+    ),
+    Planted(
+        "dropout that the config does not declare",
+        "which samples share one",
+        [("model.py", MODEL_END, f"{MODEL_END}nn.Dropout(0.3), ")],
+    ),
+    Planted(
+        "BatchNorm that the config does not declare",
+        "uses_batch_norm",
+        [("model.py", MODEL_END, f"{MODEL_END}nn.BatchNorm2d(config.model.channels[-1]), ")],
+    ),
+    Planted(
+        "a loss is divided by the number of processes",
+        BY_PROCESS,
+        [("train.py", BACKWARD, "step.backward(losses(batch).sum() / run.plan.world_size)")],
+        words=ONE_AND_TWO,
+    ),
+    Planted(
+        "data are drawn with a seed that depends on the rank",
+        BY_PROCESS,
+        [
+            ("data.py", NOISE, NOISE.replace("random", "of_this_process")),
+            ("data.py", "        values =", f"        of_this_process = {OF_THIS_PROCESS}\n        values ="),
+        ],
+        words=ONE_AND_TWO,
+    ),
+    Planted(
+        "data are drawn without a seed",
+        UNSEEDED,
+        [("data.py", NOISE, NOISE.replace("random", "np.random"))],
+        words=ONE_AND_TWO,
+    ),
+    Planted(
+        "starting weights are drawn without a seed",
+        "seed",
+        [("model.py", "    layers: list", "    torch.seed()\n    layers: list")],
+        words=ONE_AND_TWO,
+    ),
+    Planted(
+        "an average in train.py",
+        NOT_KEPT,
+        [
+            ("train.py", BACKWARD, "step.backward(losses(batch).sum() * average)"),
+            ("train.py", UPDATE, f"        average = 0.9 * average + 1\n{UPDATE}"),
+            ("train.py", "    for step in run", "    average = 1.0\n    for step in run"),
+        ],
+        words=RESUMED,
+    ),
+    Planted(
+        "train.py counts steps from the start of the process",
+        NOT_KEPT,
+        [
+            ("train.py", BACKWARD, "step.backward(losses(batch).sum() * 0.9**number)"),
+            ("train.py", "for step in run.steps(train_set)", "for number, step in enumerate(run.steps(train_set))"),
+        ],
+        words=RESUMED,
+    ),
+    Planted(
+        "losses are summed in bf16",
+        "in fp32 the first of them agrees",
+        [
+            ("train.py", ").to(run.dtype)\n        each", ")\n        each"),
+            ("train.py", 'batch["weights"].to(run.dtype)', 'batch["weights"].to(logits.dtype)'),
+        ],
+        words=("--strategies=ddp", "--world-sizes=2", "--no-resume", "--precision=bf16"),
+    ),
+    Planted(
+        "a parameter without a gradient",
+        "gradient",
+        [("model.py", MODEL_END, f"layers[0].unused = nn.Parameter(torch.zeros(3))\n    {MODEL_END}")],
+    ),
+)
+OF_SOUND_TASKS = (
+    Planted("nothing", AGREES, words=("--strategies=ddp,fsdp,zero1", "--world-sizes=1,2", "--resume")),
+    Planted("nothing, in bf16", AGREES, words=("--strategies=ddp,zero1", "--world-sizes=2", "--precision=bf16")),
+)
+
+BUILT = "optimizer = build_optimizer(model, run.plan)"
+TRUST_RATIO = """
+    kind = type(optimizer)
+
+    def step(self, closure=None, original=kind.step):
+        weights = [weight.detach() for group in self.param_groups for weight in group["params"]]
+        shards = [weight.to_local() if hasattr(weight, "to_local") else weight for weight in weights]
+        before = [shard.clone() for shard in shards]
+        original(self, closure)
+        for shard, start in zip(shards, before, strict=True):
+            shard.copy_(start + (shard - start) * (0.02 * start.norm()).clamp(1e-3, 1))
+
+    kind.step = step
+"""
+IN_SHIPPED_RECIPES = tuple(
+    Planted(
+        f"{about}{recipe.stem}",
+        said,
+        edits,
+        recipe,
+        (
+            "--tiny-data",
+            '--batch={"global_batch_size": 16, "micro_batch_size": 8}',
+            "--micro-batch-sizes=8",
+            "--strategies=ddp,zero1",
+            "--world-sizes=2",
+            "--no-resume",
+        ),
+    )
+    for recipe in RECIPES
+    for about, said, edits in (
+        ("a trust ratio with the norm of a shard in ", OF_A_PIECE, [("train.py", BUILT, BUILT + TRUST_RATIO)]),
+        ("nothing in ", AGREES, []),
+    )
+)
+ALL = (*OF_OPTIMIZERS, *OF_TASKS, *OF_SOUND_TASKS, *IN_SHIPPED_RECIPES)
+
+
+def verify(planted: Planted, folder: Path) -> tuple[int, str]:
+    """Plant a bug in a copy in an empty folder, and return the exit code and the output of `verify`."""
+    task = folder / "recipes" / planted.recipe.parent.name
+    shutil.copytree(planted.recipe.parent, task, ignore=shutil.ignore_patterns("__pycache__"))
+    for file, old, new in planted.edits:
+        plant(str(task / file), old, new)
+    words = [f"--accelerate-configs={ROOT / 'recipes/accelerate_configs'}", "--steps=3", *planted.words]
+    output = io.StringIO()
+    with contextlib.chdir(folder), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        code = largebatch(["verify", str(task / planted.recipe.name), *words])
+    return code, output.getvalue()
+
+
+def row_of(planted: Planted) -> dict[str, Any]:
+    """What `verify` says of a bug, and whether that is what it should say."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        code, output = verify(planted, Path(folder))
+    saying = [line.strip() for line in output.splitlines() if planted.said in line]
+    is_right = bool(saying) and (code == 0) == (not planted.edits)
+    return {
+        "planted": planted.name,
+        "task": planted.recipe.parent.name,
+        "exit_code": code,
+        "said": saying[0] if saying else output,
+        "seconds": round(time.monotonic() - started),
+        "verdict": AS_EXPECTED if is_right else "not as expected",
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Plant bugs, and see whether verify finds and names them.")
+    parser.add_argument("--only", default="", help="a regular expression in the name, such as 'nothing in gpt_pydoc'")
+    parser.add_argument("--minutes", type=float, default=600, help="after which no further bug is planted")
+    parser.add_argument("--output", type=Path, default=RESULTS / "planted/planted.json")
+    options = parser.parse_args()
+    facts, rows = take_facts(("torch", "accelerate", "deepspeed", "transformers")), []
+    chosen, ends = [each for each in ALL if re.search(options.only, each.name)], time.monotonic() + 60 * options.minutes
+    for planted in chosen:
+        if time.monotonic() < ends:
+            rows.append(row_of(planted))
+            print(json.dumps(rows[-1], indent=1), flush=True)
+    left_out = [each.name for each in chosen[len(rows) :]]
+    write_verdicts(rows, AS_EXPECTED, facts | {"left_out": left_out}, options.output)
+
+
+if __name__ == "__main__":
+    main()
