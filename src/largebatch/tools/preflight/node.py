@@ -16,6 +16,7 @@ from largebatch.estimate.model_shape import Strategy
 from largebatch.failures import kind_of
 from largebatch.installed import installed_versions
 from largebatch.plan import resolve
+from largebatch.plan.strategies import SINGLE
 from largebatch.tools.preflight.meeting import Node
 from largebatch.tools.preflight.run_folder import appears, missing_ability
 from largebatch.tools.preflight.verdict import Findings
@@ -182,12 +183,12 @@ def check_room_for_checkpoints(findings: Findings, folder: Path, recipe: Path, o
 
 
 def checkpoint_bytes(config: RecipeConfig) -> int:
-    """Size of a checkpoint, which has what one process of DDP holds: weights, buffers and optimizer states."""
+    """Size of a checkpoint, which has what one process alone holds: weights, buffers and optimizer states."""
     from largebatch.backend.fsdp_units import shape_of
     from largebatch.estimate.memory import model_states, optimizer_states
     from largebatch.estimate.recipe_model import recipe_model
 
     plan = resolve(config, world_size=1)
     shape = shape_of(recipe_model(config)[0], plan)
-    held = model_states(shape, Strategy("ddp"), 1, optimizer_states(plan), micro_batches=1)
+    held = model_states(shape, Strategy(SINGLE.name), 1, optimizer_states(plan), micro_batches=1)
     return held.weights + held.buffers + held.optimizer
