@@ -134,7 +134,10 @@ def test_gpus_that_nobody_asked_for(tmp_path):
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
-        ("print('no model here')\n", "has no function build_model(config)"),
+        (
+            "print('no model here')\n",
+            "model.py: AttributeError: module 'causal_lm.model' has no attribute 'build_model'",
+        ),
         # Which would otherwise end the pre-flight.
         ("import sys\nsys.exit()\n", "model.py:2: SystemExit; move what only a run does below"),
         ("def build_model(config):\n    return 1 / 0\n", "division by zero"),
