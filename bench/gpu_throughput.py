@@ -13,7 +13,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -215,53 +216,53 @@ def peer(connections: Sequence[Connection], kind: str, name: str, toy: bool, ste
 def _clock(connections: Sequence[Connection], steps: int, warmup: int) -> TurnClock:
     import torch
 
-    return TurnClock(connections[0], steps, warmup, torch.cuda.synchronize if torch.cuda.is_available() else bool)
+    from gpu.kernels import KernelClock
+
+    return KernelClock(connections[0], steps, warmup, torch.cuda.synchronize if torch.cuda.is_available() else bool)
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def alive(function: Any, *arguments: Any, environment: dict[str, str], timeout: float) -> Any:
-    """A contender on one process, for a `with` statement."""
-    settings = {"world_size": 1, "environment": environment, "folder": ROOT, "timeout": timeout}
-    return contender(start_job(function, *arguments, **settings), 1)
-
-
-def bare_loop(name: str, options: argparse.Namespace) -> Any:
-    """The bare loop of a job, for a `with` statement."""
-    return alive(peer, "bare", *_shared(name, options), environment={}, timeout=options.timeout)
-
-
-def compare_one(name: str, strategy: str, bare: Contender, options: argparse.Namespace) -> Comparison:
-    """Ours under a strategy, or the Trainer, beside the bare loop."""
+@contextmanager
+def contender_of(name: str, kind: str, options: argparse.Namespace) -> Iterator[Contender]:
+    """The bare loop of a job, the Trainer, or ours under a strategy, on one process."""
     from largebatch.backend.accelerate_configs import launch_environment
 
-    title, shared = JOBS[name].title, _shared(name, options)
-    print(f"{title}, {strategy}", file=sys.stderr, flush=True)
-    if strategy == "trainer":
-        with alive(peer, "trainer", *shared, environment={}, timeout=options.timeout) as other:
-            return Comparison(
-                "s per step", "bare", take_turns({"bare": bare, "trainer": other}, options.rounds), f"{title}, Trainer"
-            )
-    environment = launch_environment(ROOT / f"recipes/accelerate_configs/{strategy}.yaml", 1)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        alive(ours, folder, *shared, environment=environment, timeout=options.timeout) as other,
-    ):
-        measured = take_turns({"bare": bare, OURS: other}, options.rounds)
+    shared = name, options.toy, options.steps, options.warmup
+    settings = {"world_size": 1, "environment": {}, "folder": ROOT, "timeout": options.timeout}
+    with tempfile.TemporaryDirectory() as folder:
+        if kind in ("bare", "trainer"):
+            start = start_job(peer, kind, *shared, **settings)
+        else:
+            settings["environment"] = launch_environment(ROOT / f"recipes/accelerate_configs/{kind}.yaml", 1)
+            start = start_job(ours, folder, *shared, **settings)
+        with contender(start, 1) as started:
+            yield started
+
+
+def compare_pair(name: str, kind: str, bare: Contender, other: Contender, options: argparse.Namespace) -> Comparison:
+    """The Trainer, or ours under a strategy, beside the bare loop."""
+    is_trainer = kind == "trainer"
+    print(f"{JOBS[name].title}, {kind}", file=sys.stderr, flush=True)
+    measured = take_turns({"bare": bare, "trainer" if is_trainer else OURS: other}, options.rounds)
     # What a toy takes says nothing.
-    limits = {} if options.toy else {OURS: LIMITS[strategy]}
-    return Comparison("s per step", "bare", measured, f"{title}, {strategy}", limits)
+    limits = {} if options.toy or is_trainer else {OURS: LIMITS[kind]}
+    return Comparison("s per step", "bare", measured, _case(name, kind), limits)
 
 
-def _shared(name: str, options: argparse.Namespace) -> tuple[Any, ...]:
-    return name, options.toy, options.steps, options.warmup
+def _case(name: str, kind: str) -> str:
+    return f"{JOBS[name].title}, {'Trainer' if kind == 'trainer' else kind}"
 
 
 def compare(name: str, strategies: Sequence[str], options: argparse.Namespace) -> list[Comparison]:
-    """The pairs of one job: the Trainer and ours under each strategy, each beside the same bare loop."""
-    with bare_loop(name, options) as bare:
-        return [compare_one(name, strategy, bare, options) for strategy in ("trainer", *strategies)]
+    """The pairs of one job: ours under each strategy and the Trainer, each beside the same bare loop."""
+    comparisons = []
+    with contender_of(name, "bare", options) as bare:
+        for kind in (*strategies, "trainer"):
+            with contender_of(name, kind, options) as other:
+                comparisons.append(compare_pair(name, kind, bare, other, options))
+    return comparisons
 
 
 def figure_of(name: str, comparisons: Sequence[Comparison], units: int, toy: bool) -> Figure:
@@ -274,11 +275,9 @@ def figure_of(name: str, comparisons: Sequence[Comparison], units: int, toy: boo
 
 def unmeasured(name: str, strategies: Sequence[str]) -> list[Comparison]:
     """The comparisons, without measurements."""
-    title = JOBS[name].title
-    return [Comparison("s per step", "bare", [], f"{title}, Trainer")] + [
-        Comparison("s per step", "bare", [], f"{title}, {strategy}", {OURS: LIMITS[strategy]})
-        for strategy in strategies
-    ]
+    limits: dict[str, dict[str, float]] = {strategy: {OURS: LIMITS[strategy]} for strategy in strategies}
+    limits["trainer"] = {}
+    return [Comparison("s per step", "bare", [], _case(name, kind), each) for kind, each in limits.items()]
 
 
 def gpu_name() -> str | None:

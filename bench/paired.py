@@ -67,11 +67,20 @@ class TurnClock:
         if self._left:
             return
         self._synchronise()
-        self._connection.send((time.perf_counter() - self._started) / self._steps)
-        if not self._connection.recv():
+        self._connection.send(self.end_turn())
+        wish = self._connection.recv()
+        if not wish:
             sys.exit()
+        self.begin_turn(wish)
         self._left = self._steps
         self._started = time.perf_counter()
+
+    def begin_turn(self, wish: object) -> None:
+        """Prepare for what the next turn is to tell; True are seconds."""
+
+    def end_turn(self) -> object:
+        """What the turn tells: seconds per step."""
+        return (time.perf_counter() - self._started) / self._steps
 
 
 @dataclass(frozen=True)
@@ -92,17 +101,22 @@ class Contender:
             connection.send(True)
         return self.answer()
 
+    def ask(self, wish: object) -> Any:
+        """What a turn of the first process tells, whose clock knows this wish."""
+        self.connections[0].send(wish)
+        return self._receive(self.connections[0])
+
     def answer(self) -> float:
         """Wait for the end of the turn, or of the steps before the first one."""
-        return max(self._receive(connection) for connection in self.connections)
+        return max(float(self._receive(connection)) for connection in self.connections)
 
-    def _receive(self, connection: Connection) -> float:
+    def _receive(self, connection: Connection) -> Any:
         while not connection.poll(0.2):
             if self.job.done():
                 # Raises what the job has failed with.
                 self.job.result()
                 raise RuntimeError("a contender ended before its turns were over")
-        return float(connection.recv())
+        return connection.recv()
 
 
 @contextmanager

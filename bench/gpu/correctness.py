@@ -16,6 +16,9 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+import numpy as np
+from safetensors.numpy import load_file
+
 from gpu.machine import Gpus
 from gpu.rows import ROOT, SINGLE, Deadline, Launcher, NotMeasured, Part, Result, Row
 from gpu.waits import waits_of_a_recipe
@@ -28,7 +31,8 @@ TITLE = "Small recipes on a GPU, beside the CPU"
 ABOUT = """The first six steps of the small recipes, each run compared with a run of the same recipe in the same
 precision in one process on the CPU, without `torch.compile` and activation checkpointing: the largest relative
 difference of a step's loss. The sample has every pair of recipe, strategy and settings. A *rerun* is the largest
-difference between two runs of the same settings; zero means equal losses. *Host waits* are the calls per step that make
+difference between two runs of the same settings; zero means equal losses. With `compute.deterministic`, it is counted
+how many losses and weights differ in any bit. *Host waits* are the calls per step that make
 the host wait for the GPU between two logged steps, as `torch.cuda.set_sync_debug_mode` reports them."""
 
 STEPS = 6
@@ -57,6 +61,8 @@ STRATEGIES_AND_SINGLE = (
     SINGLE,
     *(name for name, entry in STRATEGIES.items() if name != SINGLE and not entry.replicates_shards),
 )
+# Embeddings, and convolutions with BatchNorm: their backward passes have kernels that add in no fixed order.
+DETERMINISTIC = ("gpt_pydoc", "resnet_digits")
 WITHOUT_WAITS = ("ddp", "fsdp", "hsdp")
 # Jobs of small models leave most of a GPU idle, and most of their time is the host's.
 JOBS_AT_ONCE = {"cuda": 5, "cpu": 2}
@@ -155,6 +161,17 @@ def largest_difference(losses: Sequence[float], expected: Sequence[float]) -> fl
     return max(ratios) if all(map(math.isfinite, ratios)) else math.inf
 
 
+def exact_name(recipe: str) -> str:
+    """The row of two runs whose bits should be equal."""
+    return f"{recipe}, ddp, bf16, compute.deterministic: losses and weights that differ in two runs"
+
+
+def number_of_differences(mine: dict[Any, Any], theirs: dict[Any, Any]) -> int:
+    """How many losses and weights are not equal to the last bit."""
+    assert mine.keys() == theirs.keys()
+    return sum(np.asarray(mine[key]).tobytes() != np.asarray(theirs[key]).tobytes() for key in mine)
+
+
 class Runs:
     """The runs of the sample, and the references they are compared with.
 
@@ -183,6 +200,8 @@ class Runs:
             *product(["gpt_pydoc"], [*WITHOUT_WAITS[1:], "zero1"]),
         ]:
             yield Row(f"host waits, {recipe}, {strategy}", partial(self._count_waits, recipe, strategy))
+        for recipe in DETERMINISTIC:
+            yield Row(exact_name(recipe), partial(self._train_exactly, recipe))
         for setting in first.values():
             yield Row(f"rerun of {setting.name}", partial(self._rerun, setting))
         for setting in settings[len(eager) :]:
@@ -221,12 +240,23 @@ class Runs:
         recipe, words = recipe_file(setting.recipe), words_of(setting, self._is_small, self._launcher.world_size)
         if on_cpu:
             words.append(f"--batch.micro_batch_size={self._micro_batch_size(recipe, words)}")
-        stops = [STEPS // 2, STEPS] if setting.resumed else [STEPS]
         with tempfile.TemporaryDirectory() as folder:
-            for stop in stops:
+            for stop in [STEPS // 2, STEPS] if setting.resumed else [STEPS]:
                 job = partial(train, recipe, *words, f"--train.stop_after_steps={stop}", run_dir=Path(folder, "run"))
                 self._launcher.run(deadline, setting.strategy, job, hide_gpus=on_cpu)
             return [line["loss"] for line in read_json_lines(Path(folder, "run/metrics.jsonl"))]
+
+    def _train_exactly(self, recipe: str, deadline: Deadline) -> list[Result]:
+        setting = Setting(recipe, "ddp", "bf16", compiled=False, recomputed=False, resumed=False)
+        words = [*words_of(setting, self._is_small, self._launcher.world_size), "--compute.deterministic=true"]
+        job = partial(train, recipe_file(recipe), *words, f"--train.stop_after_steps={STEPS}")
+        found = []
+        for _ in range(2):
+            with tempfile.TemporaryDirectory() as folder:
+                self._launcher.run(deadline, setting.strategy, partial(job, run_dir=Path(folder, "run")))
+                losses = {line["step"]: line["loss"] for line in read_json_lines(Path(folder, "run/metrics.jsonl"))}
+                found.append(losses | load_file(Path(folder, "run/model/model.safetensors")))
+        return [Figure(exact_name(recipe), "", [number_of_differences(*found)], at_most=0)]
 
     def _micro_batch_size(self, recipe: Path, words: Sequence[str]) -> int:
         """That of the reference, over which synchronized BatchNorm normalizes as over all processes' micro-batches."""

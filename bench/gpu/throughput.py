@@ -4,37 +4,58 @@ import argparse
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
 
+from gpu.ceilings import ceilings
+from gpu.kernels import longest_kernels
 from gpu.machine import Gpus
-from gpu.rows import Deadline, NotMeasured, Part, Result, Row, why_not
+from gpu.rows import SINGLE, Deadline, Launcher, NotMeasured, Part, Result, Row, why_not
 from gpu_throughput import ABOUT as ABOUT_THE_PAIRS
-from gpu_throughput import JOBS, bare_loop, compare_one, config_of, figure_of, units_of_step
-from record import OURS, Comparison, Figure
+from gpu_throughput import JOBS, compare_pair, config_of, contender_of, figure_of, units_of_step
+from paired import Contender
+from record import OURS, Figure
 
 TITLE = "Throughput on one GPU, in brief"
-ABOUT = f"""{ABOUT_THE_PAIRS} MFU is by the formula and the data sheets of `largebatch.estimate.flops`."""
+ABOUT = f"""{ABOUT_THE_PAIRS} MFU is by the formula and the data sheets of `largebatch.estimate.flops`.
+The longest kernels of a step are of turns of their own, under torch's profiler."""
 
 # What matters most first; a bare loop is shared by all that follow it in its line.
-CASES = {
-    "gpt2_124m": ("ddp", "trainer", "zero1", "fsdp"),
-    "llama_1b": ("ddp", "fsdp"),
-    "resnet50": ("ddp", "trainer"),
-}
+CASES = (
+    ("gpt2_124m", ("ddp",)),
+    ("llama_1b", ("ddp",)),
+    ("resnet50", ("ddp",)),
+    ("llama_1b", ("fsdp",)),
+    ("gpt2_124m", ("fsdp", "zero1", "trainer")),
+    ("resnet50", ("trainer",)),
+)
 
 
-class Bare:
-    """The bare loop of a job, which is started by the first row that needs it."""
+class Shared:
+    """A contender that several rows need: the first of them starts it, and the stack ends it."""
 
-    def __init__(self, name: str, stack: ExitStack):
-        self._name, self._stack = name, stack
-        self._contender: Any = None
+    def __init__(self, name: str, kind: str, is_small: bool, stack: ExitStack):
+        self._name, self._kind, self._is_small, self._stack = name, kind, is_small, stack
+        self._contender: Contender | None = None
+        self._was_started = False
 
-    def compare(self, strategy: str, options: argparse.Namespace) -> Comparison:
-        """Measure ours or the Trainer beside it."""
+    def start(self, deadline: Deadline) -> Contender:
+        """The contender, which has warmed up.
+
+        Raises:
+            NotMeasured: It could not be started for an earlier row.
+        """
         if self._contender is None:
-            self._contender = self._stack.enter_context(bare_loop(self._name, options))
-        return compare_one(self._name, strategy, self._contender, options)
+            if self._was_started:
+                raise NotMeasured(f"{self._kind} failed before")
+            self._was_started = True
+            options = turns(self._is_small, deadline)
+            self._contender = self._stack.enter_context(contender_of(self._name, self._kind, options))
+        return self._contender
+
+
+def turns(is_small: bool, deadline: Deadline) -> argparse.Namespace:
+    """Options of the contenders: rounds, and the steps of a turn."""
+    sizes = {"rounds": 2, "steps": 1, "warmup": 1} if is_small else {"rounds": 3, "steps": 5, "warmup": 5}
+    return argparse.Namespace(toy=is_small, timeout=deadline.seconds_left, **sizes)
 
 
 def utilization(name: str, is_small: bool, gpu: str, units_per_second: float) -> float | None:
@@ -56,16 +77,16 @@ def utilization(name: str, is_small: bool, gpu: str, units_per_second: float) ->
     return units_per_second * token_flops(*multiplied_parameters(model), *shape) / (peak * 1e12)
 
 
-def pair(bare: Bare, name: str, strategy: str, gpus: Gpus, deadline: Deadline) -> list[Result]:
+def pair(name: str, kind: str, contenders: dict[str, Shared], gpus: Gpus, deadline: Deadline) -> list[Result]:
     """One row: the pair, and from ours on DDP its throughput."""
-    why = None if strategy == "trainer" else why_not(strategy)
+    why = None if kind == "trainer" else why_not(kind)
     if why is not None:
         raise NotMeasured(why)
     is_small = gpus.count == 0
-    turns = {"rounds": 2, "steps": 1, "warmup": 1} if is_small else {"rounds": 3, "steps": 5, "warmup": 5}
-    comparison = bare.compare(strategy, argparse.Namespace(toy=is_small, timeout=deadline.seconds_left, **turns))
+    bare, other = (each.start(deadline) for each in contenders.values())
+    comparison = compare_pair(name, kind, bare, other, turns(is_small, deadline))
     results: list[Result] = [comparison]
-    if strategy == "ddp":
+    if kind == "ddp":
         config, _ = config_of(JOBS[name], is_small)
         units = units_of_step(config)
         results.append(figure_of(name, [comparison], units, is_small))
@@ -75,13 +96,26 @@ def pair(bare: Bare, name: str, strategy: str, gpus: Gpus, deadline: Deadline) -
     return results
 
 
+def kernels(title: str, contenders: dict[str, Shared], deadline: Deadline) -> list[Result]:
+    """One row: the longest kernels of both of a pair."""
+    return longest_kernels(title, {name: each.start(deadline) for name, each in contenders.items()})
+
+
 def rows(gpus: Gpus) -> Iterator[Row]:
-    """The pairs; the bare loop of a job ends with its last row."""
-    for name, strategies in CASES.items():
+    """The machine, then the pairs; a bare loop ends with the last row of its line, its partner with its own rows."""
+    is_small = gpus.count == 0
+    launcher = Launcher(1, ())
+    yield Row("ceilings of the GPU", lambda deadline: launcher.run(deadline, SINGLE, ceilings, is_small))
+    for name, kinds in CASES:
         with ExitStack() as stack:
-            bare = Bare(name, stack)
-            for strategy in strategies:
-                yield Row(f"{JOBS[name].title}, {strategy}", partial(pair, bare, name, strategy, gpus))
+            bare = Shared(name, "bare", is_small, stack)
+            for kind in kinds:
+                with ExitStack() as inner:
+                    title = f"{JOBS[name].title}, {kind}"
+                    contenders = {"bare": bare, OURS: Shared(name, kind, is_small, inner)}
+                    yield Row(title, partial(pair, name, kind, contenders, gpus))
+                    if kind == "ddp":
+                        yield Row(f"{title}: kernels", partial(kernels, title, contenders))
 
 
 def measure(part: Part, gpus: Gpus) -> None:

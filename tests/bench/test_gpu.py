@@ -2,12 +2,17 @@
 
 import json
 import re
+from functools import partial
 
+import numpy as np
 import pytest
+import torch
 
-from gpu import correctness
+from gpu import correctness, forward_ablations
 from gpu.__main__ import seconds_of_the_next
+from gpu.kernels import KERNELS, KernelClock
 from gpu.rows import GRACE, Launcher, NotMeasured, Part, Row
+from jobs import run_job
 from largebatch.config import load_config
 from largebatch.plan import resolve
 from largebatch.tools.verify.jobs import JobFailed
@@ -135,6 +140,50 @@ def test_no_recipe_refuses_a_setting_of_the_sample(is_small, processes):
         words = correctness.words_of(setting, is_small, processes)
         config = load_config(correctness.recipe_file(setting.recipe), words)
         resolve(config, 1 if setting.strategy == "single" else processes)
+
+
+def test_the_kernels_of_a_step():
+    clock = KernelClock(None, steps=2, warmup=0)
+    clock.begin_turn(KERNELS)
+    for _ in range(2):
+        torch.mm(torch.ones(64, 64), torch.ones(64, 64)).sum()
+    kernels = clock.end_turn()
+    assert {each.name: each.calls for each in kernels}["aten::mm"] == 1
+    assert kernels == sorted(kernels, reverse=True)
+    clock.begin_turn(True)
+    assert isinstance(clock.end_turn(), float)
+
+
+def flags_of_compiled_code():
+    """With which values of its flag the ablation of DDP's optimizer compiles code."""
+    flags = set()
+
+    def backend(graph, _):
+        flags.add(torch._dynamo.config.optimize_ddp)
+        return graph
+
+    def take_one_step_each(_, __, variants):
+        for variant in variants.values():
+            variant()()
+
+    torch.compile = partial(torch.compile, backend=backend)
+    forward_ablations.in_turns = take_one_step_each
+    forward_ablations.ddp_optimizer(True)
+    return flags
+
+
+@pytest.mark.slow
+def test_both_variants_of_an_ablation_are_compiled():
+    (flags,) = run_job(flags_of_compiled_code, strategy="ddp", world_size=1)
+    assert flags == {True, False}
+
+
+@pytest.mark.slow
+def test_bits_of_two_runs_on_the_cpu(part):
+    runs = correctness.Runs(Launcher(1, ("ddp",)), is_small=True)
+    part.measure(row for row in runs.rows() if row.name == correctness.exact_name("gpt_pydoc"))
+    assert [(each.samples, each.at_most) for each in part.record.figures] == [([0], 0)]
+    assert correctness.number_of_differences({1: 0.5, "w": np.ones(2)}, {1: 0.5, "w": np.array([1, 1 + 2e-16])}) == 1
 
 
 @pytest.mark.slow
