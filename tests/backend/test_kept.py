@@ -65,16 +65,22 @@ def test_what_is_no_state_and_what_the_checkpoint_does_not_have():
     once = kept(own=Own({}))
     with pytest.raises(UserError, match="once, under a name of its own"):
         once.add("own", Own({}))
-    with pytest.raises(UserError, match=r"train.py has a state own, but the checkpoint has not"):
+    with pytest.raises(UserError, match=r"the checkpoint has no state own; remove it again, or --resume none starts"):
         once.restore({})
-    with pytest.raises(UserError, match=r"the checkpoint has a state old, but train.py has not"):
+    with pytest.raises(UserError, match=r"train.py has no state old; register it, or --resume none starts over"):
         once.restore({"own": {}, "old": {}})
 
 
 def test_processes_that_differ():
-    two = SimpleNamespace(gather_objects=lambda mine: [mine, "another digest"], raise_on_all_ranks=nullcontext)
-    with pytest.raises(TrainingFailed, match=re.escape("the state of own is not the same on all processes")):
-        kept(own=Own({"seen": 3})).check(two)
+    """Each is told which states differ, and no others; also one that only another process has registered."""
+    states = {"same": Own([1]), "seen": Own([3]), "best": Own(2.5)}
+
+    def others_digests(mine):
+        return [mine, mine | {"seen": "another digest", "extra": "a digest"}]
+
+    two = SimpleNamespace(gather_objects=others_digests, raise_on_all_ranks=nullcontext)
+    with pytest.raises(TrainingFailed, match=re.escape("the state of extra, seen is not the same on all processes")):
+        kept(**states).check(two)
 
 
 @pytest.mark.slow

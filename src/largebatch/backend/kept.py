@@ -31,8 +31,9 @@ class KeptStates:
         """Give each object its state in a checkpoint; UserError if that has others."""
         if different := saved.keys() ^ self._states.keys():
             name = min(different)
-            here, there = ("the checkpoint", "train.py") if name in saved else ("train.py", "the checkpoint")
-            raise UserError(f"run.keep: {here} has a state {name}, but {there} has not; register it, or start over")
+            where, remedy = ("train.py", "register it") if name in saved else ("the checkpoint", "remove it again")
+            over = "--resume none starts over and moves the earlier run aside"
+            raise UserError(f"run.keep: {where} has no state {name}; {remedy}, or {over}")
         for name, state in self._states.items():
             try:
                 state.load_state_dict(saved[name])
@@ -43,11 +44,13 @@ class KeptStates:
         """The states as JSON; an error on all processes if one cannot be kept, or if they are not the same on all."""
         with backend.raise_on_all_ranks():
             mine = {name: _through_json(name, state.state_dict()) for name, state in self._states.items()}
-        digest = hashlib.sha256(json.dumps(mine, sort_keys=True).encode()).hexdigest()
-        if len(set(backend.gather_objects(digest))) > 1:
+        digests = {name: hashlib.sha256(json.dumps(mine[name], sort_keys=True).encode()).hexdigest() for name in mine}
+        gathered = backend.gather_objects(digests)
+        names = sorted({name for each in gathered for name in each})
+        if differing := [name for name in names if any(each.get(name) != digests.get(name) for each in gathered)]:
             raise TrainingFailed(
-                f"run.keep: the state of {', '.join(mine)} is not the same on all processes, so a checkpoint cannot "
-                "hold it; compute it from numbers that all have, such as the results of run.evaluate",
+                f"run.keep: the state of {', '.join(differing)} is not the same on all processes, so a checkpoint "
+                "cannot hold it; compute it from numbers that all have, such as the results of run.evaluate",
                 everywhere=True,
             )
         return mine
