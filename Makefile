@@ -12,16 +12,18 @@ ACCELERATE_CONFIG = recipes/accelerate_configs/$(STRATEGY).yaml
 STRATEGIES = $(basename $(notdir $(wildcard recipes/accelerate_configs/*.yaml)))
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install train test check lint bench gpu clean
+.PHONY: help install train test check oldest lint bench gpu clean
 
 help:
 	@echo "make train   train CONFIG ($(CONFIG))"
 	@echo "             under STRATEGY ($(STRATEGY); one of: $(STRATEGIES))"
 	@echo "             on NUM_PROCESSES processes (all GPUs; without a GPU, 2 on the CPU), with ARGS as overrides"
 	@echo "make check   run linters and the tests that start no job, in under 3 minutes"
+	@echo "make oldest  run the tests that start no job with the oldest versions that pyproject.toml allows; once per release"
 	@echo "make test    run linters and the whole test suite, in about 15 minutes on 2 cores"
 	@echo "make gpu     measure on GPUs, all in under 25 minutes, or only PARTS (correctness,ablations,memory,throughput,"
-	@echo "             scaling); DEVICE=cpu rehearses; WHEELS=FOLDER takes missing packages from there, see bench/README.md"
+	@echo "             scaling); DEVICE=cpu rehearses; WHEELS=FOLDER takes missing packages from there; ARGS has options,"
+	@echo "             such as --minutes 9 --only 'GPT-2 ddp': see bench/README.md"
 	@echo "make bench   measure with the programs BENCH ($(BENCH)) of bench/, and make docs/performance.md"
 
 install: .venv/installed
@@ -52,6 +54,14 @@ lint: install
 
 check: lint
 	$(BIN)/pytest --numprocesses 2 -m "not slow"
+
+# pip always takes the newest versions; uv can take the oldest. UV_TORCH_BACKEND=cpu takes torch without CUDA.
+oldest:
+	$(PYTHON) -m venv --clear build/oldest
+	build/oldest/bin/pip install --quiet uv
+	build/oldest/bin/uv pip install --quiet --python build/oldest/bin/python --resolution lowest-direct \
+		--editable '.[dev,lora,report]'
+	build/oldest/bin/pytest --numprocesses 2 -m "not slow"
 
 # Twice as many workers as cores: jobs, and those of the tests' Slurm cluster above all, wait more than they work.
 test: lint
