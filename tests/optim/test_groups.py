@@ -186,6 +186,13 @@ def test_a_pattern_that_matches_nothing(groups, words):
         groups_of(Classifier(), groups=groups)
 
 
+def test_examples_name_each_part_of_the_model():
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    model = ViTForImageClassification(ViTConfig(image_size=8, patch_size=4, **sizes))
+    with pytest.raises(ConfigError, match=r"of names, such as vit\.\*, classifier\.\*, classifier\.bias$"):
+        groups_of(model, groups=[{"parameters": "head.*"}])
+
+
 def test_frozen_for_good_is_not_for_patterns():
     model = Classifier()
     model.head.requires_grad_(False)

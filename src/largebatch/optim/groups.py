@@ -64,12 +64,13 @@ def _rules(trainable: Collection[str], plan: RunPlan) -> dict[str, tuple[float, 
         pattern = group.parameters
         matched = [name for name in trainable if name not in rules and fnmatchcase(name, pattern)]
         if not matched:
-            modules = {f"{name[:end]}.*" for name in trainable for end, letter in enumerate(name) if letter == "."}
+            modules = [f"{name[:end]}.*" for name in trainable for end, letter in enumerate(name) if letter == "."]
             which = " that an earlier group does not have" if any(fnmatchcase(name, pattern) for name in rules) else ""
-            meant = did_you_mean(pattern, [*trainable, *sorted(modules)])
+            meant = did_you_mean(pattern, [*trainable, *modules])
+            examples = dict.fromkeys([*(name for name in modules if name.count(".") == 1), [*trainable][-1]])
             raise ConfigError(
                 f'optimizer.groups: "{pattern}" matches no trainable parameter of the model{which}{meant}; write a '
-                f"pattern of names such as {next(iter(trainable))}"
+                f"pattern of names, such as {', '.join(examples)}"
             )
         rules |= dict.fromkeys(matched, (group.lr_factor, frozen_steps))
     return rules

@@ -44,8 +44,6 @@ def comparison(tmp_path_factory):
         write_run(folders[1], ("--batch.global_batch_size=512",), steps=range(1, 40), outcome="running"),
         write_run(folders[2], config=PYDOC, steps=range(10, 31, 10)),
     ]
-    lines = [metric_line(plans[2], step, tokens_per_second=1000.0 * step) for step in (10, 20, 30)]
-    write_lines(folders[2] / "metrics.jsonl", lines)
     return plans, report(*folders, out=folder / "comparison.html")
 
 
@@ -84,9 +82,10 @@ def test_curves_are_those_of_the_files(comparison):
                 np.testing.assert_allclose(page.points(name, run, axis), truth, rtol=1e-12)
         minutes = [(line["seconds"] / 60, line["loss"]) for line in lines]
         np.testing.assert_allclose(page.points("loss", run, "minutes"), minutes, rtol=1e-12)
-    # Between its logged steps a run has trained on as many tokens as it logged per second: 0.7 s at each rate.
-    tokens = [place for place, _ in page.points("loss", 2, "tokens")]
-    np.testing.assert_allclose(tokens, [7_000, 21_000, 42_000])
+    # 32 samples of 128 tokens in each step.
+    assert [place for place, _ in page.points("loss", 2, "tokens")] == [40_960, 81_920, 122_880]
+    assert page.row("tokens, last known") == ["–", "–", "122,880"]
+    assert "not finite" not in page.text
     # The others count none.
     assert {place for place, _ in page.points("loss", 0, "tokens")} == {None}
     lines = [evaluation_line(plans[0], step) for step in (50, 100, 150, 200)]
@@ -191,6 +190,15 @@ def test_mean_rates_are_weighted_by_their_time(tmp_path):
     assert page.row("samples_per_second, mean") == ["19.000"]
 
 
+def test_tokens_of_samples_that_differ(tmp_path):
+    """Between two logged steps, as many as were logged per second: 0.7 s at each rate."""
+    plan = write_run(tmp_path / "run", ('--data.samples="documents"',), range(10, 31, 10), config=PYDOC)
+    lines = [metric_line(plan, step, tokens_per_second=1000.0 * step + 0.4) for step in (10, 20, 30)]
+    write_lines(tmp_path / "run/metrics.jsonl", lines)
+    page = report(tmp_path / "run", out=tmp_path / "report.html")
+    assert [place for place, _ in page.points("loss", 0, "tokens")] == [7_000, 21_001, 42_001]
+
+
 def test_a_run_that_is_writing(tmp_path, capsys):
     """The last lines are torn, and there is nothing yet but a loss; the report does not touch what is there."""
     run = tmp_path / "run"
@@ -293,7 +301,7 @@ def test_values_that_cannot_be_shown_are_left_out(file, values, tmp_path):
     page = report(tmp_path / "run", out=tmp_path / "report.html")
     assert len(events(page, "run")) == len(HISTORY) + 1
     if "loss" in values:
-        assert "Not drawn, because not finite:\n2 values" in page.text
+        assert "Not drawn, because not finite: 2 values" in page.text
         assert page.titles()[:1] == ["grad_norm"]
 
 

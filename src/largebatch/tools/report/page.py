@@ -54,6 +54,7 @@ def page(runs: Sequence[ReportedRun], now: float) -> str:
         for line in run.history
         for sentence in line.sentences
     ]
+    not_finite = sum(run.num_not_finite for run in runs)
     return Template(files(__package__).joinpath("page.html").read_text(encoding="utf-8")).substitute(
         version=__version__,
         now=_utc(now),
@@ -61,7 +62,7 @@ def page(runs: Sequence[ReportedRun], now: float) -> str:
         results=_table(["", *names], results),
         curves=curves_html(runs) or "<p>No step has been logged yet.</p>",
         max_points=f"{MAX_POINTS:,}",
-        not_finite=counted(sum(run.num_not_finite for run in runs), "value"),
+        not_finite=f" Not drawn, because not finite: {counted(not_finite, 'value')}." if not_finite else "",
         differences=_table(["", *names], [row for row in configs if len(set(row[1:])) > 1]),
         plans="\n".join(f"<h3>{escape(', '.join(of))}</h3><pre>{escape(plan)}</pre>" for plan, of in plans.items()),
         history=_table(["run", "time", "after", "event"], history),

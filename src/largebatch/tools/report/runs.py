@@ -106,12 +106,14 @@ class ReportedRun:
 
     @cached_property
     def _axes(self) -> dict[str, Array]:
-        steps, seconds, rates = columns(self.metrics, "step", "seconds", "tokens_per_second")
-        return {
-            "samples": columns(_by_step([*self.evaluations, *self.metrics]), "step", "samples"),
-            "tokens": np.stack([steps, np.cumsum(rates * np.diff(seconds, prepend=0.0))]),
-            "minutes": columns(self.metrics, "step", "seconds") / [[1], [60]],
-        }
+        samples = columns(_by_step([*self.evaluations, *self.metrics]), "step", "samples")
+        if self.plan and self.plan.timeline.tokens_per_sample:
+            tokens = samples * [[1], [self.plan.timeline.tokens_per_sample]]
+        else:
+            # Samples have different numbers of them, and the logged rates and times are rounded.
+            steps, seconds, rates = columns(self.metrics, "step", "seconds", "tokens_per_second")
+            tokens = np.stack([steps, np.cumsum(rates * np.diff(seconds, prepend=0.0)).round()])
+        return {"samples": samples, "tokens": tokens, "minutes": columns(self.metrics, "step", "seconds") / [[1], [60]]}
 
     def places(self, steps: Sequence[float]) -> dict[str, list[float]]:
         """Steps as "step", "samples", "tokens" and "minutes" in training, as far as they are logged.
