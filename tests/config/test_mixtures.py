@@ -31,6 +31,24 @@ def test_the_plan_says_how_often_each_source_is_seen():
     assert "epoch" not in text
 
 
+@pytest.mark.parametrize(("samples", "told"), [(19, "19 of 30"), (20, "20 of 30"), (21, None), (30, None)])
+def test_the_plan_names_sources_that_are_never_evaluated(samples, told):
+    """The first source has 20 evaluation samples."""
+    text = explain(resolve(load(words=[f"--evaluation.max_samples={samples}"]), 2), "mixture")
+    assert ("none of" in text) == (told is not None)
+    if told:
+        assert f"on the first {told} samples, each counted once; none of code\n" in text
+
+
+def test_a_wrong_sum_hides_no_other_problem():
+    words = ['--train.duration={"epochs": 2}', "--batch.micro_batch_size=5"]
+    with pytest.raises(ConfigError) as caught:
+        load(words=words, num_train_samples=1_000_000, num_eval_samples=5)
+    sums, micro_batches, duration = ("add up to", "is not a multiple of", "is given in epochs")
+    told = [text for problem in caught.value.problems for text in (sums, micro_batches, duration) if text in problem]
+    assert sorted(told) == sorted([sums, sums, micro_batches, duration])
+
+
 def test_a_source_has_the_section_and_its_own_fields():
     config = load([FIRST | {"train_split": "train[:1%]", "config_name": "en"}, SECOND])
     web, code = config.data.sections()

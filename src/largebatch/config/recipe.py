@@ -170,6 +170,14 @@ class RecipeConfig(Section):
             yield f"compute.compile: {problem}; write false, or set compute.activation_checkpointing to false"
 
     @check
+    def _sums_over_the_sources(self) -> Iterator[str]:
+        sections = self.data.sections() if isinstance(self.data, Mixable) else []
+        for field in ("num_train_samples", "num_eval_samples") if sections else ():
+            given, total = getattr(self.data, field), sum(getattr(section, field) for section in sections)
+            if given != total:
+                yield f"data.{field}: {given}, but the sources add up to {total}; write {total}"
+
+    @check
     def _growth_instead_of_decay(self) -> Iterator[str]:
         sizes = [size for _, size in self.batch.sizes]
         if isinstance(self.learning_rate.decay, BatchGrowth) and max(sizes) == sizes[0]:

@@ -12,8 +12,8 @@ WIDTH = 110
 NOTES = (
     "Sizes are in GiB, for the process that holds the most. States are exact, before the update: weights, reduced "
     "gradients, optimizer states, and DeepSpeed's fp32 copies.",
-    "Transient memory is approximate, and not all of it is held at once: gradients that accumulate until they are "
-    "reduced, gathered weights, buckets (--json lists each).",
+    "Transient: memory that is allocated only during part of a step, approximately, and not all at once: gradients "
+    "that accumulate until they are reduced, gathered weights, buckets (--json lists each).",
     "Sent (within nodes, between nodes): by each process per step, with ring algorithms, in which each of n processes "
     "sends (n - 1) / n of what is gathered or reduced; for zero3, an upper bound.",
     "Reduced: with each micro-batch of a step, or with the last. Shards: the number of processes that the states are "
