@@ -17,6 +17,7 @@ SHIPPED = (
     "slurm/launch.sh",
     "slurm/steps.sh",
     "slurm/site.example.sh",
+    "slurm/sites/*.sh",
     "requirements.txt",
     "LICENSE",
 )

@@ -104,7 +104,7 @@ def test_every_strategy_trains_the_same(capfd):
     code = main(["verify", moved, "--task", "recipes/maps", *words])
     output, errors = capfd.readouterr()
     assert code == 0, output + errors
-    assert "the model is the recipe's debug_model" in output
+    assert "the model is the recipe's debug_model; remove that to verify its own model" in output
     for strategy in ("ddp", "fsdp", "zero1", "zero2", "zero3"):
         assert re.search(rf"^{strategy} .* agrees$", output, re.MULTILINE), output
 

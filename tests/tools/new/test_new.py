@@ -43,6 +43,7 @@ SHARED = {
     "slurm/steps.sh",
     "slurm/prepare.sbatch",
     "slurm/site.example.sh",
+    *(f"slurm/sites/{name}.sh" for name in ("aws_efa", "dgx_infiniband", "no_gres", "rocm")),
     *(f"launch/{name}.sh" for name in ("claim_start", "environment", "free_port", "hosts", "node")),
     "launch/kubernetes.yaml",
     *(f"recipes/accelerate_configs/{strategy}.yaml" for strategy in (*STRATEGIES, "zero3_offload")),

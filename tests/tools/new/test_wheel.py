@@ -37,6 +37,7 @@ SHIPPED = (
     "slurm/launch.sh",
     "slurm/steps.sh",
     "slurm/site.example.sh",
+    "slurm/sites/*.sh",
     "ds_configs/*",
 )
 

@@ -25,6 +25,7 @@ COPIED = (
     "slurm/steps.sh",
     "slurm/prepare.sbatch",
     "slurm/site.example.sh",
+    "slurm/sites/*.sh",
 )
 WRITTEN = {
     "README.md": "README.md",

@@ -112,7 +112,8 @@ def _small_recipe(options: argparse.Namespace) -> tuple[RecipeConfig, list[str],
         length: Length = config.train.duration.length
         remarks.append(f"the schedule of {total_steps:,} steps, with all of its phases, is shortened to {length}")
     if config.debug_model:
-        remarks.append(f"the model is the recipe's debug_model: {json.dumps(config.debug_model)}")
+        small = json.dumps(config.debug_model)
+        remarks.append(f"the model is the recipe's debug_model; remove that to verify its own model: {small}")
     if tiny_data:
         replaced = ", ".join(["tiny data", *(name for name in large.tiny_data() or {} if name != "data")])
         remarks.append(f"{replaced} and a batch of {config.batch.global_batch_size} instead of the recipe's own")
