@@ -133,7 +133,7 @@ def test_the_learning_rate_follows_a_batch_size_that_grows():
     words = [f"--batch.global_batch_size={RAMP}", "--learning_rate.warmup=null", '--train.duration={"steps": 77}']
     plan = resolve(load_config(DIGITS, words), world_size=2)
     assert [phase.first_step for phase in plan.timeline.phases] == [0, 44, 66]
-    assert [plan.micro_steps_at(step) for step in (0, 43, 44, 65, 66)] == [1, 1, 2, 2, 4]
+    assert [plan.micro_steps_of(plan.batch_at(step)) for step in (0, 43, 44, 65, 66)] == [1, 1, 2, 2, 4]
     # Each phase is 1,408 samples, a third of the run, though 44, 22 and 11 steps.
     for step, peak_lr, progress in (
         (0, 0.05, 0),
@@ -228,7 +228,7 @@ def test_keep_trains_on_every_sample():
     plan = resolve(load_config(PYDOC, words), world_size=2)
     assert plan.total_steps == 2 * 101
     # Ten samples in micro-batches of 8 on two processes: one micro-step, 8 and 2.
-    assert (plan.batch_at(100).size, plan.micro_steps_at(100)) == (10, 1)
+    assert (plan.batch_at(100).size, plan.micro_steps_of(plan.batch_at(100))) == (10, 1)
     assert plan.timeline.at(plan.total_steps).samples_before == 2 * 3210
 
 

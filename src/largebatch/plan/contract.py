@@ -86,12 +86,8 @@ class RunPlan:
         """The samples of a step."""
         return self.timeline.at(step)
 
-    def micro_steps_at(self, step: int) -> int:
-        """Micro-batches that each process works through in a step; in a ragged one, the last may be short or empty."""
-        return self.micro_steps_of(self.batch_at(step))
-
     def micro_steps_of(self, batch: GlobalBatch) -> int:
-        """The same for the global batch of a step."""
+        """Micro-batches that each process works through in a step; in a ragged one, the last may be short or empty."""
         return micro_steps(batch.size, self.micro_batch_size, self.world_size)
 
     def lr_at(self, step: int) -> float:

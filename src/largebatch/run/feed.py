@@ -48,7 +48,7 @@ def training_feed(
     communicated. The micro-batches of each step must be used up before the next step.
     """
     steps = range(first_step, plan.stop_after_steps)
-    slots = ((step, number) for step in steps for number in range(plan.micro_steps_at(step)))
+    slots = ((step, number) for step in steps for number in range(plan.micro_steps_of(plan.batch_at(step))))
     order = TrainingOrder(plan.timeline, plan.micro_batch_size, plan.world_size, plan.seed, plan.mixture)
     # Loader processes take requests ahead of the batches, in the same order.
     asked, requested = tee(order.micro_batches(slots, backend.rank))

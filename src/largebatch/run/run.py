@@ -150,8 +150,7 @@ class Run(Generic[Config]):
             available = getattr(source, "num_available", len(source))
             if available > len(source):
                 self._print(f"  {'Data':<14}{len(source):,} of {available:,} {name} samples are used")
-            remark = getattr(source, "remark", None)
-            if remark:
+            if remark := getattr(source, "remark", None):
                 self._print(f"  {'Data':<14}{remark}")
         return sources
 
