@@ -124,13 +124,17 @@ def test_a_recipe_elsewhere(says_its_task, tmp_path_factory, capsys):
 
 @pytest.mark.usefixtures("sbatch")
 def test_what_a_container_would_not_see(tmp_path, tmp_path_factory, monkeypatch, capsys):
-    """Of the recipe's files; links count by what they lead to."""
+    """Of the recipe's files and the environment; links count by what they lead to."""
     outside = tmp_path_factory.mktemp("outside")
+    (outside / "env.sh").touch()
+    Path("image").touch()
     for name in ("tokenizer", "data", "seen"):
         (outside / name).mkdir()
     (outside / "data/1.jsonl").touch()
     (tmp_path / "link").symlink_to(outside / "tokenizer")
-    data = {"source": "datasets", "path": "json", "data_files": {"train": f"{outside}/data/*.jsonl", "eval": "/none"}}
+    # A text may be too long for a path.
+    data_files = {"train": f"{outside}/data/*.jsonl", "eval": "none" * 70}
+    data = {"source": "datasets", "path": "json", "data_files": data_files}
     data |= {"tokenizer": "link", "block_size": 128, "num_train_samples": 3200, "num_eval_samples": 400}
     words = ("gpt_pydoc", "--nodes=2", f"--data={json.dumps(data)}")
 
@@ -144,12 +148,69 @@ def test_what_a_container_would_not_see(tmp_path, tmp_path_factory, monkeypatch,
         return [line.removeprefix("error: ").partition(" is ")[0] for line in lines if line.startswith("error: ")]
 
     files = ["data.tokenizer: link", f"data.data_files.train: {outside}/data/*.jsonl"]
-    assert problems("image.sqsh") == ["HF_HOME", *files]
+    assert problems("registry#image") == ["HF_HOME", *files]
     Path("slurm/site.sh").write_text(f"export HF_HOME={outside}/seen\n")
-    assert problems("image.sqsh") == files
-    assert problems("apptainer:image.sif", LARGEBATCH_CONTAINER_MOUNTS=f"{outside}/data:{outside}/data:ro") == files[:1]
-    assert problems("image.sqsh", LARGEBATCH_CONTAINER_MOUNTS=f"/x:/y,{outside}:{outside}") == []
+    assert problems("registry#image") == files
+    assert problems("apptainer:image", LARGEBATCH_CONTAINER_MOUNTS=f"{outside}/data:{outside}/data:ro") == files[:1]
+    assert problems("registry#image", LARGEBATCH_CONTAINER_MOUNTS=f"/x:/y,{outside}:{outside}") == []
+    assert problems("registry#image", LARGEBATCH_ENV=f"{outside}/env.sh") == []
+    named = [f"LARGEBATCH_ENV: {outside}/env.sh", *files]
+    assert problems("registry#image", LARGEBATCH_CONTAINER_MOUNTS="") == named
     assert problems("command:shifter", LARGEBATCH_CONTAINER_MOUNTS="") == []
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_an_image_that_is_not_there(tmp_path, monkeypatch, capsys):
+    """A file's path, as both programs read it; a name in a registry cannot be looked up."""
+    (tmp_path / "here.sqsh").touch()
+    missing = (f"{tmp_path}/none", "/none/x.sqsh", "./none", "none.sqsh", "here.sqsh", "./here.sqsh")
+    missing += ("apptainer:/none/x.sif", "apptainer:none.sif")
+    present = (f"{tmp_path}/here.sqsh", "apptainer:here.sqsh", f"apptainer:{tmp_path}")
+    present += ("nvcr.io#nvidia/pytorch:24.01-py3", "ubuntu", "apptainer:docker://ubuntu", "command:shifter --image=x")
+    for image in missing + present:
+        monkeypatch.setenv("LARGEBATCH_CONTAINER", image)
+        assert submit("gpt_pydoc", "--nodes=2") == (image in missing), image
+        found = f"error: LARGEBATCH_CONTAINER={image}: there is no such file" in capsys.readouterr().out
+        assert found == (image in missing)
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_data_that_only_the_container_has_is_not_looked_at(tmp_path, monkeypatch, capsys):
+    (tmp_path / "link").symlink_to("/usr")
+    monkeypatch.setenv("LARGEBATCH_CONTAINER", "registry#image")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    # It runs what looks at the data.
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    data = {"source": "datasets", "path": "json", "data_files": {"train": "/data/*.jsonl", "eval": "eval.jsonl"}}
+    data |= {"tokenizer": "bytes", "block_size": 128, "num_train_samples": 3200, "num_eval_samples": 400}
+    words = ("gpt_pydoc", "--nodes=2", "--dry-run", f"--data={json.dumps(data)}")
+    where = "only the container has data.data_files.train: /data/*.jsonl"
+    note = f"\nnot checked: the data and any tokenizer, because {where}\n"
+    for mounts, looked_at in (("/none:/data:ro", False), ("/data:/data", True), ("/none:/datas", True)):
+        monkeypatch.setenv("LARGEBATCH_CONTAINER_MOUNTS", mounts)
+        assert submit(*words) == looked_at
+        assert (note in capsys.readouterr().out) is not looked_at
+        assert called()["words"][0] == "--test-only"
+    # Both paths lead to the same folder.
+    monkeypatch.setenv("LARGEBATCH_CONTAINER_MOUNTS", f"/usr:{tmp_path}/link")
+    assert submit(*words, f"--data.data_files.train={tmp_path}/link/x") == 1
+
+
+@pytest.mark.usefixtures("sbatch")
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        ("--gpus-per-node=4", 4),
+        ("--gpus-per-node=2 --data.num_workers=3 --cpus-per-task=7", 8),
+        ("--gpus-per-node=2 --data.num_workers=3 --cpus-per-task=8", None),
+        ("--data.num_workers=3", None),
+    ],
+)
+def test_too_few_cpus_are_noted(words, needed, capsys):
+    assert submit("gpt_pydoc", "--nodes=1", *words.split()) == 0
+    printed = capsys.readouterr().out
+    assert ("note: --cpus-per-task=" in printed) == (needed is not None)
+    assert needed is None or f"; write --cpus-per-task={needed}\n" in printed
 
 
 UGLY = ["it's", 'say "hi"', "$HOME `id`", "a;b&c|*", "\\", "new\nline", "", "-x"]
@@ -366,7 +427,7 @@ def test_an_environment_that_is_not_there(monkeypatch, capsys):
         assert submit("gpt_pydoc", "--nodes", "2", *words) == 1
         assert "error: LARGEBATCH_ENV=.venv/bin/activate: there is no such file" in capsys.readouterr().out
     assert not Path("called.json").exists()
-    monkeypatch.setenv("LARGEBATCH_CONTAINER", "apptainer:image.sif")
+    monkeypatch.setenv("LARGEBATCH_CONTAINER", "apptainer:docker://image")
     assert submit("gpt_pydoc", "--nodes", "2") == 0
     Path("mine").touch()
     monkeypatch.delenv("LARGEBATCH_CONTAINER")

@@ -15,6 +15,8 @@ from largebatch.tools.options import Commands, add_command
 from largebatch.tools.slurm.batch_script import BatchScript
 
 PACKAGE = Path(largebatch.__file__).parent
+# The folder of recipes/, slurm/ and launch/: in a wheel, where setup.py has put them; else the checkout.
+SHIPPED = PACKAGE / "shipped" if (PACKAGE / "shipped").is_dir() else PACKAGE.parent.parent
 TEMPLATES = Path(__file__).parent / "templates"
 SMALLEST_TASK = TEMPLATES / "task"
 COPIED = (
@@ -58,13 +60,19 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Create the folder, or add to it."""
+    """Create a folder in the layout of this repository, with a recipe and everything it needs to run, or add to it."""
     folder: Path = options.folder
     original = smallest_task(options.task) if options.task else shipped_recipe(options.recipe)
     if (folder / "recipes/accelerate_configs").is_dir():
-        print(f"added to {folder}: {', '.join(add_to_project(folder, original))}")
+        added = [f"recipes/{original.task}", f"slurm/{original.name}.sbatch", f"tests/test_{original.name}.py"]
+        texts = _texts(original, {added[-1]: WRITTEN["tests/test_recipe.py"]})
+        _write(folder, [folder / path for path in added], _copies(original), texts)
+        print(f"added to {folder}: {', '.join(added)}")
     else:
-        create_project(folder, original)
+        shared = {str(path.relative_to(SHIPPED)): path for pattern in COPIED for path in SHIPPED.glob(pattern)}
+        # The license of the copied files, not of the new repository.
+        shared["LICENSE.largebatch"] = SHIPPED / "LICENSE"
+        _write(folder, [folder], _copies(original) | shared, _texts(original, WRITTEN))
         print(f"created {folder}; its README.md says how to set it up, try it, train it, and what to change first")
     return 0
 
@@ -81,11 +89,11 @@ class Original:
 
 def shipped_recipe(name: str) -> Original:
     """A shipped recipe; UserError if there is no such recipe."""
-    recipes = {path.stem: path for path in recipes_in(shipped_folder() / "recipes")}
+    recipes = {path.stem: path for path in recipes_in(SHIPPED / "recipes")}
     if name not in recipes:
         close = did_you_mean(name, sorted(recipes))
         raise UserError(f"--recipe {name}: no such recipe{close}; write one of {', '.join(sorted(recipes))}")
-    return Original(recipes[name], shipped_folder() / "slurm" / f"{name}.sbatch", recipes[name].parent.name, name)
+    return Original(recipes[name], SHIPPED / "slurm" / f"{name}.sbatch", recipes[name].parent.name, name)
 
 
 def smallest_task(name: str) -> Original:
@@ -96,34 +104,6 @@ def smallest_task(name: str) -> Original:
             "digits and _, such as my_task"
         )
     return Original(SMALLEST_TASK / "task.json", SMALLEST_TASK / "task.sbatch", name, name)
-
-
-def create_project(folder: Path, original: Original) -> None:
-    """Create a folder with a recipe and everything it needs to run, in the layout of this repository.
-
-    Raises:
-        UserError: The folder exists, or cannot be written; nothing is left behind.
-    """
-    shipped = shipped_folder()
-    shared = {str(path.relative_to(shipped)): path for pattern in COPIED for path in shipped.glob(pattern)}
-    # The license of the copied files, not of the new repository.
-    shared["LICENSE.largebatch"] = shipped / "LICENSE"
-    _write(folder, [folder], _copies(original) | shared, _texts(original, WRITTEN))
-
-
-def add_to_project(folder: Path, original: Original) -> tuple[str, str, str]:
-    """Add a recipe, with its task's folder, its script and a test, to a folder made by `create_project`.
-
-    Returns:
-        The paths in the folder of what was added.
-
-    Raises:
-        UserError: One of them exists, or cannot be written; nothing is left behind.
-    """
-    added = (f"recipes/{original.task}", f"slurm/{original.name}.sbatch", f"tests/test_{original.name}.py")
-    texts = _texts(original, {added[-1]: WRITTEN["tests/test_recipe.py"]})
-    _write(folder, [folder / path for path in added], _copies(original), texts)
-    return added
 
 
 def _write(folder: Path, new: Sequence[Path], copies: Mapping[str, Path], texts: Mapping[str, str]) -> None:
@@ -153,12 +133,6 @@ def _write(folder: Path, new: Sequence[Path], copies: Mapping[str, Path], texts:
         raise UserError(f"{new[0]} cannot be created ({why}); give a new folder, where you may write") from error
 
 
-def shipped_folder() -> Path:
-    """The folder of recipes/, slurm/ and launch/: in a wheel, where setup.py has put them; else the checkout."""
-    shipped = PACKAGE / "shipped"
-    return shipped if shipped.is_dir() else PACKAGE.parent.parent
-
-
 def _copies(original: Original) -> dict[str, Path]:
     """The files of a recipe and its task to copy, by their paths in the project."""
     task = f"recipes/{original.task}"
@@ -180,7 +154,7 @@ def _texts(original: Original, templates: Mapping[str, str]) -> dict[str, str]:
     assert script.layout is not None
     nodes, processes = script.layout[0][-1], script.layout[1]
     # The tested versions of what a run needs.
-    tested = (shipped_folder() / "requirements.txt").read_text(encoding="utf-8").partition("# Tests and checks")[0]
+    tested = (SHIPPED / "requirements.txt").read_text(encoding="utf-8").partition("# Tests and checks")[0]
     values = {
         "version": largebatch.__version__,
         "name": original.name,

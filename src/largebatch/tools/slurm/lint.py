@@ -57,9 +57,7 @@ def files_of_repository() -> list[Path]:
         *Path("ds_configs").glob("*.json"),
     ]
     if not files:
-        raise UserError(
-            f"there are no recipes and scripts in {Path.cwd()}; go to the top of the repository, or name FILES"
-        )
+        raise UserError(f"no recipes and scripts are in {Path.cwd()}; go to the top of the repository, or name FILES")
     return files
 
 

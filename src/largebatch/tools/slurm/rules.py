@@ -103,15 +103,9 @@ def config_findings(path: Path, overrides: Sequence[str] = (), task: Path | None
     if not isinstance(content, dict):
         yield Finding(file, "syntax", "not a mapping of keys to values; copy a shipped file, and change it")
     elif not is_json:
-        settings = _settings(content)
-        for message in _accelerate_problems(settings):
+        for message in _accelerate_problems(content):
             yield Finding(file, "accelerate-setting", message)
-        sharding = content.get("parallelism_config")
-        for key in sharding if isinstance(sharding, dict) else ():
-            if not str(key).startswith("parallelism_config_"):
-                message = f"parallelism_config.{key}: Accelerate ignores it; write parallelism_config_{key}"
-                yield Finding(file, "accelerate-setting", message)
-        deepspeed_config = Path(str(settings.get("deepspeed_config_file")))
+        deepspeed_config = Path(str(_settings(content).get("deepspeed_config_file")))
         if deepspeed_config.is_file():
             yield from config_findings(deepspeed_config)
     elif path.resolve().parent.name == "ds_configs" or "zero_optimization" in content:
@@ -130,8 +124,9 @@ def config_findings(path: Path, overrides: Sequence[str] = (), task: Path | None
             yield Finding(str(config_file), "torch-in-config", f"`{statement}`: {remedy}")
 
 
-def _accelerate_problems(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a launch would refuse, or silently do differently on several nodes."""
+def _accelerate_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a launch would refuse, ignore, or silently do differently on several nodes."""
+    settings = _settings(config)
     kind = settings.get("distributed_type")
     for setting in (PRECISION, *REFUSED) if kind == "FSDP" else (PRECISION, *REFUSED, UNLESS_FSDP):
         value = settings.get(setting.key)
@@ -158,6 +153,10 @@ def _accelerate_problems(settings: Mapping[str, Any]) -> Iterator[str]:
                 f"deepspeed_multinode_launcher: on several nodes {launcher} would start its own processes over ssh, in "
                 "addition to Slurm's; write standard"
             )
+    sharding = config.get("parallelism_config")
+    for key in sharding if isinstance(sharding, dict) else ():
+        if not str(key).startswith("parallelism_config_"):
+            yield f"parallelism_config.{key}: Accelerate ignores it; write parallelism_config_{key}"
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:

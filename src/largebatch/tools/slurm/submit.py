@@ -14,8 +14,8 @@ from largebatch.errors import UserError
 from largebatch.plan import explain, resolve
 from largebatch.source_code import take_snapshot
 from largebatch.tools.options import Commands, add_command, add_recipe, add_task
-from largebatch.tools.slurm.batch_script import OPTION, SCRIPTS, BatchScript, site_environment
-from largebatch.tools.slurm.container import unseen_in_container
+from largebatch.tools.slurm.batch_script import OPTION, PROCESSES, SCRIPTS, BatchScript, site_environment
+from largebatch.tools.slurm.container import data_only_in_container, missing_in_container
 from largebatch.tools.slurm.lint import lint_scripts
 
 
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     _refuse_other_jobs(script, recipe)
     problems = [str(finding) for finding in lint_scripts([script], task=task)]
     if not problems:
-        problems = [f"error: {problem}" for problem in (*_missing_environment(script), *unseen_in_container(script))]
+        problems = [f"error: {problem}" for problem in (*_missing_environment(script), *missing_in_container(script))]
     if problems:
         print(*problems, "not submitted", sep="\n")
         return 1
@@ -147,8 +147,7 @@ def _missing_environment(script: BatchScript) -> Iterator[str]:
     if file and not Path(file).is_file() and not script.environment.get("LARGEBATCH_CONTAINER"):
         yield (
             f"LARGEBATCH_ENV={file}: there is no such file in {Path.cwd()}, which the job would source on every node; "
-            "create it there, or name the file that activates your environment: export "
-            "LARGEBATCH_ENV=/path/to/bin/activate"
+            "create it, or name the file that activates your environment: export LARGEBATCH_ENV=/path/to/bin/activate"
         )
 
 
@@ -164,6 +163,10 @@ def _print_plans(script: BatchScript) -> None:
     from largebatch.backend.trial import try_optimizer
 
     try_optimizer(resolve(script.config, node_counts[0] * processes))
+    cpus, needed = script.options.get("cpus-per-task", ""), processes * (1 + script.config.data.num_workers)
+    if script.gpus_per_node and PROCESSES.fullmatch(cpus) and int(cpus) < needed:
+        what = f"note: --cpus-per-task={cpus} is less than processes x (1 + data.num_workers) = {needed}"
+        print(f"{what}, so that training may wait for data; write --cpus-per-task={needed}")
     print("not checked: memory, which is estimated by largebatch plan --world-sizes")
 
 
@@ -174,8 +177,10 @@ def _dry_run(script: BatchScript, words: Sequence[str]) -> int:
     """
     task = f"--task={script.task}"
     prepare = [sys.executable, "-m", "largebatch", "prepare", str(script.recipe), task, "--dry-run", *script.overrides]
+    if elsewhere := data_only_in_container(script):
+        print(f"\nnot checked: the data and any tokenizer, because only the container has {', '.join(elsewhere)}")
     code = 0
-    for command in (prepare, ["sbatch", "--test-only", *words]):
+    for command in ([] if elsewhere else [prepare]) + [["sbatch", "--test-only", *words]]:
         try:
             found = subprocess.run(
                 command,
@@ -183,7 +188,6 @@ def _dry_run(script: BatchScript, words: Sequence[str]) -> int:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-                check=False,
             )
             print(f"\n{found.stdout.rstrip()}")
             code |= found.returncode != 0
