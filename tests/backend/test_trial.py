@@ -42,6 +42,8 @@ class Own(torch.optim.Optimizer):
                 rate = self.first_lr
             elif self.bug == "squared rate":
                 rate = rate**2
+            elif self.bug == "first rate":
+                rate = self.first_lr = self.first_lr or rate
             if self.bug == "default decay":
                 decay = self.defaults["weight_decay"]
             elif self.bug == "same decay everywhere":
@@ -49,6 +51,8 @@ class Own(torch.optim.Optimizer):
             elif self.bug == "grows":
                 decay = -decay
             for parameter in group["params"]:
+                if self.bug == "decays matrices" and parameter.dim() < 2:
+                    decay = 0.0
                 state = self.state[parameter]
                 if self.bug == "crash":
                     raise KeyError("no such thing")
@@ -59,9 +63,11 @@ class Own(torch.optim.Optimizer):
                 average = state["average"].mul_(MOMENTUM).add_(parameter.grad if self.bug != "rows" else 0)
                 direction = average / average.norm() if self.bug == "divides by zero" else average
                 direction = self.steps * direction if self.bug == "counts" else direction
+                if self.bug == "local norms":
+                    direction = parameter.norm() / (average + decay * parameter).norm().clamp(min=1e-3) * average
                 if self.bug == "adds":
                     direction = direction + 1e-3
-                parameter.mul_(1 - rate * decay).sub_(rate * (direction if direction.dim() > 1 else 0))
+                parameter.mul_(1 - rate * decay).sub_(rate * (direction if self.bug != "rows" else 0))
 
 
 class DecaysAfterward(torch.optim.Optimizer):
@@ -88,14 +94,14 @@ class Section(OptimizerSection):
     name: Literal["own"]
 
 
-def plan_of(constructor, options=None, states=("average",), weight_decay=0.1):
+def plan_of(constructor, options=None, states=("average",), weight_decay=0.1, needs="elements"):
     """A plan whose optimizer is of a constructor that no entry of the package names."""
     plan = resolve(load_config(DIGITS), world_size=1)
 
     def declared(_, shape):
         return {name: () if name in ("step", "mu_product") else shape for name in states}
 
-    entry = OptimizerEntry(Section, constructor, declared, ROUNDING)
+    entry = OptimizerEntry(Section, constructor, declared, ROUNDING, needs)
     return dataclasses.replace(
         plan,
         optimizer=plan.optimizer.model_copy(update={"name": "own", "weight_decay": weight_decay}),
@@ -114,6 +120,12 @@ REST = "; correct its `step`"
         ("fixed rate", "moves weights, or makes them NaN, at a learning rate of 0 in its groups" + REST),
         ("rate of the constructor", "ignores the learning rate of its groups: at a rate above 0, weights do not move"),
         ("squared rate", "does not follow the learning rate of its groups: twice the rate makes 4 times the step"),
+        ("first rate", "keeps its first learning rate above 0: steps stay the same when that of its groups changes"),
+        ("local norms", "depends on how strategies divide a tensor; see LayerwiseOptimizer, and `needs` of an Optim"),
+        (
+            "decays matrices",
+            "depends on how strategies divide a tensor; see LayerwiseOptimizer, and `needs` of an Optim",
+        ),
         ("default decay", "ignores the weight_decay 0.1 of a group: with a gradient of 0, its weights do not move tow"),
         ("grows", "ignores the weight_decay 0.1 of a group: with a gradient of 0, its weights do not move toward 0"),
         ("same decay everywhere", "moves weights, or makes them NaN, with a gradient of 0 in a group whose weight_dec"),
@@ -152,7 +164,8 @@ def test_what_is_wrong_is_named(bug, words):
 )
 @pytest.mark.parametrize("weight_decay", [0.1, 0.0])
 def test_correct_ones_pass(constructor, options, states, weight_decay):
-    try_optimizer(plan_of(constructor, options, states, weight_decay))
+    needs = "whole matrices" if constructor == "torch.optim:Muon" else "elements"
+    try_optimizer(plan_of(constructor, options, states, weight_decay, needs))
 
 
 def test_a_step_that_is_counted_in_a_parameter_group_is_lost():
@@ -160,6 +173,10 @@ def test_a_step_that_is_counted_in_a_parameter_group_is_lost():
     plan = plan_of("pytorch_optimizer:AdaBelief", {}, ["exp_avg", "exp_avg_var"])
     with pytest.raises(UserError, match=r"AdaBelief\) has state outside of `optimizer\.state`, which a resumed run"):
         try_optimizer(plan)
+
+
+def test_what_needs_whole_tensors_may_depend_on_their_norms():
+    try_optimizer(plan_of(OWN, {"bug": "local norms"}, needs="whole matrices"))
 
 
 def test_a_state_that_is_declared_but_not_kept():

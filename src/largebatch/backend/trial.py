@@ -33,26 +33,27 @@ def try_optimizer(plan: RunPlan) -> None:
         UserError: It cannot be built, its step fails, its states are not those that its entry declares or not all that
             a resumed run needs, or it does not follow the learning rate and weight decay of its parameter groups.
     """
+    entry = plan.optimizer_entry
+    assert entry is not None
     try:
-        problem = next(_problems(plan), None)
+        _check_states(plan)
+        problem = next(_problems(plan, entry.needs == "elements"), None)
     except UserError:
         raise
     # A task's author may have written it, so it may raise anything.
     except Exception as error:
         problem = f"fails in a step: {reason_of(error)}"
     if problem:
-        entry = plan.optimizer_entry
-        assert entry is not None
         raise ConfigError(f'optimizer: "{entry.name}" ({entry.constructor}) {problem}; correct its `step`')
 
 
-def _built(plan: RunPlan, *rates: float) -> Optimizer:
+def _built(plan: RunPlan, *rates: float, start: torch.Tensor = START) -> Optimizer:
     """A new optimizer over two parameters, the first with weight decay, if the plan has any, and the second without.
 
     The learning rates are those of the two, or one for both.
     """
     groups = [
-        {"params": [nn.Parameter(START.clone())], "weight_decay": decay, "layerwise": layerwise}
+        {"params": [nn.Parameter(start.clone())], "weight_decay": decay, "layerwise": layerwise}
         for decay, layerwise in ((DECAY if plan.optimizer.weight_decay else 0.0, True), (0.0, False))
     ]
     optimizer = optimizer_over(groups, plan)
@@ -62,13 +63,14 @@ def _built(plan: RunPlan, *rates: float) -> Optimizer:
 
 
 def _step(optimizer: Optimizer, gradient: torch.Tensor, steps: int = STEPS) -> list[torch.Tensor]:
-    """Take steps with this gradient of both parameters, and return how far they are from their start."""
+    """Take steps with this gradient of both parameters, and return how far these move them."""
     parameters = [group["params"][0] for group in optimizer.param_groups]
+    before = [parameter.detach().clone() for parameter in parameters]
     for _ in range(steps):
         for parameter in parameters:
             parameter.grad = gradient.clone()
         optimizer.step()
-    return [parameter.detach() - START for parameter in parameters]
+    return [parameter.detach() - start for parameter, start in zip(parameters, before, strict=True)]
 
 
 def _rates_of_small_steps(plan: RunPlan) -> list[float]:
@@ -80,15 +82,19 @@ def _rates_of_small_steps(plan: RunPlan) -> list[float]:
     return [RATE, RATE]
 
 
-def _problems(plan: RunPlan) -> Iterator[str]:
-    """What the optimizer does wrong, as predicates of it."""
-    first = _built(plan, RATE)
-    _step(first, GRADIENT, 1)
-    for group in first.param_groups:
+def _check_states(plan: RunPlan) -> None:
+    """Refuse states, after a step, that are not those that the entry declares."""
+    optimizer = _built(plan, RATE)
+    _step(optimizer, GRADIENT, 1)
+    for group in optimizer.param_groups:
         [parameter] = group["params"]
         # Not empty, so that a state that is missing is an error.
-        state = first.state[parameter] or {"": None}
+        state = optimizer.state[parameter] or {"": None}
         split_state(state, parameter, f"a parameter of shape {tuple(START.shape)}", plan)
+
+
+def _problems(plan: RunPlan, is_elementwise: bool) -> Iterator[str]:
+    """What the optimizer does wrong, as predicates of it; `is_elementwise` says that it needs single elements alone."""
     if any(moved.any() for moved in _step(_built(plan, 0.0), GRADIENT)):
         yield "moves weights, or makes them NaN, at a learning rate of 0 in its groups"
     rates = _rates_of_small_steps(plan)
@@ -112,3 +118,19 @@ def _problems(plan: RunPlan) -> Iterator[str]:
         resumed.state[copy] = deepcopy(trained.state[parameter])
     if not all(map(torch.equal, *(_step(each, GRADIENT.flip(0), 1) for each in (trained, resumed)))):
         yield "has state outside of `optimizer.state`, which a resumed run would not have"
+    for group in resumed.param_groups:
+        group["lr"] *= 2
+    if any(map(torch.equal, *(_step(each, GRADIENT) for each in (trained, resumed)))):
+        yield "keeps its first learning rate above 0: steps stay the same when that of its groups changes"
+    if is_elementwise and not _steps_pieces_alike(plan, rates, once):
+        yield "depends on how strategies divide a tensor; see LayerwiseOptimizer, and `needs` of an OptimizerEntry"
+
+
+def _steps_pieces_alike(plan: RunPlan, rates: list[float], whole: list[torch.Tensor]) -> bool:
+    """Whether the two parameters, divided into uneven flat pieces, move as they did whole, up to rounding."""
+    pieces = zip(*(each.flatten().tensor_split([3]) for each in (START, GRADIENT)), strict=True)
+    divided = [_step(_built(plan, *rates, start=start), gradient) for start, gradient in pieces]
+    return all(
+        (torch.cat(parts) - moved.flatten()).norm() <= 1e-2 * moved.norm()
+        for moved, *parts in zip(whole, *divided, strict=True)
+    )
