@@ -137,7 +137,7 @@ def data_missing_on_one_machine(run_dir: Path, error: Exception) -> None:
     """Rank 1 stands for a second machine, whose copy of the data is not there."""
     import os
 
-    from largebatch.backend.base import Backend
+    from accelerate import Accelerator
 
     data = tasks.module("causal_lm", "data")
     blocks = data.pydoc_samples
@@ -148,7 +148,7 @@ def data_missing_on_one_machine(run_dir: Path, error: Exception) -> None:
         return blocks(config)
 
     data.pydoc_samples = missing
-    Backend.is_local_main_process = True
+    Accelerator.is_local_main_process = True
     train(PYDOC, *SMALL, run_dir=run_dir)
 
 

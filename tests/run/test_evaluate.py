@@ -1,14 +1,23 @@
 """What an evaluation refuses."""
 
 import re
+from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
+from jobs import run_job
+from largebatch.backend.launch import read_launch
+from largebatch.backend.start import start
+from largebatch.config import load_config
 from largebatch.errors import DataError, UserError
+from largebatch.plan import resolve
 from largebatch.run.evaluate import Evaluator, mean_over_samples
+from largebatch.run.gradcache import FeatureCache
 from largebatch.run.record.metrics import Stopwatch
+from paths import DIGITS
 
 
 @pytest.mark.parametrize(
@@ -17,12 +26,12 @@ from largebatch.run.record.metrics import Stopwatch
 )
 def test_the_tensor_of_a_wrong_shape_is_named(shapes, words):
     sums_and_weights = tuple(torch.ones(shape) for shape in shapes)
-    with pytest.raises(ValueError, match=re.escape(f"the evaluation's {words}; return one per sample")):
+    with pytest.raises(ValueError, match=re.escape(f"{words}; return one per sample")):
         mean_over_samples(None, [(0, 8, {})], lambda _: {"mae": sums_and_weights})
 
 
 def test_a_part_with_nothing_to_average_over_has_no_mean():
-    backend = SimpleNamespace(all_gather=lambda values: values.unsqueeze(0))
+    backend = SimpleNamespace(gather_objects=lambda mine: [mine])
     sums_and_weights = (torch.tensor([2.0, 4.0, 0.0, 0.0]), torch.tensor([1.0, 2.0, 0.0, 0.0]))
     parts = {"web": range(2), "hollow": range(2, 4)}
     means = mean_over_samples(backend, [(0, 4, {})], lambda _: {"loss": sums_and_weights}, parts)
@@ -31,7 +40,7 @@ def test_a_part_with_nothing_to_average_over_has_no_mean():
 
 def test_a_source_without_samples_is_refused():
     with pytest.raises(DataError, match="nothing to evaluate: the source has no samples"):
-        mean_over_samples(None, [], lambda _: {"loss": torch.ones(1)})
+        mean_over_samples(SimpleNamespace(gather_objects=lambda mine: [mine]), [], lambda _: {"loss": torch.ones(1)})
 
 
 class Mixed:
@@ -63,7 +72,7 @@ def test_values_of_two_sets_under_one_name():
         device=torch.device("cpu"),
         model=torch.nn.Identity(),
         average_statistics=lambda _: None,
-        all_gather=lambda values: values.unsqueeze(0),
+        gather_objects=lambda mine: [mine],
     )
     evaluator = Evaluator(backend, 0, Stopwatch(), lambda: None)
 
@@ -76,3 +85,78 @@ def test_values_of_two_sets_under_one_name():
     for name, value in (("loss", "web"), (None, "shifted/loss"), (None, "step")):
         with pytest.raises(UserError, match=r"^run.evaluate: two values are named '.*'; give this one, or its set"):
             evaluate(name, value)
+
+
+class Texts:
+    """Sample i is a text of i letters, in batches as wide as their longest."""
+
+    def __len__(self):
+        return 10
+
+    def fetch(self, indices, _epoch):
+        return {"text": torch.from_numpy(np.tri(11, dtype=np.int64)[indices, : indices.max() + 1])}
+
+    def weight(self, batch):
+        return len(batch["text"])
+
+
+def texts(batch):
+    return {"text": batch["text"]}
+
+
+def lengths(batch):
+    return {"length": batch["text"].sum(dim=1)}
+
+
+def dtypes_of_batches(batch):
+    return {"length": batch["text"].sum(dim=1).to(torch.float32 if batch["text"].shape[1] > 4 else torch.float64)}
+
+
+def names_of_batches(batch):
+    return {f"length_{batch['text'].shape[1]}": batch["text"].sum(dim=1)}
+
+
+def features_of_batches(backend):
+    """One micro-batch of two features on the first process, and of three on the second."""
+    return FeatureCache(backend, 8, [torch.zeros(4, 2 + backend.rank)])
+
+
+def use_rows_of_batches():
+    """What is gathered, and what is refused, with one and with several batches per process."""
+    backend = start(read_launch(), resolve(load_config(DIGITS, ["--batch.micro_batch_size=4"]), world_size=2))
+    backend.model, backend.average_statistics = torch.nn.Identity(), lambda _: None
+    rows = partial(Evaluator(backend, 0, Stopwatch(), lambda: None).rows, Texts(), completed_steps=1)
+    refused = []
+    for call in (
+        lambda: rows(8, per_sample=texts),
+        lambda: rows(10, per_sample=texts),
+        lambda: rows(8, per_sample=dtypes_of_batches),
+        lambda: rows(8, per_sample=names_of_batches),
+        lambda: features_of_batches(backend),
+    ):
+        with pytest.raises(UserError) as caught:
+            call()
+        assert caught.value.everywhere
+        refused.append(str(caught.value))
+    start_of_mine = 4 * backend.rank
+    mine = [(start_of_mine, start_of_mine + 4, {"text": torch.ones(4, 3 + backend.rank)})]
+    means = mean_over_samples(backend, mine, names_of_batches)
+    return refused, rows(10, per_sample=lengths)["length"].tolist(), means
+
+
+@pytest.mark.slow
+def test_rows_that_differ_from_batch_to_batch_are_refused_on_all_processes():
+    (refused, found, means), other = run_job(use_rows_of_batches)
+    assert (refused, found, means) == other
+    rest = "; make them equal: pad to a fixed width"
+    assert refused == [
+        "run.rows: batches have rows 'text' (4,) torch.int64 or 'text' (8,) torch.int64" + rest,
+        # The second process has no samples in the second round, for which it gets the first one's text.
+        "run.rows: batches have rows 'text' (1,) torch.int64 or 'text' (8,) torch.int64" + rest,
+        "run.rows: batches have rows 'length' () torch.float32 or 'length' () torch.float64" + rest,
+        "run.rows: batches have rows 'length_4' () torch.int64 or 'length_8' () torch.int64" + rest,
+        "step.gather: batches have rows 'features' (2,) torch.float32 or 'features' (3,) torch.float32" + rest,
+    ]
+    assert found == list(range(1, 11))
+    # A value that only some batches have is a mean over their samples.
+    assert means == {"length_3": 3.0, "length_4": 4.0}

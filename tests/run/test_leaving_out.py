@@ -115,7 +115,7 @@ def train_poisoned_and_damaged(run_dir: Path, words) -> None:
                 file = run_dir / "checkpoints/step_00000008/rank_00000.safetensors"
                 content = file.read_bytes()
                 file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-            run.backend.wait_for_everyone()
+            run.backend.accelerator.wait_for_everyone()
         update(run, step)
 
     Run.update = damage_and_update

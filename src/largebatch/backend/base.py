@@ -1,7 +1,7 @@
 """The interface between a run and a strategy; nothing outside this package knows which strategy is in use."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -36,6 +36,7 @@ from largebatch.plan.strategies import Policy, names_of
 PATIENCE = timedelta(days=2)
 
 Observed = dict[str, Any]
+Rows = dict[str, torch.Tensor]  # by name: one row per sample
 
 
 class Update(NamedTuple):
@@ -73,6 +74,8 @@ class Backend(ABC):
             self.device = torch.device("cuda", torch.cuda.current_device())
         self.rank: int = accelerator.process_index
         self.world_size: int = accelerator.num_processes
+        self.is_main_process: bool = self.rank == 0  # whether this process prints and writes
+        self.is_local_main_process: bool = accelerator.is_local_main_process  # whether it is the first of its machine
         self.model: nn.Module  # the model as the strategy wrapped it
         self.unwrapped_model: nn.Module  # the model as the recipe built it; strategies wrap it or change it in place
         self.optimizer: Optimizer
@@ -91,16 +94,6 @@ class Backend(ABC):
     @abstractmethod
     def accelerate_arguments(request: Request) -> dict[str, Any]:
         """The strategy's arguments for `Accelerator`; without a GPU, processes must communicate over gloo."""
-
-    @property
-    def is_main_process(self) -> bool:
-        """Whether this process prints and writes."""
-        return self.rank == 0
-
-    @property
-    def is_local_main_process(self) -> bool:
-        """Whether this is the first process of its machine."""
-        return bool(self.accelerator.is_local_main_process)
 
     # --- training -------------------------------------------------------------------------------------------------
 
@@ -322,6 +315,36 @@ class Backend(ABC):
         torch.distributed.all_gather_into_tensor(gathered, values.flatten())
         return gathered.view(self.world_size, *values.shape)
 
+    def gather_rows(self, batches: Sequence[Rows], count: int, caller: str) -> Rows:
+        """What a task computed of each sample, by name: one row per sample, in their order, the same on every process.
+
+        Args:
+            batches: This process's micro-batches. The n-th of process r is the (n x world_size + r)-th of all; only the
+                last ones of all may have fewer rows than `micro_batch_size`.
+            count: The number of samples of all processes.
+            caller: What the task has called, for the error.
+
+        Raises:
+            UserError: Batches differ in names, dtypes or shapes of rows; every process raises it.
+        """
+        mine = {
+            ", ".join(f"{name!r} {tuple(rows.shape[1:])} {rows.dtype}" for name, rows in sorted(batch.items()))
+            for batch in batches
+        }
+        kinds = sorted({kind for kinds in self.gather_objects(sorted(mine)) for kind in kinds})
+        if len(kinds) > 1:
+            raise UserError(
+                f"{caller}: batches have rows {kinds[0]} or {kinds[-1]}; make them equal: pad to a fixed width",
+                everywhere=True,
+            )
+        result = {}
+        for name, first in sorted(batches[0].items()) if batches else ():
+            padded = first.new_zeros(len(batches), self.plan.micro_batch_size, *first.shape[1:])
+            for slot, batch in zip(padded, batches, strict=True):
+                slot[: len(batch[name])] = batch[name]
+            result[name] = self.all_gather(padded).transpose(0, 1).flatten(0, 2)[:count]
+        return result
+
     def new_host_group(self) -> torch.distributed.ProcessGroup | None:
         """A group of all processes that communicates over the host, for one thread; every process must call this."""
         return torch.distributed.new_group(backend="gloo", timeout=PATIENCE) if self.world_size > 1 else None
@@ -374,11 +397,9 @@ class Backend(ABC):
                 error.exit_code, error.everywhere = exit_code, True
                 raise error
 
-    def wait_for_everyone(self) -> None:
-        """Return when every process has called this."""
-        self.accelerator.wait_for_everyone()
-
     def end(self) -> None:
+        """Leave the process group together with all other processes."""
+        self.accelerator.wait_for_everyone()
         self.accelerator.end_training()
 
     # --- checking -------------------------------------------------------------------------------------------------

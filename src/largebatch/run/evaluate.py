@@ -12,6 +12,7 @@ from largebatch.data.loading import Request, load
 from largebatch.data.source import Batch, SampleSource
 from largebatch.errors import DataError, TrainingFailed, UserError
 from largebatch.run.record.metrics import Stopwatch
+from largebatch.run.record.task_metrics import TaskMetrics
 
 Value = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 PerSample = Callable[[Batch], dict[str, Value]]
@@ -43,10 +44,9 @@ class Evaluator:
         """See `Run.evaluate`."""
         plan = self._backend.plan
         num_samples = plan.evaluation_of(name).samples_of(len(eval_set))
-        parts: dict[str, range] = getattr(eval_set, "parts", {})
-        parts = {part: indices for part, indices in parts.items() if indices.start < num_samples}
         with self._evaluating(completed_steps):
-            means = mean_over_samples(self._backend, self._batches(eval_set, num_samples), per_sample, parts)
+            batches = self._batches(eval_set, num_samples)
+            means = mean_over_samples(self._backend, batches, per_sample, getattr(eval_set, "parts", {}))
         if plan.loss_unit == "tokens" and means.get("loss", math.inf) < MAX_LOSS_FOR_PERPLEXITY:
             # From the mean over all tokens: a mean of batches' or samples' perplexities would be a different number.
             means["perplexity"] = math.exp(means["loss"])
@@ -69,20 +69,15 @@ class Evaluator:
         self, source: SampleSource, num_samples: int, per_sample: RowsPerSample, completed_steps: int
     ) -> dict[str, torch.Tensor]:
         """See `Run.rows`."""
-        mine: dict[str, list[torch.Tensor]] = {}
+        mine = []
         with self._evaluating(completed_steps):
             for start, stop, batch in self._batches(source, num_samples):
-                for name, values in per_sample(batch).items():
+                rows = per_sample(batch)
+                for name, values in rows.items():
                     if values.shape[:1] != (max(stop - start, 1),):
                         raise ValueError(f"{name!r} has shape {tuple(values.shape)}; return one row per sample")
-                    padded = values.new_zeros(self._backend.plan.micro_batch_size, *values.shape[1:])
-                    padded[: stop - start] = values[: stop - start]
-                    mine.setdefault(name, []).append(padded)
-        # Batch n x world_size + r is the n-th of process r; only the last ones are not full.
-        return {
-            name: self._backend.all_gather(torch.stack(parts)).transpose(0, 1).flatten(0, 2)[:num_samples]
-            for name, parts in mine.items()
-        }
+                mine.append({name: values[: stop - start] for name, values in rows.items()})
+        return self._backend.gather_rows(mine, num_samples, "run.rows")
 
     @contextmanager
     def _evaluating(self, completed_steps: int) -> Iterator[None]:
@@ -119,6 +114,8 @@ def mean_over_samples(
 ) -> dict[str, float]:
     """The mean of each value over the samples of all processes: the sum of the values over the sum of their weights.
 
+    Values that weigh nothing have no mean. Those that only some batches have are means over the samples of these.
+
     Args:
         backend: The prepared backend.
         batches: This process's ranges of samples, as (start, stop), and their batches.
@@ -127,30 +124,20 @@ def mean_over_samples(
         parts: Ranges of samples by name, over each of which there is another mean, named "value/part".
     """
     wholes = {"": range(2**63 - 1)} | {f"/{name}": part for name, part in parts.items()}
-    totals: dict[str, torch.Tensor] = {}
+    totals = TaskMetrics()
     for start, stop, batch in batches:
         for name, value in per_sample(batch).items():
             sums, weights = value if isinstance(value, tuple) else (value, torch.ones_like(value))
             for values, which in ((sums, "values"), (weights, "weights")):
                 if values.shape != (max(stop - start, 1),):
-                    raise ValueError(
-                        f"the evaluation's {which} of {name!r} have shape {tuple(values.shape)}; return one per sample"
-                    )
+                    raise ValueError(f"{which} of {name!r} have shape {tuple(values.shape)}; return one per sample")
             for suffix, part in wholes.items():
                 mine = slice(max(part.start - start, 0), max(min(part.stop, stop) - start, 0))
-                total = torch.stack([values[mine].double().sum() for values in (sums, weights)])
-                totals[name + suffix] = totals[name + suffix] + total if name + suffix in totals else total
-    if not totals:
-        raise DataError("there is nothing to evaluate: the source has no samples, or no values", everywhere=True)
-    names = sorted(totals)
-    gathered = backend.all_gather(torch.cat([totals[name] for name in names])).sum(dim=0).view(-1, 2).tolist()
-    of_parts = tuple(suffix for suffix in wholes if suffix)
-    return {
-        name: total / weight if weight else math.nan
-        for name, (total, weight) in zip(names, gathered, strict=True)
-        # A part may have nothing to average over.
-        if weight or not name.endswith(of_parts)
-    }
+                totals.add({name + suffix: (sums[mine].double().sum(), weights[mine].double().sum())}, contributes=True)
+    means = totals.over_processes(backend)
+    if not means:
+        raise DataError("there is nothing to evaluate: the source has no samples, or weights of 0", everywhere=True)
+    return dict(sorted(means.items()))
 
 
 def _shares(num_samples: int, batch_size: int, rank: int, world_size: int) -> Iterator[tuple[int, int]]:

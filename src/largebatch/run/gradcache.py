@@ -30,17 +30,12 @@ class FeatureCache:
 
     def __init__(self, backend: Backend, size: int, mine: Sequence[torch.Tensor]):
         self._backend = backend
-        self._slot_size = backend.plan.micro_batch_size
         self._mine = mine
         self._gradient: torch.Tensor | None = None
         self._largest_difference = torch.zeros((), device=backend.device)
-        # Slot m x world_size + r of the global batch is micro-batch m of process r; only the last rows can be missing.
-        # Passes that do not contribute (see `order.MicroBatch`) are in slots beyond its end.
-        padded = mine[0].new_zeros(len(mine), self._slot_size, *mine[0].shape[1:])
-        for slot, features in zip(padded, mine, strict=True):
-            slot[: len(features)] = features
-        slots = backend.all_gather(padded).transpose(0, 1)
-        self.gathered = slots.flatten(0, 2)[:size].contiguous().requires_grad_()
+        # Passes that do not contribute (see `order.MicroBatch`) are beyond the end of the global batch.
+        gathered = backend.gather_rows([{"features": features} for features in mine], size, "step.gather")
+        self.gathered = gathered["features"].contiguous().requires_grad_()
         """The features of the global batch, one row per sample, in the order of samples."""
 
     def differentiate(self, loss_sum: torch.Tensor) -> torch.Tensor:
@@ -73,7 +68,7 @@ class FeatureCache:
         self._largest_difference = torch.maximum(self._largest_difference, difference)
         slot = micro_step * self._backend.world_size + self._backend.rank
         # There are no rows beyond the end of the global batch.
-        rows = self._gradient[slot * self._slot_size :][: len(features)]
+        rows = self._gradient[slot * self._backend.plan.micro_batch_size :][: len(features)]
         return (features[: len(rows)] * rows).sum()
 
     def passes_agree(self) -> bool:

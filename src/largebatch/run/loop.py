@@ -229,5 +229,4 @@ class Loop:
         """Close what is open, and leave the process group together with all other processes."""
         self.recorder.close()
         self.stop_vote.close()
-        self.backend.wait_for_everyone()
         self.backend.end()

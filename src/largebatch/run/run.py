@@ -69,12 +69,11 @@ class Run(Generic[Config]):
         check_trackers(self.plan.logging.trackers)
         try_optimizer(self.plan)
 
-        faults = self.plan.faults
         self.backend = start(launch, self.plan)
         stop_files = self.folder.stop_files if self.backend.is_main_process else {}
-        self._stop = StopRequests(stop_files, faults.time_limit_margin_seconds)
+        self._stop = StopRequests(stop_files, self.plan.faults.time_limit_margin_seconds)
         self._stop.listen()
-        self._starting = Starting(self.backend, self._stop, faults.hang_seconds)
+        self._starting = Starting(self.backend, self._stop, self.plan.faults.hang_seconds)
         self._agree_on_the_plan()
         self._print(explain(self.plan, self.folder.path.name))
         groups = f", sharded over groups of {launch.shard_size}" if launch.shard_size else ""
@@ -92,7 +91,6 @@ class Run(Generic[Config]):
                 f"the run in {self.folder.path} is finished, after step {step:,} of {total:,}; {more} "
                 "(--resume none starts over and moves this one aside)"
             )
-            self.backend.wait_for_everyone()
             self.backend.end()
             raise SystemExit(0)
         self._starting_weights: StartingWeights | None = None
@@ -230,12 +228,11 @@ class Run(Generic[Config]):
             self.backend.engine_state()
         # Models come from `from_pretrained` in evaluation mode, without dropout.
         self.backend.model.train()
-        if self._start.manifest is not None:
-            assert self._start.checkpoint is not None
-            with self.backend.raise_on_all_ranks():
+        with self.backend.raise_on_all_ranks():
+            if self._start.manifest is not None:
+                assert self._start.checkpoint is not None
                 load(self.backend, self._start.checkpoint, self._start.manifest)
-        elif self._starting_weights is not None:
-            with self.backend.raise_on_all_ranks():
+            elif self._starting_weights is not None:
                 set_weights(self.backend, self._starting_weights)
         if self._start.manifest is None and self._perturb_weights is not None:
             if self.plan.world_size > 1:

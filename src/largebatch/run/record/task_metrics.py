@@ -1,6 +1,5 @@
 """Training metrics of the task's own: kept on the device until their step is logged, and then summed over processes."""
 
-import math
 from collections.abc import Mapping
 from numbers import Real
 
@@ -47,8 +46,8 @@ class TaskMetrics:
                 raise _refused(name, "a pair on some processes and a number on others", everywhere=True)
             if len(found[0]) == 1:
                 result[name] = found[0][0]
-            elif weight := math.fsum(weight for _, weight in found):
-                result[name] = math.fsum(total for total, _ in found) / weight
+            elif weight := sum(weight for _, weight in found):
+                result[name] = sum(total for total, _ in found) / weight
         return result
 
 
