@@ -24,6 +24,7 @@ pytestmark = pytest.mark.slow
 TEXT = (ROOT / "docs/cookbook.md").read_text(encoding="utf-8")
 (EVALUATION,) = re.findall(r'^```json\n"evaluation": (.*)\n```$', TEXT, re.MULTILINE)
 (GROUPS,) = re.findall(r'^```json\n"optimizer.groups": (.*)\n```$', TEXT, re.MULTILINE)
+REHEARSED = "--train.rehearse_largest_batch=true"
 CLIPPED = re.search(r'`"optimizer": (\{"name": "clipped_adamw".*\})`', TEXT)[1]
 
 
@@ -128,7 +129,7 @@ def test_a_sharded_strategy(strategy, recipe, alone, tmp_path):
 def test_resumed_under_another_strategy(recipe, pretrained, alone, tmp_path):
     whole, words, _ = alone
     for strategy, world_size, last in (("ddp", 2, 4), ("zero2", 3, 9)):
-        more = (*words, f"--train.stop_after_steps={last}", "--batch.micro_batch_size=2")
+        more = (*words, f"--train.stop_after_steps={last}", "--batch.micro_batch_size=2", REHEARSED)
         run_recipe(recipe, tmp_path / "run", *more, strategy=strategy, world_size=world_size)
     # The first epoch has five steps.
     assert main(["export", str(tmp_path / "run/checkpoints/step_00000004"), str(tmp_path / "frozen")]) == 0
@@ -142,7 +143,14 @@ def test_resumed_under_another_strategy(recipe, pretrained, alone, tmp_path):
     manifest = json.loads((tmp_path / "run/checkpoints/step_00000009/manifest.json").read_text())
     assert (tmp_path / "run/generated.txt").read_text() == (whole / "generated.txt").read_text()
     assert len(losses) == 4
-    assert manifest["kept"] == {"losses": {"values": losses}}
+    assert manifest["kept"].keys() == {"losses", "averages"}
+    assert manifest["kept"]["losses"] == {"values": losses}
+    # Of the steps of both starts, as logged, without those that were rehearsed.
+    averages = {}
+    for line in lines(tmp_path / "run/metrics.jsonl"):
+        for name in ("loss", "share_of_errors", "loss_of_errors", "epoch_index"):
+            averages[name] = 0.9 * averages.get(name, line[name]) + 0.1 * line[name]
+    assert manifest["kept"]["averages"] == pytest.approx(averages, rel=1e-12)
 
 
 def test_own_optimizers_step_as_the_page_says(recipe):

@@ -209,14 +209,17 @@ class Backend(ABC):
     def rehearsing(self) -> Iterator[None]:
         """Passes for their memory only, with gradients that are NaN and cleared at the end.
 
-        The memory of states that the first update will allocate is in use; BatchNorm's running statistics stay.
+        The memory of states that the first update will allocate is in use. BatchNorm's running statistics stay, and the
+        task's own states, which its loop may change, are restored.
         """
         number, optimizer = optimizer_states(self.plan), self._torch_optimizer
         every = (each for group in optimizer.param_groups for each in group["params"])
         steps = (local_range(each)[0] for each in every if each not in optimizer.state)
         room = [tensor.new_empty(number(tuple(tensor.shape))) for tensor in steps]
+        kept = self.kept.check(self)
         with self._statistics.kept():
             yield
+        self.kept.restore(kept)
         del room
         self.discard_gradients()
 

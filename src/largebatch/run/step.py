@@ -36,8 +36,9 @@ class Step:
     def micro_batches(self) -> Iterator[Batch]:
         """This process's micro-batches; the loop's body must call `backward` once for each.
 
-        In the ragged batch at the end of an epoch, a process may get another one's sample, which does not contribute:
-        sharded models need every process in every pass.
+        In the ragged batch at the end of an epoch, a process may get another one's sample, because sharded models need
+        every process in every pass. It does not count in `backward`, `Run.log` and `metrics`, but would in a sum that
+        the recipe makes itself.
         """
         self.weight = self._feed.total_weight()
         if self.weight == 0:
@@ -105,6 +106,16 @@ class Step:
             )
         self.updated = True
         return self._loss_sum
+
+    def metrics(self) -> dict[str, float]:
+        """The mean loss of the global batch, "loss", and what `Run.log` got in this step; the same on every process.
+
+        To be called by all processes, after the step's `update`. It waits for the device.
+        """
+        if not self.updated or self._loss_sum is None:
+            raise RuntimeError("step.metrics was called before run.update; call it after")
+        loss = sum(self._backend.gather_objects(float(self._loss_sum))) / self.weight
+        return self.own_metrics.over_processes(self._backend) | {"loss": loss}
 
     def gather(self, encode: Callable[[Batch], torch.Tensor]) -> torch.Tensor:
         """Compute the features of the whole global batch, for a coupled loss, without gradients.
