@@ -64,9 +64,19 @@ UPDATE = "        run.update(step)\n"
 NOISE = "random.normal(0, 0.5, (side, side))"
 OF_THIS_PROCESS = 'np.random.default_rng([index, int(__import__("os").environ.get("RANK", 0))])'
 MODEL_END = "return nn.Sequential(*layers, "
+MASK = """class Mask(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(1)
+
+    def forward(self, values):
+        return values * 2 * (torch.rand(values.shape, generator=self.generator) < 0.5) if self.training else values
+
+
+"""
 NOT_KEPT = "training depends on something that checkpoints do not have, such as an average in train.py"
-BY_MICRO_BATCH = "only other micro-batch sizes differ: something is a mean over the micro-batch"
-BY_PROCESS = "only several processes differ: something depends on the rank or the number of processes"
+BY_MICRO_BATCH = "only other micro-batch sizes differ: the loss, or the values of an evaluation, are means"
+BY_PROCESS = "several processes differ where one does not: data, augmentation or dropout depends on the process"
 OF_A_PIECE = "the optimizer takes a norm, a mean or a maximum of such a piece for that of a parameter"
 UNSEEDED = "random numbers that do not follow from the recipe's seed"
 
@@ -101,6 +111,21 @@ OF_OPTIMIZERS = (
                 'self.t = getattr(self, "t", 0) + 1\n                    direction = average / (1 - beta**self.t)',
             )
         ],
+    ),
+    Planted(
+        "an optimizer keeps the largest gradient in self",
+        f"{NOT_KEPT} (keep it with run.keep(name, state)) or an attribute of the optimizer",
+        [
+            ("softsign.py", STEP, STEP.replace("direction /", "self.largest * direction /")),
+            (
+                "softsign.py",
+                "                direction = local",
+                "                largest = float(parameter.grad.abs().max())\n"
+                "                self.largest = max(largest, getattr(self, 'largest', 0))\n"
+                "                direction = local",
+            ),
+        ],
+        words=RESUMED,
     ),
     Planted(
         "an optimizer's module is missing",
@@ -138,7 +163,7 @@ OF_TASKS = (
     ),
     Planted(
         "dropout that the config does not declare",
-        "which samples share one",
+        BY_MICRO_BATCH,
         [("model.py", MODEL_END, f"{MODEL_END}nn.Dropout(0.3), ")],
     ),
     Planted(
@@ -162,6 +187,28 @@ OF_TASKS = (
         words=ONE_AND_TWO,
     ),
     Planted(
+        "augmentation draws from NumPy's own generator",
+        BY_PROCESS,
+        [
+            ("data.py", 'derive_seed(self.config.seed, "mirror", epoch, index) % 2', "np.random.random() < 0.5"),
+            (
+                "data.py",
+                "def sources(config: Config):\n",
+                "def sources(config: Config):\n    np.random.seed(config.seed)\n",
+            ),
+        ],
+        words=("--strategies=ddp,fsdp", "--world-sizes=2", "--no-resume"),
+    ),
+    Planted(
+        "a mask of dropout from a generator of its own",
+        BY_PROCESS,
+        [
+            ("model.py", MODEL_END, f"{MODEL_END}Mask(), "),
+            ("model.py", "def build_model", f"{MASK}def build_model"),
+        ],
+        words=("--strategies=ddp,fsdp", "--world-sizes=1,2", "--no-resume"),
+    ),
+    Planted(
         "data are drawn without a seed",
         UNSEEDED,
         [("data.py", NOISE, NOISE.replace("random", "np.random"))],
@@ -169,7 +216,7 @@ OF_TASKS = (
     ),
     Planted(
         "starting weights are drawn without a seed",
-        "seed",
+        UNSEEDED,
         [("model.py", "    layers: list", "    torch.seed()\n    layers: list")],
         words=ONE_AND_TWO,
     ),
@@ -203,7 +250,7 @@ OF_TASKS = (
     ),
     Planted(
         "a parameter without a gradient",
-        "gradient",
+        "trainable parameters got no gradient",
         [("model.py", MODEL_END, f"layers[0].unused = nn.Parameter(torch.zeros(3))\n    {MODEL_END}")],
     ),
 )

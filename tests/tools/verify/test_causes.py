@@ -4,14 +4,17 @@ import json
 import re
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import tasks
 from largebatch.tools.verify import verification
 from largebatch.tools.verify.causes import likely_cause
-from largebatch.tools.verify.verification import Combination, Row
+from largebatch.tools.verify.differences import Trained
+from largebatch.tools.verify.verification import Combination, Row, Verification
+from paths import PYDOC
 from tasks import SMALL, TINY
-from verifying import SGD, recipe_with, rows_of, verify
+from verifying import SGD, recipe_with, rows_of, verification_of, verify
 
 
 def test_a_likely_cause_is_what_all_that_differ_have_in_common():
@@ -19,18 +22,45 @@ def test_a_likely_cause_is_what_all_that_differ_have_in_common():
     strategies = ("ddp", "fsdp", "zero1")
     combinations = [Combination(name, size, micro) for name in strategies for size in (1, 2) for micro in (4, 8)]
 
-    def cause(differs) -> str | None:
-        rows = [Row(each, "differs" if differs(each) else "agrees") for each in combinations]
-        return likely_cause(rows, SimpleNamespace(config=config))
+    def cause(differs, problem: str = "") -> str | None:
+        rows = [
+            Row(each, "differs", problem=problem) if differs(each) else Row(each, "agrees") for each in combinations
+        ]
+        reference = Row(Combination("single", 1, 8), "reference")
+        return likely_cause([reference, *rows], SimpleNamespace(config=config))
 
-    assert "mean over the micro-batch" in cause(lambda each: each.micro_batch_size == 4)
+    assert "means over the micro-batch" in cause(lambda each: each.micro_batch_size == 4)
     # On one process, ZeRO steps all parameters as one, and FSDP whole ones.
     assert "of such a piece" in cause(
         lambda each: (each.strategy, each.world_size) in {("zero1", 1), ("zero1", 2), ("fsdp", 2)}
     )
-    assert "rank or the number of processes" in cause(lambda each: each.world_size == 2)
+    assert "depends on the process" in cause(lambda each: each.world_size == 2)
+    # A mask of dropout with a state of its own is also another one at another micro-batch size.
+    assert "depends on the process" in cause(lambda each: (each.world_size, each.micro_batch_size) != (1, 8))
     for none in (lambda _: True, lambda _: False, lambda each: each.strategy == "ddp"):
         assert cause(none) is None
+    assert cause(lambda each: each.world_size == 2, verification.UNSEEDED) is None
+    combinations = [Combination("ddp", 2, 8)]
+    assert "depends on the process" in cause(lambda _: True)
+    # What cannot be told apart is all named.
+    combinations = [Combination("zero1", 2, 4)]
+    assert all(part in cause(lambda _: True) for part in ("over the micro-batch", "such a piece", "the process"))
+
+
+def test_only_the_evaluation_differs(monkeypatch):
+    """A mean over the micro-batch, of one batch more at the smaller size, while all else is the same."""
+    line = {"loss": 2.0, "lr": 0.1, "grad_norm": 4.0}
+    evaluated = {2: [{"loss": 3.2}], 4: [{"loss": 3.0}]}
+
+    def train(_, combination, __=None):
+        return Trained([line], evaluated[combination.micro_batch_size], {"weight": np.array([3.0, 4.0])})
+
+    monkeypatch.setattr(Verification, "_train", train)
+    held = verification_of(PYDOC, TINY)
+    rows = list(held.rows([Combination("ddp", 2, 4), Combination("ddp", 2, 2)]))
+    assert [row.verdict for row in rows] == ["reference", "agrees", "differs"]
+    assert rows[-1].problem == "the weights agree; only the evaluation differs"
+    assert "evaluation, are means over the micro-batch" in likely_cause(rows, held)
 
 
 @pytest.mark.slow

@@ -31,6 +31,9 @@ def test_the_command(tmp_path):
     command = [sys.executable, "-m", "largebatch", "verify", str(PYDOC), *words]
     result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=600)
     assert result.returncode == 0, result.stderr
+    # A warmup and a decay need more steps than these.
+    assert "gpt_pydoc: 3 steps of " in result.stdout
+    assert "is shortened to 4 steps, the fewest that it fits into\n" in result.stdout
     assert result.stdout.count(" agrees") == 5
     assert "5 of 5 combinations agree with one process" in result.stdout
     report = json.loads(output.read_text())

@@ -27,6 +27,7 @@ def test_state_that_checkpoints_do_not_have_is_found_by_resuming(tmp_path, monke
     assert "resumed halfway from a checkpoint of one process" in output
     assert "1 of 2 combinations agree with one process" in output
     assert "keep it with run.keep(name, state)" in output
+    assert "an attribute of the optimizer (use optimizer.state)" in output
 
 
 @pytest.mark.slow

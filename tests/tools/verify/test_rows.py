@@ -181,3 +181,14 @@ def test_a_reference_that_fails_only_when_it_is_moved_by_rounding(monkeypatch):
     for row in rows:
         assert row.verdict == "failed"
         assert row.problem.endswith("perturbed by rounding: RuntimeError: the loss of step 3 is nan")
+
+
+def test_what_every_reference_would_fail_by_is_reported_once(monkeypatch):
+    """Synchronized BatchNorm is compared with one process at each micro-batch size times processes."""
+
+    def train(*_):
+        raise RuntimeError("the weights are wrong")
+
+    monkeypatch.setattr(Verification, "_train", train)
+    [row] = rows_of(DIGITS, (), Combination("ddp", 2, 16), Combination("ddp", 2, 8))
+    assert (row.verdict, row.problem) == ("failed", "RuntimeError: the weights are wrong")

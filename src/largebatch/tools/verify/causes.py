@@ -2,23 +2,24 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from largebatch.plan.strategies import STRATEGIES
-from largebatch.tools.verify.verification import Combination, Row, Verification
+from largebatch.plan.strategies import find_strategy
+from largebatch.tools.verify.verification import UNSEEDED, Combination, Row, Verification
 
 
 def _steps_pieces(each: Combination) -> bool:
     """Whether the optimizer steps parts of parameters, or, as under ZeRO even on one process, several as one."""
-    steps = STRATEGIES[each.strategy].steps
+    steps = find_strategy(each.strategy).steps
     return steps == "flat pieces of several parameters" or (steps == "rows of parameters" and each.world_size > 1)
 
 
 _CAUSES: Mapping[str, Callable[[Combination, int], bool]] = {
-    "only other micro-batch sizes differ: something is a mean over the micro-batch instead of a sum, or depends on "
-    "which samples share one": lambda each, usual: each.micro_batch_size != usual,
+    "only other micro-batch sizes differ: the loss, or the values of an evaluation, are means over the micro-batch "
+    "instead of sums, or depend on which samples share one": lambda each, usual: each.micro_batch_size != usual,
     "only where parameters are sharded or flattened do they differ: the optimizer takes a norm, a mean or a maximum of "
     "such a piece for that of a parameter": lambda each, _: _steps_pieces(each),
-    "only several processes differ: something depends on the rank or the number of processes, such as a process's "
-    "share of the data, a random draw, or a mean over its own samples": lambda each, _: each.world_size > 1,
+    "several processes differ where one does not: data, augmentation or dropout depends on the process (draw data from "
+    "`derive_seed(seed, name, epoch, index)`, and dropout from torch's default generator), or the loss is divided by "
+    "something that does": lambda each, _: each.world_size > 1,
 }
 ONLY_IN_BF16 = (
     "in fp32 the first of them agrees: something is computed in bf16 that depends on how the batch is divided, such as "
@@ -36,15 +37,25 @@ def likely_cause(rows: Sequence[Row], verification: Verification) -> str | None:
         verification: What they are outcomes of.
     """
     # What a resumed run differs in is told where it is found.
-    compared = [row for row in rows if not row.combination.resumes]
-    differing = [row.combination for row in compared if row.verdict == "differs"]
-    agreeing = [row.combination for row in compared if row.verdict == "agrees"]
+    compared = [
+        row for row in rows if row.verdict in ("reference", "agrees", "differs") and not row.combination.resumes
+    ]
+    differing = [row for row in compared if row.verdict == "differs"]
+    if not differing or UNSEEDED in (row.problem for row in differing):
+        return None
     config = verification.config
-    if differing and config.precision == "bf16" and verification.agrees_in_fp32(differing[0]):
+    if config.precision == "bf16" and verification.agrees_in_fp32(differing[0].combination):
         return ONLY_IN_BF16
     usual = config.batch.micro_batch_size
-    for cause, applies in _CAUSES.items():
-        common = all(applies(each, usual) for each in differing)
-        if differing and agreeing and common and not any(applies(each, usual) for each in agreeing):
-            return cause
-    return None
+    # What depends on the process may also show at other micro-batch sizes of one process.
+    at_the_usual = [row for row in compared if row.combination.micro_batch_size == usual]
+    return "; or ".join(_fitting(compared, usual) or _fitting(at_the_usual, usual)) or None
+
+
+def _fitting(rows: Sequence[Row], usual: int) -> list[str]:
+    """The causes that apply to the combinations that differ, of which there are some, and to none that agrees."""
+    differ = [row.verdict == "differs" for row in rows]
+    causes = [
+        cause for cause, applies in _CAUSES.items() if differ == [applies(row.combination, usual) for row in rows]
+    ]
+    return causes if any(differ) else []

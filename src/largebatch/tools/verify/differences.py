@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.linalg import norm
 from numpy.typing import NDArray
 
 from largebatch.errors import UserError
@@ -109,15 +110,15 @@ def compare(trained: Trained, reference: Trained, without: Collection[str] = ())
     def of_steps(name: str, steps: int | None = None) -> float:
         return _of_lines(trained.metrics[:steps], reference.metrics[:steps], [name])
 
-    def largest(differences: Mapping[str, float]) -> float:
+    def of_all(differences: Mapping[str, float]) -> float:
         return max((value for name, value in differences.items() if name not in without), default=0.0)
 
     return Differences(
         loss=of_steps("loss"),
         grad_norm=of_steps("grad_norm"),
         lr=of_steps("lr"),
-        update=largest(of_updates(trained, reference)),
-        parameters=largest(of_tensors(trained.weights, reference.weights)),
+        update=of_all(of_updates(trained, reference)),
+        parameters=of_all(_of_tensors(trained.weights, reference.weights)),
         evaluation=_of_lines(trained.evaluations, reference.evaluations),
         first_step=max(of_steps("loss", 1), of_steps("grad_norm", 1) / GRAD_NORM_FACTOR),
     )
@@ -137,6 +138,15 @@ def _of_lines(
     return max(ratios, default=0.0)
 
 
+def largest(trained: Trained, expected: Trained, noise: Collection[str]) -> str:
+    """Which weights, besides noise, differ most: already in their first update, if that shows it."""
+    updates, weights = of_updates(trained, expected), _of_tensors(trained.weights, expected.weights)
+    update = max(updates.keys() - noise, key=updates.__getitem__, default=None)
+    if update is not None and updates[update] > UPDATE:
+        return f"the first update differs most in {update}, by {updates[update]:.1e} of its norm"
+    return f"the weights that differ most are {max(weights.keys() - noise, key=weights.__getitem__)}"
+
+
 def of_updates(trained: Trained, reference: Trained) -> dict[str, float]:
     """The difference of each tensor's first update, relative to its norm, if the reference moves it visibly.
 
@@ -146,16 +156,12 @@ def of_updates(trained: Trained, reference: Trained) -> dict[str, float]:
     if not found:
         return {}
     updates = {name: reference.updated[name] - start for name, start in before.items()}
-    expected = {
-        name: update
-        for name, update in updates.items()
-        if not np.linalg.norm(update) <= VISIBLE * np.linalg.norm(before[name])
-    }
+    expected = {name: update for name, update in updates.items() if not norm(update) <= VISIBLE * norm(before[name])}
     same = [name for name in expected if name in found and found[name].shape == before[name].shape]
-    return of_tensors({name: found[name] - before[name] for name in same}, expected)
+    return _of_tensors({name: found[name] - before[name] for name in same}, expected)
 
 
-def of_tensors(weights: Weights, expected: Weights) -> dict[str, float]:
+def _of_tensors(weights: Weights, expected: Weights) -> dict[str, float]:
     """The difference of each tensor, relative to its norm; infinite if one of the runs lacks it.
 
     A tensor near zero, such as a bias whose gradient is only rounding errors, is measured by the norm that it would
@@ -167,8 +173,8 @@ def of_tensors(weights: Weights, expected: Weights) -> dict[str, float]:
     def difference(name: str) -> float:
         if name not in weights or name not in expected or weights[name].shape != expected[name].shape:
             return math.inf
-        scale = max(np.linalg.norm(expected[name]), 1e-3 * typical * np.sqrt(expected[name].size))
-        return _ratio(float(np.linalg.norm(weights[name] - expected[name])), float(scale))
+        scale = max(norm(expected[name]), 1e-3 * typical * np.sqrt(expected[name].size))
+        return _ratio(float(norm(weights[name] - expected[name])), float(scale))
 
     return {name: difference(name) for name in [*expected, *(weights.keys() - expected.keys())]}
 

@@ -4,7 +4,6 @@ A new `accelerate launch` spends 10 to 20 s on imports; these jobs start at once
 same server, but it waits up to 30 s for the other processes when one has failed, and names only one that failed.
 """
 
-import itertools
 import math
 import multiprocessing
 import os
@@ -66,11 +65,9 @@ class JobFailed(AssertionError):
         names.
         """
         for _, _, output in self.reports:
-            lines = output.splitlines()
-            for number, line in enumerate(lines):
-                if message := re.fullmatch(r"(?:\[rank \d+\] )?error: (.*)", line):
-                    more = itertools.takewhile(lambda line: line.startswith("  - "), lines[number + 1 :])
-                    return " ".join([message[1], *(line.strip() for line in more)])
+            message = re.search(r"^(?:\[rank \d+\] )?error: (.*(?:\n  - .*)*)", output, re.MULTILINE)
+            if message:
+                return " ".join(line.strip() for line in message[1].splitlines())
         rank, reason, _ = self.reports[0]
         places = re.findall(r'File "(.+)", line (\d+)', reason)
         inside = [f"{file}:{line}" for file, line in places if folder and Path(file).is_relative_to(folder)]

@@ -27,8 +27,6 @@ for name in (
     "transformers.conversion_mapping",
     "largebatch.backend.fsdp",
     "largebatch.backend.zero",
-    "largebatch.data.images",
-    "largebatch.data.text",
     "largebatch.run",
 ):
     # A job that needs a package that is not installed says so.

@@ -13,7 +13,6 @@ from typing import Any
 
 from largebatch.backend.accelerate_configs import find_accelerate_configs, is_rehearsed
 from largebatch.backend.trial import try_optimizer
-from largebatch.batch import Length
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import UserError, file_errors
 from largebatch.plan import resolve
@@ -109,8 +108,10 @@ def _small_recipe(options: argparse.Namespace) -> tuple[RecipeConfig, list[str],
     if options.steps < total_steps:
         overrides += short_schedule_overrides(config, options.steps)
         config = load(overrides)
-        length: Length = config.train.duration.length
-        remarks.append(f"the schedule of {total_steps:,} steps, with all of its phases, is shortened to {length}")
+        length = resolve(config, 1).total_steps
+        fewest = ", the fewest that it fits into" if length > options.steps else ""
+        shortened = f"the schedule of {total_steps:,} steps, with all of its phases, is shortened to {length} steps"
+        remarks.append(shortened + fewest)
     if config.debug_model:
         small = json.dumps(config.debug_model)
         remarks.append(f"the model is the recipe's debug_model; remove that to verify its own model: {small}")

@@ -51,12 +51,16 @@ def short_schedule_overrides(config: RecipeConfig, steps: int) -> list[str]:
     """
     rate, recipe = config.learning_rate, as_json(config)
     milestones = rate.decay.at if isinstance(rate.decay, StepDecay) else []
-    sizes = [size for _, size in config.batch.sizes]
+    all_sizes = recipe["batch"]["global_batch_size"]
+    sizes = all_sizes[1:] if isinstance(all_sizes, list) else []
     groups = recipe["optimizer"].get("groups") or []
     frozen = [group for group in groups if group["frozen_until"]]
     phases = recipe["data"].get("weight_phases") or []
-    length = max(steps, 4, *(len(each) + 2 for each in (milestones, sizes[1:], frozen, phases)))
+    length = max(steps, 4, *(len(each) + 2 for each in (milestones, sizes, frozen, phases)))
     quarter = length // 4
+    for parts, moment in ((sizes, "from"), (frozen, "frozen_until"), (phases, "from")):
+        for part, at in zip(parts, _moments(parts, 0, length), strict=True):
+            part[moment] = at
     changes: dict[str, Any] = {"train.duration": {"steps": length}}
     if rate.warmup:
         changes["learning_rate.warmup.duration"] = {"steps": quarter}
@@ -64,18 +68,11 @@ def short_schedule_overrides(config: RecipeConfig, steps: int) -> list[str]:
         changes["learning_rate.decay.decay"] = {"steps": quarter}
     if milestones:
         changes["learning_rate.decay.at"] = _moments(milestones, quarter, length)
-    if sizes[1:]:
-        moments = [{"steps": 0}, *_moments(sizes[1:], 0, length)]
-        changes["batch.global_batch_size"] = [
-            {"from": moment, "size": size} for moment, size in zip(moments, sizes, strict=True)
-        ]
+    if sizes:
+        changes["batch.global_batch_size"] = all_sizes
     if frozen:
-        for group, moment in zip(frozen, _moments(frozen, 0, length), strict=True):
-            group["frozen_until"] = moment
         changes["optimizer.groups"] = groups
     if phases:
-        for phase, moment in zip(phases, _moments(phases, 0, length), strict=True):
-            phase["from"] = moment
         changes["data.weight_phases"] = phases
     return _words(changes)
 
