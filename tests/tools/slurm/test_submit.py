@@ -423,10 +423,15 @@ def test_without_sbatch(monkeypatch, capsys):
 def test_an_environment_that_is_not_there(monkeypatch, capsys):
     """Job and nodes would find it only when they start."""
     Path(".venv/bin/activate").unlink()
-    for words in ([], ["--dry-run"]):
-        assert submit("gpt_pydoc", "--nodes", "2", *words) == 1
-        assert "error: LARGEBATCH_ENV=.venv/bin/activate: there is no such file" in capsys.readouterr().out
+    error = "error: LARGEBATCH_ENV=.venv/bin/activate: there is no such file"
+    assert submit("gpt_pydoc", "--nodes", "2") == 1
+    assert error in capsys.readouterr().out
     assert not Path("called.json").exists()
+    # A dry run shows the rest as well.
+    assert submit("gpt_pydoc", "--nodes", "2", "--dry-run") == 1
+    found = capsys.readouterr().out
+    assert error in found
+    assert "data.num_train_samples" in found
     monkeypatch.setenv("LARGEBATCH_CONTAINER", "apptainer:docker://image")
     assert submit("gpt_pydoc", "--nodes", "2") == 0
     Path("mine").touch()

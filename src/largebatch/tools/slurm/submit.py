@@ -67,10 +67,10 @@ def run(options: argparse.Namespace) -> int:
         environment["LARGEBATCH_SNAPSHOT"] = str(snapshot)
     script = BatchScript(SCRIPTS / f"{recipe.stem}.sbatch", sbatch_options, overrides, environment, task)
     _refuse_other_jobs(script, recipe)
-    problems = [str(finding) for finding in lint_scripts([script], task=task)]
-    if not problems:
-        problems = [f"error: {problem}" for problem in (*_missing_environment(script), *missing_in_container(script))]
-    if problems:
+    findings = [str(finding) for finding in lint_scripts([script], task=task)]
+    missing = [] if findings else [*_missing_environment(script), *missing_in_container(script)]
+    problems = findings + [f"error: {problem}" for problem in missing]
+    if findings or (missing and not options.dry_run):
         print(*problems, "not submitted", sep="\n")
         return 1
     _print_plans(script)
@@ -80,7 +80,9 @@ def run(options: argparse.Namespace) -> int:
     line = " ".join([*variables, shlex.join(["sbatch", *words])])
     if options.dry_run:
         print(f"\n{line}", flush=True)
-        return _dry_run(script, words)
+        code = _dry_run(script, words)
+        print("\n".join(problems))
+        return 1 if problems else code
     print(f"not checked: the data and any tokenizer; --dry-run looks at them\n\n{line}", flush=True)
     take_snapshot(Path(), snapshot, recipe, task)
     return _submit(script, words)
