@@ -257,6 +257,9 @@ def test_commands_work(document, trained, repository, monkeypatch, capsys):
             elif program == "largebatch" and words[0] == "preflight":
                 check_preflight(words)
             elif program == "largebatch" and words[0] == "submit":
+                # The image that enroot, which has a stand-in, would have made.
+                (repository.parent / "carried").mkdir(exist_ok=True)
+                (repository.parent / "carried/largebatch.sqsh").touch()
                 # Its data cannot be looked at, without a hub; what stands in the way before that is "not submitted".
                 assert main(words) in (0, 1), command
                 assert "\nnot submitted\n" not in capsys.readouterr().out, command
