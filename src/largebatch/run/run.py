@@ -314,10 +314,14 @@ class Run(Generic[Config]):
         Args:
             source: Either set.
             num_samples: How many of its samples, from the first on.
-            per_sample: Maps a batch to tensors by name, with one row per sample.
+            per_sample: Maps a batch to tensors by name, with one row per sample. Names, dtypes and the shapes of rows
+                must be the same in every batch.
 
         Returns:
             The tensors by name, with one row per sample, in order, the same on every process.
+
+        Raises:
+            UserError: They are not; every process raises it.
         """
         return self.loop.evaluator.rows(source, num_samples, per_sample, self.loop.completed_steps)
 
