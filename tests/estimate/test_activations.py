@@ -34,18 +34,20 @@ def on_the_cpu(monkeypatch):
 
 
 def kept_by_a_forward_pass(recipe, *words):
-    """With real numbers; the model's own, without parameters and buffers."""
+    """With real numbers; the model's own, without parameters and buffers, but with the logits and their gradient."""
     config = load_config(recipe, words)
     model = tasks.build_model(recipe)(config).train()
     if config.compute.activation_checkpointing:
         checkpoint_activations(model)
     size = config.batch.micro_batch_size
+    of_loss = 0
     if recipe in (DIGITS, VIT_DIGITS, SIMCLR):
         size *= 2 if recipe == SIMCLR else 1
         inputs = {"pixel_values": torch.rand(size, 1, config.data.image_size, config.data.image_size)}
     else:
         tokens = torch.randint(256, (size, config.data.block_size))
         inputs = {"input_ids": tokens, "targets": tokens.clone()}
+        of_loss = 2 * tokens.numel() * config.model.vocab_size * (2 if config.precision == "bf16" else 4)
     own = {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     kept = []
 
@@ -59,7 +61,7 @@ def kept_by_a_forward_pass(recipe, *words):
     # Those that the output layer has computed with its losses.
     kept += [each for each in getattr(getattr(outputs, "grad_fn", None), "gradients", ()) if each is not None]
     sizes = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in kept}
-    return sum(size for address, size in sizes.items() if address not in own)
+    return of_loss + sum(size for address, size in sizes.items() if address not in own)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -75,12 +77,23 @@ def test_shapes_keep_what_numbers_keep(recipe, tolerance, precision):
     assert fake == pytest.approx(real, rel=tolerance, abs=0)
 
 
-def test_the_output_layer_keeps_the_gradient_of_its_weights_instead_of_logits():
-    words = ("--batch.micro_batch_size=1", "--data.block_size=64")
-    many, few = 20_000, 300
+def test_the_output_layer_keeps_the_gradient_of_its_weights_and_needs_the_logits_of_a_chunk():
+    """At most 2^28, in tiles of 256 tokens, and their gradient."""
+    words, config = ("--batch.micro_batch_size=4", "--data.block_size=128"), load_config(PYDOC, [])
+    many, few, tokens = 900_000, 300, 512
     more = counted(PYDOC, *words, f"--model.vocab_size={many}") - counted(PYDOC, *words, f"--model.vocab_size={few}")
+    weights = (many - few) * config.model.hidden_size
+    logits = 2 * (256 * many - tokens * few)
+    assert more == (weights + logits) * torch.float32.itemsize
+
+
+def test_logits_are_gone_when_blocks_are_recomputed():
+    words = ("--batch.micro_batch_size=1", "--data.block_size=64", RECOMPUTE)
+    small, large, huge = (counted(PYDOC, *words, f"--model.vocab_size={size}") for size in (10, 11, 100_000))
     hidden_size = load_config(PYDOC, []).model.hidden_size
-    assert more == (many - few) * hidden_size * torch.float32.itemsize
+    # A block is larger than few logits, which are not counted, and smaller than many.
+    assert large - small == hidden_size * torch.float32.itemsize
+    assert huge - small > (hidden_size + 64) * (100_000 - 10) * torch.float32.itemsize
 
 
 @pytest.mark.usefixtures("on_the_cpu")

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
+from torch._inductor.exc import InvalidCxxCompiler
 from torch.nn.functional import cross_entropy, linear
 
 from largebatch.data.text import IGNORE_INDEX
 from largebatch.model import token_losses as module
-from largebatch.model.token_losses import linear_token_losses
+from largebatch.model.token_losses import compiled, linear_token_losses, losses_and_gradients
 
 BATCH, TOKENS, FEATURES, CLASSES = 3, 7, 5, 11
 # From one token a chunk to all of them; 8 does not divide 21.
@@ -111,3 +113,58 @@ def test_the_weights_gradient_is_summed_in_fp32(monkeypatch):
     with torch.autocast("cpu", torch.bfloat16):
         linear_token_losses(hidden, weight, None, targets).sum().backward()
     torch.testing.assert_close(weight.grad, torch.tensor([[-500.0], [500.0]]))
+
+
+# --- the compiled function, which GPUs use, on a CPU ------------------------------------------------------------------
+
+
+@pytest.fixture
+def in_compiled_chunks(monkeypatch):
+    """Eight tokens a chunk, five in the last."""
+    monkeypatch.setattr(module, "MAX_LOGITS", 8 * CLASSES)
+    monkeypatch.setattr(module, "losses_and_gradients", compiled(torch.device("cpu")))
+
+
+@pytest.mark.parametrize("objective", ["sum", "weighted"])
+@pytest.mark.usefixtures("in_compiled_chunks")
+def test_compiled_losses_and_gradients_in_fp64(objective, inputs):
+    graphs = counters["stats"]["unique_graphs"]
+    *leaves, targets = inputs
+    results = []
+    for function in (linear_token_losses, plain):
+        losses = function(*leaves, targets)
+        results.append([losses, *torch.autograd.grad(OBJECTIVES[objective](losses), leaves)])
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-13)
+    # One of the sum, for chunks of both sizes; and one of other objectives, whose losses are weighted.
+    assert counters["stats"]["unique_graphs"] - graphs <= (1 if objective == "sum" else 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_compiled_chunk_is_the_eager_one(dtype):
+    generator = torch.Generator().manual_seed(0)
+    of_sizes = compiled(torch.device("cpu"))
+    graphs = counters["stats"]["unique_graphs"]
+    for tokens in (96, 7, 2):
+        logits = torch.randn(tokens, 301, generator=generator).mul_(4).to(dtype)
+        targets = torch.randint(301, (tokens,), generator=generator)
+        targets[0] = IGNORE_INDEX
+        mine, my_gradient, _ = of_sizes(logits, targets, None, True, False)
+        losses, gradient, _ = losses_and_gradients(logits, targets, None, True, False)
+        torch.testing.assert_close(mine, losses, rtol=1e-6, atol=1e-6)
+        assert my_gradient.dtype == dtype
+        # In bf16, the neighbor of a number that is halfway between two.
+        close = {"rtol": 2**-8, "atol": 1e-6} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-6}
+        torch.testing.assert_close(my_gradient, gradient, **close)
+    assert counters["stats"]["unique_graphs"] == graphs + 1
+
+
+def test_without_a_compiler_losses_are_eager(monkeypatch):
+    def no_compiler(*_, **__):
+        raise InvalidCxxCompiler
+
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: no_compiler)
+    compiled.cache_clear()
+    with pytest.warns(UserWarning, match="without torch.compile.*No working C"):
+        assert compiled(torch.device("cpu")) is losses_and_gradients
+    compiled.cache_clear()

@@ -50,7 +50,7 @@ def train_in_chunks(recipe, run_dir, *words):
 
 
 def train_with_logits(recipe, run_dir, *words):
-    token_losses._output_layer = lambda _: None
+    token_losses._gives_plain_logits = lambda *_: False
     return recorded(recipe, run_dir, *words)
 
 

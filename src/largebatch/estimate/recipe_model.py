@@ -57,10 +57,10 @@ def recipe_model(config: RecipeConfig) -> tuple[nn.Module, ExampleBatch | None]:
 
 
 def activation_bytes(model: nn.Module, config: RecipeConfig, example_batch: ExampleBatch | None) -> int | None:
-    """Bytes that a process keeps for a micro-batch; None if it is not known how the model is called.
+    """Bytes that a process needs for a micro-batch; None if it is not known how the model is called.
 
-    With activation checkpointing, these are the inputs of the blocks and all of the largest block, as when it is
-    recomputed.
+    These are what it keeps, and the logits of a chunk (`linear_token_losses`) with their gradient. With activation
+    checkpointing, the inputs of the blocks are kept; when the largest block is recomputed, there are no logits.
 
     Args:
         model: The recipe's model on the meta device; it gets tensors without memory.
@@ -81,13 +81,14 @@ def activation_bytes(model: nn.Module, config: RecipeConfig, example_batch: Exam
             batch.pop("position_ids", None)
         try:
             forward = partial(_kept_by, model, batch, config.precision == "bf16")
-            if not config.compute.activation_checkpointing:
-                return sum(forward().values())
-            blocks = blocks_to_recompute(model)
-            kept = forward(blocks)
-            largest = max(kept[block] for block in blocks)
-            checkpoint_activations(model)
-            return sum(forward().values()) + largest
+            largest = 0
+            if config.compute.activation_checkpointing:
+                blocks = blocks_to_recompute(model)
+                kept, _ = forward(blocks)
+                largest = max(kept[block] for block in blocks)
+                checkpoint_activations(model)
+            kept, of_loss = forward()
+            return sum(kept.values()) + max(largest, of_loss)
         except UserError:
             raise
         # A model may read numbers, which fake tensors do not have, and may then raise anything.
@@ -162,8 +163,8 @@ def _kept_by(
     micro_batch: Mapping[str, torch.Tensor],
     in_bf16: bool,
     blocks: Sequence[nn.Module] = (),
-) -> dict[nn.Module | None, int]:
-    """Bytes that a forward pass keeps in each of the blocks and, under None, elsewhere."""
+) -> tuple[dict[nn.Module | None, int], int]:
+    """Bytes that a forward pass keeps in each of the blocks and, under None, elsewhere; and those of the loss alone."""
     others = {storage_of(tensor) for tensor in (*model.parameters(), *model.buffers())}
     # The storages themselves are kept, so that a later one cannot get the address of a freed one.
     kept: dict[int, tuple[nn.Module | None, torch.UntypedStorage]] = {}
@@ -183,10 +184,11 @@ def _kept_by(
         hooks.enter_context(cuda_kernels(in_bf16))
         outputs = model(**micro_batch)
         # The output layer has computed its gradients together with its losses (`linear_token_losses`).
-        for gradient in getattr(getattr(outputs, "grad_fn", None), "gradients", None) or ():
+        losses = getattr(outputs, "grad_fn", None)
+        for gradient in getattr(losses, "gradients", None) or ():
             if gradient is not None:
                 keep(gradient)
     sizes = dict.fromkeys([*blocks, None], 0)
     for place, storage in kept.values():
         sizes[place] += storage.nbytes()
-    return sizes
+    return sizes, getattr(losses, "work_space", 0)

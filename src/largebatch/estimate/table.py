@@ -50,7 +50,7 @@ def table(comparison: Json, config: RecipeConfig) -> str:
         notes.append(
             f"Activations are an estimate: {_size(activations)} GiB for a micro-batch {how} activation "
             "checkpointing, which is what autograd saves with CUDA's kernels in a forward pass on shapes alone, "
-            "without work space."
+            "with a chunk of logits that a loss needs, and without other work space."
         )
     if comparison["gpu_memory_bytes"] is not None:
         notes.append(

@@ -3,16 +3,19 @@
 For a vocabulary of 128,256 tokens, each token's logits take 0.5 MB in fp32, and their gradient as much again. Here
 tokens are processed in chunks. The forward pass computes each chunk's losses and its part of the gradient of the sum of
 all losses (softmax - one-hot). If the backward pass needs the gradient of anything but a multiple of that sum, the
-chunks are computed again.
+chunks are computed again. On NVIDIA GPUs, what happens to a chunk's logits is one compiled function, which reads them
+from memory and writes their gradient, and nothing of their size between.
 
 The arithmetic is that of `cross_entropy(linear(...).float())`: under bfloat16 autocast the matrix products are in
-bfloat16, softmax and losses in fp32; the weight's gradient is summed over the chunks in the weight's own precision.
+bfloat16, softmax and losses in fp32; the weight's gradient is summed over the chunks in the weight's own precision,
+on GPUs inside the matrix products.
 `torch.nn.functional.linear_cross_entropy` (since torch 2.13) ignores autocast, and returns the losses of bfloat16
 inputs, and the gradients of their weights, in bfloat16.
 """
 
-from collections.abc import Sequence
-from functools import wraps
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -20,11 +23,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy, linear, nll_loss
 
 from largebatch.data.text import IGNORE_INDEX
-from largebatch.errors import UserError
+from largebatch.errors import UserError, reason_of
 from largebatch.model.parts import embedding_layer
 
-# Logits per chunk: 256 MiB in fp32. Smaller chunks make matrix products slower.
+# Logits per chunk. Smaller chunks make matrix products slower, and add to the weight's gradient more often. In bf16,
+# the compiled function needs 1 GiB for a chunk, and the other one, with fp32 tensors between, 640 MiB.
 MAX_LOGITS = 2**26
+MAX_COMPILED_LOGITS = 2**28
 # GPUs compute matrix products in tiles, of at most this many tokens; a part of one takes as long as all of it.
 TILE = 256
 
@@ -160,6 +165,9 @@ class _LinearTokenLosses(torch.autograd.Function):
         ctx.dtype = dtype
         ctx.needed = [with_gradients and needed for needed in ctx.needs_input_grad[:3]]
         ctx.save_for_backward(inputs, weight, bias, targets)
+        # For estimates: bytes of a chunk's logits and of their gradient on a GPU.
+        tokens = min(len(inputs), _tokens_per_chunk(len(weight), MAX_COMPILED_LOGITS))
+        ctx.work_space = 2 * tokens * len(weight) * dtype.itemsize
         losses, ctx.gradients = _through_chunks(inputs, weight, bias, targets, None, dtype, ctx.needed)
         return losses
 
@@ -180,8 +188,8 @@ class _LinearTokenLosses(torch.autograd.Function):
         return *gradients, None, None, None
 
 
-def _tokens_per_chunk(classes: int) -> int:
-    size = max(1, MAX_LOGITS // classes)
+def _tokens_per_chunk(classes: int, most_logits: int) -> int:
+    size = max(1, most_logits // classes)
     return size - size % TILE if size > TILE else size
 
 
@@ -207,25 +215,80 @@ def _through_chunks(
     of_inputs = torch.empty_like(inputs) if needed[0] else None
     of_weight = torch.zeros_like(weight) if needed[1] else None
     of_bias = torch.zeros_like(bias) if bias is not None and needed[2] else None
-    size = _tokens_per_chunk(len(weight))
+    compute: Callable[..., Any] = compiled(inputs.device) if inputs.is_cuda else losses_and_gradients
+    size = _tokens_per_chunk(len(weight), MAX_COMPILED_LOGITS if inputs.is_cuda else MAX_LOGITS)
     for start in range(0, len(inputs), size):
         chunk = slice(start, start + size)
-        chunk_inputs, chunk_targets = inputs[chunk].to(dtype), targets[chunk]
-        log_probabilities = linear(chunk_inputs, *parameters).log_softmax(-1, dtype=losses.dtype)
-        flat_losses[chunk] = nll_loss(log_probabilities, chunk_targets, ignore_index=IGNORE_INDEX, reduction="none")
-        if not any(needed):
-            continue
-        is_target = chunk_targets != IGNORE_INDEX
-        gradient = log_probabilities.exp_()
-        gradient[torch.arange(len(gradient), device=gradient.device), chunk_targets.where(is_target, 0)] -= 1
-        gradient *= (is_target if factors is None else is_target * factors[chunk]).unsqueeze(1)
+        chunk_inputs = inputs[chunk].to(dtype)
+        chunk_factors = None if factors is None else factors[chunk]
+        flat_losses[chunk], gradient, sums = compute(
+            linear(chunk_inputs, *parameters), targets[chunk], chunk_factors, any(needed), of_bias is not None
+        )
         if of_bias is not None:
-            of_bias += gradient.sum(0)
-        gradient = gradient.to(dtype)
+            of_bias += sums
         if of_inputs is not None:
             of_inputs[chunk] = gradient @ parameters[0]
-        if of_weight is not None and of_weight.dtype == dtype:
-            of_weight.addmm_(gradient.T, chunk_inputs)
-        elif of_weight is not None:
-            of_weight += gradient.T @ chunk_inputs
+        if of_weight is not None:
+            _add_product(of_weight, gradient.T, chunk_inputs)
+        # Otherwise it would live until the next one exists.
+        del gradient
     return losses, (of_inputs, of_weight, of_bias)
+
+
+def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """Add a matrix product to a sum, whose precision may be higher."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    elif total.is_cuda:
+        # Without rounding the product to the precision of its factors.
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+    else:
+        total += left @ right
+
+
+def losses_and_gradients(
+    logits: torch.Tensor, targets: torch.Tensor, factors: torch.Tensor | None, with_gradients: bool, with_bias: bool
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Each token's loss and, for the sum of losses that `factors` weight, the gradients of logits and of a bias.
+
+    Shapes are (tokens, classes) for logits and their gradient, which is in their precision; (tokens,) for targets,
+    factors and losses, and (classes,) for the bias.
+    """
+    log_probabilities = logits.log_softmax(-1, dtype=precision_of_losses(logits.dtype))
+    losses = nll_loss(log_probabilities, targets, ignore_index=IGNORE_INDEX, reduction="none")
+    if not with_gradients:
+        return losses, None, None
+    is_target = targets != IGNORE_INDEX
+    gradient = log_probabilities.exp_()
+    if torch.compiler.is_compiling():
+        # Assigning to some elements would store the others first, in fp32.
+        places = torch.arange(gradient.shape[1], device=gradient.device)
+        gradient.add_(places == targets.unsqueeze(1), alpha=-1)
+    else:
+        gradient[torch.arange(len(gradient), device=gradient.device), targets.where(is_target, 0)] -= 1
+    gradient *= (is_target if factors is None else is_target * factors).unsqueeze(1)
+    return losses, gradient.to(logits.dtype), gradient.sum(0) if with_bias else None
+
+
+@cache
+def compiled(device: torch.device) -> Callable[..., Any]:
+    """`losses_and_gradients`, compiled for chunks of any number of tokens, or as it is if that does not work."""
+    function = torch.compile(losses_and_gradients, dynamic=True)
+
+    def of_any_size(logits: torch.Tensor, *others: Any) -> Any:
+        # Rows of a known length are read in vectors.
+        torch._dynamo.mark_static(logits, 1)
+        return function(logits, *others)
+
+    logits, targets = torch.zeros(2, 2, device=device), torch.zeros(2, dtype=torch.int64, device=device)
+    try:
+        of_any_size(logits, targets, None, True, False)
+    # Each compiler raises its own exceptions.
+    except Exception as error:
+        warnings.warn(
+            "the losses of the output layer are computed without torch.compile, which is slower and takes more memory: "
+            f"torch.compile does not work here: {reason_of(error)}",
+            stacklevel=2,
+        )
+        return losses_and_gradients
+    return of_any_size
