@@ -16,6 +16,7 @@ PROGRAMS = (
     "memory",
     "checkpoints",
     "slow_processes",
+    "loss_chunks",
     "gpu_throughput",
 )
 # `make gpu` writes a JSON for each of its parts.

@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
     if options.dry_run:
         print(f"\n{line}", flush=True)
         code = _dry_run(script, words)
-        print("\n".join(problems))
+        print(*problems, sep="\n", end="\n" if problems else "")
         return 1 if problems else code
     print(f"not checked: the data and any tokenizer; --dry-run looks at them\n\n{line}", flush=True)
     take_snapshot(Path(), snapshot, recipe, task)
