@@ -145,12 +145,12 @@ def test_resumed_under_another_strategy(recipe, pretrained, alone, tmp_path):
     assert len(losses) == 4
     assert manifest["kept"].keys() == {"losses", "averages"}
     assert manifest["kept"]["losses"] == {"values": losses}
-    # Of the steps of both starts, as logged, without those that were rehearsed.
+    # Of the steps of one process, none of which was rehearsed.
     averages = {}
-    for line in lines(tmp_path / "run/metrics.jsonl"):
+    for line in lines(whole / "metrics.jsonl"):
         for name in ("loss", "share_of_errors", "loss_of_errors", "epoch_index"):
             averages[name] = 0.9 * averages.get(name, line[name]) + 0.1 * line[name]
-    assert manifest["kept"]["averages"] == pytest.approx(averages, rel=1e-12)
+    assert manifest["kept"]["averages"] == pytest.approx(averages, rel=1e-5)
 
 
 def test_own_optimizers_step_as_the_page_says(recipe):
