@@ -48,7 +48,7 @@ def test_hub_that_cannot_be_reached(tmp_path):
 
 def test_another_data_set_than_the_recipe_says(tmp_path):
     words = (*SMALL, "--data.num_train_samples=30000")
-    assert "data.num_train_samples: 30000, but the data's" in refusal(PYDOC, tmp_path / "run", *words)
+    assert "data.num_train_samples: 30000, but the data has" in refusal(PYDOC, tmp_path / "run", *words)
 
 
 def test_tracker_that_is_not_installed(tmp_path):
