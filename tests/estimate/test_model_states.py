@@ -126,7 +126,7 @@ def job(name, strategy, world_size):
     )
     zero = STRATEGIES[strategy].zero
     with TemporaryDirectory() as folder:
-        if zero is not None:
+        if zero.stage:
             given = {
                 key: value for key, value in asdict(zero).items() if value != getattr(ZeroSettings(zero.stage), key)
             }
@@ -138,7 +138,7 @@ def job(name, strategy, world_size):
             words,
             strategy=STRATEGIES[strategy].name,
             world_size=world_size,
-            accelerate_configs=Path(folder) if zero is not None else None,
+            accelerate_configs=Path(folder) if zero.stage else None,
         )
     return resolve(load_config(recipe, words), world_size), results
 
