@@ -11,7 +11,9 @@ from largebatch.backend.native import DdpBackend
 
 
 def backend_on(device):
-    accelerator = SimpleNamespace(device=torch.device(device), process_index=0, num_processes=1)
+    accelerator = SimpleNamespace(
+        device=torch.device(device), process_index=0, num_processes=1, is_local_main_process=True
+    )
     return DdpBackend(accelerator, Launch("single", 0, 1, 1), SimpleNamespace())
 
 
