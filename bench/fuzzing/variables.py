@@ -12,6 +12,7 @@ from largebatch.run.command_line import user_errors
 from largebatch.run.record.folder import RunFolder
 from largebatch.run.watch.stop import StopRequests
 from largebatch.storage.attempts import job_start
+from largebatch.variables import whole_number_or_none
 
 VARIABLES = {
     "RANK": "0",
@@ -45,13 +46,18 @@ VARIABLES = {
 
 def launched(words: Sequence[str]) -> None:
     """What each process of a job reads of its environment before it joins the others."""
-    with user_errors():
-        read_launch()
-        folder = RunFolder(Path(words[0]))
-        folder.check_usable()
-        folder.hold()
-        StopRequests(folder.stop_files, 60.0).requested()
-        job_start()
+    try:
+        with user_errors():
+            read_launch()
+            folder = RunFolder(Path(words[0]))
+            folder.check_usable()
+            folder.hold()
+            StopRequests(folder.stop_files, 60.0).requested()
+            job_start()
+    except SystemExit:
+        # The first process of a machine says why, for all of them.
+        if not whole_number_or_none("LOCAL_RANK"):
+            raise
 
 
 def case(random: Random, sound: Sound, folder: Path) -> Case:

@@ -11,7 +11,8 @@ from paired import Contender, TurnClock
 from record import Figure
 
 KERNELS = "kernels"
-MOST_KERNELS, MOST_CHARACTERS = 25, 100
+MAX_KERNELS = 25
+MAX_CHARACTERS = 100  # of a kernel's name
 
 
 class Kernel(NamedTuple):
@@ -69,8 +70,8 @@ def longest_kernels(title: str, contenders: dict[str, Contender]) -> list[Result
         kernels: list[Any] = contender.ask(KERNELS)
         results.append(Figure(f"{title}, {name}: kernels of a step", "s", [sum(each.seconds for each in kernels)]))
         rows = [
-            f"| {each.seconds * 1000:.3f} | {each.calls:g} | {each.name[:MOST_CHARACTERS].replace('|', '/')} |"
-            for each in kernels[:MOST_KERNELS]
+            f"| {each.seconds * 1000:.3f} | {each.calls:g} | {each.name[:MAX_CHARACTERS].replace('|', '/')} |"
+            for each in kernels[:MAX_KERNELS]
         ]
         table = [
             f"The longest kernels of a step of {title}, {name}:",

@@ -1,4 +1,4 @@
-"""Reading files that somebody else may have put there: no pipe, device or endless file, and no link unless asked."""
+"""Files that somebody else may have put there: no pipe, device or endless file, and no link unless asked."""
 
 import errno
 import os
@@ -20,14 +20,25 @@ def read_bytes(path: Path, follow_links: bool = False) -> bytes:
         OSError: It is missing, cannot be read, is not a regular file, or is too large.
     """
 
-    def open_at_once(name: str, flags: int) -> int:
-        # Opening a pipe would otherwise wait for its other end.
-        return os.open(name, flags | os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW))
-
-    with open(path, "rb", opener=open_at_once) as file:
+    with open(path, "rb", opener=_open_at_once if follow_links else _open_no_link) as file:
         state = os.fstat(file.fileno())
         if not stat.S_ISREG(state.st_mode):
             raise OSError(errno.EINVAL, "Not a regular file", str(path))
         if state.st_size > MAX_BYTES:
             raise OSError(errno.EFBIG, f"Larger than {MAX_BYTES:,} bytes", str(path))
         return file.read(MAX_BYTES)
+
+
+def append(path: Path, text: str) -> None:
+    """Add text to a regular file, which may be new; OSError as from `read_bytes`."""
+    with open(path, "a", encoding="utf-8", opener=_open_no_link) as file:
+        file.write(text)
+
+
+def _open_at_once(name: str, flags: int) -> int:
+    # Opening a pipe would otherwise wait for its other end.
+    return os.open(name, flags | os.O_NONBLOCK, 0o666)
+
+
+def _open_no_link(name: str, flags: int) -> int:
+    return _open_at_once(name, flags | os.O_NOFOLLOW)

@@ -70,7 +70,7 @@ def test_a_written_file_is_on_the_disk_when_write_file_returns(tmp_path, monkeyp
 
 
 def test_json_files_are_json(tmp_path):
-    value = {"name": "größer", "list": [1, 2.5, None]}
+    value = {"name": "größer \ud800", "list": [1, 2.5, None]}
     write_json_file(tmp_path / "written.json", value)
     replace_json_file(tmp_path / "replaced.json", value)
     for path in tmp_path.iterdir():

@@ -188,8 +188,8 @@ class _LinearTokenLosses(torch.autograd.Function):
         return *gradients, None, None, None
 
 
-def _tokens_per_chunk(classes: int, most_logits: int) -> int:
-    size = max(1, most_logits // classes)
+def _tokens_per_chunk(classes: int, max_logits: int) -> int:
+    size = max(1, max_logits // classes)
     return size - size % TILE if size > TILE else size
 
 

@@ -84,7 +84,7 @@ def replace_json_file(path: Path, value: Any) -> None:
 
 
 def _as_json(value: Any) -> list[memoryview]:
-    return [memoryview((json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())]
+    return [memoryview((json.dumps(value, indent=2) + "\n").encode())]
 
 
 def sync_folder(path: Path) -> None:

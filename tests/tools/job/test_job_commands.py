@@ -104,6 +104,15 @@ def test_starts_without_progress_are_counted_over_those_that_have_not_ended(ask,
     assert ask("job-ended", "--exit-code=1", start=5, max_restarts=2).endswith("; resumes from step 40")
 
 
+def test_pipes_that_others_put_there_are_not_waited_for(ask, tmp_path, capsys):
+    (tmp_path / "jobs/5/start_0").mkdir(parents=True)
+    for name in ("starts", "start_0/refusal"):
+        os.mkfifo(tmp_path / "jobs/5" / name)
+    assert ask("job-ended", "--exit-code=1").startswith("requeue ended before the run began")
+    assert main(["job-begins", "--run-dir", str(tmp_path), "--start=0", "--max-restarts=3"]) != 0
+    assert "starts" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", [["job-begins"], ["job-ended", "--exit-code=1"]])
 def test_outside_of_a_job(command, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("LARGEBATCH_JOB_ID")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from largebatch.errors import UserError, counted
+from largebatch.regular_file import append, read_bytes
 from largebatch.storage.catalog import entries
 from largebatch.storage.files import replace_json_file
 from largebatch.storage.layout import read_object
@@ -54,8 +55,7 @@ class JobStarts:
     def begin(self) -> None:
         """Note the checkpoint at which this start begins."""
         self.logs.mkdir(parents=True, exist_ok=True)
-        with (self.job_dir / "starts").open("a", encoding="utf-8") as file:
-            file.write(f"{self.checkpoint_step}\n")
+        append(self.job_dir / "starts", f"{self.checkpoint_step}\n")
 
     def evidence(self, exit_code: int, asked_to_stop: str) -> Evidence:
         """What this start, which has ended, has left in the run folder."""
@@ -66,7 +66,7 @@ class JobStarts:
         cause, failure = first_cause(self.logs)
         refusal, has_stop_file = "", False
         with suppress(OSError):
-            refusal = (self.logs / "refusal").read_text(encoding="utf-8", errors="replace")
+            refusal = read_bytes(self.logs / "refusal").decode(errors="replace")
         with suppress(OSError):
             # An older stop file was not for this start.
             began = whole_number("LARGEBATCH_BEGAN", 0)
@@ -86,8 +86,9 @@ class JobStarts:
 
     def reason_to_give_up(self) -> str | None:
         """Why there should be no further start, if the allowed number began at the latest checkpoint."""
-        file = self.job_dir / "starts"
-        steps = file.read_text(encoding="utf-8", errors="replace").split() if file.exists() else []
+        steps: list[str] = []
+        with suppress(OSError):
+            steps = read_bytes(self.job_dir / "starts").decode(errors="replace").split()
         if (starts := steps.count(str(self.checkpoint_step))) <= self.max_restarts:
             return None
         return (
