@@ -77,6 +77,7 @@ class Backend(ABC):
         self.is_main_process: bool = self.rank == 0  # whether this process prints and writes
         self.is_local_main_process: bool = accelerator.is_local_main_process  # whether it is the first of its machine
         self.model: nn.Module  # the model as the strategy wrapped it
+        self.has_checked_features = False  # whether a step's features were alike in all batches, as later ones will be
         self.unwrapped_model: nn.Module  # the model as the recipe built it; strategies wrap it or change it in place
         self.optimizer: Optimizer
         self.reduces: Policy = launch.entry.reduces[0]  # when gradients are reduced; known after `prepare`
@@ -318,18 +319,8 @@ class Backend(ABC):
         torch.distributed.all_gather_into_tensor(gathered, values.flatten())
         return gathered.view(self.world_size, *values.shape)
 
-    def gather_rows(self, batches: Sequence[Rows], count: int, caller: str) -> Rows:
-        """What a task computed of each sample, by name: one row per sample, in their order, the same on every process.
-
-        Args:
-            batches: This process's micro-batches. The n-th of process r is the (n x world_size + r)-th of all; only the
-                last ones of all may have fewer rows than `micro_batch_size`.
-            count: The number of samples of all processes.
-            caller: What the task has called, for the error.
-
-        Raises:
-            UserError: Batches differ in names, dtypes or shapes of rows; every process raises it.
-        """
+    def check_rows(self, batches: Sequence[Rows], caller: str) -> None:
+        """Refuse, on all processes, batches that differ in names, dtypes or shapes of rows from any other's."""
         mine = {
             ", ".join(f"{name!r} {tuple(rows.shape[1:])} {rows.dtype}" for name, rows in sorted(batch.items()))
             for batch in batches
@@ -340,6 +331,16 @@ class Backend(ABC):
                 f"{caller}: batches have rows {kinds[0]} or {kinds[-1]}; make them equal: pad to a fixed width",
                 everywhere=True,
             )
+
+    def gather_rows(self, batches: Sequence[Rows], count: int) -> Rows:
+        """What a task computed of each sample, by name: one row per sample, in their order, the same on every process.
+
+        Args:
+            batches: This process's micro-batches, with rows of the same names, dtypes and shapes in all of all
+                processes. The n-th of process r is the (n x world_size + r)-th of all; only the last ones of all may
+                have fewer rows than `micro_batch_size`.
+            count: The number of samples of all processes.
+        """
         result = {}
         for name, first in sorted(batches[0].items()) if batches else ():
             padded = first.new_zeros(len(batches), self.plan.micro_batch_size, *first.shape[1:])

@@ -34,7 +34,11 @@ class FeatureCache:
         self._gradient: torch.Tensor | None = None
         self._largest_difference = torch.zeros((), device=backend.device)
         # Passes that do not contribute (see `order.MicroBatch`) are beyond the end of the global batch.
-        gathered = backend.gather_rows([{"features": features} for features in mine], size, "step.gather")
+        rows = [{"features": features} for features in mine]
+        if not backend.has_checked_features:
+            backend.check_rows(rows, "step.gather")
+            backend.has_checked_features = True
+        gathered = backend.gather_rows(rows, size)
         self.gathered = gathered["features"].contiguous().requires_grad_()
         """The features of the global batch, one row per sample, in the order of samples."""
 
