@@ -1,0 +1,108 @@
+"""Single fields: every problem at once, each with its path and remedy."""
+
+import json
+import time
+
+import pytest
+
+import tasks
+from paths import IMAGENET, PYDOC
+from problems import problem_of, problems_of
+
+
+def test_all_problems_of_both_kinds_in_one_error(tmp_path):
+    raw = json.loads(PYDOC.read_text())
+    raw["compute"] = {"complie": True}
+    raw["seed"] = "zero"
+    del raw["optimizer"]["name"]
+    raw["faults"] = {"max_bad_steps": 0}
+    raw["learning_rate"]["warmup"]["duration"] = {"epochs": 40}
+    raw["precision"] = "fp16"
+    bad = tasks.copy("causal_lm", tmp_path) / "bad.json"
+    bad.write_text(json.dumps(raw))
+    text = "\n".join(problems_of(recipe=bad))
+    for words in (
+        "compute.complie: unknown key, did you mean compile?",
+        'seed: given "zero"; must be a valid integer',
+        "optimizer.name: missing; write one of ",
+        "faults.max_bad_steps: given 0; must be greater than 0",
+        "learning_rate.warmup.duration: 40 epochs is 4000 steps, longer than the whole run of 200",
+        'precision: given "fp16"; must be "fp32", "bf16" or "fp64"',
+    ):
+        assert words in text
+    assert len(text.splitlines()) == 6
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("--batch.global_batch_size=0", "batch.global_batch_size: given 0; must be greater than 0"),
+        ("--seed=99999999999999999999999", "must be less than or equal to 9223372036854775807"),
+        ("--learning_rate.base_lr=1e308", "must be less than or equal to 1000000000000"),
+        ("--data=null", "data: given null; must be an object"),
+        ("--optimizer=[]", "optimizer: given []; must be an object"),
+        ("--batch.global_batch_size=64.5", "must be a valid integer"),
+        ("--batch.global_batch_size=33", "33 is not a multiple of batch.micro_batch_size 8; nearest: 32, 40"),
+        ("--batch.global_batch_size=6400", "more than the 3200 training samples"),
+        ("--learning_rate.base_lr=NaN", "learning_rate.base_lr"),
+        ("--learning_rate.base_lr=fast", 'given "fast"; must be a valid number'),
+        (
+            "--optimizer.name=adam",
+            '"adam" is unknown, did you mean adamw?; write one of "adamw", "lamb", "lars", "sgd"',
+        ),
+        ("--optimizer.betas=[0.9,1.0]", "optimizer.betas[1]: given 1.0; must be less than 1"),
+        ("--model.num_heads=3", "hidden_size 128 is not a multiple of num_heads 3"),
+        ("--train.duration={}", "give exactly one of epochs, steps, samples, tokens"),
+        ("--logging.trackers=tensorboard", 'logging.trackers: given "tensorboard"; must be a valid array'),
+        ("--data.source=hub", 'data.source: "hub" is unknown; write one of "datasets", "megatron", "pydoc"'),
+        (
+            "--data={}",
+            'data.source: missing; write one of "datasets", "megatron", "pydoc"',
+        ),
+        ("--data.num_train_sample=3", "did you mean num_train_samples?"),
+        ("--train.stop_after_steps=x", 'train.stop_after_steps: given "x"; must be a valid integer, or null'),
+        ("--optimizer.clip_norm=0", "optimizer.clip_norm: given 0; must be greater than 0, or null"),
+        ("--learning_rate.warmup=3", "learning_rate.warmup: given 3; must be an object, or null"),
+        (
+            "--faults.on_non_finite=null",
+            'faults.on_non_finite: given null; must be "stop", "skip" or "roll_back"',
+        ),
+    ],
+)
+def test_one_problem(override, words):
+    assert words in "\n".join(problems_of(override))
+
+
+@pytest.mark.parametrize("field", ["model.num_layers", "model.hidden_size", "model.vocab_size", "data.block_size"])
+def test_sizes_that_no_machine_could_build(field):
+    assert "must be less than or equal to" in problem_of(f"--{field}={2**62}")
+
+
+def test_many_unknown_keys_are_told_in_time(tmp_path):
+    raw = json.loads(PYDOC.read_text()) | {f"x{number}": 0 for number in range(200_000)}
+    bad = tasks.copy("causal_lm", tmp_path) / "bad.json"
+    bad.write_text(json.dumps(raw))
+    begun = time.process_time()
+    problems = problems_of(recipe=bad)
+    assert time.process_time() - begun < 10
+    assert len(problems) == 101
+    assert problems[-1] == "the whole file: 199,900 more problems, which are not shown"
+
+
+@pytest.mark.parametrize("field", ["train.duration", "learning_rate.warmup.duration", "checkpoint.every"])
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [('{"epoch": 2}', "epoch: unknown key, did you mean epochs?"), ('{"steps": -2}', "steps: given")],
+)
+def test_a_duration_without_a_valid_unit_is_one_problem(field, value, words):
+    assert problem_of(f"--{field}", value).startswith(f"{field}.{words}")
+
+
+def test_images_are_normalized_on_a_scale_from_0_to_1():
+    """In many scripts it is one from 0 to 255, with which the model would see next to nothing."""
+    words = ("--data.mean=[123.7, 0.4, 0.4]", "--data.std=[0.2, 58.4, 0]")
+    assert problems_of(*words, recipe=IMAGENET) == [
+        "data.mean[0]: given 123.7; must be less than or equal to 1",
+        "data.std[1]: given 58.4; must be less than or equal to 1",
+        "data.std[2]: given 0; must be greater than 0",
+    ]
