@@ -97,10 +97,10 @@ def loss_chunks(is_small: bool) -> list[Result]:
         losses.sum().backward()
         inputs.grad = weight.grad = None
 
-    def variant(most_logits: int) -> Callable[[], object]:
+    def variant(max_logits: int) -> Callable[[], object]:
         assert hasattr(module, "MAX_LOGITS")
         assert hasattr(module, "MAX_COMPILED_LOGITS")
-        module.MAX_LOGITS = module.MAX_COMPILED_LOGITS = most_logits
+        module.MAX_LOGITS = module.MAX_COMPILED_LOGITS = max_logits
         return step
 
     variants = {f"2^{power} logits": partial(variant, 2**power) for power in (26, 28)}
