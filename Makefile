@@ -12,7 +12,7 @@ ACCELERATE_CONFIG = recipes/accelerate_configs/$(STRATEGY).yaml
 STRATEGIES = $(basename $(notdir $(wildcard recipes/accelerate_configs/*.yaml)))
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install train test check oldest lint bench gpu clean
+.PHONY: help install train test check oldest lint schemas bench gpu clean
 
 help:
 	@echo "make train   train CONFIG ($(CONFIG))"
@@ -21,6 +21,7 @@ help:
 	@echo "make check   run linters and the tests that start no job, in under 3 minutes"
 	@echo "make oldest  run the tests that start no job with the oldest versions that pyproject.toml allows; once per release"
 	@echo "make test    run linters and the whole test suite, in about 15 minutes on 2 cores"
+	@echo "make schemas write the recipes' JSON Schemas and docs/configuration.md, after a change to a config"
 	@echo "make gpu     measure on GPUs, all in under 25 minutes, or only PARTS (correctness,ablations,memory,throughput,"
 	@echo "             scaling); DEVICE=cpu rehearses; WHEELS=FOLDER takes missing packages from there; ARGS has options,"
 	@echo "             such as --minutes 9 --only 'GPT-2 ddp': see bench/README.md"
@@ -51,6 +52,10 @@ lint: install
 	$(BIN)/largebatch lint
 	@if command -v shellcheck >/dev/null; then set -x; shellcheck launch/*.sh slurm/*.sh slurm/sites/*.sh slurm/*.sbatch $(wildcard .ci/run); \
 	else echo "shellcheck is not installed: shell scripts were not checked" >&2; fi
+
+schemas: install
+	$(BIN)/largebatch schema recipes/*/ src/largebatch/tools/new/templates/task
+	$(BIN)/python docs/configuration_page.py
 
 check: lint
 	$(BIN)/pytest --numprocesses 2 -m "not slow"

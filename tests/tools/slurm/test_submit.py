@@ -196,23 +196,6 @@ def test_data_that_only_the_container_has_is_not_looked_at(tmp_path, monkeypatch
     assert submit(*words, f"--data.data_files.train={tmp_path}/link/x") == 1
 
 
-@pytest.mark.usefixtures("sbatch")
-@pytest.mark.parametrize(
-    ("words", "needed"),
-    [
-        ("--gpus-per-node=4", 4),
-        ("--gpus-per-node=2 --data.num_workers=3 --cpus-per-task=7", 8),
-        ("--gpus-per-node=2 --data.num_workers=3 --cpus-per-task=8", None),
-        ("--data.num_workers=3", None),
-    ],
-)
-def test_too_few_cpus_are_noted(words, needed, capsys):
-    assert submit("gpt_pydoc", "--nodes=1", *words.split()) == 0
-    printed = capsys.readouterr().out
-    assert ("note: --cpus-per-task=" in printed) == (needed is not None)
-    assert needed is None or f"; write --cpus-per-task={needed}\n" in printed
-
-
 UGLY = ["it's", 'say "hi"', "$HOME `id`", "a;b&c|*", "\\", "new\nline", "", "-x"]
 
 

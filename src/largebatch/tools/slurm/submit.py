@@ -14,7 +14,7 @@ from largebatch.errors import UserError
 from largebatch.plan import explain, resolve
 from largebatch.source_code import take_snapshot
 from largebatch.tools.options import Commands, add_command, add_recipe, add_task
-from largebatch.tools.slurm.batch_script import OPTION, PROCESSES, SCRIPTS, BatchScript, site_environment
+from largebatch.tools.slurm.batch_script import OPTION, SCRIPTS, BatchScript, site_environment
 from largebatch.tools.slurm.container import data_only_in_container, missing_in_container
 from largebatch.tools.slurm.lint import lint_scripts
 
@@ -165,10 +165,6 @@ def _print_plans(script: BatchScript) -> None:
     from largebatch.backend.trial import try_optimizer
 
     try_optimizer(resolve(script.config, node_counts[0] * processes))
-    cpus, needed = script.options.get("cpus-per-task", ""), processes * (1 + script.config.data.num_workers)
-    if script.gpus_per_node and PROCESSES.fullmatch(cpus) and int(cpus) < needed:
-        what = f"note: --cpus-per-task={cpus} is less than processes x (1 + data.num_workers) = {needed}"
-        print(f"{what}, so that training may wait for data; write --cpus-per-task={needed}")
     print("not checked: memory, which is estimated by largebatch plan --world-sizes")
 
 
