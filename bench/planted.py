@@ -113,16 +113,18 @@ OF_OPTIMIZERS = (
         ],
     ),
     Planted(
-        "an optimizer keeps the largest gradient in self",
+        "an optimizer keeps gradients in self",
         f"{NOT_KEPT} (keep it with run.keep(name, state)) or an attribute of the optimizer",
         [
-            ("softsign.py", STEP, STEP.replace("direction /", "self.largest * direction /")),
+            ("softsign.py", STEP, STEP.replace("direction /", "damping * direction /")),
             (
                 "softsign.py",
-                "                direction = local",
-                "                largest = float(parameter.grad.abs().max())\n"
-                "                self.largest = max(largest, getattr(self, 'largest', 0))\n"
-                "                direction = local",
+                "                if beta:",
+                "                self.kept = getattr(self, 'kept', {})\n"
+                "                last, earlier = self.kept.get(parameter, (direction, direction))\n"
+                "                self.kept[parameter] = direction.clone(), last\n"
+                "                damping = 1 - 0.5 * (last * earlier < 0)\n"
+                "                if beta:",
             ),
         ],
         words=RESUMED,
@@ -139,9 +141,8 @@ OF_OPTIMIZERS = (
     ),
     Planted(
         "an optimizer divides by the norm of a shard",
-        OF_A_PIECE,
+        "depends on how strategies divide a tensor",
         [("softsign.py", "(direction.abs() +", "(direction.norm() +")],
-        words=("--strategies=ddp,fsdp,zero1", "--world-sizes=1,2", "--micro-batch-sizes=2", "--no-resume"),
     ),
 )
 OF_TASKS = (
