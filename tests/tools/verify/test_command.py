@@ -74,6 +74,13 @@ def test_the_command_with_tiny_data_instead_of_a_hubs(tmp_path, capfd):
     assert "no tiny data: the recipe's own data is small and always available\n" in output
 
 
+def test_a_small_batch_of_tiny_data_is_not_held_against_the_warmup_of_the_recipes_own(capsys):
+    recipe = str(ROOT / "recipes/image_classification/resnet50_imagenet_32k.json")
+    batch = '--batch={"global_batch_size": 16, "micro_batch_size": 8}'
+    assert main(["verify", recipe, "--tiny-data", "--world-sizes=3", batch]) == 2
+    assert "16 is not a multiple of micro_batch_size x world_size = 8 x 3 = 24" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -21,7 +21,7 @@ from largebatch.tools.plan import first_plan
 from largebatch.tools.verify.causes import likely_cause
 from largebatch.tools.verify.differences import GRAD_NORM_FACTOR, Differences
 from largebatch.tools.verify.jobs import preload_tasks
-from largebatch.tools.verify.training import debug_model_overrides, short_schedule_overrides, tiny_data_overrides
+from largebatch.tools.verify.training import LONG, debug_model_overrides, short_schedule_overrides, tiny_data_overrides
 from largebatch.tools.verify.verification import Combination, Row, Verification
 
 # What a run that is stopped and resumed may take if it is not asked for.
@@ -95,7 +95,8 @@ def _judged(rows: Sequence[Row], verification: Verification) -> dict[str, Any]:
 def _small_recipe(options: argparse.Namespace) -> tuple[RecipeConfig, list[str], list[str]]:
     """The recipe with what makes it small and its schedule short, the overrides for that, and remarks on them."""
     load = partial(load_config, options.config, task=options.task)
-    large: RecipeConfig = load(options.overrides)
+    # A smaller batch on the recipe's own data may be too few steps for its warmup.
+    large: RecipeConfig = load([*([LONG] if options.tiny_data else []), *options.overrides])
     train = folder_of(type(large)) / "train.py"
     if not train.is_file():
         raise UserError(f"there is no {train}, which would train {options.config.name}; write one")

@@ -14,6 +14,9 @@ from largebatch.config.recipe import as_json
 from largebatch.config.sections import StepDecay, WarmupStableDecay
 from largebatch.task_folders import import_from
 
+LONG = '--train.duration={"steps": 1000000000}'
+"""A run that is long enough for any warmup, and must be stopped early."""
+
 
 def train(recipe: Path, *arguments: str, run_dir: Path, task: Path | None = None) -> None:
     """Run `main` of a task's train.py with the command line of a run; None means the task that the recipe names."""
@@ -32,13 +35,13 @@ def debug_model_overrides(config: RecipeConfig) -> list[str]:
 def tiny_data_overrides(config: RecipeConfig) -> list[str]:
     """The overrides that replace the recipe's data with the task's tiny data; none if the recipe's own is small.
 
-    The batch is then 32 samples. The run is long enough for any warmup, and must be stopped early.
+    The batch is then 32 samples, and the run is `LONG`.
     """
     tiny = config.tiny_data()
     if tiny is None:
         return []
     batch = {"global_batch_size": 32, "micro_batch_size": 8}
-    return _words({"batch": batch, "train.duration": {"steps": 10**9}, **tiny})
+    return [LONG, *_words({"batch": batch, **tiny})]
 
 
 def short_schedule_overrides(config: RecipeConfig, steps: int) -> list[str]:
