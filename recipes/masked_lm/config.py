@@ -1,12 +1,12 @@
 """The config of this folder's recipes: text with some tokens hidden, and a BERT."""
 
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from largebatch.config import RecipeConfig, check
-from largebatch.config.data import HubText, MegatronText, PydocData, TextData
+from largebatch.config.data import Data, HubText, MegatronText, PydocData, TextData
 from largebatch.config.models import LargeModel, TransformerWithDropout
 from largebatch.config.sections import PositiveFloat, PositiveFraction, Size
 
@@ -37,16 +37,17 @@ class MaskedPydoc(MaskedText, PydocData):
     """The Python reference as bytes, masked with the additional token 256."""
 
 
-class MaskedHubText(MaskedText, HubText):
-    """Text documents through Hugging Face `datasets`, tokenized, joined and masked."""
-
-    attention: Literal["block"] = "block"
-
-
 class MaskedMegatronText(MaskedText, MegatronText):
     """Documents that Megatron-LM has tokenized, joined and masked."""
 
     attention: Literal["block"] = "block"
+
+
+class MaskedHubText(MaskedText, HubText):
+    """Text documents through Hugging Face `datasets`, tokenized, joined and masked."""
+
+    attention: Literal["block"] = "block"
+    other_kinds: ClassVar[Mapping[str, type[Data]]] = {"megatron": MaskedMegatronText}
 
 
 class Bert(TransformerWithDropout, LargeModel):

@@ -187,9 +187,10 @@ def test_an_image_starts_no_program(tmp_path, monkeypatch):
     assert not (tmp_path / "started").exists()
 
 
-def test_a_local_folder_of_images(tmp_path):
-    """`imagefolder` layout, the usual form of a local ImageNet."""
-    for split in ("train", "validation"):
+@pytest.mark.parametrize("held_out", ["val", "validation"])
+def test_a_local_folder_of_images(held_out, tmp_path):
+    """`imagefolder` layout, the usual form of a local ImageNet; images stay where they are."""
+    for split in ("train", held_out):
         for label, name in enumerate(("cat", "dog")):
             folder = tmp_path / split / name
             folder.mkdir(parents=True)
@@ -198,6 +199,7 @@ def test_a_local_folder_of_images(tmp_path):
     train, evaluation = image_sources(hub_config("unused", *words))
     assert (len(train), len(evaluation)) == (2, 2)
     assert evaluation.fetch(np.array([0, 1]), None)["labels"].tolist() == [0, 1]
+    assert evaluation.dataset[0]["image"] == {"bytes": None, "path": str(tmp_path / held_out / "cat/one.png")}
 
 
 def test_mirroring_on_the_device_is_mirroring_each_image_on_the_host(tmp_path):

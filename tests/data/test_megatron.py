@@ -10,33 +10,15 @@ import tasks
 from largebatch.config import load_config
 from largebatch.data.megatron import open_megatron
 from largebatch.errors import DataError
+from megatron_files import SEQUENCES, write
 from paths import PYDOC
 
-SEQUENCES = [[5, 6, 7], [8], [9, 10, 11, 12], [13, 14], [255, 0]]
-DOCUMENTS = [0, 1, 3, 5]  # the first document is one sequence; the others have two each
 HEADER_BYTES = 34
-CODES = {"B": 1, "b": 2, "h": 3, "i": 4, "q": 5, "H": 8}
-
-
-def write(prefix, kind="H", sequences=SEQUENCES, documents=DOCUMENTS):
-    """The pair of files as Megatron-LM's `IndexedDatasetBuilder` leaves it."""
-    tokens = [token for sequence in sequences for token in sequence]
-    prefix.with_suffix(".bin").write_bytes(struct.pack(f"<{len(tokens)}{kind}", *tokens))
-    index = b"MMIDIDX\x00\x00" + struct.pack("<Q", 1) + struct.pack("<B", CODES[kind])
-    index += struct.pack("<Q", len(sequences)) + struct.pack("<Q", len(documents))
-    index += b"".join(struct.pack("<i", len(sequence)) for sequence in sequences)
-    place = 0
-    for sequence in sequences:
-        index += struct.pack("<q", place)
-        place += len(sequence) * struct.calcsize(f"<{kind}")
-    index += b"".join(struct.pack("<q", number) for number in documents)
-    prefix.with_suffix(".idx").write_bytes(index)
-    return str(prefix)
 
 
 @pytest.mark.parametrize("kind", ["B", "h", "H", "i", "q"])
 def test_tokens_and_documents(tmp_path, kind):
-    stream = open_megatron(write(tmp_path / "corpus", kind), "data.train", 256)
+    stream = open_megatron([write(tmp_path / "corpus", kind)], "data.train", 256)
     assert stream.read(0, len(stream)).tolist() == [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 255, 0]
     documents = [stream.read_document(number, 100).tolist() for number in range(stream.num_documents)]
     assert documents == [[5, 6, 7], [8, 9, 10, 11, 12], [13, 14, 255, 0]]
@@ -44,7 +26,7 @@ def test_tokens_and_documents(tmp_path, kind):
 
 
 def test_tokens_beyond_the_vocabulary_are_refused_when_they_are_read(tmp_path):
-    stream = open_megatron(write(tmp_path / "corpus"), "data.train", 255)
+    stream = open_megatron([write(tmp_path / "corpus")], "data.train", 255)
     assert stream.read(0, 10)[-1] == 14
     with pytest.raises(
         DataError, match=r"the data has token 255, but data\.tokenizer has only 255; write the tokenizer"
@@ -52,7 +34,7 @@ def test_tokens_beyond_the_vocabulary_are_refused_when_they_are_read(tmp_path):
         stream.read(0, 11)
     with pytest.raises(DataError, match="token 255"):
         stream.read_document(2, 100)
-    negative = open_megatron(write(tmp_path / "negative", "b", [[1, -3]], [0, 1]), "data.train", 255)
+    negative = open_megatron([write(tmp_path / "negative", "b", [[1, -3]], [0, 1])], "data.train", 255)
     with pytest.raises(DataError, match="token -3"):
         negative.read(0, 2)
 
@@ -121,7 +103,7 @@ def test_files_that_cannot_be_used(tmp_path, damage, words):
     write(prefix)
     damage_of(damage)(prefix)
     with pytest.raises(DataError, match=words):
-        open_megatron(str(prefix), "data.train", 256)
+        open_megatron([str(prefix)], "data.train", 256)
 
 
 @pytest.mark.parametrize("task", ["causal_lm", "masked_lm"])
@@ -173,7 +155,7 @@ def test_more_sequences_than_there_can_be(tmp_path):
     index = (tmp_path / "corpus.idx").read_bytes()
     (tmp_path / "corpus.idx").write_bytes(index[:18] + struct.pack("<Q", 2**63) + index[26:])
     with pytest.raises(DataError, match="do not fit each other"):
-        open_megatron(str(tmp_path / "corpus"), "data.train", 256)
+        open_megatron([str(tmp_path / "corpus")], "data.train", 256)
 
 
 def test_a_vocabulary_without_all_bytes_is_refused():

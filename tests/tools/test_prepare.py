@@ -157,8 +157,8 @@ def test_small_sources_are_not_small_together(recipe, capsys, monkeypatch):
     recipe.write_text(json.dumps(content))
     assert main(["prepare", "mine", "--dry-run"]) == 1
     one, two = capsys.readouterr().out.splitlines()
-    assert one.startswith("one: 0.0 MiB of data must still be prepared: a job does that when it starts")
-    assert two.startswith("two: 0.0 MiB of data must still be prepared: a job would refuse that; run")
+    assert one.startswith("one: about 0.0 MiB of data must still be prepared: a job does that when it starts")
+    assert two.startswith("two: about 0.0 MiB of data must still be prepared: a job would refuse that; run")
 
 
 def test_samples_that_follow_from_the_recipe_are_not_written(capsys):

@@ -1,5 +1,6 @@
 """The data sections that tasks share: one typed section per kind of data set."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, ClassVar, Literal, Self
@@ -20,14 +21,27 @@ from largebatch.config.sections import (
     Size,
 )
 
+Patterns = str | Annotated[list[str], Field(min_length=1)]
+"""A path or glob, or several."""
+
+
+def listed(patterns: str | list[str]) -> list[str]:
+    """Several paths or globs, even if only one is given."""
+    return [patterns] if isinstance(patterns, str) else patterns
+
 
 class DataFiles(Section):
     """Local files for the splits "train" and "validation", for data that is not laid out as a dataset repository."""
 
-    train: str
-    """Path or glob of the training files."""
-    eval: str
-    """Path or glob of the evaluation files."""
+    train: Patterns
+    """Path or glob of the training files, or a list of them."""
+    eval: Patterns
+    """Path or glob of the evaluation files, or a list of them."""
+
+    @property
+    def by_split(self) -> dict[str, list[str]]:
+        """The paths and globs by the names of their splits."""
+        return {"train": listed(self.train), "validation": listed(self.eval)}
 
 
 def names_in(split: str) -> set[str]:
@@ -122,9 +136,9 @@ class HubOrLocal(Data):
         """Refuse splits meant for a data set on the hub, which stay when `data_files` alone is overridden."""
         if self.data_files is None:
             return self
-        files = {"train": self.data_files.train, "validation": self.data_files.eval}
+        files = self.data_files.by_split
         names = names_in(self.train_split) | names_in(self.eval_split)
-        if not names <= files.keys() or {files[name] for name in names} != set(files.values()):
+        if not names <= files.keys() or any(files[name] not in [files[read] for read in names] for name in files):
             given = f"train_split {self.train_split!r} and eval_split {self.eval_split!r}"
             raise ValueError(f'{given} do not read both data_files; write "train" and "validation", or parts of them')
         return self
@@ -168,28 +182,49 @@ class Mixable(HubOrLocal):
 
     fields_of_a_source: ClassVar[tuple[str, ...]] = ()
     """Fields, besides those of every `HubOrLocal`, that sources may give for themselves; all share the others."""
+    other_kinds: ClassVar[Mapping[str, type[Data]]] = {}
+    """The sections of sources that `datasets` does not read, by their `source`."""
 
-    def sections(self) -> list[Self]:
+    def sections(self) -> list[Data]:
         """The section of each source."""
-        of_a_mixture = {"sources", "weight_phases", "num_train_samples", "num_eval_samples"}
-        common = {name: getattr(self, name) for name in self.model_fields_set - of_a_mixture}
-        known = {*HubOrLocal.model_fields, *self.fields_of_a_source, "config_name"} - {"source", "name"}
-        sections = []
+        sections, problems = [], []
         for number, source in enumerate(self.sources or ()):
-            own = dict(source.model_extra or {})
-            for field in sorted(own.keys() - known):
-                where = f"sources[{number}].{field} ({source.name})"
-                raise ValueError(f"{where}: not a field of a source, which has {', '.join(sorted(known))}")
-            own |= {"name": own.pop("config_name")} if "config_name" in own else {}
             try:
-                section = type(self).model_validate(common | own)
+                sections.append(self._section(source))
             except ValidationError as error:
-                first = error.errors(include_url=False)[0]
-                where = ".".join(["", *map(str, first["loc"])])
-                what = f"missing; write the value of {source.name}" if first["type"] == "missing" else first["msg"]
-                raise ValueError(f"sources[{number}]{where} ({source.name}): {what}") from error
-            sections.append(section.prepared_by(self.preparation))
+                for problem in error.errors(include_url=False):
+                    where = ".".join(["", *map(str, problem["loc"])])
+                    what = (
+                        f"missing; write the value of {source.name}" if problem["type"] == "missing" else problem["msg"]
+                    )
+                    problems.append(f"sources[{number}]{where} ({source.name}): {what}")
+            except ValueError as error:
+                problems.append(f"sources[{number}].{error}")
+        if problems:
+            raise ValueError("; ".join(problems))
         return sections
+
+    def _section(self, source: MixedSource) -> Data:
+        own = dict(source.model_extra or {})
+        kinds = {self.source: type(self), **self.other_kinds}
+        kind = kinds.get(name := own.get("source", self.source))
+        if kind is None:
+            raise ValueError(
+                f"source ({source.name}): {name!r}, but such mixtures have {', '.join(kinds)}; write one of them"
+            )
+        if kind is type(self):
+            known = {*HubOrLocal.model_fields, *self.fields_of_a_source, "config_name"} - {"name"}
+        else:
+            known = {"source", "num_train_samples", "num_eval_samples"} | kind.model_fields.keys() - type(
+                self
+            ).model_fields
+        for field in sorted(own.keys() - known):
+            raise ValueError(f"{field} ({source.name}): not a field of a source, which has {', '.join(sorted(known))}")
+        own |= {"name": own.pop("config_name")} if "config_name" in own else {}
+        of_a_mixture = {"sources", "weight_phases", "num_train_samples", "num_eval_samples"}
+        shared = (self.model_fields_set & kind.model_fields.keys()) - of_a_mixture
+        section: Data = kind.model_validate({name: getattr(self, name) for name in shared} | own)
+        return section.prepared_by(self.preparation) if isinstance(section, HubOrLocal) else section
 
     @property
     def samples_per_epoch(self) -> int:
@@ -312,6 +347,17 @@ class TokenizedText(TextData):
     document, with positions that start at 0 in each document and in each block."""
 
 
+class MegatronText(TokenizedText):
+    """Documents that Megatron-LM has tokenized, in pairs of .bin and .idx files, which are read as they are: in their
+    stored order, without adding end-of-text tokens."""
+
+    source: Literal["megatron"]
+    train: Patterns
+    """Path or glob of the training files, without .bin or .idx, or a list of them."""
+    eval: Patterns
+    """Path or glob of the evaluation files, in the same way."""
+
+
 class HubText(Mixable, TokenizedText):
     """Text documents, opened with Hugging Face `datasets` and tokenized. Each is followed by the end-of-text token, or
     by the separator if there is none. The first `num_train_samples` samples are used; a run prints how many there
@@ -321,14 +367,4 @@ class HubText(Mixable, TokenizedText):
     """Column with the documents."""
 
     fields_of_a_source: ClassVar[tuple[str, ...]] = ("text_column",)
-
-
-class MegatronText(TokenizedText):
-    """Documents that Megatron-LM has tokenized, in pairs of .bin and .idx files, which are read as they are: in their
-    stored order, without adding end-of-text tokens."""
-
-    source: Literal["megatron"]
-    train: str
-    """Path of the training files, without .bin or .idx."""
-    eval: str
-    """Path of the evaluation files, in the same way."""
+    other_kinds: ClassVar[Mapping[str, type[Data]]] = {"megatron": MegatronText}

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import datasets
 
 NO_PLACE = (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+COMPRESSED = (".bz2", ".gz", ".xz", ".zip", ".zst")
+COMPRESSION = 4  # bytes of text in a byte of a compressed file, about
 OF_THE_NETWORK = (ConnectionError, TimeoutError, socket.gaierror)
 
 
@@ -24,11 +26,12 @@ def open_splits(config: HubOrLocal) -> "tuple[datasets.Dataset, datasets.Dataset
     """The training and evaluation splits that the config names; DataError if they cannot be found, read or, in a
     job, prepared."""
     if config.data_files is not None:
-        files = {"train": config.data_files.train, "validation": config.data_files.eval}
-        for split, pattern in (("train", config.data_files.train), ("eval", config.data_files.eval)):
-            if not glob(pattern, recursive=True):  # noqa: PTH207 - `Path.glob` takes no absolute patterns
-                given = f"data.data_files.{split}: no file matches {pattern!r} (relative to {Path.cwd()})"
-                raise DataError(f"{given}; write the path or glob of the files")
+        files = config.data_files.by_split
+        for field, patterns in (("train", files["train"]), ("eval", files["validation"])):
+            for pattern in patterns:
+                if not glob(pattern, recursive=True):  # noqa: PTH207 - `Path.glob` takes no absolute patterns
+                    given = f"data.data_files.{field}: no file matches {pattern!r} (relative to {Path.cwd()})"
+                    raise DataError(f"{given}; write the path or glob of the files")
         arguments: dict[str, Any] = {"path": config.path, "data_files": files}
     else:
         folder = local_folder(config.path, "data.path", "a data set")
@@ -53,6 +56,8 @@ def _open(config: HubOrLocal, arguments: dict[str, Any]) -> "tuple[datasets.Data
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
+        if isinstance(cause, ImportError):
+            raise DataError(f"data.path: {config.path!r} needs a package: {cause}; install it with pip") from error
         if isinstance(cause, OSError) and cause.errno in NO_PLACE:
             raise cannot_be_written(Path(HF_HOME), cause) from error
         if may_pass(cause) and not isinstance(cause, OF_THE_NETWORK):
@@ -66,10 +71,11 @@ def _open(config: HubOrLocal, arguments: dict[str, Any]) -> "tuple[datasets.Data
 
 
 def _size(builder: "datasets.DatasetBuilder") -> int:
-    """Bytes of a data set's local files or, if the hub knows, of its files there."""
+    """Bytes of a data set's local files, about what they hold if they are compressed; else what the hub knows."""
     files = [file for split in (builder.config.data_files or {}).values() for file in split]
     local = [Path(file) for file in files if "://" not in file]
-    return sum(file.stat().st_size for file in local) or builder.info.download_size or builder.info.dataset_size or 0
+    held = sum(file.stat().st_size * (COMPRESSION if file.suffix in COMPRESSED else 1) for file in local)
+    return held or builder.info.download_size or builder.info.dataset_size or 0
 
 
 def column(dataset: "datasets.Dataset", name: str, field: str) -> str:

@@ -7,7 +7,9 @@ the number of sequences. Megatron-LM, `megatron/core/datasets/indexed_dataset.py
 """
 
 import struct
+from collections.abc import Sequence
 from functools import lru_cache, partial
+from glob import glob
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,18 +22,44 @@ MAGIC, HEADER = b"MMIDIDX\x00\x00", struct.Struct("<9sQBQQ")
 TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
 
-def open_megatron(prefix: str, field: str, vocab_size: int) -> TokenStream:
-    """The tokens of all documents of PREFIX.bin, in their stored order.
+def open_megatron(prefixes: Sequence[str], field: str, vocab_size: int) -> TokenStream:
+    """The tokens of all documents of PREFIX.bin, in their stored order, for one prefix after the other.
 
     Args:
-        prefix: Path of the pair of files, without .bin or .idx.
-        field: The config's field for it, for errors.
+        prefixes: Paths and globs of pairs of files, without .bin or .idx; what matches a glob is sorted.
+        field: The config's field for them, for errors.
         vocab_size: Number of tokens of the tokenizer that the files were made with.
 
     Raises:
         DataError: A file is missing, is of another format, or does not fit the other.
     """
-    index, tokens = (Path(f"{Path(prefix).expanduser()}.{ending}") for ending in ("idx", "bin"))
+    files = [_read(path, field) for prefix in prefixes for path in _found(prefix)]
+    return TokenStream(
+        [file.num_tokens for file in files],
+        [file.arrays.num_boundaries - 1 for file in files],
+        partial(_tokens, files),
+        partial(_ends, files),
+        vocab_size,
+    )
+
+
+def _found(prefix: str) -> list[Path]:
+    """The prefixes that a glob matches, or the prefix itself, whose files may be missing."""
+    found = sorted(glob(f"{Path(prefix).expanduser()}.idx", recursive=True))  # noqa: PTH207 - as for `data_files`
+    return [Path(name.removesuffix(".idx")) for name in found] or [Path(prefix).expanduser()]
+
+
+class _Files(NamedTuple):
+    """A pair of files that fit each other."""
+
+    tokens: Path
+    dtype: str
+    num_tokens: int
+    arrays: "_Arrays"
+
+
+def _read(prefix: Path, field: str) -> _Files:
+    index, tokens = (Path(f"{prefix}.{ending}") for ending in ("idx", "bin"))
     for file in (index, tokens):
         if not file.is_file():
             raise DataError(f"{field}: there is no {file} (from {Path.cwd()}); write the path without .bin or .idx")
@@ -52,9 +80,7 @@ def open_megatron(prefix: str, field: str, vocab_size: int) -> TokenStream:
         fits = False
     if not fits:
         raise DataError(f"{field}: {index} and {tokens} do not fit each other, or are damaged or empty; copy both")
-    num_tokens = num_bytes // itemsize
-    ends = partial(_ends, arrays, num_tokens)
-    return TokenStream([num_tokens], [num_boundaries - 1], partial(_tokens, tokens, dtype), ends, vocab_size)
+    return _Files(tokens, dtype, num_bytes // itemsize, arrays)
 
 
 class _Arrays(NamedTuple):
@@ -81,11 +107,15 @@ class _Arrays(NamedTuple):
         return follow and in_order and num_bytes > 0 and documents[0] == 0 and documents[-1] == self.num_sequences
 
 
-@lru_cache(maxsize=2)
-def _ends(arrays: _Arrays, num_tokens: int, _: int) -> Array:
-    pointers, documents = arrays.open()
-    return np.append(pointers // arrays.itemsize, num_tokens)[documents[1:]]
+def _ends(files: Sequence[_Files], part: int) -> Array:
+    return _ends_in(files[part])
 
 
-def _tokens(file: Path, dtype: str, _: int) -> Array:
-    return mapped(file, dtype)
+@lru_cache(maxsize=64)  # 8 bytes for each document of a file
+def _ends_in(file: _Files) -> Array:
+    pointers, documents = file.arrays.open()
+    return np.append(pointers // file.arrays.itemsize, file.num_tokens)[documents[1:]]
+
+
+def _tokens(files: Sequence[_Files], part: int) -> Array:
+    return mapped(files[part].tokens, files[part].dtype)

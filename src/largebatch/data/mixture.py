@@ -5,7 +5,7 @@ source go through its own shuffled epochs. An evaluation index counts through th
 """
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,18 +18,16 @@ from largebatch.data.source import Batch, SampleSource
 from largebatch.data.text import IGNORE_INDEX
 from largebatch.errors import DataError
 
-D = TypeVar("D", bound=Data)
-
 
 def open_mixed(
-    data: D, seed: int, open_one: Callable[[D, int], tuple[SampleSource, SampleSource]]
+    data: Data, seed: int, open_one: Callable[[Any, int], tuple[SampleSource, SampleSource]]
 ) -> tuple[SampleSource, SampleSource]:
     """The training and evaluation samples of a section that may be a mixture.
 
     Args:
         data: The section.
         seed: The run's seed.
-        open_one: Opens a section without sources, with a seed that is its own.
+        open_one: Opens a section without sources, of any kind that the task has, with a seed that is its own.
 
     Raises:
         DataError: A source cannot be opened, or does not have the size that its section says.

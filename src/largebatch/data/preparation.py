@@ -63,7 +63,7 @@ def check_may_prepare(data: HubOrLocal, num_bytes: int) -> None:
             "a job does that when it starts" if by_a_job else f"a job would refuse that; run `{current.command}` first"
         )
         missing = NotPrepared(
-            f"{num_bytes / 2**20:,.1f} MiB of data must still be prepared: {what}; "
+            f"about {num_bytes / 2**20:,.1f} MiB of data must still be prepared: {what}; "
             f"{shutil.disk_usage(home).free / 2**30:,.0f} GiB are free in {home}"
         )
         missing.would_be_refused = not by_a_job

@@ -136,7 +136,7 @@ def _state_of_files(data: HubText, split: str) -> str:
     """
     patterns, others = [str(Path(data.path).expanduser() / "**")], {"README.md"}
     if files := data.data_files:
-        patterns, others = [{"train": files.train, "validation": files.eval}[name] for name in names_in(split)], set()
+        patterns, others = [each for name in names_in(split) for each in files.by_split[name]], set()
     paths = sorted({Path(name) for pattern in patterns for name in glob(pattern, recursive=True)})  # noqa: PTH207
     states = [(str(path), path.stat()) for path in paths if path.is_file() and path.name not in others]
     return xxhash.xxh3_64_hexdigest(repr([(name, state.st_size, state.st_mtime_ns) for name, state in states]).encode())

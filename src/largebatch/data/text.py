@@ -12,7 +12,7 @@ from itertools import accumulate
 import numpy as np
 import torch
 
-from largebatch.config.data import HubText, MegatronText, PydocData, TextData
+from largebatch.config.data import HubText, MegatronText, PydocData, TextData, listed
 from largebatch.data.megatron import open_megatron
 from largebatch.data.order import Indices
 from largebatch.data.prepared import open_prepared
@@ -25,10 +25,10 @@ from largebatch.errors import DataError
 def tokenized_samples(data: HubText | MegatronText, tokenizer: Tokenizer) -> tuple[SampleSource, SampleSource]:
     """The training and evaluation documents as samples of this tokenizer's tokens."""
     if isinstance(data, MegatronText):
-        train = open_megatron(data.train, "data.train", tokenizer.vocab_size)
-        evaluation = open_megatron(data.eval, "data.eval", tokenizer.vocab_size)
+        train = open_megatron(listed(data.train), "data.train", tokenizer.vocab_size)
+        evaluation = open_megatron(listed(data.eval), "data.eval", tokenizer.vocab_size)
         if data.attention == "document" and train.read_document(0, len(train))[-1:] != [tokenizer.end_of_text]:
-            given = f"the first document of {data.train} does not end with token {tokenizer.end_of_text}"
+            given = f"the first document of {listed(data.train)[0]} does not end with token {tokenizer.end_of_text}"
             raise DataError(f'data.attention: {given}; make the files with --append-eod, or write "block"')
     else:
         train, evaluation = open_prepared(data, tokenizer)

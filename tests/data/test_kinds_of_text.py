@@ -1,0 +1,185 @@
+"""Text in every format that can be read, alone and mixed, against a plain loop over the documents."""
+
+import csv
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pytest
+import zstandard
+from pyarrow import parquet
+
+import tasks
+from largebatch.config import load_config
+from largebatch.data import prepared
+from largebatch.errors import ConfigError, DataError
+from megatron_files import write as write_megatron
+from paths import PYDOC
+from verifying import verify
+
+BLOCK = 8
+DOCUMENTS = {
+    "train": [f"Ünï {number} " + "abc " * (number % 7) for number in range(60)],
+    "eval": [f"held out {number}" for number in range(20)],
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(prepared, "HF_HOME", str(tmp_path / "cache"))
+
+
+def json_lines(documents):
+    return "".join(json.dumps({"text": text}) + "\n" for text in documents).encode()
+
+
+def write_csv(path, documents):
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([["text"], *([text] for text in documents)])
+
+
+def write_folder(path, documents):
+    # The names of splits are those that `datasets` knows.
+    folder = path.with_name("folder")
+    folder.mkdir(exist_ok=True)
+    parquet.write_table(
+        pyarrow.table({"text": documents}), folder / f"{path.name.replace('eval', 'validation')}.parquet"
+    )
+
+
+WRITERS = {
+    "parquet": lambda path, documents: parquet.write_table(pyarrow.table({"text": documents}), path),
+    "jsonl": lambda path, documents: path.write_bytes(json_lines(documents)),
+    "jsonl.zst": lambda path, documents: path.write_bytes(zstandard.compress(json_lines(documents))),
+    "jsonl.gz": lambda path, documents: path.write_bytes(gzip.compress(json_lines(documents))),
+    "csv": write_csv,
+    "txt": lambda path, documents: path.write_text("\n".join(documents), encoding="utf-8"),
+    "folder": write_folder,
+    "megatron": lambda path, documents: write_megatron(
+        path, "H", [[*text.encode(), 0] for text in documents], list(range(len(documents) + 1))
+    ),
+}
+BUILDERS = {"jsonl": "json", "jsonl.zst": "json", "jsonl.gz": "json", "txt": "text"}
+
+
+def source(kind: str, folder: Path) -> dict[str, object]:
+    """Two training files and one evaluation file of a kind, and the fields that read them."""
+    halves = {"train_1": DOCUMENTS["train"][:25], "train_2": DOCUMENTS["train"][25:], "eval": DOCUMENTS["eval"]}
+    for name, documents in halves.items():
+        WRITERS[kind](folder / name if kind in ("folder", "megatron") else folder / f"{name}.{kind}", documents)
+    if kind == "folder":
+        return {"path": str(folder / "folder")}
+    if kind == "megatron":
+        return {"source": "megatron", "train": f"{folder}/train_*", "eval": str(folder / "eval")}
+    names = [f"{folder}/{name}.{kind}" for name in halves]
+    return {"path": BUILDERS.get(kind, kind), "data_files": {"train": names[:2], "eval": f"{folder}/ev*.{kind}"}}
+
+
+def blocks_of(split: str) -> list[list[int]]:
+    """The samples, by hand."""
+    tokens = b"".join(text.encode() + b"\0" for text in DOCUMENTS[split])
+    return [list(tokens[start : start + BLOCK]) for start in range(0, len(tokens) - BLOCK, BLOCK)]
+
+
+SIZES = {"num_train_samples": len(blocks_of("train")), "num_eval_samples": len(blocks_of("eval"))}
+
+
+def data_of(*words: str, **section: object):
+    shared = {"source": "datasets", "tokenizer": "bytes", "block_size": BLOCK, **SIZES}
+    more = ('--train.duration={"steps": 9}', "--learning_rate.warmup=null", "--evaluation.every=null")
+    batch = '--batch={"global_batch_size": 24, "micro_batch_size": 2}'
+    return load_config(PYDOC, ["--data", json.dumps(shared | section), batch, *more, *words])
+
+
+def opened(config):
+    return tasks.module("causal_lm", "data").sources(config)
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_format_alone(kind, tmp_path):
+    section = source(kind, tmp_path)
+    for samples, split in zip(opened(data_of(**section)), ("train", "eval"), strict=True):
+        blocks = samples.fetch(np.arange(len(samples)), 0)["input_ids"]
+        assert blocks.tolist() == blocks_of(split)
+
+
+def mixed(folder: Path, *kinds: str) -> dict[str, object]:
+    sources = []
+    for number, kind in enumerate(kinds):
+        (folder / kind).mkdir()
+        sources.append({"name": kind, "weight": 2 if number == 0 else 1, **SIZES, **source(kind, folder / kind)})
+    return {"sources": sources} | {field: len(kinds) * size for field, size in SIZES.items()}
+
+
+def test_all_formats_in_one_mixture(tmp_path):
+    kinds = [*WRITERS]
+    train, evaluation = opened(data_of(**mixed(tmp_path, *kinds)))
+    # An evaluation index counts through the sources; a training index is a draw and a source.
+    found = evaluation.fetch(np.arange(len(evaluation)), None)["input_ids"].tolist()
+    assert found == blocks_of("eval") * len(kinds)
+    for number in range(len(kinds)):
+        draws = np.arange(SIZES["num_train_samples"]) * len(kinds) + number
+        found = train.fetch(draws, 0)["input_ids"].tolist()
+        assert sorted(found) == sorted(blocks_of("train"))
+        assert found != blocks_of("train")
+
+
+def test_a_mixture_of_formats_trains_the_same_everywhere(tmp_path, capfd):
+    recipe = tmp_path / "mixed.json"
+    content = json.loads(PYDOC.read_text()) | {"$schema": str(PYDOC.with_name("recipe.schema.json"))}
+    recipe.write_text(json.dumps(content))
+    data = {"source": "datasets", "tokenizer": "bytes", "block_size": BLOCK}
+    data |= mixed(tmp_path, "jsonl.zst", "parquet", "megatron")
+    words = ("--model.num_layers=1", "--model.hidden_size=16", "--model.num_heads=2", "--data", json.dumps(data))
+    more = ('--train.duration={"steps": 9}', "--learning_rate.warmup=null", "--evaluation.every=null")
+    batch = '--batch={"global_batch_size": 24, "micro_batch_size": 2}'
+    combinations = ("--strategies=ddp", "--world-sizes=2,3,4", "--micro-batch-sizes=2", "--steps=4", "--resume")
+    code, printed, _ = verify(capfd, str(recipe), *combinations, batch, *words, *more)
+    assert code == 0, printed
+    assert "4 of 4 combinations agree with one process" in printed
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"tran": "x"}, r"sources\[1\].tran \(meg\): not a field of a source, which has eval, num_eval_samples, "),
+        ({"text_column": "x"}, r"sources\[1\].text_column \(meg\): not a field of a source"),
+        ({"eval": None}, r"sources\[1\].eval.str \(meg\): Input should be a valid string"),
+        ({"source": "webdataset"}, r"sources\[1\].source \(meg\): 'webdataset', but such mixtures have datasets, meg"),
+    ],
+)
+def test_a_source_of_another_kind_has_its_own_fields(changes, told, tmp_path):
+    first = {"name": "csv", "weight": 1, **SIZES, **source("csv", tmp_path)}
+    second = {"name": "meg", "weight": 1, **SIZES, **source("megatron", tmp_path), **changes}
+    with pytest.raises(ConfigError, match=told):
+        data_of(sources=[first, second], **{field: 2 * size for field, size in SIZES.items()})
+
+
+def test_all_problems_of_sources_are_told_at_once(tmp_path):
+    problems = ({"weigth": 1}, {"path": ""})
+    sources = [
+        {"name": f"s{number}", "weight": 1, **SIZES, **source("csv", tmp_path), **problem}
+        for number, problem in enumerate(problems)
+    ]
+    with pytest.raises(ConfigError, match=r"sources\[0\].weigth .*; sources\[1\] \(s1\): .*path is missing"):
+        data_of(sources=sources, **{field: 2 * size for field, size in SIZES.items()})
+
+
+def test_files_that_are_missing_in_a_list_are_named(tmp_path):
+    section = source("parquet", tmp_path)
+    section["data_files"]["train"].append(str(tmp_path / "none.parquet"))
+    with pytest.raises(DataError, match=r"data.data_files.train: no file matches '.*none.parquet'"):
+        opened(data_of(**section))
+
+
+def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch):
+    import datasets
+
+    def without(*_, **__):
+        raise ImportError("To use x, install y")
+
+    monkeypatch.setattr(datasets, "load_dataset_builder", without)
+    with pytest.raises(DataError, match="needs a package: To use x, install y"):
+        opened(data_of(**source("parquet", tmp_path)))
