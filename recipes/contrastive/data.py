@@ -3,23 +3,17 @@
 A view depends only on (seed, epoch, sample, number of the view).
 """
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from PIL import Image, ImageEnhance, ImageFilter
 
 from largebatch.config.data import DigitsData
 from largebatch.data.crops import Crop, Pixels, crop_box, random_box
-from largebatch.data.hub import open_splits
-from largebatch.data.images import HubImageSource, TensorImages, digits
+from largebatch.data.images import HubImageSource, Rows, TensorImages, digits, open_images
 from largebatch.data.order import Indices, derive_seed
 from largebatch.data.source import Batch, SampleSource
 
 from .config import Config, ViewedImages, Views
-
-if TYPE_CHECKING:
-    import datasets
 
 NUM_VIEWS = 2
 
@@ -34,12 +28,12 @@ def sources(config: Config) -> tuple[SampleSource, SampleSource]:
         DataError: The data cannot be loaded.
     """
     if isinstance(config.data, DigitsData):
-        train, evaluation = digits(config.data)
-        return DigitViews(train, config.views, config.seed), evaluation
-    train_split, evaluation_split = open_splits(config.data)
+        images, held_out = digits(config.data)
+        return DigitViews(images, config.views, config.seed), held_out
+    train, evaluation = open_images(config.data)
     return (
-        HubImageViews(train_split, config.data, config.views, config.seed),
-        HubImageSource(evaluation_split, config.data, augmentation_seed=None),
+        HubImageViews(train, config.data, config.views, config.seed),
+        HubImageSource(evaluation, config.data, augmentation_seed=None),
     )
 
 
@@ -70,9 +64,9 @@ class DigitViews:
 
 
 class HubImageViews(HubImageSource):
-    """Views of encoded images in the training split of a `datasets` data set."""
+    """Views of encoded images for training."""
 
-    def __init__(self, dataset: "datasets.Dataset", config: ViewedImages, views: Views, seed: int):
+    def __init__(self, dataset: Rows, config: ViewedImages, views: Views, seed: int):
         super().__init__(dataset, config, augmentation_seed=None)
         self.views = views
         self.seed = seed

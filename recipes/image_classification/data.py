@@ -3,8 +3,7 @@
 import torch
 
 from largebatch.config.data import DigitsData, HubImages
-from largebatch.data.hub import open_splits
-from largebatch.data.images import HubImageSource, digits, normalize_pixels
+from largebatch.data.images import HubImageSource, digits, normalize_pixels, open_images
 from largebatch.data.source import Batch, SampleSource
 
 from .config import Config
@@ -30,7 +29,7 @@ def sources(config: Config) -> tuple[SampleSource, SampleSource]:
 def _plain_sources(config: Config) -> tuple[SampleSource, SampleSource]:
     if isinstance(config.data, DigitsData):
         return digits(config.data)
-    train, evaluation = open_splits(config.data)
+    train, evaluation = open_images(config.data)
     augment = config.data.train_augmentation != "none"
     return (
         HubImageSource(train, config.data, augmentation_seed=config.seed if augment else None),

@@ -289,9 +289,10 @@ class HubImages(HubOrLocal):
     """Labeled images, opened with Hugging Face `datasets`."""
 
     image_column: str = "image"
-    """Column with the encoded images."""
+    """Column with the encoded images; in tars (`"path": "webdataset"`), the ending of their names, such as "jpg", or
+    several: "jpg;png"."""
     label_column: str = "label"
-    """Column with the class indices."""
+    """Column with the class indices; in tars the ending of the files that hold them, such as "cls"."""
     num_classes: Size
     """Number of classes."""
     image_size: Size

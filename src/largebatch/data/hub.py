@@ -26,17 +26,27 @@ def open_splits(config: HubOrLocal) -> "tuple[datasets.Dataset, datasets.Dataset
     """The training and evaluation splits that the config names; DataError if they cannot be found, read or, in a
     job, prepared."""
     if config.data_files is not None:
-        files = config.data_files.by_split
-        for field, patterns in (("train", files["train"]), ("eval", files["validation"])):
-            for pattern in patterns:
-                if not glob(pattern, recursive=True):  # noqa: PTH207 - `Path.glob` takes no absolute patterns
-                    given = f"data.data_files.{field}: no file matches {pattern!r} (relative to {Path.cwd()})"
-                    raise DataError(f"{given}; write the path or glob of the files")
-        arguments: dict[str, Any] = {"path": config.path, "data_files": files}
+        found_files(config)
+        arguments: dict[str, Any] = {"path": config.path, "data_files": config.data_files.by_split}
     else:
         folder = local_folder(config.path, "data.path", "a data set")
         arguments = {"path": str(folder) if folder else config.path, "name": config.name}
     return _open(config, arguments)
+
+
+def found_files(config: HubOrLocal) -> dict[str, list[Path]]:
+    """The files of `data_files` by their splits, sorted within each glob; DataError if one matches none."""
+    assert config.data_files is not None
+    found: dict[str, list[Path]] = {}
+    for split, patterns in config.data_files.by_split.items():
+        for pattern in patterns:
+            names = sorted(glob(pattern, recursive=True))  # noqa: PTH207 - `Path.glob` takes no absolute patterns
+            if not names:
+                field = "train" if split == "train" else "eval"
+                given = f"data.data_files.{field}: no file matches {pattern!r} (relative to {Path.cwd()})"
+                raise DataError(f"{given}; write the path or glob of the files")
+            found.setdefault(split, []).extend(map(Path, names))
+    return found
 
 
 def _open(config: HubOrLocal, arguments: dict[str, Any]) -> "tuple[datasets.Dataset, datasets.Dataset]":

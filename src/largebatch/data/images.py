@@ -2,7 +2,7 @@
 
 import io
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
@@ -10,14 +10,17 @@ from PIL import Image
 
 from largebatch.config.data import DigitsData, HubImages
 from largebatch.data.crops import Crop, center_crop, inception_crop, padded_crop
-from largebatch.data.hub import column
+from largebatch.data.hub import column, open_splits
 from largebatch.data.order import Indices, derive_seed
 from largebatch.data.source import Batch
+from largebatch.data.tars import TarRows
 from largebatch.errors import DataError, may_pass
 
 if TYPE_CHECKING:
     import datasets
 
+Rows: TypeAlias = "datasets.Dataset | TarRows"
+"""Rows with encoded images and labels, by their indices."""
 # Pillow would start Ghostscript for an EPS, whatever the file is named.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 RANDOM_CROPS = {"inception_crop": inception_crop, "padded_crop": padded_crop}
@@ -79,22 +82,36 @@ def digits(config: DigitsData) -> tuple[TensorImages, TensorImages]:
 # --- data sets of encoded images ----------------------------------------------------------------------------------
 
 
+def open_images(config: HubImages) -> tuple["Rows", "Rows"]:
+    """The encoded images for training and for evaluation, with their labels; DataError as `open_splits`."""
+    if config.path == "webdataset" and config.data_files:
+        if (config.train_split, config.eval_split) != ("train", "validation"):
+            raise DataError("data.train_split, data.eval_split: tars have no parts; remove them, and list other tars")
+        return TarRows(config, "train"), TarRows(config, "validation")
+    train, evaluation = (_rows_of(split, config) for split in open_splits(config))
+    return train, evaluation
+
+
+def _rows_of(dataset: "datasets.Dataset", config: HubImages) -> "datasets.Dataset":
+    import datasets
+
+    image_column = column(dataset, config.image_column, "image_column")
+    label_column = column(dataset, config.label_column, "label_column")
+    dataset = dataset.select_columns([image_column, label_column])
+    if not isinstance(dataset.features[image_column], datasets.Image):
+        dataset = dataset.cast_column(image_column, datasets.Image())
+    return dataset.cast_column(image_column, datasets.Image(decode=False))
+
+
 class HubImageSource:
-    """Encoded images in one split of a `datasets` data set, decoded, cropped and resized when they are fetched.
+    """Encoded images, decoded, cropped and resized when they are fetched.
 
     The crop and mirroring of an image depend only on `augmentation_seed`, the epoch and its index. Without a seed it is
     the center crop.
     """
 
-    def __init__(self, dataset: "datasets.Dataset", config: HubImages, augmentation_seed: int | None):
-        import datasets
-
-        image_column = column(dataset, config.image_column, "image_column")
-        label_column = column(dataset, config.label_column, "label_column")
-        dataset = dataset.select_columns([image_column, label_column])
-        if not isinstance(dataset.features[image_column], datasets.Image):
-            dataset = dataset.cast_column(image_column, datasets.Image())
-        self.dataset = dataset.cast_column(image_column, datasets.Image(decode=False))
+    def __init__(self, dataset: Rows, config: HubImages, augmentation_seed: int | None):
+        self.dataset = dataset
         self.config = config
         self.augmentation_seed = augmentation_seed
 

@@ -1,0 +1,117 @@
+"""Images in tar files: equal to reading each member by hand, without a copy, and refused where they are not such."""
+
+import io
+import tarfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import tasks
+from largebatch.config import load_config
+from largebatch.config.data import Preparation
+from largebatch.data import tars
+from largebatch.data.preparation import NotPrepared, with_preparation
+from largebatch.errors import DataError
+from paths import ROOT
+
+TRAIN = [f"{number:03d}" for number in range(7)]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(tars, "HF_HOME", str(tmp_path / "cache"))
+
+
+def png(number):
+    content = io.BytesIO()
+    Image.new("RGB", (32, 32), (30 * number, 0, 5)).save(content, "PNG")
+    return content.getvalue()
+
+
+def write(path, numbers, mode="w", without=()):
+    """Members as WebDataset names them, not all in the same order, with others between them."""
+    with tarfile.open(path, mode) as tar:
+        for number in numbers:
+            members = {"png": png(number), "cls": str(number % 3).encode(), "json": b"{}"}
+            for ending in sorted(members, reverse=bool(number % 2)):
+                if ending not in without:
+                    info = tarfile.TarInfo(f"n0/{number:03d}.{ending}")
+                    info.size = len(members[ending])
+                    tar.addfile(info, io.BytesIO(members[ending]))
+
+
+@pytest.fixture
+def shards(tmp_path):
+    write(tmp_path / "train-0.tar", range(4))
+    write(tmp_path / "train-1.tar", range(4, 7))
+    write(tmp_path / "val.tar", (1, 2))
+    return tmp_path
+
+
+def config_of(folder, *words, num_train=7):
+    return load_config(
+        ROOT / "recipes/image_classification/resnet_cifar10.json",
+        [
+            "--data.path=webdataset",
+            f'--data.data_files={{"train": "{folder}/train-*.tar", "eval": "{folder}/val.tar"}}',
+            "--data.train_split=train",
+            "--data.eval_split=validation",
+            "--data.image_column=jpg;png",
+            "--data.label_column=cls",
+            "--data.train_augmentation=none",
+            f"--data.num_train_samples={num_train}",
+            "--data.num_eval_samples=2",
+            '--batch={"global_batch_size": 4, "micro_batch_size": 2}',
+            *words,
+        ],
+    )
+
+
+def opened(config):
+    return tasks.module("image_classification", "data").sources(config)
+
+
+def test_samples_are_those_of_the_members(shards):
+    train, evaluation = opened(config_of(shards))
+    assert (len(train), len(evaluation)) == (7, 2)
+    order = np.array([6, 0, 3, 4])
+    for source, indices, numbers in ((train, order, order), (evaluation, np.array([1, 0]), (2, 1))):
+        batch = source.fetch(indices, None)
+        assert batch["pixel_values"][:, 0, 0, 0].tolist() == [30 * number for number in numbers]
+        assert batch["labels"].tolist() == [number % 3 for number in numbers]
+
+
+def test_the_index_is_made_once_by_who_may_and_holds_no_image(shards, monkeypatch):
+    config = config_of(shards)
+    with pytest.raises(NotPrepared, match=r"about 0\.0 MiB of data must still be prepared"):
+        opened(with_preparation(config, Preparation(allowed="nothing")))
+    opened(config)
+    made = [*(shards / "cache/largebatch").iterdir()]
+    assert sum(path.stat().st_size for path in made) < 1000
+    monkeypatch.setattr(tars.tarfile, "open", None)
+    opened(config)
+    monkeypatch.undo()
+    monkeypatch.setattr(tars, "HF_HOME", str(shards / "cache"))
+    # Other files of the same names have another index.
+    write(shards / "train-1.tar", range(4, 6))
+    assert len(opened(config_of(shards))[0]) == 6
+
+
+def test_what_cannot_be_read_is_refused(shards):
+    for mode, without, told in (
+        ("w:gz", (), r"train-2\.tar cannot be read: .*; write tars without compression"),
+        ("w", ("cls",), r"sample 'n0/001' in .*train-2\.tar has png, json, and no cls; write other endings"),
+        ("w", ("png",), r"has json, cls, and no jpg;png|has cls, json, and no jpg;png"),
+    ):
+        write(shards / "train-2.tar", [1], mode, without)
+        with pytest.raises(DataError, match=told):
+            opened(config_of(shards))
+    (shards / "train-2.tar").write_bytes((shards / "train-0.tar").read_bytes()[:1700])
+    with pytest.raises(DataError, match=r"train-2\.tar cannot be read"):
+        opened(config_of(shards))
+    (shards / "train-2.tar").unlink()
+    with pytest.raises(DataError, match="tars have no parts"):
+        opened(config_of(shards, "--data.train_split=train[:50%]"))
+    with pytest.raises(DataError, match=r"data\.data_files\.train: no file matches"):
+        opened(config_of(shards / "nowhere"))
