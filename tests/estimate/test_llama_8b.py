@@ -13,8 +13,9 @@ BLOCK_MATRICES = [WIDTH**2, WIDTH * KEYS, WIDTH * KEYS, WIDTH**2, *3 * [WIDTH * 
 MATRICES = [VOCABULARY * WIDTH, *LAYERS * BLOCK_MATRICES, VOCABULARY * WIDTH]
 NORMS = (2 * LAYERS + 1) * WIDTH
 WEIGHTS = sum(MATRICES) + NORMS
-# recipes/causal_lm/llama_8b.json: 512 samples in micro-batches of 1. ds_configs: overlap_comm, so two buckets of 5e8.
-SAMPLES, BUCKETS = 512, 2 * 4 * 5 * 10**8
+# recipes/causal_lm/llama_8b.json: 512 samples in micro-batches of 1. ds_configs: overlap_comm, so two buckets of 5e7,
+# and the embedding's gradient, which is larger than a bucket.
+SAMPLES, BUCKETS = 512, 2 * 4 * 5 * 10**7 + 4 * VOCABULARY * WIDTH
 
 
 def activations():

@@ -163,9 +163,12 @@ def zero12(model: ModelShape, strategy: Strategy, world_size: int, accumulates: 
     accumulated = gradients if zero.stage == 2 else trained
     # Buckets have their full size, however small the model is.
     buckets = (2 if zero.overlap_comm else 1) * zero.reduce_bucket_size
+    largest = max((parameter.elements for parameter in model.trained), default=0)
     transient = {
         "accumulated gradients": accumulated if accumulates else 0,
         "reduce buckets": buckets,
+        # It is reduced where it was computed.
+        "gradient larger than a bucket": largest if largest > zero.reduce_bucket_size else 0,
         "update's copy of gradients": max(groups) // world_size,
     }
     frozen = model.elements - trained
