@@ -1,17 +1,22 @@
 """Weights gathered in bf16 train as those gathered in fp32 do, to the last bit."""
 
+import sys
 from functools import partial
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+import tasks
 from jobs import run_job
 from largebatch.backend.gathers import GatheredWeight, weights_in_bf16
+from largebatch.config import load_config
 from largebatch.config.sections import Compute
 from largebatch.errors import BackendMismatch
+from largebatch.model.token_losses import linear_token_losses
 from paths import ADDITION, BERT, DIGITS, LLAMA, PYDOC, SIMCLR, VIT_DIGITS
 from test_strategies import recorded
 
@@ -94,6 +99,9 @@ def differences(mine, theirs):
 SAMPLE = ["GPT-2", "GPT-2, recomputed, LAMB", "Llama, compiled", "ResNet, LARS", "SimCLR", "Qwen, LoRA, recomputed"]
 
 
+UNTIED = ["Llama, compiled", "Qwen, LoRA, recomputed"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLE)
 def test_the_bits_are_those_of_gathers_in_fp32(name, tmp_path):
@@ -101,14 +109,43 @@ def test_the_bits_are_those_of_gathers_in_fp32(name, tmp_path):
     # Compiling kernels takes a minute, and gathered weights are traced without it, too.
     (half, in_bf16), (full, none) = trained_both_ways(tmp_path, recipe, words, strategy, world_size, "aot_eager")
     assert in_bf16
+    # The output layer's weight, unless an embedding shares it.
+    assert ("lm_head.weight" in in_bf16) == (name in UNTIED)
     assert not none
     assert not differences(half, full)
+
+
+def test_token_losses_of_a_gathered_weight_are_those_of_a_weight_in_fp32():
+    """Also where the gradient of each loss differs, so that chunks are computed again."""
+    generator = torch.Generator().manual_seed(0)
+    inputs, weight = (torch.randn(shape, 8, generator=generator) for shape in (6, 11))
+    numbers, targets = weight.bfloat16(), torch.arange(6)
+    results = []
+    for given in (nn.Parameter(GatheredWeight(numbers, "head.weight")), nn.Parameter(numbers.float())):
+        with torch.autocast("cpu", torch.bfloat16):
+            losses = linear_token_losses(inputs, given, None, targets)
+        losses.sum().backward(retain_graph=True)
+        (losses * torch.arange(6)).sum().backward()
+        results.append((losses, given.grad))
+    assert all(map(torch.equal, *results))
+    assert results[0][1].dtype == torch.float32
 
 
 def test_a_weight_that_a_layer_computes_is_gathered_in_fp32():
     plain, normalized = nn.Linear(4, 4), nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
     plan = SimpleNamespace(precision="bf16", compute=Compute())
     assert weights_in_bf16(nn.Sequential(plain, normalized), plan) == {plain.weight}
+
+
+def test_an_output_layer_whose_weight_others_may_use_is_gathered_in_fp32():
+    plan, words = SimpleNamespace(precision="bf16", compute=Compute()), SMALL_LLAMA
+    untied, tied = (load_config(LLAMA, [*words, f"--model.tie_embeddings={tied}"]) for tied in ("false", "true"))
+    build_model = tasks.build_model(LLAMA)
+    in_bf16 = [weights_in_bf16(model, plan) for model in map(build_model, (untied, tied))]
+    assert len(in_bf16[0]) == len(in_bf16[1]) + 1
+    # The loss of what `transformers` returns is up to the task.
+    with patch.object(sys.modules[build_model.__module__], "return_token_losses"):
+        assert len(weights_in_bf16(build_model(untied), plan)) == len(in_bf16[1])
 
 
 def test_a_gathered_weight_is_fp32_to_autograd_and_nothing_but_casts_use_it():

@@ -46,7 +46,7 @@ CASES = [
     Case("ddp", 2),
     Case("fsdp", 2, (EACH,)),
     Case("fsdp", 2, UNTIED, recipe=LLAMA),
-    Case("fsdp", 4, ("--precision=bf16",)),
+    Case("fsdp", 4, (*UNTIED, "--precision=bf16"), recipe=LLAMA),
     Case("fsdp", 2, ("--optimizer.clip_norm=null", RECOMPUTE)),
     Case("hsdp", 4),
     Case("hsdp", 8, (LAST,)),

@@ -22,20 +22,22 @@ from largebatch.backend.torch_internals import (
 )
 from largebatch.errors import BackendMismatch
 from largebatch.model.parts import embedding_layer
+from largebatch.model.token_losses import returns_losses
 from largebatch.plan import RunPlan
 
 
 def weights_in_bf16(model: nn.Module, plan: RunPlan) -> set[nn.Parameter]:
     """Return the weights that FSDP2 gathers in bf16: those of layers whose inputs and weights autocast casts to bf16.
 
-    The output layer's weight is left out, because chunked losses use it outside the layer. So are weights that several
-    modules share, such as those of an embedding and its output layer.
+    The output layer's weight is left out unless the layer returns losses: other code that computes losses may use it in
+    fp32. So are weights that several modules share, such as those of an embedding and its output layer.
     """
     if plan.precision != "bf16" or not plan.compute.gather_in_bf16:
         return set()
     users = Counter(parameter for module in model.modules() for parameter in module.parameters(recurse=False))
     output = embedding_layer(model, "get_output_embeddings")
-    layers = [module for module in model.modules() if _is_cast_by_autocast(module) and module is not output]
+    used_elsewhere = output if output is not None and not returns_losses(output) else None
+    layers = [module for module in model.modules() if _is_cast_by_autocast(module) and module is not used_elsewhere]
     # None for a layer that computes its weight, for example by weight normalization: the parameters are not cast.
     weights = [layer._parameters.get("weight") for layer in layers]
     return {weight for weight in weights if weight is not None and users[weight] == 1 and weight.dtype == torch.float32}

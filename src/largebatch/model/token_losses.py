@@ -98,6 +98,11 @@ class OutputWithTargets:
         return losses
 
 
+def returns_losses(layer: nn.Module) -> bool:
+    """Whether a layer returns losses while there are targets, for which its weight is cast as for its logits."""
+    return isinstance(getattr(layer.forward, "__self__", None), OutputWithTargets)
+
+
 class _Given:
     """An output of the layer, kept to tell it apart from anything computed from it."""
 
@@ -213,7 +218,8 @@ def _through_chunks(
     flat_losses, targets = losses.view(-1), targets.flatten()
     factors = None if factors is None else factors.flatten()
     of_inputs = torch.empty_like(inputs) if needed[0] else None
-    of_weight = torch.zeros_like(weight) if needed[1] else None
+    # A weight that FSDP2 has gathered in bf16 has no `zeros_like`.
+    of_weight = inputs.new_zeros(weight.shape, dtype=weight.dtype) if needed[1] else None
     of_bias = torch.zeros_like(bias) if bias is not None and needed[2] else None
     compute: Callable[..., Any] = compiled(inputs.device) if inputs.is_cuda else losses_and_gradients
     size = _tokens_per_chunk(len(weight), MAX_COMPILED_LOGITS if inputs.is_cuda else MAX_LOGITS)
