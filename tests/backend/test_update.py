@@ -14,7 +14,7 @@ ADAMW = '--optimizer={"name": "adamw", "weight_decay": 0.001, "clip_norm": 0.1}'
 
 
 def operations_of_an_update(run_dir, *words: str) -> tuple[int, Counter]:
-    """The number of parameters, and how often the second update calls each operation on this process's tensors.
+    """The number of parameters, and how often the second update calls each operation on DTensors and local tensors.
 
     Views and new tensors are not counted.
     """
@@ -30,6 +30,7 @@ def operations_of_an_update(run_dir, *words: str) -> tuple[int, Counter]:
     class Count(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
             if any(issubclass(each, DTensor) for each in types):
+                counts[f"of DTensors: {function}"] += 1
                 return NotImplemented
             if not function.is_view and "empty" not in str(function):
                 counts[str(function)] += 1
@@ -64,3 +65,6 @@ def test_sharded_tensors_are_clipped_and_stepped_together(optimizer, tmp_path):
         assert num_parameters >= 16
         # Decay, momentum, Nesterov's look ahead and the step itself add, at most once for each of two groups.
         assert {name: count for name, count in counts.items() if count > 8} == {}
+        # The norm is that of local shards, and one sum.
+        assert [name for name in counts if "DTensor" in name and ("norm" in name or "stack" in name)] == []
+        assert sum(count for name, count in counts.items() if "reduce" in name) == 1

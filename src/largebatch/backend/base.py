@@ -133,18 +133,26 @@ class Backend(ABC):
             synchronize(model, self.device)
         self._statistics = RunningStatistics(model)
         self._materialize(model)
-        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        self.model, self.optimizer = self._hand_over(model, optimizer)
         return self.model, self.optimizer
 
+    def _hand_over(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+        """Let Accelerate wrap both."""
+        prepared: tuple[nn.Module, Optimizer] = self.accelerator.prepare(model, optimizer)
+        return prepared
+
     _shards_layers = True  # whether each of several processes steps only parts of the parameters
+
+    @property
+    def _is_sharded(self) -> bool:
+        return self._shards_layers and self.world_size > 1
 
     def _locate_layers(self) -> None:
         """Tell an optimizer that needs norms of whole layers which parts of them this process steps."""
         optimizer = self._torch_optimizer
         if isinstance(optimizer, LayerwiseOptimizer):
             layers = [name for name, parameter in self.unwrapped_model.named_parameters() if parameter.requires_grad]
-            is_sharded = self._shards_layers and self.world_size > 1
-            optimizer.locate(self._layer_parts(), layers, self._sum_vector if is_sharded else None)
+            optimizer.locate(self._layer_parts(), layers, self._sum_vector if self._is_sharded else None)
 
     def _sum_vector(self, vector: torch.Tensor) -> torch.Tensor:
         # An offloaded optimizer's vectors are on the host, over which this group may not communicate.

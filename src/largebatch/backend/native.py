@@ -8,7 +8,6 @@ from accelerate.utils import DistributedDataParallelKwargs
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -33,22 +32,37 @@ class NativeBackend(Backend):
 
     def clip_and_step(self, measure_norm: bool) -> Update:
         norm = None
-        may_skip = self.plan.faults.on_non_finite != "stop"
-        if measure_norm or may_skip or self.plan.optimizer.clip_norm is not None:
-            groups = self._torch_optimizer.param_groups
-            frozen = {each for group in groups if self._is_frozen(group) for each in group["params"]}
-            parameters = [each for each in self.model.parameters() if each.grad is not None and each not in frozen]
-            norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-            if isinstance(norm, DTensor):
-                norm = norm.full_tensor()
+        may_skip, clip_norm = self.plan.faults.on_non_finite != "stop", self.plan.optimizer.clip_norm
+        if measure_norm or may_skip or clip_norm is not None:
+            gradients = self._gradients_to_clip()
+            norm = self._norm_of(gradients)
             if may_skip and not torch.isfinite(norm):
                 self.discard_gradients()
                 return Update(norm, applied=False)
-            if self.plan.optimizer.clip_norm is not None:
-                clip_grads_with_norm_(parameters, self.plan.optimizer.clip_norm, norm)
+            if clip_norm is not None and gradients:
+                torch._foreach_mul_(gradients, (clip_norm / (norm + 1e-6)).clamp(max=1.0))
         self._torch_optimizer.step()
         self.discard_gradients()
         return Update(norm, applied=True)
+
+    @torch.no_grad()
+    def _gradients_to_clip(self) -> list[torch.Tensor]:
+        """This process's parts of the gradients that the step counts."""
+        groups = self._torch_optimizer.param_groups
+        frozen = {each for group in groups if self._is_frozen(group) for each in group["params"]}
+        found = [each.grad for each in self.model.parameters() if each.grad is not None and each not in frozen]
+        # Operations on DTensors go through Python for each tensor.
+        return [each.to_local() if isinstance(each, DTensor) else each for each in found]
+
+    def _norm_of(self, gradients: list[torch.Tensor]) -> torch.Tensor:
+        """The norm of all gradients, from that of each, as torch computes it."""
+        if not gradients:
+            return torch.zeros((), device=self.device)
+        norms = torch.stack(torch._foreach_norm(gradients))
+        if self._is_sharded:
+            norms = self._sum_vector(norms.square()).sqrt()
+        norm: torch.Tensor = torch.linalg.vector_norm(norms)
+        return norm
 
     def discard_gradients(self) -> None:
         # As `zero_grad` does, without its record for the profiler.
@@ -123,7 +137,7 @@ class DdpBackend(NativeBackend):
     """Every process holds the whole model; DistributedDataParallel all-reduces gradients once per optimizer step, with
     its last micro-batch.
 
-    One process, launched alone, has no wrapper.
+    One process has no wrapper, which would zero its gradients, add to them, and divide them, for nothing.
     """
 
     _shards_layers = False
@@ -131,7 +145,9 @@ class DdpBackend(NativeBackend):
     @staticmethod
     def accelerate_arguments(request: Request) -> dict[str, Any]:
         # Broadcasting rank 0's buffers would lose the other processes' statistics, which are averaged before use.
-        ddp = DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
+        ddp = DistributedDataParallelKwargs(
+            broadcast_buffers=False, gradient_as_bucket_view=True, bucket_cap_mb=request.plan.ddp_bucket_mib
+        )
         return {"cpu": not request.on_gpu, "kwargs_handlers": [request.group, ddp]}
 
     def _wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
@@ -141,6 +157,12 @@ class DdpBackend(NativeBackend):
         # The buckets' gradients exist from the start.
         self._watch = GradientWatch(self.unwrapped_model)
         return prepared
+
+    def _hand_over(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+        if self.world_size == 1:
+            # On CPUs Accelerate would wrap it; it leaves alone what it has prepared.
+            self.accelerator.prepare_model(model, evaluation_mode=True)
+        return super()._hand_over(model, optimizer)
 
     def parameters_without_gradient(self) -> list[str]:
         return self._watch.end()
@@ -169,7 +191,7 @@ class DdpBackend(NativeBackend):
             super().discard_gradients()
 
     def mark_micro_step(self, is_last: bool) -> None:
-        # As `DistributedDataParallel.no_sync` does, but for the forward pass too. One process has no wrapper.
+        # As `DistributedDataParallel.no_sync` does, but for the forward pass too.
         if isinstance(self.model, DistributedDataParallel):
             self.model.require_backward_grad_sync = is_last
 

@@ -355,6 +355,11 @@ class Compute(Section):
     process keeps only its shard, or with the last, so that it keeps whole gradients and sends none until then. "auto":
     fsdp sums with the last, unless that needs more than 60 % of the GPU's memory; hsdp sums with each, because that
     stays within the node. Other strategies have no choice."""
+    ddp_bucket_mib: Size | None = None
+    """MiB of gradients that ddp all-reduces at a time: torch's `bucket_cap_mb`. Larger buckets wait less often for the
+    network, but a model that fills only one sends nothing before the end of its backward pass. Buckets take no memory
+    beside the gradients. Their size may change the order in which sums over three or more processes are rounded. null:
+    torch's 25 below 64 processes, and 100 from 64 on."""
     deterministic: bool = False
     """Whether to use only kernels that give the same bits each time. This is slower on GPUs, and operations without
     such a kernel raise an error. CPUs give the same bits in any case."""

@@ -38,8 +38,6 @@ from typing import Literal
 from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy, padded
 from largebatch.plan.strategies import find_strategy
 
-DDP_BUCKET = 25 * 2**20  # bytes of a bucket of DistributedDataParallel
-
 
 @dataclass(frozen=True)
 class Group:
@@ -120,7 +118,8 @@ def traffic_of_a_step(
 def replicated(case: TrafficCase) -> Collectives:
     """Gradients are all-reduced."""
     size = case.num_bytes(parameter.elements for parameter in case.model.trained)
-    return (Collective("all-reduce", size, -(-size // DDP_BUCKET), "backward", case.all_processes),)
+    calls = -(-size // (case.strategy.ddp_bucket_mib * 2**20))
+    return (Collective("all-reduce", size, calls, "backward", case.all_processes),)
 
 
 def sharded(case: TrafficCase) -> Collectives:

@@ -75,6 +75,8 @@ def _loss(plan: RunPlan) -> list[str]:
     ]
     if plan.compute.reduce_gradients != "auto":
         lines.append(f"gradients are reduced with {POLICY_WORDS[plan.compute.reduce_gradients]}")
+    if plan.world_size > 1:
+        lines.append(f"under ddp, gradients are reduced in buckets of {plan.ddp_bucket_mib:,} MiB")
     if weight is None:
         lines.append(
             f"samples have different numbers of {counts}, which are counted over all processes before each step"
