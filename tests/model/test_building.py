@@ -1,7 +1,10 @@
 """Models built without weights: what their parameters would begin with is what `transformers` and torch give them."""
 
+import hashlib
 import math
+from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,8 +19,9 @@ from transformers import (
     ResNetForImageClassification,
 )
 
+from largebatch.data.order import derive_seed
 from largebatch.errors import BackendMismatch
-from largebatch.model.building import Draw, SeededWeights, build_without_weights
+from largebatch.model.building import BLOCK, Draw, SeededWeights, build_without_weights
 
 
 def llama(tie: bool = False):
@@ -211,3 +215,59 @@ def test_nothing_is_believed_of_a_parameter_that_was_thrown_away():
 
     with pytest.raises(BackendMismatch, match="is nothing"):
         build_without_weights(build)
+
+
+# --- large parameters ---------------------------------------------------------------------------------------------
+
+
+def seeded(initialize, *shape, seed=3, dtype=torch.float32):
+    """The weights of a model with one parameter that no process could hold, if it is large."""
+
+    def build():
+        model = nn.Module()
+        model.weight = nn.Parameter(torch.empty(shape, device="meta", dtype=dtype))
+        with torch.no_grad():
+            initialize(model.weight)
+        return model
+
+    return SeededWeights(*build_without_weights(build), seed)
+
+
+def twister(number: int) -> np.random.MT19937:
+    """The generator of a block of `seeded`'s parameter, by NumPy."""
+    words = np.frombuffer(hashlib.shake_128(f"3/weights/weight/{number}".encode()).digest(4 * 624), dtype="<u4")
+    generator = np.random.MT19937()
+    generator.state = {"bit_generator": "MT19937", "state": {"key": words, "pos": 624}}
+    return generator
+
+
+def test_few_elements_of_ten_trillion():
+    """They are found without the others, and are 24 bits each of the Mersenne Twister."""
+    weights = seeded(nn.init.uniform_, 10**6, 10**7)
+    number = 10**13 // BLOCK // 3
+    found = weights.read("weight", number * BLOCK - 5, (number + 1) * BLOCK + 7)
+    expected = [(twister(each).random_raw(BLOCK) % 2**24 / 2**24) for each in (number - 1, number, number + 1)]
+    np.testing.assert_array_equal(found.numpy(), np.concatenate([expected[0][-5:], expected[1], expected[2][:7]]))
+    first = torch.rand(BLOCK, generator=torch.Generator().manual_seed(derive_seed(3, "weights", "weight")))
+    assert torch.equal(weights.read("weight", 0, 9), first[:9])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_parts_are_those_of_the_whole(dtype):
+    """Whatever their bounds, with a row of zeros that is in two blocks, and empty parts."""
+
+    def initialize(weight):
+        nn.init.normal_(weight, 1.0, 0.5)
+        weight[65].zero_()
+
+    size, weights = 253 * 1001, seeded(initialize, 253, 1001, dtype=dtype)
+    assert 65 * 1001 < BLOCK < 66 * 1001 < size / 3
+    whole = weights.read("weight", 0, size)
+    assert whole.dtype == dtype
+    assert (whole.view(253, 1001)[65] == 0).all()
+    for bounds in ([0, 1, 4 * 1001 + 7, BLOCK - 1, BLOCK + 1, BLOCK + 1, size], range(0, size + 1, 253)):
+        parts = [weights.read("weight", start, stop) for start, stop in pairwise(bounds)]
+        assert torch.equal(torch.cat(parts), whole)
+    rest = torch.cat([whole[: 65 * 1001], whole[66 * 1001 :]]).double()
+    assert rest.mean() == pytest.approx(1, abs=5 * 0.5 / math.sqrt(size))
+    assert rest.std() == pytest.approx(0.5, rel=5 / math.sqrt(2 * size))

@@ -5,10 +5,12 @@ computed as usual, because some, such as rotary frequencies, are in no file. The
 parameter is recorded as it passes through torch; the last operation wins.
 """
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
@@ -25,6 +27,12 @@ M = TypeVar("M", bound=nn.Module)
 RANDOM = ("normal_", "uniform_")
 FILLS = ("fill_", "zero_")
 REPEATABLE = (*RANDOM, *FILLS)
+
+# Elements that are drawn together. No parameter of the small recipes has more, so that each has one generator.
+BLOCK = 2**16
+# The words of the Mersenne Twister, 32 bits each, and where torch keeps them, as 64 bits each, in the state of a
+# generator on the CPU (`CPUGeneratorImplStateLegacy` in aten/src/ATen/CPUGeneratorImpl.cpp, read in torch 2.13).
+TWISTER_WORDS, TWISTER_OFFSET = 624, 24
 
 
 class Draw(NamedTuple):
@@ -65,33 +73,55 @@ def build_shapes(build: Callable[[], M]) -> M:
 class SeededWeights:
     """The initial weights of a model with parameters on the meta device, each a function of the seed and its name.
 
-    So no process needs other parameters to draw one, and the weights are the same on every strategy and number of
-    processes. (If different machines round a normal distribution differently, the run does not start.)
+    A parameter, flattened, is drawn in blocks of `BLOCK` elements, each by a generator of its own. So a process draws
+    only the blocks of which it holds a part, and the weights are the same on every strategy and number of processes.
+    (If different machines round a normal distribution differently, the run does not start.)
     """
 
     def __init__(self, model: nn.Module, draws: Mapping[str, Draw], seed: int):
         # Sharding changes the shapes of the model's own parameters.
-        self._like = {name: (tuple(value.shape), value.dtype) for name, value in model.named_parameters()}
+        self._like = {name: (value.numel(), value.dtype) for name, value in model.named_parameters()}
         self._draws = draws
         self._seed = seed
         self.checksums: dict[str, str] = {}
 
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
-        """Elements `start` to `stop` of a parameter, in row-major order; the whole parameter is drawn for that.
+        """Elements `start` to `stop` of a parameter, in row-major order.
 
         On the CPU, so that the values do not depend on the kind of device.
         """
-        shape, dtype = self._like[name]
-        operation, numbers, fills = self._draws[name]
-        whole = torch.empty(shape, dtype=dtype, device="cpu").reshape(-1)
-        options = {}
-        if operation in RANDOM:
-            options["generator"] = torch.Generator().manual_seed(derive_seed(self._seed, "weights", name))
-        getattr(whole, operation)(*numbers, **options)
-        for first, last, number in fills:
-            whole[first:last] = number
-        self.checksums[name] = fingerprint(whole)
-        return whole[start:stop]
+        # The one block that all processes draw.
+        self.checksums[name] = fingerprint(self._block(name, 0))
+        values = torch.empty(stop - start, dtype=self._like[name][1], device="cpu")
+        for number in range(start // BLOCK, -(-stop // BLOCK)):
+            first = number * BLOCK
+            begin, end = max(start, first), min(stop, first + BLOCK)
+            values[begin - start : end - start] = self._block(name, number)[begin - first : end - first]
+        return values
+
+    def _block(self, name: str, number: int) -> torch.Tensor:
+        (size, dtype), (operation, numbers, fills) = self._like[name], self._draws[name]
+        first = number * BLOCK
+        block = torch.empty(min(size - first, BLOCK), dtype=dtype, device="cpu")
+        options = {"generator": self._generator(name, number)} if operation in RANDOM else {}
+        getattr(block, operation)(*numbers, **options)
+        for begin, end, value in fills:
+            block[max(begin - first, 0) : max(end - first, 0)] = value
+        return block
+
+    def _generator(self, name: str, number: int) -> torch.Generator:
+        """The generator of a block: the first block's begins with a seed, each other's with a whole state.
+
+        Torch uses 32 bits of a seed. A large model has so many blocks that two of them would get the same.
+        """
+        generator = torch.Generator().manual_seed(derive_seed(self._seed, "weights", name))
+        if number:
+            text = f"{self._seed}/weights/{name}/{number}"
+            words = np.frombuffer(hashlib.shake_128(text.encode()).digest(4 * TWISTER_WORDS), dtype="<u4")
+            state = generator.get_state()
+            state[TWISTER_OFFSET : TWISTER_OFFSET + 8 * TWISTER_WORDS].numpy().view(np.uint64)[:] = words
+            generator.set_state(state)
+        return generator
 
 
 class _Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
