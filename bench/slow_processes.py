@@ -50,10 +50,11 @@ in a single probe, of which three in a row are needed."""
 
 def train_and_count(folder: Path, name: str, probes: int, planted: str) -> tuple[int, int]:
     """Train with this many probes; return how many there were, and how many processes were over the limit in one."""
+    from largebatch.run.record.metrics import StepMetrics
     from largebatch.run.watch import slow_processes
 
     compare, product = slow_processes.slow_ranks, slow_processes.seconds_of_product
-    timed = slow_processes.SlowProcesses.timed
+    timed = StepMetrics.timed
     counts = [0, 0]
 
     def counting(seconds: Any, min_excess: float) -> Any:
@@ -67,7 +68,7 @@ def train_and_count(folder: Path, name: str, probes: int, planted: str) -> tuple
     if os.environ["RANK"] == "1" and planted == "the matrix product":
         slow_processes.seconds_of_product = lambda device: 1.5 * product(device)
     if os.environ["RANK"] == "1" and planted == "data reading":
-        slow_processes.SlowProcesses.timed = lambda self, batches: timed(self, _waiting(batches))
+        StepMetrics.timed = lambda self, batches: timed(self, _waiting(batches))
     recipe, words = RECIPES[name]
     train(recipe, *COMMON, *words, f"--train.stop_after_steps={probes * STEPS_BETWEEN}", run_dir=folder / "run")
     return counts[0], counts[1]

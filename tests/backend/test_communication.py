@@ -20,9 +20,12 @@ def test_equal_samples_need_no_communication_of_weights(words, sums):
     counts = []
     config = load_config(PYDOC, (*words, "--train.stop_after_steps=3"))
     backend = SimpleNamespace(
-        rank=1, device=torch.device("cpu"), sum_over_processes=lambda count: counts.append(count) or (lambda: count)
+        plan=resolve(config, 2),
+        rank=1,
+        device=torch.device("cpu"),
+        sum_over_processes=lambda count: counts.append(count) or (lambda: count),
     )
-    feed = training_feed(resolve(config, 2), backend, text_sources(config)[0], 0, 0, iter)
+    feed = training_feed(backend, text_sources(config)[0], 0, 0, iter)
     for number, step in enumerate(feed, 1):
         assert step.total_weight() > 0
         micro_steps = [next(step.micro_steps), next(step.micro_steps)]

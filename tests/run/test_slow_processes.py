@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from jobs import run_job, train
+from largebatch.run.record.metrics import StepMetrics
 from largebatch.run.watch.slow_processes import SlowProcesses, seconds_of_product, slow_ranks
 from largebatch.storage.files import read_json_lines
 from largebatch.tools.report.runs import read_runs
@@ -51,7 +52,7 @@ class TwoRanks:
 def test_three_slow_probes_in_a_row_are_named_once():
     backend, named = TwoRanks(), []
     record = SimpleNamespace(step=3, event=lambda _, __, rank, what, **___: named.append((step, rank, what)))
-    recorder = SimpleNamespace(record=record, say=print)
+    recorder = SimpleNamespace(record=record, say=print, metrics=SimpleNamespace(data_wait=0.0))
     slow_processes = SlowProcesses(backend, recorder)
     for step, factor in enumerate((2, 2, 1, 2, 2, 2, 2, 1, 2, 2, 2), 1):
         backend.factor = factor
@@ -63,14 +64,16 @@ def test_reading_is_counted_per_step_since_the_last_probe(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     backend = TwoRanks()
+    backend.plan = SimpleNamespace(batch_at=lambda _: SimpleNamespace(samples_before=0))
+    metrics = StepMetrics(backend, None, 0, 0.0)
 
     def batches():
         for _ in range(4):
             now[0] += 3.0
             yield "batch"
 
-    slow_processes = SlowProcesses(backend, None)
-    reading = slow_processes.timed(batches())
+    slow_processes = SlowProcesses(backend, SimpleNamespace(metrics=metrics))
+    reading = metrics.timed(batches())
     for count in (2, 4):
         for _ in range(2):
             assert next(reading) == "batch"
@@ -89,8 +92,8 @@ def train_with_a_slow_rank(run_dir, slow_rank):
     from largebatch.run.watch import slow_processes
 
     rank = int(os.environ["RANK"])
-    # Not measured, so that the load of the machine cannot matter; nor is reading.
-    slow_processes.SlowProcesses.timed = lambda _, batches: batches
+    # Neither is measured, so that the load of the machine cannot matter.
+    StepMetrics.timed = lambda _, batches: batches
     slow_processes.seconds_of_product = lambda _: 0.02 if rank == slow_rank else 0.01
     os.environ["LARGEBATCH_NODE"] = f"node{rank}"
     words = ('--evaluation.every={"steps": 3}', '--checkpoint.every={"steps": 2}', "--train.stop_after_steps=6")

@@ -77,7 +77,7 @@ def test_a_name_that_every_line_has():
             mixture=("a", "b"),
             loss_unit="samples",
         ),
-        device="cpu",
+        device=torch.device("cpu"),
         learning_rate=0.1,
         all_gather=lambda values: values.unsqueeze(0),
         gather_objects=lambda value: [value],

@@ -50,6 +50,9 @@ def start(launch: Launch, plan: RunPlan) -> Backend:
     if on_gpu:
         # Let cuDNN try its algorithms for each shape; those it prefers may differ from one start to the next.
         torch.backends.cudnn.benchmark = not plan.compute.deterministic
+    cudnn = plan.compute.cudnn_attention
+    if cudnn == "off" or (cudnn == "auto" and plan.loss_weight_per_sample is None):
+        torch.backends.cuda.enable_cudnn_sdp(False)
     if plan.compute.deterministic:
         _use_deterministic_kernels()
     _allow_open_files(launch.world_size)

@@ -346,6 +346,10 @@ class Compute(Section):
     null: its default, which is "sdpa" for most. If the documents of a sample are kept apart, "sdpa" and "eager" need a
     mask whose memory grows with the square of the sample's tokens, "flex_attention" (GPUs only) skips the tokens of
     other documents, and the others are refused, because the documents would see each other."""
+    cudnn_attention: Literal["auto", "on", "off"] = "auto"
+    """Whether torch may compute attention with cuDNN's kernels, the first choice on recent GPUs, which build a plan for
+    each new shape of a micro-batch. "auto": not if samples have different numbers of target tokens, because
+    micro-batches that are padded to their longest sample have many shapes; torch then takes its other kernels."""
     gather_in_bf16: bool = True
     """Whether FSDP gathers the weights of linear and convolutional layers in bf16 under precision "bf16". Autocast
     casts them to bf16 anyway, so this halves the bytes, and losses and gradients are the same to the last bit. A model

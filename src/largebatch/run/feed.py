@@ -34,7 +34,6 @@ class StepFeed(NamedTuple):
 
 
 def training_feed(
-    plan: RunPlan,
     backend: Backend,
     train_set: SampleSource,
     num_workers: int,
@@ -47,6 +46,7 @@ def training_feed(
     after the last micro-batch of the step before, so that the sum is usually ready in time. Otherwise nothing is
     communicated. The micro-batches of each step must be used up before the next step.
     """
+    plan = backend.plan
     steps = range(first_step, plan.stop_after_steps)
     slots = ((step, number) for step in steps for number in range(plan.micro_steps_of(plan.batch_at(step))))
     order = TrainingOrder(plan.timeline, plan.micro_batch_size, plan.world_size, plan.seed, plan.mixture)

@@ -98,10 +98,8 @@ class Loop:
     def steps(self, train_set: SampleSource) -> Iterator[Step]:
         """See `Run.steps`."""
         first = self.start.step
-        feed = training_feed(
-            self.plan, self.backend, train_set, self.config.data.num_workers, first, self.slow_processes.timed
-        )
-        feed = traced(feed, first, self.plan.logging.profile, self.recorder.trace_file)
+        feed = training_feed(self.backend, train_set, self.config.data.num_workers, first, self.metrics.timed)
+        feed = traced(feed, first, self.plan.logging.profile, self.metrics, self.recorder.trace_file)
         with self.watchdog.watching(), closing(feed):
             if self.config.train.rehearse_largest_batch:
                 self.step = rehearsed_step(first, self.backend, train_set, self.watchdog.heartbeat, self.recorder.say)

@@ -1,18 +1,26 @@
 """Training metrics: gathered only at log points, so that they do not make other steps wait for the device."""
 
 import math
+import resource
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.profiler import record_function
 
 from largebatch.backend.base import Backend
+from largebatch.data.loading import Loaded
 from largebatch.errors import TrainingFailed, UserError
 from largebatch.estimate.flops import Utilization
+from largebatch.estimate.hardware import GIB
 from largebatch.plan import RunPlan
 from largebatch.run.record.task_metrics import TaskMetrics
+
+# Ranges in traces of a run's steps.
+DATA_WAIT, PAUSED = "data_wait", "training is paused"
 
 
 class Stopwatch:
@@ -37,7 +45,8 @@ class Stopwatch:
         """Count nothing during the block, and continue afterward if it was counting before."""
         was_running = self._started is not None
         self.pause()
-        yield
+        with record_function(PAUSED):
+            yield
         if was_running:
             self.start()
 
@@ -60,6 +69,7 @@ class StepMetrics:
 
     def __init__(self, backend: Backend, utilization: Utilization, first_step: int, seconds: float):
         self._backend = backend
+        self.device = backend.device
         self._plan = backend.plan
         self._loss_sums: dict[int, torch.Tensor] = {}
         self._norms: dict[int, torch.Tensor] = {}
@@ -68,9 +78,21 @@ class StepMetrics:
         self._own = TaskMetrics()  # those of the step that was added last
         self._weight = 0.0
         self._total_weight = 0.0
-        # Seconds, samples and weight as of the last logged step.
-        self._logged = (0.0, self._earlier_samples, 0.0)
+        # The last logged step, and as of then: seconds, samples, weight, and seconds of waiting for data.
+        self._logged = (first_step, 0.0, self._earlier_samples, 0.0, 0.0)
         self.stopwatch = Stopwatch()
+        self.data_wait = 0.0  # seconds in which this process waited for its next samples
+
+    def timed(self, batches: Iterator[Loaded]) -> Iterator[Loaded]:
+        """The same batches, while the time that each takes to arrive is counted as waiting for data."""
+        while True:
+            start = time.perf_counter()
+            with record_function(DATA_WAIT):
+                batch = next(batches, None)
+            self.data_wait += time.perf_counter() - start
+            if batch is None:
+                return
+            yield batch
 
     def is_logged(self, step: int) -> bool:
         """Whether a step, counted from 1, gets a line: the first, the last and every `log_every_steps`-th."""
@@ -100,14 +122,16 @@ class StepMetrics:
 
         Loss and gradient norm are those of this step alone, before its update and before clipping; rates are those
         since the line before. Seconds are those in training since the run's start, with repeated steps counted once.
+        The wait for data is per step since the line before, and it and the peak of memory are those of the process
+        that has the most.
         """
         plan = self._plan
         norm = self._norms.get(step)
-        losses, has_own = self._gather_losses(step)
+        losses, num_own, waits, peaks = self._gather(step)
         loss = math.fsum(losses) / self._weight
         place, seconds = place_of(plan, step), self.stopwatch.seconds
-        earlier_seconds, earlier_samples, earlier_weight = self._logged
-        self._logged = (seconds, place["samples"], self._total_weight)
+        earlier_step, earlier_seconds, earlier_samples, earlier_weight, _ = self._logged
+        self._logged = (step, seconds, place["samples"], self._total_weight, self.data_wait)
         elapsed = max(seconds - earlier_seconds, 1e-9)
         rate = (place["samples"] - earlier_samples) / elapsed
         in_tokens = plan.loss_unit == "tokens"
@@ -120,13 +144,20 @@ class StepMetrics:
             "samples_per_second": round(rate, 3),
             "tokens_per_second": round((self._total_weight - earlier_weight) / elapsed, 3) if in_tokens else None,
             "mfu": self._utilization.at(rate),
+            "data_wait_seconds": round(max(waits) / (step - earlier_step), 6),
+            "peak_memory_gib": max(peaks),
             "seconds": round(self._earlier_seconds + seconds, 3),
         }
         line = {name: value for name, value in line.items() if value is not None}
-        own = self._own.over_processes(self._backend) if has_own else {}
+        own = self._own.over_processes(self._backend) if any(num_own) else {}
         if taken := own.keys() & line.keys():
             raise UserError(f"run.log: each line has a {min(taken)!r} already; choose another name", everywhere=True)
         return line | own
+
+    def efficiency(self, step: int, seconds: float) -> dict[str, float | None]:
+        """MFU of a step that took so many seconds, if known, and the peak of this process's memory until now."""
+        mfu = self._utilization.at(self._plan.batch_at(step - 1).size / seconds)
+        return {"mfu": mfu, "peak_memory_gib": peak_memory(self.device)}
 
     def summary(self, step: int) -> dict[str, Any]:
         """What summary.json says of speed after `step` steps; rates are those of this attempt."""
@@ -149,20 +180,22 @@ class StepMetrics:
     def check(self, step: int) -> None:
         """Raise TrainingFailed on all processes if a loss or norm since the last logged step is not finite."""
         if self._loss_sums:
-            self._gather_losses(step)
+            self._gather(step)
 
-    def _gather_losses(self, step: int) -> tuple[list[float], bool]:
+    def _gather(self, step: int) -> list[list[float]]:
         """Each process's sum of losses in `step`, the last one added; all since the last call must be finite.
 
-        And whether any process has logged metrics of the task's own in that step.
+        Then, of each process: the number of metrics of the task's own in that step, the seconds of waiting for data
+        since the last line, and the peak of memory in GiB.
         """
         steps = list(self._loss_sums)
         window = torch.stack(list(self._loss_sums.values())).tolist()
         self._loss_sums.clear()
         first_bad = next((index for index, loss_sum in enumerate(window) if not math.isfinite(loss_sum)), -1)
-        mine = (window[-1], first_bad, window[first_bad], len(self._own.values))
+        waited = self.data_wait - self._logged[-1]
+        mine = (window[-1], len(self._own.values), waited, peak_memory(self.device), first_bad, window[first_bad])
         numbers = self._backend.all_gather(torch.tensor(mine, dtype=torch.double, device=self._backend.device)).tolist()
-        bad = [(int(index), rank, value) for rank, (_, index, value, _) in enumerate(numbers) if index >= 0]
+        bad = [(int(index), rank, value) for rank, (*_, index, value) in enumerate(numbers) if index >= 0]
         if bad:
             index, rank, value = min(bad)
             raise _not_finite(f"the loss is {value} at step {steps[index]} on rank {rank}")
@@ -172,7 +205,15 @@ class StepMetrics:
                 loss = math.fsum(row[0] for row in numbers) / self._weight
                 what = f" (the loss was {loss:.6g})" if bad_step == step else ""
                 raise _not_finite(f"the gradient's norm is {norm} at step {bad_step}{what}")
-        return [row[0] for row in numbers], any(row[3] for row in numbers)
+        return [list(values) for values in zip(*numbers, strict=True)][:4]
+
+
+def peak_memory(device: torch.device) -> float:
+    """The most memory that this process has used so far, in GiB: that of tensors on a GPU, or all of it on the CPU."""
+    if device.type == "cuda":
+        return round(torch.cuda.max_memory_allocated(device) / GIB, 4)
+    # macOS counts in bytes, Linux in KiB.
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (GIB if sys.platform == "darwin" else 2**20), 4)
 
 
 def place_of(plan: RunPlan, step: int) -> dict[str, Any]:

@@ -8,16 +8,13 @@ alone.
 import os
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 import torch
 
 from largebatch.backend.base import Backend
 from largebatch.failures import node_name
 from largebatch.run.record.recorder import Recorder
-
-T = TypeVar("T")
 
 SLOW = 1.15  # a rank is slow in a probe if it takes more than this times the median
 PROBES_IN_A_ROW = 3
@@ -36,19 +33,8 @@ class SlowProcesses:
     def __init__(self, backend: Backend, recorder: Recorder):
         self._backend, self._recorder = backend, recorder
         self._places = backend.gather_objects(f"{node_name()}, process {os.getpid()}")
-        self._reading = 0.0  # seconds of data reading since the last probe
-        self._last = (0, 0.0)  # steps and seconds of training at the last probe
+        self._last = (0, 0.0, 0.0)  # at the last probe: steps, seconds of training, seconds of waiting for data
         self._streaks: dict[tuple[str, int], int] = {}
-
-    def timed(self, batches: Iterator[T]) -> Iterator[T]:
-        """The same batches, while the time that each takes to arrive is counted as data reading."""
-        while True:
-            start = time.perf_counter()
-            batch = next(batches, None)
-            self._reading += time.perf_counter() - start
-            if batch is None:
-                return
-            yield batch
 
     def probe(self, steps: int, seconds: float) -> None:
         """Compare all ranks, and record those that are slow; every process must call this.
@@ -57,11 +43,12 @@ class SlowProcesses:
             steps: Steps taken by this attempt.
             seconds: Seconds that these took.
         """
-        count, elapsed = steps - self._last[0], seconds - self._last[1]
+        now = (steps, seconds, self._recorder.metrics.data_wait)
+        count, elapsed, waited = (after - before for after, before in zip(now, self._last, strict=True))
         if self._backend.world_size == 1 or count == 0:
             return
-        mine = (seconds_of_product(self._backend.device), self._reading / count, elapsed / count)
-        self._last, self._reading = (steps, seconds), 0.0
+        mine = (seconds_of_product(self._backend.device), waited / count, elapsed / count)
+        self._last = now
         numbers = self._backend.all_gather(torch.tensor(mine, dtype=torch.double, device=self._backend.device))
         product, reading, step = numbers.T.tolist()
         slow = {("the matrix product", rank): product for rank in slow_ranks(product, 0.0)}

@@ -20,6 +20,7 @@ from largebatch.tools.report.runs import EVALUATION, Happened, ReportedRun, colu
 GENERATOR = b'<meta name="generator" content="largebatch report '
 """Text in the pages of all versions."""
 NONE = "–"
+OF_A_STEP = ("seconds", "compute", "exposed_communication", "data_wait", "host", "mfu", "peak_memory_gib")
 
 
 def write_report(runs: Sequence[ReportedRun], out: Path) -> None:
@@ -86,12 +87,16 @@ def _results(run: ReportedRun) -> dict[str, str]:
         results["peak learning rate"] = f"{run.plan.max_peak_lr:.4g}"
     for axis, (place,) in run.places([run.step]).items():
         results[f"{axis}, last known"] = f"{place:,.2f}".removesuffix(".00")
-    for name in ("samples_per_second", "tokens_per_second", "mfu"):
+    for name in ("samples_per_second", "tokens_per_second", "mfu", "data_wait_seconds"):
         # Each line is weighted by the time in training since the last one.
         values, seconds = columns(run.metrics, name, "seconds")
         weights = np.diff(seconds, prepend=0.0).clip(0.0)
         if weights.any():
             results[f"{name}, mean"] = f"{np.average(values, weights=weights):,.3f}"
+    for name in OF_A_STEP:
+        (values,) = columns(run.profiled, name)
+        if values.size:
+            results[f"profiled steps: {name}, mean of all processes"] = f"{values.mean():.4g}"
     for title, points in run.curves.items():
         if title == "loss" or title.startswith(EVALUATION):
             choices = {"last": -1, "lowest": points[1].argmin(), "highest": points[1].argmax()}

@@ -83,6 +83,7 @@ class ReportedRun:
     plan: RunPlan | None  # None if plan.json is damaged, or from a different version
     metrics: list[Line]  # one line per logged step, in the order of steps
     evaluations: list[Line]  # one line per evaluation, in the order of steps
+    profiled: list[Line]  # one line per profiled step of each process
     history: list[Happened]  # what happened, in this order
     status: Happened  # how the latest attempt stands
 
@@ -149,6 +150,7 @@ def _read(folder: Path, name: str) -> ReportedRun:
         metrics, evaluations, history = (
             read_json_lines(folder / f"{file}.jsonl") for file in ("metrics", "evaluations", "history")
         )
+        profiled = [line for file in folder.glob("profile/*/*.jsonl") for line in read_json_lines(file)]
         plan = _plan(read_bytes(folder / "plan.json"))
     except OSError as error:
         raise UserError(f"{folder} cannot be read: {error}") from error
@@ -158,6 +160,7 @@ def _read(folder: Path, name: str) -> ReportedRun:
         plan=plan,
         metrics=_by_step(metrics),
         evaluations=_by_step(evaluations),
+        profiled=profiled,
         history=[happened for line in history if "step" in line and (happened := _happened(line))],
         status=_happened(read_object(folder / "status.json")) or Happened(),
     )
