@@ -27,6 +27,7 @@ from largebatch.batch import Length, Timeline
 from largebatch.config import load_config
 from largebatch.config.data import Preparation
 from largebatch.data import prepared
+from largebatch.data.hub import open_splits
 from largebatch.data.order import TrainingOrder
 from largebatch.data.prepared import open_prepared
 from largebatch.data.shards import MAX_SHARD_BYTES
@@ -142,7 +143,8 @@ def text_recipe(folder: Path) -> Any:
         f"--data.tokenizer={folder / 'tokenizer'}",
     ]
     config = load_config(RECIPE, words)
-    train_tokenizer(config, VOCABULARY, folder / "tokenizer")
+    documents, _ = open_splits(config.data)
+    train_tokenizer(documents["text"], VOCABULARY, folder / "tokenizer")
     return config
 
 

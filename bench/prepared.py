@@ -85,9 +85,9 @@ def survive_kills(kills: int, folder: Path) -> Iterator[dict[str, Any]]:
     words = ["--data.path=parquet", f"--data.data_files={json.dumps(files)}", "--data.name=null"]
     words += ["--data.train_split=train", "--data.eval_split=validation", f"--data.tokenizer={folder / 'tokenizer'}"]
     config = load_config(ROOT / "recipes/causal_lm/gpt2_124m.json", words)
-    train_tokenizer(config, VOCABULARY, folder / "tokenizer")
-    tokenizer = PretrainedTokenizer(config.data.tokenizer)
     documents = parquet.read_table(files["train"]).column("text").to_pylist()
+    train_tokenizer(documents, VOCABULARY, folder / "tokenizer")
+    tokenizer = PretrainedTokenizer(config.data.tokenizer)
     whole = plain(
         np.concatenate([[*tokenizer.tokenizer(each)["input_ids"], tokenizer.end_of_text] for each in documents])
     )

@@ -23,6 +23,7 @@ ABLATIONS = {
     "LAMB": (state_ablations.lamb, SINGLE),
     "documents kept apart": (forward_ablations.document_mask, SINGLE),
     "documents kept apart by kernels": (forward_ablations.document_kernels, SINGLE),
+    "unequal lengths": (forward_ablations.unequal_lengths, SINGLE),
     "contiguous tokens": (forward_ablations.contiguous_tokens, SINGLE),
     "packed sequences": (forward_ablations.packed_sequences, SINGLE),
     "DDP's optimizer in Dynamo": (forward_ablations.ddp_optimizer, "ddp"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -161,6 +162,37 @@ def document_kernels(is_small: bool) -> list[Result]:
     kernels = ("sdpa",) if device().type == "cpu" else ("sdpa", "flex_attention")
     title = f"Llama with activation checkpointing, four documents in {length:,} tokens"
     return in_turns(title, "sdpa", {kernel: partial(variant, kernel) for kernel in kernels})
+
+
+def unequal_lengths(is_small: bool) -> list[Result]:
+    """Each micro-batch has another length: with cuDNN's attention, padded to few lengths for it, or without it."""
+    config, model = build(GPT2, is_small)
+    batch, longest = batch_of(config), config.data.block_size
+    # Up to a quarter shorter: more lengths than a variant makes steps, and few multiples of 64.
+    lengths = (longest - torch.randperm(longest // 4)).tolist()
+
+    def variant(multiple: int, cudnn: bool) -> Variant:
+        left = cycle(lengths)
+
+        def step() -> None:
+            length = -(-next(left) // multiple) * multiple
+            train_on(model, {name: tensor[:, :length].contiguous() for name, tensor in batch.items()})
+
+        def begin() -> Callable[[], object]:
+            torch.backends.cuda.enable_cudnn_sdp(cudnn)
+            return step
+
+        return begin
+
+    return in_turns(
+        "GPT-2, micro-batches of unequal lengths",
+        "cuDNN",
+        {
+            "cuDNN": variant(1, cudnn=True),
+            "cuDNN, padded to a multiple of 64": variant(min(64, longest), cudnn=True),
+            "without cuDNN": variant(1, cudnn=False),
+        },
+    )
 
 
 def image_layout(is_small: bool) -> list[Result]:

@@ -1,4 +1,4 @@
-"""What joining a job sets in its process: limits, timeouts and deterministic kernels."""
+"""What joining a job sets in its process: limits, timeouts, and which kernels may be used."""
 
 import os
 import resource
@@ -38,7 +38,7 @@ def test_too_low_a_limit_is_refused_before_processes_connect(world_size, fits, m
         module._allow_open_files(world_size)
 
 
-def settings_of_a_run(folder, hang_seconds, deterministic):
+def settings_of_a_run(folder, hang_seconds, deterministic, cudnn):
     """The timeouts of the process groups, and the settings of the process."""
     import torch
     from torch import distributed
@@ -46,7 +46,7 @@ def settings_of_a_run(folder, hang_seconds, deterministic):
     from largebatch.config import load_config
     from largebatch.run import Run, RunOptions
 
-    words = [f"--faults.hang_seconds={hang_seconds}", f"--compute.deterministic={deterministic}"]
+    words = [f"--faults.hang_seconds={hang_seconds}", f"--compute.deterministic={deterministic}", *cudnn]
     run = Run(load_config(PYDOC, words), RunOptions(folder))
     groups = [distributed.group.WORLD, run.backend._host_group]
     names = (
@@ -60,7 +60,19 @@ def settings_of_a_run(folder, hang_seconds, deterministic):
         [group._get_backend(torch.device("cpu")).options._timeout for group in groups],
         [os.environ.get(name) for name in names],
         torch.are_deterministic_algorithms_enabled(),
+        torch.backends.cuda.cudnn_sdp_enabled(),
     )
+
+
+DOCUMENTS = ("--data.samples=documents", "--data.num_train_samples=2000")
+# What a recipe says of cuDNN's attention and of the lengths of its samples, and whether it may be used; the other
+# settings have nothing to do with it.
+CUDNN = {
+    ("ddp", "false"): ((), True),
+    ("zero1", "false"): (("--compute.cudnn_attention=off",), False),
+    ("ddp", "true"): (DOCUMENTS, False),
+    ("zero1", "true"): ((*DOCUMENTS, "--compute.cudnn_attention=on"), True),
+}
 
 
 @pytest.mark.slow
@@ -74,9 +86,11 @@ def settings_of_a_run(folder, hang_seconds, deterministic):
 @pytest.mark.parametrize("strategy", ["ddp", "zero1"])
 def test_settings(strategy, hang_seconds, deterministic, timeout, settings, tmp_path):
     """Without a limit NCCL's own would be 10 minutes."""
-    for timeouts, environment, is_deterministic in run_job(
-        settings_of_a_run, tmp_path / "run", hang_seconds, deterministic, strategy=strategy
+    cudnn, may_use_cudnn = CUDNN[strategy, deterministic]
+    for timeouts, environment, is_deterministic, uses_cudnn in run_job(
+        settings_of_a_run, tmp_path / "run", hang_seconds, deterministic, cudnn, strategy=strategy
     ):
+        assert uses_cudnn == may_use_cudnn
         assert timeouts == [timeout, timedelta(days=2)]
         assert environment == settings
         assert is_deterministic == (deterministic == "true")

@@ -400,5 +400,6 @@ class Logging(Section):
     """The peak that `mfu` is a fraction of: dense TFLOP/s of one process's device in the recipe's precision; null uses
     the GPU's data sheet, if its name is known."""
     profile: ProfiledSteps | None = None
-    """Steps to trace, such as {"first_step": 11, "last_step": 13}: each process writes a Chrome trace to `profile` in
-    the run folder. Traced steps are slower, and traces of many steps are large; null means none."""
+    """Steps to trace, such as {"first_step": 11, "last_step": 13}: each process writes a Chrome trace, and a
+    table of where their time went, to `profile` in the run folder. Traced steps are slower, and traces of many steps
+    are large; null means none."""

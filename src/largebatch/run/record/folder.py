@@ -13,7 +13,7 @@ trackers/          files of trackers, such as the id and the last number of the 
 checkpoints/       see `storage.layout`
 model/             the final weights, for `from_pretrained`
 attempts/          one file per start of the run, see `storage.attempts`
-profile/           Chrome traces of the steps in `logging.profile`, one per process
+profile/           of the steps in `logging.profile`: each process's Chrome trace, and where their time went
 stacks/            what the processes were doing when the run hung, and their collectives
 jobs/              one folder per job of a scheduler, with one per start of it (logs, and how it ended), and copies of
                    what the jobs run
