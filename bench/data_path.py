@@ -193,7 +193,8 @@ def measure_packing(rounds: int) -> list[Figure]:
     random = np.random.default_rng(0)
     lengths = np.clip(random.lognormal(5.5, 0.8, NUM_PAIRS).astype(int), 8, PACK)
     tokens = [random.integers(0, VOCABULARY, length + 1) for length in lengths]
-    rows = {"input_ids": tokens, "num_prompt": lengths // 4 + 1, "num_tokens": lengths + 1}
+    answers = np.stack([lengths // 4 + 1, lengths + 1], axis=1)
+    rows = {"input_ids": tokens, "predicted": answers, "num_tokens": lengths + 1}
     pairs = of_sft.Pairs(datasets.Dataset.from_dict(rows), PACK, "training", skip_invalid=False)
     num_packs = len(of_sft.starts_of_packs(pairs.lengths, PACK)) - 1
     samples = of_sft.PairSamples(pairs, num_packs, "packs", PACK)

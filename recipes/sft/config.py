@@ -36,28 +36,53 @@ class AdditionData(PairData):
     source: Literal["addition"]
 
 
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
+class Messages(Section):
+    """Where conversations are in the data, and which turns of them are predicted."""
+
+    column: str = "messages"
+    """Column with the list of a conversation's messages."""
+    role: str = "role"
+    """Key of a message's role, "from" in ShareGPT's conversations."""
+    content: str = "content"
+    """Key of a message's text, "value" in ShareGPT's conversations."""
+    roles: dict[str, Role] = Field(default_factory=dict)
+    """The data's own names of roles and what they mean, such as {"human": "user", "gpt": "assistant"}."""
+    tools: str | None = None
+    """Column with the functions that the assistant may call, JSON schemas or their text, which the chat template gets;
+    null: "tools", if there is such a column."""
+    train_on: Literal["all", "last"] = "all"
+    """Turns of the assistant that are predicted."""
+
+
 class HubPairs(Mixable, PairData):
-    """Prompts with their answers through Hugging Face `datasets`.
+    """Prompts with their answers, or conversations, through Hugging Face `datasets`.
 
     The first `num_train_samples` samples are used; a run prints how many there are.
     """
 
     prompt: str = ""
     """Template of the model's input, with names of columns in braces, such as "Question: {question}\nAnswer: "; not
-    needed if each of `sources` has its own."""
+    needed if each of `sources` has its own, nor for "messages"."""
     answer: str = ""
-    """Template of the text that it learns to write, such as "{answer}"; not needed if each of `sources` has its own."""
-    format: Literal["plain", "chat"] = "plain"
+    """Template of the text that it learns to write, such as "{answer}"; not needed if each of `sources` has its own,
+    nor for "messages"."""
+    format: Literal["plain", "chat", "messages"] = "plain"
     """"plain": the tokens of the prompt, those of the answer, and the tokenizer's end-of-text token. "chat": the
     tokenizer's chat template, with the prompt as the user's message; everything that the template writes from the
-    assistant's answer on is predicted."""
+    assistant's answer on is predicted. "messages": conversations, each written by the chat template as a whole."""
+    messages: Messages = Messages()
+    """Layout of the conversations, for "messages"."""
     tokenizer: str
     """Hub id or local folder of a `transformers` tokenizer, usually the model's, or "bytes"."""
     on_invalid: Literal["refuse", "skip"] = "refuse"
-    """How to treat pairs that have more than `block_size` tokens, or a prompt or an answer whose columns are all empty:
-    a run prints how many there are, and either does not start or skips them."""
+    """How to treat pairs that have more than `block_size` tokens, or a prompt or an answer whose columns are all empty,
+    and conversations that are too long or damaged: a run prints how many there are, and either does not start or skips
+    them."""
 
-    fields_of_a_source: ClassVar[tuple[str, ...]] = ("prompt", "answer", "on_invalid")
+    fields_of_a_source: ClassVar[tuple[str, ...]] = ("prompt", "answer", "format", "messages", "on_invalid")
 
     @field_validator("prompt", "answer")
     @classmethod
@@ -82,17 +107,22 @@ class HubPairs(Mixable, PairData):
         return template
 
     @model_validator(mode="after")
-    def _has_templates(self) -> Self:
+    def _has_what_its_format_needs(self) -> Self:
+        given = self.model_fields_set & ({"prompt", "answer"} if self.format == "messages" else {"messages"})
+        if given and self.sources is None:
+            raise ValueError(
+                f'format "{self.format}" does not use {", ".join(sorted(given))}; remove that, or correct format'
+            )
         missing = [name for name in ("prompt", "answer") if not getattr(self, name)]
-        if missing and self.sources is None:
+        if missing and self.sources is None and self.format != "messages":
             raise ValueError(f'{missing[0]} is missing; write a template, such as "{{{missing[0]}}}"')
         return self
 
     @model_validator(mode="after")
     def _bytes_have_no_chat_template(self) -> Self:
-        if self.format == "chat" and self.tokenizer == "bytes":
+        if self.format != "plain" and self.tokenizer == "bytes":
             raise ValueError(
-                'format "chat" needs a tokenizer with a chat template, and "bytes" has none; write "plain"'
+                f'format "{self.format}" needs a tokenizer with a chat template, and "bytes" has none; write "plain"'
             )
         return self
 

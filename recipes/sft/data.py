@@ -1,12 +1,13 @@
-"""Prompts with their answers, which are predicted.
+"""Prompts with their answers, which are predicted; conversations are in chats.py.
 
 A pair is a row of tokens: the prompt's, the answer's, and the tokens that end it. The model reads all but the last one
 and predicts those after the prompt. Prompt and answer are tokenized separately, so that no token spans both, and a
 prompt has the same tokens as when the model answers it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from string import Formatter
 from typing import Any
@@ -24,6 +25,7 @@ from largebatch.data.source import SampleSource
 from largebatch.data.tokenizer import PretrainedTokenizer, Tokenizer, load_tokenizer
 from largebatch.errors import DataError
 
+from .chats import ChatEncoder
 from .config import AdditionData, Config, HubPairs
 from .model import configuration
 from .pairs import Pairs, PairSamples
@@ -46,20 +48,17 @@ def sources(config: Config) -> tuple[SampleSource, SampleSource]:
 def _open(config: Config, data: AdditionData | HubPairs, _seed: int) -> tuple[SampleSource, SampleSource]:
     if isinstance(data, AdditionData):
         splits, tokenizer, skip_invalid = addition(), load_tokenizer("bytes"), False
-        encoder, num_workers = PairEncoder("{prompt}", "{answer}", tokenizer), 0
+        encoder: PairEncoder | ChatEncoder = PairEncoder("{prompt}", "{answer}", tokenizer)
+        num_workers = 0
     else:
         splits, tokenizer, skip_invalid = open_splits(data), load_tokenizer(data.tokenizer), data.on_invalid == "skip"
-        for field in ("prompt", "answer"):
-            for name in columns_of(getattr(data, field)):
-                for split in splits:
-                    column(split, name, field)
-        encoder = PairEncoder(data.prompt, data.answer, tokenizer, chat=data.format == "chat")
-        num_workers = num_workers_for(data)
+        encoder, num_workers = encoder_of(data, splits, tokenizer), num_workers_for(data)
     train, evaluation = (
-        Pairs(tokenize(data, split, encoder, num_workers), data.block_size, name, skip_invalid)
+        Pairs(tokenize(data, split, encoder, num_workers), data.block_size, name, skip_invalid, encoder.noun)
         for split, name in zip(splits, ("training", "evaluation"), strict=True)
     )
-    _check_fits_the_model(config, tokenizer, int(max(train.lengths.max(), evaluation.lengths.max())))
+    longest = int(max(train.lengths.max(), evaluation.lengths.max()))
+    _check_fits_the_model(config, tokenizer, encoder.noun, longest)
     pack_size = data.block_size if data.packing else None
     return (
         PairSamples(train, data.num_train_samples, "data.num_train_samples", pack_size),
@@ -67,7 +66,7 @@ def _open(config: Config, data: AdditionData | HubPairs, _seed: int) -> tuple[Sa
     )
 
 
-def _check_fits_the_model(config: Config, tokenizer: Tokenizer, longest: int) -> None:
+def _check_fits_the_model(config: Config, tokenizer: Tokenizer, noun: str, longest: int) -> None:
     model = configuration(config.model).get_text_config()
     if tokenizer.vocab_size > model.vocab_size:
         raise DataError(
@@ -79,14 +78,14 @@ def _check_fits_the_model(config: Config, tokenizer: Tokenizer, longest: int) ->
     original = rope.get(name, getattr(model, name, None))
     if rope.get("rope_type") in ("longrope", "dynamic") and original is not None and longest > original:
         raise DataError(
-            f"data.block_size: the longest pair has {longest} tokens to predict from, but beyond {original} the "
+            f"data.block_size: the longest {noun} has {longest} tokens to predict from, but beyond {original} the "
             "model's positions depend on the longest pair of a batch, so that a pair's loss would depend on others; "
             f"write {original}"
         )
     positions = getattr(model, "max_position_embeddings", None)
     if positions is not None and longest > positions:
         raise DataError(
-            f"data.block_size: the longest pair has {longest} tokens to predict from, but the model reads at most "
+            f"data.block_size: the longest {noun} has {longest} tokens to predict from, but the model reads at most "
             f"{positions}; write {positions}"
         )
 
@@ -121,6 +120,8 @@ class PairEncoder:
         DataError: The tokenizer has no chat template.
     """
 
+    noun = "pair"
+
     def __init__(self, prompt: str, answer: str, tokenizer: Tokenizer, chat: bool = False):
         self.prompt = prompt
         self.answer = answer
@@ -138,7 +139,7 @@ class PairEncoder:
                 self.begin = [inner.bos_token_id]
 
     def __call__(self, rows: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-        """The columns "input_ids", empty if there is no prompt or no answer, "num_prompt" and "num_tokens"."""
+        """The columns of `tokenize`."""
         names = columns_of(self.prompt) | columns_of(self.answer)
         size = len(rows[next(iter(names))])
         texts = [self._texts({name: rows[name][number] for name in names}) for number in range(size)]
@@ -150,8 +151,9 @@ class PairEncoder:
         pairs = [p + a if text[1] and p and a else [] for text, p, a in zip(texts, prompts, answers, strict=True)]
         return {
             "input_ids": pairs,
-            "num_prompt": [len(prompt) for prompt in prompts],
+            "predicted": [[len(prompt), len(pair)] for prompt, pair in zip(prompts, pairs, strict=True)],
             "num_tokens": [len(pair) for pair in pairs],
+            "problem": ["" if pair else "an empty prompt or answer" for pair in pairs],
         }
 
     def _texts(self, row: dict[str, Any]) -> tuple[str, str]:
@@ -182,6 +184,21 @@ class PairEncoder:
         return before, whole[len(before) :]
 
 
+def encoder_of(data: HubPairs, splits: Sequence[datasets.Dataset], tokenizer: Tokenizer) -> PairEncoder | ChatEncoder:
+    """The encoder for the section's format; DataError if the splits have no such columns."""
+    if data.format == "messages":
+        encoder: PairEncoder | ChatEncoder = ChatEncoder(data.messages, tokenizer)
+        tools = data.messages.tools
+        needed = {"messages.column": {data.messages.column}, "messages.tools": {tools} if tools else set()}
+    else:
+        encoder = PairEncoder(data.prompt, data.answer, tokenizer, chat=data.format == "chat")
+        needed = {"prompt": columns_of(data.prompt), "answer": columns_of(data.answer)}
+    for field, names in needed.items():
+        for name, split in product(names, splits):
+            column(split, name, field)
+    return encoder
+
+
 def _as_text(name: str, value: Any) -> Any:
     """A column's value for a template; empty text if there is none."""
     if value is None:
@@ -200,9 +217,9 @@ def columns_of(template: str) -> set[str]:
 
 
 def tokenize(
-    data: AdditionData | HubPairs, dataset: datasets.Dataset, encoder: PairEncoder, num_workers: int
+    data: AdditionData | HubPairs, dataset: datasets.Dataset, encoder: PairEncoder | ChatEncoder, num_workers: int
 ) -> datasets.Dataset:
-    """The rows' tokens; `datasets` keeps the result in its cache on disk.
+    """The rows' tokens, as `Pairs` takes them; `datasets` keeps the result in its cache on disk.
 
     Raises:
         NotPrepared: They are not there, and may not be made here.
@@ -210,7 +227,7 @@ def tokenize(
     fingerprint = Hasher.hash([dataset._fingerprint, Hasher.hash(encoder)])
     cache = None
     if isinstance(data, HubPairs):
-        cache = Path(dataset.cache_files[0]["filename"]).with_name(f"pairs_{fingerprint}.arrow")
+        cache = Path(dataset.cache_files[0]["filename"]).with_name(f"tokens_{fingerprint}.arrow")
         if not _is_whole(cache):
             check_may_prepare(data, dataset.data.nbytes)
     encoded = partial(
@@ -221,8 +238,9 @@ def tokenize(
         features=datasets.Features(
             {
                 "input_ids": datasets.List(datasets.Value("int32")),
-                "num_prompt": datasets.Value("int32"),
+                "predicted": datasets.List(datasets.Value("int32")),
                 "num_tokens": datasets.Value("int32"),
+                "problem": datasets.Value("string"),
             }
         ),
         num_proc=num_workers or None,

@@ -1,4 +1,4 @@
-"""Tokenized prompts with their answers as samples, single or packed."""
+"""Tokenized prompts with their answers, or conversations, as samples, single or packed."""
 
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -17,20 +17,24 @@ if TYPE_CHECKING:
 
 
 class Pairs:
-    """The usable pairs of a split, in its stored order.
+    """The usable pairs or conversations of a split, in its stored order.
 
     Args:
-        dataset: Rows of tokens "input_ids", empty if the prompt or the answer is empty, of which the first "num_prompt"
-            are the prompt's.
-        block_size: The most tokens that a pair may predict from.
+        dataset: Rows of tokens "input_ids", none in unusable ones, whose reason is "problem"; "predicted" has the start
+            and the end of each span that is predicted, one after the other.
+        block_size: The most tokens that a row may predict from.
         split: "training" or "evaluation", for messages.
-        skip_invalid: Whether to skip unusable pairs.
+        skip_invalid: Whether to skip unusable rows.
+        noun: What a row is, "pair" or "conversation".
 
     Raises:
         DataError: There are unusable pairs that may not be skipped, or no usable ones.
     """
 
-    def __init__(self, dataset: "datasets.Dataset", block_size: int, split: str, skip_invalid: bool):
+    def __init__(
+        self, dataset: "datasets.Dataset", block_size: int, split: str, skip_invalid: bool, noun: str = "pair"
+    ):
+        self.noun = noun
         self.dataset = dataset.with_format("arrow")
         num_tokens = np.asarray(dataset["num_tokens"][:], dtype=np.int64)
         is_empty, is_long = num_tokens == 0, num_tokens - 1 > block_size
@@ -43,11 +47,13 @@ class Pairs:
             return
         problems = []
         if is_empty.any():
-            problems.append((is_empty, f"an empty prompt or answer (the first is row {is_empty.argmax()})"))
+            first = int(is_empty.argmax())
+            what, _, detail = dataset[first]["problem"].partition(": ")
+            problems.append((is_empty, f"{what} (the first is row {first}{detail and ': ' + detail})"))
         if is_long.any():
             what = f"more than data.block_size {block_size:,} tokens to predict from (the first is row "
             problems.append((is_long, f"{what}{is_long.argmax()}, the longest has {num_tokens.max() - 1:,})"))
-        among = f"of {len(num_tokens):,} {split} pairs "
+        among = f"of {len(num_tokens):,} {split} {noun}s "
         self.remark = " and ".join(
             f"{chosen.sum():,} {among if number == 0 else ''}{'has' if chosen.sum() == 1 else 'have'} {what}"
             for number, (chosen, what) in enumerate(problems)
@@ -66,10 +72,14 @@ class Pairs:
         """Each pair's inputs and the label of each input, both int64 of shape (tokens,)."""
         rows = self.dataset[self.rows[numbers]].to_pydict()
         pairs = []
-        for tokens, num_prompt in zip(rows["input_ids"], rows["num_prompt"], strict=True):
-            labels = torch.tensor(tokens[1:])
-            labels[: num_prompt - 1] = IGNORE_INDEX
-            pairs.append((torch.tensor(tokens[:-1]), labels))
+        for tokens, bounds in zip(rows["input_ids"], rows["predicted"], strict=True):
+            inputs, targets = torch.tensor(tokens[:-1]), torch.tensor(tokens[1:])
+            labels = torch.full_like(targets, IGNORE_INDEX)
+            for start, end in zip(bounds[::2], bounds[1::2], strict=True):
+                # A label stands where the token before it is read.
+                span = slice(max(start - 1, 0), end - 1)
+                labels[span] = targets[span]
+            pairs.append((inputs, labels))
         return pairs
 
 
@@ -109,9 +119,10 @@ class PairSamples:
         self.num_available = len(self.starts) - 1
         self.remark = pairs.remark
         if self.num_available < num_samples:
-            found = f"the data has only {len(pairs)} pairs"
+            found = f"the data has only {len(pairs)} {pairs.noun}s"
             if pack_size:
-                found = f"the data's {len(pairs)} pairs make {self.num_available} packs of at most {pack_size} tokens"
+                several = f"the data's {len(pairs)} {pairs.noun}s"
+                found = f"{several} make {self.num_available} packs of at most {pack_size} tokens"
             raise DataError(f"{field}: {num_samples}, but {found}; write at most {self.num_available}")
 
     def __len__(self) -> int:

@@ -1,0 +1,142 @@
+"""The chat template of a tokenizer, and which part of a conversation's text each turn of the assistant is.
+
+A conversation is written once, as a whole. A turn is where the template's own marks, `{% generation %}`, say. Without
+marks, it is what the template writes up to and including it, minus what it writes before it with the prompt to answer.
+"""
+
+import re
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from largebatch.errors import reason_of
+
+Conversation = list[dict[str, Any]]
+Tools = list[dict[str, Any]] | None
+Span = tuple[int, int]
+"""The start and end of a part of a text."""
+
+HAS_MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
+REMEDY = (
+    "write {% generation %} … {% endgeneration %} around what the assistant says in the tokenizer's chat_template.jinja"
+)
+
+
+class UnusableConversation(Exception):
+    """A conversation cannot be used; the message says why."""
+
+
+class InexactTemplate(Exception):
+    """It is not clear what a template's assistant writes; the message says why, and what to write instead."""
+
+
+class ChatTemplate:
+    """A chat template that writes conversations in which the assistant has these tools."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, tools: Tools):
+        self.template = tokenizer.get_chat_template(tools=tools)
+        self.special_tokens = tokenizer.special_tokens_map
+        self.tools = tools
+        self.has_marks = HAS_MARKS.search(self.template) is not None
+
+    def write(self, conversation: Conversation, **options: bool) -> tuple[str, list[Span]]:
+        """The text, and the parts of it that are marked."""
+        try:
+            texts, marks = render_jinja_template(
+                [conversation],
+                tools=self.tools,
+                chat_template=self.template,
+                return_assistant_tokens_mask=self.has_marks,
+                **options,
+                **self.special_tokens,
+            )
+        # A template is a program, which raises exceptions of many kinds.
+        except Exception as error:
+            raise UnusableConversation(f"the chat template fails: {reason_of(error)}") from error
+        return texts[0], marks[0] if self.has_marks else []
+
+    def turns(self, conversation: Conversation, numbers: list[int]) -> tuple[str, list[Span]]:
+        """The text of a conversation, and what the assistant writes in the messages of these numbers.
+
+        Args:
+            conversation: The messages.
+            numbers: Numbers of the assistant's messages: of all, or of the last one.
+
+        Raises:
+            InexactTemplate: It is not clear what the assistant writes.
+            UnusableConversation: The template cannot write the conversation.
+        """
+        found = self._find(conversation, numbers)
+        self._check(conversation, numbers)
+        return found
+
+    def _find(self, conversation: Conversation, numbers: list[int]) -> tuple[str, list[Span]]:
+        text, marks = self.write(conversation)
+        if not self.has_marks:
+            return text, [self._between_prefixes(conversation, number, text) for number in numbers]
+        if any(message["role"] == "assistant" for message in conversation[: numbers[0]]):
+            _, earlier = self.write(conversation[: numbers[0]])
+            marks = marks[len(earlier) :]
+        return text, marks
+
+    def _between_prefixes(self, conversation: Conversation, number: int, text: str) -> Span:
+        if number == 0:
+            raise UnusableConversation("it begins with the assistant, and nothing before it can be answered")
+        before, _ = self.write(conversation[:number], add_generation_prompt=True)
+        through, _ = self.write(conversation[: number + 1])
+        if not through.startswith(before) or through == before:
+            raise _inexact(number, "does not write {} after its prompt to answer (add_generation_prompt)", REMEDY)
+        if not text.startswith(through):
+            remedy = f'{REMEDY}, or "last" in data.messages.train_on'
+            raise _inexact(number, "writes {} differently when others follow it", remedy)
+        return len(before), len(through)
+
+    def _check(self, conversation: Conversation, numbers: list[int]) -> None:
+        """Compare what is found in a conversation of the same form, whose texts occur once, with what must be."""
+        conversation = [_with_text_of_its_own(number, message) for number, message in enumerate(conversation)]
+        text, spans = self._find(conversation, numbers)
+        found = "\n".join(text[start:end] for start, end in spans)
+        for number, message in enumerate(conversation):
+            content, call = _content(number), _call(number)
+            if number not in numbers:
+                if content in found:
+                    raise _inexact(number, f"marks {{}}, of the {message['role']}, as predicted", REMEDY)
+            elif found.count(content) < text.count(content):
+                raise _inexact(number, "has marks that do not cover {}", REMEDY)
+            elif content not in found and call not in found:
+                raise _inexact(number, "leaves out {}", "use a template that writes such messages")
+        self._check_end(text, spans, conversation)
+
+    def _check_end(self, text: str, spans: list[Span], conversation: Conversation) -> None:
+        """The model must learn to stop: marks that leave out what ends a turn are wrong."""
+        last, (_, end) = len(conversation) - 1, spans[-1]
+        is_marked = self.has_marks and conversation[last]["role"] == "assistant"
+        if is_marked and text[:end].rstrip().endswith(_content(last)) and text[end:].strip():
+            raise _inexact(last, "has marks that leave out what ends {}, so the model would not learn to stop", REMEDY)
+
+
+def _content(number: int) -> str:
+    return f"content{number}text"
+
+
+def _call(number: int) -> str:
+    return f"call{number}text"
+
+
+def _with_text_of_its_own(number: int, message: dict[str, Any]) -> dict[str, Any]:
+    """A message of the same form, with a text and names of functions that no other message has."""
+    stand_in = dict(message)
+    if message.get("content"):
+        stand_in["content"] = _content(number)
+    if message.get("tool_calls"):
+        stand_in["tool_calls"] = [
+            call | ({"function": call["function"] | name} if "function" in call else name)
+            for name in [{"name": _call(number)}]
+            for call in message["tool_calls"]
+        ]
+    return stand_in
+
+
+def _inexact(number: int, what: str, remedy: str) -> InexactTemplate:
+    return InexactTemplate(f"the chat template {what.format(f'message {number}')}; {remedy}")

@@ -1,0 +1,143 @@
+"""Conversations as rows of tokens, of which the assistant's turns are predicted."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from largebatch.data.tokenizer import PretrainedTokenizer, Tokenizer
+from largebatch.errors import DataError, reason_of
+
+from .chat_template import ChatTemplate, Conversation, InexactTemplate, Tools, UnusableConversation
+from .config import Messages, Role
+
+
+class ChatEncoder:
+    """Turns rows with conversations into tokens.
+
+    Args:
+        layout: Where the messages are in a row, and which of them are predicted.
+        tokenizer: The model's tokenizer.
+
+    Raises:
+        DataError: The tokenizer has no chat template.
+    """
+
+    noun = "conversation"
+
+    def __init__(self, layout: Messages, tokenizer: Tokenizer):
+        assert isinstance(tokenizer, PretrainedTokenizer)
+        self.layout = layout
+        self.tokenizer = tokenizer
+        try:
+            tokenizer.tokenizer.get_chat_template()
+        except ValueError as error:
+            remedy = "use the tokenizer of a chat model, or add chat_template.jinja to a copy of its folder"
+            raise DataError(f"data.tokenizer: it has no chat template: {reason_of(error)}; {remedy}") from error
+
+    def __call__(self, rows: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+        """The columns of `Pairs`.
+
+        Raises:
+            DataError: It is not clear what the template's assistant writes.
+        """
+        conversations = rows[self.layout.column]
+        name = self.layout.tools or "tools"
+        tools = rows[name] if name in rows else [None] * len(conversations)
+        encoded: dict[str, list[Any]] = {"input_ids": [], "predicted": [], "num_tokens": [], "problem": []}
+        for row in zip(conversations, tools, strict=True):
+            problem = ""
+            try:
+                tokens, bounds = self._encode(conversation_of(row[0], self.layout), tools_of(row[1]))
+            except UnusableConversation as reason:
+                tokens, bounds, problem = [], [], f"unusable messages: {reason}"
+            except InexactTemplate as reason:
+                raise DataError(f"data.format: {reason}; it was found in {_short(row[0])}") from reason
+            encoded["input_ids"].append(tokens)
+            encoded["predicted"].append(bounds)
+            encoded["num_tokens"].append(len(tokens))
+            encoded["problem"].append(problem)
+        return encoded
+
+    def _encode(self, conversation: Conversation, tools: Tools) -> tuple[list[int], list[int]]:
+        """A conversation's tokens, and the start and end of each span of them that is predicted."""
+        numbers = [number for number, message in enumerate(conversation) if message["role"] == "assistant"]
+        if not numbers:
+            raise UnusableConversation('it has no message with the role "assistant", so nothing is predicted')
+        if self.layout.train_on == "last":
+            numbers = numbers[-1:]
+        text, spans = ChatTemplate(self.tokenizer.tokenizer, tools).turns(conversation, numbers)
+        places = [place for span in spans for place in span]
+        # The template writes the special tokens; `encode` adds none but the end of text.
+        tokens, *parts = (each[:-1] for each in self.tokenizer.encode([text, *(text[:place] for place in places)]))
+        for place, part in zip(places, parts, strict=True):
+            if tokens[: len(part)] != part:
+                sides = f"{text[max(place - 12, 0) : place]!r} and {text[place : place + 12]!r}"
+                raise UnusableConversation(
+                    f"{sides}, of which only one is predicted, have other tokens together than apart, so the model "
+                    "would not read what it was trained on; remove spaces and newlines where they meet"
+                )
+        return tokens, [len(part) for part in parts]
+
+
+def conversation_of(value: Any, layout: Messages) -> Conversation:
+    """The messages of a row, with the names of keys and roles that chat templates know."""
+    if not isinstance(value, list) or not value:
+        raise UnusableConversation(f"{layout.column} is {_short(value)}; write a list of messages")
+    return [_message(f"message {number}", message, layout) for number, message in enumerate(value)]
+
+
+def _message(where: str, value: Any, layout: Messages) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise UnusableConversation(
+            f"{where} is {_short(value)}; write an object with {layout.role} and {layout.content}"
+        )
+    named, content = value.get(layout.role), value.get(layout.content)
+    role = layout.roles.get(named, named) if isinstance(named, str) else named
+    if role not in get_args(Role):
+        known = f"write one of {', '.join(get_args(Role))}, or what it means in data.messages.roles"
+        raise UnusableConversation(f"{where} has the {layout.role} {_short(named)}; {known}")
+    message = {key: item for key, item in value.items() if key not in (layout.role, layout.content)}
+    # `datasets` fills keys that only other rows have with null, which templates would write as text.
+    message = {key: item for key, item in message.items() if item is not None} | {"role": role}
+    if "tool_calls" in message:
+        message["tool_calls"] = _calls(where, message["tool_calls"])
+    is_needed = not (role == "assistant" and message.get("tool_calls"))
+    if content is None and not is_needed:
+        return message
+    if not isinstance(content, str) or (is_needed and role in ("user", "assistant") and not content.strip()):
+        raise UnusableConversation(f"{where} has the {layout.content} {_short(content)}; write text")
+    return message | {"content": content}
+
+
+def _calls(where: str, value: Any) -> list[dict[str, Any]]:
+    """Calls of functions, with arguments as objects, as templates expect them, instead of their JSON."""
+    calls = []
+    for call in value if isinstance(value, list) else [value]:
+        function = call.get("function", call) if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            raise UnusableConversation(f"{where} has the tool_calls {_short(value)}; write a list of functions")
+        arguments = _from_json(f"the arguments of {where}", function.get("arguments", {}))
+        function = function | {"arguments": arguments}
+        calls.append(call | {"function": function} if "function" in call else function)
+    return calls
+
+
+def tools_of(value: Any) -> Tools:
+    """A row's tools, which may be JSON; None if there are none."""
+    tools = _from_json("tools", value)
+    if tools and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+        raise UnusableConversation(f"tools are {_short(tools)}; write a list of JSON schemas of functions")
+    return tools or None
+
+
+def _from_json(what: str, value: Any) -> Any:
+    try:
+        return json.loads(value) if isinstance(value, str) and value else value
+    except ValueError as error:
+        raise UnusableConversation(f"{what}, {_short(value)}, are not JSON: {error}") from error
+
+
+def _short(value: Any) -> str:
+    """A value for a message: at most 60 characters of its JSON."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else f"{text[:60]}…"

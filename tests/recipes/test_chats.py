@@ -1,0 +1,263 @@
+"""Conversations: tokens and what is predicted of them, equal to TRL's; what is refused, and how that is said."""
+
+import json
+
+import numpy as np
+import pytest
+
+import tasks
+from chat_templates import FOLDER, MAX_TOKENS, TEMPLATES, chat_tokenizer, conversations, template
+from largebatch.config import load_config
+from largebatch.data.tokenizer import PretrainedTokenizer
+from largebatch.errors import ConfigError, DataError
+from paths import ADDITION
+
+chat_sources = tasks.module("sft", "data").sources
+ASK, SAY = {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good."}
+CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
+THOUGHT = {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nGood."}
+TWO_TURNS = [ASK, SAY, ASK, SAY]
+MARKED, UNMARKED = template("chatml"), template("chatml", marked=False)
+ENDED_AT_THE_END = (
+    UNMARKED.replace("+ '<|im_end|>\\n'", "+ '\\n'") + "{% if not add_generation_prompt %}</s>{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def trl():
+    """What TRL's trainer trains on, from bench/chat_masks.py."""
+    return json.loads((FOLDER / "trl.json").read_text())
+
+
+def chat_config(tmp_path, rows, name="chatml", marked=True, chat_template=None, messages=None, **data):
+    bos, eos, _ = TEMPLATES[name]
+    tokenizer = chat_tokenizer(chat_template or template(name, marked), bos, eos)
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    file = tmp_path / "chats.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    section = {
+        "source": "datasets",
+        "path": "json",
+        "data_files": {"train": str(file), "eval": str(file)},
+        "format": "messages",
+        "tokenizer": str(tmp_path / "tokenizer"),
+        "block_size": MAX_TOKENS - 1,
+        "num_train_samples": 1,
+        "num_eval_samples": 1,
+    }
+    section |= data | ({"messages": messages} if messages else {})
+    batch = {"global_batch_size": section["num_train_samples"], "micro_batch_size": 1}
+    words = ["--data", json.dumps(section), "--batch", json.dumps(batch), '--evaluation.every={"steps": 30}']
+    words += ["--model.config.vocab_size=400", "--model.config.max_position_embeddings=1000"]
+    return load_config(ADDITION, [*words, '--train.duration={"steps": 60}'])
+
+
+def encoder(tmp_path, chat_template, **layout):
+    chat_tokenizer(chat_template).save_pretrained(tmp_path)
+    module = tasks.module("sft", "chats")
+    return module.ChatEncoder(tasks.module("sft", "config").Messages(**layout), PretrainedTokenizer(str(tmp_path)))
+
+
+def samples_of(config) -> list[tuple[list[int], list[int]]]:
+    """What is read, and the labels of that; of packs, in their order, what they are made of."""
+    train, _ = chat_sources(config)
+    samples = []
+    for index in range(train.num_available):
+        batch = train.fetch(np.array([index]), 0)
+        inputs, labels = (batch[name][0].tolist() for name in ("input_ids", "labels"))
+        positions = batch["position_ids"][0].tolist() if "position_ids" in batch else [0, *[1] * len(inputs)]
+        starts = [place for place, position in enumerate(positions) if position == 0]
+        for start, end in zip(starts, [*starts[1:], len(inputs)], strict=True):
+            samples.append((inputs[start:end], labels[start:end]))
+    return samples
+
+
+def as_sample(tokens, predicted):
+    labels = [token if flag == "1" else -100 for token, flag in zip(tokens, predicted, strict=True)]
+    return tokens[:-1], labels[1:]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_tokens_and_targets_are_those_of_trl(name, tmp_path, trl):
+    chosen = [conversations()[number] for number in TEMPLATES[name][2]]
+    expected = [as_sample(row["tokens"], row["predicted"]) for row in trl[name]["all"]]
+    # TRL truncates what is too long, and here it is skipped.
+    whole = [len(row["tokens"]) < MAX_TOKENS for row in trl[name]["all"]]
+    can_begin = [row["messages"][0]["role"] != "assistant" for row in chosen]
+    for marked in (True, False):
+        used = [fits and (marked or begins) for fits, begins in zip(whole, can_begin, strict=True)]
+        found = samples_of(chat_config(tmp_path, chosen, name, marked, on_invalid="skip"))
+        assert found == [sample for sample, is_used in zip(expected, used, strict=True) if is_used]
+        last = {"messages": {"train_on": "last"}, "on_invalid": "skip"}
+        found = samples_of(chat_config(tmp_path, chosen, name, marked, **last))
+        # TRL leaves out what follows the last turn of the assistant, and what it had to truncate.
+        for (inputs, labels), row in zip(found, trl[name]["last"], strict=True):
+            read, targets = as_sample(row["tokens"], row["predicted"])
+            assert inputs[: len(read)] == read
+            assert labels[: len(read)] == targets
+            assert {*labels[len(read) :]} <= {-100}
+
+
+@pytest.mark.parametrize("name", ["chatml", "qwen"])
+def test_packs_hold_the_conversations_of_those_of_trl(name, tmp_path, trl):
+    expected = []
+    for pack in trl[name]["packed"]:
+        ends = np.cumsum(pack["lengths"]).tolist()
+        for start, end in zip([0, *ends], ends, strict=False):
+            expected.append(as_sample(pack["tokens"][start:end], pack["predicted"][start:end]))
+    expected = [sample for sample in expected if len(sample[0]) < MAX_TOKENS - 1]
+    chosen = [conversations()[number] for number in TEMPLATES[name][2]]
+    config = chat_config(tmp_path, chosen, name, packing=True, on_invalid="skip")
+    assert sorted(samples_of(config)) == sorted(expected)
+
+
+def test_conversations_as_sharegpt_has_them(tmp_path):
+    rows = [{"messages": [{"role": "system", "content": "Be brief."}, *TWO_TURNS]}]
+    expected = samples_of(chat_config(tmp_path, rows))
+    names = {"system": "system", "user": "human", "assistant": "gpt"}
+    turns = [{"from": names[each["role"]], "value": each["content"]} for each in rows[0]["messages"]]
+    messages = {
+        "column": "conversations",
+        "role": "from",
+        "content": "value",
+        "roles": {"human": "user", "gpt": "assistant"},
+    }
+    config = chat_config(tmp_path, [{"conversations": turns, "id": 1}], messages=messages)
+    assert samples_of(config) == expected
+
+
+# --- what cannot be used ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"messages": "Hello"}, 'messages is "Hello"; write a list of messages'),
+        ({"messages": []}, "messages is []; write a list of messages"),
+        ({"messages": [ASK, "Good."]}, 'message 1 is "Good."; write an object with role and content'),
+        (
+            {"messages": [ASK, SAY | {"role": "bot"}]},
+            'message 1 has the role "bot"; write one of system, developer, user',
+        ),
+        ({"messages": [{"content": "Hello"}, SAY]}, "message 0 has the role null; write one of"),
+        ({"messages": [ASK]}, 'it has no message with the role "assistant"'),
+        ({"messages": [ASK, SAY | {"content": None}]}, "message 1 has the content null; write text"),
+        ({"messages": [ASK, SAY | {"content": " "}]}, 'message 1 has the content " "; write text'),
+        ({"messages": [ASK | {"content": ["Hello"]}, SAY]}, 'message 0 has the content ["Hello"]; write text'),
+        ({"messages": [ASK, SAY | {"tool_calls": "f"}]}, 'message 1 has the tool_calls "f"; write a list of functions'),
+        ({"messages": [ASK, SAY], "tools": "[{"}, 'tools, "[{", are not JSON: '),
+        ({"messages": [ASK, SAY], "tools": {"f": 1}}, 'tools are {"f": 1}; write a list of JSON schemas'),
+        ({"messages": [SAY, ASK, SAY]}, "it begins with the assistant, and nothing before it can be answered"),
+        ({"messages": [ASK, CALL]}, "the chat template fails: "),
+        ({"messages": [ASK, SAY | {"content": "\nGood."}]}, "have other tokens together than apart"),
+    ],
+)
+def test_what_is_wrong_with_a_row_is_said(row, reason, tmp_path):
+    rows = [{"messages": TWO_TURNS, "tools": None}, {"tools": None} | row]
+    encoded = encoder(tmp_path, UNMARKED)({name: [each[name] for each in rows] for name in ("messages", "tools")})
+    assert encoded["problem"][0] == ""
+    assert encoded["problem"][1].startswith("unusable messages: ")
+    assert reason in encoded["problem"][1]
+    assert encoded["input_ids"][1] == []
+
+
+def test_unusable_rows_are_refused_or_skipped(tmp_path):
+    rows = [{"messages": TWO_TURNS}, {"messages": [ASK]}, {"messages": [ASK, SAY]}]
+    with pytest.raises(DataError) as caught:
+        chat_sources(chat_config(tmp_path, rows))
+    assert str(caught.value) == (
+        "data.on_invalid: 1 of 3 training conversations has unusable messages (the first is row 1: it has no message "
+        'with the role "assistant", so nothing is predicted); correct the data, or write "skip"'
+    )
+    assert len(samples_of(chat_config(tmp_path, rows, on_invalid="skip"))) == 2
+
+
+NO_PROMPT = UNMARKED.replace("'<|im_start|>assistant\\n'", "'<|im_start|>assistant\\n<think>'")
+# As Qwen3's: only the last turn keeps what was thought before it.
+WITHOUT_REASONING = UNMARKED.replace(
+    "{%- for message in messages %}",
+    "{%- for each in messages %}{%- set message = {'role': each.role, 'content': each.content if loop.last else "
+    "each.content.split('</think>')[-1] | trim} %}",
+)
+FOR_ALL = MARKED.replace("== 'assistant'", "!= 'nobody'")
+FOR_THE_FIRST = MARKED.replace("== 'assistant'", "== 'assistant' and loop.index0 < 2")
+CONTENT_ONLY = MARKED.replace(
+    "+ '<|im_end|>\\n' }}\n        {%- endgeneration %}", "}}{%- endgeneration %}{{- '<|im_end|>\\n' }}"
+)
+END_ONLY = MARKED.replace(
+    "{%- generation %}\n            {{- message['content'] +", "{{- message['content'] }}{%- generation %}{{-"
+)
+WITHOUT_CALLS = template("llama3", marked=False)
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "messages", "train_on", "reason"),
+    [
+        (FOR_ALL, TWO_TURNS, "all", "marks message 0, of the user, as predicted"),
+        (FOR_ALL, TWO_TURNS, "last", None),
+        (FOR_THE_FIRST, TWO_TURNS, "all", "has marks that do not cover message 3"),
+        (FOR_THE_FIRST, TWO_TURNS, "last", "has marks that do not cover message 3"),
+        (CONTENT_ONLY, TWO_TURNS, "all", "has marks that leave out what ends message 3"),
+        (END_ONLY, TWO_TURNS, "all", "has marks that do not cover message 1"),
+        (WITHOUT_CALLS, [ASK, CALL], "all", "leaves out message 1; use a template that writes such messages"),
+        (NO_PROMPT, TWO_TURNS, "all", "does not write message 1 after its prompt to answer (add_generation_prompt)"),
+        (ENDED_AT_THE_END, TWO_TURNS, "all", "writes message 1 differently when others follow it"),
+        (ENDED_AT_THE_END, TWO_TURNS, "last", None),
+        (ENDED_AT_THE_END, TWO_TURNS[:2], "all", None),
+        (WITHOUT_REASONING, [ASK, THOUGHT, ASK, THOUGHT], "all", "writes message 1 differently when others follow it"),
+        (WITHOUT_REASONING, [ASK, THOUGHT, ASK, THOUGHT], "last", None),
+    ],
+)
+def test_templates_that_are_not_exact_are_refused(chat_template, messages, train_on, reason, tmp_path):
+    encode = encoder(tmp_path, chat_template, train_on=train_on)
+    if reason is None:
+        assert encode({"messages": [messages]})["problem"] == [""]
+        return
+    with pytest.raises(DataError) as caught:
+        encode({"messages": [messages]})
+    assert f"data.format: the chat template {reason}" in str(caught.value)
+
+
+def test_a_tokenizer_without_a_template_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"data\.tokenizer: it has no chat template: .* add chat_template\.jinja"):
+        encoder(tmp_path, None)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"prompt": "{messages}"}, 'format "messages" does not use prompt; remove that, or correct format'),
+        ({"format": "plain", "messages": {"column": "chat"}}, 'format "plain" does not use messages'),
+        ({"tokenizer": "bytes"}, 'format "messages" needs a tokenizer with a chat template'),
+        ({"messages": {"roles": {"gpt": "model"}}}, "data.messages.roles"),
+    ],
+)
+def test_fields_of_another_format_are_refused(data, message, tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        chat_config(tmp_path, [], **data)
+    assert message in str(caught.value)
+
+
+def test_columns_are_named(tmp_path):
+    rows = [{"messages": TWO_TURNS}]
+    with pytest.raises(DataError, match=r"data\.messages\.column: no column 'chat'; the data has messages"):
+        chat_sources(chat_config(tmp_path, rows, messages={"column": "chat"}))
+    with pytest.raises(DataError, match=r"data\.messages\.tools: no column 'functions'"):
+        chat_sources(chat_config(tmp_path, rows, messages={"tools": "functions"}))
+
+
+def test_pairs_and_conversations_are_mixed(tmp_path):
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text('{"ask": "Hello", "reply": "Good."}\n')
+    counts = {"num_train_samples": 1, "num_eval_samples": 1}
+    sources = [
+        {"name": "chats", "weight": 1, "format": "messages"} | counts,
+        {"name": "pairs", "weight": 1, "prompt": "{ask}", "answer": "{reply}", "format": "chat"} | counts,
+    ]
+    sources[1]["data_files"] = {"train": str(pairs), "eval": str(pairs)}
+    counts = {"num_train_samples": 2, "num_eval_samples": 2}
+    config = chat_config(tmp_path, [{"messages": [ASK, SAY]}], format="plain", sources=sources, **counts)
+    _, evaluation = chat_sources(config)
+    batch = evaluation.fetch(np.arange(2), None)
+    for tensor in batch.values():
+        assert tensor[0].equal(tensor[1])
