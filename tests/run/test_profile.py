@@ -170,7 +170,7 @@ RANGES = [
 def test_communication_that_kernels_hide_is_not_exposed():
     on_gpu = [
         event("step 7", 0, 10, DeviceType.CUDA, is_range=True),
-        event("aten::mm", 2, 3),
+        event("aten::mm", 9, 10),
         event("nccl:all_reduce", 3, 4, is_range=True),
         event("Memcpy HtoD (Pinned -> Device)", 0, 10, DeviceType.CUDA),
         event("sm90_gemm", 1, 5, DeviceType.CUDA),

@@ -154,10 +154,9 @@ class StepMetrics:
             raise UserError(f"run.log: each line has a {min(taken)!r} already; choose another name", everywhere=True)
         return line | own
 
-    def efficiency(self, step: int, seconds: float) -> dict[str, float | None]:
-        """MFU of a step that took so many seconds, if known, and the peak of this process's memory until now."""
-        mfu = self._utilization.at(self._plan.batch_at(step - 1).size / seconds)
-        return {"mfu": mfu, "peak_memory_gib": peak_memory(self.device)}
+    def mfu(self, step: int, seconds: float) -> float | None:
+        """The MFU of a step that took so many seconds; None if unknown."""
+        return self._utilization.at(self._plan.batch_at(step - 1).size / seconds)
 
     def summary(self, step: int) -> dict[str, Any]:
         """What summary.json says of speed after `step` steps; rates are those of this attempt."""

@@ -15,7 +15,7 @@ from torch.profiler import DeviceType, profile, record_function
 
 from largebatch.config.sections import ProfiledSteps
 from largebatch.run.feed import StepFeed
-from largebatch.run.record.metrics import DATA_WAIT, PAUSED, StepMetrics
+from largebatch.run.record.metrics import DATA_WAIT, PAUSED, StepMetrics, peak_memory
 from largebatch.storage.files import replace_file
 
 STEP, COMPUTE, COMMUNICATION = "step ", "compute", "exposed_communication"
@@ -46,13 +46,15 @@ def traced(
 
 
 def _write(metrics: StepMetrics, file: Path, profiler: profile) -> None:
+    # Before the trace itself, which may be large, takes memory.
+    peak = {"peak_memory_gib": peak_memory(metrics.device)}
     unfinished = file.with_name(f".{file.name}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(unfinished))
         unfinished.replace(file)
         rows = time_of_steps(profiler.events(), metrics.device.type == "cuda")  # type: ignore[no-untyped-call]
-        lines = [json.dumps(row | metrics.efficiency(row["step"], row["seconds"])) + "\n" for row in rows]
+        lines = [json.dumps(row | {"mfu": metrics.mfu(row["step"], row["seconds"])} | peak) + "\n" for row in rows]
         replace_file(file.with_suffix("").with_suffix(".jsonl"), [memoryview("".join(lines).encode())])
     except (OSError, RuntimeError) as error:
         print(f"WARNING: the trace {file} cannot be written: {error}", file=sys.stderr, flush=True)
