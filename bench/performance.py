@@ -17,6 +17,7 @@ PROGRAMS = (
     "checkpoints",
     "slow_processes",
     "loss_chunks",
+    "shapes",
     "gpu_throughput",
 )
 # `make gpu` writes a JSON for each of its parts.

@@ -96,10 +96,14 @@ def main() -> None:
         # Its cache would outlive the files that it is made of.
         datasets.config.HF_DATASETS_CACHE = Path(folder, "cache")
         datasets.disable_progress_bars()
-        figures = count("sft_addition", []) + count("sft_qwen_gsm8k", gsm8k_words(Path(folder, "tokenizer")))
+        figures, remarks = count("sft_addition", []), []
+        if DATA.is_dir():
+            figures += count("sft_qwen_gsm8k", gsm8k_words(Path(folder, "tokenizer")))
+        else:
+            remarks = [f"`sft_qwen_gsm8k`: not counted: there is no {DATA}."]
     settings = {"vocabulary": VOCABULARY, "processes": PROCESSES, "multiple": MULTIPLE}
     title = "Shapes of micro-batches in supervised fine-tuning"
-    write_record(Record("shapes", title, ABOUT, settings, facts, figures=figures), options)
+    write_record(Record("shapes", title, ABOUT, settings, facts, figures=figures, remarks=remarks), options)
 
 
 if __name__ == "__main__":
