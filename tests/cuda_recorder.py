@@ -61,7 +61,6 @@ class CudaRecorder:
         self._patches = ExitStack()
         for owner, name, stand_in in [
             (torch.cuda, "Stream", new_stream),
-            (torch.cuda, "Event", lambda: Event(self)),
             (torch.cuda, "stream", self._inside),
             (torch.cuda, "current_stream", lambda _device: self.stream),
             (torch.cuda, "set_device", self._set_device),
@@ -168,11 +167,6 @@ class Stream:
         self.name = name
         self._recorder = recorder
 
-    def wait_event(self, event: "Event") -> None:
-        self._recorder.log.append(f"{self.name} waits")
-        stream, place = event.stream, event.place
-        self.queue.append(lambda: stream.run(until=place))
-
     def wait_stream(self, stream: "Stream") -> None:
         self._recorder.log.append(f"{self.name} waits for {stream.name}")
         place = lambda: None  # noqa: E731
@@ -187,19 +181,3 @@ class Stream:
         """Do everything, or everything up to a place in the queue; nothing if it has been passed."""
         while self.queue if until is None else until in self.queue:
             self.queue.popleft()()
-
-
-class Event:
-    """A place in what a stream was given; before it is recorded, there is nothing to wait for."""
-
-    def __init__(self, recorder: CudaRecorder):
-        self._recorder = recorder
-        self._mark(recorder.compute_stream)
-
-    def record(self) -> None:
-        self._mark(self._recorder.stream)
-        self.stream.queue.append(self.place)
-        self._recorder.log.append(f"record on {self.stream.name}")
-
-    def _mark(self, stream: Stream) -> None:
-        self.stream, self.place = stream, lambda: None

@@ -52,7 +52,7 @@ class FakeBackend:
 
     device = torch.device("cpu")
     running_statistics = frozenset({"norm.running_mean"})
-    launch = SimpleNamespace(strategy="ddp")
+    launch = SimpleNamespace(strategy="ddp", local_world_size=2)
     plan = SimpleNamespace(keeps_checkpoint_of=lambda _: False, to_json=lambda: '{"num_steps": 100}')
     kept = KeptStates()
 
@@ -64,7 +64,7 @@ class FakeBackend:
         self.state = state_of(0, width)
         self.scalars: Mapping[str, Mapping[str, float]] = {}
 
-    raise_on_all_ranks = staticmethod(nullcontext)
+    raise_on_all_ranks = states_to_come = staticmethod(nullcontext)
 
     def gather_objects(self, value):
         return [value]

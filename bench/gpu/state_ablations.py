@@ -135,7 +135,7 @@ def asynchronous_checkpoint(is_small: bool) -> list[Result]:
         except _Enough:
             writers[-1].wait()
         state = sum(file.stat().st_size for file in Path(folder).rglob("*.safetensors")) / GIB
-    locked = [writers[-1]._staging.nbytes / GIB] if device().type == "cuda" else []
+    locked = [writers[-1]._staging._buffer.nbytes / GIB] if device().type == "cuda" else []
     return [
         Figure("first asynchronous checkpoint: the step held up", "s", held[:1]),
         Figure("second asynchronous checkpoint: the step held up", "s", held[1:]),

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from cuda_recorder import DEVICE, CudaRecorder
-from largebatch.errors import TrainingFailed
+from largebatch.checkpoint import save
+from largebatch.errors import UserError
 from saving import FakeBackend, FakeRun, assert_holds, state_of
 
 BUFFERS = [name for name in state_of(0) if name.startswith("buffer/")]
@@ -56,9 +57,8 @@ def test_the_order_of_a_save(gpu, run):
     assert gpu.log == [
         *["clone on the compute stream"] * len(BUFFERS),
         "lock pages",
-        "record on the compute stream",
+        "side stream 1 waits for the compute stream",
         "set_device(0)",
-        "side stream 1 waits",
         *["copy on side stream 1"] * len(VECTORS + BUFFERS),
         "synchronize side stream 1",
         "update",
@@ -66,7 +66,9 @@ def test_the_order_of_a_save(gpu, run):
     assert_holds(run.checkpoints / "step_00000004", 4)
 
 
-def test_later_saves_lock_no_memory(gpu, run):
+def test_memory_is_locked_before_training_and_not_in_a_save(gpu, run):
+    run.writer.reserve()
+    assert gpu.log == ["lock pages"]
     for step in (4, 8):
         run.backend.launch_step(step)
         run.writer.save(step, 0)
@@ -75,18 +77,8 @@ def test_later_saves_lock_no_memory(gpu, run):
     assert gpu.log.count("lock pages") == 1
 
 
-def copy_first(writer, state, copy):
-    """Wait for the event after the copies."""
-    torch.cuda.set_device(DEVICE)
-    with torch.cuda.stream(writer._copy_stream):
-        for target, source in zip(copy.pieces, state.pieces, strict=True):
-            target.tensor.copy_(source.read(*source.owned), non_blocking=True)
-    writer._copy_stream.wait_event(writer._ready)
-    writer._copy_stream.synchronize()
-
-
 def test_a_copy_that_does_not_wait_is_noticed(run, monkeypatch):
-    monkeypatch.setattr(type(run.writer), "_copy", copy_first)
+    monkeypatch.setattr("cuda_recorder.Stream.wait_stream", lambda *_: None)
     run.backend.launch_step(4)
     run.writer.save(4, 0)
     run.writer.wait()
@@ -98,14 +90,26 @@ def test_a_save_that_is_not_asynchronous_waits_for_the_gpu(gpu, tmp_path):
     run = FakeRun(tmp_path / "run", backend=GpuBackend(gpu))
     run.backend.launch_step(4)
     run.writer.save(4, 0)
+    run.writer.reserve()
     assert gpu.log == ["copy on the compute stream, waiting"] * len(VECTORS + BUFFERS)
     assert_holds(run.checkpoints / "step_00000004", 4)
+
+
+def test_too_little_host_memory_is_refused_before_training(gpu, run, monkeypatch):
+    """Two processes of the machine need 9 cache lines each."""
+    monkeypatch.setattr(save, "available_memory", lambda: 2 * 9 * 64 - 1)
+    with pytest.raises(UserError, match=r"no host memory for .* GiB are available to each process; .* to false"):
+        run.writer.reserve()
+    assert gpu.log == []
+    monkeypatch.setattr(save, "available_memory", lambda: 2 * 9 * 64)
+    run.writer.reserve()
+    assert list(gpu.locked.values()) == [9 * 64]
 
 
 def test_without_host_memory_the_run_ends_and_says_what_to_do(gpu, run):
     run.writer.last_step = 2
     gpu.lock_error = 2
-    with pytest.raises(TrainingFailed, match=r"error 2; .* set checkpoint.asynchronous to false"):
+    with pytest.raises(UserError, match=r"error 2; .* set checkpoint.asynchronous to false"):
         run.writer.save(4, 0)
     # Updates are not held up, and no checkpoint of that step is believed in.
     run.writer.wait_until_copied()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cuda_recorder import CudaRecorder
-from largebatch.checkpoint.staging import Staging
+from largebatch.checkpoint.staging import Staging, available_memory
 
 SHAPES = {
     "weight/a": (torch.float32, (3, 5)),
@@ -94,3 +94,21 @@ def test_a_process_that_writes_nothing_locks_nothing(shapes, gpu):
 def test_without_a_gpu_nothing_is_locked(gpu):
     Staging(page_locked=False).tensors(SHAPES)
     assert gpu.log == []
+
+
+def test_available_memory(tmp_path):
+    """What the system has, or what a control group leaves of its limit; files in memory count as free."""
+
+    def write(place, text):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_text(text)
+
+    write("proc/meminfo", "MemTotal:  999 kB\nMemAvailable:      700 kB\nActive(anon): 5 kB\n")
+    write("proc/self/cgroup", "1:name=systemd:/\n0::/slurm/job_1/step_0\n")
+    assert available_memory(tmp_path) == 700 * 1024
+    write("sys/fs/cgroup/slurm/job_1/step_0/memory.max", "max\n")
+    write("sys/fs/cgroup/slurm/job_1/memory.max", "90000\n")
+    write("sys/fs/cgroup/slurm/job_1/memory.stat", "anon 1000\nfile 80000\nshmem 200\n")
+    assert available_memory(tmp_path) == 90000 - 1200
+    write("proc/self/cgroup", "4:memory:/process/1\n")
+    assert available_memory(tmp_path) == 700 * 1024

@@ -17,16 +17,8 @@ from largebatch.backend.compilation import compile_in_place
 from largebatch.backend.exchange import compare_tokens, gather
 from largebatch.backend.kept import KeptStates
 from largebatch.backend.launch import Launch
-from largebatch.backend.state import (
-    EngineState,
-    fresh_state,
-    local_range,
-    materialize,
-    parameters_without_memory,
-    set_scalars,
-)
+from largebatch.backend.state import EngineState, fresh_state, materialize, parameters_without_memory, set_scalars
 from largebatch.errors import BackendMismatch, UserError
-from largebatch.estimate.memory import optimizer_states
 from largebatch.failures import storage_errors
 from largebatch.optim.layerwise import LayerPart, LayerwiseOptimizer
 from largebatch.plan import RunPlan
@@ -221,16 +213,27 @@ class Backend(ABC):
         The memory of states that the first update will allocate is in use. BatchNorm's running statistics stay, and the
         task's own states, which its loop may change, are restored.
         """
-        number, optimizer = optimizer_states(self.plan), self._torch_optimizer
-        every = (each for group in optimizer.param_groups for each in group["params"])
-        steps = (local_range(each)[0] for each in every if each not in optimizer.state)
-        room = [tensor.new_empty(number(tuple(tensor.shape))) for tensor in steps]
         kept = self.kept.check(self)
-        with self._statistics.kept():
+        with self._statistics.kept(), self.states_to_come():
             yield
         self.kept.restore(kept)
-        del room
         self.discard_gradients()
+
+    @contextmanager
+    def states_to_come(self, device: str | None = None) -> Iterator[None]:
+        """Let the optimizer have its states for all parameters, uninitialized where it has not stepped them yet.
+
+        They are on the parameters' device, or on the given one.
+        """
+        state = self._torch_optimizer.state
+        unstepped = [tensor for tensor in self._layer_parts() if not state.get(tensor)]
+        for tensor in unstepped:
+            for kind, shape in self.plan.states_of(tuple(tensor.shape)).items():
+                like = torch.empty_like(tensor, device=device)
+                state[tensor][kind] = like if shape == tensor.shape else like.new_empty(shape) if shape else 0.0
+        yield
+        for tensor in unstepped:
+            state.pop(tensor, None)
 
     @abstractmethod
     def discard_gradients(self) -> None:

@@ -160,8 +160,7 @@ def split_state(
     Raises:
         BackendMismatch: A state is not what the plan's optimizer declares.
     """
-    assert plan.optimizer_entry is not None
-    declared = plan.optimizer_entry.states(plan.optimizer_options, tuple(like.shape))
+    declared = plan.states_of(tuple(like.shape))
     if state and (unkept := declared.keys() - state.keys()):
         raise BackendMismatch(
             f"the optimizer keeps no state {min(unkept)!r} for {owner}, although its entry declares one; correct "

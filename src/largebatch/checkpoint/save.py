@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,7 +15,7 @@ import torch
 from largebatch.backend.base import Backend
 from largebatch.backend.exchange import gather
 from largebatch.backend.state import EngineState
-from largebatch.checkpoint.staging import Staging
+from largebatch.checkpoint.staging import Staging, available_memory
 from largebatch.config.sections import Checkpoint
 from largebatch.errors import StorageError, TrainingFailed, UserError
 from largebatch.storage.attempts import Attempt
@@ -79,7 +80,6 @@ class CheckpointWriter:
         self._copied = threading.Event()
         self._copied.set()
         if self.backend.device.type == "cuda":
-            self._ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copy_stream = torch.cuda.Stream(self.backend.device)  # type: ignore[no-untyped-call]
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -93,26 +93,37 @@ class CheckpointWriter:
         before weights or optimizer states change. If the storage refuses it, `warn` is called and training may go on.
 
         Raises:
-            TrainingFailed: The previous checkpoint could not be written, for a reason that will not go away; or the
-                host has no memory for a copy of the state.
+            TrainingFailed: The previous checkpoint could not be written, for a reason that will not go away.
+            UserError: The host has no memory for a copy of the state.
         """
         self.wait()
         state = self._own_state()
-        # Before the thread runs: page-locking, in the first save, takes seconds in which no kernel can be launched.
         copy = self._space_for(state) if self.settings.asynchronous else None
         self._writing = step
+        work = partial(self._write_and_keep_error, step, bad_steps, state, copy)
         if copy is not None:
             self._copied.clear()
             if self.backend.device.type == "cuda":
-                self._ready.record()
-            arguments = (step, bad_steps, state, copy)
-            self._thread = threading.Thread(
-                target=self._write_and_keep_error, args=arguments, name="checkpoint", daemon=True
-            )
+                self._copy_stream.wait_stream(torch.cuda.current_stream(self.backend.device))
+            self._thread = threading.Thread(target=work, name="checkpoint", daemon=True)
             self._thread.start()
         else:
-            self._write_and_keep_error(step, bad_steps, state)
+            work()
             self.wait()
+
+    def reserve(self) -> None:
+        """Before training, take what page-locked memory asynchronous checkpoints will need; every process must call it.
+
+        Page-locking takes seconds in which no kernel can be launched.
+
+        Raises:
+            UserError: The host has too little memory.
+        """
+        if self.settings.asynchronous and self.backend.device.type == "cuda":
+            # Every process asks before any takes some.
+            available = min(self.backend.gather_objects(available_memory())) // self.backend.launch.local_world_size
+            with self.backend.raise_on_all_ranks(), self.backend.states_to_come("meta"):
+                self._staging.tensors(_shapes(self.backend.engine_state()), available)
 
     def wait_until_copied(self) -> None:
         """Return when the state may be changed."""
@@ -184,7 +195,6 @@ class CheckpointWriter:
         on_gpu = self.backend.device.type == "cuda"
         if on_gpu:
             torch.cuda.set_device(self.backend.device)
-            self._copy_stream.wait_event(self._ready)
         with torch.cuda.stream(self._copy_stream) if on_gpu else nullcontext():
             for target, source in zip(_tensors(copy), _tensors(state), strict=True):
                 target.copy_(source, non_blocking=True)
@@ -193,9 +203,7 @@ class CheckpointWriter:
 
     # --- writing, in the background -------------------------------------------------------------------------------
 
-    def _write_and_keep_error(
-        self, step: int, bad_steps: int, state: EngineState, copy: EngineState | None = None
-    ) -> None:
+    def _write_and_keep_error(self, step: int, bad_steps: int, state: EngineState, copy: EngineState | None) -> None:
         try:
             if copy is not None:
                 try:

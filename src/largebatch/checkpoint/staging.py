@@ -2,11 +2,14 @@
 
 import mmap
 import weakref
-from math import prod
+from contextlib import suppress
+from itertools import accumulate
+from math import inf, prod
+from pathlib import Path
 
 import torch
 
-from largebatch.errors import TrainingFailed
+from largebatch.errors import UserError
 from largebatch.storage.tensors import Shapes
 
 # The size of a cache line in bytes, and a multiple of every dtype's size.
@@ -28,41 +31,51 @@ class Staging:
         self._page_locked = page_locked
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
-    @property
-    def nbytes(self) -> int:
-        """The size of the buffer."""
-        return self._buffer.nbytes
-
-    def tensors(self, shapes: Shapes) -> dict[str, torch.Tensor]:
+    def tensors(self, shapes: Shapes, available: float = inf) -> dict[str, torch.Tensor]:
         """Uninitialized tensors of these dtypes and shapes, by name; they share memory with those of earlier calls.
 
         Raises:
-            TrainingFailed: The host has too little memory.
+            UserError: The host has too little memory, or it is more than the `available` bytes.
         """
-        sizes = {name: prod(shape) * dtype.itemsize for name, (dtype, shape) in shapes.items()}
-        starts, end = {}, 0
-        for name, size in sizes.items():
-            starts[name] = end
-            end += -(-size // ALIGNMENT) * ALIGNMENT
+        sizes = [prod(shape) * dtype.itemsize for dtype, shape in shapes.values()]
+        *starts, end = accumulate((-(-size // ALIGNMENT) * ALIGNMENT for size in sizes), initial=0)
         if end > self._buffer.numel():
             # The old one is freed first.
             self._buffer = torch.empty(0, dtype=torch.uint8)
-            self._buffer = self._allocate(end)
+            self._buffer = self._allocate(end, available)
         return {
-            name: self._buffer[starts[name] : starts[name] + sizes[name]].view(dtype).view(shape)
-            for name, (dtype, shape) in shapes.items()
+            name: self._buffer[start : start + size].view(dtype).view(shape)
+            for (name, (dtype, shape)), start, size in zip(shapes.items(), starts, sizes, strict=True)
         }
 
-    def _allocate(self, size: int) -> torch.Tensor:
+    def _allocate(self, size: int, available: float) -> torch.Tensor:
         try:
+            if size > available:
+                # The system would let the process have it, and end the process when it uses it.
+                raise MemoryError(f"{available / 2**30:.2f} GiB are available to each process")
             if not self._page_locked:
                 return torch.empty(size, dtype=torch.uint8)
             return _page_locked(size)
-        except (OSError, RuntimeError) as error:
-            raise TrainingFailed(
+        except (OSError, RuntimeError, MemoryError) as error:
+            raise UserError(
                 f"no host memory for {size / 2**30:.2f} GiB of an asynchronous checkpoint: {error}; give the job more "
                 "(with Slurm, --mem=0 is a node's whole memory), or set checkpoint.asynchronous to false"
             ) from error
+
+
+def available_memory(root: Path = Path("/")) -> int:
+    """The bytes that the system, and the limits of the job's control groups (version 2), have left for new memory."""
+    meminfo = dict(line.split(":") for line in (root / "proc/meminfo").read_text().splitlines())
+    available = [int(meminfo["MemAvailable"].split()[0]) * 1024]
+    _, _, group = (root / "proc/self/cgroup").read_text().rpartition("0::/")
+    for level in (root / "sys/fs/cgroup" / group.strip() / "memory.max").parents:
+        # Those without a limit have "max" in the file, or no file.
+        with suppress(OSError, ValueError):
+            limit = int((level / "memory.max").read_text())
+            used = dict(line.split() for line in (level / "memory.stat").read_text().splitlines())
+            # Files in memory can be dropped.
+            available.append(limit - int(used["anon"]) - int(used["shmem"]))
+    return min(available)
 
 
 def _page_locked(size: int) -> torch.Tensor:

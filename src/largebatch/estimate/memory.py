@@ -54,11 +54,9 @@ NumbersKept = Callable[[tuple[int, ...]], int]
 
 def optimizer_states(plan: RunPlan) -> NumbersKept:
     """The counts of the plan's optimizer."""
-    entry = plan.optimizer_entry
-    assert entry is not None
 
     def kept(shape: tuple[int, ...]) -> int:
-        return sum(prod(state) for state in entry.states(plan.optimizer_options, shape).values() if state)
+        return sum(prod(state) for state in plan.states_of(shape).values() if state)
 
     return kept
 

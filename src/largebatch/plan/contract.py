@@ -3,6 +3,7 @@
 Nothing divides, scales or defaults after that: backends receive numbers from the plan and are checked against it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,7 @@ from largebatch.batch import GlobalBatch, Length, Timeline, gradient_accumulatio
 from largebatch.batch.mixture import Mixture
 from largebatch.batch.schedule import Schedule
 from largebatch.config import RecipeConfig
-from largebatch.config.optimizers import OptimizerEntry, OptimizerSection
+from largebatch.config.optimizers import OptimizerEntry, OptimizerSection, Shape
 from largebatch.config.sections import (
     BatchGrowth,
     Checkpoint,
@@ -110,6 +111,11 @@ class RunPlan:
     def peak_lr_for(self, global_batch_size: int) -> float:
         """The learning rate after warmup at a batch size."""
         return self.learning_rate.peak_for(self.scaled_batch_size or global_batch_size)
+
+    def states_of(self, shape: Shape) -> Mapping[str, Shape]:
+        """The shapes of the states that the optimizer keeps for a tensor that it steps, by name; () means a scalar."""
+        assert self.optimizer_entry is not None
+        return self.optimizer_entry.states(self.optimizer_options, shape)
 
     # --- after a number of completed steps ------------------------------------------------------------------------
 

@@ -199,6 +199,7 @@ class Run(Generic[Config]):
 
         Raises:
             BackendMismatch: The strategy would not do what the plan says.
+            UserError: The host has too little memory for asynchronous checkpoints.
         """
         self._starting.check()
         self.backend.kept.check(self.backend)
@@ -240,6 +241,7 @@ class Run(Generic[Config]):
             perturb_weights(self.backend.model, self._perturb_weights)
         recorder = Recorder(self.config, self.backend, self.folder, self._start, self._recipe, utilization)
         self._loop = Loop(self.config, self.backend, self._start, recorder, self._stop, files)
+        self._loop.writer.reserve()
         self._starting.check()
         return prepared
 
