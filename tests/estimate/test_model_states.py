@@ -72,6 +72,8 @@ def live_storages():
     """The bytes of each floating-point storage that a tensor of this process is in, by its address."""
     from torch.distributed.tensor import DTensor
 
+    # `prepare` has frozen what existed then.
+    gc.unfreeze()
     gc.collect()
     sizes = {}
     tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]

@@ -1,5 +1,6 @@
 """The run that a training script drives: it joins the job, resolves the plan, and yields the optimizer steps."""
 
+import gc
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -243,6 +244,9 @@ class Run(Generic[Config]):
         self._loop = Loop(self.config, self.backend, self._start, recorder, self._stop, files)
         self._loop.writer.reserve()
         self._starting.check()
+        # Garbage collection during training need not go through everything that exists by now.
+        gc.collect()
+        gc.freeze()
         return prepared
 
     # --- training -------------------------------------------------------------------------------------------------
