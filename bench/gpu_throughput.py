@@ -29,7 +29,7 @@ NUM_SAMPLES = 4096
 ABOUT = """Time of an optimizer step on one GPU with one process: GPT-2 124M on 1,024 tokens, a Llama of 1.3 billion
 parameters on 2,048, and ResNet-50 on 224 pixels, with generated samples, bf16 autocast, fp32 weights, `torch.compile`,
 scaled dot-product attention and fused optimizers. `bare` is a compiled loop without a wrapper, `trainer` is
-Transformers' `Trainer` (`bench/peers/throughput`), and `ours` is the shipped `train.py` with `--compute.compile=true`.
+Transformers' `Trainer` (`bench/peers/throughput`), and `ours` is the shipped `train.py` with `--compute.compile=on`.
 Both of a pair stay alive and take turns of some steps. The targets are at most 1.01 times the bare loop on DDP, 1.03
 times on FSDP2 and ZeRO, and the throughputs below on an H200."""
 
@@ -124,7 +124,7 @@ def config_of(job: Job, toy: bool) -> tuple[Any, list[str]]:
         words += [*job.toy, *TOY_BATCH, "--data.num_workers=0"]
         words += ["--data.block_size=16"] if job.unit == "tokens" else []
     else:
-        words.append("--compute.compile=true")
+        words.append("--compute.compile=on")
     return load_config(job.path, words), words
 
 

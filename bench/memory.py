@@ -157,7 +157,7 @@ def ours(report: Report, *words: str, from_logits: bool = False) -> None:
 
 
 def ours_checkpointing(report: Report) -> None:
-    ours(report, "--compute.activation_checkpointing=true")
+    ours(report, "--compute.activation_checkpointing=full")
 
 
 def logits(report: Report) -> None:
@@ -165,7 +165,7 @@ def logits(report: Report) -> None:
 
 
 def logits_checkpointing(report: Report) -> None:
-    ours(report, "--compute.activation_checkpointing=true", from_logits=True)
+    ours(report, "--compute.activation_checkpointing=full", from_logits=True)
 
 
 CONTENDERS = {

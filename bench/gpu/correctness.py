@@ -76,13 +76,17 @@ class Setting:
     strategy: str
     precision: str
     compiled: bool
-    recomputed: bool
+    recomputed: str  # `compute.activation_checkpointing`
     resumed: bool
 
     @property
     def name(self) -> str:
         """For people."""
-        flags = {"compiled": self.compiled, "activation checkpointing": self.recomputed, "resumed": self.resumed}
+        flags = {
+            "compiled": self.compiled,
+            f"{self.recomputed} activation checkpointing": self.recomputed != "none",
+            "resumed": self.resumed,
+        }
         return ", ".join(
             [self.recipe, self.strategy, self.precision, *(name for name, is_on in flags.items() if is_on)]
         )
@@ -96,9 +100,10 @@ class Setting:
     def can_be_trained(self) -> bool:
         """Whether the recipe's model can be trained so."""
         shards_weights = self.strategy != SINGLE and STRATEGIES[self.strategy].shards.endswith("weights")
-        if self.recipe in NOT_RECOMPUTED and self.recomputed:
+        recomputes = self.recomputed != "none"
+        if self.recipe in NOT_RECOMPUTED and recomputes:
             return False
-        refused = self.strategy == SINGLE or shards_weights or self.recomputed
+        refused = self.strategy == SINGLE or shards_weights or recomputes
         return not (refused and self.compiled and self.recipe in COMPILED_WHOLE)
 
     def pairs(self) -> set[tuple[tuple[str, Any], ...]]:
@@ -109,7 +114,7 @@ class Setting:
 def sample() -> list[Setting]:
     """At most 40 settings that have every pair that can be trained: each recipe once under each strategy, with the
     other settings chosen so that they add the most pairs. Settings that are not compiled come first."""
-    flags = list(product(TOLERANCE, (False, True), (False, True), (False, True)))
+    flags = list(product(TOLERANCE, (False, True), ("none", "selective", "full"), (False, True)))
     missing = set().union(*(each.pairs() for each in _all_settings(flags)))
     chosen: list[Setting] = []
     used: Counter[tuple[Any, ...]] = Counter()
@@ -143,8 +148,8 @@ def words_of(setting: Setting, is_small: bool, processes: int) -> list[str]:
         # One micro-batch for each process: BatchNorm's momentum would else differ between compiled passes.
         *([f"--batch.global_batch_size={16 * processes}"] if setting.recipe == "resnet_digits" else []),
         f"--precision={setting.precision}",
-        f"--compute.compile={str(setting.compiled).lower()}",
-        f"--compute.activation_checkpointing={str(setting.recomputed).lower()}",
+        f"--compute.compile={'on' if setting.compiled else 'off'}",
+        f"--compute.activation_checkpointing={setting.recomputed}",
         "--logging.every=1",
         "--logging.trackers=[]",
         "--evaluation.every=null",
@@ -217,7 +222,7 @@ class Runs:
             is_first = (recipe, precision) not in self._references
             reference = self._references.setdefault((recipe, precision), Future())
         if is_first:
-            setting = Setting(recipe, SINGLE, precision, compiled=False, recomputed=False, resumed=False)
+            setting = Setting(recipe, SINGLE, precision, compiled=False, recomputed="none", resumed=False)
             try:
                 reference.set_result(self._train(setting, deadline, on_cpu=True))
             except Exception as error:
@@ -247,7 +252,7 @@ class Runs:
             return [line["loss"] for line in read_json_lines(Path(folder, "run/metrics.jsonl"))]
 
     def _train_exactly(self, recipe: str, deadline: Deadline) -> list[Result]:
-        setting = Setting(recipe, "ddp", "bf16", compiled=False, recomputed=False, resumed=False)
+        setting = Setting(recipe, "ddp", "bf16", compiled=False, recomputed="none", resumed=False)
         words = [*words_of(setting, self._is_small, self._launcher.world_size), "--compute.deterministic=true"]
         job = partial(train, recipe_file(recipe), *words, f"--train.stop_after_steps={STEPS}")
         found = []
@@ -267,7 +272,7 @@ class Runs:
         return int(config.batch.micro_batch_size) * processes
 
     def _count_waits(self, recipe: str, strategy: str, deadline: Deadline) -> list[Result]:
-        setting = Setting(recipe, strategy, "bf16", compiled=False, recomputed=False, resumed=False)
+        setting = Setting(recipe, strategy, "bf16", compiled=False, recomputed="none", resumed=False)
         words = [*words_of(setting, self._is_small, self._launcher.world_size), "--logging.every=100"]
         with tempfile.TemporaryDirectory() as folder:
             arguments = (recipe_file(recipe), words, Path(folder, "run"))

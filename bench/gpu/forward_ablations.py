@@ -11,7 +11,7 @@ from torch import nn
 from gpu.models import GPT2, LLAMA, RESNET_LARS, Batch, batch_of, build, fixed, join_alone, tokens_of, train_on
 from gpu.rows import Result
 from gpu.turns import Variant, device, in_turns
-from largebatch.backend.compilation import compile_in_place
+from largebatch.backend.compilation import CompiledRegions
 from largebatch.model.activation_checkpointing import checkpoint_activations
 from largebatch.model.attention import set_attention
 
@@ -19,7 +19,7 @@ from largebatch.model.attention import set_attention
 def autocast_cache(is_small: bool) -> list[Result]:
     """Autocast keeps the bf16 copy of each weight to the end of the forward pass, or does not."""
     config, model = build(LLAMA, is_small)
-    checkpoint_activations(model)
+    checkpoint_activations(model, "full")
     batch = batch_of(config)
     return in_turns(
         "Llama with activation checkpointing, autocast's cache",
@@ -39,7 +39,7 @@ def activation_function(is_small: bool) -> list[Result]:
             for block in model.transformer.h:
                 block.mlp.act = ACT2FN[name]
             if compiled:
-                compile_in_place(model, device())
+                CompiledRegions(model, device())
             step = partial(train_on, model, batch_of(config))
             variants[f"{name}, {'compiled' if compiled else 'eager'}"] = fixed(step)
     return in_turns("GPT-2, activation function", "gelu_new, eager", variants)
@@ -115,7 +115,7 @@ def ddp_optimizer(is_small: bool) -> list[Result]:
     join_alone()
 
     config, model = build(GPT2, is_small)
-    compile_in_place(model, device())
+    CompiledRegions(model, device())
     wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
     step = partial(train_on, wrapped, batch_of(config))
 
@@ -132,7 +132,7 @@ def ddp_optimizer(is_small: bool) -> list[Result]:
 def document_mask(is_small: bool) -> list[Result]:
     """A sequence is one document, or four that are kept apart by a mask."""
     config, model = build(LLAMA, is_small)
-    checkpoint_activations(model)
+    checkpoint_activations(model, "full")
     batch = batch_of(config)
     length = config.data.block_size
     positions = torch.arange(length, device=device()).remainder(length // 4).unsqueeze(0)
@@ -149,7 +149,7 @@ def document_mask(is_small: bool) -> list[Result]:
 def document_kernels(is_small: bool) -> list[Result]:
     """Four documents of a sequence are kept apart by a mask, or by skipping each other's tokens."""
     config, model = build(LLAMA, is_small)
-    checkpoint_activations(model)
+    checkpoint_activations(model, "full")
     length = config.data.block_size
     positions = torch.arange(length, device=device()).remainder(length // 4).unsqueeze(0)
     step = partial(train_on, model, batch_of(config) | {"position_ids": positions})

@@ -22,21 +22,24 @@ ABOUT = """`torch.cuda.max_memory_allocated` of the first process in the first t
 
 STEPS, TOLERANCE = 3, 0.05
 GIB = 2**30
-RECOMPUTED = "--compute.activation_checkpointing=true"
+RECOMPUTED, SELECTIVE = (f"--compute.activation_checkpointing={what}" for what in ("full", "selective"))
 # Recipe, strategy and overrides; what differs most from its neighbors first.
 CASES: list[tuple[str, str, tuple[str, ...]]] = [
     ("gpt2_124m", "ddp", ()),
     ("llama_1b", "ddp", (RECOMPUTED,)),
+    ("llama_1b", "ddp", (SELECTIVE,)),
     ("resnet50", "ddp", ()),
     ("gpt2_124m", "fsdp", ()),
     ("gpt2_124m", "zero1", ()),
     ("gpt2_124m", "zero2", ()),
     ("gpt2_124m", "zero3", ()),
     ("gpt2_124m", "ddp", (RECOMPUTED,)),
+    ("gpt2_124m", "ddp", (SELECTIVE,)),
     ("llama_1b", "fsdp", (RECOMPUTED,)),
     ("gpt2_124m", "ddp", ("--precision=fp32", "--batch.micro_batch_size=16")),
     ("llama_1b", "ddp", ()),
     ("llama_1b", "zero3", (RECOMPUTED,)),
+    ("llama_1b", "zero3", (SELECTIVE,)),
 ]
 
 
@@ -91,7 +94,7 @@ def compare(
     """The ratio of one case."""
     name, strategy, more = case
     _, words = config_of(JOBS[name], is_small)
-    words = [*words, "--compute.compile=false", "--logging.trackers=[]", *more]
+    words = [*words, "--compute.compile=off", "--logging.trackers=[]", *more]
     if is_small:
         words = [word for word in words if word != "--batch.micro_batch_size=16"]
     expected = launcher.run(deadline, "single", planned, name, words, strategy, launcher.world_size, hide_gpus=True)

@@ -123,7 +123,7 @@ def asynchronous_checkpoint(is_small: bool) -> list[Result]:
     # GPT-2 large, whose weights and two moments take 8.6 GiB.
     words += [] if is_small else ["--model.hidden_size=1280", "--model.num_layers=36", "--model.num_heads=20"]
     words += [] if is_small else ["--batch.global_batch_size=8", "--batch.micro_batch_size=8"]
-    words += ["--compute.compile=false", '--checkpoint.every={"steps": 2}', "--checkpoint.keep_last=1"]
+    words += ["--compute.compile=off", '--checkpoint.every={"steps": 2}', "--checkpoint.keep_last=1"]
     import_from(job.path.parent, "data").sources = generated_sources
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -54,6 +54,6 @@ def copies_after_the_blocks(folder, *words):
 @pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
 def test_recomputed_blocks_keep_no_copies(strategy, tmp_path):
     # Weights that FSDP gathers in bf16 are not copied.
-    words = ("--compute.activation_checkpointing=true", "--compute.gather_in_bf16=false", "--data.block_size=24")
+    words = ("--compute.activation_checkpointing=full", "--compute.gather_in_bf16=false", "--data.block_size=24")
     for made, alive in run_job(copies_after_the_blocks, tmp_path / "run", *words, strategy=strategy):
         assert (made, alive) == (3 * 3, 0)

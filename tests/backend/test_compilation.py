@@ -1,6 +1,7 @@
 """A compiled model is the same training, on every strategy, and its checkpoints are the same files."""
 
 import json
+import os
 from functools import partial
 from pathlib import Path
 
@@ -8,14 +9,19 @@ import pytest
 import torch
 from safetensors import safe_open
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._inductor.exc import InvalidCxxCompiler
 
 import tasks
 from jobs import JobFailed, run_job, train
-from largebatch.backend.compilation import compile_in_place
+from largebatch.backend.compilation import CompiledRegions
 from largebatch.config import load_config
-from largebatch.errors import ConfigError, UserError
-from largebatch.plan import resolve
+from largebatch.errors import ConfigError
+from largebatch.plan import RunPlan, explain, resolve
+from largebatch.run.loop import Loop
+from largebatch.run.step import Step
+from largebatch.storage.files import read_json_lines
 from largebatch.storage.layout import folder_name, read_manifest
 from paths import ADDITION, DIGITS, PYDOC, SIMCLR, VIT_DIGITS
 from resuming import TINY_GPT
@@ -23,7 +29,7 @@ from resuming import TINY_GPT
 CPU = torch.device("cpu")
 # Unequal lengths, ragged batches, dropout, accumulation, two evaluations.
 STEPS = ("--model.num_layers=2", "--train.stop_after_steps=8", "--evaluation.max_samples=8")
-COMPILED = "--compute.compile=true"
+COMPILED = "--compute.compile=on"
 
 
 def train_here(run_dir: Path, *words: str, backend: str = "inductor") -> dict:
@@ -93,7 +99,7 @@ def test_blocks_whose_weights_are_gathered_in_bf16_share_their_graphs(strategy, 
 
 @pytest.mark.slow
 def test_with_activation_checkpointing(eager, tmp_path):
-    words = (COMPILED, "--compute.activation_checkpointing=true")
+    words = (COMPILED, "--compute.activation_checkpointing=full")
     result = run_job(trace_here, tmp_path / "run", *words, strategy="fsdp")[0]
     assert_same(result, eager[1])
     assert result["graphs"] > 1
@@ -123,22 +129,52 @@ def test_what_is_compiled(monkeypatch):
         (unlike, "ModuleList", 1),
     ):
         names = list(model.state_dict())
-        regions = compile_in_place(model, CPU)
+        regions = CompiledRegions(model, CPU).regions
         assert [type(region).__name__ for region in regions] == [kind] * count
         assert list(model.state_dict()) == names
         # A model that is compiled whole is cut up for DDP's reductions; blocks are parts enough.
         assert torch._dynamo.config.optimize_ddp is (regions == [model])
 
 
-def test_without_a_compiler(monkeypatch):
-    def no_compiler(_):
-        raise InvalidCxxCompiler
+def train_where_one_fails(run_dir: Path, part: str) -> dict:
+    """Train; what is written, and how often graphs had been called before each update. Rank 1 has no compiler for the
+    "forward" or "backward" graphs."""
+    calls, before_updates, update = [], [], Loop.update
 
-    monkeypatch.setattr(torch, "compile", no_compiler)
-    with pytest.raises(
-        UserError, match=r"does not work here: No working C\+\+ compiler.*install .*g\+\+\), or write false"
-    ):
-        compile_in_place(nn.Linear(1, 1), CPU)
+    def compile_graph(of: str, graph: torch.fx.GraphModule, _inputs: list[torch.Tensor]):
+        if of == part and os.environ["RANK"] == "1":
+            raise InvalidCxxCompiler
+
+        def call(*inputs):
+            calls.append(of)
+            return graph(*inputs)
+
+        return make_boxed_func(call)
+
+    def noted_update(loop: Loop, step: Step) -> None:
+        before_updates.append(len(calls))
+        update(loop, step)
+
+    Loop.update = noted_update
+    forward, backward = (partial(compile_graph, of) for of in ("forward", "backward"))
+    torch.compile = partial(torch.compile, backend=aot_autograd(fw_compiler=forward, bw_compiler=backward))
+    train(PYDOC, *TINY_GPT, *STEPS, COMPILED, run_dir=run_dir)
+    return written(run_dir) | {"calls": before_updates}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("part", "strategy"), [("forward", "ddp"), ("backward", "zero3")])
+def test_if_one_process_cannot_compile_none_does(part, strategy, eager, tmp_path):
+    """A compiler that is missing shows before the first step; a graph that cannot be built, in its passes."""
+    results = run_job(train_where_one_fails, tmp_path / "run", part, strategy=strategy)
+    assert_same(results[0], eager[1])
+    first, *later = results[0]["calls"]
+    assert later == [first] * 7
+    # The trial of the compiler; and graphs of each block, forward and backward.
+    assert (first == 1) if part == "forward" else (first > 4)
+    (event,) = [line for line in read_json_lines(tmp_path / "run/history.jsonl") if line["event"] == "not_compiled"]
+    assert event["reason"].startswith("on rank 1: torch.compile does not work on ")
+    assert "No working C++ compiler" in event["reason"]
 
 
 @pytest.mark.slow
@@ -147,7 +183,7 @@ def test_without_a_compiler(monkeypatch):
 )
 def test_what_is_cut_up_inside(strategy, recipe, region, tmp_path):
     """FSDP2 gathers each convolution of a ResNet by itself, in the midst of a stage; ZeRO-3 each layer of a model."""
-    remedy = f"compute.compile: {strategy} .* of {region} .*; write false, or launch with ddp, zero1 or zero2"
+    remedy = f'compute.compile: {strategy} .* of {region} .*; write "off", or launch with ddp, zero1 or zero2'
     with pytest.raises(JobFailed, match=remedy):
         run_job(train_two_steps, tmp_path / "run", recipe, strategy=strategy)
 
@@ -160,38 +196,70 @@ def test_frozen_weights_and_zero3(tmp_path):
         run_job(train_two_steps, tmp_path / "run", ADDITION, lora, strategy="zero3")
 
 
+def train_as_on_gpus(run_dir: Path, strategy: str) -> list[dict]:
+    RunPlan.compiles_on = lambda plan, _kind: plan.compute.compile != "off"
+    lora = '--model.lora={"rank": 2, "alpha": 4, "target_modules": ["q_proj"]}'
+    words = () if strategy == "fsdp" else (lora,)
+    train_two_steps(run_dir, DIGITS if strategy == "fsdp" else ADDITION, "--compute.compile=auto", *words)
+    return read_json_lines(run_dir / "history.jsonl")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
+def test_what_is_not_asked_for_runs_eagerly(strategy, tmp_path):
+    """Where compiling it would be refused: the same two models."""
+    history = run_job(train_as_on_gpus, tmp_path / "run", strategy, strategy=strategy)[0]
+    assert [line["event"] for line in history] == ["started", "not_compiled", "finished"]
+    assert f"{strategy} does not gather all weights of" in history[1]["reason"]
+
+
 def train_two_steps(run_dir: Path, recipe: Path, *words: str) -> None:
     train(recipe, "--batch.micro_batch_size=32", "--train.stop_after_steps=2", COMPILED, *words, run_dir=run_dir)
 
 
 def test_batch_norm_and_accumulation():
     config = load_config(DIGITS, [COMPILED])
-    with pytest.raises(ConfigError, match=r"several micro-batches; write false, or .* start 4 processes"):
+    with pytest.raises(ConfigError, match=r'between micro-batches, .*; write "off", or start 4 processes'):
         resolve(config, 2)
-    assert resolve(config, 4).compute.compile
+    assert resolve(config, 4).compiles_on("cpu")
 
 
 def test_batch_norm_over_all_processes():
     config = load_config(DIGITS, [COMPILED, "--model.sync_batch_norm=true"])
-    with pytest.raises(ConfigError, match="BatchNorm cannot be compiled if it communicates"):
+    with pytest.raises(ConfigError, match="BatchNorm communicates between processes, which cannot be compiled"):
         resolve(config, 4)
 
 
 def test_batch_norm_and_activation_checkpointing():
     """Blocks without BatchNorm are compiled with what is computed again; see `tests/model`."""
-    checkpointing = "--compute.activation_checkpointing=true"
-    with pytest.raises(
-        ConfigError, match=r"gives up on recomputed blocks with BatchNorm.*compute.activation_checkpointing"
-    ):
+    checkpointing = "--compute.activation_checkpointing=full"
+    with pytest.raises(ConfigError, match=r"blocks with BatchNorm are recomputed.*compute.activation_checkpointing"):
         resolve(load_config(DIGITS, [COMPILED, checkpointing]), 4)
-    assert resolve(load_config(VIT_DIGITS, [COMPILED, checkpointing]), 4).compute.compile
+    assert resolve(load_config(VIT_DIGITS, [COMPILED, checkpointing]), 4).compiles_on("cpu")
+
+
+@pytest.mark.parametrize(
+    ("words", "world_size", "devices", "line"),
+    [
+        ((), 4, {"cuda"}, "the model is compiled on GPUs, and the first step takes longer"),
+        ((COMPILED,), 4, {"cuda", "cpu"}, "the model is compiled, and the first step takes longer"),
+        (("--compute.compile=off",), 4, set(), "the model is not compiled: compute.compile is off"),
+        ((), 2, set(), "the model is not compiled: BatchNorm's momentum differs between micro-batches"),
+        (("--model.sync_batch_norm=true",), 4, set(), "not compiled: BatchNorm communicates between processes"),
+        (("--compute.activation_checkpointing=full",), 4, set(), "not compiled: blocks with BatchNorm are recomputed"),
+    ],
+)
+def test_where_models_are_compiled(words, world_size, devices, line):
+    plan = resolve(load_config(DIGITS, words), world_size)
+    assert {kind for kind in ("cpu", "cuda") if plan.compiles_on(kind)} == devices
+    assert line in explain(plan, "digits")
 
 
 @pytest.mark.slow
 def test_blocks_that_are_computed_again_are_compiled(tmp_path):
     """In one graph of training, which all blocks share, and one of evaluation, besides that of the first trial."""
     words = ("--data.samples=blocks", "--batch.drop_last=true")
-    checkpointing = "--compute.activation_checkpointing=true"
+    checkpointing = "--compute.activation_checkpointing=full"
     place = {"strategy": "single", "world_size": 1}
     (expected,) = run_job(train_here, tmp_path / "eager", *words, **place)
     (result,) = run_job(train_here, tmp_path / "run", *words, COMPILED, checkpointing, **place, timeout=600)

@@ -25,8 +25,8 @@ SMALL = ("--model.num_layers=2", "--model.hidden_size=34", "--model.num_heads=2"
 SMALL_LLAMA = (*SMALL, "--model.num_heads=1", "--model.num_kv_heads=1", "--model.intermediate_size=47")
 LAMB = '--optimizer={"name": "lamb", "betas": [0.9, 0.99], "weight_decay": 0.1, "clip_norm": 1.0}'
 LARS = '--optimizer={"name": "lars", "nesterov": true, "weight_decay": 0.001, "trust_coefficient": 0.01}'
-RECOMPUTED = "--compute.activation_checkpointing=true"
-COMPILED = "--compute.compile=true"
+RECOMPUTED = "--compute.activation_checkpointing=full"
+COMPILED = "--compute.compile=on"
 ACCUMULATED = "--batch.micro_batch_size=4"
 # Recipe, overrides, strategy and processes.
 RECIPES = {

@@ -29,7 +29,7 @@ REPLICAS = 2
 # What a model is to ZeRO-3 that is larger than its thresholds.
 LARGE = {"stage3_param_persistence_threshold": 0, "stage3_max_reuse_distance": 0, "stage3_max_live_parameters": 0}
 EACH, LAST = (f"--compute.reduce_gradients={policy}_micro_batch" for policy in ("each", "last"))
-RECOMPUTE = "--compute.activation_checkpointing=true"
+RECOMPUTE = "--compute.activation_checkpointing=full"
 
 
 class Case(NamedTuple):

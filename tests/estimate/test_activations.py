@@ -14,7 +14,7 @@ from largebatch.estimate.recipe_model import activation_bytes, recipe_model
 from largebatch.model.activation_checkpointing import checkpoint_activations
 from paths import BERT, DIGITS, LLAMA, PYDOC, SIMCLR, VIT_DIGITS
 
-RECOMPUTE = "--compute.activation_checkpointing=true"
+RECOMPUTE = "--compute.activation_checkpointing=full"
 
 
 def counted(recipe, *words):
@@ -37,8 +37,8 @@ def kept_by_a_forward_pass(recipe, *words):
     """With real numbers; the model's own, without parameters and buffers, but with the logits and their gradient."""
     config = load_config(recipe, words)
     model = tasks.build_model(recipe)(config).train()
-    if config.compute.activation_checkpointing:
-        checkpoint_activations(model)
+    if config.compute.activation_checkpointing != "none":
+        checkpoint_activations(model, config.compute.activation_checkpointing)
     size = config.batch.micro_batch_size
     of_loss = 0
     if recipe in (DIGITS, VIT_DIGITS, SIMCLR):

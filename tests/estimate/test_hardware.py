@@ -110,7 +110,7 @@ def test_operations_of_a_transformer_by_hand():
 
 def test_operations_that_are_done_again():
     _, _, (forward, backward) = counted(PYDOC)
-    _, _, (forward_again, backward_again) = counted(PYDOC, "--compute.activation_checkpointing=true")
+    _, _, (forward_again, backward_again) = counted(PYDOC, "--compute.activation_checkpointing=full")
     assert forward_again == forward
     # The blocks' forward pass, which is most of the whole, and not the output layer's.
     assert 0.3 * forward < backward_again - backward < forward

@@ -18,7 +18,7 @@ from test_strategies import recorded
 
 SMALL = ("--model.num_layers=2", "--model.hidden_size=32", "--model.num_heads=2", "--data.block_size=32")
 SHORT = ("--train.stop_after_steps=4", "--batch.micro_batch_size=8", "--evaluation.max_samples=20")
-CHECKPOINTING = "--compute.activation_checkpointing=true"
+FULL, SELECTIVE = ("--compute.activation_checkpointing=full", "--compute.activation_checkpointing=selective")
 RESNET = '{"architecture": "resnet", "embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 2], "layer_type": '
 # Numbers of a logged step and of an evaluation that do not depend on the clock.
 EXACT = (*EXACT_OF_A_STEP, "accuracy", "knn_accuracy")
@@ -63,9 +63,10 @@ def test_not_a_bit_changes(name, strategy, tmp_path):
     recipe, overrides = RECIPES[name]
     words = (*overrides, *SHORT)
     plain = run_job(recorded, recipe, tmp_path / "plain", *words, strategy=strategy)[0]
-    checkpointed = run_job(recorded, recipe, tmp_path / "other", *words, CHECKPOINTING, strategy=strategy)[0]
     assert len(plain["metrics"]) == 4
-    assert_bit_identical(checkpointed, plain)
+    for word in (FULL, SELECTIVE):
+        checkpointed = run_job(recorded, recipe, tmp_path / word, *words, word, strategy=strategy)[0]
+        assert_bit_identical(checkpointed, plain)
 
 
 @pytest.mark.slow
@@ -74,7 +75,7 @@ def test_a_run_goes_on_with_it(tmp_path):
     recipe, overrides = RECIPES["dropout"]
     words = (*overrides, *SHORT, "--logging.every=1", "--logging.trackers=[]")
     run_job(train_in, recipe, tmp_path / "run", *words, "--train.stop_after_steps=2", strategy="single", world_size=1)
-    resumed = run_job(recorded, recipe, tmp_path / "run", *words, CHECKPOINTING, strategy="single", world_size=1)[0]
+    resumed = run_job(recorded, recipe, tmp_path / "run", *words, FULL, strategy="single", world_size=1)[0]
     whole = run_job(recorded, recipe, tmp_path / "whole", *words, strategy="single", world_size=1)[0]
     assert [line["loss"] for line in resumed["metrics"]] == [line["loss"] for line in whole["metrics"]]
     for name, tensor in whole["weights"][-1].items():
@@ -106,7 +107,7 @@ def kept_of_a_transformer(recipe: Path, num_layers: int, recompute: bool) -> int
     config = load_config(recipe, (f"--model.num_layers={num_layers}", "--model.hidden_size=64", "--data.block_size=64"))
     model = tasks.build_model(recipe)(config)
     if recompute:
-        checkpoint_activations(model)
+        checkpoint_activations(model, "full")
     return bytes_kept(model, input_ids=torch.zeros(4, 64, dtype=torch.int64))
 
 
@@ -123,12 +124,12 @@ def test_residual_blocks_keep_less():
     config = load_config(DIGITS, ("--model.depths=[3, 3, 3]",))
     model = tasks.build_model(DIGITS)(config)
     plain = bytes_kept(model, pixel_values=torch.zeros(4, 1, 16, 16))
-    checkpoint_activations(model)
+    checkpoint_activations(model, "full")
     assert bytes_kept(model, pixel_values=torch.zeros(4, 1, 16, 16)) < plain / 2
 
 
 @pytest.mark.slow
 def test_models_without_such_blocks_are_refused(tmp_path):
-    with pytest.raises(JobFailed, match=r"Encoder has no blocks that can be recomputed.*write false"):
-        run_job(train_in, SIMCLR, tmp_path / "run", CHECKPOINTING, strategy="ddp")
+    with pytest.raises(JobFailed, match=r'Encoder has no blocks that can be recomputed.*write "none"'):
+        run_job(train_in, SIMCLR, tmp_path / "run", SELECTIVE, strategy="ddp")
     assert not (tmp_path / "run").exists()

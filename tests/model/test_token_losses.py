@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 import tasks
 from jobs import run_job
-from largebatch.backend.compilation import compile_in_place
+from largebatch.backend.compilation import CompiledRegions
 from largebatch.config import load_config
 from largebatch.data.text import IGNORE_INDEX
 from largebatch.errors import UserError
@@ -165,7 +165,7 @@ def test_a_model_that_is_compiled_whole(monkeypatch):
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     model.zero_grad()
     return_token_losses(model)
-    assert compile_in_place(model, torch.device("cpu")) == [model]
+    assert CompiledRegions(model, torch.device("cpu")).regions == [model]
     losses = model(input_ids=tokens, targets=tokens)
     losses.sum().backward()
     torch.testing.assert_close(losses, expected)

@@ -121,7 +121,7 @@ def test_what_does_not_change_the_training_may_change(run, tmp_path):
         "--evaluation.max_samples=8",
         "--checkpoint.keep_last=1",
         "--faults.hang_seconds=900",
-        "--compute.activation_checkpointing=true",
+        "--compute.activation_checkpointing=full",
         "--data.num_workers=1",
         '--debug_model={"num_layers": 1}',
     )

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from largebatch.backend.batch_norm import RunningStatistics, is_synchronized, synchronize
-from largebatch.backend.compilation import compile_in_place
+from largebatch.backend.compilation import CompiledRegions
 from largebatch.backend.exchange import compare_tokens, gather
 from largebatch.backend.kept import KeptStates
 from largebatch.backend.launch import Launch
@@ -77,7 +77,7 @@ class Backend(ABC):
         self._learning_rate = 0.0  # the schedule's
         self._set_aside: list[tuple[dict[str, Any], Any]] = []  # frozen groups and their parameters, during an update
         self.kept = KeptStates()
-        self._compiled: list[nn.Module] = []  # the parts of the model that go through torch.compile
+        self._compiled: CompiledRegions | None = None  # None if nothing is to be compiled
         # On the host, so that summing a count does not wait for the device.
         self._host_group = self.new_host_group()
         if self.world_size > 1:
@@ -92,8 +92,8 @@ class Backend(ABC):
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         """Wrap model and optimizer for the strategy; use the returned ones from here on."""
-        if self.plan.compute.compile:
-            self._compiled = compile_in_place(model, self.device)
+        if self.plan.compiles_on(self.device.type):
+            self._compiled = CompiledRegions(model, self.device)
         prepared = self._wrap(model, optimizer)
         self._locate_layers()
         if any(self.plan.frozen_steps):
@@ -101,6 +101,19 @@ class Backend(ABC):
             self._torch_optimizer.register_step_pre_hook(self._set_frozen_aside)
             self._torch_optimizer.register_step_post_hook(self._put_back)
         return prepared
+
+    def agree_on_compiling(self) -> str | None:
+        """If one process could not compile the model, let all run it eagerly, and return why; every process must call
+        this."""
+        if self._compiled is None:
+            return None
+        failures = self.gather_objects(self._compiled.why_eager)
+        reason = next((f"on rank {rank}: {each}" for rank, each in enumerate(failures) if each is not None), None)
+        if reason is not None:
+            self._compiled.why_eager = reason
+            # Nothing is left to agree on.
+            self._compiled = None
+        return reason
 
     def _set_frozen_aside(self, optimizer: Optimizer, *_: object) -> None:
         self._set_aside = [(group, group["params"]) for group in optimizer.param_groups if self._is_frozen(group)]

@@ -3,10 +3,19 @@
 The compiled regions are the blocks that a model repeats, or the whole model if it repeats none. All blocks share one
 compiled code, so that a deep model compiles as fast as a shallow one; FSDP2 and ZeRO-3 gather weights block by block. A
 region's `forward` is replaced, not the module, so that names and the strategies' hooks on modules are unaffected.
+
+What fails to compile trains eagerly. A compiler that is missing shows before training. Whether the model's own graphs
+can be built shows in the first training step, where each region is tried forward and backward on copies of its inputs,
+without communication; a process on which that fails goes on eagerly, and at the end of the step's passes all do.
 """
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from largebatch.errors import UserError, reason_of
 from largebatch.model.parts import lists_of_blocks
@@ -17,42 +26,73 @@ from largebatch.plan.strategies import names_of
 MAX_VERSIONS = 64
 
 
-def compile_in_place(model: nn.Module, device: torch.device) -> list[nn.Module]:
-    """Compile the model's regions, which are returned, when they are first called; to call before the model is wrapped.
+class CompiledRegions:
+    """A model's regions, compiled when they are first called; to create before the model is wrapped.
 
     A region called with a second shape is compiled once more, for any size of the dimensions that changed.
-
-    Raises:
-        UserError: torch.compile does not work on the device.
     """
-    torch._dynamo.config.recompile_limit = MAX_VERSIONS
-    # With the compiler's own random numbers, dropout would depend on whether a model is compiled.
-    torch._inductor.config.fallback_random = True
-    _check_compiler(device)
-    regions = [block for blocks in lists_of_blocks(model) for block in blocks] or [model]
-    # Under DDP, Dynamo cuts compiled code at the boundaries of DDP's buckets, so that reductions overlap with the rest
-    # of the backward pass. Regions that are blocks are boundaries enough, and smaller pieces fuse less.
-    torch._dynamo.config.optimize_ddp = regions == [model]
-    for region in regions:
-        region.forward = torch.compile(region.forward)
-    return regions
 
+    def __init__(self, model: nn.Module, device: torch.device):
+        torch._dynamo.config.recompile_limit = MAX_VERSIONS
+        # With the compiler's own random numbers, dropout would depend on whether a model is compiled.
+        torch._inductor.config.fallback_random = True
+        self._device = device
+        self.regions = [block for blocks in lists_of_blocks(model) for block in blocks] or [model]
+        # Why the regions run eagerly; None if they do not. A small module needs what a model needs: a C++ compiler on
+        # a CPU; Triton, gcc and Python's headers on a GPU.
+        self.why_eager = self._failure_of(nn.SiLU(), torch.compile(nn.SiLU()), [torch.ones(1, device=device)], {})
+        # Under DDP, Dynamo cuts compiled code at the boundaries of DDP's buckets, so that reductions overlap with the
+        # rest of the backward pass. Regions that are blocks are boundaries enough, and smaller pieces fuse less.
+        torch._dynamo.config.optimize_ddp = self.regions == [model]
+        for region in self.regions:
+            region.forward = self._compiled(region)
 
-def refuse_to_compile(region: nn.Module, strategy: str) -> UserError:
-    """The error for a region whose weights the strategy does not gather together for all of its compiled code."""
-    return UserError(
-        f"compute.compile: {strategy} does not gather all weights of {type(region).__name__} for its compiled code; "
-        f"write false, or launch with {names_of(lambda entry: not entry.shards.endswith('weights'))}"
-    )
+    def leave_out(self, region: nn.Module, strategy: str, word: str) -> None:
+        """Compile nothing, because the strategy does not gather all of a region's weights for its compiled code.
 
+        Raises:
+            UserError: The recipe's `compute.compile` is "on".
+        """
+        self.why_eager = f"{strategy} does not gather all weights of {type(region).__name__} for its compiled code"
+        if word == "on":
+            others = names_of(lambda entry: not entry.shards.endswith("weights"))
+            raise UserError(f'compute.compile: {self.why_eager}; write "off", or launch with {others}')
 
-def _check_compiler(device: torch.device) -> None:
-    # A small function needs what a model needs: a C++ compiler on a CPU; Triton, gcc and Python's headers on a GPU.
-    try:
-        torch.compile(torch.sin)(torch.ones(1, device=device))
-    # Each compiler raises its own exceptions.
-    except Exception as error:
-        raise UserError(
-            f"compute.compile: torch.compile does not work here: {reason_of(error)}; install what is missing "
-            f"({'g++' if device.type == 'cpu' else 'triton, gcc and python3-dev'}), or write false"
-        ) from error
+    def _compiled(self, region: nn.Module) -> Callable[..., Any]:
+        eager = region.forward
+        compiled = torch.compile(eager)
+        # Whether passes with and without gradients, which are compiled separately, have been tried.
+        tried: set[bool] = set()
+
+        @wraps(eager)
+        def forward(*arguments: Any, **options: Any) -> Any:
+            if self.why_eager is None and torch.is_grad_enabled() not in tried:
+                tried.add(torch.is_grad_enabled())
+                self.why_eager = self._failure_of(region, compiled, arguments, options)
+            return (compiled if self.why_eager is None else eager)(*arguments, **options)
+
+        return forward
+
+    def _failure_of(self, region: nn.Module, compiled: Callable[..., Any], *given: Any) -> str | None:
+        """Why a region cannot be compiled; this leaves its buffers and random numbers as they are."""
+        arguments, options = tree_map_only(
+            torch.Tensor, lambda each: each.clone() if each.requires_grad else each, given
+        )
+        trained = [each for each in tree_leaves((arguments, options)) if getattr(each, "requires_grad", False)]
+        buffers = [(buffer, buffer.clone()) for buffer in region.buffers()]
+        try:
+            with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
+                outputs = tree_leaves(compiled(*arguments, **options))
+                outputs = [each for each in outputs if getattr(each, "requires_grad", False)]
+                if outputs:
+                    # Of a region whose inputs need no gradient, the first.
+                    trained = trained or [each for each in region.parameters() if each.requires_grad]
+                    torch.autograd.grad(outputs, trained, [each.detach() for each in outputs], allow_unused=True)
+        # Each compiler raises its own exceptions.
+        except Exception as error:
+            return f"torch.compile does not work on {type(region).__name__}: {reason_of(error)}"
+        finally:
+            for buffer, before in buffers:
+                # Autograd may have saved a buffer that several regions share, and would refuse a change that it sees.
+                buffer.data.copy_(before)
+        return None

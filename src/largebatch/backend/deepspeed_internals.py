@@ -6,7 +6,9 @@ from typing import Any
 
 import deepspeed
 import torch
+from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from largebatch.optim.layerwise import LayerPart
 
@@ -17,6 +19,16 @@ def switch_off_shared_memory() -> None:
     That takes about 40 s, and a run killed during it would leave a lock on which every later run waits forever.
     """
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+def hide_gathers_from_modes() -> None:
+    """Have ZeRO-3 gather and free weights outside of the modes that watch operations.
+
+    "selective" activation checkpointing refuses operations in a block's second run that its first run did not have.
+    """
+    for name in ("fetch_sub_module", "release_sub_module"):
+        hidden = _disable_current_modes()(getattr(PartitionedParameterCoordinator, name))
+        setattr(PartitionedParameterCoordinator, name, hidden)
 
 
 @dataclass(frozen=True)

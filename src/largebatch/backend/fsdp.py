@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 
 from largebatch.backend.accelerate_internals import rehearse_fsdp_on_cpu
 from largebatch.backend.base import Observed, Request, Update
-from largebatch.backend.compilation import refuse_to_compile
 from largebatch.backend.fsdp_units import gather_once, shape_of, shardable_parts
 from largebatch.backend.gathers import gather_in_bf16
 from largebatch.backend.launch import SHARD_SIZE
@@ -66,9 +65,10 @@ class FsdpBackend(NativeBackend):
         self._units = list(sharded_units(model))
         gather_once(model)
         gather_in_bf16(model, {parameter.name for parameter in shape.parameters if parameter.in_bf16})
-        for region in self._compiled:
-            if any(isinstance(part, FSDPModule) for part in region.modules() if part is not region):
-                raise refuse_to_compile(region, self.launch.strategy)
+        if (compiled := self._compiled) is not None:
+            for region in compiled.regions:
+                if any(isinstance(part, FSDPModule) for part in region.modules() if part is not region):
+                    compiled.leave_out(region, self.launch.strategy, self.plan.compute.compile)
         return prepared
 
     def _materialize(self, model: nn.Module) -> None:

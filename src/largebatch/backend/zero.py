@@ -13,12 +13,12 @@ from torch.optim import Optimizer
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from largebatch.backend.base import Backend, Observed, Request, Update, group_options
-from largebatch.backend.compilation import refuse_to_compile
 from largebatch.backend.deepspeed_config import fill_from_plan
 from largebatch.backend.deepspeed_internals import (
     PartitionedStates,
     PartitionedWeights,
     Partitions,
+    hide_gathers_from_modes,
     switch_off_shared_memory,
 )
 from largebatch.backend.launch import Launch
@@ -49,6 +49,8 @@ class ZeroBackend(Backend):
         if not on_gpu:
             switch_off_shared_memory()
             group.backend = "gloo"
+        if plan.compute.activation_checkpointing == "selective":
+            hide_gathers_from_modes()
         assert launch.deepspeed_config is not None
         plugin = DeepSpeedPlugin(
             hf_ds_config=fill_from_plan(launch.deepspeed_config, plan),
@@ -67,13 +69,14 @@ class ZeroBackend(Backend):
         self._launched_stage: int = launch.deepspeed_config["zero_optimization"]["stage"]
 
     def _wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        if self._launched_stage == 3:
-            for region in self._compiled:
+        if self._launched_stage == 3 and (compiled := self._compiled) is not None:
+            for region in compiled.regions:
                 frozen = [name for name, parameter in region.named_parameters() if not parameter.requires_grad]
                 # Frozen weights are let go before its compiled backward pass, which needs all but those that are only
                 # added, such as key biases.
                 if region is model or not all(name.endswith("bias") for name in frozen):
-                    raise refuse_to_compile(region, self.launch.strategy)
+                    compiled.leave_out(region, self.launch.strategy, self.plan.compute.compile)
+                    break
                 # Gather its weights together before its compiled code runs, instead of in each layer inside it.
                 set_z3_leaf_module(region, True)
         groups = [dict(group) for group in optimizer.param_groups if "frozen_steps" in group]

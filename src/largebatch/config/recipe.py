@@ -164,12 +164,6 @@ class RecipeConfig(Section):
             yield "batch.global_batch_size: a single sample has no others to be compared with; write at least 2"
 
     @check
-    def _compiled_blocks_run_once(self) -> Iterator[str]:
-        if self.compute.compile and self.compute.activation_checkpointing and self.model.uses_batch_norm:
-            problem = "torch.compile gives up on recomputed blocks with BatchNorm"
-            yield f"compute.compile: {problem}; write false, or set compute.activation_checkpointing to false"
-
-    @check
     def _sums_over_the_sources(self) -> Iterator[str]:
         sections = self.data.sections() if isinstance(self.data, Mixable) else []
         for field in ("num_train_samples", "num_eval_samples") if sections else ():

@@ -3,7 +3,7 @@
 import math
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from largebatch.batch import Length, Unit
 from largebatch.batch.scaling import ScalingRule, scaling_factor
@@ -331,12 +331,14 @@ class Faults(Section):
 class Compute(Section):
     """How a step is computed; this affects its time and memory and, apart from rounding, nothing else."""
 
-    compile: bool = False
-    """Whether to `torch.compile` the repeated blocks of the model, or the whole model if it has none. The first steps
-    take longer, and losses differ by rounding."""
-    activation_checkpointing: bool = False
-    """Whether transformer and residual blocks keep only their inputs and recompute the rest in the backward pass: much
-    less memory, at the cost of one more forward pass of the blocks."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Whether to `torch.compile` the repeated blocks of the model, or the whole model if it has none: "auto" does on
+    GPUs, if the model and the strategy can be compiled. The first steps take longer, and losses differ by rounding. If
+    compiling fails, training continues without, on all processes alike, with a warning."""
+    activation_checkpointing: Literal["none", "selective", "full"] = "none"
+    """What transformer and residual blocks recompute in the backward pass instead of keeping it. "full": everything but
+    their inputs, which needs the least memory, at the cost of one more forward pass of the blocks. "selective": neither
+    matrix products, nor convolutions, nor attention, whose results are kept, so that little time is lost."""
     channels_last: bool = False
     """Whether images are laid out with their channels last (NHWC), which tensor cores need for convolutions."""
     attention: (
@@ -367,6 +369,14 @@ class Compute(Section):
     deterministic: bool = False
     """Whether to use only kernels that give the same bits each time. This is slower on GPUs, and operations without
     such a kernel raise an error. CPUs give the same bits in any case."""
+
+    @field_validator("compile", "activation_checkpointing", mode="before")
+    @classmethod
+    def _words_for_booleans(cls, value: Any, info: ValidationInfo) -> Any:
+        off, on = ("off", "on") if info.field_name == "compile" else ("none", "full")
+        if isinstance(value, bool):
+            raise ValueError(f'{str(value).lower()} has become a word; write "{on if value else off}"')
+        return value
 
 
 class ProfiledSteps(Section):

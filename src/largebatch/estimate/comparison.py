@@ -106,7 +106,7 @@ def _cost(
     reduced = when_reduced(model, strategy, plan, gpu_memory)
     strategy = replace(strategy, reduces_each=reduced == "each_micro_batch", ddp_bucket_mib=plan.ddp_bucket_mib)
     states = model_states(model, strategy, plan.world_size, optimizer_states(plan), micro_batches)
-    recomputes = config.compute.activation_checkpointing
+    recomputes = config.compute.activation_checkpointing != "none"
     traffic = traffic_of_a_step(model, strategy, plan.world_size, micro_batches, recomputes)
     held = asdict(states)
     transient = held.pop("transient")

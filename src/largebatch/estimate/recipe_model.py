@@ -1,30 +1,31 @@
 """The model of a recipe, without memory, from its task's model.py, and an estimate of the activations that it keeps.
 
 For the estimate, the model runs on fake tensors, which have shapes and no memory, under the recipe's precision and
-activation checkpointing. The storages that autograd saves for the backward pass are counted, without parameters but
-with the copies of weights that autocast casts. They are those that operations on an NVIDIA GPU would save, as far as
-`cuda_kernels` says. Gradients of activations and work space come on top.
+activation checkpointing. The storages that autograd and "selective" save for the backward pass are counted, without
+parameters but with the copies of weights that autocast casts. They are those that operations on an NVIDIA GPU would
+save, as far as `cuda_kernels` says. Gradients of activations and work space come on top.
 """
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_leaves
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from largebatch.config import RecipeConfig
 from largebatch.config.task_config import authors_program
 from largebatch.errors import UserError
 from largebatch.estimate.cuda_kernels import cuda_kernels
-from largebatch.model.activation_checkpointing import blocks_to_recompute, checkpoint_activations
+from largebatch.model.activation_checkpointing import KEPT_RESULTS, blocks_to_recompute, checkpoint_activations
 from largebatch.model.attention import keep_documents_apart, set_attention
 from largebatch.model.building import build_shapes, storage_of
 from largebatch.task_folders import folder_of, import_from
@@ -60,7 +61,8 @@ def activation_bytes(model: nn.Module, config: RecipeConfig, example_batch: Exam
     """Bytes that a process needs for a micro-batch; None if it is not known how the model is called.
 
     These are what it keeps, and the logits of a chunk (`linear_token_losses`) with their gradient. With activation
-    checkpointing, the inputs of the blocks are kept; when the largest block is recomputed, there are no logits.
+    checkpointing, the inputs of the blocks are kept and, if it is "selective", the results of some operations; when the
+    rest of the largest block is recomputed, there are no logits.
 
     Args:
         model: The recipe's model on the meta device; it gets tensors without memory.
@@ -80,14 +82,14 @@ def activation_bytes(model: nn.Module, config: RecipeConfig, example_batch: Exam
             # It makes no mask of numbers, so it keeps what attention without documents keeps.
             batch.pop("position_ids", None)
         try:
-            forward = partial(_kept_by, model, batch, config.precision == "bf16")
-            largest = 0
-            if config.compute.activation_checkpointing:
+            what, blocks, largest = config.compute.activation_checkpointing, list[nn.Module](), 0
+            forward = partial(_kept_by, model, batch, config.precision == "bf16", what)
+            if what != "none":
                 blocks = blocks_to_recompute(model)
                 kept, _ = forward(blocks)
                 largest = max(kept[block] for block in blocks)
-                checkpoint_activations(model)
-            kept, of_loss = forward()
+                checkpoint_activations(model, what)
+            kept, of_loss = forward(blocks)
             return sum(kept.values()) + max(largest, of_loss)
         except UserError:
             raise
@@ -162,19 +164,30 @@ def _kept_by(
     model: nn.Module,
     micro_batch: Mapping[str, torch.Tensor],
     in_bf16: bool,
-    blocks: Sequence[nn.Module] = (),
+    what: str,
+    blocks: Sequence[nn.Module],
 ) -> tuple[dict[nn.Module | None, int], int]:
-    """Bytes that a forward pass keeps in each of the blocks and, under None, elsewhere; and those of the loss alone."""
+    """Bytes that a forward pass keeps in each of the blocks and, under None, elsewhere; and those of the loss alone.
+
+    What "selective" activation checkpointing keeps is counted under None. `what` is the kind of checkpointing.
+    """
     others = {storage_of(tensor) for tensor in (*model.parameters(), *model.buffers())}
     # The storages themselves are kept, so that a later one cannot get the address of a freed one.
     kept: dict[int, tuple[nn.Module | None, torch.UntypedStorage]] = {}
     inside: list[nn.Module] = []
 
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
+    def keep(tensor: torch.Tensor, is_result: bool = False) -> torch.Tensor:
         if storage_of(tensor) not in others:
-            place = inside[-1] if inside else None
+            place = inside[-1] if inside and not is_result else None
             kept.setdefault(storage_of(tensor), (place, tensor.untyped_storage()))
         return tensor
+
+    class KeepResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+            returned = function(*arguments, **(options or {}))
+            if inside and what == "selective" and function in KEPT_RESULTS:
+                tree_map_only(torch.Tensor, partial(keep, is_result=True), returned)
+            return returned
 
     with ExitStack() as hooks:
         for block in blocks:
@@ -182,6 +195,7 @@ def _kept_by(
             hooks.enter_context(block.register_forward_hook(lambda *_: inside.pop() and None))
         hooks.enter_context(saved_tensors_hooks(keep, lambda tensor: tensor))
         hooks.enter_context(cuda_kernels(in_bf16))
+        hooks.enter_context(KeepResults())  # type: ignore[no-untyped-call]
         outputs = model(**micro_batch)
         # The output layer has computed its gradients together with its losses (`linear_token_losses`).
         losses = getattr(outputs, "grad_fn", None)

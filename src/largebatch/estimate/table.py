@@ -46,11 +46,10 @@ def table(comparison: Json, config: RecipeConfig) -> str:
     if (activations := comparison["estimated_activation_bytes"]) is None:
         notes.append("Activations are not estimated for this task or model: leave room for them.")
     else:
-        how = "with" if config.compute.activation_checkpointing else "without"
         notes.append(
-            f"Activations are an estimate: {_size(activations)} GiB for a micro-batch {how} activation "
-            "checkpointing, which is what autograd saves with CUDA's kernels in a forward pass on shapes alone, "
-            "with a chunk of logits that a loss needs, and without other work space."
+            f"Activations are an estimate: {_size(activations)} GiB for a micro-batch with activation checkpointing "
+            f'"{config.compute.activation_checkpointing}", which is what a forward pass on shapes alone keeps with '
+            "CUDA's kernels, with a chunk of logits that a loss needs, and without other work space."
         )
     if comparison["gpu_memory_bytes"] is not None:
         notes.append(

@@ -80,6 +80,7 @@ class RunPlan:
     optimizer_options: dict[str, Any]  # the same options for this batch size
 
     frozen_steps: tuple[int, ...] = ()  # for each of the optimizer's groups, the number of first steps without updates
+    obstacle_to_compiling: str | None = None  # why the model cannot be compiled; None if nothing is known
 
     # What is declared about the optimizer; it is code, so not in JSON, and None in a plan that was read from there.
     optimizer_entry: OptimizerEntry | None = field(default=None, compare=False)
@@ -147,6 +148,13 @@ class RunPlan:
             raise UserError(what, everywhere=True)
         return self.evaluation.sets[name]
 
+    # --- on a kind of device --------------------------------------------------------------------------------------
+
+    def compiles_on(self, kind: str) -> bool:
+        """Whether the model is to be compiled on devices of this kind, such as "cuda"."""
+        word = self.compute.compile
+        return word == "on" or (word == "auto" and kind == "cuda" and self.obstacle_to_compiling is None)
+
     # --- as JSON --------------------------------------------------------------------------------------------------
 
     def to_json(self) -> str:
@@ -184,13 +192,9 @@ def resolve(config: RecipeConfig, world_size: int, micro_batch_size: int | None 
     micro_batch_size = micro_batch_size or config.batch.micro_batch_size
     sizes = [phase.global_batch_size for phase in timeline.phases]
     accumulation = max(gradient_accumulation_steps(size, micro_batch_size, world_size) for size in sizes)
-    is_synchronized = config.model.synchronizes_batch_norm and world_size > 1
-    if config.compute.compile and config.model.uses_batch_norm and (is_synchronized or accumulation > 1):
-        raise ConfigError(
-            "compute.compile: BatchNorm cannot be compiled if it communicates between processes, or if its running "
-            "statistics move by a different factor in each of several micro-batches; write false, or set "
-            f"model.sync_batch_norm to false, which changes the loss, and start {accumulation * world_size} processes"
-        )
+    obstacle, remedy = _obstacle_to_compiling(config, world_size, accumulation) or (None, None)
+    if obstacle is not None and config.compute.compile == "on":
+        raise ConfigError(f'compute.compile: {obstacle}, which cannot be compiled; write "off", or {remedy}')
     total_steps = timeline.steps_in(config.train.duration.length)
     scaled_batch_size = sizes[0] if isinstance(rate.decay, BatchGrowth) else None
     max_peak_lr = rate.peak_for(scaled_batch_size or max(sizes))
@@ -230,8 +234,22 @@ def resolve(config: RecipeConfig, world_size: int, micro_batch_size: int | None 
             timeline.steps_in(group.frozen_until.length) if group.frozen_until else 0
             for group in config.optimizer.groups or ()
         ),
+        obstacle_to_compiling=obstacle,
         optimizer_entry=entry,
     )
+
+
+def _obstacle_to_compiling(config: RecipeConfig, world_size: int, accumulation: int) -> tuple[str, str] | None:
+    """Why the model cannot be compiled, and what would have to change; None if it can be."""
+    if not config.model.uses_batch_norm:
+        return None
+    if config.model.synchronizes_batch_norm and world_size > 1:
+        return "BatchNorm communicates between processes", "set model.sync_batch_norm to false (another loss)"
+    if accumulation > 1:
+        return "BatchNorm's momentum differs between micro-batches", f"start {accumulation * world_size} processes"
+    if config.compute.activation_checkpointing != "none":
+        return "blocks with BatchNorm are recomputed", 'set compute.activation_checkpointing to "none"'
+    return None
 
 
 def _schedule(rate: LearningRate, timeline: Timeline, total_steps: int, peak_lr: float) -> Schedule:

@@ -28,6 +28,7 @@ def explain(plan: RunPlan, title: str, sections: Collection[str] | None = None) 
         "Steps": _steps(plan),
         "Learning rate": _learning_rate(plan),
         "Optimizer": _optimizer(plan),
+        "Compiling": _compiling(plan),
     }
     for name, body in bodies.items():
         if sections is None or name in sections:
@@ -246,6 +247,13 @@ def _optimizer(plan: RunPlan) -> list[str]:
     if precision == "bf16":
         precision = "bf16 autocast; weights, gradients and their reduction in fp32"
     return [*lines, f"{clipping}; {precision}; seed {plan.seed}"]
+
+
+def _compiling(plan: RunPlan) -> list[str]:
+    if not plan.compiles_on("cuda"):
+        return [f"the model is not compiled: {plan.obstacle_to_compiling or 'compute.compile is off'}"]
+    where = "" if plan.compiles_on("cpu") else " on GPUs"
+    return [f"the model is compiled{where}, and the first step takes longer"]
 
 
 def _options(options: Mapping[str, Any]) -> str:

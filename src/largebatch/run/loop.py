@@ -119,6 +119,8 @@ class Loop:
     def update(self, step: Step) -> None:
         """See `Run.update`."""
         loss_sum = step.finish()
+        if step.index == self.start.step:
+            self.agree_on_compiling()
         if step.is_rehearsal:
             return
         completed = step.index + 1
@@ -159,8 +161,15 @@ class Loop:
         with self._checkpoint_finished_before_failing():
             self.metrics.check(self.completed_steps)
             means = self.evaluator.means(eval_set, per_sample, self.completed_steps, name)
+        self.agree_on_compiling()
         self.recorder.evaluated(self.completed_steps, means)
         return means
+
+    def agree_on_compiling(self) -> None:
+        """If one process could not compile the model, let all run it eagerly, and record why."""
+        if (reason := self.backend.agree_on_compiling()) is not None:
+            self.recorder.say(f"WARNING: the model is not compiled: {reason}")
+            self.record.event("not_compiled", self.completed_steps, reason=reason)
 
     def _save_and_stop_if_due(self) -> None:
         """After a step and its evaluation: write a checkpoint if one is due, and stop if a process was asked to."""

@@ -208,8 +208,8 @@ class Run(Generic[Config]):
             check_before(model, optimizer, self.backend)
             check_savable(model)
             RunningStatistics(model)
-            if self.plan.compute.activation_checkpointing:
-                checkpoint_activations(model)
+            if self.plan.compute.activation_checkpointing != "none":
+                checkpoint_activations(model, self.plan.compute.activation_checkpointing)
             if self.plan.compute.channels_last:
                 channels_last_inputs(model)
             if self.plan.compute.attention is not None:
@@ -243,6 +243,7 @@ class Run(Generic[Config]):
         recorder = Recorder(self.config, self.backend, self.folder, self._start, self._recipe, utilization)
         self._loop = Loop(self.config, self.backend, self._start, recorder, self._stop, files)
         self._loop.writer.reserve()
+        self._loop.agree_on_compiling()
         self._starting.check()
         # Garbage collection during training need not go through everything that exists by now.
         gc.collect()
