@@ -3,7 +3,8 @@
 A pack is marked by its positions, which begin at 0 in each pair. From these, if no other mask is given, `transformers`
 (`masking_utils.find_packed_sequence_indices`) makes the mask that lets a token attend only to its own pair, whatever
 the implementation of attention and its window. Not every architecture uses it: some count positions themselves, some
-make their own masks, and convolutions and recurrences cross from pair to pair. So the model itself is tested.
+make their own masks, and convolutions and recurrences cross from pair to pair. So the model itself is tested or, before
+it has weights, a small twin, which can miss only what is in the weights or in layers that no setting names.
 """
 
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ import torch
 from transformers import PreTrainedModel
 
 from largebatch.errors import UserError, reason_of
+
+from .model import small_twin
 
 LENGTHS = (7, 5, 1, 9)
 # Largest differences, relative to the largest logit. Changing other tokens may change only the rounding, in mixtures of
@@ -26,10 +29,10 @@ def check_causal(model: PreTrainedModel) -> None:
     Raises:
         UserError: They change, so that the model would read the answers that it must predict; or it cannot be run.
     """
-    with _asked(model):
-        tokens, others = (_tokens(model, first, sum(LENGTHS)) for first in (3, 4))
-        before = _logits(model, tokens)
-        after = _logits(model, torch.cat([tokens[:-1], others[-1:]]))
+    with _asked(model) as asked:
+        tokens, others = (_tokens(asked, first, sum(LENGTHS)) for first in (3, 4))
+        before = _logits(asked, tokens)
+        after = _logits(asked, torch.cat([tokens[:-1], others[-1:]]))
         difference = _relative_difference(before[:-1], after[:-1])
         # Also true if the difference is not a number.
         if not difference <= OF_OTHER_TOKENS:
@@ -46,12 +49,12 @@ def check_packing(model: PreTrainedModel) -> None:
     Raises:
         UserError: They differ, so that packing would train something else; or the model cannot be run.
     """
-    with _asked(model):
-        pairs, others = ([_tokens(model, first, length) for length in LENGTHS] for first in (3, 4))
-        packed = _logits_of_pack(model, *pairs)
+    with _asked(model) as asked:
+        pairs, others = ([_tokens(asked, first, length) for length in LENGTHS] for first in (3, 4))
+        packed = _logits_of_pack(asked, *pairs)
         for number, pair in enumerate(pairs):
-            surrounded = _logits_of_pack(model, *others[:number], pair, *others[number + 1 :])[number]
-            (alone,) = _logits_of_pack(model, pair)
+            surrounded = _logits_of_pack(asked, *others[:number], pair, *others[number + 1 :])[number]
+            (alone,) = _logits_of_pack(asked, pair)
             for expected, limit in ((surrounded, OF_OTHER_TOKENS), (alone, OF_BEING_ALONE)):
                 difference = _relative_difference(packed[number], expected)
                 if not difference <= limit:
@@ -85,13 +88,16 @@ def _relative_difference(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 @contextmanager
-def _asked(model: PreTrainedModel) -> Iterator[None]:
-    """Run a model without gradients and dropout, and report its exceptions as errors in its configuration."""
+def _asked(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
+    """The model, or its twin if it has no weights, to be run without gradients and dropout.
+
+    Its exceptions are reported as errors in its configuration.
+    """
     was_training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            yield
+            yield small_twin(model) or model
     except UserError:
         raise
     # For sizes that do not match, torch raises exceptions of many kinds.

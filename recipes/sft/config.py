@@ -158,6 +158,10 @@ class AutoCausalLM(Model):
     """Adapters to train instead of the weights; null trains all weights."""
 
     @property
+    def pretrained(self) -> str | None:
+        return self.path
+
+    @property
     def uses_dropout(self) -> bool:
         return self.lora is not None and self.lora.dropout > 0
 

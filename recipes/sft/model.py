@@ -1,5 +1,6 @@
 """Any causal language model of `transformers`, pretrained or with random weights, and an example batch."""
 
+import copy
 import importlib.util
 from collections.abc import Iterable
 
@@ -22,7 +23,7 @@ def build_model(config: Config) -> PreTrainedModel:
     """The model, with the recipe's adapters if there are any; it returns losses if it is given targets."""
     model = load_causal_lm(config.model)
     # Compute the cross-entropy in the output layer, chunk by chunk: logits would be the largest tensor of all.
-    return_token_losses(model)
+    return_token_losses(model, small_twin(model))
     return model
 
 
@@ -68,16 +69,16 @@ def configuration(model: AutoCausalLM) -> PretrainedConfig:
 def load_causal_lm(model: AutoCausalLM) -> PreTrainedModel:
     """The model that a recipe starts from, with the recipe's adapters if there are any.
 
-    Its weights have torch's default dtype, which `Run` sets, whatever their stored dtype. On torch's "meta" device only
-    shapes are created, and no weights are read.
+    Its weights have torch's default dtype, which `Run` sets, whatever their stored dtype. On torch's "meta" device, and
+    where `Run` sets the weights later, only shapes are created, and no weights are read.
 
     Raises:
         UserError: The model cannot be loaded, weights are missing, an adapter has no layer, or `peft` is missing.
     """
     config = configuration(model)
-    dtype, is_meta = torch.get_default_dtype(), torch.get_default_device().type == "meta"
+    dtype, is_without_weights = torch.get_default_dtype(), nn.LayerNorm(1).weight.is_meta
     try:
-        if model.path is None or is_meta:
+        if model.path is None or is_without_weights:
             loaded = AutoModelForCausalLM.from_config(config, dtype=dtype)
         else:
             loaded, info = AutoModelForCausalLM.from_pretrained(
@@ -91,6 +92,38 @@ def load_causal_lm(model: AutoCausalLM) -> PreTrainedModel:
     if model.lora is not None:
         _add_adapters(loaded, model.lora)
     return loaded
+
+
+def small_twin(model: PreTrainedModel) -> PreTrainedModel | None:
+    """For a model without weights, one of its class and configuration with few layers, words and hidden units, and with
+    random weights: it treats tokens and logits in the same way. None for a model that has weights, and in a plan.
+
+    It has as many layers as it takes to have each value of each setting that the configuration lists layer by layer.
+    """
+    if torch.get_default_device().type == "meta" or not any(each.is_meta for each in model.parameters()):
+        return None
+    config = copy.deepcopy(model.config)
+    text = config.get_text_config()
+    lists = {
+        name: value
+        for name, value in text.to_dict().items()
+        if isinstance(value, list) and len(value) == text.num_hidden_layers
+    }
+    layers = max([2, *(1 + value.index(each) for value in lists.values() for each in value)])
+    text.num_hidden_layers = min(layers, text.num_hidden_layers)
+    text.vocab_size, text.pad_token_id = min(text.vocab_size, 512), None
+    if isinstance(getattr(text, "intermediate_size", None), int):
+        text.intermediate_size = min(text.intermediate_size, 64)
+    for name, value in lists.items():
+        setattr(text, name, value[: text.num_hidden_layers])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        twin = type(model)(config)
+        # Here, too, they may be without memory.
+        for parameter in twin.parameters():
+            drawn = torch.randn(parameter.shape) * 0.02 + (parameter.dim() == 1)
+            torch.utils.swap_tensors(parameter, nn.Parameter(drawn))  # type: ignore[no-untyped-call]
+    return twin.eval()
 
 
 def _place(model: AutoCausalLM) -> str:

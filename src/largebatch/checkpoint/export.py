@@ -9,6 +9,7 @@ import torch
 from huggingface_hub import split_state_dict_into_shards_factory
 
 from largebatch.errors import UserError, file_errors
+from largebatch.model.parts import is_adapter
 from largebatch.storage.catalog import entries, entry_at, verify_checksums
 from largebatch.storage.files import remove_folder, rename_folder, sync_folder, write_json_file
 from largebatch.storage.layout import (
@@ -96,7 +97,7 @@ def _write_adapters(files: TensorFiles, manifest: Manifest, out: Path, dtype: to
     """Write the adapters under the names that `peft` gives them: with the wrapped model's, without the adapter's."""
     adapters = {}
     for name in manifest.parameters:
-        if ".lora_" in name:
+        if is_adapter(name):
             theirs = name.replace(".default.", ".").removesuffix(".default")
             adapters[f"base_model.model.{theirs}"] = whole_weight(files, name, manifest)
     shapes = {name: (dtype or tensor.dtype, tuple(tensor.shape)) for name, tensor in adapters.items()}

@@ -25,6 +25,14 @@ class Model(Section):
         """Whether the model draws random numbers, which depend on how the global batch is cut into micro-batches."""
         return False
 
+    @property
+    def pretrained(self) -> str | None:
+        """Local folder or hub id of the `transformers` model that `build_model` loads; None if it loads none.
+
+        A process then need not hold the whole of it: see `Run.build`.
+        """
+        return None
+
 
 class ResNet(Model):
     """A residual network, as in `transformers`."""

@@ -44,8 +44,10 @@ class Draw(NamedTuple):
     fills: tuple[tuple[int, int, float], ...] = ()
 
 
-def build_without_weights(build: Callable[[], M], are_drawn: bool = True) -> tuple[M, dict[str, Draw]]:
-    """The model that `build` makes, with parameters on the meta device, and how each of them is drawn, if they are.
+def build_without_weights(
+    build: Callable[[], M], is_drawn: Callable[[str], bool] = lambda _: True
+) -> tuple[M, dict[str, Draw]]:
+    """The model that `build` makes, with parameters on the meta device, and how those are drawn whose names `is_drawn`.
 
     Raises:
         BackendMismatch: A parameter is not initialized, or in a way that cannot be repeated from its name.
@@ -53,8 +55,7 @@ def build_without_weights(build: Callable[[], M], are_drawn: bool = True) -> tup
     notes = _Notes()
     with _parameters_without_memory(), notes:
         model = build()
-    drawn = model.named_parameters() if are_drawn else ()
-    return model, {name: notes.draw_of(name, parameter) for name, parameter in drawn}
+    return model, {name: notes.draw_of(name, each) for name, each in model.named_parameters() if is_drawn(name)}
 
 
 def build_shapes(build: Callable[[], M]) -> M:

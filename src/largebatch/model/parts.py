@@ -24,6 +24,16 @@ def lists_of_blocks(model: nn.Module) -> list[nn.ModuleList]:
     return [module for module in found if isinstance(module, nn.ModuleList)]
 
 
+def is_adapter(name: str) -> bool:
+    """Whether the parameter of this name belongs to an adapter (LoRA) of `peft`."""
+    return ".lora_" in name
+
+
+def without_adapter(name: str) -> str:
+    """The name that a parameter has in the model without adapters."""
+    return name.replace(".base_layer.", ".")
+
+
 def embedding_layer(model: nn.Module, getter: str) -> nn.Module | None:
     """The layer that a model of `transformers` returns from one of `EMBEDDING_GETTERS`; None if it has none."""
     try:

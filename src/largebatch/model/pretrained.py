@@ -1,15 +1,18 @@
 """Initial weights from `safetensors` files of `save_pretrained`; each process reads only the ranges it holds."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from largebatch.errors import UserError, reason_of
 from largebatch.local_folder import local_folder
+from largebatch.model.building import SeededWeights
+from largebatch.model.parts import is_adapter, without_adapter
+from largebatch.model.transformers_internals import converted_names, without_ignored
 from largebatch.storage.layout import CheckpointError, read_json
 from largebatch.storage.tensors import TensorFiles
 
@@ -30,9 +33,9 @@ FREE = {
 MAX_NAMES = 5
 
 
-def find_folder(where: str) -> Path:
-    """A local folder of weights, or the download of a hub id; UserError if there is neither."""
-    folder = local_folder(where, "model.initial_weights", "a model")
+def find_folder(where: str, field: str = "model.initial_weights") -> Path:
+    """A local folder of weights, or the download of a hub id; UserError, which names the field, if there is neither."""
+    folder = local_folder(where, field, "a model")
     if folder is not None:
         return folder
     from huggingface_hub import snapshot_download
@@ -42,7 +45,7 @@ def find_folder(where: str) -> Path:
     # It raises exceptions of many kinds for files that cannot be reached, found or read.
     except Exception as error:
         raise UserError(
-            f"model.initial_weights: {where!r} could not be downloaded: {reason_of(error)}; write a local folder, or "
+            f"{field}: {where!r} could not be downloaded: {reason_of(error)}; write a local folder, or "
             "the id of a model on the hub"
         ) from error
 
@@ -50,31 +53,45 @@ def find_folder(where: str) -> Path:
 class PretrainedWeights:
     """The weights in a folder, one file or several with their index, for a model with parameters on the meta device.
 
+    Args:
+        folder: The folder, named by `model.initial_weights`, or by `model.path` if there are `adapters`.
+        model: The model; with `adapters`, one of `transformers` that was built from the configuration in the folder.
+        adapters: What the model has besides the stored weights. The stored names are then understood as
+            `from_pretrained` does, and what needs more than reading is refused.
+
     Raises:
-        UserError: The weights are those of a different model.
+        UserError: The weights are those of a different model, or `from_pretrained` would not just read them.
     """
 
-    def __init__(self, folder: Path, model: nn.Module):
-        self.checksums: dict[str, str] = {}
+    def __init__(self, folder: Path, model: nn.Module, adapters: SeededWeights | None = None):
+        self.checksums: dict[str, str] = {} if adapters is None else adapters.checksums
         self._places: dict[str, tuple[str, str]] = {}
-        self._folder = folder
+        self._folder, self._adapters = folder, adapters
+        self._field = "model.initial_weights" if adapters is None else "model.path"
         self._files = TensorFiles(folder)
         try:
             stored = self._stored()
-            problems = [*_config_problems(folder, model), *self._problems(stored, model)]
+            if adapters is None:
+                problems = [*_config_problems(folder, model), *self._problems(stored, model)]
+            else:
+                assert isinstance(model, PreTrainedModel)
+                problems = [*_loading_problems(stored, model), *self._problems(stored, model)]
         except CheckpointError as error:
-            raise UserError(f"model.initial_weights: {folder}: {error}") from error
+            raise UserError(f"{self._field}: {folder}: {error}") from error
         if problems:
             lines = "\n".join(f"  - {problem}" for problem in problems)
-            raise UserError(f"model.initial_weights: {folder} has the weights of a different model:\n{lines}")
+            what = "the weights of a different model" if adapters is None else "tensors that cannot be read in parts"
+            raise UserError(f"{self._field}: {folder} has {what}:\n{lines}")
 
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Elements `start` to `stop` of a parameter, in row-major order."""
-        file, stored_name = self._places[name]
+        if self._adapters is not None and is_adapter(name):
+            return self._adapters.read(name, start, stop)
+        file, stored_name = self._places[without_adapter(name)]
         try:
             return self._files.read_range(file, stored_name, start, stop)
         except CheckpointError as error:
-            raise UserError(f"model.initial_weights: {self._folder}: {error}") from error
+            raise UserError(f"{self._field}: {self._folder}: {error}") from error
 
     def _stored(self) -> dict[str, str]:
         """The file of each tensor."""
@@ -91,8 +108,12 @@ class PretrainedWeights:
     def _problems(self, stored: dict[str, str], model: nn.Module) -> Iterator[str]:
         """Differences between the stored tensors and the model's; records where each of the model's is stored."""
         names: dict[nn.Parameter, list[str]] = {}
+        # The files of a base model lack the prefix that it has inside a causal language model.
+        prefix = "" if self._adapters is None else f"{getattr(model, 'base_model_prefix', '')}."
         for name, parameter in model.named_parameters(remove_duplicate=False):
-            names.setdefault(parameter, []).append(name)
+            if self._adapters is None or not is_adapter(name):
+                plain = without_adapter(name)
+                names.setdefault(parameter, []).extend(dict.fromkeys([plain, plain.removeprefix(prefix)]))
         missing = []
         for parameter, aliases in names.items():
             found = [name for name in aliases if name in stored]
@@ -108,10 +129,22 @@ class PretrainedWeights:
                 yield f"{found[0]} is of shape {stored_tensor.shape}, but the model's is of shape {shape}"
             self.checksums[aliases[0]] = f"{file}, {(self._folder / file).stat().st_size} bytes, {stored_tensor}"
         known = {name for aliases in names.values() for name in aliases} | {name for name, _ in model.named_buffers()}
-        for what, lacking in (("it has no", missing), ("the model has no", [n for n in stored if n not in known])):
+        unknown = [name for name in stored if name not in known]
+        if self._adapters is not None:
+            unknown = without_ignored(model, unknown)
+        for what, lacking in (("it has no", missing), ("the model has no", unknown)):
             if lacking:
                 more = f" and {len(lacking) - MAX_NAMES} more" if len(lacking) > MAX_NAMES else ""
                 yield f"{what} {', '.join(lacking[:MAX_NAMES])}{more}"
+
+
+def _loading_problems(stored: Iterable[str], model: PreTrainedModel) -> Iterator[str]:
+    """What `from_pretrained` does besides reading the model's parameters."""
+    if converted := next(converted_names(model, stored), None):
+        yield f"transformers renames, merges or splits {converted} when it loads it"
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    if buffers := [name for name in model.state_dict() if name not in parameters]:
+        yield f"the buffer {buffers[0]} is part of the weights"
 
 
 def _config_problems(folder: Path, model: nn.Module) -> Iterator[str]:

@@ -34,7 +34,7 @@ MAX_COMPILED_LOGITS = 2**28
 TILE = 256
 
 
-def return_token_losses(model: nn.Module) -> None:
+def return_token_losses(model: nn.Module, twin: nn.Module | None = None) -> None:
     """Make a language model of `transformers`, called with `targets`, return each token's loss, in fp32 or fp64.
 
     Targets, of shape (batch, tokens), are the tokens to predict at each place, or `IGNORE_INDEX`, whose loss is zero.
@@ -44,10 +44,14 @@ def return_token_losses(model: nn.Module) -> None:
     The loss is computed inside the output layer's own `forward`, where FSDP2 and ZeRO-3 have gathered its weight. A
     model that changes its logits (scales, caps), or whose output layer is not linear (an adapter), computes losses from
     logits. One forward pass determines which; a model without weights is checked in each forward pass.
+
+    Args:
+        model: The model.
+        twin: A small model of the same class with weights, for that one forward pass; None runs the model itself.
     """
     layer = embedding_layer(model, "get_output_embeddings")
     # Exactly linear: an adapter's layer is a subclass or a different class.
-    output = OutputWithTargets(layer) if type(layer) is nn.Linear and _gives_plain_logits(model, layer) else None
+    output = OutputWithTargets(layer) if type(layer) is nn.Linear and _gives_plain_logits(twin or model) else None
     forward = model.forward
 
     @wraps(forward)
@@ -118,10 +122,12 @@ class _Given:
 
 
 @torch.no_grad()
-def _gives_plain_logits(model: nn.Module, layer: nn.Linear) -> bool:
-    """Whether the model's logits are the layer's outputs; assumed for a model that has no weights yet."""
+def _gives_plain_logits(model: nn.Module) -> bool:
+    """Whether the model's logits are its output layer's; assumed for a model that has no weights yet."""
     if any(parameter.is_meta for parameter in model.parameters()):
         return True
+    layer = embedding_layer(model, "get_output_embeddings")
+    assert layer is not None
     given: list[_Given] = []
     watch = layer.register_forward_hook(lambda _module, _inputs, outputs: given.append(_Given(outputs)))
     logits = model(input_ids=torch.zeros(1, 2, dtype=torch.int64)).logits

@@ -1,4 +1,4 @@
-"""Replaces a function of `transformers`, as read in 5.23.0: the one by which its decoders find packed samples.
+"""Uses of internals of `transformers`, as read in 5.23.0: how its decoders find packed samples, and how it loads.
 
 Positions that start over inside a sample keep the documents of a packed sample apart. To find out whether they do,
 `masking_utils.find_packed_sequence_indices` reads the positions on the host in each forward pass, even those that the
@@ -6,12 +6,15 @@ model itself has just counted, so the host waits for the device. Here documents 
 given.
 """
 
+import re
+from collections.abc import Iterable, Iterator
 from functools import wraps
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import masking_utils
+from transformers import PreTrainedModel, masking_utils
+from transformers.conversion_mapping import get_model_conversion_mapping
 
 _given: bool | None = None  # whether the forward pass that runs was given positions; None if it is not known
 
@@ -56,3 +59,17 @@ def _by_given_positions(look: Any) -> Any:
 
     vars(find)["by_given_positions"] = True
     return find
+
+
+def converted_names(model: PreTrainedModel, stored: Iterable[str]) -> Iterator[str]:
+    """Those names of stored tensors that `from_pretrained` would rename, or whose tensors it would merge or split."""
+    conversions = get_model_conversion_mapping(model)
+    for name in stored:
+        if any(conversion.rename_source_key(name)[1] is not None for conversion in conversions):
+            yield name
+
+
+def without_ignored(model: nn.Module, unknown: Iterable[str]) -> list[str]:
+    """The names of stored tensors that a model does not have, without those that its class, or any, leaves unread."""
+    patterns = [*(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()), r"rotary_emb\.inv_freq"]
+    return [name for name in unknown if not any(re.search(pattern, name) for pattern in patterns)]

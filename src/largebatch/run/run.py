@@ -30,6 +30,7 @@ from largebatch.model.activation_checkpointing import checkpoint_activations
 from largebatch.model.attention import keep_documents_apart, set_attention
 from largebatch.model.building import SeededWeights, build_without_weights, perturb_weights
 from largebatch.model.channels_last import channels_last_inputs
+from largebatch.model.parts import is_adapter
 from largebatch.plan import explain, resolve
 from largebatch.plan.strategies import POLICY_WORDS
 from largebatch.run.command_line import RunOptions
@@ -154,7 +155,8 @@ class Run(Generic[Config]):
         return sources
 
     def build(self, build_model: Callable[[Config], M]) -> M:
-        """Build the model; a `LargeModel` gets its weights in `prepare`, which knows the ranges that a process holds.
+        """Build the model; a `LargeModel`, or one that is `pretrained` and stored as it is, gets its weights in
+        `prepare`, which knows the ranges that a process holds.
 
         Args:
             build_model: Builds the model with its initial weights, given the config.
@@ -162,11 +164,14 @@ class Run(Generic[Config]):
         Raises:
             UserError: The files with its initial weights cannot be used; every process raises it.
         """
-        section = self.config.model
+        section, build = self.config.model, partial(build_model, self.config)
+        if section.pretrained is not None and (model := self._build_in_parts(build, section.pretrained)) is not None:
+            return model
         with self.backend.raise_on_all_ranks(), building_the_model():
             if not isinstance(section, LargeModel):
-                return build_model(self.config)
-            model, draws = build_without_weights(partial(build_model, self.config), section.initial_weights is None)
+                return build()
+            is_drawn = section.initial_weights is None
+            model, draws = build_without_weights(build, lambda _: is_drawn)
         if section.initial_weights is None:
             self._starting_weights = SeededWeights(model, draws, self.plan.seed)
         elif self._start.manifest is None:
@@ -176,6 +181,26 @@ class Run(Generic[Config]):
             folder = self._starting.once_per_machine_first(partial(find_folder, section.initial_weights))
             with self.backend.raise_on_all_ranks():
                 self._starting_weights = PretrainedWeights(folder, model)
+        return model
+
+    def _build_in_parts(self, build: Callable[[], M], where: str) -> M | None:
+        """Build a pretrained model without weights; None, after saying why, if it must be loaded whole."""
+        from largebatch.model.pretrained import PretrainedWeights, find_folder
+
+        folder = self._starting.once_per_machine_first(partial(find_folder, where, "model.path"))
+        reason = None
+        try:
+            model, draws = build_without_weights(build, is_adapter)
+            weights = PretrainedWeights(folder, model, SeededWeights(model, draws, self.plan.seed))
+        # Of any kind: if building it whole does not work either, that raises the error.
+        except Exception as error:
+            reason = " ".join(str(error).split())
+        reasons = [each for each in self.backend.gather_objects(reason) if each is not None]
+        if reasons:
+            self._print(f"  {'Model':<14}loaded whole on every process: {reasons[0]}")
+            return None
+        if self._start.manifest is None:
+            self._starting_weights = weights
         return model
 
     def keep(self, name: str, state: Any) -> None:

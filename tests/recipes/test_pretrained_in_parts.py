@@ -1,0 +1,222 @@
+"""Models of any architecture from a folder: each process reads its parts of what `from_pretrained` reads, or the whole
+model where that is not all that `from_pretrained` does."""
+
+import json
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import tasks
+from jobs import run_job
+from largebatch.config import load_config
+from largebatch.errors import UserError
+from largebatch.model.building import SeededWeights, build_without_weights
+from largebatch.model.parts import is_adapter
+from largebatch.model.pretrained import PretrainedWeights
+from paths import ADDITION
+
+SMALL = {
+    "vocab_size": 256,
+    "hidden_size": 24,
+    "intermediate_size": 44,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
+# Rotary and learned positions, tied and untied output layers, norms of their own, capped logits, experts.
+ARCHITECTURES = {
+    "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True, **SMALL},
+    "mistral": {"model_type": "mistral", "tie_word_embeddings": False, **SMALL},
+    "gemma": {"model_type": "gemma", "head_dim": 8, **SMALL},
+    "gemma2": {"model_type": "gemma2", "head_dim": 8, **SMALL},
+    "gpt2": {"model_type": "gpt2", "vocab_size": 256, "n_embd": 24, "n_layer": 3, "n_head": 4, "n_positions": 64},
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 4, **SMALL},
+    "bloom": {"model_type": "bloom", "vocab_size": 256, "hidden_size": 24, "n_layer": 2, "n_head": 4},
+}
+LORA = '--model.lora={"rank": 2, "alpha": 4.0}'
+
+
+def saved(folder: Path, name: str, **options) -> Path:
+    """A model in bfloat16, all of its weights random."""
+    torch.manual_seed(99)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**ARCHITECTURES[name])).to(torch.bfloat16)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder, **options)
+    return folder
+
+
+def words_for(folder: Path, *more: str) -> tuple[str, ...]:
+    batch = '--batch={"global_batch_size": 24, "micro_batch_size": 4}'
+    warmup = '--learning_rate.warmup.duration={"steps": 6}'
+    return ("--model.config=null", f"--model.path={folder}", "--logging.trackers=[]", batch, warmup, *more)
+
+
+def in_parts(folder: Path, *words: str):
+    """The model that a run builds, and where its weights come from."""
+    config = load_config(ADDITION, words_for(folder, *words))
+    model, draws = build_without_weights(lambda: tasks.build_model(ADDITION)(config), is_adapter)
+    return model, PretrainedWeights(folder, model, SeededWeights(model, draws, seed=0))
+
+
+def as_transformers_reads(folder: Path):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def assert_reads(weights, folder: Path) -> None:
+    """The base as `transformers` alone reads it; adapters that change nothing, of which no two begin alike."""
+    base, drawn = as_transformers_reads(folder).state_dict(), []
+    for name, tensor in weights.items():
+        tensor = np.asarray(tensor)
+        if ".lora_B." in name:
+            assert not tensor.any()
+        elif ".lora_A." in name:
+            assert np.abs(tensor).max() < 1 / np.sqrt(tensor.shape[-1])
+            drawn.append(tensor.tobytes())
+        else:
+            assert tensor.tobytes() == base[name.replace(".base_layer.", ".")].numpy().tobytes(), name
+    assert len(set(drawn)) == len(drawn)
+
+
+class Prepared(Exception):
+    """The model has its weights; no more is wanted."""
+
+
+def weights_of_a_run(run_dir: Path, *words: str) -> dict[str, np.ndarray]:
+    """As they are when the first step would begin."""
+    from jobs import train
+    from largebatch.run import Run
+    from whole_state import whole_state
+
+    found = {}
+
+    def look(run, _):
+        found.update(whole_state(run.backend))
+        raise Prepared
+
+    def refuse(*_, **__):
+        raise AssertionError("a process loads the whole model")
+
+    Run.steps, AutoModelForCausalLM.from_pretrained = look, refuse
+    with pytest.raises(Prepared):
+        train(ADDITION, *words, run_dir=run_dir)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "strategy", "world_size", "more"),
+    [
+        ("gpt2", "ddp", 2, (LORA,)),
+        ("qwen2", "fsdp", 2, (LORA,)),
+        ("mistral", "hsdp", 4, ("--batch.micro_batch_size=3",)),
+        ("gemma", "zero3", 2, (LORA,)),
+    ],
+)
+def test_processes_read_what_from_pretrained_reads(name, strategy, world_size, more, tmp_path):
+    folder = saved(tmp_path / "model", name, max_shard_size="20KB" if strategy == "zero3" else "5GB")
+    words = words_for(folder, *more)
+    results = run_job(weights_of_a_run, tmp_path / "run", *words, strategy=strategy, world_size=world_size)
+    assert_reads(results[0], folder)
+    assert any("lora_A" in name for name in results[0]) == (LORA in more)
+
+
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "mixtral"])
+def test_weights_buffers_and_what_tokens_see(name, tmp_path):
+    """A small twin is asked what tokens see, with the same answer as the model itself."""
+    attention = tasks.module("sft", "attention")
+    folder = saved(tmp_path, name)
+    model, weights = in_parts(folder, LORA)
+    read = {each: weights.read(each, 0, p.numel()).float().view(p.shape) for each, p in model.named_parameters()}
+    assert_reads(read, folder)
+    buffers = dict(as_transformers_reads(folder).named_buffers())
+    assert {key: b.tolist() for key, b in model.named_buffers()} == {key: b.tolist() for key, b in buffers.items()}
+    state = torch.get_rng_state()
+    attention.check_causal(model)
+    if name == "bloom":
+        with pytest.raises(UserError, match="BloomForCausalLM does not keep the pairs of a pack apart"):
+            attention.check_packing(model)
+    else:
+        attention.check_packing(model)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_model_that_caps_its_logits_gives_losses_without_having_weights(tmp_path):
+    """As Gemma 2 does: its twin shows that the output layer's losses would not be the model's."""
+    folder = saved(tmp_path, "gemma2")
+    model, weights = in_parts(folder)
+    for name, parameter in model.named_parameters():
+        whole = weights.read(name, 0, parameter.numel()).float().view(parameter.shape)
+        torch.utils.swap_tensors(parameter, torch.nn.Parameter(whole))
+    tokens = torch.arange(20)[None]
+    with torch.no_grad():
+        losses = model(input_ids=tokens, targets=tokens + 1)
+        logits = as_transformers_reads(folder)(input_ids=tokens).logits
+    expected = torch.nn.functional.cross_entropy(logits[0], tokens[0] + 1, reduction="none")
+    torch.testing.assert_close(losses[0], expected)
+
+
+def test_files_of_the_model_inside(tmp_path):
+    """As those of GPT-2 on the hub: without the prefix, with the masks of old versions."""
+    folder = saved(tmp_path, "gpt2")
+    file = folder / "model.safetensors"
+    tensors = {name.removeprefix("transformer."): tensor for name, tensor in load_file(file).items()}
+    save_file(tensors | {f"h.{n}.attn.bias": torch.ones(1, 1, 64, 64) for n in range(3)}, file, {"format": "pt"})
+    model, weights = in_parts(folder)
+    assert_reads({n: weights.read(n, 0, p.numel()).float().view(p.shape) for n, p in model.named_parameters()}, folder)
+
+
+def as_pickle(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    torch.save(load_file(file), folder / "pytorch_model.bin")
+    file.unlink()
+
+
+def with_another_tensor(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    save_file(load_file(file) | {"extra": torch.ones(2)}, file, {"format": "pt"})
+
+
+WHOLE = {
+    "mixtral": ("mixtral", lambda _: None, r"transformers renames, merges or splits model\.layers\.0\S+experts"),
+    "pickle": ("qwen2", as_pickle, "neither model.safetensors nor"),
+    "more tensors": ("qwen2", with_another_tensor, "the model has no extra"),
+}
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_what_is_not_just_read_is_refused_in_parts(kind, tmp_path):
+    name, change, reason = WHOLE[kind]
+    folder = saved(tmp_path, name)
+    change(folder)
+    with pytest.raises(UserError, match=rf"(?s)model\.path: .*{reason}"):
+        in_parts(folder)
+
+
+def train_aloud(run_dir: Path, *words: str) -> str:
+    from jobs import train
+
+    with redirect_stdout(StringIO()) as said:
+        train(ADDITION, *words, run_dir=run_dir)
+    return said.getvalue()
+
+
+@pytest.mark.slow
+def test_a_model_that_is_converted_is_loaded_whole_which_is_said(tmp_path):
+    folder = saved(tmp_path / "model", "mixtral")
+    words = words_for(folder, "--train.stop_after_steps=1", "--data.num_eval_samples=40", "--evaluation.every=null")
+    said, _ = run_job(train_aloud, tmp_path / "run", *words, strategy="fsdp")
+    assert "Model         loaded whole on every process: model.path: " in said
+    assert "transformers renames, merges or splits" in said
+    (line,) = (tmp_path / "run/metrics.jsonl").read_text().splitlines()[-1:]
+    assert json.loads(line)
