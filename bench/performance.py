@@ -18,6 +18,7 @@ PROGRAMS = (
     "slow_processes",
     "loss_chunks",
     "shapes",
+    "starting_weights",
     "gpu_throughput",
 )
 # `make gpu` writes a JSON for each of its parts.
