@@ -94,6 +94,8 @@ class HubPairs(Mixable, PairData):
                 f"{template!r} is not a template: {error}; a brace itself is written {{{{ or }}}}"
             ) from error
         names = [name for _, name, _, _ in fields if name is not None]
+        if not template:  # as written by `model_dump`
+            return template
         plain = all(name and not name.isdigit() and not set(name) & set(".[") for name in names)
         if "\\n" in template and "\n" not in template:
             raise ValueError(
@@ -108,11 +110,10 @@ class HubPairs(Mixable, PairData):
 
     @model_validator(mode="after")
     def _has_what_its_format_needs(self) -> Self:
-        given = self.model_fields_set & ({"prompt", "answer"} if self.format == "messages" else {"messages"})
+        unused = ("prompt", "answer") if self.format == "messages" else ("messages",)
+        given = [name for name in unused if getattr(self, name) not in ("", Messages())]
         if given and self.sources is None:
-            raise ValueError(
-                f'format "{self.format}" does not use {", ".join(sorted(given))}; remove that, or correct format'
-            )
+            raise ValueError(f'format "{self.format}" does not use {given[0]}; remove that, or correct format')
         missing = [name for name in ("prompt", "answer") if not getattr(self, name)]
         if missing and self.sources is None and self.format != "messages":
             raise ValueError(f'{missing[0]} is missing; write a template, such as "{{{missing[0]}}}"')

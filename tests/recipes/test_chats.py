@@ -261,3 +261,9 @@ def test_pairs_and_conversations_are_mixed(tmp_path):
     batch = evaluation.fetch(np.arange(2), None)
     for tensor in batch.values():
         assert tensor[0].equal(tensor[1])
+
+
+@pytest.mark.parametrize("chosen", [{}, {"format": "chat", "prompt": "{ask}", "answer": "{reply}"}])
+def test_a_whole_config_as_runs_keep_it_can_be_read_again(chosen, tmp_path):
+    config = chat_config(tmp_path, [], **chosen)
+    assert type(config.data).model_validate_json(config.data.model_dump_json()) == config.data
