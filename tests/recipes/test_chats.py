@@ -10,7 +10,8 @@ from chat_templates import FOLDER, MAX_TOKENS, TEMPLATES, chat_tokenizer, conver
 from largebatch.config import load_config
 from largebatch.data.tokenizer import PretrainedTokenizer
 from largebatch.errors import ConfigError, DataError
-from paths import ADDITION
+from largebatch.tools.command_line import main
+from paths import ADDITION, DIGITS
 
 chat_sources = tasks.module("sft", "data").sources
 ASK, SAY = {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good."}
@@ -267,3 +268,26 @@ def test_pairs_and_conversations_are_mixed(tmp_path):
 def test_a_whole_config_as_runs_keep_it_can_be_read_again(chosen, tmp_path):
     config = chat_config(tmp_path, [], **chosen)
     assert type(config.data).model_validate_json(config.data.model_dump_json()) == config.data
+
+
+@pytest.mark.parametrize("packing", ["false", "true"])
+def test_samples_are_shown_as_the_model_reads_them(packing, tmp_path, capsys):
+    rows = [{"messages": [ASK, SAY | {"content": "\x1b[2JÇa va."}, ASK]}, {"messages": [ASK, SAY]}]
+    recipe = tmp_path / "mine.json"
+    recipe.write_text(chat_config(tmp_path, rows).model_dump_json(by_alias=True))
+    words = [f"--data.packing={packing}", "--task", str(ADDITION.parent)]
+    assert main(["prepare", str(recipe), "--workers=1", "--show=2", *words]) == 0
+    user, assistant = "<|im_start|>user\nHello<|im_end|>\n", "<|im_start|>assistant\n[[{}<|im_end|>\n]]"
+    # The last token of the first conversation is not read, as nothing is predicted from it.
+    escaped = r"\x1b[2JÇa va."
+    first = f"{user}{assistant.format(escaped)}{user}".removesuffix("\n")
+    expected = [first, f"{user}{assistant.format('Good.')}"]
+    if packing == "true":
+        expected = ["".join(expected)]
+    shown = "".join(f"sample {number}:\n{text}\n" for number, text in enumerate(expected))
+    assert capsys.readouterr().out.endswith(shown)
+
+
+def test_only_text_is_shown(capsys):
+    assert main(["prepare", str(DIGITS), "--show=1"]) == 2
+    assert "--show: the data is not text; remove --show" in capsys.readouterr().err

@@ -25,6 +25,10 @@ class ByteTokenizer:
         """The documents' tokens, each with an end-of-text token."""
         return [[*(document or "").encode(), self.end_of_text] for document in documents]
 
+    def decode(self, tokens: list[int]) -> str:
+        """The text of tokens; the mask has none."""
+        return bytes(token for token in tokens if token < self.vocab_size).decode(errors="replace")
+
 
 class PretrainedTokenizer:
     """A tokenizer of `transformers`, with its own end-of-text token."""
@@ -69,6 +73,10 @@ class PretrainedTokenizer:
         # Without the offsets in the text, which `transformers` would compute, too.
         encoded = self.tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [[*document.ids, self.end_of_text] for document in encoded]
+
+    def decode(self, tokens: list[int]) -> str:
+        """The text of tokens, special ones included."""
+        return str(self.tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
 
     @cached_property
     def fingerprint(self) -> str:

@@ -5,15 +5,22 @@ import json
 import os
 import re
 import sys
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Literal
+
+import numpy as np
 
 from largebatch.config import RecipeConfig, load_config
 from largebatch.config.data import HubOrLocal, Mixable, Preparation, TokenizedText
 from largebatch.config.task_config import authors_program
 from largebatch.data.preparation import NotPrepared, with_preparation
 from largebatch.data.prepared import OtherPartsMissing
-from largebatch.errors import UserError, file_errors
+from largebatch.data.source import Batch, SampleSource
+from largebatch.data.text import IGNORE_INDEX
+from largebatch.data.tokenizer import load_tokenizer
+from largebatch.errors import UserError, file_errors, printable
 from largebatch.storage.files import replace_file
 from largebatch.task_folders import folder_of, import_from
 from largebatch.tools.options import Commands, add_command, add_recipe, add_task, positive_int
@@ -43,6 +50,8 @@ def add_parser(commands: Commands) -> None:
     write = "write the numbers of samples to the recipe's data.num_train_samples and data.num_eval_samples"
     parser.add_argument("--write", action="store_true", help=write)
     parser.add_argument("--dry-run", action="store_true", help="say what is missing, and prepare nothing")
+    show = "print N training samples of text as the model reads them, with [[ ]] around what is predicted"
+    parser.add_argument("--show", type=positive_int, default=0, metavar="N", help=show)
     parser.add_argument("--check", action="store_true", help="verify the checksums of prepared tokens")
 
 
@@ -78,7 +87,7 @@ def _prepare(config: RecipeConfig, source: str, options: argparse.Namespace, fou
     """Prepare one source, or all data where there is only one, and return the exit code; `found` gets its samples."""
     where = f"{source}: " if source else ""
     try:
-        counts = found[source] = _counts(config)
+        opened = _open(config)
     except NotPrepared as missing:
         print(f"{where}{missing}")
         return int(missing.would_be_refused)
@@ -89,20 +98,24 @@ def _prepare(config: RecipeConfig, source: str, options: argparse.Namespace, fou
         # Other sources can still be prepared.
         print(f"error: {where}{error}", file=sys.stderr)
         return error.exit_code
+    counts = found[source] = {field: getattr(each, "num_available", len(each)) for field, each in opened.items()}
     if options.check:
         print(f"{where}the checksums agree")
     asked = config.data.model_dump(include=set(counts))
     for field, available in counts.items():
         expected = f"; the recipe expects {asked[field]:,}" if field in asked else ""
         print(f"{where}data.{field:<18} {available:>15,} samples found{expected}")
+    for index in range(min(options.show, counts["num_train_samples"])):
+        sample = opened["num_train_samples"].fetch(np.array([index]), 0)
+        print(f"{where}sample {index}:\n{_shown(sample, getattr(config.data, 'tokenizer', 'bytes'))}")
     if not options.write and any(asked.get(field, 0) > available for field, available in counts.items()):
         print(f"{where}the recipe expects more samples than there are; write smaller numbers, or use --write")
         return 1
     return 0
 
 
-def _counts(config: RecipeConfig) -> dict[str, int]:
-    """Prepare, and return the available samples by the config's field."""
+def _open(config: RecipeConfig) -> dict[str, SampleSource]:
+    """Prepare, and return the training and evaluation samples by the config's field of their number."""
     if isinstance(config.data, HubOrLocal | TokenizedText):
         # Data with too few samples is still prepared.
         config = config.model_copy(update={"data": config.data.model_copy(update=dict.fromkeys(COUNTED, 0))})
@@ -111,8 +124,30 @@ def _counts(config: RecipeConfig) -> dict[str, int]:
         open_sources = getattr(import_from(folder, "data"), "sources", None)
     if open_sources is None:
         raise UserError(f"{folder / 'data.py'} has no function sources(config), which docs/tasks.md describes")
-    opened = zip(COUNTED, open_sources(config), strict=False)
-    return {field: getattr(source, "num_available", len(source)) for field, source in opened}
+    return dict(zip(COUNTED, open_sources(config), strict=False))
+
+
+def _shown(sample: Batch, tokenizer: str) -> str:
+    """A sample's text, with [[ ]] around what is predicted.
+
+    Raises:
+        UserError: The sample is not text.
+    """
+    if "input_ids" not in sample:
+        raise UserError("--show: the data is not text; remove --show")
+    inputs, labels = (sample[name][0].tolist() for name in ("input_ids", "labels"))
+    positions = sample["position_ids"][0].tolist() if "position_ids" in sample else range(len(inputs))
+    # The token that is read next, unless it begins what a pack keeps apart.
+    following = [token if position else None for token, position in zip(inputs, positions, strict=True)]
+    tokens, is_predicted = [], False
+    for token, label, after in zip(inputs, labels, [*following[1:], None], strict=True):
+        tokens.append((is_predicted, token))
+        is_predicted = label == after
+        if label not in (after, IGNORE_INDEX):
+            tokens.append((True, label))
+    decode = load_tokenizer(tokenizer).decode
+    texts = [(marked, decode([token for _, token in run])) for marked, run in groupby(tokens, key=itemgetter(0))]
+    return printable("".join(f"[[{text}]]" if marked else text for marked, text in texts))
 
 
 def _write(recipe: Path, found: dict[str, dict[str, int]]) -> None:
