@@ -1,12 +1,14 @@
 """Conversations: tokens and what is predicted of them, equal to TRL's; what is refused, and how that is said."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
 
 import tasks
 from chat_templates import FOLDER, MAX_TOKENS, TEMPLATES, chat_tokenizer, conversations, template
+from jobs import run_job, train
 from largebatch.config import load_config
 from largebatch.data.tokenizer import PretrainedTokenizer
 from largebatch.errors import ConfigError, DataError
@@ -291,3 +293,48 @@ def test_samples_are_shown_as_the_model_reads_them(packing, tmp_path, capsys):
 def test_only_text_is_shown(capsys):
     assert main(["prepare", str(DIGITS), "--show=1"]) == 2
     assert "--show: the data is not text; remove --show" in capsys.readouterr().err
+
+
+CODES = {"Anna": "417", "Bert": "902", "Cleo": "385"}
+
+
+def code_of(name: str) -> list[dict[str, str]]:
+    """Two turns, whose last answer nobody can know who has not learned it."""
+    return [ASK, SAY, {"role": "user", "content": f"{name}?"}, {"role": "assistant", "content": CODES[name]}]
+
+
+def answers(tokenizer: str, model: str) -> list[str]:
+    """What a user of `transformers` gets."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    chat, trained = AutoTokenizer.from_pretrained(tokenizer), AutoModelForCausalLM.from_pretrained(model).eval()
+    found = []
+    for name in CODES:
+        asked = chat.apply_chat_template(
+            code_of(name)[:3], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        end = chat.convert_tokens_to_ids("<|im_end|>")
+        written = trained.generate(**asked, max_new_tokens=8, do_sample=False, eos_token_id=end, pad_token_id=end)
+        found.append(chat.decode(written[0, asked["input_ids"].shape[1] :]))
+    return found
+
+
+@pytest.mark.slow
+def test_a_model_learns_to_answer_and_to_stop(tmp_path):
+    rows = [{"messages": code_of(name)} for name in CODES] * 2
+    config = chat_config(tmp_path, rows, marked=False, num_train_samples=6)
+    words = [
+        f"--data={config.data.model_dump_json()}",
+        "--model.config.vocab_size=400",
+        "--model.config.max_position_embeddings=1000",
+        '--batch={"global_batch_size": 6, "micro_batch_size": 3}',
+        '--train.duration={"steps": 80}',
+        "--learning_rate.reference_batch_size=6",
+        '--learning_rate.warmup.duration={"steps": 10}',
+        '--evaluation.every={"steps": 80}',
+        "--logging.trackers=[]",
+    ]
+    run_job(partial(train, run_dir=tmp_path / "run"), ADDITION, *words, strategy="fsdp")
+    paths = (str(tmp_path / "tokenizer"), str(tmp_path / "run/model"))
+    (found,) = run_job(answers, *paths, strategy="single", world_size=1)
+    assert found == [f"{code}<|im_end|>" for code in CODES.values()]
