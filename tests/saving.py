@@ -121,7 +121,7 @@ class FakeRun:
             self.attempt,
             Checkpoint(keep_last=keep_last, asynchronous=asynchronous),
             {"seed": 0},
-            {"model_config.json": MODEL_CONFIG},
+            {"model_config.json": MODEL_CONFIG.encode()},
             self.warnings.append,
             lambda step, _: self.not_written.append(step),
         )

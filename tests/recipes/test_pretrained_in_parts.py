@@ -214,9 +214,15 @@ def train_aloud(run_dir: Path, *words: str) -> str:
 @pytest.mark.slow
 def test_a_model_that_is_converted_is_loaded_whole_which_is_said(tmp_path):
     folder = saved(tmp_path / "model", "mixtral")
+    copied = {"tokenizer.json": '{"version": "1.0"}', "chat_template.jinja": "{{ messages }}"}
+    copied["generation_config.json"] = '{"eos_token_id": 7, "temperature": 0.7}'
+    for file, text in copied.items():
+        (folder / file).write_text(text)
     words = words_for(folder, "--train.stop_after_steps=1", "--data.num_eval_samples=40", "--evaluation.every=null")
     said, _ = run_job(train_aloud, tmp_path / "run", *words, strategy="fsdp")
     assert "Model         loaded whole on every process: model.path: " in said
     assert "transformers renames, merges or splits" in said
     (line,) = (tmp_path / "run/metrics.jsonl").read_text().splitlines()[-1:]
     assert json.loads(line)
+    # What is deployed is what was fine-tuned.
+    assert {file: (tmp_path / "run/model" / file).read_text() for file in copied} == copied

@@ -222,11 +222,13 @@ def test_adapters_are_saved_and_exported_as_peft_has_them(strategy, base, tmp_pa
     from largebatch.tools.command_line import main
 
     run_dir = tmp_path / "run"
+    (base / "tokenizer.model").write_bytes(bytes(range(256)))
     expected = run_job(logits_after_training, run_dir, *adapter_words(base), strategy=strategy)[0]
     assert main(["export", str(run_dir), str(tmp_path / "exported")]) == 0
     for folder in (run_dir / "model", tmp_path / "exported"):
         assert {file.name for file in folder.iterdir()} >= {"adapter_config.json", "adapter_model.safetensors"}
         assert not (folder / "model.safetensors").exists()
+        assert (folder / "tokenizer.model").read_bytes() == bytes(range(256))
         assert json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
         (before, after) = run_job(logits_of, base, folder, strategy="single", world_size=1)[0]
         assert np.abs(after - expected).max() <= 1e-6 * np.abs(expected).max()

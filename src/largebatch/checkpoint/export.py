@@ -10,11 +10,12 @@ from huggingface_hub import split_state_dict_into_shards_factory
 
 from largebatch.errors import UserError, file_errors
 from largebatch.model.parts import is_adapter
+from largebatch.regular_file import read_bytes
 from largebatch.storage.catalog import entries, entry_at, verify_checksums
-from largebatch.storage.files import remove_folder, rename_folder, sync_folder, write_json_file
+from largebatch.storage.files import remove_folder, rename_folder, sync_folder, write_file, write_json_file
 from largebatch.storage.layout import (
     BUFFER,
-    GENERATION_CONFIG,
+    COPIED_FILES,
     MODEL_CONFIG,
     WEIGHT,
     CheckpointError,
@@ -30,7 +31,7 @@ MAX_FILE_BYTES = 5 * 10**9
 
 
 def export(checkpoint: Path, out: Path, dtype: str | None = None) -> Manifest:
-    """Write the weights and buffers of a checkpoint, and the model's configuration if it has one.
+    """Write the weights and buffers of a checkpoint, and the model's configuration and tokenizer if it has them.
 
     For a model with adapters, only the adapters and their configuration are written, as `peft` reads them. For any
     other, at most one parameter at a time is in memory. The folder appears when it is complete.
@@ -70,8 +71,9 @@ def export_intact(folder: Path, out: Path, dtype: str | None = None) -> Manifest
                 written = {"dtype": str(dtypes.pop()).removeprefix("torch.")} if len(dtypes) == 1 else {}
                 if config is not None:
                     write_json_file(temporary / "config.json", config | written)
-                if (folder / GENERATION_CONFIG).exists():
-                    write_json_file(temporary / GENERATION_CONFIG, read_json(folder / GENERATION_CONFIG))
+            for name in COPIED_FILES:
+                if (folder / name).exists():
+                    write_file(temporary / name, [memoryview(read_bytes(folder / name))])
         sync_folder(temporary)
         remove_folder(out)
         rename_folder(temporary, out)

@@ -1,4 +1,4 @@
-"""The configuration files that go with a model's weights, as `from_pretrained` reads them."""
+"""The configuration and tokenizer files that go with a model's weights, as `from_pretrained` reads them."""
 
 import json
 import sys
@@ -7,14 +7,25 @@ from pathlib import Path
 
 from torch import nn
 
-from largebatch.storage.layout import GENERATION_CONFIG, MODEL_CONFIG
+from largebatch.regular_file import read_bytes
+from largebatch.storage.layout import COPIED_FILES, GENERATION_CONFIG, MODEL_CONFIG
 
 
-def model_files(model: nn.Module) -> dict[str, str]:
-    """The texts of a checkpoint's `MODEL_FILES`, by name: those of a `transformers` model, or of its adapters.
+def model_files(model: nn.Module, pretrained: Path | None) -> dict[str, bytes]:
+    """A checkpoint's `MODEL_FILES`, by name: those of a `transformers` model, or of its adapters.
 
     Call it before the strategy changes the model's class.
+
+    Args:
+        model: The model.
+        pretrained: The folder that it was loaded from, whose tokenizer and generation config it keeps; None if none.
     """
+    files = {name: text.encode() for name, text in _configurations(model).items()}
+    copied = [pretrained / name for name in COPIED_FILES if (pretrained / name).exists()] if pretrained else []
+    return files | {path.name: read_bytes(path, follow_links=True) for path in copied}
+
+
+def _configurations(model: nn.Module) -> dict[str, str]:
     if getattr(model, "peft_config", None):
         (adapters,) = model.peft_config.values()  # type: ignore[operator]
         with tempfile.TemporaryDirectory() as folder:

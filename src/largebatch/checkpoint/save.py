@@ -67,7 +67,7 @@ class CheckpointWriter:
     attempt: Attempt  # the attempt that writes; once a later one has begun, it may not publish
     settings: Checkpoint
     config: dict[str, Any]  # the resolved recipe, as JSON
-    model_files: Mapping[str, str]  # as `model_files` returns them
+    model_files: Mapping[str, bytes]  # as `model_files` returns them
     warn: Callable[[str], None]  # called by the main process with a warning for the user
     not_written: Callable[[int, str], None]  # called by the main process with the step and reason of a failed save
     last_step: int = 0  # step of the latest checkpoint that is known to be complete; 0 if there is none
@@ -251,8 +251,8 @@ class CheckpointWriter:
         manifest = self._manifest(step, bad_steps, state, parts)
         manifest.check_coverage()
         records = {rank_file(rank): FileRecord(part.size, part.checksum) for rank, part in enumerate(parts)}
-        for name, text in self.model_files.items():
-            records[name] = write_file(temporary / name, [memoryview(text.encode())])
+        for name, content in self.model_files.items():
+            records[name] = write_file(temporary / name, [memoryview(content)])
         records[MANIFEST] = write_json_file(temporary / MANIFEST, manifest.model_dump(exclude_defaults=True))
         sync_folder(temporary)
         final = self.folder / folder_name(step)

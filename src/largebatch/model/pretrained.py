@@ -13,7 +13,7 @@ from largebatch.local_folder import local_folder
 from largebatch.model.building import SeededWeights
 from largebatch.model.parts import is_adapter, without_adapter
 from largebatch.model.transformers_internals import converted_names, without_ignored
-from largebatch.storage.layout import CheckpointError, read_json
+from largebatch.storage.layout import COPIED_FILES, CheckpointError, read_json
 from largebatch.storage.tensors import TensorFiles
 
 WHOLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
@@ -41,7 +41,7 @@ def find_folder(where: str, field: str = "model.initial_weights") -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(where, allow_patterns=["model*.safetensors", INDEX, CONFIG]))
+        return Path(snapshot_download(where, allow_patterns=["model*.safetensors", INDEX, CONFIG, *COPIED_FILES]))
     # It raises exceptions of many kinds for files that cannot be reached, found or read.
     except Exception as error:
         raise UserError(

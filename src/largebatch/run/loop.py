@@ -53,7 +53,7 @@ class Loop:
         start: Where the attempt begins.
         recorder: Keeps and shows what happens.
         stop: Notes requests to stop.
-        model_files: The model's configuration files, by name, which go with its weights.
+        model_files: The files that go with the model's weights, by name.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Loop:
         start: Start,
         recorder: Recorder,
         stop: StopRequests,
-        model_files: dict[str, str],
+        model_files: dict[str, bytes],
     ):
         self.config, self.backend, self.plan, self.start = config, backend, backend.plan, start
         self.recorder, self.record, self.metrics = recorder, recorder.record, recorder.metrics

@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -96,6 +97,7 @@ class Run(Generic[Config]):
             self.backend.end()
             raise SystemExit(0)
         self._starting_weights: StartingWeights | None = None
+        self._pretrained_folder: Path | None = None
         self._perturb_weights = options.perturb_weights
         self._loop: Loop | None = None
         torch.set_default_dtype(self.dtype)
@@ -188,7 +190,7 @@ class Run(Generic[Config]):
         from largebatch.model.pretrained import PretrainedWeights, find_folder
 
         folder = self._starting.once_per_machine_first(partial(find_folder, where, "model.path"))
-        reason = None
+        self._pretrained_folder, reason = folder, None
         try:
             model, draws = build_without_weights(build, is_adapter)
             weights = PretrainedWeights(folder, model, SeededWeights(model, draws, self.plan.seed))
@@ -240,8 +242,8 @@ class Run(Generic[Config]):
             if self.plan.compute.attention is not None:
                 set_attention(model, self.plan.compute.attention)
             keep_documents_apart(model)
-        # Before the strategy changes the model's class.
-        files = model_files(model)
+            # Before the strategy changes the model's class.
+            files = model_files(model, self._pretrained_folder)
         utilization = utilization_of(self.config, model, self.backend.device, self.plan.world_size)
         if utilization.at(0) is not None:
             self._print(f"  {'MFU':<14}{utilization.convention}")

@@ -5,6 +5,7 @@
         rank_00000.safetensors   what process 0 of the job owned: flat vectors, one tensor per vector
         rank_00001.safetensors   ...
         model_config.json        the configuration of a `transformers` model or of its adapters, if it is one
+        tokenizer.json           and the like, of the model that it was trained from
         manifest.json            every vector's shape and the ranges of it that each file holds; step, config, plan
         complete.json            size and checksum of every file above; written last, so it proves that all are there
       .step_00000600.attempt_0002_5e1f0a3b.tmp/   one that is being written, or that a crash left behind
@@ -39,7 +40,20 @@ FORMAT = "largebatch 3"
 MANIFEST = "manifest.json"
 MODEL_CONFIG = "model_config.json"
 GENERATION_CONFIG = "generation_config.json"
-MODEL_FILES = (MODEL_CONFIG, GENERATION_CONFIG)
+# Files that go with a model's weights under their own names, as `save_pretrained` writes them.
+COPIED_FILES = (
+    GENERATION_CONFIG,
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+)
+MODEL_FILES = (MODEL_CONFIG, *COPIED_FILES)
 MARKER = "complete.json"
 WEIGHT = "weight"
 BUFFER = "buffer"
