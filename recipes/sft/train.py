@@ -2,6 +2,7 @@
 
 sft_addition.json      a small Llama learns to add two numbers: a laptop's CPU, a minute
 sft_qwen_gsm8k.json    Qwen2.5 0.5B on the 7,473 questions of GSM8K: one or a few GPUs
+sft_qwen_7b.json       Qwen2.5 7B on 9,344 conversations of No Robots: 8 GPUs; with LoRA (_lora), one
 
     accelerate launch --config_file recipes/accelerate_configs/ddp.yaml recipes/sft/train.py \
         --config recipes/sft/sft_addition.json
