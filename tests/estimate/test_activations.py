@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
+from torch.profiler import ProfilerActivity, profile
 
 import tasks
 from largebatch.config import load_config
@@ -102,6 +103,30 @@ def test_a_recomputed_model_keeps_the_inputs_of_its_blocks_and_one_block():
     everything, real = counted(VIT_DIGITS, *words), kept_by_a_forward_pass(VIT_DIGITS, *words, RECOMPUTE)
     block = (everything - counted(VIT_DIGITS, "--batch.micro_batch_size=4", "--model.num_layers=4")) / 2
     assert counted(VIT_DIGITS, *words, RECOMPUTE) == pytest.approx(real + block, rel=0.02)
+
+
+def live_after_a_forward_pass(recipe, words):
+    """Bytes that the allocator has given and not got back, by torch's profiler."""
+    config = load_config(recipe, words)
+    model = tasks.build_model(recipe)(config).train()
+    checkpoint_activations(model, config.compute.activation_checkpointing)
+    tokens = torch.randint(256, (config.batch.micro_batch_size, config.data.block_size))
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bf16", cache_enabled=False)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler, autocast:
+        outputs = model(input_ids=tokens, targets=tokens)
+    assert outputs.requires_grad
+    return sum(event.self_cpu_memory_usage for event in profiler.events())
+
+
+@pytest.mark.parametrize("what", ["selective", "full"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.usefixtures("on_the_cpu")
+def test_a_layer_that_is_computed_again_keeps_what_the_allocator_says(what, precision):
+    words = (f"--precision={precision}", "--batch.micro_batch_size=4", f"--compute.activation_checkpointing={what}")
+    layers = [(*words, f"--model.num_layers={number}") for number in (2, 6)]
+    fewer, more = (live_after_a_forward_pass(LLAMA, each) for each in layers)
+    planned = counted(LLAMA, *layers[1]) - counted(LLAMA, *layers[0])
+    assert planned == pytest.approx(more - fewer, rel=0.05)
 
 
 def test_masks_of_documents_are_kept_in_each_layer_unless_a_kernel_needs_none():
