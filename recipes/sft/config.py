@@ -158,6 +158,14 @@ class AutoCausalLM(Model):
     lora: Lora | None = None
     """Adapters to train instead of the weights; null trains all weights."""
 
+    frozen_dtype: Literal["fp32", "bf16"] = "fp32"
+    """How weights that `lora` freezes are stored. "bf16": those of layers for which autocast casts them to bf16 anyway
+    (all but embeddings, norms and biases), so that losses do not change if the model's files are in bf16, too."""
+
+    @property
+    def stores_frozen_in_bf16(self) -> bool:
+        return self.frozen_dtype == "bf16"
+
     @property
     def pretrained(self) -> str | None:
         return self.path
@@ -185,6 +193,11 @@ class Config(RecipeConfig):
         if not isinstance(self.data, HubOrLocal):
             return None
         return {"data": {"source": "addition", "block_size": 32, "num_train_samples": 256, "num_eval_samples": 16}}
+
+    @check
+    def _frozen_weights_that_autocast_casts(self) -> Iterator[str]:
+        if self.model.stores_frozen_in_bf16 and (self.model.lora is None or self.precision != "bf16"):
+            yield 'model.frozen_dtype: "bf16" needs model.lora and precision "bf16"; add them, or write "fp32"'
 
     @check
     def _norms_in_fp64(self) -> Iterator[str]:

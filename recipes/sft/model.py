@@ -11,6 +11,7 @@ from transformers.pytorch_utils import Conv1D
 
 from largebatch.errors import UserError, reason_of
 from largebatch.local_folder import local_folder
+from largebatch.model.parts import store_frozen_in_bf16
 from largebatch.model.token_losses import return_token_losses
 
 from .config import AutoCausalLM, Config, Lora
@@ -91,16 +92,21 @@ def load_causal_lm(model: AutoCausalLM) -> PreTrainedModel:
         raise _unusable(model, error) from error
     if model.lora is not None:
         _add_adapters(loaded, model.lora)
+    if model.stores_frozen_in_bf16:
+        store_frozen_in_bf16(loaded)
     return loaded
 
 
 def small_twin(model: PreTrainedModel) -> PreTrainedModel | None:
-    """For a model without weights, one of its class and configuration with few layers, words and hidden units, and with
-    random weights: it treats tokens and logits in the same way. None for a model that has weights, and in a plan.
+    """For a model without weights or with some in bf16, one of its class and configuration with few layers, words and
+    hidden units, and with random weights in fp32: it treats tokens and logits in the same way. None in a plan, and for
+    a model that has its weights, which can be asked itself.
 
     It has as many layers as it takes to have each value of each setting that the configuration lists layer by layer.
     """
-    if torch.get_default_device().type == "meta" or not any(each.is_meta for each in model.parameters()):
+    if torch.get_default_device().type == "meta" or all(
+        each.dtype != torch.bfloat16 and not each.is_meta for each in model.parameters()
+    ):
         return None
     config = copy.deepcopy(model.config)
     text = config.get_text_config()

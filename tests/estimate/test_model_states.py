@@ -20,7 +20,7 @@ from largebatch.config import load_config
 from largebatch.estimate.memory import model_states, optimizer_states
 from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy, ZeroSettings, padded
 from largebatch.plan import resolve
-from paths import BERT, DIGITS, LLAMA, PYDOC
+from paths import ADDITION, BERT, DIGITS, LLAMA, PYDOC
 
 BUCKET = 50_000
 ZERO = {"overlap_comm": True, "reduce_bucket_size": BUCKET}
@@ -48,6 +48,19 @@ MODELS = {
     "llama": (LLAMA, (*TRANSFORMER, "--model.num_kv_heads=1", "--model.intermediate_size=67")),
     "resnet": (DIGITS, ("--model.hidden_sizes=[7,11]", "--model.embedding_size=5", "--model.depths=[1,1]")),
     "bert": (BERT, TRANSFORMER),
+    # Frozen weights in bf16, and adapters in fp32.
+    "adapters": (
+        ADDITION,
+        (
+            '--model.config={"model_type": "llama", "vocab_size": 256, "hidden_size": 34, "intermediate_size": 67, '
+            '"num_hidden_layers": 2, "num_attention_heads": 1}',
+            '--model.lora={"rank": 2, "alpha": 4.0}',
+            "--model.frozen_dtype=bf16",
+            "--precision=bf16",
+            # Its gathered weights have no storage of their own to be counted.
+            "--compute.gather_in_bf16=false",
+        ),
+    ),
 }
 LARGE = "zero3 of large parameters"
 JOBS = [("gpt2", strategy, 3) for strategy in STRATEGIES if not strategy.startswith("hsdp")]
@@ -55,6 +68,7 @@ JOBS += [("llama", "hsdp", 4), ("llama", "hsdp reducing the last", 4)]
 JOBS += [("llama", "fsdp", 2), ("llama", LARGE, 3)]
 JOBS += [("resnet", "zero1", 4), ("resnet", "fsdp", 3)]
 JOBS += [("bert", "zero2", 2)]
+JOBS += [("adapters", "ddp", 2), ("adapters", "fsdp", 3), ("adapters", "hsdp", 4)]
 MICRO_BATCH_SIZE = 2
 MICRO_BATCHES = [1, 1, 2]  # of each step; the first one makes the optimizer's states
 

@@ -15,10 +15,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import tasks
 from jobs import run_job
 from largebatch.config import load_config
-from largebatch.errors import UserError
+from largebatch.errors import ConfigError, UserError
 from largebatch.model.building import SeededWeights, build_without_weights
 from largebatch.model.parts import is_adapter
 from largebatch.model.pretrained import PretrainedWeights
+from largebatch.plan.strategies import STRATEGIES
 from paths import ADDITION
 
 SMALL = {
@@ -201,6 +202,41 @@ def test_what_is_not_just_read_is_refused_in_parts(kind, tmp_path):
     change(folder)
     with pytest.raises(UserError, match=rf"(?s)model\.path: .*{reason}"):
         in_parts(folder)
+
+
+def losses(run_dir: Path, *words: str) -> list[float]:
+    from jobs import train
+
+    train(ADDITION, *words, run_dir=run_dir)
+    return [json.loads(line)["loss"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_frozen_weights_in_bf16_change_no_loss(tmp_path):
+    """Those of files in bf16, which autocast would cast to the same numbers; on all strategies that take them."""
+    folder = saved(tmp_path / "model", "qwen2")
+    short = ("--train.stop_after_steps=4", "--logging.every=1", "--evaluation.every=null", "--data.num_eval_samples=40")
+    words = words_for(folder, LORA, "--precision=bf16", "--batch.micro_batch_size=3", *short)
+    expected = run_job(losses, tmp_path / "fp32", *words, world_size=2)[0]
+    assert len(expected) == 4
+    for strategy, world_size in (("ddp", 2), ("fsdp", 2), ("hsdp", 4)):
+        place = {"strategy": strategy, "world_size": world_size}
+        found = run_job(losses, tmp_path / strategy, *words, "--model.frozen_dtype=bf16", **place)[0]
+        assert found == (expected if world_size == 2 else pytest.approx(expected, rel=1e-4))
+    state = load_file(tmp_path / "fsdp/checkpoints/step_00000004/rank_00000.safetensors")
+    kinds = {name: tensor.dtype for name, tensor in state.items() if name.endswith("q_proj.base_layer.weight")}
+    assert set(kinds.values()) == {torch.bfloat16}
+
+
+def test_frozen_weights_in_bf16_are_refused_where_they_would_not_work():
+    words = (LORA, "--precision=bf16", "--model.frozen_dtype=bf16")
+    config = load_config(ADDITION, words)
+    refused = {name: entry.refusal_of(config) for name, entry in STRATEGIES.items() if entry.refusal_of(config)}
+    assert [*refused] == ["zero1", "zero2", "zero3"]
+    assert refused["zero3"].remedy == 'launch with ddp, fsdp or hsdp, or write "fp32"'
+    for kept in (words[1:], (words[0], words[2])):
+        with pytest.raises(ConfigError, match=r'model\.frozen_dtype: "bf16" needs model.lora and precision "bf16"'):
+            load_config(ADDITION, kept)
 
 
 def train_aloud(run_dir: Path, *words: str) -> str:

@@ -64,7 +64,7 @@ class FsdpBackend(NativeBackend):
             self._materialize_shards(groups)
         self._units = list(sharded_units(model))
         gather_once(model)
-        gather_in_bf16(model, {parameter.name for parameter in shape.parameters if parameter.in_bf16})
+        gather_in_bf16(model, {each.name for each in shape.parameters if each.in_bf16 and not each.stored_in_bf16})
         if (compiled := self._compiled) is not None:
             for region in compiled.regions:
                 if any(isinstance(part, FSDPModule) for part in region.modules() if part is not region):

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import torch
 from accelerate.utils.fsdp_utils import get_module_class_from_name
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
@@ -106,7 +107,8 @@ def shape_of(model: nn.Module, plan: RunPlan) -> ModelShape:
             groups.get(parameter),
             units[parameter],
             modules[parameter],
-            in_bf16=parameter in in_bf16,
+            in_bf16=parameter in in_bf16 or parameter.dtype == torch.bfloat16,
+            stored_in_bf16=parameter.dtype == torch.bfloat16,
         )
         for name, parameter in model.named_parameters()
     )

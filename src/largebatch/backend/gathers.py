@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.conv import _ConvNd
 
 from largebatch.backend.torch_internals import (
     PostAllGather,
@@ -21,7 +20,7 @@ from largebatch.backend.torch_internals import (
     sharded_parameters,
 )
 from largebatch.errors import BackendMismatch
-from largebatch.model.parts import embedding_layer
+from largebatch.model.parts import embedding_layer, is_cast_by_autocast
 from largebatch.model.token_losses import returns_losses
 from largebatch.plan import RunPlan
 
@@ -37,15 +36,10 @@ def weights_in_bf16(model: nn.Module, plan: RunPlan) -> set[nn.Parameter]:
     users = Counter(parameter for module in model.modules() for parameter in module.parameters(recurse=False))
     output = embedding_layer(model, "get_output_embeddings")
     used_elsewhere = output if output is not None and not returns_losses(output) else None
-    layers = [module for module in model.modules() if _is_cast_by_autocast(module) and module is not used_elsewhere]
+    layers = [module for module in model.modules() if is_cast_by_autocast(module) and module is not used_elsewhere]
     # None for a layer that computes its weight, for example by weight normalization: the parameters are not cast.
     weights = [layer._parameters.get("weight") for layer in layers]
     return {weight for weight in weights if weight is not None and users[weight] == 1 and weight.dtype == torch.float32}
-
-
-def _is_cast_by_autocast(module: nn.Module) -> bool:
-    # GPT-2's linear layer is found by its module's name, because importing the class takes seconds.
-    return isinstance(module, nn.Linear | _ConvNd) or type(module).__module__ == "transformers.pytorch_utils"
 
 
 def gather_in_bf16(model: nn.Module, names: set[str]) -> None:

@@ -69,7 +69,7 @@ def model_states(
     held = count(model, strategy, world_size, micro_batches > 1)
     size = model.element_bytes
     return ModelStates(
-        weights=held.weights * size,
+        weights=held.weights * size - held.in_bf16 * (size - 2),
         masters=held.masters * size,
         gradients=held.gradients * size,
         optimizer=sum(map(numbers_kept, held.stepped)) * size,
@@ -110,6 +110,7 @@ class Elements(NamedTuple):
     gradients: int
     stepped: list[tuple[int, ...]]
     transient: dict[str, int]
+    in_bf16: int = 0  # those of `weights` that are stored in bf16
 
 
 Formula = Callable[[ModelShape, Strategy, int, bool], Elements]
@@ -119,7 +120,8 @@ Formula = Callable[[ModelShape, Strategy, int, bool], Elements]
 def replicated(model: ModelShape, _strategy: Strategy, _world_size: int, _accumulates: bool) -> Elements:
     """Everything on every process; micro-batches are summed in the buckets that are reduced."""
     stepped = [parameter.shape for parameter in model.trained]
-    return Elements(model.elements, 0, _elements(model.trained), stepped, {})
+    in_bf16 = _elements([parameter for parameter in model.parameters if parameter.stored_in_bf16])
+    return Elements(model.elements, 0, _elements(model.trained), stepped, {}, in_bf16)
 
 
 def sharded(model: ModelShape, strategy: Strategy, world_size: int, accumulates: bool) -> Elements:
@@ -147,8 +149,9 @@ def sharded(model: ModelShape, strategy: Strategy, world_size: int, accumulates:
         # The gradients of a block that are computed, and those of one that are reduced.
         "blocks' gradients": 2 * max(reduced.values()),
     }
-    weights = sum(prod(parameter.largest_shard(shards)) for parameter in model.parameters)
-    return Elements(weights, 0, gradients, stepped, transient)
+    held = [(parameter, prod(parameter.largest_shard(shards))) for parameter in model.parameters]
+    in_bf16 = sum(rows for parameter, rows in held if parameter.stored_in_bf16)
+    return Elements(sum(rows for _, rows in held), 0, gradients, stepped, transient, in_bf16)
 
 
 def zero12(model: ModelShape, strategy: Strategy, world_size: int, accumulates: bool) -> Elements:

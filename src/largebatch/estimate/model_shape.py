@@ -19,6 +19,7 @@ class ParameterShape:
     unit: int  # number of the unit that FSDP2 shards and gathers it with
     modules: int = 1  # number of modules that share it
     in_bf16: bool = False  # whether FSDP2 gathers it in bf16, because every use casts it to that
+    stored_in_bf16: bool = False  # whether it is also stored in bf16, because it is not trained
 
     @property
     def elements(self) -> int:

@@ -25,7 +25,8 @@ def table(comparison: Json, config: RecipeConfig) -> str:
     """The comparison of a recipe as text."""
     lines = [
         f"{comparison['recipe']}: {config.task}, {comparison['parameters']:,} parameters in "
-        f"{'fp64' if config.precision == 'fp64' else 'fp32'}, {config.optimizer.name}, "
+        f"{'fp64' if config.precision == 'fp64' else 'fp32'}"
+        f"{' (frozen ones in bf16)' if config.model.stores_frozen_in_bf16 else ''}, {config.optimizer.name}, "
         f"micro-batches of {config.batch.micro_batch_size:,}"
     ]
     for column in comparison["world_sizes"]:

@@ -1,8 +1,11 @@
 """Parts of a model that others look for: the blocks that it repeats, and its embedding layers."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 
+import torch
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
 EMBEDDING_GETTERS = ("get_input_embeddings", "get_output_embeddings")
 
@@ -32,6 +35,21 @@ def is_adapter(name: str) -> bool:
 def without_adapter(name: str) -> str:
     """The name that a parameter has in the model without adapters."""
     return name.replace(".base_layer.", ".")
+
+
+def is_cast_by_autocast(module: nn.Module) -> bool:
+    """Whether autocast casts the module's weight to its own precision before every use."""
+    # GPT-2's linear layer is found by its module's name, because importing the class takes seconds.
+    return isinstance(module, nn.Linear | _ConvNd) or type(module).__module__ == "transformers.pytorch_utils"
+
+
+def store_frozen_in_bf16(model: nn.Module) -> None:
+    """Store in bf16 those weights that are not trained, that no modules share, and that autocast casts anyway."""
+    users = Counter(parameter for module in model.modules() for parameter in module.parameters(recurse=False))
+    for module in filter(is_cast_by_autocast, model.modules()):
+        weight = module._parameters.get("weight")
+        if weight is not None and not weight.requires_grad and users[weight] == 1:
+            module.weight = nn.Parameter(weight.to(torch.bfloat16), requires_grad=False)
 
 
 def embedding_layer(model: nn.Module, getter: str) -> nn.Module | None:

@@ -70,6 +70,9 @@ class StrategyEntry:
         optimizer, reduce_gradients = config.optimizer_entry, config.compute.reduce_gradients
         if config.precision == "fp64" and self.no_fp64:
             return Refusal(f"{self.no_fp64}, but the recipe has precision fp64", "set precision fp32")
+        if config.model.stores_frozen_in_bf16 and self.engine == "DeepSpeed":
+            why = f'model.frozen_dtype is "bf16", but under {self.name} DeepSpeed takes parameters of one dtype only'
+            return Refusal(why, 'write "fp32"')
         if optimizer.needs == "whole matrices" and self.steps != "whole parameters":
             why = f'optimizer "{optimizer.name}" needs whole matrices, but under {self.name} it would step {self.steps}'
             return Refusal(why, "use another optimizer")
