@@ -167,7 +167,7 @@ class AutoCausalLM(Model):
         return self.frozen_dtype == "bf16"
 
     @property
-    def pretrained(self) -> str | None:
+    def read_in_parts_from(self) -> str | None:
         return self.path
 
     @property

@@ -31,7 +31,7 @@ class Model(Section):
         return False
 
     @property
-    def pretrained(self) -> str | None:
+    def read_in_parts_from(self) -> str | None:
         """Local folder or hub id of the `transformers` model that `build_model` loads; None if it loads none.
 
         A process then need not hold the whole of it: see `Run.build`.

@@ -167,7 +167,8 @@ class Run(Generic[Config]):
             UserError: The files with its initial weights cannot be used; every process raises it.
         """
         section, build = self.config.model, partial(build_model, self.config)
-        if section.pretrained is not None and (model := self._build_in_parts(build, section.pretrained)) is not None:
+        path = section.read_in_parts_from
+        if path is not None and (model := self._build_in_parts(build, path)) is not None:
             return model
         with self.backend.raise_on_all_ranks(), building_the_model():
             if not isinstance(section, LargeModel):
