@@ -10,6 +10,7 @@ from itertools import accumulate
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -73,6 +74,12 @@ MICRO_BATCH_SIZE = 2
 MICRO_BATCHES = [1, 1, 2]  # of each step; the first one makes the optimizer's states
 
 
+def prepare_without_freezing(run, model, optimizer):
+    """So that `live_storages` finds what exists before training, too; the imports of all jobs are frozen already."""
+    with patch.object(gc, "freeze"):
+        return run.prepare(model, optimizer)
+
+
 def settled_bytes(not_ours):
     """Of live storages. For a moment after a reduction, the thread that made it still holds what was reduced."""
     readings = []
@@ -86,8 +93,6 @@ def live_storages():
     """The bytes of each floating-point storage that a tensor of this process is in, by its address."""
     from torch.distributed.tensor import DTensor
 
-    # `prepare` has frozen what existed then.
-    gc.unfreeze()
     gc.collect()
     sizes = {}
     tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
@@ -111,7 +116,7 @@ def bytes_of_steps(run_dir, recipe, words):
     others = set(live_storages())
     model = run.build(tasks.build_model(recipe))
     shape = shape_of(model, run.plan)
-    model, _ = run.prepare(model, build_optimizer(model, run.plan))
+    model, _ = prepare_without_freezing(run, model, build_optimizer(model, run.plan))
     # Whole numbers are not among the storages that are counted, nor an optimizer's single ones.
     whole = sum(buffer.nbytes for buffer in model.buffers() if not (buffer.is_floating_point() and buffer.dim()))
     steps, held = run.steps(train_set), {}

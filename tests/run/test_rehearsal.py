@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from estimate.test_model_states import settled_bytes
+from estimate.test_model_states import prepare_without_freezing, settled_bytes
 from jobs import run_job
 from largebatch.config import load_config
 from largebatch.config.data import HubText
@@ -73,7 +73,7 @@ def bytes_before_updates(run_dir):
     run = Run(load_config(PYDOC, [*WORDS[:-1], "--train.stop_after_steps=3", REHEARSED]), RunOptions(run_dir))
     train_set, _ = run.load(module("causal_lm", "data").sources)
     model = run.build(module("causal_lm", "model").build_model)
-    model, _ = run.prepare(model, build_optimizer(model, run.plan))
+    model, _ = prepare_without_freezing(run, model, build_optimizer(model, run.plan))
     live = []
     for step in run.steps(train_set):
         for batch in step.micro_batches():
