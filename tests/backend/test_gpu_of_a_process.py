@@ -14,7 +14,7 @@ def backend_on(device):
     accelerator = SimpleNamespace(
         device=torch.device(device), process_index=0, num_processes=1, is_local_main_process=True
     )
-    return DdpBackend(accelerator, Launch("single", 0, 1, 1), SimpleNamespace())
+    return DdpBackend(accelerator, Launch("single", 0, 1, 1), SimpleNamespace(micro_batch_size=1))
 
 
 @pytest.mark.parametrize(("given", "expected"), [("cuda", "cuda:0"), ("cuda:3", "cuda:3"), ("cpu", "cpu")])

@@ -16,7 +16,8 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs
 
-from largebatch.backend.base import PATIENCE, Backend, Request
+from largebatch.backend.base import Backend, Request
+from largebatch.backend.collectives import PATIENCE
 from largebatch.backend.launch import Launch
 from largebatch.errors import LaunchError
 from largebatch.plan import RunPlan
