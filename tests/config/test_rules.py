@@ -36,6 +36,7 @@ GROWING = '--batch.global_batch_size=[{"from": {"steps": 0}, "size": 32}, {"from
             '"half_life": at 10 times the batch that they were tuned at, the second beta becomes 0.95 ** 10',
         ),
         (["--optimizer.beta_scaling=sde", "--learning_rate.scaling=linear"], 'set learning_rate.scaling to "sqrt"'),
+        (["--optimizer.weight_decay_scaling=timescale", GROWING], 'write "fixed", or a batch that does not grow'),
         (["--optimizer.beta_scaling=half_life", GROWING], 'write "fixed", or a batch that does not grow'),
         (
             ["--faults.on_non_finite=roll_back", "--checkpoint.every=null"],

@@ -6,9 +6,11 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from largebatch.config import load_config
 from largebatch.errors import ConfigError, UserError
+from largebatch.optim.build import build_optimizer
 from largebatch.plan import RunPlan, explain, resolve
 from largebatch.tools.command_line import main
 from paths import DIGITS, IMAGENET, PYDOC, RECIPES
@@ -185,6 +187,28 @@ def test_moments_follow_the_batch_size():
     assert "adamw with betas (0.6, 0.96), eps 5e-07; weight decay 0.1" in explain(plans["sde"], "x")
     assert "betas (0.9, 0.99), eps 1e-06 were tuned at batch 32, and scaled to this one" in explain(plans["sde"], "x")
     assert "and scaled to this one" not in explain(plans["fixed"], "x")
+
+
+@pytest.mark.parametrize("scaling", ["linear", "sqrt", "none"])
+@pytest.mark.parametrize("size", [16, 128])
+@pytest.mark.parametrize("reference", [{"steps": 100}, {"samples": 6400}, {"epochs": 2}, {"tokens": 819200}])
+def test_the_timescale_of_weight_decay_stays_a_share_of_the_run(scaling, size, reference):
+    """1 / (learning rate x weight decay) steps, in samples, over the samples of the run."""
+    words = [
+        f"--batch.global_batch_size={size}",
+        f"--learning_rate.scaling={scaling}",
+        f"--learning_rate.reference_duration={json.dumps(reference)}",
+        "--optimizer.weight_decay_scaling=timescale",
+        '--train.duration={"epochs": 8}',
+    ]
+    plan = resolve(load_config(PYDOC, words), world_size=2)
+    share = size / (plan.max_peak_lr * plan.optimizer.weight_decay) / (8 * 3200)
+    # Tuned: a batch of 32, a rate of 0.002, a weight decay of 0.1; and two epochs of 3,200 blocks, or 100 steps.
+    assert share == pytest.approx(32 / (0.002 * 0.1) / (3200 if "steps" in reference else 6400), rel=1e-12)
+    is_said = "weight decay 0.1 was scaled to keep AdamW's timescale" in explain(plan, "x")
+    assert is_said == (plan.optimizer.weight_decay != 0.1)
+    groups = build_optimizer(torch.nn.Linear(2, 2), plan).param_groups
+    assert {group["weight_decay"] for group in groups} == {plan.optimizer.weight_decay, 0.0}
 
 
 def test_what_lars_and_lamb_adapt_is_said():

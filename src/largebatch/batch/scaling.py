@@ -17,6 +17,25 @@ def scaling_factor(rule: ScalingRule, global_batch_size: int, reference_batch_si
     return {"linear": k, "sqrt": math.sqrt(k), "none": 1.0}[rule]
 
 
+DecayRule = Literal["fixed", "timescale"]
+
+
+def weight_decay_factor(k: float, lr_factor: float, horizon: float) -> float:
+    """The factor of AdamW's weight decay that keeps its timescale the same share of the run.
+
+    AdamW's weights are a moving average of its updates over the last 1 / (learning rate x weight decay) steps (Wang and
+    Aitchison 2024, arXiv 2405.13698). That share is best left alone when the batch changes, and then the best weight
+    decay is proportional to it (Bergsma et al. 2025, arXiv 2505.13738). The latter also find that a longer run on the
+    same model does best with a smaller share, proportional to (tokens per parameter) ** -0.527, which is not applied.
+
+    Args:
+        k: The batch over the one that weight decay was tuned at.
+        lr_factor: The peak learning rate over the one that it was tuned at.
+        horizon: The samples of the run over those of the run that it was tuned in.
+    """
+    return k / (lr_factor * horizon)
+
+
 MomentRule = Literal["fixed", "half_life", "sde"]
 Betas = tuple[float, float]
 

@@ -12,6 +12,7 @@ from largebatch.batch.division import nearest_multiples
 from largebatch.config.data import Data, Mixable, TextData
 from largebatch.config.models import Model
 from largebatch.config.optimizers import OptimizerEntry, OptimizerSection, WithScaledBetas, union_of_sections
+from largebatch.config.optimizers.adamw import AdamW
 from largebatch.config.optimizers.shipped import SHIPPED
 from largebatch.config.sections import (
     Batch,
@@ -192,6 +193,16 @@ class RecipeConfig(Section):
             optimizer.options_for(sizes[0] / rate.reference_batch_size)
         except ValueError as error:
             yield f'{rule}: {error}; write a smaller batch, or "fixed"'
+
+    @check
+    def _one_weight_decay(self) -> Iterator[str]:
+        optimizer = self.optimizer
+        is_scaled = isinstance(optimizer, AdamW) and optimizer.weight_decay_scaling != "fixed"
+        if is_scaled and len({size for _, size in self.batch.sizes}) > 1:
+            yield (
+                'optimizer.weight_decay_scaling: "timescale" would change weight decay with the batch size; write '
+                '"fixed", or a batch that does not grow'
+            )
 
     @check
     def _durations_within_the_run(self) -> Iterator[str]:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
-from largebatch.batch import Length, Unit
+from largebatch.batch import Length, Timeline, Unit
 from largebatch.batch.scaling import ScalingRule, scaling_factor
 
 # Far beyond any use; larger values would overflow in torch, or to infinity.
@@ -252,6 +252,8 @@ class LearningRate(Section):
     """The learning rate that was tuned."""
     reference_batch_size: PositiveInt
     """The global batch size `base_lr` was tuned at; it has no default, because a guess would scale wrongly."""
+    reference_duration: Duration | None = None
+    """Length of the run in which `base_lr` and the optimizer were tuned at that batch, if it is known."""
     scaling: ScalingRule
     """With k = global_batch_size / reference_batch_size, the peak is base_lr times k, the square root of k, or 1."""
     warmup: Warmup | None = None
@@ -262,6 +264,15 @@ class LearningRate(Section):
     def peak_for(self, global_batch_size: int) -> float:
         """The learning rate after warmup at a batch size."""
         return self.base_lr * scaling_factor(self.scaling, global_batch_size, self.reference_batch_size)
+
+    def horizon_of(self, timeline: Timeline, steps: int) -> float:
+        """The length of a run over the one that `base_lr` was tuned in; 1 if that is not known."""
+        if self.reference_duration is None:
+            return 1.0
+        reference = self.reference_duration.length
+        if reference.unit == "steps":
+            reference = Length("samples", reference.amount * self.reference_batch_size)
+        return float(timeline.progress(steps, reference.unit) / reference.exact)
 
 
 class Train(Section):

@@ -47,7 +47,7 @@ class RunPlan:
     seed: int
     precision: str
     learning_rate: LearningRate
-    optimizer: OptimizerSection  # the fields that every optimizer has; its own are in `optimizer_options`
+    optimizer: OptimizerSection  # the fields that every optimizer has, for this run; see `optimizer_options`, too
     evaluation: Evaluation
     checkpoint: Checkpoint
     faults: Faults
@@ -76,6 +76,7 @@ class RunPlan:
     stop_after_steps: int  # last step of this run: `total_steps`, or fewer if the recipe asks to stop early
     schedule: Schedule
     scaled_batch_size: int | None  # the first size, if the rate stays scaled to it; None scales to the current one
+    tuned_weight_decay: float
     tuned_options: dict[str, Any]  # momentum, betas and the like, as torch names them and as they were tuned
     optimizer_options: dict[str, Any]  # the same options for this batch size
 
@@ -198,12 +199,17 @@ def resolve(config: RecipeConfig, world_size: int, micro_batch_size: int | None 
     total_steps = timeline.steps_in(config.train.duration.length)
     scaled_batch_size = sizes[0] if isinstance(rate.decay, BatchGrowth) else None
     max_peak_lr = rate.peak_for(scaled_batch_size or max(sizes))
+    k = sizes[0] / rate.reference_batch_size
+    optimizer = {name: getattr(config.optimizer, name) for name in OptimizerSection.model_fields}
+    optimizer["weight_decay"] = config.optimizer.weight_decay_for(
+        k, max_peak_lr / rate.base_lr, rate.horizon_of(timeline, total_steps)
+    )
     return RunPlan(
         task=config.task,
         seed=config.seed,
         precision=config.precision,
         learning_rate=rate,
-        optimizer=OptimizerSection(**{name: getattr(config.optimizer, name) for name in OptimizerSection.model_fields}),
+        optimizer=OptimizerSection(**optimizer),
         evaluation=config.evaluation,
         checkpoint=config.checkpoint,
         faults=config.faults,
@@ -228,8 +234,9 @@ def resolve(config: RecipeConfig, world_size: int, micro_batch_size: int | None 
         stop_after_steps=min(config.train.stop_after_steps or total_steps, total_steps),
         schedule=_schedule(rate, timeline, total_steps, max_peak_lr),
         scaled_batch_size=scaled_batch_size,
+        tuned_weight_decay=config.optimizer.weight_decay,
         tuned_options=config.optimizer.options,
-        optimizer_options=config.optimizer.options_for(sizes[0] / rate.reference_batch_size),
+        optimizer_options=config.optimizer.options_for(k),
         frozen_steps=tuple(
             timeline.steps_in(group.frozen_until.length) if group.frozen_until else 0
             for group in config.optimizer.groups or ()

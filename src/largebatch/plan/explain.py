@@ -227,7 +227,7 @@ def _decay(plan: RunPlan) -> str:
 
 def _optimizer(plan: RunPlan) -> list[str]:
     optimizer = plan.optimizer
-    decay = f"weight decay {optimizer.weight_decay:g}"
+    decay = f"weight decay {optimizer.weight_decay:.6g}"
     if optimizer.no_decay and optimizer.weight_decay:
         decay += f", none on {', '.join(optimizer.no_decay)} parameters"
     lines = [f"{optimizer.name} with {_options(plan.optimizer_options)}; {decay}"]
@@ -241,6 +241,10 @@ def _optimizer(plan: RunPlan) -> list[str]:
     if plan.optimizer_options != plan.tuned_options:
         reference = plan.learning_rate.reference_batch_size
         lines.append(f"{_options(plan.tuned_options)} were tuned at batch {reference:,}, and scaled to this one")
+    if optimizer.weight_decay != plan.tuned_weight_decay:
+        lines.append(
+            f"weight decay {plan.tuned_weight_decay:g} was scaled to keep AdamW's timescale a share of the run"
+        )
     clip_norm = optimizer.clip_norm
     clipping = "no gradient clipping" if clip_norm is None else f"gradients clipped to norm {clip_norm:g}"
     precision = plan.precision

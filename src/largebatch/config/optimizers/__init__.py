@@ -65,6 +65,10 @@ class OptimizerSection(Section):
         """The options for a batch k times as large as the one they were tuned at."""
         return self.options
 
+    def weight_decay_for(self, k: float, lr_factor: float, horizon: float) -> float:  # noqa: ARG002 - see options_for
+        """Weight decay for k times the batch, `lr_factor` times the learning rate and `horizon` times the samples."""
+        return self.weight_decay
+
 
 class WithMomentum(OptimizerSection):
     """An optimizer with momentum in torch's form: the learning rate is not folded into the velocity, so it may change
