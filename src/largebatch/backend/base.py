@@ -1,7 +1,7 @@
 """The interface between a run and a strategy; nothing outside this package knows which strategy is in use."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -202,6 +202,35 @@ class Backend(Collectives, ABC):
     @abstractmethod
     def backward(self, loss: torch.Tensor, factor: float | torch.Tensor) -> None:
         """Accumulate `factor` times the gradient of `loss`, both scalars; gradients are *averaged* over processes."""
+
+    def measured_backward(self, loss: torch.Tensor, factor: float | torch.Tensor) -> torch.Tensor:
+        """`backward`, which returns the squared norm of its gradient's part in the reduced gradient, on the device.
+
+        Frozen parameters are left out. No gradient is kept: a hook sees each one as it arrives at its parameter.
+        """
+        norms: list[torch.Tensor] = []
+        frozen = self._frozen_parameters()
+        # FSDP2 has the tensors only after a forward pass, and torch.compile would trace the hooks in one.
+        hooks = [
+            leaf.register_hook(lambda gradient: norms.append(torch.linalg.vector_norm(gradient)))  # type: ignore[no-untyped-call]
+            for parameter, leaf in self._gradient_leaves()
+            if parameter.requires_grad and parameter not in frozen
+        ]
+        self.backward(loss, factor)
+        for hook in hooks:
+            hook.remove()
+        return torch.stack(norms).double().square().sum() / self.world_size**2
+
+    def _gradient_leaves(self) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
+        """Each parameter that the optimizer steps, and the tensor at which its whole gradients of this process arrive.
+
+        DeepSpeed's optimizer has others, but there, gradients of frozen parameters are zero by then.
+        """
+        return ((parameter, parameter) for parameter in self.unwrapped_model.parameters())
+
+    def _frozen_parameters(self) -> set[torch.Tensor]:
+        groups = self._torch_optimizer.param_groups
+        return {each for group in groups if self._is_frozen(group) for each in group["params"]}
 
     @abstractmethod
     def clip_and_step(self, measure_norm: bool) -> Update:

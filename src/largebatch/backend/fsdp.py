@@ -1,5 +1,6 @@
 """FSDP2 and HSDP."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from largebatch.backend.gathers import gather_in_bf16
 from largebatch.backend.launch import SHARD_SIZE
 from largebatch.backend.native import NativeBackend
 from largebatch.backend.state import EngineState, parameters_without_memory
-from largebatch.backend.torch_internals import sharded_units, waits_for_all_reduce
+from largebatch.backend.torch_internals import gathered_parameters, sharded_units, waits_for_all_reduce
 from largebatch.errors import BackendMismatch, LaunchError
 from largebatch.estimate.memory import when_reduced
 
@@ -95,6 +96,9 @@ class FsdpBackend(NativeBackend):
         self.model.set_requires_gradient_sync(is_last or self.reduces == "each_micro_batch")
         # Whether the gradients reduced within a group are also summed over the replicas.
         self.model.set_requires_all_reduce(is_last)
+
+    def _gradient_leaves(self) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
+        return gathered_parameters(self._units)
 
     def clip_and_step(self, measure_norm: bool) -> Update:
         # If the last micro-batch has not used a unit, FSDP2 would sum its gradients over the replicas in the next step.

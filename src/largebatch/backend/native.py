@@ -48,8 +48,7 @@ class NativeBackend(Backend):
     @torch.no_grad()
     def _gradients_to_clip(self) -> list[torch.Tensor]:
         """This process's parts of the gradients that the step counts."""
-        groups = self._torch_optimizer.param_groups
-        frozen = {each for group in groups if self._is_frozen(group) for each in group["params"]}
+        frozen = self._frozen_parameters()
         found = [each.grad for each in self.model.parameters() if each.grad is not None and each not in frozen]
         # Operations on DTensors go through Python for each tensor.
         return [each.to_local() if isinstance(each, DTensor) else each for each in found]

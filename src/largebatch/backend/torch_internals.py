@@ -1,6 +1,6 @@
 """Uses of private interfaces of FSDP2, DDP and the flight recorder, as read in torch 2.11 to 2.13."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -14,12 +14,12 @@ PostAllGather = Callable[..., tuple[torch.Tensor, tuple[()]] | None]
 
 def sharded_units(model: nn.Module) -> Iterator[Any]:
     """FSDP2's own record of each unit of a sharded model."""
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            state = module._get_fsdp_state()
-            # torch 2.12 and older have one group.
-            groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
-            yield from (group for group in groups if group)
+    states = [module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)]
+    # Several modules that are one unit have one state.
+    for state in dict.fromkeys(states):
+        # torch 2.12 and older have one group.
+        groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+        yield from (group for group in groups if group)
 
 
 def waits_for_all_reduce(unit: Any) -> bool:
@@ -33,6 +33,13 @@ def sharded_parameters(model: nn.Module) -> Iterator[tuple[str, Any]]:
     for unit in sharded_units(model):
         for shard in unit.fsdp_params:
             yield names[shard.sharded_param], shard
+
+
+def gathered_parameters(units: Iterable[Any]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The parameters of units that were gathered at least once: the shard, and the tensor that modules use."""
+    for shard in (shard for unit in units for shard in unit.fsdp_params):
+        if hasattr(shard, "_unsharded_param"):
+            yield shard.sharded_param, shard._unsharded_param
 
 
 def padded_rows(shard: Any) -> torch.Tensor:

@@ -165,6 +165,12 @@ class RecipeConfig(Section):
             yield "batch.global_batch_size: a single sample has no others to be compared with; write at least 2"
 
     @check
+    def _gradients_of_their_own(self) -> Iterator[str]:
+        if self.logging.noise_scale is not None and (self.couples_the_batch or self.model.uses_batch_norm):
+            which = "a loss over the whole global batch" if self.couples_the_batch else "BatchNorm"
+            yield f"logging.noise_scale: {which} makes the gradients of samples depend on each other; write null"
+
+    @check
     def _sums_over_the_sources(self) -> Iterator[str]:
         sections = self.data.sections() if isinstance(self.data, Mixable) else []
         for field in ("num_train_samples", "num_eval_samples") if sections else ():

@@ -405,11 +405,21 @@ class ProfiledSteps(Section):
         return self
 
 
+class NoiseScaleSection(Section):
+    """When to measure the gradient noise scale (McCandlish et al. 2018, arXiv 1812.06162)."""
+
+    every: PositiveInt
+    """Optimizer steps between two measurements."""
+
+
 class Logging(Section):
     """What to log while training."""
 
     every: PositiveInt = 10
     """Steps between two lines of metrics.jsonl; the first and the last step always have one."""
+    noise_scale: NoiseScaleSection | None = None
+    """When to measure the gradient noise scale, such as {"every": 10}, from the gradients of the micro-batches; null
+    means never. A loss that couples samples of different micro-batches, or BatchNorm, is refused."""
     trackers: list[Literal["tensorboard", "wandb", "mlflow", "trackio", "clearml"]] = ["tensorboard"]
     """Trackers that get the same numbers, through Accelerate. TensorBoard and W&B show all starts as one run; the other
     trackers show each start as a run of its own."""

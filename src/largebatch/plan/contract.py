@@ -149,6 +149,12 @@ class RunPlan:
             raise UserError(what, everywhere=True)
         return self.evaluation.sets[name]
 
+    def measures_noise_after(self, completed_steps: int) -> bool:
+        """Whether the last of the completed steps measures the gradient noise scale; one micro-batch has none."""
+        section = self.logging.noise_scale
+        is_due = section is not None and completed_steps % section.every == 0
+        return is_due and self.batch_at(completed_steps - 1).size > self.micro_batch_size
+
     # --- on a kind of device --------------------------------------------------------------------------------------
 
     def compiles_on(self, kind: str) -> bool:

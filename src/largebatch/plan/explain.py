@@ -124,7 +124,16 @@ def _steps(plan: RunPlan) -> list[str]:
         f"evaluated {_when(evaluation)} on {which}{plan.num_eval_samples:,} samples, each counted once{none_of}",
         *(f'"{name}" evaluated {_when(each)}' for name, each in evaluation.sets.items()),
         f"checkpoint {every}at the end, and within {STEPS_TO_STOP} steps and 1 s of a stop request{kept}",
+        *_noise_scale(plan),
     ]
+
+
+def _noise_scale(plan: RunPlan) -> list[str]:
+    if (section := plan.logging.noise_scale) is None:
+        return []
+    if plan.max_global_batch_size <= plan.micro_batch_size:
+        return ["gradient noise scale not measured: it takes 2 micro-batches per step; lower batch.micro_batch_size"]
+    return [f"gradient noise scale measured every {counted(section.every, 'step')}"]
 
 
 def _when(evaluated: EvaluatedSet) -> str:

@@ -24,6 +24,10 @@ class Step:
         self.weight = 0.0
         self.updated = False
         self.own_metrics = TaskMetrics()  # what the recipe has logged
+        # If the step measures the gradient noise scale: of each micro-batch of this process, the share in the weight of
+        # the global batch, and the squared norm of its part of the gradient.
+        self.parts: list[tuple[float, torch.Tensor]] = []
+        self._measures_noise = backend.plan.measures_noise_after(index + 1)
         self._backend = backend
         self._feed = feed
         self._micro_steps: Iterable[MicroStep] = feed.micro_steps
@@ -86,7 +90,11 @@ class Step:
         if plan.faults.on_non_finite != "stop":
             # Makes the whole gradient NaN, which every process then sees in the reduced gradient.
             factor = torch.where(torch.isfinite(loss_sum.detach()), factor, torch.nan)
-        self._backend.backward(loss_sum, factor)
+        if self._measures_noise:
+            share = micro_step.weight / self.weight if micro_step.contributes else 0.0
+            self.parts.append((share, self._backend.measured_backward(loss_sum, factor)))
+        else:
+            self._backend.backward(loss_sum, factor)
         self._micro_steps_done += 1
 
     def log(self, values: Mapping[str, Logged]) -> None:

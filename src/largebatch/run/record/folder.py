@@ -6,6 +6,7 @@ source/            a copy of the task's folder at the latest start, and its git 
 status.json        the outcome: running, finished, stopped or failed
 metrics.jsonl      one line per logged step
 evaluations.jsonl  one line per evaluation
+noise_scale.jsonl  one line per measurement of the gradient noise scale
 history.jsonl      one line per start, change of recipe, skipped step, failed checkpoint, slow process, and end
 summary.json       the final numbers
 tensorboard/       the same numbers for TensorBoard
@@ -57,6 +58,7 @@ class RunFolder:
         self.status_file = path / "status.json"
         self.metrics_file = path / "metrics.jsonl"
         self.evaluations_file = path / "evaluations.jsonl"
+        self.noise_scale_file = path / "noise_scale.jsonl"
         self.history_file = path / "history.jsonl"
         self.summary_file = path / "summary.json"
         self.checkpoints_dir = path / "checkpoints"

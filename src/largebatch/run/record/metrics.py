@@ -4,7 +4,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -117,13 +117,13 @@ class StepMetrics:
         del self._loss_sums[step]
         self._norms.pop(step, None)
 
-    def log(self, step: int) -> dict[str, Any]:
+    def log(self, step: int, noise_scale: Callable[[], Mapping[str, float]]) -> dict[str, Any]:
         """The line of metrics.jsonl for `step`, the last one added, over all processes; fails as `check` does.
 
         Loss and gradient norm are those of this step alone, before its update and before clipping; rates are those
         since the line before. Seconds are those in training since the run's start, with repeated steps counted once.
         The wait for data is per step since the line before, and it and the peak of memory are those of the process
-        that has the most.
+        that has the most. `noise_scale` gives what the line says of it.
         """
         plan = self._plan
         norm = self._norms.get(step)
@@ -147,6 +147,7 @@ class StepMetrics:
             "data_wait_seconds": round(max(waits) / (step - earlier_step), 6),
             "peak_memory_gib": max(peaks),
             "seconds": round(self._earlier_seconds + seconds, 3),
+            **noise_scale(),
         }
         line = {name: value for name, value in line.items() if value is not None}
         own = self._own.over_processes(self._backend) if any(num_own) else {}

@@ -119,6 +119,7 @@ class Record:
 
     def __post_init__(self) -> None:
         self._metrics = Journal(self.folder.metrics_file, self.attempt, self.say, SECONDS_UNTIL_WRITTEN)
+        self._noise_scale = Journal(self.folder.noise_scale_file, self.attempt, self.say, SECONDS_UNTIL_WRITTEN)
         self._evaluations = Journal(self.folder.evaluations_file, self.attempt, self.say)
         self._history = Journal(self.folder.history_file, self.attempt, self.say)
         self.step = self.start.step  # optimizer steps completed
@@ -138,6 +139,7 @@ class Record:
         if start.in_place:
             logged = self._metrics.keep_until(start.step)
             evaluation = self._evaluations.keep_until(start.step)
+            self._noise_scale.keep_until(start.step)
             remove_leftovers(folder.checkpoints_dir)
             set_aside(folder.checkpoints_dir, start.step, self.attempt.name)
         for reason in start.skipped:
@@ -170,6 +172,11 @@ class Record:
         if self.is_main_process:
             self._evaluations.append(line)
 
+    def measured(self, line: dict[str, Any]) -> None:
+        """Add a line to noise_scale.jsonl."""
+        if self.is_main_process:
+            self._noise_scale.append(line)
+
     def event(self, name: str, step: int, **about: Any) -> None:
         """Add a line to history.jsonl."""
         if self.is_main_process:
@@ -177,7 +184,7 @@ class Record:
 
     def flush(self) -> None:
         """Write lines that still wait, or that the file system has refused."""
-        for journal in (self._metrics, self._evaluations, self._history):
+        for journal in (self._metrics, self._noise_scale, self._evaluations, self._history):
             journal.flush()
 
     def running(self) -> None:

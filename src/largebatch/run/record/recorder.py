@@ -11,12 +11,13 @@ from largebatch.errors import file_errors
 from largebatch.estimate.flops import Utilization
 from largebatch.run.record.folder import RunFolder
 from largebatch.run.record.metrics import StepMetrics, place_of
+from largebatch.run.record.noise_scale import NoiseScale
 from largebatch.run.record.progress import ProgressBar, in_words, numbers
 from largebatch.run.record.record import Record
 from largebatch.run.record.trackers import Trackers
 from largebatch.run.resume import Start
 from largebatch.storage.attempts import Attempt
-from largebatch.storage.files import replace_json_file
+from largebatch.storage.files import read_json_lines, replace_json_file
 
 
 class Recorder:
@@ -55,6 +56,7 @@ class Recorder:
         self.record = Record(folder, attempt, start, backend.plan.micro_batch_size, backend.is_main_process, self.say)
         with backend.raise_on_all_ranks(), folder.writing():
             self._last_logged, evaluation = self.record.restore(about)
+            measured = read_json_lines(folder.noise_scale_file) if backend.is_main_process else []
         self._last_evaluation = {
             name: value for name, value in evaluation.items() if name not in place_of(backend.plan, 0)
         }
@@ -64,6 +66,7 @@ class Recorder:
         seconds = backend.gather_objects(seconds)[0]
         self.progress.earlier_seconds = seconds
         self.metrics = StepMetrics(backend, utilization, start.step, seconds)
+        self.noise_scale = NoiseScale(backend, measured, self.record.measured)
         self.stack_folder = folder.stacks_dir / f"attempt_{attempt.name}"
         self.trace_file = folder.profile_dir / f"attempt_{attempt.name}" / f"rank_{backend.rank:05d}.json.gz"
         self._trackers = Trackers(config, folder, start.step, backend.is_main_process, self.say)
@@ -81,7 +84,7 @@ class Recorder:
 
     def log(self, step: int) -> None:
         """Log the step that was added to the metrics last; fails as `StepMetrics.check`."""
-        line = self._last_logged = self.metrics.log(step)
+        line = self._last_logged = self.metrics.log(step, self.noise_scale.line)
         self.record.logged(line)
         self._trackers.add("train", {name: value for name, value in line.items() if name != "step"}, step)
         self.progress.logged(line)
@@ -135,6 +138,7 @@ class Recorder:
             "train_loss": self._last_logged.get("loss"),
             "evaluation": self._last_evaluation,
             "strategy": self._backend.launch.strategy,
+            **self.noise_scale.summary(),
         }
         replace_json_file(self.folder.summary_file, summary)
         return summary

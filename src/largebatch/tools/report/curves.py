@@ -10,7 +10,7 @@ from plotly.colors import qualitative
 from plotly.graph_objects import Figure, Scatter
 from plotly.subplots import make_subplots
 
-from largebatch.tools.report.runs import Array, ReportedRun
+from largebatch.tools.report.runs import Array, ReportedRun, columns
 
 AXES = ("step", "samples", "tokens", "minutes")
 MAX_POINTS = 2000  # of a curve as drawn
@@ -29,7 +29,8 @@ def curves_html(runs: Sequence[ReportedRun]) -> str:
     places = []
     for index, run in enumerate(runs):
         for order, (title, points) in enumerate(run.curves.items()):
-            for trace in _traces(index, run, _thinned(points)):
+            more = _beside_the_noise_scale(index, run) if title == "noise_scale" else []
+            for trace in (*_traces(index, run, _thinned(points)), *more):
                 # The legend names each run once, to show and hide all of its curves.
                 trace.showlegend = order == 0 and trace.mode != "markers"
                 figure.add_trace(trace, titles.index(title) + 1, 1)
@@ -69,6 +70,15 @@ def _traces(index: int, run: ReportedRun, points: Array) -> list[Scatter]:
         hovertemplate="%{text}",
     )
     return [curve, marks]
+
+
+def _beside_the_noise_scale(index: int, run: ReportedRun) -> list[Scatter]:
+    """The borders of the band of 95 % confidence, filled, and the global batch size."""
+    steps, scale, error, size = columns(run.metrics, "step", "noise_scale", "noise_scale_error", "global_batch_size")
+    values = (scale - 1.96 * error, scale + 1.96 * error, size)
+    low, high, batch = (_traces(index, run, _thinned(np.stack([steps, each])))[0] for each in values)
+    low.line.width, high.line.width, high.fill = 0, 0, "tonexty"
+    return [low, high, batch]
 
 
 def _thinned(points: Array) -> Array:

@@ -93,6 +93,9 @@ def _results(run: ReportedRun) -> dict[str, str]:
         weights = np.diff(seconds, prepend=0.0).clip(0.0)
         if weights.any():
             results[f"{name}, mean"] = f"{np.average(values, weights=weights):,.3f}"
+    for scale, error, size in columns(run.metrics, "noise_scale", "noise_scale_error", "global_batch_size").T[-1:]:
+        interval = f"{scale:,.4g} ± {1.96 * error:,.2g} samples (95 %)"
+        results["gradient noise scale, last"] = f"{interval}, at a global batch of {size:,.0f}"
     for name in OF_A_STEP:
         (values,) = columns(run.profiled, name)
         if values.size:

@@ -202,12 +202,13 @@ def _by_step(lines: Sequence[Line]) -> list[Line]:
 
 
 def _names(lines: Sequence[Line]) -> list[str]:
-    """Names of numbers in lines, besides those that say where a line is, in the order of their first appearance.
+    """Names of numbers in lines, besides where a line is and an error, in the order of their first appearance.
 
     Those after the first `MAX_CURVES` are left out: each is a plot.
     """
     names = dict.fromkeys(name for line in lines for name in line if number(line, name) is not None)
-    return [name for name in names if name not in ("step", "samples", "epoch", "seconds")][:MAX_CURVES]
+    places = ("step", "samples", "epoch", "seconds", "noise_scale_error")
+    return [name for name in names if name not in places][:MAX_CURVES]
 
 
 def columns(lines: Sequence[Line], *names: str) -> Array:

@@ -1,0 +1,247 @@
+"""The gradient noise scale: its formulas, the gradients that every strategy measures, and what a run says of them."""
+
+import itertools
+import json
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from jobs import run_job, train
+from largebatch.batch.noise_scale import measure, noise_scale
+from largebatch.config import load_config
+from largebatch.data.order import epoch_order
+from largebatch.errors import ConfigError
+from largebatch.plan import explain, resolve
+from largebatch.run.record.noise_scale import NoiseScale
+from largebatch.storage.files import read_json_lines
+from paths import DIGITS, PYDOC, SIMCLR
+from reference import global_batches
+from resuming import TINY_GPT, Interruption, run_interrupted
+from tasks import SMALL, build_model
+
+EVERY_STEP = '--logging.noise_scale={"every": 1}'
+
+
+# --- the formulas -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shares", [(0.5, 0.5), (0.25, 0.25, 0.25, 0.25), (0.6, 0.3, 0.1)])
+def test_estimates_are_unbiased_for_any_shares(shares):
+    gradients = np.random.default_rng(0).normal(0.3, 1, (4, 3))
+    mean, covariance = gradients.mean(0), np.cov(gradients.T, bias=True)
+    measurements = []
+    for drawn in itertools.product(range(len(gradients)), repeat=len(shares)):
+        # A part of one sample; other numbers of samples only change the noise of a part.
+        parts = np.array(shares)[:, None] * gradients[list(drawn)]
+        squares, square_of_sum = (parts**2).sum(), (parts.sum(0) ** 2).sum()
+        measurements.append(measure(squares, square_of_sum, sum(share**2 for share in shares), 12))
+    of_the_batch = sum(share**2 for share in shares) * np.trace(covariance)
+    assert np.mean([each["squared_gradient"] for each in measurements]) == pytest.approx(mean @ mean)
+    assert np.mean([each["trace"] for each in measurements]) == pytest.approx(12 * of_the_batch)
+
+
+@pytest.mark.parametrize("micro_batches", [2, 8])
+@pytest.mark.parametrize("dependence", [0.0, 0.1, -0.1])
+def test_bias_by_unequal_weights_is_within_its_bound(dependence, micro_batches):
+    # Documents of one to nine tokens; a token's gradient is larger, or smaller, the longer its document is.
+    random = np.random.default_rng(1)
+    tokens = random.integers(1, 10, 4000)
+    direction = np.array([1.0, 0.5, 0.0, 0.0])
+    of_a_token = direction * (1 + dependence * (tokens[:, None] - 5)) + random.normal(0, 1, (4000, 4))
+    sums = tokens[:, None] * of_a_token
+    true = sums.mean(0) / tokens.mean()
+    exact = ((sums - tokens[:, None] * true) ** 2).sum(1).mean() / tokens.mean() ** 2 / (true @ true)
+    drawn = random.integers(0, len(tokens), (40_000, micro_batches, 32 // micro_batches))
+    weights = tokens[drawn].sum(2)
+    parts = sums[drawn].sum(2) / weights.sum(1)[:, None, None]
+    shares = weights / weights.sum(1, keepdims=True)
+    numbers = ((parts**2).sum((1, 2)), (parts.sum(1) ** 2).sum(1), (shares**2).sum(1))
+    drawn = [[*measure(*each, 32).values()] for each in zip(*numbers, strict=True)]
+    squared_gradient, trace = np.mean(drawn, axis=0)
+    variation = tokens.std() / tokens.mean()
+    bound = 2 * variation * (micro_batches + 1) / (micro_batches - 1) / math.sqrt(exact)
+    bias = trace / squared_gradient / exact - 1
+    # The mean of this many draws is within 2 % itself.
+    assert abs(bias) < (bound if dependence else 0) + 0.02
+    assert not dependence or np.sign(bias) == np.sign(dependence)
+
+
+def lines(gradients, traces):
+    return [{"squared_gradient": each, "trace": trace} for each, trace in zip(gradients, traces, strict=True)]
+
+
+def test_the_error_is_the_jackknife_of_the_ratio():
+    random = np.random.default_rng(2)
+    gradients, traces = random.normal(2, 0.5, 50), random.normal(60, 20, 50)
+    found = noise_scale(lines(gradients, traces))
+    assert found["samples"] == pytest.approx(traces.mean() / gradients.mean())
+    without_one = [np.delete(traces, index).mean() / np.delete(gradients, index).mean() for index in range(50)]
+    variance = 49 / 50 * np.square(without_one - np.mean(without_one)).sum()
+    assert found["standard_error"] == pytest.approx(math.sqrt(variance))
+    assert found["measurements"] == 50
+
+
+def test_there_is_no_scale_without_a_gradient():
+    why = "1 measurements of at least 2, in steps with 2 or more micro-batches"
+    assert noise_scale(lines([1.0], [5.0])) == {"not_measured": why}
+    why = "the squared gradient cannot be told from zero after 50 measurements"
+    random = np.random.default_rng(3)
+    assert noise_scale(lines(random.normal(0.01, 0.5, 50), [60.0] * 50)) == {"not_measured": why}
+
+
+# --- the gradients ----------------------------------------------------------------------------------------------------
+
+# Documents of unequal lengths, tied weights, a ragged batch as the third, and a frozen block. The weights stay.
+FIXED = (
+    *SMALL,
+    "--model.num_layers=2",
+    "--data.block_size=128",
+    "--data.samples=documents",
+    "--data.num_train_samples=57",
+    "--data.num_eval_samples=8",
+    "--batch.drop_last=false",
+    "--batch.global_batch_size=24",
+    "--batch.micro_batch_size=3",
+    '--optimizer={"name": "sgd", "weight_decay": 0, "clip_norm": 0.1, '
+    '"groups": [{"parameters": "*.h.1.*", "frozen_until": {"steps": 50}}, {"parameters": "*"}]}',
+    "--learning_rate.base_lr=1e-30",
+    "--learning_rate.warmup=null",
+    '--train.duration={"steps": 60}',
+    "--train.stop_after_steps=3",
+    "--logging.trackers=[]",
+)
+JOBS = [
+    ("single", 1, ()),
+    ("ddp", 4, ("--logging.every=100",)),
+    ("fsdp", 2, ()),
+    ("hsdp", 4, ()),
+    ("zero1", 2, ()),
+    ("zero2", 4, ()),
+    ("zero3", 2, ()),
+]
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """The measurements by definition: products of the gradients of different micro-batches of a plain model."""
+    from largebatch.data.text import pydoc_samples
+
+    config = load_config(PYDOC, [*FIXED, EVERY_STEP])
+    torch.manual_seed(config.seed)
+    model = build_model(PYDOC)(config).train()
+    train_set, _ = pydoc_samples(config.data)
+    counted = [each for name, each in model.named_parameters() if ".h.1." not in name]
+    lines = []
+    for step, (epoch, start, size, _) in enumerate(global_batches(57, {0: 24}, keep_last=True, steps=3), 1):
+        indices = epoch_order(57, config.seed, epoch)(np.arange(start, start + size))
+        sums, weights = [], []
+        for chunk in np.split(indices, range(3, size, 3)):
+            batch = train_set.fetch(chunk, 0)
+            logits = model(input_ids=batch["input_ids"]).logits
+            loss = cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), reduction="sum")
+            sums.append(torch.cat([each.flatten() for each in torch.autograd.grad(loss, counted)]).double())
+            weights.append(int((batch["labels"] >= 0).sum()))
+        assert len(set(weights)) > 1
+        products = torch.stack(sums) @ torch.stack(sums).T / sum(weights) ** 2
+        shares = np.array(weights) / sum(weights)
+        between = 1 - (shares**2).sum()
+        squared_gradient = float(products.sum() - products.trace()) / between
+        trace = size * (float(products.sum()) - squared_gradient)
+        lines.append({"step": step, "global_batch_size": size, "squared_gradient": squared_gradient, "trace": trace})
+    return lines
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "world_size", "words"), JOBS, ids=[f"{job[0]}-{job[1]}" for job in JOBS])
+def test_every_strategy_measures_the_gradients_of_micro_batches(strategy, world_size, words, expected, tmp_path):
+    environment = {"LARGEBATCH_SHARD_SIZE": "2"} if strategy == "hsdp" else {}
+    settings = {"strategy": strategy, "world_size": world_size, "environment": environment}
+    run_job(train_with_noise, tmp_path / "run", *words, **settings)
+    for line, truth in zip(read_json_lines(tmp_path / "run/noise_scale.jsonl"), expected, strict=True):
+        assert line == pytest.approx(truth, rel=1e-4)
+    summary = json.loads((tmp_path / "run/summary.json").read_text())["noise_scale"]
+    assert summary == pytest.approx(noise_scale(expected), rel=1e-3)
+    last = read_json_lines(tmp_path / "run/metrics.jsonl")[-1]
+    assert (last["noise_scale"], last["noise_scale_error"]) == (summary["samples"], summary["standard_error"])
+
+
+def train_with_noise(run_dir, *words):
+    train(PYDOC, *FIXED, EVERY_STEP, *words, run_dir=run_dir)
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("recipe", "why"), [(DIGITS, "BatchNorm makes"), (SIMCLR, "a loss over the whole global batch makes")]
+)
+def test_what_couples_samples_is_refused(recipe, why):
+    with pytest.raises(
+        ConfigError, match=rf"logging.noise_scale: {why} the gradients of samples depend on each other; write null"
+    ):
+        load_config(recipe, [EVERY_STEP])
+
+
+def test_the_plan_says_whether_it_is_measured():
+    def said(*words):
+        plan = resolve(load_config(PYDOC, [*FIXED, *words]), 1)
+        shown = [line.strip() for line in explain(plan, "run").splitlines() if "noise scale" in line]
+        return shown, NoiseScale(SimpleNamespace(plan=plan), [], print).summary(), measured_after(plan)
+
+    def measured_after(plan):
+        return [step for step in range(1, 4) if plan.measures_noise_after(step)]
+
+    assert said() == ([], {}, [])
+    nothing = {"noise_scale": noise_scale([])}
+    assert said('--logging.noise_scale={"every": 2}') == (["gradient noise scale measured every 2 steps"], nothing, [2])
+    shown = "gradient noise scale not measured: it takes 2 micro-batches per step; lower batch.micro_batch_size"
+    assert said(EVERY_STEP, "--batch.micro_batch_size=24") == ([shown], nothing, [])
+    # The ragged batch of the third step has nine samples.
+    assert said(EVERY_STEP, "--batch.micro_batch_size=12")[-1] == [1, 2]
+
+
+def test_damaged_lines_and_batches_with_all_weight_in_one_part_are_left_out():
+    plan = resolve(load_config(PYDOC, [*FIXED, EVERY_STEP]), 1)
+    backend = SimpleNamespace(plan=plan, world_size=1, all_gather=lambda values: values[None])
+    good = {"step": 1, "global_batch_size": 4, "squared_gradient": 1.0, "trace": 8.0}
+    bad = [{"step": 2}, good | {"trace": "8"}, good | {"squared_gradient": math.nan}, good | {"trace": 10**400}]
+    kept = []
+    scale = NoiseScale(backend, [good, *bad, good | {"squared_gradient": 1.5}], kept.append)
+    scale.add(1, [(1.0, torch.tensor(3.0).double()), (0.0, torch.tensor(0.0).double())], torch.tensor(math.sqrt(3.0)))
+    assert scale.line()["noise_scale"] == 16 / 2.5
+    assert kept == []
+
+
+# The weights move, lines are logged between measurements, and the batch grows.
+MOVING = (
+    *TINY_GPT,
+    "--data.block_size=128",
+    '--train.duration={"steps": 20}',
+    '--logging.noise_scale={"every": 3}',
+    "--logging.every=5",
+    '--checkpoint.every={"steps": 7}',
+)
+
+
+@pytest.mark.slow
+def test_a_killed_run_reports_the_same(tmp_path):
+    assert run_interrupted(tmp_path / "whole", MOVING) is None
+    assert run_interrupted(tmp_path / "parts", MOVING, Interruption("kill", 0, 18, everybody=True)) is not None
+    assert run_interrupted(tmp_path / "parts", MOVING) is None
+    whole, parts = (
+        [
+            (tmp_path / name / "noise_scale.jsonl").read_text(),
+            [line.get("noise_scale") for line in read_json_lines(tmp_path / name / "metrics.jsonl")],
+            json.loads((tmp_path / name / "summary.json").read_text())["noise_scale"],
+        ]
+        for name in ("whole", "parts")
+    )
+    assert whole == parts
+    assert [line["step"] for line in read_json_lines(tmp_path / "parts/noise_scale.jsonl")] == [3, 6, 9, 12, 15, 18]
+    assert {line["global_batch_size"] for line in read_json_lines(tmp_path / "parts/noise_scale.jsonl")} >= {24, 48}
+    history = read_json_lines(tmp_path / "parts/history.jsonl")
+    assert [line["step"] for line in history if line["event"] == "started"] == [0, 14]
