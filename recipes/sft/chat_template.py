@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from largebatch.errors import reason_of
+from largebatch.errors import DataError, reason_of
 
 Conversation = list[dict[str, Any]]
 Tools = list[dict[str, Any]] | None
@@ -32,10 +32,18 @@ class InexactTemplate(Exception):
 
 
 class ChatTemplate:
-    """A chat template that writes conversations in which the assistant has these tools."""
+    """A chat template that writes conversations in which the assistant has these tools.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, tools: Tools):
-        self.template = tokenizer.get_chat_template(tools=tools)
+    Raises:
+        DataError: The tokenizer has none.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, tools: Tools = None):
+        try:
+            self.template = tokenizer.get_chat_template(tools=tools)
+        except ValueError as error:
+            remedy = "use the tokenizer of a chat model, or add chat_template.jinja to a copy of its folder"
+            raise DataError(f"data.tokenizer: it has no chat template: {reason_of(error)}; {remedy}") from error
         self.special_tokens = tokenizer.special_tokens_map
         self.tools = tools
         self.has_marks = HAS_MARKS.search(self.template) is not None

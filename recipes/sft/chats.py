@@ -2,13 +2,17 @@
 
 import json
 from collections.abc import Mapping
+from itertools import product
 from typing import Any, get_args
 
 from largebatch.data.tokenizer import PretrainedTokenizer, Tokenizer
-from largebatch.errors import DataError, reason_of
+from largebatch.errors import DataError
 
 from .chat_template import ChatTemplate, Conversation, InexactTemplate, Tools, UnusableConversation
 from .config import Messages, Role
+
+# Keys with which other programs choose the messages that are predicted: OpenAI's, and axolotl's.
+WEIGHTS = ("weight", "train", "training", "train_detail")
 
 
 class ChatEncoder:
@@ -28,11 +32,8 @@ class ChatEncoder:
         assert isinstance(tokenizer, PretrainedTokenizer)
         self.layout = layout
         self.tokenizer = tokenizer
-        try:
-            tokenizer.tokenizer.get_chat_template()
-        except ValueError as error:
-            remedy = "use the tokenizer of a chat model, or add chat_template.jinja to a copy of its folder"
-            raise DataError(f"data.tokenizer: it has no chat template: {reason_of(error)}; {remedy}") from error
+        # Raises an error if there is none.
+        ChatTemplate(tokenizer.tokenizer)
 
     def __call__(self, rows: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
         """The columns of `Pairs`.
@@ -65,6 +66,12 @@ class ChatEncoder:
             raise UnusableConversation('it has no message with the role "assistant", so nothing is predicted')
         if self.layout.train_on == "last":
             numbers = numbers[-1:]
+        for (number, message), key in product(enumerate(conversation), WEIGHTS):
+            is_predicted = number in numbers
+            if message.get(key, is_predicted) != is_predicted:
+                found = f"message {number} has {key} {_short(message[key])}, but is {'' if is_predicted else 'not '}"
+                chosen = "messages.train_on chooses all turns of the assistant, or the last"
+                raise UnusableConversation(f"{found}predicted: {chosen}, not single ones; remove {key}")
         text, spans = ChatTemplate(self.tokenizer.tokenizer, tools).turns(conversation, numbers)
         places = [place for span in spans for place in span]
         # The template writes the special tokens; `encode` adds none but the end of text.
@@ -104,9 +111,20 @@ def _message(where: str, value: Any, layout: Messages) -> dict[str, Any]:
     is_needed = not (role == "assistant" and message.get("tool_calls"))
     if content is None and not is_needed:
         return message
-    if not isinstance(content, str) or (is_needed and role in ("user", "assistant") and not content.strip()):
+    text = _text_of(content)
+    if not isinstance(text, str) or (is_needed and role in ("user", "assistant") and not text.strip()):
         raise UnusableConversation(f"{where} has the {layout.content} {_short(content)}; write text")
-    return message | {"content": content}
+    return message | {"content": text}
+
+
+def _text_of(content: Any) -> Any:
+    """Parts of the type "text" one after the other, as templates that know parts write them; anything else as it is."""
+    if not isinstance(content, list):
+        return content
+    texts: list[Any] = [
+        part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content
+    ]
+    return "".join(texts) if all(isinstance(text, str) for text in texts) else content
 
 
 def _calls(where: str, value: Any) -> list[dict[str, Any]]:

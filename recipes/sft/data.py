@@ -15,7 +15,6 @@ from typing import Any
 import datasets
 import numpy as np
 from datasets.fingerprint import Hasher
-from jinja2 import TemplateError
 
 from largebatch.data.hub import column, open_splits
 from largebatch.data.mixture import open_mixed
@@ -25,6 +24,7 @@ from largebatch.data.source import SampleSource
 from largebatch.data.tokenizer import PretrainedTokenizer, Tokenizer, load_tokenizer
 from largebatch.errors import DataError
 
+from .chat_template import ChatTemplate, InexactTemplate, UnusableConversation
 from .chats import ChatEncoder
 from .config import AdditionData, Config, HubPairs
 from .model import configuration
@@ -126,16 +126,14 @@ class PairEncoder:
         self.prompt = prompt
         self.answer = answer
         self.tokenizer = tokenizer
-        self.chat = chat
+        self.template: ChatTemplate | None = None
         # Tokens that the tokenizer puts before each text; chat templates write their own.
         self.begin: list[int] = []
         if isinstance(tokenizer, PretrainedTokenizer):
             inner = tokenizer.tokenizer
-            if chat and not inner.chat_template:
-                raise DataError(
-                    'data.format: the tokenizer has no chat template; write "plain", or use another tokenizer'
-                )
-            if not chat and inner.bos_token_id is not None and inner("a")["input_ids"][0] == inner.bos_token_id:
+            if chat:
+                self.template = ChatTemplate(inner)
+            elif inner.bos_token_id is not None and inner("a")["input_ids"][0] == inner.bos_token_id:
                 self.begin = [inner.bos_token_id]
 
     def __call__(self, rows: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
@@ -146,7 +144,7 @@ class PairEncoder:
         # The tokenizer ends each text; only the ends of plain answers are kept.
         prompts = [self.begin + tokens[:-1] for tokens in self.tokenizer.encode([prompt for prompt, _ in texts])]
         answers = self.tokenizer.encode([answer for _, answer in texts])
-        if self.chat:
+        if self.template is not None:
             answers = [tokens[:-1] for tokens in answers]
         pairs = [p + a if text[1] and p and a else [] for text, p, a in zip(texts, prompts, answers, strict=True)]
         return {
@@ -163,25 +161,14 @@ class PairEncoder:
             if not any(str(row[name]).strip() for name in columns_of(template)):
                 return "", ""
         prompt, answer = self.prompt.format(**row), self.answer.format(**row)
-        return self._in_chat(prompt, answer) if self.chat else (prompt, answer)
-
-    def _in_chat(self, prompt: str, answer: str) -> tuple[str, str]:
-        assert isinstance(self.tokenizer, PretrainedTokenizer)
-        apply = partial(self.tokenizer.tokenizer.apply_chat_template, tokenize=False)
-        question = [{"role": "user", "content": prompt}]
+        if self.template is None:
+            return prompt, answer
+        conversation = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
         try:
-            before: str = apply(question, add_generation_prompt=True)
-            whole: str = apply([*question, {"role": "assistant", "content": answer}])
-        except TemplateError as error:
-            raise DataError(
-                f'data.format: the tokenizer\'s chat template fails: {error}; write "plain", or use another tokenizer'
-            ) from error
-        if not whole.startswith(before) or whole == before:
-            raise DataError(
-                "data.format: the tokenizer's chat template writes a prompt differently when an answer follows, so it "
-                'is not clear what to predict; write "plain", with templates of your own'
-            )
-        return before, whole[len(before) :]
+            text, ((start, _),) = self.template.turns(conversation, [1])
+        except (InexactTemplate, UnusableConversation) as error:
+            raise DataError(f'data.format: {error}; or write "plain", with templates of your own') from error
+        return text[:start], text[start:]
 
 
 def encoder_of(data: HubPairs, splits: Sequence[datasets.Dataset], tokenizer: Tokenizer) -> PairEncoder | ChatEncoder:

@@ -134,7 +134,13 @@ def small_twin(model: PreTrainedModel) -> PreTrainedModel | None:
 
 def _place(model: AutoCausalLM) -> str:
     assert model.path is not None
-    return str(local_folder(model.path, "model.path", "a model") or model.path)
+    folder = local_folder(model.path, "model.path", "a model")
+    if folder is not None and (folder / "adapter_config.json").exists():
+        raise UserError(
+            f"model.path: {model.path!r} holds an adapter (adapter_config.json), not a whole model; write the folder "
+            "of its base model, or of the adapter merged into that, as recipes/sft/README.md shows"
+        )
+    return str(folder or model.path)
 
 
 def _knows(config: PretrainedConfig, name: str) -> bool:

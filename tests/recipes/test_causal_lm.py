@@ -1,5 +1,8 @@
 """Models from a folder or a configuration: the dtype of their weights, their dropout, and adapters."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -119,6 +122,16 @@ def test_weights_that_are_missing_are_not_drawn(kind, tmp_path):
         save_file(weights, file, {"format": "pt"})
     with pytest.raises(UserError, match=r"has no weights for \d+ of the model's parameters, such as lm_head\.weight"):
         load_causal_lm(section(path=str(tmp_path)))
+
+
+@pytest.mark.parametrize("others", [[], ["config.json", "model.safetensors"]])
+def test_an_adapter_is_not_taken_for_a_model(others, folder, tmp_path):
+    adapted = load_causal_lm(section(path=folder, lora=Lora(rank=2, alpha=4.0)))
+    adapted.save_pretrained(tmp_path / "adapter")
+    for name in others:
+        shutil.copy(Path(folder, name), tmp_path / "adapter")
+    with pytest.raises(UserError, match=r"holds an adapter .* write the folder of its base model, or of the adapter"):
+        load_causal_lm(section(path=str(tmp_path / "adapter")))
 
 
 def test_adapters_without_peft(monkeypatch):

@@ -19,6 +19,7 @@ chat_sources = tasks.module("sft", "data").sources
 ASK, SAY = {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good."}
 CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
 THOUGHT = {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nGood."}
+PARTS = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
 TWO_TURNS = [ASK, SAY, ASK, SAY]
 MARKED, UNMARKED = template("chatml"), template("chatml", marked=False)
 ENDED_AT_THE_END = (
@@ -114,6 +115,15 @@ def test_packs_hold_the_conversations_of_those_of_trl(name, tmp_path, trl):
     assert sorted(samples_of(config)) == sorted(expected)
 
 
+def test_parts_of_text_are_one_text_and_weights_that_agree_are_read(tmp_path):
+    weighted = [ASK | {"content": PARTS, "weight": 0, "train": False}, SAY | {"weight": 1.0, "train": True}]
+    (plain, read) = encoder(tmp_path, UNMARKED)({"messages": [[ASK, SAY], weighted]})["input_ids"]
+    assert read == plain != []
+    # Of the last turn only, an earlier one weighs nothing.
+    last = encoder(tmp_path, UNMARKED, train_on="last")({"messages": [[ASK, SAY | {"weight": 0}, *weighted]]})
+    assert last["problem"] == [""]
+
+
 def test_conversations_as_sharegpt_has_them(tmp_path):
     rows = [{"messages": [{"role": "system", "content": "Be brief."}, *TWO_TURNS]}]
     expected = samples_of(chat_config(tmp_path, rows))
@@ -147,6 +157,13 @@ def test_conversations_as_sharegpt_has_them(tmp_path):
         ({"messages": [ASK, SAY | {"content": None}]}, "message 1 has the content null; write text"),
         ({"messages": [ASK, SAY | {"content": " "}]}, 'message 1 has the content " "; write text'),
         ({"messages": [ASK | {"content": ["Hello"]}, SAY]}, 'message 0 has the content ["Hello"]; write text'),
+        (
+            {"messages": [ASK | {"content": [*PARTS, {"type": "image"}]}, SAY]},
+            'message 0 has the content [{"type": "text", "text": "Hel"}, {"type": "text", "text": "…; write text',
+        ),
+        ({"messages": [ASK, SAY | {"weight": 0}]}, "message 1 has weight 0, but is predicted: messages.train_on"),
+        ({"messages": [ASK | {"train": True}, SAY]}, "message 0 has train true, but is not predicted: "),
+        ({"messages": [ASK, SAY | {"train_detail": [{"end_offset": 2}]}]}, "message 1 has train_detail [{"),
         ({"messages": [ASK, SAY | {"tool_calls": "f"}]}, 'message 1 has the tool_calls "f"; write a list of functions'),
         ({"messages": [ASK, SAY], "tools": "[{"}, 'tools, "[{", are not JSON: '),
         ({"messages": [ASK, SAY], "tools": {"f": 1}}, 'tools are {"f": 1}; write a list of JSON schemas'),
