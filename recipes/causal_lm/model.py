@@ -11,12 +11,8 @@ from .config import Config, Gpt2, Llama
 
 def build_model(config: Config) -> GPT2LMHeadModel | LlamaForCausalLM:
     """A GPT-2 or a Llama with random weights, which returns losses if it is given targets."""
-    block_size = config.data.block_size
-    model = (
-        build_llama(config.model, block_size)
-        if isinstance(config.model, Llama)
-        else build_gpt2(config.model, block_size)
-    )
+    section, size = config.model, config.data.block_size
+    model = build_llama(section, size) if isinstance(section, Llama) else build_gpt2(section, size)
     # Compute the cross-entropy in the output layer, chunk by chunk: logits would be the largest tensor of all.
     return_token_losses(model)
     return model

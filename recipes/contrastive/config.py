@@ -1,9 +1,9 @@
 """The config of this folder's recipes: random views, a network with its projection head, loss and evaluation."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from largebatch.config import RecipeConfig, check
 from largebatch.config.data import DigitsData, HubImages, HubOrLocal
@@ -19,6 +19,7 @@ from largebatch.config.sections import (
 )
 
 CHANNELS_PER_GROUP = 16
+WholeGroups = Annotated[Size, Field(multiple_of=CHANNELS_PER_GROUP)]
 
 
 class Views(Section):
@@ -28,19 +29,11 @@ class Views(Section):
     """A view is a random crop of at least this fraction of the area, with an aspect ratio of 3/4 to 4/3."""
     flip: bool
     """Whether half of the views are flipped horizontally."""
-    color_strength: NonNegativeFloat
+    color_strength: Annotated[NonNegativeFloat, Field(le=2.5)]
     """Strength s of the color distortion: in 80 % of the views brightness, contrast and saturation change by up to
-    0.8 s and hue by up to 0.2 s of a turn, and 20 % are turned gray; 0 leaves colors unchanged."""
+    0.8 s and hue by up to 0.2 s of a turn, at most half a turn, and 20 % are turned gray; 0 leaves colors unchanged."""
     blur: Fraction
     """Fraction of the views that get a Gaussian blur of 0.1 to 2 pixels; the paper's is 0.5."""
-
-    @model_validator(mode="after")
-    def _hue_within_half_a_turn(self) -> Self:
-        if self.color_strength > 2.5:
-            raise ValueError(
-                f"color_strength {self.color_strength:g} would turn hues by more than half a turn; write at most 2.5"
-            )
-        return self
 
 
 class ViewedImages(HubImages):
@@ -56,18 +49,8 @@ class ConvNet(Model):
     positions."""
 
     architecture: Literal["convnet"]
-    hidden_sizes: Annotated[list[Size], Field(min_length=1, max_length=64)]
+    hidden_sizes: Annotated[list[WholeGroups], Field(min_length=1, max_length=64)]
     """Channels of each layer, multiples of 16."""
-
-    @model_validator(mode="after")
-    def _whole_groups(self) -> Self:
-        for size in self.hidden_sizes:
-            if size % CHANNELS_PER_GROUP:
-                raise ValueError(
-                    f"hidden_sizes has {size}, which is not a multiple of {CHANNELS_PER_GROUP}, the number of channels "
-                    "that GroupNorm normalizes together; write multiples of it"
-                )
-        return self
 
 
 class Projection(Section):

@@ -13,11 +13,8 @@ from .small_image_resnet import SmallImageResNet
 
 def build_model(config: Config) -> ResNetForImageClassification | ViTForImageClassification:
     """The model that the config describes, with its initial weights."""
-    return (
-        build_vit(config.model, config.data)
-        if isinstance(config.model, Vit)
-        else build_resnet(config.model, config.data)
-    )
+    section, data = config.model, config.data
+    return build_vit(section, data) if isinstance(section, Vit) else build_resnet(section, data)
 
 
 def build_resnet(section: ResNetWithStem, data: DigitsData | HubImages) -> ResNetForImageClassification:

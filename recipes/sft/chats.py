@@ -119,12 +119,10 @@ def _message(where: str, value: Any, layout: Messages) -> dict[str, Any]:
 
 def _text_of(content: Any) -> Any:
     """Parts of the type "text" one after the other, as templates that know parts write them; anything else as it is."""
-    if not isinstance(content, list):
-        return content
-    texts: list[Any] = [
-        part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content
-    ]
-    return "".join(texts) if all(isinstance(text, str) for text in texts) else content
+    is_text = isinstance(content, list) and all(
+        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in content
+    )
+    return "".join(part["text"] for part in content) if is_text else content
 
 
 def _calls(where: str, value: Any) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from largebatch.config import RecipeConfig, check
 from largebatch.config.data import Data, HubOrLocal, Mixable
 from largebatch.config.models import Model
-from largebatch.config.sections import BelowOne, PositiveFloat, Section, Size
+from largebatch.config.sections import BelowOne, Evaluation, PositiveFloat, PositiveInt, Section, Size
 
 
 class PairData(Data):
@@ -117,10 +117,6 @@ class HubPairs(Mixable, PairData):
         missing = [name for name in ("prompt", "answer") if not getattr(self, name)]
         if missing and self.sources is None and self.format != "messages":
             raise ValueError(f'{missing[0]} is missing; write a template, such as "{{{missing[0]}}}"')
-        return self
-
-    @model_validator(mode="after")
-    def _bytes_have_no_chat_template(self) -> Self:
         if self.format != "plain" and self.tokenizer == "bytes":
             raise ValueError(
                 f'format "{self.format}" needs a tokenizer with a chat template, and "bytes" has none; write "plain"'
@@ -183,11 +179,22 @@ class AutoCausalLM(Model):
         return self
 
 
+class AnsweredEvaluation(Evaluation):
+    """When to evaluate, and whether the model also writes answers; the end of the run is always evaluated."""
+
+    answers: PositiveInt | None = None
+    """Number of prompts, from the start of the evaluation set, to which the model writes answers at each evaluation; in
+    a conversation, a prompt is all that precedes the assistant's last turn. null: none."""
+    max_answer_tokens: PositiveInt = 128
+    """The most tokens of such an answer."""
+
+
 class Config(RecipeConfig):
     """Supervised fine-tuning of a causal language model."""
 
     data: Annotated[AdditionData | HubPairs, Field(discriminator="source")]
     model: AutoCausalLM
+    evaluation: AnsweredEvaluation = AnsweredEvaluation()
 
     def tiny_data(self) -> dict[str, Any] | None:
         if not isinstance(self.data, HubOrLocal):

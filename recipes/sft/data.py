@@ -59,6 +59,8 @@ def _open(config: Config, data: AdditionData | HubPairs, _seed: int) -> tuple[Sa
     )
     longest = int(max(train.lengths.max(), evaluation.lengths.max()))
     _check_fits_the_model(config, tokenizer, encoder.noun, longest)
+    if config.evaluation.answers:
+        _check_fits_the_model(config, tokenizer, "answered prompt", data.block_size)
     pack_size = data.block_size if data.packing else None
     return (
         PairSamples(train, data.num_train_samples, "data.num_train_samples", pack_size),
@@ -75,19 +77,13 @@ def _check_fits_the_model(config: Config, tokenizer: Tokenizer, noun: str, longe
         )
     rope = getattr(model, "rope_parameters", None) or {}
     name = "original_max_position_embeddings"
-    original = rope.get(name, getattr(model, name, None))
-    if rope.get("rope_type") in ("longrope", "dynamic") and original is not None and longest > original:
-        raise DataError(
-            f"data.block_size: the longest {noun} has {longest} tokens to predict from, but beyond {original} the "
-            "model's positions depend on the longest pair of a batch, so that a pair's loss would depend on others; "
-            f"write {original}"
-        )
+    original = rope.get(name, getattr(model, name, None)) if rope.get("rope_type") in ("longrope", "dynamic") else None
+    shared = "beyond {} the model's positions depend on the longest pair of a batch, so a pair's loss would on others"
     positions = getattr(model, "max_position_embeddings", None)
-    if positions is not None and longest > positions:
-        raise DataError(
-            f"data.block_size: the longest {noun} has {longest} tokens to predict from, but the model reads at most "
-            f"{positions}; write {positions}"
-        )
+    for limit, reason in ((original, shared), (positions, "the model reads at most {}")):
+        if limit is not None and longest > limit:
+            given = f"data.block_size: the longest {noun} has {longest} tokens to predict from"
+            raise DataError(f"{given}, but {reason.format(limit)}; write {limit}")
 
 
 # --- sums ---------------------------------------------------------------------------------------------------------
@@ -217,25 +213,19 @@ def tokenize(
         cache = Path(dataset.cache_files[0]["filename"]).with_name(f"tokens_{fingerprint}.arrow")
         if not _is_whole(cache):
             check_may_prepare(data, dataset.data.nbytes)
-    encoded = partial(
-        dataset.map,
+    number, text = datasets.Value("int32"), datasets.Value("string")
+    return dataset.map(
         encoder,
         batched=True,
         remove_columns=dataset.column_names,
         features=datasets.Features(
-            {
-                "input_ids": datasets.List(datasets.Value("int32")),
-                "predicted": datasets.List(datasets.Value("int32")),
-                "num_tokens": datasets.Value("int32"),
-                "problem": datasets.Value("string"),
-            }
+            input_ids=datasets.List(number), predicted=datasets.List(number), num_tokens=number, problem=text
         ),
         num_proc=num_workers or None,
         cache_file_name=None if cache is None else str(cache),
         new_fingerprint=fingerprint,
         desc="tokenizing",
     )
-    return encoded()
 
 
 def _is_whole(cache: Path) -> bool:

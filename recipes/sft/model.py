@@ -2,7 +2,6 @@
 
 import copy
 import importlib.util
-from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -43,21 +42,17 @@ def configuration(model: AutoCausalLM) -> PretrainedConfig:
     Raises:
         UserError: There is no configuration at `model.path`, or `model.config` is not one or has an unknown setting.
     """
+    place = _place(model)
     try:
-        if model.config is not None:
-            config = AutoConfig.for_model(**model.config)
-            given = (name for name in model.config if name not in NOT_OF_THE_ARCHITECTURE)
-            unknown = [name for name in given if not _knows(config, name)]
-            if unknown:
-                kind = model.config["model_type"]
-                raise UserError(f"model.config: {kind} has no setting {unknown[0]}; correct it, or remove it")
-        else:
-            config = AutoConfig.from_pretrained(_place(model))
-    except UserError:
-        raise
+        config = AutoConfig.from_pretrained(place) if place else AutoConfig.for_model(**(model.config or {}))
     # `transformers` raises exceptions of many kinds for configurations that cannot be reached or read.
     except Exception as error:
         raise _unusable(model, error) from error
+    given = [name for name in model.config or () if name not in NOT_OF_THE_ARCHITECTURE]
+    # An unknown setting, which it would silently keep, is neither one of a new configuration nor an alias.
+    unknown = [name for name in given if not hasattr(type(config)(), name)]
+    if unknown:
+        raise UserError(f"model.config: {config.model_type} has no setting {unknown[0]}; correct it, or remove it")
     text = config.get_text_config()
     for name, value in text.to_dict().items():
         # "attention_dropout", "resid_pdrop", "layerdrop": every architecture has its own names.
@@ -76,7 +71,7 @@ def load_causal_lm(model: AutoCausalLM) -> PreTrainedModel:
     Raises:
         UserError: The model cannot be loaded, weights are missing, an adapter has no layer, or `peft` is missing.
     """
-    config = configuration(model)
+    config, missing = configuration(model), []
     dtype, is_without_weights = torch.get_default_dtype(), nn.LayerNorm(1).weight.is_meta
     try:
         if model.path is None or is_without_weights:
@@ -85,11 +80,16 @@ def load_causal_lm(model: AutoCausalLM) -> PreTrainedModel:
             loaded, info = AutoModelForCausalLM.from_pretrained(
                 _place(model), config=config, dtype=dtype, output_loading_info=True
             )
-            _check_whole(model.path, info["missing_keys"])
-    except UserError:
-        raise
+            missing = sorted(info["missing_keys"])
     except Exception as error:
         raise _unusable(model, error) from error
+    if missing:
+        # `transformers` has given them random values.
+        raise UserError(
+            f"model.path: {model.path!r} has no weights for {len(missing)} of the model's parameters, such as "
+            f"{', '.join(missing[:3])}, which would start at random; write the folder or hub id of a whole causal "
+            "language model, saved with save_pretrained"
+        )
     if model.lora is not None:
         _add_adapters(loaded, model.lora)
     if model.stores_frozen_in_bf16:
@@ -132,8 +132,10 @@ def small_twin(model: PreTrainedModel) -> PreTrainedModel | None:
     return twin.eval()
 
 
-def _place(model: AutoCausalLM) -> str:
-    assert model.path is not None
+def _place(model: AutoCausalLM) -> str | None:
+    """The folder or hub id of pretrained weights; UserError if it is not one of a whole model."""
+    if model.path is None:
+        return None
     folder = local_folder(model.path, "model.path", "a model")
     if folder is not None and (folder / "adapter_config.json").exists():
         raise UserError(
@@ -141,22 +143,6 @@ def _place(model: AutoCausalLM) -> str:
             "of its base model, or of the adapter merged into that, as recipes/sft/README.md shows"
         )
     return str(folder or model.path)
-
-
-def _knows(config: PretrainedConfig, name: str) -> bool:
-    """Whether an architecture has a setting or alias of this name; unknown ones it would silently keep."""
-    return hasattr(type(config)(), name)
-
-
-def _check_whole(path: str | None, missing: Iterable[str]) -> None:
-    """Refuse weights with missing parameters, to which `transformers` would give random values."""
-    names = sorted(missing)
-    if names:
-        raise UserError(
-            f"model.path: {path!r} has no weights for {len(names)} of the model's parameters, such as "
-            f"{', '.join(names[:3])}, which would start at random; write the folder or hub id of a whole causal "
-            "language model, saved with save_pretrained"
-        )
 
 
 def _add_adapters(model: PreTrainedModel, lora: Lora) -> None:

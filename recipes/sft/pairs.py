@@ -121,8 +121,7 @@ class PairSamples:
         if self.num_available < num_samples:
             found = f"the data has only {len(pairs)} {pairs.noun}s"
             if pack_size:
-                several = f"the data's {len(pairs)} {pairs.noun}s"
-                found = f"{several} make {self.num_available} packs of at most {pack_size} tokens"
+                found += f", which make {self.num_available} packs of at most {pack_size} tokens"
             raise DataError(f"{field}: {num_samples}, but {found}; write at most {self.num_available}")
 
     def __len__(self) -> int:

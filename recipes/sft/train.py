@@ -20,6 +20,7 @@ from largebatch.data.text import IGNORE_INDEX
 from largebatch.optim import build_optimizer
 from largebatch.run import Run, Value, parse_command_line, user_errors
 
+from .answers import write_answers
 from .attention import check_causal, check_packing
 from .config import Config
 from .data import sources
@@ -65,6 +66,8 @@ def main() -> None:
         run.update(step)
         if run.should_evaluate:
             run.evaluate(eval_set, evaluate_batch)
+            if config.evaluation.answers:
+                write_answers(run, model, eval_set)
     run.finish()
 
 

@@ -350,8 +350,13 @@ def test_a_model_learns_to_answer_and_to_stop(tmp_path):
         '--learning_rate.warmup.duration={"steps": 10}',
         '--evaluation.every={"steps": 80}',
         "--logging.trackers=[]",
+        "--evaluation.answers=3",
     ]
     run_job(partial(train, run_dir=tmp_path / "run"), ADDITION, *words, strategy="fsdp")
+    # The recipe evaluates on a single conversation.
+    (line,) = map(json.loads, (tmp_path / "run/answers/80.jsonl").read_text().splitlines())
+    assert line["prompt"].endswith("<|im_start|>user\nAnna?<|im_end|>\n<|im_start|>assistant\n")
+    assert (line["answer"], line["expected"]) == ("417<|im_end|>", "417<|im_end|>\n")
     paths = (str(tmp_path / "tokenizer"), str(tmp_path / "run/model"))
     (found,) = run_job(answers, *paths, strategy="single", world_size=1)
     assert found == [f"{code}<|im_end|>" for code in CODES.values()]

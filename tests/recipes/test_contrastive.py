@@ -11,10 +11,10 @@ from paths import SIMCLR
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--model.hidden_sizes=[16, 24]"], "hidden_sizes has 24, which is not a multiple of 16"),
+        (["--model.hidden_sizes=[16, 24]"], "model.hidden_sizes[1]: given 24; must be a multiple of 16"),
         (["--neighbors.count=101"], "neighbors.count: 101 is more than the 100 samples"),
         (["--neighbors.bank_samples=1500"], "neighbors.bank_samples: 1500 is more than the 1437 training samples"),
-        (["--views.color_strength=3.0"], "color_strength 3 would turn hues by more than half a turn"),
+        (["--views.color_strength=3.0"], "views.color_strength: given 3.0; must be less than or equal to 2.5"),
         (["--views.min_area=0.0"], "views.min_area: given 0.0; must be greater than 0"),
     ],
 )

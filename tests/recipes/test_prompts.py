@@ -176,7 +176,7 @@ PACKED = (
 def test_the_number_of_packs_is_told():
     with pytest.raises(
         DataError,
-        match="9000, but the data's 9000 pairs make 1250 packs of at most 64 tokens; write at most 1250",
+        match="9000, but the data has only 9000 pairs, which make 1250 packs of at most 64 tokens; write at most 1250",
     ):
         pair_sources(load_config(ADDITION, ["--data.packing=true"]))
 

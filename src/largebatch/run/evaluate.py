@@ -44,7 +44,7 @@ class Evaluator:
         """See `Run.evaluate`."""
         plan = self._backend.plan
         num_samples = plan.evaluation_of(name).samples_of(len(eval_set))
-        with self._evaluating(completed_steps):
+        with self.evaluating(completed_steps):
             batches = self._batches(eval_set, num_samples)
             means = mean_over_samples(self._backend, batches, per_sample, getattr(eval_set, "parts", {}))
         if plan.loss_unit == "tokens" and means.get("loss", math.inf) < MAX_LOSS_FOR_PERPLEXITY:
@@ -70,7 +70,7 @@ class Evaluator:
     ) -> dict[str, torch.Tensor]:
         """See `Run.rows`."""
         mine = []
-        with self._evaluating(completed_steps):
+        with self.evaluating(completed_steps):
             for start, stop, batch in self._batches(source, num_samples):
                 rows = per_sample(batch)
                 for name, values in rows.items():
@@ -81,7 +81,8 @@ class Evaluator:
         return self._backend.gather_rows(mine, num_samples)
 
     @contextmanager
-    def _evaluating(self, completed_steps: int) -> Iterator[None]:
+    def evaluating(self, completed_steps: int) -> Iterator[None]:
+        """See `Run.evaluating`."""
         with self._stopwatch.paused():
             self._backend.average_statistics(completed_steps)
             # Some parts of a model may be in evaluation mode always.

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -359,6 +360,15 @@ class Run(Generic[Config]):
             UserError: They are not; every process raises it.
         """
         return self.loop.evaluator.rows(source, num_samples, per_sample, self.loop.completed_steps)
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Run forward passes as `evaluate` does: in evaluation mode, without gradients, and not counted as training."""
+        return self.loop.evaluator.evaluating(self.completed_steps)
+
+    def any_process(self, is_true: bool) -> bool:
+        """Whether something is true on any process, such as that its text goes on; all of them must call this."""
+        self.loop.watchdog.heartbeat()
+        return bool(self.backend.all_max(int(is_true))())
 
     def finish(self) -> None:
         """Write the last checkpoint if there is none yet, the final weights and the summary, and leave the job."""

@@ -7,6 +7,7 @@ status.json        the outcome: running, finished, stopped or failed
 metrics.jsonl      one line per logged step
 evaluations.jsonl  one line per evaluation
 noise_scale.jsonl  one line per measurement of the gradient noise scale
+answers/           written by fine-tuning's `evaluation.answers`: one file per evaluation
 history.jsonl      one line per start, change of recipe, skipped step, failed checkpoint, slow process, and end
 summary.json       the final numbers
 tensorboard/       the same numbers for TensorBoard

@@ -1,0 +1,63 @@
+"""Answers that the model itself writes to the first prompts of the evaluation set, for people to read."""
+
+import json
+
+import numpy as np
+import torch
+from torch import nn
+
+from largebatch.data.source import Batch, SampleSource
+from largebatch.data.text import IGNORE_INDEX
+from largebatch.data.tokenizer import PretrainedTokenizer, load_tokenizer
+from largebatch.run import Run
+from largebatch.storage.files import replace_file
+
+from .config import Config
+
+
+def write_answers(run: Run[Config], model: nn.Module, eval_set: SampleSource) -> None:
+    """Write a line per prompt to answers/STEP.jsonl in the run's folder; all processes must call this.
+
+    A prompt is all that precedes the last answer of a sample. The model's answer consists of the likeliest tokens. It
+    ends with the special token that ends the expected one, after `evaluation.max_answer_tokens`, or with the last token
+    that a sample of `data.block_size` has.
+
+    Every process writes every answer, one at a time: all make the same passes, which sharded strategies need, and none
+    holds more logits than in an evaluation.
+    """
+    evaluation, tokenizer = run.config.evaluation, load_tokenizer(getattr(run.config.data, "tokenizer", "bytes"))
+    special = set(tokenizer.special_tokens)
+    if isinstance(tokenizer, PretrainedTokenizer):
+        special |= set(tokenizer.tokenizer.get_added_vocab().values())
+    first = np.arange(min(evaluation.answers or 0, len(eval_set)))
+    lines = ""
+    with run.evaluating():
+        for prompt, expected in prompts_and_answers(eval_set.fetch(first, None)):
+            end = next((token for token in reversed(expected) if token in special), None)
+            limit = min(evaluation.max_answer_tokens, run.config.data.block_size - len(prompt) + 1)
+            answer: list[int] = []
+            while run.any_process(goes_on := len(answer) < limit and end not in answer[-1:]):
+                tokens = torch.tensor([[*prompt, *answer]], device=run.backend.device)
+                token = int(model(input_ids=tokens).logits[0, -1].argmax())
+                # Another process, with other rounding, may go on.
+                answer += [token] * goes_on
+            texts = {"prompt": prompt, "answer": answer, "expected": expected}
+            line = {"step": run.completed_steps} | {name: tokenizer.decode(each) for name, each in texts.items()}
+            lines += json.dumps(line, ensure_ascii=False) + "\n"
+    if run.is_main_process:
+        file = run.folder.path / "answers" / f"{run.completed_steps}.jsonl"
+        try:
+            file.parent.mkdir(exist_ok=True)
+            replace_file(file, [memoryview(lines.encode())])
+        except OSError as error:
+            print(f"WARNING: {file} cannot be written: {error}", flush=True)
+
+
+def prompts_and_answers(batch: Batch) -> list[tuple[list[int], list[int]]]:
+    """The tokens of each sample up to its last answer, and those of that answer."""
+    samples = []
+    for tokens, labels in zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True):
+        last = max(place for place, label in enumerate(labels) if label != IGNORE_INDEX)
+        first = max((place + 1 for place, label in enumerate(labels[:last]) if label == IGNORE_INDEX), default=0)
+        samples.append((tokens[: first + 1], labels[first : last + 1]))
+    return samples

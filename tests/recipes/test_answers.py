@@ -1,0 +1,190 @@
+"""Answers that the model writes at evaluations: equal on all strategies, those of `generate`, and harmless."""
+
+import json
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_sft import SINGLE
+
+import tasks
+from chat_templates import chat_tokenizer
+from jobs import run_job, train
+from largebatch.config import load_config
+from largebatch.errors import DataError
+from paths import ADDITION
+from resuming import EXACT
+
+write_answers = tasks.module("sft", "answers").write_answers
+prompts_and_answers = tasks.module("sft", "answers").prompts_and_answers
+
+WORDS = (
+    *SINGLE,
+    "--train.stop_after_steps=12",
+    '--evaluation.every={"steps": 6}',
+    "--logging.every=1",
+    "--logging.trackers=[]",
+)
+# No room for all digits of some sums and their end.
+ANSWERS = ("--evaluation.answers=5", "--evaluation.max_answer_tokens=3")
+
+
+def read(file: Path) -> list[dict]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def generated(folder: Path, prompts: list[str]) -> list[str]:
+    """What a user of `transformers` gets from the final weights."""
+    from transformers import AutoModelForCausalLM
+
+    model, answers = AutoModelForCausalLM.from_pretrained(folder).eval(), []
+    for prompt in prompts:
+        tokens = torch.tensor([list(prompt.encode())])
+        written = model.generate(tokens, max_new_tokens=3, do_sample=False, eos_token_id=0, pad_token_id=0)
+        answers.append(bytes(written[0, len(prompt) :].tolist()).decode(errors="replace"))
+    return answers
+
+
+def trained(run_dir: Path) -> tuple[list[dict], bytes]:
+    lines = [{name: line[name] for name in EXACT} for line in read(run_dir / "metrics.jsonl")]
+    return lines, (run_dir / "model/model.safetensors").read_bytes()
+
+
+@pytest.mark.slow
+def test_answers_are_those_of_generate_on_every_strategy_and_harmless(tmp_path):
+    start = partial(run_job, strategy="fsdp")
+    start(partial(train, run_dir=tmp_path / "without"), ADDITION, *WORDS)
+    # Between its evaluations, this run stops and is resumed.
+    start(partial(train, run_dir=tmp_path / "fsdp"), ADDITION, *WORDS, *ANSWERS, "--train.stop_after_steps=9")
+    start(partial(train, run_dir=tmp_path / "fsdp"), ADDITION, *WORDS, *ANSWERS)
+    for strategy in ("ddp", "zero3"):
+        run_job(partial(train, run_dir=tmp_path / strategy), ADDITION, *WORDS, *ANSWERS, strategy=strategy)
+    assert not (tmp_path / "without/answers").exists()
+    assert trained(tmp_path / "fsdp") == trained(tmp_path / "without")
+    lines = {step: read(tmp_path / "ddp" / f"answers/{step}.jsonl") for step in (6, 12)}
+    for strategy in ("fsdp", "zero3"):
+        for step, expected in lines.items():
+            assert read(tmp_path / strategy / f"answers/{step}.jsonl") == expected
+    assert [line["answer"] for line in lines[6]] != [line["answer"] for line in lines[12]]
+    prompts = [line["prompt"] for line in lines[12]]
+    sums = tasks.module("sft", "data").addition()[1].select(range(5))
+    assert prompts == sums["prompt"][:]
+    assert [line["expected"] for line in lines[12]] == [f"{answer}\0" for answer in sums["answer"]]
+    assert [line["answer"] for line in lines[12]] == generated(tmp_path / "ddp/model", prompts)
+
+
+def test_the_last_answer_of_a_conversation_is_asked_for():
+    nothing = -100
+    batch = {
+        "input_ids": torch.tensor([[1, 2, 3, 4, 5, 6, 0], [7, 8, 9, 0, 0, 0, 0], [1, 2, 3, 4, 5, 6, 7]]),
+        "labels": torch.tensor(
+            [
+                [nothing, 3, 4, nothing, 6, 7, nothing],
+                [nothing, 9, 10, nothing, nothing, nothing, nothing],
+                [2, 3, 4, 5, 6, 7, 8],
+            ]
+        ),
+    }
+    assert prompts_and_answers(batch) == [
+        ([1, 2, 3, 4, 5], [6, 7]),
+        ([7, 8], [9, 10]),
+        ([1], [2, 3, 4, 5, 6, 7, 8]),
+    ]
+
+
+class OneSample:
+    """A source of one sample: a prompt and the tokens to answer."""
+
+    def __init__(self, prompt: list[int], answer: list[int]):
+        labels = [-100] * (len(prompt) - 1) + answer
+        self.batch = {"input_ids": torch.tensor([[*prompt, *answer[:-1]]]), "labels": torch.tensor([labels])}
+
+    def __len__(self) -> int:
+        return 1
+
+    def fetch(self, indices, epoch):
+        assert (indices.tolist(), epoch) == ([0], None)
+        return self.batch
+
+
+@pytest.fixture
+def answer_of(tmp_path):
+    """What is recorded of a model that would write a text after "Hello", where texts end with </s>."""
+    tokenizer = chat_tokenizer(None, eos="</s>")
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    encode = partial(tokenizer.encode, add_special_tokens=False)
+
+    def ask(expected: str, written: str, max_tokens: int = 20, block_size: int = 40) -> str:
+        prompt, tokens, is_evaluating, passes = encode("Hello"), encode(f"{written}xxxxxxx"), [], []
+
+        @contextmanager
+        def evaluating():
+            is_evaluating.append(True)
+            yield
+            is_evaluating.clear()
+
+        def model(input_ids):
+            assert is_evaluating
+            passes.append(len(passes))
+            place = input_ids.shape[1] - len(prompt)
+            assert input_ids[0].tolist() == prompt + tokens[:place]
+            logits = torch.zeros(*input_ids.shape, len(tokenizer))
+            logits[0, -1, tokens[place]] = 1
+            return SimpleNamespace(logits=logits)
+
+        run = SimpleNamespace(
+            config=SimpleNamespace(
+                data=SimpleNamespace(tokenizer=str(tmp_path / "tokenizer"), block_size=block_size),
+                evaluation=SimpleNamespace(answers=4, max_answer_tokens=max_tokens),
+            ),
+            evaluating=evaluating,
+            # Another process has an answer of seven tokens.
+            any_process=lambda goes_on: goes_on or len(passes) < 7,
+            backend=SimpleNamespace(device=torch.device("cpu")),
+            completed_steps=7,
+            is_main_process=True,
+            folder=SimpleNamespace(path=tmp_path),
+        )
+        write_answers(run, model, OneSample(prompt, encode(expected)))
+        (line,) = read(tmp_path / "answers/7.jsonl")
+        answer = line.pop("answer")
+        assert line == {"step": 7, "prompt": "Hello", "expected": expected}
+        return answer
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("expected", "answer"),
+    [
+        ("It is.</s>", "It was.</s>"),
+        # A chat template may end turns with another token, and write more after it.
+        ("It is.<|im_end|>\n", "It was.</s>no<|im_end|>"),
+    ],
+)
+def test_an_answer_ends_as_the_expected_one(expected, answer, answer_of):
+    assert answer_of(expected, "It was.</s>no<|im_end|>\n<|im_end|>") == answer
+
+
+def test_an_answer_is_no_longer_than_it_may_be(answer_of):
+    assert answer_of("no</s>", "abcdefgh</s>", max_tokens=3) == "abc"
+    # Nothing says where such an answer ends.
+    assert answer_of("no", "ab</s>defgh</s>", max_tokens=5) == "ab</s>de"
+    # "Hello" is one token: with four more, five are read, and the last one is not.
+    assert answer_of("no</s>", "abcdefgh</s>", block_size=4) == "abcd"
+
+
+def test_answers_that_cannot_be_written_are_not_the_end(answer_of, tmp_path, capsys):
+    (tmp_path / "answers").write_text("a file")
+    with pytest.raises(NotADirectoryError):
+        answer_of("no</s>", "no</s>")
+    assert "WARNING: " in capsys.readouterr().out
+
+
+def test_there_must_be_room_for_answers():
+    words = ["--evaluation.answers=1", "--model.config.max_position_embeddings=32"]
+    with pytest.raises(DataError, match=r"the longest answered prompt has 64 tokens .* the model reads at most 32"):
+        tasks.module("sft", "data").sources(load_config(ADDITION, words))
