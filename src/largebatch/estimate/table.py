@@ -30,9 +30,9 @@ def table(comparison: Json, config: RecipeConfig) -> str:
         f"micro-batches of {config.batch.micro_batch_size:,}"
     ]
     for column in comparison["world_sizes"]:
-        lines += ["", *_wrapped(_title(column))]
+        lines += ["", *wrapped(_title(column))]
         rows = {name: _cells(option, comparison) for name, option in column.get("strategies", {}).items()}
-        lines += _aligned(rows)
+        lines += aligned(rows)
     lines.append("")
     notes = [*NOTES]
     if halved := comparison["parameters_gathered_in_bf16"]:
@@ -58,12 +58,12 @@ def table(comparison: Json, config: RecipeConfig) -> str:
             "work space and fragmentation: 8 %, and at least 4 GiB."
         )
     if hardware := comparison["hardware"]:
-        notes.append(_assumptions(hardware))
+        notes.append(assumptions(hardware))
     notes += [f"{name} is not counted: {reason}" for name, reason in comparison["not_counted"].items()]
-    return "\n".join([*lines, *(line for note in notes for line in _wrapped(note))]) + "\n"
+    return "\n".join([*lines, *(line for note in notes for line in wrapped(note))]) + "\n"
 
 
-def _assumptions(hardware: Json) -> str:
+def assumptions(hardware: Json) -> str:
     """The assumptions behind the time of a step."""
     fabric, flops = hardware["fabric"], hardware["micro_batch_flops"]
     if not flops:
@@ -103,7 +103,7 @@ def _cells(option: Json, comparison: Json) -> Mapping[str, str]:
     else:
         cells |= {"in nodes": _size(sent - between), "between": _size(between)}
     if option["step_seconds"]:
-        seconds = [_digits(number) if number >= 1 else f"{number:.2g}" for number in option["step_seconds"].values()]
+        seconds = [digits(number) if number >= 1 else f"{number:.2g}" for number in option["step_seconds"].values()]
         cells |= {
             "step, s": " to ".join(dict.fromkeys(seconds)),
             "efficiency": " to ".join(dict.fromkeys(f"{number:.2f}" for number in option["efficiency"].values())),
@@ -112,7 +112,7 @@ def _cells(option: Json, comparison: Json) -> Mapping[str, str]:
     return cells | {"reduced": reduced, "shards": f"{option['shard_group_size']:,}"}
 
 
-def _aligned(rows: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+def aligned(rows: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
     """Named rows of cells under their headings."""
     if not rows:
         return
@@ -128,13 +128,13 @@ def _aligned(rows: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
 def _size(size: int) -> str:
     """Bytes as GiB, in three digits or fewer."""
     number = size / GIB
-    return ("<0.01" if size else "0") if number < 0.01 else _digits(number)
+    return ("<0.01" if size else "0") if number < 0.01 else digits(number)
 
 
-def _digits(number: float) -> str:
+def digits(number: float) -> str:
     """A number with three digits, or a whole number if it has more."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
 
 
-def _wrapped(text: str) -> list[str]:
+def wrapped(text: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, subsequent_indent="  ")

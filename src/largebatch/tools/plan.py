@@ -3,11 +3,14 @@
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import ConfigError
+from largebatch.estimate.comparison import Json, Workload, compare_strategies
 from largebatch.estimate.hardware import GIB, GPUS, NETWORKS, SHORT_NAMES, Network, find_gpu, find_network
+from largebatch.estimate.table import table
 from largebatch.plan import RunPlan, explain, resolve
 from largebatch.tools.options import (
     Commands,
@@ -49,15 +52,20 @@ Fields are overridden as in a run: --batch.global_batch_size 512.""",
     gpus = parser.add_mutually_exclusive_group()
     memory = "memory of a GPU: print what should fit, and which strategy to use; with --world-sizes"
     gpus.add_argument("--gpu-memory", type=positive_float, metavar="GIB", help=memory)
+    add_gpus(parser, gpus)
+    add_options_of_a_run(parser)
+    parser.add_argument("--json", action="store_true", help="print the resolved plan, or all numbers, as JSON")
+
+
+def add_gpus(parser: argparse.ArgumentParser, group: argparse._ActionsContainer) -> None:
+    """Add the GPUs, as `gpu` in a group of options, and what connects them: options of `scale_model`."""
     kind = f"kind of GPU ({', '.join(GPU_NAMES)}): also estimate the time of a step, and suggest the fastest strategy"
-    gpus.add_argument("--gpu", choices=GPU_NAMES, metavar="NAME", help=f"{kind}; with --world-sizes and --network")
+    group.add_argument("--gpu", choices=GPU_NAMES, metavar="NAME", help=f"{kind}; with --world-sizes and --network")
     between = "network between nodes: Gbit/s per direction, per GPU or node, such as 400G/gpu or 3200G/node, or one of"
     help = f"{between} {', '.join(NETWORKS)}; with --gpu"
     parser.add_argument("--network", type=network, metavar="SPEED", help=help)
     parser.add_argument("--gpus-per-node", type=positive_int, default=8, help="GPUs per node; default: 8")
     add_accelerate_configs(parser)
-    add_options_of_a_run(parser)
-    parser.add_argument("--json", action="store_true", help="print the resolved plan, or all numbers, as JSON")
 
 
 def network(text: str) -> Network:
@@ -102,6 +110,25 @@ def _compare(options: argparse.Namespace) -> int:
     if bool(options.gpu) != bool(options.network):
         options.refuse("--gpu, such as h100, and --network, such as 400G/gpu, require each other; or give --gpu-memory")
     config: RecipeConfig = load_config(options.config, options.overrides, task=options.task)
+    usable_memory = round(options.gpu_memory * GIB) if options.gpu_memory else None
+    comparison = scale_model(options, config, usable_memory)(config)
+    sys.stdout.write(json.dumps(comparison, indent=2) + "\n" if options.json else table(comparison, config))
+    return 0
+
+
+def scale_model(
+    options: argparse.Namespace, config: RecipeConfig, usable_memory: int | None = None
+) -> Callable[[RecipeConfig], Json]:
+    """Return the comparison of strategies on `options.world_sizes`, as a function of a recipe.
+
+    Args:
+        options: The recipe, and the options of `add_gpus`.
+        config: The recipe; the function takes it, and others that differ from it in the global batch size only.
+        usable_memory: Bytes of a GPU, if no kind of GPU is given.
+
+    Raises:
+        UserError: The batch divides over none of the world sizes, or the model or its optimizer cannot be used.
+    """
     if options.gpu and config.precision == "fp64":
         options.refuse("--gpu estimates the time of bf16 and fp32, not of the recipe's fp64; give --gpu-memory")
     plan = first_plan(config, options.world_sizes)
@@ -110,10 +137,8 @@ def _compare(options: argparse.Namespace) -> int:
     from largebatch.backend.accelerate_configs import find_strategies
     from largebatch.backend.fsdp_units import shape_of
     from largebatch.backend.trial import try_optimizer
-    from largebatch.estimate.comparison import Workload, compare_strategies
     from largebatch.estimate.recipe_model import activation_bytes, micro_batch_flops, recipe_model
     from largebatch.estimate.step_time import Fabric, Hardware
-    from largebatch.estimate.table import table
 
     try_optimizer(plan)
     strategies, not_counted = find_strategies(options.accelerate_configs, config, options.gpus_per_node)
@@ -121,7 +146,6 @@ def _compare(options: argparse.Namespace) -> int:
     shape = shape_of(model, plan)
     activations = activation_bytes(model, config, example_batch)
     hardware, flops = None, None
-    usable_memory = round(options.gpu_memory * GIB) if options.gpu_memory else None
     if options.gpu:
         gpu = find_gpu(options.gpu)
         assert gpu is not None
@@ -131,9 +155,13 @@ def _compare(options: argparse.Namespace) -> int:
         hardware = Hardware(peak * 1e12, Fabric(options.gpus_per_node, gpu.link_gb_per_s * 1e9, bandwidth))
         flops = None if activations is None else micro_batch_flops(model, config, example_batch)
         usable_memory = gpu.memory_bytes
-    workload = Workload(shape, activations, flops)
-    comparison = compare_strategies(
-        options.config.stem, config, workload, strategies, options.world_sizes, usable_memory, hardware, not_counted
+    return partial(
+        compare_strategies,
+        options.config.stem,
+        workload=Workload(shape, activations, flops),
+        strategies=strategies,
+        world_sizes=options.world_sizes,
+        gpu_memory=usable_memory,
+        hardware=hardware,
+        not_counted=not_counted,
     )
-    sys.stdout.write(json.dumps(comparison, indent=2) + "\n" if options.json else table(comparison, config))
-    return 0

@@ -17,23 +17,28 @@ from largebatch.storage.files import replace_file
 from largebatch.tools.report.curves import MAX_POINTS, curves_html
 from largebatch.tools.report.runs import EVALUATION, Happened, ReportedRun, columns
 
-GENERATOR = b'<meta name="generator" content="largebatch report '
+GENERATOR = '<meta name="generator" content="largebatch '
 """Text in the pages of all versions."""
 NONE = "–"
 OF_A_STEP = ("seconds", "compute", "exposed_communication", "data_wait", "host", "mfu", "peak_memory_gib")
 
 
 def write_report(runs: Sequence[ReportedRun], out: Path) -> None:
-    """Write the page to `out`, in place of an older report.
+    """Write the page to `out`; fails as `write_page`."""
+    write_page(page(runs, time.time()), out)
+
+
+def write_page(text: str, out: Path) -> None:
+    """Write a page with `GENERATOR` in it to `out`, in place of an older one.
 
     Raises:
-        UserError: The file exists and is not a report, or it cannot be written.
+        UserError: The file exists and is not such a page, or it cannot be written.
     """
     try:
-        if out.exists() and GENERATOR not in read_bytes(out):
+        if out.exists() and GENERATOR.encode() not in read_bytes(out):
             raise UserError(f"{out} exists and is not a report; choose another --out, or move it away")
         # Names of files may have lone surrogates, which cannot be encoded.
-        content = page(runs, time.time()).encode(errors="replace")
+        content = text.encode(errors="replace")
         out.parent.mkdir(parents=True, exist_ok=True)
         replace_file(out, [memoryview(content)])
     except OSError as error:

@@ -1,0 +1,177 @@
+"""`largebatch advise`: what is printed, plotted and refused."""
+
+import json
+import re
+
+import pytest
+
+from largebatch.tools.command_line import main
+from paths import DIGITS, ROOT
+from run_folders import write_run
+
+GIVEN = ("--critical-batch", "1024", "--standard-error", "100")
+ON_GPUS = ("--world-sizes", "2,4", "--gpu", "h100", "--network", "400G/gpu")
+
+
+@pytest.fixture
+def advise(capsys, monkeypatch):
+    """Give the exit code, the output and the errors."""
+    monkeypatch.chdir(ROOT)
+
+    def advise(*words):
+        try:
+            code = main(["advise", *map(str, words)])
+        except SystemExit as left:
+            code = left.code
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return advise
+
+
+def prose(output):
+    """The output without line breaks."""
+    return " ".join(output.split())
+
+
+def numbers(output, first):
+    """The numbers after the batch size and the GPUs of a row, without separators of thousands."""
+    row = next(line.strip() for line in output.splitlines() if line.strip().startswith(first))
+    return [float(word) for word in re.findall(r"[\d.]+(?:e-\d+)?", row.removeprefix(first).replace(",", ""))]
+
+
+def test_steps_and_samples_are_on_the_curve_of_mccandlish(advise):
+    code, output, _ = advise(*GIVEN, "--batches", "256,1024,4096")
+    assert code == 0
+    assert "Critical batch 1,024 ± 100 samples (95 % confidence: 828 to 1,220), from --critical-batch" in prose(output)
+    assert numbers(output, "batch 1,024 (knee)")[0] == 2
+    for batch in ("256", "1,024", "4,096"):
+        steps, _, _, samples, _, _ = numbers(output, f"batch {batch}{' (knee)' if batch == '1,024' else ''}")
+        assert (steps - 1) * (samples - 1) == pytest.approx(1, rel=0.02)
+    # At the ends of the interval: 1 + 828 / 256 and 1 + 256 / 1220.
+    assert numbers(output, "batch 256") == [5.0, 4.23, 5.77, 1.25, 1.21, 1.31]
+
+
+def test_steps_of_a_known_run(advise):
+    _, output, _ = advise(*GIVEN, "--steps", "1000", "--at-batch", "1024")
+    # From an eighth to eight times, by doubling the known batch; S_min is 500 and E_min 512,000.
+    assert re.findall(r"batch ([\d,]+)", output)[2:] == ["128", "256", "512", "1,024", "2,048", "4,096", "8,192"]
+    assert numbers(output, "batch 1,024 (knee)") == [1000, 1024000]
+    assert numbers(output, "batch 4,096")[0] == 625
+    assert numbers(output, "batch 4,096")[3] == 4096 * 625
+
+
+def test_hours_are_steps_times_the_seconds_of_the_plan(advise, capsys):
+    code, output, errors = advise(
+        DIGITS, *GIVEN, "--steps", "1000", "--at-batch", "256", *ON_GPUS, "--batches", "256,16"
+    )
+    assert (code, errors) == (0, "")
+    assert main(["plan", str(DIGITS), "--batch.global_batch_size", "256", *ON_GPUS, "--json"]) == 0
+    two, four = json.loads(capsys.readouterr().out)["world_sizes"]
+    shown = [numbers(output, f"batch 256 on {gpus}") for gpus in ("2 *", "4 *")]
+    for column, gpus, row in ((two, 2, shown[0]), (four, 4, shown[1])):
+        seconds = list(column["strategies"][column["suggested"]]["step_seconds"].values())
+        assert row[:2] == pytest.approx(seconds, rel=0.05)
+        assert row[2:4] == pytest.approx([1000 * each / 3600 for each in seconds], rel=0.05)
+        assert row[4:6] == pytest.approx([gpus * 1000 * each / 3600 for each in seconds], rel=0.05)
+    middles = [sum(column["strategies"][column["suggested"]]["step_seconds"].values()) for column in (two, four)]
+    speed, cost = (
+        float(word) for word in re.search(r"At 4 GPUs .*: ([\d.]+) times .*, ([\d.]+) times", prose(output)).groups()
+    )
+    assert speed == pytest.approx(middles[0] / middles[1], rel=0.01)
+    assert cost == pytest.approx(2 / speed, rel=0.01)
+    assert "Batch 16 on 2 GPUs: batch: global_batch_size 16 is not a multiple" in prose(output)
+
+
+def folder_with(folder, name, content):
+    folder.mkdir()
+    (folder / name).write_text(json.dumps(content))
+    return folder
+
+
+def test_a_noise_scale_says_that_it_stands_in_and_brings_its_steps(advise, tmp_path):
+    plan = write_run(tmp_path / "run", ("--batch.global_batch_size=64",))
+    summary = tmp_path / "run/summary.json"
+    noise = {"noise_scale": {"samples": 128.0, "standard_error": 20.0, "measurements": 50}}
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | noise))
+    code, output, _ = advise("--measured", tmp_path / "run")
+    assert (code, plan.max_global_batch_size) == (0, 64)
+    assert "Critical batch 128 ± 20.0 samples (95 % confidence: 88.8 to 167), from the noise scale in" in prose(output)
+    assert "A noise scale stands in for the critical batch." in prose(output)
+    assert "To the loss after 200 steps at batch 64" in prose(output)
+    # 200 / (1 + 128 / 64) = S_min; twice that at the knee.
+    assert numbers(output, "batch 128 (knee)")[0] == 133
+
+
+def test_a_measured_critical_batch(advise, tmp_path):
+    found = {"samples": 512, "standard_error": None, "at_step": 100, "tolerance": 0.01}
+    code, output, _ = advise("--measured", folder_with(tmp_path / "sweep", "critical_batch.json", found))
+    assert code == 0
+    assert "Critical batch 512 samples (its error is not known), from branched runs in" in prose(output)
+    assert "stands in" not in output
+    assert "steps / S_min" in prose(output)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("critical_batch.json", {"samples": None}),
+        ("critical_batch.json", {"samples": -3.0, "standard_error": 1.0}),
+        ("summary.json", {"steps": 3}),
+        ("summary.json", {"noise_scale": None}),
+        ("summary.json", {"noise_scale": {"samples": None, "standard_error": None, "measurements": 0}}),
+        ("summary.json", [1]),
+    ],
+)
+def test_what_was_not_decided(advise, tmp_path, name, content):
+    code, output, errors = advise("--measured", folder_with(tmp_path / "run", name, content))
+    assert (code, output) == (2, "")
+    assert "positive number of samples" in errors
+
+
+def test_a_form_that_fails_gives_no_advice(advise, tmp_path):
+    (tmp_path / "points.csv").write_text("256,1000,0,5\n512,2000,0,5\n1024,1000,0,5\n")
+    code, output, _ = advise("--fit", tmp_path / "points.csv")
+    assert code == 1
+    assert "the form fails (p < 0.01)" in prose(output)
+    assert "Critical batch" not in output
+
+
+@pytest.mark.parametrize(("samples", "words"), [((9, 9, 9), "is above"), ((9, 18, 36), "is below")])
+def test_a_limit_gives_a_bound_and_no_knee(advise, tmp_path, samples, words):
+    (tmp_path / "points.csv").write_text("".join(f"{256 << n},{each},0,5\n" for n, each in enumerate(samples)))
+    code, output, _ = advise("--fit", tmp_path / "points.csv")
+    assert code == 0
+    assert f"B_crit {words}" in prose(output)
+    assert "knee" not in output
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ((), "one of the arguments --measured --critical-batch --fit is required"),
+        ((*GIVEN, "--steps", "10"), "--steps and --at-batch require each other"),
+        (("--measured", "x", "--standard-error", "3"), "--standard-error is that of --critical-batch"),
+        ((DIGITS, *GIVEN), "times need RECIPE, --world-sizes, --gpu and --network"),
+        ((*GIVEN, *ON_GPUS), "times need RECIPE"),
+        ((*GIVEN, "--seed=3"), "there are no overrides"),
+        ((*GIVEN, "--out", "page.txt"), "ends in .html"),
+        ((*GIVEN, "--run", "recipes"), "not a finished run with one batch size"),
+    ],
+)
+def test_contradictions(advise, words, problem):
+    code, _, errors = advise(*words)
+    assert code == 2
+    assert problem in errors
+
+
+@pytest.mark.slow
+def test_the_plot_marks_the_knee_and_its_interval(advise, tmp_path):
+    page, notes = tmp_path / "advice.html", tmp_path / "notes.html"
+    notes.write_text("mine")
+    assert advise(*GIVEN, "--out", page)[0] == advise(*GIVEN, "--out", page)[0] == 0
+    shapes = json.loads(re.search(r'"shapes":(\[.*?\])', page.read_text())[1])
+    assert {(each["x0"], each["x1"]) for each in shapes} == {(1024, 1024), (828, 1220)}
+    code, _, errors = advise(*GIVEN, "--out", notes)
+    assert (code, notes.read_text()) == (2, "mine")
+    assert "choose another --out" in errors

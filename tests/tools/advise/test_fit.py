@@ -1,0 +1,199 @@
+"""The fit of the critical batch: against a search of both parameters, published and simulated points, and bad files."""
+
+import numpy as np
+import pytest
+from scipy.stats import chi2
+
+from largebatch.errors import UserError
+from largebatch.tools.advise.fit import chi_square_survival, fit, read_points
+
+# MLPerf's reference convergence points (github.com/mlcommons/logging, rcp_checker, commit 7bbf792): batch size, mean of
+# the samples to the target, their standard deviation, seeds.
+RESNET = """
+1632,44840845,1432388,17
+3264,45097078,992388,15
+4096,51246680,1350469,10
+8192,53809014,1350469,10
+13056,58164982,895800,10
+32768,71745352,603948,10
+49152,87119356,854111,10
+58880,102365243,1121783,10
+65536,108258612,1245071,10
+67840,109997338,833527,28
+"""
+LLAMA = """
+16,161587,4502,20
+32,179405,7351,20
+64,226714,10900,20
+96,278640,11714,20
+128,345907,24985,20
+"""
+BERT = """
+256,2552704,224080,20
+448,2410630,201829,23
+1536,2777588,84343,20
+3072,2768215,170435,20
+4096,2843443,119629,20
+4608,2794752,134366,20
+6144,3321446,150502,20
+6912,3596122,124957,20
+8192,4191437,90728,20
+8704,4278144,137525,20
+12288,4470336,90865,20
+13056,4632576,183667,20
+16384,5504307,148400,20
+"""
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Points from the text of a CSV file."""
+
+    def read(text):
+        file = tmp_path / "points.csv"
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return read_points(file)
+
+    return read
+
+
+def chi_square(points, critical, least):
+    batch, samples, spread, seeds = points
+    relative = spread / np.sqrt(seeds) / samples
+    return np.sum(np.log(samples / (least * (1 + batch / critical))) ** 2 / (relative**2 + 0.04**2))
+
+
+def searched(points, critical, least):
+    """The best of both parameters on ever finer grids, from a start far away."""
+    centers, width = np.log([critical, least]), 2.0
+    for _ in range(30):
+        grid = [
+            (a, b)
+            for a in centers[0] + width * np.linspace(-1, 1, 15)
+            for b in centers[1] + width * np.linspace(-1, 1, 15)
+        ]
+        centers = np.array(min(grid, key=lambda each: chi_square(points, *np.exp(each))))
+        width *= 0.6
+    return np.exp(centers)
+
+
+def curvature_errors(points, critical, least):
+    """Standard errors from the second differences of chi-square, which the inverse of half of them gives."""
+    step, best = 1e-3, np.log([critical, least])
+    moved = [[step, 0], [0, step]]
+
+    def at(*moves):
+        return chi_square(points, *np.exp(best + np.sum(moves, axis=0)))
+
+    second = [
+        [
+            (at(a, b) - at(a, np.negative(b)) - at(np.negative(a), b) + at(np.negative(a), np.negative(b)))
+            / (2 * step) ** 2
+            for b in moved
+        ]
+        for a in moved
+    ]
+    return np.exp(best) * np.sqrt(np.diag(np.linalg.inv(np.array(second) / 2)))
+
+
+@pytest.mark.parametrize(
+    ("text", "critical", "residual"), [(RESNET, 47_000, 0.07), (LLAMA, 84, 0.05)], ids=["resnet", "llama"]
+)
+def test_published_points(read, text, critical, residual):
+    points = read(text)
+    found = fit(points)
+    assert found.critical_batch == pytest.approx(critical, rel=0.01)
+    assert abs(found.largest_residual) < residual
+    assert found.p > 0.1
+    assert [found.critical_batch, found.least_samples] == pytest.approx(searched(points, 3000.0, 1e6), rel=1e-3)
+    assert found.chi_square == pytest.approx(chi_square(points, found.critical_batch, found.least_samples))
+    # They differ by the curvature of the form itself, times the residuals.
+    errors = curvature_errors(points, found.critical_batch, found.least_samples)
+    assert [found.critical_batch_error, found.least_samples_error] == pytest.approx(errors, rel=0.1)
+
+
+def test_points_that_contradict_the_form(read):
+    assert fit(read(BERT)).p < 0.01
+
+
+@pytest.mark.parametrize("degrees", [1, 2, 3, 8, 11, 200])
+@pytest.mark.parametrize("value", [0.0, 1e-9, 0.5, 8.35, 30.8, 250.0, 5000.0])
+def test_survival_is_that_of_scipy(degrees, value):
+    assert chi_square_survival(value, degrees) == pytest.approx(chi2.sf(value, degrees), rel=1e-9, abs=1e-300)
+
+
+def test_errors_and_p_are_those_of_repeated_experiments():
+    """Of 300 draws, the intervals hold the truth in 95 %, the scatter is the standard error, and p is uniform."""
+    random = np.random.default_rng(0)
+    batch, seeds, critical, least = np.array([64.0, 256, 1024, 4096]), 5, 700.0, 1e6
+    truth = least * (1 + batch / critical)
+    error = np.hypot(0.05 / np.sqrt(seeds), 0.04)
+    fits = [
+        fit(np.array([batch, samples, 0.05 * samples, np.full(4, seeds)]))
+        for samples in truth * np.exp(error * random.standard_normal((300, 4)))
+    ]
+    covered = sum(low <= critical <= high for low, high in (each.interval for each in fits))
+    assert 275 <= covered <= 295
+    scatter = np.std(np.log([each.critical_batch for each in fits]))
+    assert np.median([each.critical_batch_error / each.critical_batch for each in fits]) == pytest.approx(
+        scatter, rel=0.1
+    )
+    assert np.mean([each.p for each in fits]) == pytest.approx(0.5, abs=0.06)
+    assert 0 <= sum(each.p < 0.01 for each in fits) <= 9
+
+
+def test_limits(read):
+    flat = fit(read("256,1000,0,1\n512,1000,0,1\n1024,1000,0,1\n"))
+    assert flat.critical_batch == np.inf
+    assert flat.interval[1] == np.inf
+    assert flat.least_samples == pytest.approx(1000, rel=1e-3)
+    assert flat.p > 0.99
+    # Where 4 % at each point cannot tell it from infinity: chi-square grows by 3.84.
+    assert chi_square(read("256,1000,0,1\n512,1000,0,1\n1024,1000,0,1\n"), flat.interval[0], 1000) > 3.84
+    steep = fit(read("256,1000,0,1\n512,2000,0,1\n1024,4000,0,1\n"))
+    assert steep.critical_batch == steep.interval[0] == 0
+    assert steep.p > 0.99
+    falling = fit(read("256,1000,0,1\n512,500,0,1\n1024,250,0,1\n"))
+    assert falling.critical_batch == np.inf
+    assert falling.p < 1e-10
+
+
+def test_two_points_are_fitted_and_cannot_be_tested(read):
+    found = fit(read("100,2000,0,1\n300,4000,0,1\n"))
+    assert (found.critical_batch, found.least_samples) == pytest.approx((100, 1000), rel=1e-4)
+    assert (found.degrees_of_freedom, found.p) == (0, 1.0)
+
+
+def test_a_header_may_name_columns_in_another_order(read):
+    named = read("\ufeffname, Seeds ,batch,spread,samples to target\na,20,16,4502,161587\n\nb,20,32,7351,179405\n")
+    assert named.T.tolist() == [[16, 161587, 4502, 20], [32, 179405, 7351, 20]]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "two or more batch sizes"),
+        ("256,1000,0,1\n", "two or more batch sizes"),
+        ("256,1000,0,1\n256,1100,0,1\n", "two or more batch sizes"),
+        ("batch,samples,spread\n256,1000,0\n", "no column 'seeds'"),
+        ("256,1000,0,1\n512,many,0,1\n", "line 2 is '512,many,0,1'"),
+        ("256,1000,0,1\n512,1000,0\n", "line 2 is '512,1000,0'"),
+        ("256,1000,-1,1\n", "line 1"),
+        ("256,1000,nan,1\n", "line 1"),
+        ("256,inf,0,1\n", "line 1"),
+        ("0,1000,0,1\n", "line 1"),
+        ("256,1000,0,0\n", "line 1"),
+        (b"\xff\xfe\x00", "codec"),
+        (b"1\x00,2\n", "line 1"),
+    ],
+)
+def test_bad_files(read, text, problem):
+    with pytest.raises(UserError, match=r"points\.csv") as error:
+        read(text)
+    assert problem in str(error.value)
+    assert "batch, samples, spread, seeds" in str(error.value)
+
+
+def test_no_file(tmp_path):
+    with pytest.raises(UserError, match="No such file"):
+        read_points(tmp_path / "points.csv")
