@@ -67,6 +67,8 @@ def test_all_problems_of_both_kinds_in_one_error(tmp_path):
         ("--data.num_train_sample=3", "did you mean num_train_samples?"),
         ("--train.stop_after_steps=x", 'train.stop_after_steps: given "x"; must be a valid integer, or null'),
         ("--optimizer.clip_norm=0", "optimizer.clip_norm: given 0; must be greater than 0, or null"),
+        ("--logging.every=0", "logging.every.steps: given 0; must be greater than 0"),
+        ("--logging.every=true", "logging.every: given true; must be an object"),
         ("--learning_rate.warmup=3", "learning_rate.warmup: given 3; must be an object, or null"),
         (
             "--faults.on_non_finite=null",
@@ -94,7 +96,9 @@ def test_many_unknown_keys_are_told_in_time(tmp_path):
     assert problems[-1] == "the whole file: 199,900 more problems, which are not shown"
 
 
-@pytest.mark.parametrize("field", ["train.duration", "learning_rate.warmup.duration", "checkpoint.every"])
+@pytest.mark.parametrize(
+    "field", ["train.duration", "learning_rate.warmup.duration", "checkpoint.every", "logging.every"]
+)
 @pytest.mark.parametrize(
     ("value", "words"),
     [('{"epoch": 2}', "epoch: unknown key, did you mean epochs?"), ('{"steps": -2}', "steps: given")],

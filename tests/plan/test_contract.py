@@ -61,6 +61,24 @@ def test_further_sets_have_intervals_and_sizes_of_their_own():
         load_config(DIGITS, ['--evaluation.sets={"far": {"every": {"tokens": 9}}}'])
 
 
+@pytest.mark.parametrize(
+    ("every", "logged"),
+    [
+        ("4", {32: [4, 8, 12, 16], 64: [4, 8, 12, 16]}),
+        ('{"samples": 128}', {32: [4, 8, 12, 16], 64: [2, 4, 6, 8, 10, 12, 14, 16]}),
+        # A batch that is larger than the interval passes several multiples in a step, and has one line.
+        ('{"samples": 48}', {32: [2, 3, 5, 6, 8, 9, 11, 12, 14, 15, 16], 64: list(range(1, 17))}),
+        ('{"epochs": 0.1}', {32: [5, 9, 14, 16], 64: [3, 5, 7, 9, 11, 14, 16]}),
+    ],
+)
+def test_lines_of_metrics_are_at_the_same_samples_whatever_the_batch(every, logged):
+    for batch, steps in logged.items():
+        words = [f"--batch.global_batch_size={batch}", "--logging.every", every, "--train.stop_after_steps=16"]
+        plan = resolve(load_config(DIGITS, words), world_size=1)
+        assert [step for step in range(1, 17) if plan.logs_after(step)] == sorted({1, *steps})
+        assert RunPlan.from_json(plan.to_json()).logging == plan.logging
+
+
 @pytest.mark.parametrize("duration", ['{"epochs": 1e-6}', '{"samples": 1}', '{"tokens": 1}'])
 def test_no_duration_is_zero_steps(duration):
     words = ["--train.duration", duration, "--evaluation.every", duration, "--learning_rate.warmup=null"]

@@ -3,7 +3,17 @@
 import math
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from largebatch.batch import Length, Timeline, Unit
 from largebatch.batch.scaling import ScalingRule, scaling_factor
@@ -70,6 +80,13 @@ class Duration(Moment):
     """Training samples."""
     tokens: PositiveInt | None = None
     """Training tokens; only if every sample has `block_size` of them."""
+
+
+def _steps_if_bare(value: Any) -> Any:
+    return {"steps": value} if type(value) is int else value
+
+
+DurationOrSteps = Annotated[Duration, BeforeValidator(_steps_if_bare, json_schema_input_type=Duration | PositiveInt)]
 
 
 class BatchPhase(Section):
@@ -408,15 +425,16 @@ class ProfiledSteps(Section):
 class NoiseScaleSection(Section):
     """When to measure the gradient noise scale (McCandlish et al. 2018, arXiv 1812.06162)."""
 
-    every: PositiveInt
-    """Optimizer steps between two measurements."""
+    every: DurationOrSteps
+    """Interval between two measurements; a bare number is in steps."""
 
 
 class Logging(Section):
     """What to log while training."""
 
-    every: PositiveInt = 10
-    """Steps between two lines of metrics.jsonl; the first and the last step always have one."""
+    every: DurationOrSteps = Duration(steps=10)
+    """Interval between two lines of metrics.jsonl, by default 10 steps; the first and the last step always have one. A
+    bare number is in steps. In {"samples": 4096}, runs at different batch sizes have comparable curves."""
     noise_scale: NoiseScaleSection | None = None
     """When to measure the gradient noise scale, such as {"every": 10}, from the gradients of the micro-batches; null
     means never. A loss that couples samples of different micro-batches, or BatchNorm, is refused."""

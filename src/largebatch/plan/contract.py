@@ -137,6 +137,10 @@ class RunPlan:
         """Whether the checkpoint is never deleted."""
         return self._is_due(completed_steps, self.checkpoint.keep_every)
 
+    def logs_after(self, completed_steps: int) -> bool:
+        """Whether metrics.jsonl gets a line: for the first step, the last, and as `logging.every` says."""
+        return completed_steps in (1, self.stop_after_steps) or self._is_due(completed_steps, self.logging.every)
+
     def _is_due(self, completed_steps: int, every: Duration | None) -> bool:
         return every is not None and self.timeline.completes(completed_steps, every.length)
 
@@ -152,7 +156,7 @@ class RunPlan:
     def measures_noise_after(self, completed_steps: int) -> bool:
         """Whether the last of the completed steps measures the gradient noise scale; one micro-batch has none."""
         section = self.logging.noise_scale
-        is_due = section is not None and completed_steps % section.every == 0
+        is_due = section is not None and self._is_due(completed_steps, section.every)
         return is_due and self.batch_at(completed_steps - 1).size > self.micro_batch_size
 
     # --- on a kind of device --------------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ def _noise_scale(plan: RunPlan) -> list[str]:
         return []
     if plan.max_global_batch_size <= plan.micro_batch_size:
         return ["gradient noise scale not measured: it takes 2 micro-batches per step; lower batch.micro_batch_size"]
-    return [f"gradient noise scale measured every {counted(section.every, 'step')}"]
+    return [f"gradient noise scale measured every {section.every.length}"]
 
 
 def _when(evaluated: EvaluatedSet) -> str:

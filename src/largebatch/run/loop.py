@@ -132,7 +132,7 @@ class Loop:
             # after a gradient that was not finite.
             self.stop_reason = self.stop_vote.result()
             self.save_due = self.stop_reason > 0 or self.plan.checkpoints_after(completed)
-            is_logged = self.metrics.is_logged(completed)
+            is_logged = self.plan.logs_after(completed)
             # A checkpoint of the step before may still be copying the weights that are about to change.
             self.writer.wait_until_copied()
             # Divided already: each backward pass has divided by the weight of the global batch, and the last one has

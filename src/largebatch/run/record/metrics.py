@@ -94,10 +94,6 @@ class StepMetrics:
                 return
             yield batch
 
-    def is_logged(self, step: int) -> bool:
-        """Whether a step, counted from 1, gets a line: the first, the last and every `log_every_steps`-th."""
-        return step % self._plan.logging.every == 0 or step in (1, self._plan.stop_after_steps)
-
     def add(
         self, step: int, loss_sum: torch.Tensor, weight: float, grad_norm: torch.Tensor | None, own: TaskMetrics
     ) -> None:
