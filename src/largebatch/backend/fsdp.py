@@ -20,7 +20,12 @@ from largebatch.backend.gathers import gather_in_bf16
 from largebatch.backend.launch import SHARD_SIZE
 from largebatch.backend.native import NativeBackend
 from largebatch.backend.state import EngineState, parameters_without_memory
-from largebatch.backend.torch_internals import gathered_parameters, sharded_units, waits_for_all_reduce
+from largebatch.backend.torch_internals import (
+    gathered_parameters,
+    hide_gathers_from_modes,
+    sharded_units,
+    waits_for_all_reduce,
+)
 from largebatch.errors import BackendMismatch, LaunchError
 from largebatch.estimate.memory import when_reduced
 
@@ -38,6 +43,8 @@ class FsdpBackend(NativeBackend):
     def accelerate_arguments(request: Request) -> dict[str, Any]:
         if not request.on_gpu:
             rehearse_fsdp_on_cpu()
+        if request.plan.compute.activation_checkpointing == "selective":
+            hide_gathers_from_modes()
         plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
         arguments = {"fsdp_plugin": plugin, "kwargs_handlers": [request.group]}
         if shard_size := request.launch.shard_size:

@@ -6,7 +6,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import _disable_current_modes
 
 PreAllGather = Callable[..., tuple[tuple[torch.Tensor], None]]
 PostAllGather = Callable[..., tuple[torch.Tensor, tuple[()]] | None]
@@ -20,6 +22,16 @@ def sharded_units(model: nn.Module) -> Iterator[Any]:
         # torch 2.12 and older have one group.
         groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
         yield from (group for group in groups if group)
+
+
+def hide_gathers_from_modes() -> None:
+    """Have FSDP2 gather and free weights outside of the modes that watch operations.
+
+    "selective" activation checkpointing refuses operations in a block's second run that its first run did not have, as
+    units inside the block have.
+    """
+    for name in ("_pre_forward", "_post_forward"):
+        setattr(FSDPState, name, _disable_current_modes()(getattr(FSDPState, name)))
 
 
 def waits_for_all_reduce(unit: Any) -> bool:
