@@ -138,9 +138,9 @@ def units_of_step(config: Any) -> int:
 
 def ours(connections: Sequence[Connection], folder: str, name: str, toy: bool, steps: int, warmup: int) -> None:
     """The recipe's train.py as it is shipped, with generated samples and a clock behind each update."""
+    from gpu.compiled import train_compiled
     from largebatch.run import Run, Step
     from largebatch.task_folders import import_from
-    from largebatch.tools.verify.training import train
 
     clock = _clock(connections, steps, warmup)
     update = Run.update
@@ -153,7 +153,7 @@ def ours(connections: Sequence[Connection], folder: str, name: str, toy: bool, s
     job = JOBS[name]
     import_from(job.path.parent, "data").sources = generated_sources
     _, words = config_of(job, toy)
-    train(job.path, *words, run_dir=Path(folder, "run"))
+    train_compiled(job.path, *words, run_dir=Path(folder, "run"))
 
 
 def generated_sources(config: Any) -> tuple[Any, Any]:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
+from gpu.compiled import train_compiled
 from gpu.machine import Gpus
 from gpu.rows import ROOT, SINGLE, Deadline, Launcher, NotMeasured, Part, Result, Row
 from gpu.waits import waits_of_a_recipe
@@ -247,7 +248,8 @@ class Runs:
             words.append(f"--batch.micro_batch_size={self._micro_batch_size(recipe, words)}")
         with tempfile.TemporaryDirectory() as folder:
             for stop in [STEPS // 2, STEPS] if setting.resumed else [STEPS]:
-                job = partial(train, recipe, *words, f"--train.stop_after_steps={stop}", run_dir=Path(folder, "run"))
+                stop_word = f"--train.stop_after_steps={stop}"
+                job = partial(train_compiled, recipe, *words, stop_word, run_dir=Path(folder, "run"))
                 self._launcher.run(deadline, setting.strategy, job, hide_gpus=on_cpu)
             return [line["loss"] for line in read_json_lines(Path(folder, "run/metrics.jsonl"))]
 

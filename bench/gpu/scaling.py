@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from gpu.compiled import train_compiled
 from gpu.machine import Gpus
 from gpu.rows import Deadline, Launcher, NotMeasured, Part, Result, Row
 from gpu.turns import timed
@@ -30,7 +31,6 @@ def ours(connections: Sequence[Connection], words: Sequence[str], run_dir: Path)
     """Train the job in this process, with a clock after each update."""
     from largebatch.run import Run, Step
     from largebatch.task_folders import import_from
-    from largebatch.tools.verify.training import train
 
     synchronise = torch.cuda.synchronize if torch.cuda.is_available() else bool
     clock = TurnClock(connections[int(os.environ["RANK"])], STEPS, STEPS, synchronise)
@@ -43,7 +43,7 @@ def ours(connections: Sequence[Connection], words: Sequence[str], run_dir: Path)
     Run.update = timed_update  # type: ignore[method-assign]
     recipe = JOBS[JOB].path
     import_from(recipe.parent, "data").sources = generated_sources
-    train(recipe, *words, run_dir=run_dir)
+    train_compiled(recipe, *words, run_dir=run_dir)
 
 
 def all_reduce(num_bytes: int) -> float:

@@ -8,7 +8,7 @@ from functools import partial
 from gpu.ceilings import ceilings
 from gpu.kernels import longest_kernels
 from gpu.machine import Gpus
-from gpu.rows import SINGLE, Deadline, Launcher, NotMeasured, Part, Result, Row, why_not
+from gpu.rows import SINGLE, Deadline, Launcher, NotMeasured, Part, Result, Row, not_measured, why_not
 from gpu_throughput import ABOUT as ABOUT_THE_PAIRS
 from gpu_throughput import JOBS, compare_pair, config_of, contender_of, figure_of, units_of_step
 from paired import Contender
@@ -92,7 +92,9 @@ def pair(name: str, kind: str, contenders: dict[str, Shared], gpus: Gpus, deadli
         results.append(figure_of(name, [comparison], units, is_small))
         if config.data.tokens_per_sample is not None:
             mfu = utilization(name, is_small, gpus.name, units / comparison.median(OURS))
-            results.append(Figure(f"{JOBS[name].title}, ours on ddp: MFU", "", [] if mfu is None else [mfu]))
+            what = f"{JOBS[name].title}, ours on ddp: MFU"
+            unknown = f"largebatch.estimate.hardware has no data sheet of {gpus.name or 'a CPU'}"
+            results += not_measured(what, unknown) if mfu is None else [Figure(what, "", [mfu])]
     return results
 
 

@@ -39,11 +39,11 @@ def in_turns(case: str, baseline: str, variants: Mapping[str, Variant]) -> list[
         return seconds
 
     rounds = interleave([*variants], ROUNDS, measure)
-    memory = [{name: peak / GIB for name, peak in peaks.items()}] if peaks else []
-    return [
-        Comparison("s per step", baseline, rounds, case),
-        Comparison("GiB", baseline, memory, f"{case}: peak beyond the weights"),
-    ]
+    results: list[Result] = [Comparison("s per step", baseline, rounds, case)]
+    if peaks:
+        memory = {name: peak / GIB for name, peak in peaks.items()}
+        results.append(Comparison("GiB", baseline, [memory], f"{case}: peak beyond the weights"))
+    return results
 
 
 def timed(step: Callable[[], object], steps: int) -> tuple[float, float | None]:

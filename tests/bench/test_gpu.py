@@ -10,14 +10,17 @@ import torch
 
 from gpu import correctness, forward_ablations
 from gpu.__main__ import seconds_of_the_next
+from gpu.compiled import train_compiled
 from gpu.kernels import KERNELS, KernelClock
 from gpu.rows import GRACE, Launcher, NotMeasured, Part, Row
 from jobs import run_job
 from largebatch.config import load_config
 from largebatch.plan import resolve
 from largebatch.tools.verify.jobs import JobFailed
+from paths import PYDOC
 from performance import GPU_PARTS
 from record import Comparison, Figure, Record, read_record, take_facts
+from resuming import TINY_GPT
 
 
 class Clock:
@@ -176,6 +179,21 @@ def flags_of_compiled_code():
 def test_both_variants_of_an_ablation_are_compiled():
     (flags,) = run_job(flags_of_compiled_code, strategy="ddp", world_size=1)
     assert flags == {True, False}
+
+
+def train_without_a_compiler(run_dir):
+    def compile_nothing(*_):
+        raise RuntimeError("no such compiler")
+
+    torch.compile = partial(torch.compile, backend=compile_nothing)
+    words = (*TINY_GPT, "--compute.compile=on", "--train.stop_after_steps=2")
+    train_compiled(PYDOC, *words, run_dir=run_dir)
+
+
+@pytest.mark.slow
+def test_a_row_of_compiled_code_fails_where_a_run_would_go_on_eagerly(tmp_path):
+    with pytest.raises(JobFailed, match=r"the model is not compiled: on rank 0: .* no such compiler"):
+        run_job(train_without_a_compiler, tmp_path / "run", strategy="single", world_size=1)
 
 
 @pytest.mark.slow
