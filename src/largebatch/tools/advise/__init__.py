@@ -175,12 +175,8 @@ def _default_batches(options: argparse.Namespace, critical: CriticalBatch, known
     if options.config:
         config: RecipeConfig = load_config(options.config, options.overrides, task=options.task)
         start = max(size for _, size in config.batch.sizes)
-    while start % 2 == 0 and start // 2 >= critical.samples / RANGE:
-        start //= 2
-    sizes = [start]
-    while sizes[-1] * 2 <= RANGE * critical.samples:
-        sizes.append(sizes[-1] * 2)
-    return [size for size in sizes if size >= critical.samples / RANGE] or sizes[-1:]
+    sizes = [start * 2**times for times in range(-64, 65)]
+    return [int(size) for size in sizes if size % 1 == 0 and 1 / RANGE <= size / critical.samples <= RANGE] or [start]
 
 
 def _on_gpus(

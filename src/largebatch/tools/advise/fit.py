@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import chi2
 
 from largebatch.errors import UserError
 from largebatch.regular_file import read_bytes
@@ -24,7 +25,7 @@ COLUMNS = ("batch", "samples", "spread", "seeds")
 MAX_AMOUNT = 1e18
 EDGE = 10.0  # B_crit is searched from e^-10 times the smallest batch to e^10 times the largest: beyond, E cannot tell
 NUM_TRIED = 2001
-CHI_SQUARE_95 = 3.841  # of one degree of freedom
+CHI_SQUARE_95 = float(chi2.ppf(0.95, 1))
 
 Array = NDArray[np.float64]
 
@@ -47,7 +48,7 @@ class Fit:
     @property
     def p(self) -> float:
         """The probability of deviations at least this large if the form holds; 1 if it cannot be tested."""
-        return chi_square_survival(self.chi_square, self.degrees_of_freedom) if self.degrees_of_freedom else 1.0
+        return float(chi2.sf(self.chi_square, self.degrees_of_freedom)) if self.degrees_of_freedom else 1.0
 
 
 def read_points(file: Path) -> Array:
@@ -128,16 +129,3 @@ def fit(points: Array) -> Fit:
         chi_square=chi_square,
         degrees_of_freedom=len(batch) - (1 if at_limit else 2),
     )
-
-
-def chi_square_survival(chi_square: float, degrees_of_freedom: int) -> float:
-    """The probability that a chi-square variable is larger: the incomplete gamma function Q(k / 2, x / 2).
-
-    From Q(1/2, y) or Q(1, y), by Q(a + 1, y) = Q(a, y) + y^a e^-y / Gamma(a + 1) (Abramowitz & Stegun, 6.5.21).
-    """
-    half = chi_square / 2
-    a, survival = (0.5, math.erfc(math.sqrt(half))) if degrees_of_freedom % 2 else (1.0, math.exp(-half))
-    while a < degrees_of_freedom / 2 and half:
-        survival += math.exp(a * math.log(half) - half - math.lgamma(a + 1))
-        a += 1
-    return survival
