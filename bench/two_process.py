@@ -11,13 +11,15 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
-from paired import TurnClock, contender, start_job, take_turns
+from paired import Contender, TurnClock, contender, start_job, take_turns
 from record import OURS, ROOT, Comparison, Record, add_output_options, take_facts, write_record
 
 RECIPE = ROOT / "recipes/causal_lm/gpt_pydoc.json"
@@ -45,8 +47,8 @@ def by_hand(connections: Sequence[Connection], strategy: str, steps: int) -> Non
         {"ddp": ddp, "fsdp": fsdp}[strategy].train(clock)
 
 
-def ours(connections: Sequence[Connection], folder: str, steps: int) -> None:
-    """The same by this library; the launched Accelerate config says which strategy."""
+def ours(connections: Sequence[Connection], folder: str, steps: int, words: Sequence[str] = ()) -> None:
+    """The same by this library, with further overrides; the launched Accelerate config says which strategy."""
     from largebatch.config import load_config
     from largebatch.model.token_losses import return_token_losses
     from largebatch.optim import build_optimizer
@@ -54,7 +56,8 @@ def ours(connections: Sequence[Connection], folder: str, steps: int) -> None:
     from largebatch.task_folders import import_from
     from peers.gpt.job import build_model
 
-    run = Run(load_config(RECIPE, overrides(steps)), RunOptions(Path(folder, "run"), resume="none", allow_change=()))
+    config = load_config(RECIPE, [*overrides(steps), *words])
+    run = Run(config, RunOptions(Path(folder, "run"), resume="none", allow_change=()))
     train_set, _ = run.load(import_from(RECIPE.parent, "data").sources)
     model = run.build(lambda _: build_model())
     return_token_losses(model)
@@ -90,20 +93,22 @@ def _clock(connections: Sequence[Connection], steps: int) -> TurnClock:
     return TurnClock(connections[int(os.environ["RANK"])], steps, WARMUP)
 
 
-def compare(strategy: str, rounds: int, steps: int) -> Comparison:
-    """The pairs of one strategy."""
+def job(strategy: str, function: Callable[..., None], *arguments: Any) -> AbstractContextManager[Contender]:
+    """A contender on the processes of a strategy; see `paired.start_job`."""
     from largebatch.backend.accelerate_configs import launch_environment
 
-    def job(function, *arguments):
-        environment = launch_environment(ROOT / f"recipes/accelerate_configs/{strategy}.yaml", WORLD_SIZE)
-        options = {"world_size": WORLD_SIZE, "environment": environment, "folder": ROOT, "timeout": 1800}
-        return contender(start_job(function, *arguments, **options), WORLD_SIZE)
+    environment = launch_environment(ROOT / f"recipes/accelerate_configs/{strategy}.yaml", WORLD_SIZE)
+    options = {"world_size": WORLD_SIZE, "environment": environment, "folder": ROOT, "timeout": 1800}
+    return contender(start_job(function, *arguments, **options), WORLD_SIZE)
 
+
+def compare(strategy: str, rounds: int, steps: int) -> Comparison:
+    """The pairs of one strategy."""
     print(strategy, file=sys.stderr, flush=True)
     with (
         tempfile.TemporaryDirectory() as folder,
-        job(by_hand, strategy, steps) as theirs,
-        job(ours, folder, steps) as mine,
+        job(strategy, by_hand, strategy, steps) as theirs,
+        job(strategy, ours, folder, steps) as mine,
     ):
         measured = take_turns({"by_hand": theirs, OURS: mine}, rounds)
     return Comparison("s per step", "by_hand", measured, case=strategy, limits={OURS: LIMIT})

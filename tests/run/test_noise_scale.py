@@ -90,7 +90,10 @@ def test_there_is_no_scale_without_a_gradient():
     assert noise_scale(lines([1.0], [5.0])) == {"not_measured": why}
     why = "the squared gradient cannot be told from zero after 50 measurements"
     random = np.random.default_rng(3)
-    assert noise_scale(lines(random.normal(0.01, 0.5, 50), [60.0] * 50)) == {"not_measured": why}
+    assert noise_scale(lines(random.normal(-0.1, 0.5, 50), [60.0] * 50)) == {"not_measured": why}
+    # The sum is positive by the largest measurement alone.
+    assert noise_scale(lines([-1.0] * 49 + [60.0], [60.0] * 50)) == {"not_measured": why}
+    assert noise_scale(lines([-1.0] * 49 + [60.0, 60.0], [60.0] * 51))["standard_error"] > 250
 
 
 # --- the gradients ----------------------------------------------------------------------------------------------------

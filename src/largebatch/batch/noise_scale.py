@@ -17,7 +17,7 @@ of the weights of samples divided by their mean.
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import mean, stdev
+from statistics import stdev
 from typing import Any
 
 WINDOW = 100
@@ -53,10 +53,10 @@ def noise_scale(measurements: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if count < 2:
         return {"not_measured": f"{count} measurements of at least 2, in steps with 2 or more micro-batches"}
     gradients, traces = ([each[name] for each in measurements] for name in ("squared_gradient", "trace"))
-    # Otherwise the ratio could be of any size. It also keeps the sums below positive.
-    if mean(gradients) <= 2 * stdev(gradients) / math.sqrt(count):
-        return {"not_measured": f"the squared gradient cannot be told from zero after {count} measurements"}
     gradient, trace = sum(gradients), sum(traces)
+    # Then all sums below are positive. If they vary much, so does the ratio, and the error says so.
+    if gradient <= max(gradients):
+        return {"not_measured": f"the squared gradient cannot be told from zero after {count} measurements"}
     without_one = [(trace - each["trace"]) / (gradient - each["squared_gradient"]) for each in measurements]
     error = (count - 1) / math.sqrt(count) * stdev(without_one)
     return {"samples": trace / gradient, "standard_error": error, "measurements": count}
