@@ -15,7 +15,7 @@ import torch
 import tasks
 from jobs import JobFailed, run_job, train
 from largebatch.config import as_json, load_config
-from largebatch.run.resume import differences
+from largebatch.config.differences import differences
 from largebatch.storage.files import read_json_lines
 from paths import DIGITS, PYDOC, SIMCLR
 from resuming import CHAIN_BATCH, TINY_GPT, Interruption, assert_same_weights, run_interrupted

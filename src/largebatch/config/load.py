@@ -9,13 +9,15 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from largebatch.config.recipe import RecipeConfig
+from largebatch.config.differences import differences, is_within
+from largebatch.config.recipe import RecipeConfig, as_json
 from largebatch.config.task_config import authors_program, config_class_of
 from largebatch.errors import ConfigError, did_you_mean
 from largebatch.regular_file import read_bytes
 from largebatch.task_folders import folder_of
 
 MAX_PROBLEMS = 100
+WHERE_DATA_IS = ("data.path", "data.data_files", "data.train", "data.eval")
 
 Config = TypeVar("Config", bound=RecipeConfig)
 JsonObject = dict[str, Any]
@@ -45,7 +47,18 @@ def load_config(
     found = config_class_of(folder, path)
     if config_class is not None and found is not config_class:
         raise ConfigError(f"belongs to a different task; run {folder / 'train.py'} instead", str(path))
-    return validate(raw, found, source=str(path))  # type: ignore[return-value]  # it is `config_class`
+    config = validate(raw, found, source=str(path))
+    if overrides and config.expected:
+        config = _without_figure_of_others(config, validate(_read_json(Path(path)), found, source=str(path)))
+    return config  # type: ignore[return-value]  # it is `config_class`
+
+
+def _without_figure_of_others(config: Config, published: Config) -> Config:
+    """The config, which expects the figure of the published one only if it trains and evaluates in the same way."""
+    free = (*WHERE_DATA_IS, "seed")
+    changed = [name for name in differences(as_json(published), config) if not is_within(name, free)]
+    same = not changed and config.evaluation.max_samples == published.evaluation.max_samples
+    return config if same or config.expected != published.expected else config.model_copy(update={"expected": None})
 
 
 def task_of(recipe: Path, named: Path | None = None) -> Path:

@@ -21,6 +21,7 @@ from largebatch.config.sections import (
     Compute,
     Duration,
     Evaluation,
+    Expected,
     Faults,
     LearningRate,
     Logging,
@@ -69,6 +70,8 @@ class RecipeConfig(Section):
     faults: Faults = Faults()
     compute: Compute = Compute()
     logging: Logging = Logging()
+    expected: Expected | None = None
+    """A published figure of the recipe's settings, which a finished run is compared with; null: there is none."""
     debug_model: dict[str, Any] | None = None
     """Fields of the model section, with values that make a large model small for `largebatch verify`; null verifies the
     model as it is."""

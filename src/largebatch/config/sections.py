@@ -452,3 +452,24 @@ class Logging(Section):
     """Steps to trace, such as {"first_step": 11, "last_step": 13}: each process writes a Chrome trace, and a
     table of where their time went, to `profile` in the run folder. Traced steps are slower, and traces of many steps
     are large; null means none."""
+
+
+class Expected(Section):
+    """A figure that was published for exactly these settings. An override of a field that affects training removes it,
+    unless the field only says where the data is, or is the seed."""
+
+    metric: NonEmpty
+    """Name of the number in evaluations.jsonl."""
+    value: float
+    """The mean over the seeds; or, with `reached`, the target."""
+    spread: NonNegativeFloat
+    """Standard deviation over the seeds: of the value or, with `reached`, of `after`, in its unit."""
+    seeds: PositiveInt
+    """Number of runs; one has no spread."""
+    after: Duration
+    """When the value was measured or, with `reached`, the mean over the seeds of when the target was reached."""
+    reached: Literal["at_least", "at_most"] | None = None
+    """null: runs had the same length, and the value differs. "at_least" or "at_most": each run ended with the first
+    evaluation at which the metric was at least, or at most, the value, and the length differs."""
+    source: NonEmpty
+    """Where it was published."""

@@ -21,6 +21,7 @@ from largebatch.config.sections import (
     Duration,
     EvaluatedSet,
     Evaluation,
+    Expected,
     Faults,
     LearningRate,
     Logging,
@@ -82,6 +83,7 @@ class RunPlan:
 
     frozen_steps: tuple[int, ...] = ()  # for each of the optimizer's groups, the number of first steps without updates
     obstacle_to_compiling: str | None = None  # why the model cannot be compiled; None if nothing is known
+    expected: Expected | None = None  # a published figure of these settings
 
     # What is declared about the optimizer; it is code, so not in JSON, and None in a plan that was read from there.
     optimizer_entry: OptimizerEntry | None = field(default=None, compare=False)
@@ -252,6 +254,7 @@ def resolve(config: RecipeConfig, world_size: int, micro_batch_size: int | None 
             for group in config.optimizer.groups or ()
         ),
         obstacle_to_compiling=obstacle,
+        expected=config.expected,
         optimizer_entry=entry,
     )
 

@@ -8,6 +8,7 @@ from largebatch.batch.mixture import Mixture
 from largebatch.config.sections import EvaluatedSet
 from largebatch.errors import counted
 from largebatch.plan.contract import STEPS_TO_STOP, RunPlan
+from largebatch.plan.expected import in_words
 from largebatch.plan.strategies import POLICY_WORDS
 
 MAX_LINES = 6
@@ -29,6 +30,7 @@ def explain(plan: RunPlan, title: str, sections: Collection[str] | None = None) 
         "Learning rate": _learning_rate(plan),
         "Optimizer": _optimizer(plan),
         "Compiling": _compiling(plan),
+        "Expected": in_words(plan.expected) if plan.expected else [],
     }
     for name, body in bodies.items():
         if sections is None or name in sections:

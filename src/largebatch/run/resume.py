@@ -1,34 +1,19 @@
 """Finds where a run begins, at step 0 or after a checkpoint, and whether it is still the same run."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from largebatch.backend.base import Backend
 from largebatch.batch import Phase, Timeline
-from largebatch.config import RecipeConfig, as_json, flatten
+from largebatch.config import RecipeConfig
+from largebatch.config.differences import differences, is_within
 from largebatch.errors import StorageError, UserError, file_errors, reason_of
 from largebatch.plan import RunPlan
 from largebatch.run.record.folder import RunFolder
 from largebatch.storage.catalog import UNREADABLE, Entry, entries, entry_at, problem_of, verify_checksums
 from largebatch.storage.layout import MANIFEST, MARKER, CheckpointError, Manifest, read_manifest, read_object
-
-# Fields of the config that change speed, memory, or what is measured or kept, but never the training.
-FREE = (
-    "$schema",
-    "data.num_workers",
-    "data.prepare",
-    "train.stop_after_steps",
-    "train.rehearse_largest_batch",
-    "evaluation",
-    "checkpoint",
-    "faults",
-    "compute",
-    "logging",
-    "debug_model",
-)
 
 
 @dataclass(frozen=True)
@@ -138,22 +123,6 @@ def latest_usable(candidates: Iterable[Entry], backend: Backend) -> tuple[tuple[
     return None, skipped
 
 
-def differences(recorded: Mapping[str, Any], config: RecipeConfig) -> dict[str, tuple[Any, Any]]:
-    """The fields whose change would train something else: their values in a recorded config, and now."""
-    theirs, mine = flatten(recorded), flatten(as_json(config))
-    free = {*FREE, *config.free_on_resume}
-    model = config.model
-    # Synchronized BatchNorm depends on its product with the number of processes; see `_split`.
-    per_micro_batch = model.uses_batch_norm and not model.synchronizes_batch_norm
-    if not (per_micro_batch or model.uses_dropout):
-        free.add("batch.micro_batch_size")
-    return {
-        name: (theirs.get(name), mine.get(name))
-        for name in sorted(theirs.keys() | mine.keys())
-        if theirs.get(name) != mine.get(name) and not _is_within(name, free)
-    }
-
-
 def _split(
     manifest: Manifest, config: RecipeConfig, plan: RunPlan, allow_change: Sequence[str]
 ) -> tuple[list[str], list[str]]:
@@ -168,7 +137,7 @@ def _split(
         name: f"{name}: {json.dumps(old)} in the checkpoint, {json.dumps(new)} now"
         for name, (old, new) in found.items()
     }
-    allowed = [line for name, line in lines.items() if _is_within(name, allow_change)]
+    allowed = [line for name, line in lines.items() if is_within(name, allow_change)]
     # Samples that the checkpoint's plan had trained on at its step, and those of the plan now.
     timeline = dict(manifest.plan["timeline"])
     phases = tuple(Phase(**phase) for phase in timeline.pop("phases"))
@@ -177,12 +146,7 @@ def _split(
     if allowed and before != now:
         what = f"{now - before:,} samples are skipped" if now > before else f"{before - now:,} samples are repeated"
         allowed.append(f"step {manifest.step:,} came after {before:,} samples and comes after {now:,} now: {what}")
-    return [line for name, line in lines.items() if not _is_within(name, allow_change)], allowed
-
-
-def _is_within(name: str, fields: Iterable[str]) -> bool:
-    """Whether a field is one of these, or inside one."""
-    return any(name == other or name.startswith(f"{other}.") for other in fields)
+    return [line for name, line in lines.items() if not is_within(name, allow_change)], allowed
 
 
 def _refusal(what: str, lines: Sequence[str], others: str, allow_change: Sequence[str]) -> UserError:

@@ -48,10 +48,12 @@ class ProgressBar:
 def in_words(summary: dict[str, Any], folder: RunFolder) -> str:
     """The content of summary.json as text, and where the run's results are."""
     loss = math.nan if summary["train_loss"] is None else summary["train_loss"]
+    expected = f"  expected     {summary['expected']['in_words']}\n" if "expected" in summary else ""
     return (
         f"\nfinished {summary['steps']:,} steps in {summary['train_seconds']:.1f} s ({_throughput(summary)}) on "
         f"{summary['world_size']} x {summary['strategy']}\n"
         f"  training loss {loss:.4f}; evaluation: {numbers(summary['evaluation'])}\n"
+        f"{expected}"
         f"  metrics      {folder.metrics_file}, {folder.evaluations_file}\n"
         f"  tensorboard  tensorboard --logdir {folder.tensorboard_dir}\n"
         f"  weights      {folder.model_dir}"

@@ -1,6 +1,7 @@
 """Everything that an attempt keeps and shows of its training: the one object that the loop tells what has happened."""
 
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from largebatch.checkpoint.export import export_intact
 from largebatch.config import RecipeConfig
 from largebatch.errors import file_errors
 from largebatch.estimate.flops import Utilization
+from largebatch.plan.expected import compare
 from largebatch.run.record.folder import RunFolder
 from largebatch.run.record.metrics import StepMetrics, place_of
 from largebatch.run.record.noise_scale import NoiseScale
@@ -139,9 +141,15 @@ class Recorder:
             "evaluation": self._last_evaluation,
             "strategy": self._backend.launch.strategy,
             **self.noise_scale.summary(),
+            **self._compared_with_expected(),
         }
         replace_json_file(self.folder.summary_file, summary)
         return summary
+
+    def _compared_with_expected(self) -> dict[str, Any]:
+        """What summary.json says of the figure that the recipe expects; empty if it expects none."""
+        figure = compare(self._plan, read_json_lines(self.folder.evaluations_file))
+        return {"expected": asdict(figure) | {"in_words": str(figure)}} if figure else {}
 
     def close(self) -> None:
         """End the run in each tracker."""

@@ -10,7 +10,9 @@ from plotly.colors import qualitative
 from plotly.graph_objects import Figure, Scatter
 from plotly.subplots import make_subplots
 
-from largebatch.tools.report.runs import Array, ReportedRun, columns
+from largebatch.batch import Length
+from largebatch.plan.expected import range_of
+from largebatch.tools.report.runs import EVALUATION, Array, ReportedRun, columns
 
 AXES = ("step", "samples", "tokens", "minutes")
 MAX_POINTS = 2000  # of a curve as drawn
@@ -30,7 +32,7 @@ def curves_html(runs: Sequence[ReportedRun]) -> str:
     for index, run in enumerate(runs):
         for order, (title, points) in enumerate(run.curves.items()):
             more = _beside_the_noise_scale(index, run) if title == "noise_scale" else []
-            for trace in (*_traces(index, run, _thinned(points)), *more):
+            for trace in (*_traces(index, run, _thinned(points)), *more, *_expected(index, run, title)):
                 # The legend names each run once, to show and hide all of its curves.
                 trace.showlegend = order == 0 and trace.mode != "markers"
                 figure.add_trace(trace, titles.index(title) + 1, 1)
@@ -79,6 +81,29 @@ def _beside_the_noise_scale(index: int, run: ReportedRun) -> list[Scatter]:
     low, high, batch = (_traces(index, run, _thinned(np.stack([steps, each])))[0] for each in values)
     low.line.width, high.line.width, high.fill = 0, 0, "tonexty"
     return [low, high, batch]
+
+
+def _expected(index: int, run: ReportedRun, title: str) -> list[Scatter]:
+    """The range of the published figure in the plot of its metric: of values, or of when they were reached."""
+    plan, expected = run.plan, run.plan.expected if run.plan else None
+    if plan is None or expected is None or title != EVALUATION + expected.metric or not (ends := range_of(expected)):
+        return []
+    steps, values = (0, plan.total_steps), ends
+    if expected.reached:
+        unit = expected.after.length.unit
+        low, high = (plan.timeline.steps_in(Length(unit, max(end, 0.0))) for end in ends)
+        steps, values = (low, high), (expected.value, expected.value)
+    band = Scatter(
+        name=_as_text(f"expected of {run.name}"),
+        legendgroup=index,
+        x=[steps[0], steps[1], steps[1], steps[0]],
+        y=[values[0], values[0], values[1], values[1]],
+        fill="toself",
+        opacity=0.3,
+        line={"color": qualitative.D3[index % len(qualitative.D3)], "width": 8 if expected.reached else 1},
+        mode="lines",
+    )
+    return [band]
 
 
 def _thinned(points: Array) -> Array:

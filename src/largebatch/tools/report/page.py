@@ -12,6 +12,7 @@ import numpy as np
 from largebatch import __version__
 from largebatch.errors import UserError, counted
 from largebatch.plan import explain
+from largebatch.plan.expected import compare
 from largebatch.regular_file import read_bytes
 from largebatch.storage.files import replace_file
 from largebatch.tools.report.curves import MAX_POINTS, curves_html
@@ -90,6 +91,8 @@ def _results(run: ReportedRun) -> dict[str, str]:
         results["steps in the plan"] = f"{run.plan.total_steps:,}"
         results["global batch size, largest"] = f"{run.plan.max_global_batch_size:,}"
         results["peak learning rate"] = f"{run.plan.max_peak_lr:.4g}"
+        if figure := compare(run.plan, run.evaluations):
+            results["expected"] = str(figure)
     for axis, (place,) in run.places([run.step]).items():
         results[f"{axis}, last known"] = f"{place:,.2f}".removesuffix(".00")
     for name in ("samples_per_second", "tokens_per_second", "mfu", "data_wait_seconds"):

@@ -1,0 +1,43 @@
+"""The fields in which two configs would train differently."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from largebatch.config.recipe import RecipeConfig, as_json, flatten
+
+# Fields of the config that change speed, memory, or what is measured or kept, but never the training.
+FREE = (
+    "$schema",
+    "data.num_workers",
+    "data.prepare",
+    "train.stop_after_steps",
+    "train.rehearse_largest_batch",
+    "evaluation",
+    "checkpoint",
+    "faults",
+    "compute",
+    "logging",
+    "expected",
+    "debug_model",
+)
+
+
+def differences(recorded: Mapping[str, Any], config: RecipeConfig) -> dict[str, tuple[Any, Any]]:
+    """The fields whose change would train something else: their values in a recorded config, and now."""
+    theirs, mine = flatten(recorded), flatten(as_json(config))
+    free = {*FREE, *config.free_on_resume}
+    model = config.model
+    # Synchronized BatchNorm depends on its product with the number of processes; see `run.resume`.
+    per_micro_batch = model.uses_batch_norm and not model.synchronizes_batch_norm
+    if not (per_micro_batch or model.uses_dropout):
+        free.add("batch.micro_batch_size")
+    return {
+        name: (theirs.get(name), mine.get(name))
+        for name in sorted(theirs.keys() | mine.keys())
+        if theirs.get(name) != mine.get(name) and not is_within(name, free)
+    }
+
+
+def is_within(name: str, fields: Iterable[str]) -> bool:
+    """Whether a field is one of these, or inside one."""
+    return any(name == other or name.startswith(f"{other}.") for other in fields)

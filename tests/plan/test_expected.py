@@ -1,0 +1,167 @@
+"""The published figure of a recipe: which runs are inside, what removes it, and where it is shown."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from largebatch.batch import Length
+from largebatch.config import as_json, load_config
+from largebatch.config.differences import differences
+from largebatch.errors import ConfigError
+from largebatch.plan import RunPlan, explain, resolve
+from largebatch.plan.expected import compare, range_of
+from largebatch.tools.report.runs import read_runs
+from paths import DIGITS, ROOT
+from run_folders import write_run
+
+FIGURE = {"metric": "accuracy", "value": 0.95, "spread": 0.01, "seeds": 5, "after": {"epochs": 20}, "source": "a paper"}
+TARGET = FIGURE | {"after": {"epochs": 10}, "spread": 0.5, "reached": "at_least"}
+
+
+def recipe_with(folder, expected, *overrides):
+    """A copy of the digits' recipe with a figure, and overrides."""
+    recipe = folder / "recipe.json"
+    recipe.write_text(json.dumps(json.loads(DIGITS.read_text()) | {"expected": expected}))
+    return load_config(recipe, overrides, task=DIGITS.parent)
+
+
+@pytest.fixture
+def plan_with(tmp_path):
+    def plan_with(expected):
+        return resolve(recipe_with(tmp_path, expected), 2)
+
+    return plan_with
+
+
+def evaluations(plan, accuracies):
+    """A line after each epoch."""
+    steps = plan.total_steps // 20
+    return [{"step": steps * number, "accuracy": each} for number, each in enumerate(accuracies, 1)]
+
+
+def test_the_range_holds_one_more_run_in_95_of_100(plan_with):
+    random = np.random.default_rng(0)
+    expected = plan_with(FIGURE).expected
+    inside = 0
+    for _ in range(4000):
+        *others, another = random.normal(0.95, 0.01, 6)
+        spread = float(np.std(others, ddof=1))
+        low, high = range_of(expected.model_copy(update={"value": float(np.mean(others)), "spread": spread}))
+        inside += low <= another <= high
+    assert inside / 4000 == pytest.approx(0.95, abs=0.012)
+
+
+def test_a_value_after_some_epochs(plan_with):
+    plan = plan_with(FIGURE)
+    low, high = range_of(plan.expected)
+    assert high - 0.95 == pytest.approx(2.776 * 0.01 * np.sqrt(1.2), rel=0.003)
+    for last, verdict in ((0.95, "inside"), (low - 1e-4, "outside"), (high + 1e-4, "outside")):
+        figure = compare(plan, evaluations(plan, [0.95] * 19 + [last]))
+        assert (figure.found, figure.verdict) == (last, verdict)
+    # What was measured before is not compared, nor are other numbers.
+    figure = compare(plan, [*evaluations(plan, [0.95] * 19), {"step": plan.total_steps, "loss": 0.1}])
+    assert (figure.found, figure.verdict) == (None, "unknown")
+
+
+def test_when_a_target_was_reached(plan_with):
+    plan = plan_with(TARGET)
+    assert range_of(plan.expected) == pytest.approx((10 - 1.52, 10 + 1.52), abs=0.01)
+    for first, verdict in ((8, "outside"), (9, "inside"), (11, "inside"), (12, "outside")):
+        figure = compare(plan, evaluations(plan, [0.9] * (first - 1) + [0.95, 0.94, 0.94]))
+        assert (figure.found, figure.verdict) == (first, verdict)
+    never = [compare(plan, evaluations(plan, [0.9] * epochs)) for epochs in (0, 11, 12)]
+    assert [(each.found, each.verdict) for each in never] == [(None, "unknown"), (None, "unknown"), (None, "outside")]
+    at_most = plan_with(TARGET | {"reached": "at_most", "value": 0.5})
+    assert compare(at_most, evaluations(at_most, [0.9] * 9 + [0.4])).verdict == "inside"
+
+
+def test_one_seed_has_no_range(plan_with):
+    plan = plan_with(FIGURE | {"seeds": 1, "spread": 0.0})
+    figure = compare(plan, evaluations(plan, [0.9] * 20))
+    assert (figure.found, figure.low, figure.verdict) == (0.9, None, "unknown")
+    assert "of one seed, no range is known" in str(figure)
+
+
+def test_a_recipe_without_a_figure(plan_with):
+    plan = plan_with(None)
+    assert compare(plan, evaluations(plan, [0.9] * 20)) is None
+    assert "Expected" not in explain(plan, "")
+
+
+def test_the_plan_shows_it_and_keeps_it_in_json(plan_with):
+    plan = plan_with(FIGURE)
+    shown = explain(plan, "").partition("Expected")[2]
+    assert "accuracy 0.95 ± 0.01 after 20 epochs: mean and standard deviation of 5 seeds" in shown
+    assert "published in a paper" in shown
+    assert RunPlan.from_json(plan.to_json()) == plan
+    assert "accuracy at least 0.95 first after 10 ± 0.5 epochs" in explain(plan_with(TARGET), "")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "stays"),
+    [
+        ((), True),
+        (("--seed=3",), True),
+        (("--logging.every=3", "--evaluation.every=null", "--compute.compile=off"), True),
+        (("--batch.global_batch_size=32", "--expected.value=0.9"), True),
+        (("--batch.global_batch_size=32",), False),
+        (("--optimizer.weight_decay=0.1",), False),
+        (("--evaluation.max_samples=100",), False),
+        # BatchNorm's statistics are part of the loss.
+        (("--batch.micro_batch_size=8",), False),
+    ],
+)
+def test_other_settings_have_no_figure(tmp_path, overrides, stays):
+    assert (recipe_with(tmp_path, FIGURE, *overrides).expected is not None) == stays
+
+
+def test_another_place_of_the_same_data_keeps_it():
+    words = [
+        "--data.path=parquet",
+        "--data.eval_split=validation",
+        '--data.data_files={"train": "train-*", "eval": "val-*"}',
+    ]
+    imagenet = ROOT / "recipes/image_classification/resnet50_imagenet_8k.json"
+    assert load_config(imagenet, words).expected == load_config(imagenet).expected is not None
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"seeds": 0}, "expected.seeds"),
+        ({"spread": -1.0}, "expected.spread"),
+        ({"after": {"tokens": 5}}, "expected.after"),
+        ({"reached": "above"}, "expected.reached"),
+        ({"metrics": 3}, "expected.metrics: unknown key"),
+    ],
+)
+def test_wrong_figures(tmp_path, changed, problem):
+    with pytest.raises(ConfigError, match=problem):
+        recipe_with(tmp_path, FIGURE | changed)
+
+
+def test_a_figure_may_be_added_to_an_unfinished_run(tmp_path):
+    assert differences(as_json(load_config(DIGITS)), recipe_with(tmp_path, FIGURE)) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("figure", [FIGURE, TARGET])
+def test_the_report_draws_the_range_and_says_where_the_run_is(tmp_path, figure):
+    from largebatch.tools.report.curves import curves_html
+    from largebatch.tools.report.page import page
+
+    plan = write_run(tmp_path / "run", (f"--expected={json.dumps(figure)}",), steps=range(50, 441, 10))
+    (run,) = read_runs([tmp_path / "run"])
+    assert run.plan.expected == plan.expected
+    assert str(compare(plan, run.evaluations)) in page([run], 0.0)
+    pattern = r'"name":"expected of run"[^{}]*"x":\[([^]]*)\],"y":\[([^]]*)\]'
+    (x, y) = re.search(pattern, curves_html([run])).groups()
+    corners = [[float(each) for each in axis.split(",")] for axis in (x, y)]
+    low, high = range_of(plan.expected)
+    if plan.expected.reached:
+        low, high = (plan.timeline.steps_in(Length("epochs", end)) for end in (low, high))
+        assert corners == [[low, high, high, low], [0.95] * 4]
+    else:
+        assert corners == [[0, 440, 440, 0], [low, low, high, high]]
