@@ -7,6 +7,7 @@
 #                                 STRATEGY from the environment, or else from the script
 #   --run-dir                     folder of the run, shared by all nodes; default: RUN_DIR from the environment, or else
 #                                 runs/<recipe>
+#   --sweep                       the run folder is a sweep's: this task of the array trains one of its points
 #
 # Settings, all optional, from slurm/site.sh or the environment, which --export=NONE does not carry to the job:
 #
@@ -29,7 +30,7 @@
 # shellcheck source-path=SCRIPTDIR source=steps.sh
 source "$(dirname "${BASH_SOURCE[0]}")/steps.sh"
 
-words=()
+words=() sweep=
 while (($#)); do
   [[ $1 != --strategy && $1 != --run-dir ]] || set -- "$1=${2:-}" "${@:3}"
   case $1 in
@@ -37,12 +38,22 @@ while (($#)); do
     --run_dir | --run_dir=*) leave 2 "error: --run_dir: write --run-dir DIR" ;;
     --strategy=*) STRATEGY=${1#*=} ;;
     --run-dir=*) RUN_DIR=${1#*=} ;;
+    --sweep) sweep=1 ;;
     --config | --config=*) leave 2 "error: --config: the script's recipe is $RECIPE; submit the other recipe's script" ;;
     *) words+=("$1") ;;
   esac
   shift
 done
+if [[ -n $sweep ]]; then
+  # The name of the point's run folder, and then its words, a line each.
+  mapfile -t words <"$RUN_DIR/points/${SLURM_ARRAY_TASK_ID:?}"
+  RUN_DIR=$RUN_DIR/${words[0]}
+  words=("${words[@]:1}")
+fi
 set -- "${words[@]}"
+# In an array, the first task has the number of the whole array, so another name is needed for the task alone.
+this_job=$SLURM_JOB_ID
+[[ -z ${SLURM_ARRAY_JOB_ID:-} ]] || this_job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
 run_dir=${RUN_DIR:-runs/$(basename "$RECIPE" .json)}
 snapshot=${LARGEBATCH_SNAPSHOT:-$run_dir/jobs/$SLURM_JOB_ID/code}
 [[ -z ${LARGEBATCH_SNAPSHOT:-} || -f $snapshot/slurm/launch.sh ]] || leave 2 "error: LARGEBATCH_SNAPSHOT=$snapshot: there is no slurm/launch.sh in it; submit again"
@@ -88,7 +99,7 @@ export LARGEBATCH_JOB_ID=$SLURM_JOB_ID LARGEBATCH_RESTART=$restart LARGEBATCH_LO
 export LARGEBATCH_JOB_END_TIME=${SLURM_JOB_END_TIME:-}
 if [[ -z $LARGEBATCH_JOB_END_TIME ]]; then
   # Slurm before 23.02 does not set it in the environment. A job without a time limit has no end.
-  end=$(squeue --noheader --jobs "$SLURM_JOB_ID" --format %e || true)
+  end=$(squeue --noheader --jobs "$this_job" --format %e || true)
   [[ $end != 2* ]] || LARGEBATCH_JOB_END_TIME=$(date -d "$end" +%s)
 fi
 cpus=${SLURM_CPUS_PER_TASK:-${SLURM_CPUS_ON_NODE:-1}}
@@ -149,7 +160,7 @@ obey() {
 # Whether Slurm is ending this start; if the controller does not answer, the start is assumed to go on.
 is_ending() {
   local state
-  state=$(squeue --noheader --jobs "$SLURM_JOB_ID" --format %T || true)
+  state=$(squeue --noheader --jobs "$this_job" --format %T || true)
   [[ -n $state && $state != RUNNING ]]
 }
 
@@ -174,7 +185,7 @@ requeue() {
   ! is_ending || leave 1 "$1; Slurm is ending this start, so this script does not requeue the job"
   say "$1; requeued"
   for try in 1 2 3; do
-    if scontrol requeue "$SLURM_JOB_ID"; then exit 0; fi
+    if scontrol requeue "$this_job"; then exit 0; fi
     sleep $((10 * try))
   done
   leave 1 "error: the job cannot be requeued; submit it again to resume"
@@ -183,7 +194,7 @@ requeue() {
 # submit_without NODES WORDS…: submit this job again with its options and the script's words, without these nodes.
 submit_without() {
   local job excluded pair value options number
-  job=$(scontrol --oneliner show job "$SLURM_JOB_ID" || true)
+  job=$(scontrol --oneliner show job "$this_job" || true)
   # Values may have spaces; the next field begins with a capital letter.
   field() {
     value=
@@ -195,7 +206,7 @@ submit_without() {
   }
   field ExcNodeList
   excluded=$1${value:+,$value}
-  options=(--parsable --export=ALL --dependency="afterany:$SLURM_JOB_ID" --exclude="$excluded")
+  options=(--parsable --export=ALL --dependency="afterany:$this_job" --exclude="$excluded")
   options+=(--job-name="${SLURM_JOB_NAME:-$(basename "$RECIPE" .json)}" --nodes="$SLURM_JOB_NUM_NODES")
   for pair in Account:account Partition:partition QOS:qos Reservation:reservation Features:constraint TimeLimit:time; do
     field "${pair%:*}"
@@ -215,7 +226,7 @@ submit_without() {
   # A copy of the batch script, which Slurm removes with this job.
   cp "$0" "$job_dir/script.sbatch"
   options+=("$job_dir/script.sbatch" --strategy="$STRATEGY" --run-dir="$run_dir" "${@:2}")
-  if number=$(env -u SLURM_RESTART_COUNT LARGEBATCH_SNAPSHOT="$code" sbatch "${options[@]}"); then
+  if number=$(env -u SLURM_RESTART_COUNT -u SLURM_ARRAY_JOB_ID LARGEBATCH_SNAPSHOT="$code" sbatch "${options[@]}"); then
     leave 3 "bad nodes: $1; submitted again without them, as job ${number%%;*}"
   fi
   say "error: bad nodes: $1; sbatch refuses to submit the job again without them. To do it by hand:"

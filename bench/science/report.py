@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from experiments import Experiment
-from verdicts import Cell, flat_up_to, verdicts
+from largebatch.tools.sweep.verdicts import Cell
+from verdicts import flat_up_to, verdicts
 
 
 def table(cells: Mapping[tuple[str, int], Cell], experiment: Experiment) -> str:

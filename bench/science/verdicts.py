@@ -1,39 +1,11 @@
-"""Means, their errors, and what they allow to say."""
+"""What the results of an experiment allow to say."""
 
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from experiments import Experiment, Ordering
+from largebatch.tools.sweep.verdicts import Cell, Verdict, verdict
 from runs import ANY_RULE, Point, Result
-
-# Standard errors of a difference, from which on it is called one.
-CLEAR = 2.0
-
-
-@dataclass(frozen=True)
-class Cell:
-    """The results of one rule at one batch size.
-
-    Args:
-        values: The results of the seeds.
-        diverged: How many of these runs diverged.
-    """
-
-    values: tuple[float, ...]
-    diverged: int = 0
-
-    @property
-    def mean(self) -> float:
-        """Over the seeds."""
-        return statistics.fmean(self.values)
-
-    @property
-    def std(self) -> float:
-        """Sample standard deviation over the seeds; 0 of one."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
 
 
 def cells_of(results: Iterable[Result], experiment: Experiment, base_lr: float) -> dict[tuple[str, int], Cell]:
@@ -58,20 +30,6 @@ def best_base_lr(results: Mapping[Point, Result], experiment: Experiment) -> flo
         if point.rule == ANY_RULE and point.base_lr in experiment.base_lrs:
             rates.setdefault(point.base_lr, []).append(result.value)
     return min(rates, key=lambda rate: statistics.fmean(rates[rate]))
-
-
-Verdict = Literal["holds", "does not hold", "cannot be told"]
-
-
-def verdict(lower: Cell, higher: Cell) -> Verdict:
-    """Whether the first is lower than the second: by more than twice the standard error of the difference of means."""
-    if min(len(lower.values), len(higher.values)) < 2:
-        return "cannot be told"
-    error = math.sqrt(lower.std**2 / len(lower.values) + higher.std**2 / len(higher.values))
-    difference = higher.mean - lower.mean
-    if abs(difference) <= CLEAR * error or difference == 0:
-        return "cannot be told"
-    return "holds" if difference > 0 else "does not hold"
 
 
 def verdicts(

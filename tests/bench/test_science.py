@@ -8,7 +8,6 @@ from experiments import EXPERIMENTS
 from largebatch.config import load_config
 from largebatch.plan import resolve
 from runs import Result, make_runs, matrix, overrides_of, read_results, sweep
-from verdicts import Cell, verdict
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -40,16 +39,3 @@ def test_an_interrupted_program_continues(tmp_path, monkeypatch):
     assert len(list(make_runs(digits, points, file, (), jobs=2))) == len(points) - 1
     assert points[0] not in made
     assert read_results(file).keys() == set(points)
-
-
-@pytest.mark.parametrize(
-    ("lower", "higher", "found"),
-    [
-        ((0.10, 0.12), (0.20, 0.22), "holds"),
-        ((0.20, 0.22), (0.10, 0.12), "does not hold"),
-        ((0.10, 0.20), (0.14, 0.24), "cannot be told"),
-        ((0.1,), (0.9,), "cannot be told"),
-    ],
-)
-def test_verdicts_on_planted_numbers(lower, higher, found):
-    assert verdict(Cell(lower), Cell(higher)) == found

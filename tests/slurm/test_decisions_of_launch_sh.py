@@ -124,6 +124,21 @@ def test_it_is_requeued(start, changes, written):
     assert "--asked-to-stop" not in asked
 
 
+def test_a_task_of_an_array_trains_its_point_and_is_requeued_alone(start, tmp_path):
+    """The first task has the number of the whole array; every word is kept as it is."""
+    points = tmp_path / "sweep/points"
+    points.mkdir(parents=True)
+    (points / "0").write_text("no\n--seed=0\n")
+    (points / "2").write_text('a=1_seed=3\n--data.x={"a b": "*"}\n--seed=3\n')
+    (tmp_path / "sweep/a=1_seed=3").symlink_to(tmp_path / "run")
+    array = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2", "RUN_DIR": "elsewhere"}
+    code, log, environment = start(f"--run-dir={tmp_path}/sweep", "--sweep", ENDED="requeue stopped", **array)
+    assert (code, "scontrol requeue 5_2" in log) == (0, True), log
+    assert environment["RUN_DIR"] == f"{tmp_path}/sweep/a=1_seed=3"
+    assert (tmp_path / "run/words.n1").read_text().splitlines()[-2:] == ['--data.x={"a b": "*"}', "--seed=3"]
+    assert (environment["LARGEBATCH_JOB_ID"], environment["LARGEBATCH_RESTART"]) == ("5", "0")
+
+
 def test_a_signal_to_the_nodes_in_the_preflight(start, written):
     returned, _, environment = start(PREFLIGHT_CODE="143", ENDED="requeue asked to stop")
     assert (returned, environment) == (0, {})

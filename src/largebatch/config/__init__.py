@@ -1,7 +1,17 @@
 """The fields of a recipe's JSON, and how it is read and checked."""
 
-from largebatch.config.load import load_config, task_of, validate
+from largebatch.config.load import load_config, split_overrides, task_of, validate
 from largebatch.config.recipe import RecipeConfig, as_json, check, flatten
 from largebatch.config.task_config import config_class_of
 
-__all__ = ["RecipeConfig", "as_json", "check", "config_class_of", "flatten", "load_config", "task_of", "validate"]
+__all__ = [
+    "RecipeConfig",
+    "as_json",
+    "check",
+    "config_class_of",
+    "flatten",
+    "load_config",
+    "split_overrides",
+    "task_of",
+    "validate",
+]

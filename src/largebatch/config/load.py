@@ -140,8 +140,14 @@ def _read_json(path: Path) -> JsonObject:
     raise ConfigError(problem, str(path))
 
 
-def _apply_overrides(raw: JsonObject, overrides: Sequence[str]) -> None:
+def split_overrides(overrides: Sequence[str]) -> list[tuple[str, str]]:
+    """The dotted name and the text of each override.
+
+    Raises:
+        ConfigError: A word is not an override, or has no value.
+    """
     words = iter(overrides)
+    found: list[tuple[str, str]] = []
     problems = []
     for word in words:
         name, equals, text = word.partition("=")
@@ -151,8 +157,16 @@ def _apply_overrides(raw: JsonObject, overrides: Sequence[str]) -> None:
         value = text if equals else next(words, None)
         if value is None:
             problems.append(f"{name}: has no value; write {name} VALUE")
-            continue
-        *sections, field = name[2:].split(".")
+        else:
+            found.append((name[2:], value))
+    if problems:
+        raise ConfigError(problems, "the command line")
+    return found
+
+
+def _apply_overrides(raw: JsonObject, overrides: Sequence[str]) -> None:
+    for name, value in split_overrides(overrides):
+        *sections, field = name.split(".")
         target = raw
         for section in sections:
             # null and absent sections become objects: `--learning_rate.warmup.start zero` where warmup is null.
@@ -163,8 +177,6 @@ def _apply_overrides(raw: JsonObject, overrides: Sequence[str]) -> None:
             target[field] = json.loads(value)
         except (ValueError, RecursionError):
             target[field] = value
-    if problems:
-        raise ConfigError(problems, "the command line")
 
 
 # --- pydantic's errors, reworded ----------------------------------------------------------------------------------

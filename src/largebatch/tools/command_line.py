@@ -18,6 +18,7 @@ COMMANDS = {
     "plan": ("plan", "explain the plan of a recipe for a number of processes"),
     "verify": ("verify", "check that a recipe trains the same on every strategy, world size and micro-batch size"),
     "checkpoints": ("checkpoints", "list the checkpoints of a run"),
+    "sweep": ("sweep", "train a recipe at several values of its fields, and compare the results"),
     "advise": ("advise", "estimate what a larger batch and more GPUs gain and cost, from the critical batch"),
     "report": ("report", "write one HTML file about a run, or about several to compare them"),
     "export": ("export", "write a checkpoint's weights for transformers' from_pretrained"),

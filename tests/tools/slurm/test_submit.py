@@ -422,3 +422,35 @@ def test_an_environment_that_is_not_there(monkeypatch, capsys):
     monkeypatch.setenv("LARGEBATCH_ENV", "mine")
     assert submit("gpt_pydoc", "--nodes", "2") == 0
     assert "LARGEBATCH_ENV=mine LARGEBATCH_SNAPSHOT=" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_a_sweep_is_one_array(capsys):
+    words = ["--learning_rate.base_lr", "1e-3,2e-3", "--logging.trackers", "[[]]", "--seeds", "2", "--slurm"]
+    words += ["--nodes", "2", "--partition=gpu", "--max-parallel", "3", "--folder", "runs/rates"]
+    assert main(["sweep", "gpt_pydoc", *words]) == 0
+    options = "--array=0,1,2,3%3 --output=runs/rates/points/%a.log --nodes=2 --partition=gpu"
+    names = "ALL,LARGEBATCH_SNAPSHOT"
+    assert called()["words"] == shlex.split(
+        f"--parsable {options} --export={names} {SMOKE} --run-dir=runs/rates --sweep"
+    )
+    assert snapshot().parent == Path("runs/rates/jobs").absolute()
+    assert (snapshot() / RECIPE).is_file()
+    lines = ["base_lr=0.002_seed=0", "--learning_rate.base_lr=0.002", "--logging.trackers=[]", "--seed=0"]
+    assert Path("runs/rates/points/2").read_text().splitlines() == lines
+    # What has finished is not submitted again.
+    run = Path("runs/rates/base_lr=0.001_seed=1")
+    run.mkdir()
+    (run / "status.json").write_text('{"outcome": "finished"}')
+    assert main(["sweep", "gpt_pydoc", *words]) == 0
+    assert called()["words"][1] == "--array=0,2,3%3"
+    assert "4 points in runs/rates, 1 of them trained already" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_a_sweep_with_a_wrong_point_is_not_submitted(capsys):
+    words = ["--batch.global_batch_size", "32,33", "--slurm", "--nodes", "2"]
+    assert main(["sweep", "gpt_pydoc", *words]) == 2
+    assert "  - global_batch_size=33_seed=0: " in capsys.readouterr().err
+    assert not Path("called.json").exists()
+    assert not Path("runs").exists()

@@ -14,12 +14,16 @@ def add_parser(commands: Commands) -> None:
         "report",
         run,
         description="Write one self-contained HTML page about finished or unfinished runs: results, interactive "
-        "curves, plans in words, and what happened. Needs plotly, but not torch.",
+        "curves, plans in words, and what happened. For a sweep, also print its tables: the metric against rate and "
+        "batch size, and whether the recipe's scaling rule held. Needs plotly, but not torch.",
         epilog="""examples:
   largebatch report runs/resnet_digits
-  largebatch report runs/batch_64 runs/batch_512 --out comparison.html""",
+  largebatch report runs/batch_64 runs/batch_512 --out comparison.html
+  largebatch report runs/sweeps/resnet_digits --target 0.2""",
     )
-    parser.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR", help="the folder of a run")
+    parser.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR", help="the folder of a run, or of a sweep")
+    target = "value of the sweep's metric: print how many samples, tokens and minutes it took to reach it"
+    parser.add_argument("--target", type=float, metavar="VALUE", help=target)
     out = "the file to write; default: report.html in the run's folder, or in the current one for several runs"
     parser.add_argument("--out", type=Path, metavar="FILE.html", help=out)
 
@@ -27,15 +31,23 @@ def add_parser(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write the report and say where it is."""
     from largebatch.tools.report.runs import read_runs
+    from largebatch.tools.sweep.points import SWEEP_FILE
+    from largebatch.tools.sweep.results import Results, print_tables
 
-    runs = read_runs(options.run_dirs)
-    out: Path = options.out or (options.run_dirs[0] if len(runs) == 1 else Path()) / "report.html"
+    folders: list[Path] = options.run_dirs
+    sweep = Results.read(folders[0]) if len(folders) == 1 and (folders[0] / SWEEP_FILE).is_file() else None
+    if options.target is not None and not sweep:
+        raise UserError("--target needs the folder of a sweep")
+    tables = sweep.tables(options.target) if sweep else []
+    print_tables(tables)
+    runs = list(sweep.runs.values()) if sweep else read_runs(folders)
+    out: Path = options.out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
     if out.suffix != ".html":
         raise UserError(f"--out {out}: give a file name that ends in .html")
     if find_spec("plotly") is None:
         raise UserError('curves need plotly; pip install "largebatch[report]"')
     from largebatch.tools.report.page import write_report
 
-    write_report(runs, out)
+    write_report(runs, out, sweep, tables)
     print(f"wrote {out} ({out.stat().st_size / 1e6:,.1f} MB)")
     return 0

@@ -26,7 +26,7 @@ def curves_html(runs: Sequence[ReportedRun]) -> str:
     titles = list(dict.fromkeys(title for run in runs for title in run.curves))
     if not titles:
         return ""
-    shown = [_as_text(title) for title in titles]
+    shown = [as_text(title) for title in titles]
     figure = make_subplots(len(titles), shared_xaxes=True, subplot_titles=shown, vertical_spacing=0.3 / len(titles))
     places = []
     for index, run in enumerate(runs):
@@ -53,7 +53,7 @@ def _traces(index: int, run: ReportedRun, points: Array) -> list[Scatter]:
     """A run's curve in a plot, and the marks of its events on the curve."""
     steps, values = points.tolist()
     events = [(line.step, sentence) for line in run.history if line.step > 0 for sentence in line.sentences]
-    of_run = {"name": _as_text(run.name), "legendgroup": index}
+    of_run = {"name": as_text(run.name), "legendgroup": index}
     color = qualitative.D3[index % len(qualitative.D3)]
     curve = Scatter(
         of_run,
@@ -68,7 +68,7 @@ def _traces(index: int, run: ReportedRun, points: Array) -> list[Scatter]:
         y=np.interp([step for step, _ in events], steps, values).tolist(),
         mode="markers",
         marker={"color": color, "size": 11, "symbol": "triangle-up"},
-        text=[_as_text(f"step {step:,}: {sentence}") for step, sentence in events],
+        text=[as_text(f"step {step:,}: {sentence}") for step, sentence in events],
         hovertemplate="%{text}",
     )
     return [curve, marks]
@@ -138,6 +138,6 @@ def _layout(axes: Iterable[Any], values: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{axis.plotly_name}.{name}": value for axis in axes for name, value in values.items()}
 
 
-def _as_text(text: str) -> str:
+def as_text(text: str) -> str:
     """Text that plotly shows as it is: no tags, and no half characters from names of files."""
     return escape(text, quote=False).encode(errors="replace").decode()

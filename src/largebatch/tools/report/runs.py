@@ -40,6 +40,7 @@ class Happened(BaseModel):
     step: Step = 0
     event: str = ""
     outcome: str | None = None
+    kind: str | None = None
     time: Seconds | None = None
     attempt: int | None = None
     world_size: int | None = None

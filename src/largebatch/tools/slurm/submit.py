@@ -52,29 +52,42 @@ def run(options: argparse.Namespace) -> int:
     if not recipe.is_file():
         raise UserError(f"{recipe}: no such file; give the path of a recipe's JSON, or its name")
     task = task_of(recipe, options.task)
-    overrides, sbatch_options = _split(options.overrides, config_class_of(task, recipe).model_fields)
-    gpus = [f"--gpus-per-node={options.gpus_per_node}"] if options.gpus_per_node else []
-    sbatch_options = [f"--nodes={options.nodes}", *gpus, *sbatch_options]
+    overrides, sbatch_options = split_words(options, config_class_of(task, recipe).model_fields)
+    environment = settings_of_job(options, options.run_dir)
+    script = BatchScript(SCRIPTS / f"{recipe.stem}.sbatch", sbatch_options, overrides, environment, task)
+    return submit_scripts([script], options, overrides)
+
+
+def settings_of_job(options: argparse.Namespace, run_dir: Path | None) -> dict[str, str]:
+    """The environment that a job is submitted in."""
     environment = site_environment()
     if options.strategy:
         environment["STRATEGY"] = options.strategy
-    if options.run_dir:
-        environment["RUN_DIR"] = str(options.run_dir)
+    if run_dir:
+        environment["RUN_DIR"] = str(run_dir)
     # A copy, so that edits do not change what runs while the job waits in the queue or between its starts.
-    jobs = Path(environment.get("RUN_DIR") or f"runs/{recipe.stem}", "jobs").absolute()
-    snapshot = jobs / f"snapshot_{datetime.now():%Y%m%d_%H%M%S_%f}"
+    jobs = Path(environment.get("RUN_DIR") or f"runs/{options.config.stem}", "jobs").absolute()
     if not options.dry_run:
-        environment["LARGEBATCH_SNAPSHOT"] = str(snapshot)
-    script = BatchScript(SCRIPTS / f"{recipe.stem}.sbatch", sbatch_options, overrides, environment, task)
+        environment["LARGEBATCH_SNAPSHOT"] = str(jobs / f"snapshot_{datetime.now():%Y%m%d_%H%M%S_%f}")
+    return environment
+
+
+def submit_scripts(scripts: Sequence[BatchScript], options: argparse.Namespace, words: Sequence[str]) -> int:
+    """Check a script with the overrides of each task of an array, or of the only job, and submit it once.
+
+    Shows the plan of the first, and returns 1 if a check fails. `words` are for the script, besides the job's options.
+    """
+    script, recipe = scripts[0], options.config
     _refuse_other_jobs(script, recipe)
-    findings = [str(finding) for finding in lint_scripts([script], task=task)]
+    findings = [str(finding) for each in scripts for finding in lint_scripts([each], task=each.task)]
     missing = [] if findings else [*_missing_environment(script), *missing_in_container(script)]
     problems = findings + [f"error: {problem}" for problem in missing]
     if findings or (missing and not options.dry_run):
         print(*problems, "not submitted", sep="\n")
         return 1
     _print_plans(script)
-    words = _words_for_sbatch(script, options)
+    words = [*_words_for_sbatch(script, options), *words]
+    environment = script.environment
     shown = [name for name in sorted(environment) if name.startswith(("LARGEBATCH_", "SBATCH_"))]
     variables = [f"{name}={shlex.quote(environment[name])}" for name in shown]
     line = " ".join([*variables, shlex.join(["sbatch", *words])])
@@ -84,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
         print(*problems, sep="\n", end="\n" if problems else "")
         return 1 if problems else code
     print(f"not checked: the data and any tokenizer; --dry-run looks at them\n\n{line}", flush=True)
-    take_snapshot(Path(), snapshot, recipe, task)
+    take_snapshot(Path(), Path(environment["LARGEBATCH_SNAPSHOT"]), recipe, script.task)
     return _submit(script, words)
 
 
@@ -98,18 +111,18 @@ def _words_for_sbatch(script: BatchScript, options: argparse.Namespace) -> list[
     }
     # Values may have commas, so only the names are given. On the command line it outranks SBATCH_EXPORT=NONE.
     words = ["--parsable", *script.given_options, f"--export={','.join(['ALL', *settings])}", str(script.path)]
-    words += [f"--{name}={value}" for name, value in options_of_the_job.items() if value is not None]
-    return [*words, *script.overrides]
+    return words + [f"--{name}={value}" for name, value in options_of_the_job.items() if value is not None]
 
 
-def _split(words: Sequence[str], fields: Collection[str]) -> tuple[list[str], list[str]]:
-    """The overrides of the recipe's fields, with their values, and the options of sbatch.
+def split_words(options: argparse.Namespace, fields: Collection[str]) -> tuple[list[str], list[str]]:
+    """The overrides of the recipe's fields, with their values, and the options of sbatch, also for nodes and GPUs.
 
     Anything else is refused: sbatch would take the first word that is not an option as its script.
     """
     overrides: list[str] = []
-    options: list[str] = []
-    rest = iter(words)
+    given = {"nodes": options.nodes, "gpus-per-node": options.gpus_per_node}
+    sbatch_options = [f"--{name}={value}" for name, value in given.items() if value]
+    rest = iter(options.overrides)
     for word in rest:
         name, equals, _ = word.partition("=")
         if name.startswith("--") and name[2:].partition(".")[0] in fields:
@@ -117,14 +130,14 @@ def _split(words: Sequence[str], fields: Collection[str]) -> tuple[list[str], li
         elif name == "--export":
             raise UserError(f"{word}: all of the environment is passed on, with the settings of the job; remove it")
         elif OPTION.fullmatch(word):
-            options.append(word)
+            sbatch_options.append(word)
         else:
             known = ", ".join(sorted(fields))
             raise UserError(
                 f"{word}: neither a field of the recipe nor an option of sbatch; write --section.field VALUE, or "
                 f"--name=value in one word for an option of sbatch; sections are {known}"
             )
-    return overrides, options
+    return overrides, sbatch_options
 
 
 def _refuse_other_jobs(script: BatchScript, recipe: Path) -> None:

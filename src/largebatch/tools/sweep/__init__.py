@@ -1,0 +1,69 @@
+"""`largebatch sweep`: trains a recipe at all combinations of some values, and compares the results."""
+
+import argparse
+from pathlib import Path
+
+from largebatch.config import config_class_of, task_of
+from largebatch.errors import UserError
+from largebatch.storage.layout import read_object
+from largebatch.tools.options import Commands, add_command, add_recipe, add_task, positive_int
+from largebatch.tools.slurm.submit import split_words
+
+
+def add_parser(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "sweep",
+        run,
+        description="Train a recipe at all combinations of the values that are listed for its fields, each with "
+        "several seeds, here or as one Slurm array, and print how they compare. Numbers are listed as 1e-3,2e-3, other "
+        "values as a JSON list; a value that is itself a list is written [[…]]. All points are planned and checked "
+        "first; if one is wrong, none is started. The same command continues a sweep that was stopped, and trains what "
+        "is missing if it lists more values or seeds. `largebatch report FOLDER` has the curves.",
+        epilog="""examples:
+  largebatch sweep RECIPE.json --learning_rate.base_lr 1e-3,2e-3 --batch.global_batch_size 256,1024 --seeds 3
+  largebatch sweep RECIPE.json --learning_rate.scaling '["linear", "sqrt"]' --max-parallel 4
+  largebatch sweep RECIPE.json --learning_rate.base_lr 1e-3,2e-3 --slurm --nodes 2 --gpus-per-node 8 --partition=gpu""",
+        takes_overrides=True,
+    )
+    add_recipe(parser)
+    add_task(parser)
+    add_options(parser, "runs/sweeps/RECIPE")
+
+
+def add_options(parser: argparse.ArgumentParser, folder: str) -> None:
+    """Add the options of all commands that train points."""
+    parser.add_argument("--seeds", type=positive_int, default=1, help="seeds of each point; default: 1")
+    parser.add_argument("--folder", type=Path, metavar="DIR", help=f"folder of the runs; default: {folder}")
+    parser.add_argument("--metric", default="loss", help="what the last evaluation is compared by; default: loss")
+    parser.add_argument("--higher-is-better", action="store_true", help="of the metric, such as an accuracy")
+    at_once = "points that train at the same time; default: 1 here, and as many as Slurm starts"
+    parser.add_argument("--max-parallel", type=positive_int, metavar="N", help=at_once)
+    parser.add_argument("--num-processes", type=positive_int, default=1, help="processes of each run here; default: 1")
+    parser.add_argument("--strategy", help="an Accelerate config; default: ddp for several processes, or the script's")
+    parser.add_argument("--slurm", action="store_true", help="submit the points as one array; takes options of sbatch")
+    parser.add_argument("--nodes", help="with --slurm: nodes of each point; default: the script's")
+    parser.add_argument("--gpus-per-node", help="with --slurm; default: the script's")
+    parser.add_argument("--dry-run", action="store_true", help="check all points, and start none")
+    parser.set_defaults(resume=None, allow_change=None)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Train the points that are missing, and print the table; 1 if a point fails."""
+    from largebatch.tools.sweep.points import Sweep, grid
+    from largebatch.tools.sweep.results import Results, print_tables
+    from largebatch.tools.sweep.start import start
+
+    recipe: Path = options.config
+    if not recipe.is_file():
+        raise UserError(f"{recipe}: no such file; give the path of a recipe's JSON, or its name")
+    task = task_of(recipe, options.task)
+    overrides, sbatch_options = split_words(options, config_class_of(task, recipe).model_fields)
+    content = read_object(recipe)
+    points = grid(overrides, options.seeds, content.get("seed", 0))
+    sweep = Sweep(str(recipe), content, points, options.metric, options.higher_is_better)
+    folder = options.folder or Path("runs/sweeps", recipe.stem)
+    code = start(sweep, folder, task, options, sbatch_options)
+    if not (options.dry_run or options.slurm):
+        print_tables(Results.read(folder).tables())
+    return code

@@ -1,0 +1,128 @@
+"""The points of a sweep, and the file in its folder that says what they are."""
+
+import itertools
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from largebatch.config import flatten, split_overrides
+from largebatch.errors import UserError, file_errors
+from largebatch.regular_file import read_bytes
+from largebatch.storage.files import replace_json_file
+
+SWEEP_FILE = "sweep.json"
+BATCH, RATE = "batch.global_batch_size", "learning_rate.base_lr"
+IN_A_NAME = re.compile(r"[\w.+-]{1,40}")  # a value that may stand in the name of a folder
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a sweep."""
+
+    name: str  # that of its run folder in the sweep's
+    settings: dict[str, Any]  # the values of the swept fields, by dotted name
+    seed: int
+    overrides: list[str]  # all words of the run's command line
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Runs of one recipe whose results are compared."""
+
+    recipe: str  # its file
+    content: dict[str, Any]  # the recipe's JSON
+    points: list[Point]
+    metric: str = "loss"  # in evaluations.jsonl
+    higher_is_better: bool = False
+    start: str | None = None  # the checkpoint that all points start from; None: from the beginning
+
+    @classmethod
+    def read(cls, folder: Path) -> "Sweep":
+        """The sweep in a folder; UserError if its file cannot be used."""
+        file = folder / SWEEP_FILE
+        try:
+            return TypeAdapter(cls).validate_json(read_bytes(file))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{file} is not a sweep's, or cannot be read: {str(error).splitlines()[0]}") from None
+
+    def write(self, folder: Path) -> None:
+        """Write the sweep's file. A folder that holds the same sweep with fewer points gets the others, too.
+
+        Raises:
+            UserError: The folder holds something else, or cannot be written.
+        """
+        with file_errors(f"--folder: {folder} cannot be written", "choose another folder"):
+            folder.mkdir(parents=True, exist_ok=True)
+            if not (folder / SWEEP_FILE).exists() and any(folder.iterdir()):
+                raise UserError(f"--folder: {folder} holds files that are not a sweep's; choose another folder")
+            if (folder / SWEEP_FILE).exists():
+                before, now = (sweep._identity() for sweep in (self.read(folder), self))
+                lines = [
+                    f"  - {name}: {json.dumps(value)} there, {json.dumps(now.get(name))} now"
+                    for name, value in before.items()
+                    if name not in now or now[name] != value
+                ]
+                if lines:
+                    differing = "\n".join(lines)
+                    raise UserError(f"--folder: {folder} holds another sweep; choose another folder:\n{differing}")
+            replace_json_file(folder / SWEEP_FILE, asdict(self))
+
+    def _identity(self) -> dict[str, Any]:
+        """What may not change, by dotted name."""
+        points = {point.name: " ".join(point.overrides) for point in self.points}
+        return flatten({"recipe": self.content, "start": self.start, "points": points})
+
+
+def grid(words: Sequence[str], seeds: int, seed: int = 0) -> list[Point]:
+    """The points of all combinations of the values that overrides list, and of seeds.
+
+    Args:
+        words: Overrides. `1e-3,2e-3` lists numbers, and a JSON list any values; anything else is one value.
+        seeds: Number of seeds; each of those given as `--seed`, or `seed`, is followed by the next ones.
+        seed: The recipe's seed.
+
+    Raises:
+        ConfigError: A word is not an override.
+        UserError: A list is empty, or has a value twice.
+    """
+    values = {name: _values(name, text) for name, text in split_overrides(words)}
+    first_seeds = values.pop("seed", [seed])
+    all_seeds = [first + number if type(first) is int else first for first in first_seeds for number in range(seeds)]
+    swept = [name for name, listed in values.items() if len(listed) > 1]
+    fields = [name.rpartition(".")[2] for name in swept]
+    short = {name: field if fields.count(field) == 1 else name for name, field in zip(swept, fields, strict=True)}
+    points: dict[str, Point] = {}
+    for places in itertools.product(*(range(len(listed)) for listed in values.values())):
+        chosen = {name: listed[place] for (name, listed), place in zip(values.items(), places, strict=True)}
+        shown = [f"{short[name]}={_shown(chosen[name], places[list(values).index(name)])}" for name in swept]
+        for each in all_seeds:
+            name = "_".join([*shown, f"seed={each}"])
+            if name in points:
+                raise UserError(f"{name}: a value is listed twice; list each once")
+            overrides = [f"--{field}={json.dumps(value)}" for field, value in {**chosen, "seed": each}.items()]
+            points[name] = Point(name, {field: chosen[field] for field in swept}, each, overrides)
+    return list(points.values())
+
+
+def _values(name: str, text: str) -> list[Any]:
+    try:
+        listed = json.loads(f"[{text}]")
+    except (ValueError, RecursionError):
+        return [text]
+    if len(listed) == 1 and isinstance(listed[0], list):
+        listed = listed[0]
+    elif len(listed) > 1 and not all(type(value) in (int, float) for value in listed):
+        return [text]
+    if not listed:
+        raise UserError(f"--{name} {text}: the list has no values; a value that is itself a list is written [[…]]")
+    return list(listed)
+
+
+def _shown(value: Any, place: int) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if IN_A_NAME.fullmatch(text) else f"value{place + 1}"

@@ -1,0 +1,146 @@
+"""Which points a command line means, and when a folder's sweep is another one."""
+
+import json
+
+import pytest
+
+from largebatch.errors import UserError
+from largebatch.tools.command_line import main
+from largebatch.tools.sweep.points import Sweep, grid
+from paths import MAPS
+
+RATES = ("--learning_rate.base_lr", "1e-3,2e-3")
+
+
+def names(points):
+    return [point.name for point in points]
+
+
+def test_all_combinations_with_each_seed():
+    points = grid([*RATES, "--batch.global_batch_size=12,24", "--data.side", "6"], seeds=2, seed=3)
+    assert names(points) == [
+        f"base_lr={rate}_global_batch_size={batch}_seed={seed}"
+        for rate in (0.001, 0.002)
+        for batch in (12, 24)
+        for seed in (3, 4)
+    ]
+    assert points[3].settings == {"learning_rate.base_lr": 0.001, "batch.global_batch_size": 24}
+    assert points[3].overrides == [
+        "--learning_rate.base_lr=0.001",
+        "--batch.global_batch_size=24",
+        "--data.side=6",
+        "--seed=4",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("1,2.5", [1, 2.5]),
+        ("1", [1]),
+        ('["sqrt", "linear"]', ["sqrt", "linear"]),
+        ("sqrt", ["sqrt"]),
+        ("sqrt,linear", ["sqrt,linear"]),
+        ("true,false", ["true,false"]),
+        ('{"steps": 3, "x": [1, 2]}', [{"steps": 3, "x": [1, 2]}]),
+        ('[{"steps": 3}, null]', [{"steps": 3}, None]),
+        ("[8, 16]", [8, 16]),
+        ("[[8, 16]]", [[8, 16]]),
+        ("[[8], [8, 16]]", [[8], [8, 16]]),
+        ("[[]]", [[]]),
+    ],
+)
+def test_values(text, values):
+    points = grid(["--a.b", text], seeds=1)
+    assert [json.loads(point.overrides[0].removeprefix("--a.b=")) for point in points] == values
+    assert len(set(names(points))) == len(values)
+    assert all("/" not in name for name in names(points))
+
+
+def test_names_that_cannot_be_confused():
+    points = grid(['--a.x=["a/b", "c"]', '--b.x=[{"y": 1}, {"y": 2}]', "--seed", "7,9"], seeds=1)
+    assert names(points)[:3] == [
+        "a.x=value1_b.x=value1_seed=7",
+        "a.x=value1_b.x=value1_seed=9",
+        "a.x=value1_b.x=value2_seed=7",
+    ]
+    assert names(points)[-1] == "a.x=c_b.x=value2_seed=9"
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--a", "[]"], r"--a \[\]: the list has no values; a value that is itself a list is written \[\[…\]\]"),
+        (["--a", "1,1"], "a=1_seed=0: a value is listed twice"),
+        (["--a"], "--a: has no value"),
+    ],
+)
+def test_lists_that_are_refused(words, problem):
+    with pytest.raises(UserError, match=problem):
+        grid(words, seeds=1)
+
+
+def sweep(*words, seeds=1, content=None):
+    return Sweep("x.json", content or {"seed": 0, "train": {"duration": {"steps": 5}}}, grid(words, seeds))
+
+
+def test_a_folder_gets_more_points_but_no_other_sweep(tmp_path):
+    folder = tmp_path / "sweep"
+    sweep(*RATES).write(folder)
+    assert Sweep.read(folder) == sweep(*RATES)
+    more = sweep("--learning_rate.base_lr=1e-3,2e-3,4e-3", seeds=2)
+    more.write(folder)
+    assert Sweep.read(folder) == more
+    for other, line in (
+        (sweep(*RATES), "points.base_lr=0.004_seed=1: .* there, null now"),
+        (sweep("--learning_rate.base_lr=1e-3,2e-3,4e-3", "--a=1", seeds=2), "base_lr=0.001 --seed=0.* --a=1"),
+        (
+            sweep("--learning_rate.base_lr=1e-3,2e-3,4e-3", seeds=2, content={"train": {"duration": {"steps": 6}}}),
+            "recipe.train.duration.steps: 5 there, 6 now",
+        ),
+    ):
+        with pytest.raises(UserError, match=rf"(?s){folder} holds another sweep; choose another folder:\n.*{line}"):
+            other.write(folder)
+    assert Sweep.read(folder) == more
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/file").touch()
+    with pytest.raises(UserError, match="holds files that are not a sweep's"):
+        more.write(tmp_path / "other")
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"recipe": 3}'])
+def test_a_damaged_file(text, tmp_path):
+    (tmp_path / "sweep.json").write_text(text)
+    with pytest.raises(UserError, match=r"sweep\.json is not a sweep's, or cannot be read"):
+        sweep(*RATES).write(tmp_path)
+
+
+def test_a_wrong_point_is_told_before_any_starts(tmp_path, capsys):
+    folder = tmp_path / "sweep"
+    words = ["--learning_rate.base_lr=[0.001, -1]", "--batch.global_batch_size", "24,25", "--seeds", "2"]
+    assert main(["sweep", str(MAPS), *words, "--folder", str(folder)]) == 2
+    told = capsys.readouterr().err
+    assert "2 problems in the sweep, of which nothing was started:" in told
+    assert "  - base_lr=0.001_global_batch_size=25_seed=3 and 3 more: " in told
+    assert "25 is not a multiple of batch.micro_batch_size 2" in told
+    assert "  - base_lr=-1_global_batch_size=24_seed=3 and 3 more: " in told
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--partition=gpu"], "--partition=gpu: an option of sbatch, which needs --slurm"),
+        (["--batch.global_batch_size=24", "--num-processes=5"], "not a multiple of micro_batch_size x world_size"),
+    ],
+)
+def test_what_does_not_go_together(words, problem, tmp_path, capsys):
+    assert main(["sweep", str(MAPS), *words, "--folder", str(tmp_path / "sweep")]) == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_a_dry_run_writes_nothing(tmp_path, capsys):
+    folder = tmp_path / "sweep"
+    assert main(["sweep", str(MAPS), *RATES, "--dry-run", "--folder", str(folder)]) == 0
+    assert capsys.readouterr().out == f"2 points in {folder}, 0 of them trained already\n"
+    assert not folder.exists()

@@ -1,0 +1,132 @@
+"""Tables of a sweep against numbers that were worked out by hand."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from largebatch.tools.command_line import main
+from largebatch.tools.sweep.points import BATCH, RATE, Sweep, grid
+from largebatch.tools.sweep.results import Results
+from largebatch.tools.sweep.verdicts import Cell, verdict
+from paths import DIGITS
+from run_folders import write_lines, write_run
+
+SETTINGS = ("--learning_rate.reference_batch_size=64", "--train.duration.epochs=20")
+# Of seeds 0, 1 and 2: the last evaluation's loss by rate and batch size; None for a run that diverged.
+LOSSES = {
+    (0.1, 64): [1.0, 1.2, 1.1],
+    (0.2, 64): [1.6, 1.4, 1.5],
+    (0.1, 128): [1.3, 1.5, 1.4],
+    (0.2, 128): [1.0, 1.1, 0.9],
+    (0.1, 256): [1.2, 1.0, 1.4],
+    (0.2, 256): [1.1, 1.3, 1.0],
+    (0.1, 512): [2.0, None, 2.0],
+    (0.2, 512): [3.0, 3.1, None],
+}
+
+
+def write_sweep(folder, losses=LOSSES, **about):
+    rates, batches = (",".join(map(str, dict.fromkeys(values))) for values in zip(*losses, strict=True))
+    words = [f"--learning_rate.base_lr={rates}", f"--batch.global_batch_size={batches}", *SETTINGS]
+    sweep = Sweep(str(DIGITS), {}, grid(words, 3), **about)
+    for point in sweep.points:
+        (first, *_) = losses
+        rate, batch = (point.settings.get(name, of) for name, of in zip((RATE, BATCH), first, strict=True))
+        value = losses[rate, batch][point.seed]
+        run = folder / point.name
+        plan = write_run(run, tuple(point.overrides), outcome="failed" if value is None else "finished")
+        if value is None:
+            status = json.loads((run / "status.json").read_text())
+            (run / "status.json").write_text(json.dumps(status | {"kind": "training"}))
+        evaluations = []
+        for step, loss in ((50, 2.5), (100, 1.25), (200, value)):
+            samples = plan.batch_at(step).samples_before
+            evaluations.append(
+                {"step": step, "samples": samples, "epoch": 0.0, "loss": loss, "accuracy": 1 - (loss or 0)}
+            )
+        write_lines(run / "evaluations.jsonl", evaluations)
+    (folder / "sweep.json").write_text(json.dumps(asdict(sweep)))
+    return folder
+
+
+def test_loss_against_rate_and_the_rule(tmp_path):
+    results, rule = Results.read(write_sweep(tmp_path)).tables()
+    assert results.title == "loss of the last evaluation: mean ± standard deviation over seeds (number of seeds)"
+    assert results.rows == [
+        ["base_lr", "batch 64", "batch 128", "batch 256", "batch 512"],
+        ["0.1", "1.1 ± 0.1 (3)", "1.4 ± 0.1 (3)", "1.2 ± 0.2 (3)", "2 ± 0 (2, 1 diverged)"],
+        ["0.2", "1.5 ± 0.1 (3)", "1 ± 0.1 (3)", "1.133 ± 0.15 (3)", "3.05 ± 0.071 (2, 1 diverged)"],
+    ]
+    assert rule.title == "the linear rule, with the best base_lr at batch 64"
+    assert rule.rows == [
+        ["batch", "best base_lr", "loss", "standard error", "predicted", "loss", "rule"],
+        ["64", "0.1", "1.1 ± 0.1 (3)", "0.058", "0.1", "1.1 ± 0.1 (3)", "reference"],
+        # 0.4 above the best, and a standard error of the difference of 0.082.
+        ["128", "0.2", "1 ± 0.1 (3)", "0.058", "0.1", "1.4 ± 0.1 (3)", "does not hold"],
+        # 0.067 above, and a standard error of 0.15. At 512, both rates diverge.
+        ["256", "0.2", "1.133 ± 0.15 (3)", "0.088", "0.1", "1.2 ± 0.2 (3)", "cannot be told"],
+    ]
+
+
+def test_of_an_accuracy_higher_is_better(tmp_path):
+    """The accuracies are one minus the losses, so the verdicts are the same."""
+    folder = write_sweep(tmp_path, metric="accuracy", higher_is_better=True)
+    results, rule = Results.read(folder).tables()
+    assert results.rows[1][:2] == ["0.1", "-0.1 ± 0.1 (3)"]
+    assert [row[1] for row in rule.rows[1:]] == ["0.1", "0.2", "0.2"]
+    assert [row[-1] for row in rule.rows[1:]] == ["reference", "does not hold", "cannot be told"]
+
+
+def test_samples_and_time_to_a_target(tmp_path):
+    losses = {(0.1, 64): [1.0, 1.2, 1.1], (0.1, 128): [2.0, 1.2, 2.0]}
+    folder = write_sweep(tmp_path, losses)
+    (*_, table) = Results.read(folder).tables(target=1.25)
+    assert table.title == "training until the first evaluation with a loss of 1.25"
+    # Every run is at 1.25 after step 100, of 0.07 s each.
+    assert table.rows[1] == ["0.1", "64", "3 of 3", "6,400 ± 0", "–", "0.1167 ± 0"]
+    assert table.rows[2] == ["0.1", "128", "3 of 3", "1.28e+04 ± 0", "–", "0.1167 ± 0"]
+    (*_, table) = Results.read(folder).tables(target=1.1)
+    assert [row[2] for row in table.rows[1:]] == ["2 of 3", "0 of 3"]
+
+
+def test_points_that_are_not_finished(tmp_path, capsys):
+    folder = write_sweep(tmp_path)
+    status = folder / "base_lr=0.1_global_batch_size=64_seed=1/status.json"
+    status.write_text(status.read_text().replace('"finished"', '"running"'))
+    (folder / "base_lr=0.2_global_batch_size=64_seed=0/plan.json").unlink()
+    results, _ = Results.read(folder).tables()
+    assert results.title.endswith("; 2 of 24 points are not finished")
+    assert [row[1] for row in results.rows[1:]] == ["1.05 ± 0.071 (2)", "1.45 ± 0.071 (2)"]
+    for plan in folder.glob("*/plan.json"):
+        plan.unlink()
+    assert main(["report", str(folder)]) == 2
+    assert "no point of the sweep has begun yet" in capsys.readouterr().err
+
+
+def test_the_report_has_tables_and_a_plot(tmp_path, capsys):
+    folder = write_sweep(tmp_path, {(0.1, 64): [1.0, 1.2, 1.1], (0.2, 64): [1.5, 1.5, 1.5]})
+    assert main(["report", str(folder), "--target", "1.3"]) == 0
+    printed = capsys.readouterr().out
+    assert "  0.1      1.1 ± 0.1 (3)\n" in printed
+    text = (folder / "report.html").read_text()
+    assert "<td>0.1</td><td>1.1 ± 0.1 (3)</td>" in text
+    call = text.index('"sweep",', text.index('id="sweep"'))
+    (line,), _ = json.JSONDecoder().raw_decode(text, text.index("[{", call))
+    assert (line["name"], line["x"], line["y"]) == ("batch 64", [0.1, 0.2], pytest.approx([1.1, 1.5]))
+    assert line["error_y"]["array"] == pytest.approx([0.1, 0.0])
+    assert main(["report", str(folder / "base_lr=0.1_seed=0"), "--target", "1"]) == 2
+    assert "--target needs the folder of a sweep" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("lower", "higher", "found"),
+    [
+        ((0.10, 0.12), (0.20, 0.22), "holds"),
+        ((0.20, 0.22), (0.10, 0.12), "does not hold"),
+        ((0.10, 0.20), (0.14, 0.24), "cannot be told"),
+        ((0.1,), (0.9,), "cannot be told"),
+    ],
+)
+def test_verdicts_on_planted_numbers(lower, higher, found):
+    assert verdict(Cell(lower), Cell(higher)) == found

@@ -1,0 +1,64 @@
+"""Sweeps of small runs, stopped and continued."""
+
+import json
+
+import pytest
+
+import jobs  # noqa: F401  # for the server that jobs are forked from
+from largebatch.storage.files import read_json_lines
+from largebatch.tools.command_line import main
+from largebatch.tools.verify import jobs as server
+from paths import MAPS
+from resuming import TINY_MAPS, Interruption, run_interrupted
+
+pytestmark = pytest.mark.slow
+
+# The list of channels is one value.
+TINY = [word.replace("[2]", "[[2]]") for word in TINY_MAPS]
+COMMAND = ["sweep", str(MAPS), *TINY, "--checkpoint.every.steps=2", "--batch.global_batch_size=24"]
+
+
+def history(run_dir):
+    return [line for line in read_json_lines(run_dir / "history.jsonl") if line["event"] in ("started", "finished")]
+
+
+def test_it_is_stopped_and_continued_and_trains_nothing_twice(tmp_path, monkeypatch, capsys):
+    """The first command is interrupted when a point has finished, and another is killed; one diverges."""
+    folder = tmp_path / "sweep"
+    rates = ["--learning_rate.base_lr=[0.001, 0.002, 1e12]", "--folder", str(folder)]
+    run_job = server.run_job
+
+    def interrupted_after_the_first(*arguments, **options):
+        if any(folder.glob("*/summary.json")):
+            raise KeyboardInterrupt
+        return run_job(*arguments, **options)
+
+    monkeypatch.setattr(server, "run_job", interrupted_after_the_first)
+    assert main([*COMMAND, *rates]) == 130
+    monkeypatch.undo()
+    first, killed, diverged = (folder / f"base_lr={rate}_seed=3" for rate in ("0.001", "0.002", "1000000000000.0"))
+    assert [line["event"] for line in history(first)] == ["started", "finished"]
+    assert not killed.exists()
+
+    words = json.loads((folder / "sweep.json").read_text())["points"][1]["overrides"]
+    failure = run_interrupted(killed, tuple(words), Interruption("kill", 0, 6), "single", 1, recipe=MAPS)
+    assert "ended without a result" in failure
+    assert main([*COMMAND, *rates]) == 0
+    assert [line["event"] for line in history(first)] == ["started", "finished"]
+    begun, resumed, ended = history(killed)
+    # The checkpoint of step 4 may not have been complete.
+    assert resumed["step"] in (2, 4)
+    assert (begun["step"], ended["event"], ended["step"]) == (0, "finished", 18)
+    printed = capsys.readouterr().out
+    assert "3 points in" in printed
+    assert ", 1 of them trained already" in printed
+    assert "base_lr=1000000000000.0_seed=3: diverged after" in printed
+    assert "diverged (1)" in printed
+
+    # Another value is trained alone, on two processes.
+    rates[0] = "--learning_rate.base_lr=[0.001, 0.002, 1e12, 0.004]"
+    assert main([*COMMAND, *rates, "--num-processes=2"]) == 0
+    assert "4 points in" in capsys.readouterr().out
+    assert [len(history(run)) for run in (first, killed, diverged)] == [2, 3, 1]
+    begun, ended = history(folder / "base_lr=0.004_seed=3")
+    assert (begun["strategy"], begun["world_size"], ended["event"]) == ("ddp", 2, "finished")
