@@ -49,7 +49,7 @@ class RunPlan:
     precision: str
     learning_rate: LearningRate
     optimizer: OptimizerSection  # the fields that every optimizer has, for this run; see `optimizer_options`, too
-    evaluation: Evaluation
+    evaluation: Evaluation  # the fields that every task has
     checkpoint: Checkpoint
     faults: Faults
     compute: Compute
@@ -222,7 +222,7 @@ def resolve(config: RecipeConfig, world_size: int, micro_batch_size: int | None 
         precision=config.precision,
         learning_rate=rate,
         optimizer=OptimizerSection(**optimizer),
-        evaluation=config.evaluation,
+        evaluation=Evaluation(**{name: getattr(config.evaluation, name) for name in Evaluation.model_fields}),
         checkpoint=config.checkpoint,
         faults=config.faults,
         compute=config.compute,
