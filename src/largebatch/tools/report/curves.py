@@ -94,7 +94,7 @@ def _expected(index: int, run: ReportedRun, title: str) -> list[Scatter]:
         low, high = (plan.timeline.steps_in(Length(unit, max(end, 0.0))) for end in ends)
         steps, values = (low, high), (expected.value, expected.value)
     band = Scatter(
-        name=_as_text(f"expected of {run.name}"),
+        name=as_text(f"expected of {run.name}"),
         legendgroup=index,
         x=[steps[0], steps[1], steps[1], steps[0]],
         y=[values[0], values[0], values[1], values[1]],
