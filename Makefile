@@ -21,7 +21,7 @@ help:
 	@echo "make check   run linters and the tests that start no job, in under 3 minutes"
 	@echo "make oldest  run the tests that start no job with the oldest versions that pyproject.toml allows; once per release"
 	@echo "make test    run linters and the whole test suite, in about 15 minutes on 2 cores"
-	@echo "make schemas write the recipes' JSON Schemas and docs/configuration.md, after a change to a config"
+	@echo "make schemas write the recipes' JSON Schemas, docs/configuration.md and the tables of recipes, after a change to a config"
 	@echo "make gpu     measure on GPUs, all in under 25 minutes, or only PARTS (correctness,ablations,memory,throughput,"
 	@echo "             scaling); DEVICE=cpu rehearses; WHEELS=FOLDER takes missing packages from there; ARGS has options,"
 	@echo "             such as --minutes 9 --only 'GPT-2 ddp': see bench/README.md"
@@ -56,6 +56,7 @@ lint: install
 schemas: install
 	$(BIN)/largebatch schema recipes/*/ src/largebatch/tools/new/templates/task
 	$(BIN)/python docs/configuration_page.py
+	$(BIN)/python docs/recipe_tables.py
 
 check: lint
 	$(BIN)/pytest --numprocesses 2 -m "not slow"

@@ -54,7 +54,7 @@ def test_gpu_hours_are_those_of_the_plan(monkeypatch, capsys):
     rows = re.findall(
         r"^\| `(\w+)` \| (\d+) x `(\w+)`, \w+ \| ([\d,]+) \| (\S+) to (\S+) \| (\S+) to (\S+) \|$", RECIPE_TABLE, re.M
     )
-    assert len(rows) == 11
+    assert len(rows) == 12
     for name, processes, strategy, steps, *estimates in rows:
         assert main(["plan", name, "--world-size", processes, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["total_steps"] == int(steps.replace(",", ""))

@@ -33,12 +33,17 @@ class Llama(Transformer, LargeModel):
     """Heads of keys and values, each shared by the same number of attention heads; divides `num_heads`."""
     rope_theta: PositiveFloat = 500000.0
     """Base of the rotary frequencies."""
+    rope_scaling_factor: PositiveFloat | None = None
+    """Divides the rotary frequencies whose wavelength is long compared with 8,192 tokens, as Llama 3.1 does by 8; null:
+    none is."""
     norm_eps: PositiveFloat = 1e-5
     """Added to the mean square in RMSNorm."""
     tie_embeddings: bool
     """Whether the output layer shares the embedding's weights."""
     initializer_range: PositiveFloat = 0.02
     """Standard deviation of the initial weights."""
+    scaled_residual_init: bool = False
+    """Whether that of residual projections is divided by sqrt(2 x num_layers), as in Megatron-LM."""
 
     @model_validator(mode="after")
     def _heads_fit_rotary_positions(self) -> Self:

@@ -1,12 +1,20 @@
 """The models of this folder, and an example batch."""
 
+import math
+from typing import Any
+
 import torch
+from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from largebatch.config.data import HubText
 from largebatch.model.token_losses import return_token_losses
 
 from .config import Config, Gpt2, Llama
+
+# Those of Llama 3.1, as in its config.json, besides the factor.
+LLAMA_31_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+LLAMA_31_CONTEXT = 131072
 
 
 def build_model(config: Config) -> GPT2LMHeadModel | LlamaForCausalLM:
@@ -20,16 +28,19 @@ def build_model(config: Config) -> GPT2LMHeadModel | LlamaForCausalLM:
 
 def build_llama(section: Llama, block_size: int) -> LlamaForCausalLM:
     """The Llama that a recipe's model section describes."""
-    return LlamaForCausalLM(
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": section.rope_theta}
+    if section.rope_scaling_factor is not None:
+        rope |= {"rope_type": "llama3", "factor": section.rope_scaling_factor, **LLAMA_31_ROPE}
+    model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=section.vocab_size,
-            max_position_embeddings=block_size,
+            max_position_embeddings=LLAMA_31_CONTEXT if section.rope_scaling_factor else block_size,
             hidden_size=section.hidden_size,
             intermediate_size=section.intermediate_size,
             num_hidden_layers=section.num_layers,
             num_attention_heads=section.num_heads,
             num_key_value_heads=section.num_kv_heads,
-            rope_parameters={"rope_type": "default", "rope_theta": section.rope_theta},
+            rope_parameters=rope,
             rms_norm_eps=section.norm_eps,
             tie_word_embeddings=section.tie_embeddings,
             initializer_range=section.initializer_range,
@@ -38,6 +49,11 @@ def build_llama(section: Llama, block_size: int) -> LlamaForCausalLM:
             eos_token_id=None,
         )
     )
+    if section.scaled_residual_init:
+        for name, weight in model.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                nn.init.normal_(weight, std=section.initializer_range / math.sqrt(2 * section.num_layers))
+    return model
 
 
 def build_gpt2(section: Gpt2, block_size: int) -> GPT2LMHeadModel:

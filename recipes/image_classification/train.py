@@ -1,7 +1,7 @@
 """Image classification with large batches, after "Accurate, Large Minibatch SGD" (Goyal et al. 2017, arXiv 1706.02677).
 
 resnet_digits.json          a small ResNet on scikit-learn's digits: a laptop's CPU, under a minute, 98 % accuracy
-resnet_cifar10.json         ResNet-18 on CIFAR-10: one GPU, 95.3 % accuracy in the literature
+resnet_cifar10.json         ResNet-18 on CIFAR-10: one GPU
 resnet50_imagenet_256.json  ResNet-50 on ImageNet at batch 256, the paper's baseline: 8 GPUs, 76.4 % accuracy
 resnet50_imagenet_8k.json   the same at batch 8,192: 256 GPUs, 76.3 % accuracy (the paper's 23.74 +- 0.09 % error);
                             fewer GPUs accumulate gradients and get the same result

@@ -15,12 +15,35 @@ from tasks import TASKS, copy
 
 FOLDERS = [ROOT / "recipes" / task for task in TASKS]
 PAGE = ROOT / "docs/configuration.md"
+TABLES = runpy.run_path(str(ROOT / "docs/recipe_tables.py"))
 
 
 def test_what_is_published_is_fresh():
     assert main(["schema", "--check", *map(str, FOLDERS)]) == 0, "run: make schemas"
     written = runpy.run_path(str(PAGE.with_name("configuration_page.py")))["page"]()
     assert PAGE.read_text(encoding="utf-8") == written, "run: make schemas"
+    for page, text in TABLES["pages"]().items():
+        assert page.read_text(encoding="utf-8") == text, f"{page}: run: make schemas"
+
+
+def test_tables_of_recipes_say_what_the_recipes_do():
+    recipes = {file.stem: file for file in RECIPES}
+    text = """| recipes | global batch | published figure | ours |
+| --- | --- | --- | --- |
+| `gpt_pydoc`, [`image_classification/resnet50_imagenet_8k`](there) | ? | ? | `9` |
+| `unknown` | ? | ? | ? |
+
+| config | published figure |
+| --- | --- |
+| `bert_pydoc.json` | ? |"""
+    written = TABLES["page"](text, recipes).split("\n")
+    figure = "accuracy 0.7626 ± 0.0009 after 90 epochs, 5 seeds (Goyal et al. 2017, arXiv 1706.02677, table 1"
+    assert written[2].startswith(
+        "| `gpt_pydoc`, [`image_classification/resnet50_imagenet_8k`](there) | 32; 8,192 | none; " + figure
+    )
+    assert written[2].endswith(" | `9` |")
+    assert written[3] == "| `unknown` | ? | ? | ? |"
+    assert written[-1] == "| `bert_pydoc.json` | none |"
 
 
 def test_what_is_stale_is_told(tmp_path, capsys):

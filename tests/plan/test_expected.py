@@ -157,7 +157,7 @@ def test_the_report_draws_the_range_and_says_where_the_run_is(tmp_path, figure):
     assert run.plan.expected == plan.expected
     assert str(compare(plan, run.evaluations)) in page([run], 0.0)
     pattern = r'"name":"expected of run"[^{}]*"x":\[([^]]*)\],"y":\[([^]]*)\]'
-    (x, y) = re.search(pattern, curves_html([run])).groups()
+    ((x, y),) = re.findall(pattern, curves_html([run]))
     corners = [[float(each) for each in axis.split(",")] for axis in (x, y)]
     low, high = range_of(plan.expected)
     if plan.expected.reached:

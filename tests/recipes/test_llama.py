@@ -1,7 +1,10 @@
 """What a Llama's section refuses."""
 
+import math
+
 import pytest
 
+import tasks
 from largebatch.config import load_config
 from largebatch.errors import ConfigError
 from paths import LLAMA, PYDOC
@@ -26,3 +29,23 @@ def test_other_models_have_fp64_and_no_initial_weights():
     load_config(PYDOC, ["--precision=fp64"])
     with pytest.raises(ConfigError, match=r"model\.initial_weights"):
         load_config(PYDOC, ["--model.initial_weights=somewhere"])
+
+
+def test_llama_31_starts_as_in_megatron_with_scaled_frequencies():
+    """After the formulas of Llama 3.1's apply_rope_scaling and Megatron-LM's scaled_init_method_normal."""
+    words = ["--model.rope_scaling_factor=8", "--model.scaled_residual_init=true", "--model.hidden_size=512"]
+    plain, scaled = (
+        tasks.module("causal_lm", "model").build_model(load_config(LLAMA, each)) for each in (words[2:], words)
+    )
+    expected = []
+    for frequency in plain.model.rotary_emb.inv_freq.double().tolist():
+        wavelength = 2 * math.pi / frequency
+        smooth = min(max((8192 / wavelength - 1) / (4 - 1), 0), 1)
+        expected.append((1 - smooth) * frequency / 8 + smooth * frequency)
+    assert scaled.model.rotary_emb.inv_freq.tolist() == pytest.approx(expected, rel=1e-5)
+    assert expected[-1] == plain.model.rotary_emb.inv_freq[-1] / 8
+    for name, weight in scaled.named_parameters():
+        if name.endswith("proj.weight"):
+            residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+            layers = scaled.config.num_hidden_layers
+            assert weight.std().item() == pytest.approx(0.02 / math.sqrt(2 * layers) if residual else 0.02, rel=0.02)

@@ -76,7 +76,7 @@ def compare(plan: RunPlan, evaluations: Sequence[Mapping[str, Any]]) -> Comparis
 def in_words(expected: Expected) -> list[str]:
     """The figure as lines of text."""
     length, value, seeds = expected.after.length, f"{expected.metric} {expected.value:.6g}", expected.seeds
-    spread = f" ± {expected.spread:.3g}" if seeds > 1 else ""
+    spread = f" ± {expected.spread:,.6g}" if seeds > 1 else ""
     text = f"{value}{spread} after {length}"
     if expected.reached:
         word = expected.reached.replace("_", " ")

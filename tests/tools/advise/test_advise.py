@@ -80,6 +80,9 @@ def test_hours_are_steps_times_the_seconds_of_the_plan(advise, capsys):
     )
     assert speed == pytest.approx(middles[0] / middles[1], rel=0.01)
     assert cost == pytest.approx(2 / speed, rel=0.01)
+    # The last two columns: relative to two GPUs.
+    assert shown[0][6:] == [1, 1]
+    assert shown[1][6:] == pytest.approx([speed, cost], rel=0.01)
     assert "Batch 16 on 2 GPUs: batch: global_batch_size 16 is not a multiple" in prose(output)
 
 
