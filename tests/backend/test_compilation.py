@@ -98,11 +98,13 @@ def test_blocks_whose_weights_are_gathered_in_bf16_share_their_graphs(strategy, 
 
 
 @pytest.mark.slow
-def test_with_activation_checkpointing(eager, tmp_path):
-    words = (COMPILED, "--compute.activation_checkpointing=full")
-    result = run_job(trace_here, tmp_path / "run", *words, strategy="fsdp")[0]
+@pytest.mark.parametrize(("what", "strategy"), [("full", "ddp"), ("selective", "fsdp")])
+def test_with_activation_checkpointing(what, strategy, eager, tmp_path):
+    words = (COMPILED, f"--compute.activation_checkpointing={what}")
+    result = run_job(trace_here, tmp_path / "run", *words, strategy=strategy)[0]
     assert_same(result, eager[1])
     assert result["graphs"] > 1
+    assert "not_compiled" not in [line["event"] for line in read_json_lines(tmp_path / "run/history.jsonl")]
 
 
 @pytest.mark.slow
