@@ -46,11 +46,11 @@ def bits(value):
 
 def send(data, size=None):
     """As `exchange.gather`, but with any bytes, of which there are said to be `size`."""
-    sizes = exchange._all_gather(torch.tensor(len(data) if size is None else size), None)
+    sizes = exchange.all_gather(torch.tensor(len(data) if size is None else size), None)
     if size is None:
         mine = torch.zeros(max(int(each) for each in sizes), dtype=torch.uint8)
         mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        exchange._all_gather(mine, None)
+        exchange.all_gather(mine, None)
 
 
 def refusal(of_rank_0, of_rank_1):
@@ -85,7 +85,7 @@ def processes_and_a_stranger(folder):
         found.append(refusal(lambda: exchange.gather(None, None), partial(send, b"", size)))
     # Rank 0's digest, sent back by one who does not know the token.
     echo = torch.frombuffer(bytearray(exchange._proof(0, 2)), dtype=torch.uint8)
-    found.append(refusal(lambda: exchange.compare_tokens(None), lambda: exchange._all_gather(echo, None)))
+    found.append(refusal(lambda: exchange.compare_tokens(None), lambda: exchange.all_gather(echo, None)))
 
     assert not (folder / "exploded").exists()
     if rank == 1:

@@ -89,12 +89,9 @@ def synchronize(model: nn.Module, device: torch.device) -> None:
     """
     for module in model.modules():
         if isinstance(module, _BatchNorm):
-            if device.type == "cpu":
-                module.__class__ = CpuSyncBatchNorm
-            else:
-                module.__class__ = nn.SyncBatchNorm
-                # As its constructor sets it: all processes.
-                vars(module)["process_group"] = None
+            module.__class__ = CpuSyncBatchNorm if device.type == "cpu" else nn.SyncBatchNorm
+            # As the constructor of torch's sets it: all processes.
+            vars(module)["process_group"] = None
 
 
 def is_synchronized(model: nn.Module) -> bool:

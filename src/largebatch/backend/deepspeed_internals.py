@@ -8,8 +8,8 @@ import deepspeed
 import torch
 from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
 
+from largebatch.backend.torch_internals import hide_from_modes
 from largebatch.optim.layerwise import LayerPart
 
 
@@ -22,13 +22,8 @@ def switch_off_shared_memory() -> None:
 
 
 def hide_gathers_from_modes() -> None:
-    """Have ZeRO-3 gather and free weights outside of the modes that watch operations.
-
-    "selective" activation checkpointing refuses operations in a block's second run that its first run did not have.
-    """
-    for name in ("fetch_sub_module", "release_sub_module"):
-        hidden = _disable_current_modes()(getattr(PartitionedParameterCoordinator, name))
-        setattr(PartitionedParameterCoordinator, name, hidden)
+    """Have ZeRO-3 gather and free weights outside of the modes that watch operations."""
+    hide_from_modes(PartitionedParameterCoordinator, "fetch_sub_module", "release_sub_module")
 
 
 @dataclass(frozen=True)
@@ -66,8 +61,7 @@ class PartitionedStates(_Partitions):
             for parameter, begin in zip(group, offsets, strict=True):
                 start, stop = max(begin, first), min(begin + parameter.numel(), last)
                 if start < stop:
-                    part = LayerPart(names[parameter], start - begin, start - first, stop - start)
-                    layer_parts[flat].append(part)
+                    layer_parts[flat].append(LayerPart(names[parameter], start - begin, start - first, stop - start))
         return layer_parts
 
     def begin_restore(self) -> None:

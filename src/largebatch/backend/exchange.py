@@ -31,7 +31,7 @@ def gather(value: Any, group: Group, to_first: bool = False) -> list[Any]:
         LaunchError: A process sent something else.
     """
     mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-    sizes = [int(size) for size in _all_gather(torch.tensor(len(mine)), group)]
+    sizes = [int(size) for size in all_gather(torch.tensor(len(mine)), group)]
     for rank, size in enumerate(sizes):
         if not 0 < size <= MAX_BYTES:
             raise LaunchError(
@@ -44,11 +44,12 @@ def gather(value: Any, group: Group, to_first: bool = False) -> list[Any]:
         received = [torch.empty_like(padded) for _ in sizes] if is_first else []
         dist.gather(padded, received or None, dst=0, group=group)
     else:
-        received = _all_gather(padded, group)
+        received = all_gather(padded, group)
     return [_decode(rank, data[:size]) for rank, (data, size) in enumerate(zip(received, sizes, strict=False))]
 
 
-def _all_gather(tensor: torch.Tensor, group: Group) -> list[torch.Tensor]:
+def all_gather(tensor: torch.Tensor, group: Group) -> list[torch.Tensor]:
+    """A tensor of every process, of the same shape on all, by rank; all processes must call this."""
     received = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
     dist.all_gather(received, tensor, group=group)
     return received
@@ -69,7 +70,7 @@ def compare_tokens(group: Group) -> None:
     world_size = dist.get_world_size(group)
     expected = [_proof(rank, world_size) for rank in range(world_size)]
     mine = torch.frombuffer(bytearray(expected[dist.get_rank(group)]), dtype=torch.uint8)
-    received = [tensor.numpy().tobytes() for tensor in _all_gather(mine, group)]
+    received = [tensor.numpy().tobytes() for tensor in all_gather(mine, group)]
     pairs = zip(received, expected, strict=True)
     if strangers := [str(rank) for rank, pair in enumerate(pairs) if not hmac.compare_digest(*pair)]:
         raise LaunchError(

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from largebatch.backend.accelerate_internals import rehearse_fsdp_on_cpu
 from largebatch.backend.base import Observed, Request, Update
+from largebatch.backend.exchange import all_gather
 from largebatch.backend.fsdp_units import gather_once, shape_of, shardable_parts
 from largebatch.backend.gathers import gather_in_bf16
 from largebatch.backend.launch import SHARD_SIZE
@@ -145,11 +146,7 @@ class FsdpBackend(NativeBackend):
 def _agree_on_shards(shard_size: int, request: Request) -> None:
     """Refuse groups of different sizes, because the processes would wait for each other while forming them."""
     device = PartialState(**request.group.to_kwargs()).device
-    mine = torch.tensor([shard_size], device=device)
-    gathered = mine.repeat(request.launch.world_size)
-    if len(gathered) > 1:
-        torch.distributed.all_gather_into_tensor(gathered, mine)
-    sizes = gathered.tolist()
+    sizes = [int(size) for size in all_gather(torch.tensor([shard_size], device=device), None)]
     if len(set(sizes)) > 1:
         found = ", ".join(f"{size} on rank {sizes.index(size)}" for size in dict.fromkeys(sizes))
         raise LaunchError(

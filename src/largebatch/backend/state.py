@@ -80,8 +80,7 @@ def parameters_without_memory(model: nn.Module) -> list[nn.Parameter]:
 
 def materialize(parameter: nn.Parameter, device: torch.device) -> None:
     """Allocate uninitialized memory for a whole parameter, which stays the same object for model and optimizer."""
-    memory = torch.empty_like(parameter, device=device)
-    whole = nn.Parameter(memory, requires_grad=parameter.requires_grad)
+    whole = nn.Parameter(torch.empty_like(parameter, device=device), requires_grad=parameter.requires_grad)
     torch.utils.swap_tensors(parameter, whole)  # type: ignore[no-untyped-call]
 
 

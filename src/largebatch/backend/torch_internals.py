@@ -25,13 +25,17 @@ def sharded_units(model: nn.Module) -> Iterator[Any]:
 
 
 def hide_gathers_from_modes() -> None:
-    """Have FSDP2 gather and free weights outside of the modes that watch operations.
+    """Have FSDP2 gather and free the units inside a block outside of the modes that watch operations."""
+    hide_from_modes(FSDPState, "_pre_forward", "_post_forward")
 
-    "selective" activation checkpointing refuses operations in a block's second run that its first run did not have, as
-    units inside the block have.
+
+def hide_from_modes(owner: type, *methods: str) -> None:
+    """Run methods of a class outside of the modes that watch operations.
+
+    "selective" activation checkpointing refuses operations in a block's second run that its first run did not have.
     """
-    for name in ("_pre_forward", "_post_forward"):
-        setattr(FSDPState, name, _disable_current_modes()(getattr(FSDPState, name)))
+    for name in methods:
+        setattr(owner, name, _disable_current_modes()(getattr(owner, name)))
 
 
 def waits_for_all_reduce(unit: Any) -> bool:

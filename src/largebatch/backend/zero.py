@@ -65,8 +65,7 @@ class ZeroBackend(Backend):
         # Models are built whole on every strategy, checked, and sharded by `prepare`.
         unset_hf_deepspeed_config()
         super().__init__(accelerator, launch, plan)
-        assert launch.deepspeed_config is not None
-        self._launched_stage: int = launch.deepspeed_config["zero_optimization"]["stage"]
+        self._launched_stage = launch.entry.zero_stage
 
     def _wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         if self._launched_stage == 3 and (compiled := self._compiled) is not None:

@@ -91,13 +91,15 @@ class SeededWeights:
 
         On the CPU, so that the values do not depend on the kind of device.
         """
-        # The one block that all processes draw.
-        self.checksums[name] = fingerprint(self._block(name, 0))
+        # All processes draw this block, and compare it.
+        first_block = self._block(name, 0)
+        self.checksums[name] = fingerprint(first_block)
         values = torch.empty(stop - start, dtype=self._like[name][1], device="cpu")
         for number in range(start // BLOCK, -(-stop // BLOCK)):
             first = number * BLOCK
             begin, end = max(start, first), min(stop, first + BLOCK)
-            values[begin - start : end - start] = self._block(name, number)[begin - first : end - first]
+            block = self._block(name, number) if number else first_block
+            values[begin - start : end - start] = block[begin - first : end - first]
         return values
 
     def _block(self, name: str, number: int) -> torch.Tensor:

@@ -88,6 +88,7 @@ class JobStarts:
         """Why there should be no further start, if the allowed number began at the latest checkpoint."""
         steps: list[str] = []
         with suppress(OSError):
+            # Bytes that are not text count as a step at which no start began.
             steps = read_bytes(self.job_dir / "starts").decode(errors="replace").split()
         if (starts := steps.count(str(self.checkpoint_step))) <= self.max_restarts:
             return None
