@@ -28,7 +28,7 @@ CLIPPED, NOT_CLIPPED = "--optimizer.clip_norm=1", "--optimizer.clip_norm=null"
 RECIPES = {
     "causal_lm": (PYDOC, (*GPT, CLIPPED)),
     "causal_lm in bf16": (PYDOC, (*GPT, NOT_CLIPPED, "--precision=bf16")),
-    "causal_lm on documents": (PYDOC, (*GPT, CLIPPED, *DOCUMENTS)),
+    "causal_lm on documents": (PYDOC, (*GPT, CLIPPED, *DOCUMENTS, '--logging.noise_scale={"every": 1}')),
     "causal_lm that skips": (PYDOC, (*GPT, CLIPPED, "--faults.on_non_finite=skip")),
     "masked_lm": (BERT, ()),
     "contrastive": (SIMCLR, ()),
