@@ -10,6 +10,7 @@ from pathlib import Path
 import datasets
 import pytest
 
+from jobs import run_job
 from largebatch.backend.deepspeed_config import fill_from_plan
 from largebatch.config import load_config
 from largebatch.plan import resolve
@@ -105,6 +106,23 @@ def test_a_pair_of_turns_on_two_processes():
     ours["zero_optimization"].pop("stage3_gather_16bit_weights_on_model_save", None)
     accumulated = {"gradient_accumulation_steps": 4, "train_batch_size": 4 * ours["train_batch_size"]}
     assert engine_config(3, two_process.WORLD_SIZE) == ours | accumulated
+
+
+def measured_noise_scale(folder):
+    import noise_scale
+
+    noise_scale.DRAWS = 4
+    return noise_scale.measured("documents", 4, 4, folder)
+
+
+def test_the_noise_scale_is_that_of_single_samples(tmp_path):
+    from largebatch.batch.noise_scale import noise_scale as averaged
+
+    ((exact, lines),) = run_job(measured_noise_scale, tmp_path / "run", strategy="single", world_size=1)
+    found = averaged(lines)
+    assert found["measurements"] == 200
+    assert found["standard_error"] < exact / 5
+    assert abs(found["samples"] - exact) < 2 * found["standard_error"]
 
 
 def test_scale(tmp_path, monkeypatch):

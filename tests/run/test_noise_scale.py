@@ -86,7 +86,7 @@ def test_the_error_is_the_jackknife_of_the_ratio():
 
 
 def test_there_is_no_scale_without_a_gradient():
-    why = "1 measurements of at least 2, in steps with 2 or more micro-batches"
+    why = "1 measurement; it takes 2, in steps of 2 or more micro-batches"
     assert noise_scale(lines([1.0], [5.0])) == {"not_measured": why}
     why = "the squared gradient cannot be told from zero after 50 measurements"
     random = np.random.default_rng(3)
@@ -234,6 +234,10 @@ MOVING = (
 def test_a_killed_run_reports_the_same(tmp_path):
     assert run_interrupted(tmp_path / "whole", MOVING) is None
     assert run_interrupted(tmp_path / "parts", MOVING, Interruption("kill", 0, 18, everybody=True)) is not None
+    # Lines may wait for a second before they are written; this one was not the last.
+    later = {"step": 15, "global_batch_size": 48, "squared_gradient": 1.0, "trace": 1.0}
+    with (tmp_path / "parts/noise_scale.jsonl").open("a") as file:
+        file.write(json.dumps(later) + "\n")
     assert run_interrupted(tmp_path / "parts", MOVING) is None
     whole, parts = (
         [
