@@ -18,6 +18,7 @@ FREE = (
     "compute",
     "logging",
     "expected",
+    "demonstration",
     "debug_model",
 )
 

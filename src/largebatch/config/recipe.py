@@ -72,6 +72,8 @@ class RecipeConfig(Section):
     logging: Logging = Logging()
     expected: Expected | None = None
     """A published figure of the recipe's settings, which a finished run is compared with; null: there is none."""
+    demonstration: bool = False
+    """Whether the recipe shows how something works rather than how to train well, so that its plan gets no notes."""
     debug_model: dict[str, Any] | None = None
     """Fields of the model section, with values that make a large model small for `largebatch verify`; null verifies the
     model as it is."""

@@ -2,5 +2,6 @@
 
 from largebatch.plan.contract import RunPlan, resolve
 from largebatch.plan.explain import explain
+from largebatch.plan.notes import notes_on
 
-__all__ = ["RunPlan", "explain", "resolve"]
+__all__ = ["RunPlan", "explain", "notes_on", "resolve"]

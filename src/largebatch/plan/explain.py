@@ -1,6 +1,6 @@
 """A plan in words: what each process loads, what the loss is a mean over, and where the learning rate comes from."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from largebatch.batch import Length, micro_steps
@@ -14,13 +14,14 @@ from largebatch.plan.strategies import POLICY_WORDS
 MAX_LINES = 6
 
 
-def explain(plan: RunPlan, title: str, sections: Collection[str] | None = None) -> str:
+def explain(plan: RunPlan, title: str, sections: Collection[str] | None = None, notes: Iterable[str] = ()) -> str:
     """The plan as readable text, in lines of about 110 characters or fewer.
 
     Args:
         plan: The resolved plan.
         title: Title of the first line, such as the recipe's name.
         sections: Names of the sections to show; None means all.
+        notes: Lines to add, of `notes_on`.
     """
     lines = [f"{title}: {plan.task} on {counted(plan.world_size, 'process', 'processes')}"]
     bodies = {
@@ -31,6 +32,7 @@ def explain(plan: RunPlan, title: str, sections: Collection[str] | None = None) 
         "Optimizer": _optimizer(plan),
         "Compiling": _compiling(plan),
         "Expected": in_words(plan.expected) if plan.expected else [],
+        "Notes": list(notes),
     }
     for name, body in bodies.items():
         if sections is None or name in sections:

@@ -11,7 +11,7 @@ from largebatch.errors import ConfigError
 from largebatch.estimate.comparison import Json, Workload, compare_strategies
 from largebatch.estimate.hardware import GIB, GPUS, NETWORKS, SHORT_NAMES, Network, find_gpu, find_network
 from largebatch.estimate.table import table
-from largebatch.plan import RunPlan, explain, resolve
+from largebatch.plan import RunPlan, explain, notes_on, resolve
 from largebatch.tools.options import (
     Commands,
     add_accelerate_configs,
@@ -53,6 +53,8 @@ Fields are overridden as in a run: --batch.global_batch_size 512.""",
     memory = "memory of a GPU: print what should fit, and which strategy to use; with --world-sizes"
     gpus.add_argument("--gpu-memory", type=positive_float, metavar="GIB", help=memory)
     add_gpus(parser, gpus)
+    critical = "the critical batch, in samples: note whether the batch is beyond it; with --world-size"
+    parser.add_argument("--critical-batch", type=positive_float, metavar="SAMPLES", help=critical)
     add_options_of_a_run(parser)
     parser.add_argument("--json", action="store_true", help="print the resolved plan, or all numbers, as JSON")
 
@@ -80,11 +82,15 @@ def network(text: str) -> Network:
 def run(options: argparse.Namespace) -> int:
     """Print the plan, or the comparison."""
     if options.world_sizes:
+        if options.critical_batch:
+            options.refuse("--critical-batch requires --world-size")
         return _compare(options)
     if options.gpu_memory or options.gpu or options.network or options.accelerate_configs:
         options.refuse("--gpu-memory, --gpu, --network and --accelerate-configs require --world-sizes")
-    plan = resolve(load_config(options.config, options.overrides, task=options.task), options.world_size)
-    sys.stdout.write(plan.to_json() if options.json else explain(plan, options.config.stem) + "\n")
+    config: RecipeConfig = load_config(options.config, options.overrides, task=options.task)
+    plan = resolve(config, options.world_size)
+    notes = notes_on(config, plan, options.critical_batch)
+    sys.stdout.write(plan.to_json() if options.json else explain(plan, options.config.stem, notes=notes) + "\n")
     return 0
 
 

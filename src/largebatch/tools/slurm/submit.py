@@ -11,7 +11,7 @@ from pathlib import Path
 
 from largebatch.config import config_class_of, task_of
 from largebatch.errors import UserError
-from largebatch.plan import explain, resolve
+from largebatch.plan import explain, notes_on, resolve
 from largebatch.source_code import take_snapshot
 from largebatch.tools.options import Commands, add_command, add_recipe, add_task
 from largebatch.tools.slurm.batch_script import OPTION, SCRIPTS, BatchScript, site_environment
@@ -173,7 +173,8 @@ def _print_plans(script: BatchScript) -> None:
     devices = "GPUs" if script.gpus_per_node else "CPU processes"
     for nodes in node_counts:
         title = f"{script.path.stem} under {script.strategy}, nodes x {devices} per node = {nodes} x {processes}"
-        print(explain(resolve(script.config, nodes * processes), title, ("Batch", "Steps", "Learning rate")))
+        plan = resolve(script.config, nodes * processes)
+        print(explain(plan, title, ("Batch", "Steps", "Learning rate", "Notes"), notes_on(script.config, plan)))
     # Imported here, because it imports torch.
     from largebatch.backend.trial import try_optimizer
 

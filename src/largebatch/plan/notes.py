@@ -1,0 +1,44 @@
+"""Notes on a plan that would run, but perhaps not as well as was meant; they never refuse anything."""
+
+from collections.abc import Iterator
+
+from largebatch.batch import Length
+from largebatch.config import RecipeConfig
+from largebatch.config.data import TextData
+from largebatch.errors import counted
+from largebatch.plan.contract import RunPlan
+
+MIN_STEPS, MIN_WARMUP_STEPS = 500, 20
+MAX_PASSES = 4
+"""Passes over the same text that are almost as good as new text (Muennighoff et al. 2023, arXiv 2305.16264)."""
+
+
+def notes_on(config: RecipeConfig, plan: RunPlan, critical_batch: float | None = None) -> Iterator[str]:
+    """One line each; none for a recipe that is a demonstration.
+
+    Args:
+        config: The recipe.
+        plan: Its plan.
+        critical_batch: The critical batch size of this training in samples, if it is known.
+    """
+    if config.demonstration:
+        return
+    timeline, rate = plan.timeline, "learning_rate.warmup.duration"
+    is_pretrained = config.model.read_in_parts_from or getattr(config.model, "initial_weights", None)
+    if plan.total_steps < MIN_STEPS and not is_pretrained:
+        yield f"{plan.total_steps:,} steps are few to train from random weights; a smaller batch takes more of them"
+    warmup = timeline.steps_in(Length("samples", plan.schedule.warmup)) if plan.schedule.warmup else MIN_WARMUP_STEPS
+    if warmup < MIN_WARMUP_STEPS:
+        yield f"{counted(warmup, 'step')} of warmup are few for averages over gradients to settle; lengthen {rate}"
+    for name, every in {"evaluation": plan.evaluation.every, "checkpoint": plan.checkpoint.every}.items():
+        if every is None or timeline.steps_in(every.length) >= plan.stop_after_steps:
+            lost = "; a run that is killed starts over" if name == "checkpoint" else ""
+            yield f"no {name} before the end{lost}: write a shorter {name}.every"
+    if isinstance(config.data, TextData) and config.data.tokens_per_sample in (None, config.data.block_size):
+        samples = timeline.at(plan.total_steps).samples_before
+        passes = max(plan.mixture.epochs(samples)) if plan.mixture else samples / plan.num_train_samples
+        if passes > MAX_PASSES:
+            yield f"text is read {passes:.3g} times; more than {MAX_PASSES} passes add little (arXiv 2305.16264)"
+    if critical_batch is not None and plan.max_global_batch_size > critical_batch:
+        times = 1 + plan.max_global_batch_size / critical_batch
+        yield f"beyond the critical batch, the same loss takes {times:.3g} times the fewest samples (arXiv 1812.06162)"

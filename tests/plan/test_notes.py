@@ -1,0 +1,108 @@
+"""Notes on plans: what gets one, and that shipped recipes get none."""
+
+import json
+
+import pytest
+
+from largebatch.config import load_config
+from largebatch.plan import notes_on, resolve
+from largebatch.task_folders import recipes_in
+from largebatch.tools.command_line import main
+from paths import ROOT
+
+GPT2 = ROOT / "recipes/causal_lm/gpt2_124m.json"
+RESNET = ROOT / "recipes/image_classification/resnet50_imagenet_32k.json"
+BERT = ROOT / "recipes/masked_lm/bert_large_64k_128.json"
+CHATS = ROOT / "recipes/sft/sft_qwen_7b.json"
+EPOCH = 4_687  # steps of GPT-2's recipe
+
+
+def notes(recipe, *words, critical_batch=None) -> list[str]:
+    config = load_config(recipe, words)
+    return list(notes_on(config, resolve(config, 8), critical_batch))
+
+
+def steps(number: int, *others: str) -> tuple[str, ...]:
+    return (f'--train.duration={{"steps": {number}}}', *others)
+
+
+FEW_OF_WARMUP = "steps of warmup are few for averages over gradients to settle; lengthen learning_rate.warmup.duration"
+NO_EVALUATION = "no evaluation before the end: write a shorter evaluation.every"
+NO_CHECKPOINT = "no checkpoint before the end; a run that is killed starts over: write a shorter checkpoint.every"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words", "expected"),
+    [
+        (GPT2, steps(500), []),
+        (GPT2, steps(499), ["499 steps are few to train from random weights; a smaller batch takes more of them"]),
+        # Of pretrained weights.
+        (CHATS, steps(219), []),
+        (BERT.with_name("bert_large_32k_512.json"), steps(400), []),
+        (GPT2, ['--learning_rate.warmup.duration={"steps": 20}'], []),
+        (
+            GPT2,
+            ['--learning_rate.warmup.duration={"steps": 19}'],
+            [f"19 {FEW_OF_WARMUP}"],
+        ),
+        (GPT2, ["--learning_rate.warmup=null"], []),
+        (GPT2, ["--evaluation.every=null"], [NO_EVALUATION]),
+        (GPT2, [f'--evaluation.every={{"steps": {EPOCH - 1}}}'], []),
+        (GPT2, [f'--evaluation.every={{"steps": {EPOCH}}}'], [NO_EVALUATION]),
+        (GPT2, ['--checkpoint.every={"epochs": 2}'], [NO_CHECKPOINT]),
+        (GPT2, ["--train.stop_after_steps=250"], [NO_EVALUATION, NO_CHECKPOINT]),
+        (GPT2, ['--train.duration={"epochs": 4}'], []),
+        (
+            GPT2,
+            ['--train.duration={"epochs": 5}'],
+            ["text is read 5 times; more than 4 passes add little (arXiv 2305.16264)"],
+        ),
+        # Images are augmented, and other tokens are masked, in each pass.
+        (RESNET, [], []),
+        (BERT, [], []),
+        (GPT2, ["--checkpoint.every=null", "--evaluation.every=null", "--demonstration=true"], []),
+    ],
+)
+def test_notes(recipe, words, expected):
+    assert notes(recipe, *words) == expected
+
+
+def test_each_source_of_a_mixture_is_counted():
+    sources = [
+        {"name": name, "weight": weight, "path": name, "num_train_samples": size, "num_eval_samples": 1024}
+        for name, weight, size in (("many", 0.9, 9_000_000), ("few", 0.1, 100_000))
+    ]
+    data = {"source": "datasets", "tokenizer": "bytes", "block_size": 1024, "sources": sources}
+    data |= {"num_train_samples": 9_100_000, "num_eval_samples": 2048}
+    words = [
+        f"--data={json.dumps(data)}",
+        '--train.duration={"steps": 2500}',
+        "--learning_rate.reference_duration=null",
+    ]
+    # 2,048 x 2,500 x 0.1 = 512,000 of its 100,000 samples.
+    assert notes(GPT2, *words) == ["text is read 5.12 times; more than 4 passes add little (arXiv 2305.16264)"]
+
+
+def test_a_batch_beyond_the_critical_one():
+    """Twice as many samples as at the limit of small batches at the critical batch, so three times at its double."""
+    assert notes(GPT2, critical_batch=2048) == []
+    (note,) = notes(GPT2, critical_batch=1024)
+    assert note == "beyond the critical batch, the same loss takes 3 times the fewest samples (arXiv 1812.06162)"
+
+
+def test_shipped_recipes_get_none():
+    for recipe in recipes_in(ROOT / "recipes"):
+        config = load_config(recipe)
+        notes = list(notes_on(config, resolve(config, 1 if config.demonstration or "cifar" in recipe.name else 8)))
+        assert notes == [], recipe
+
+
+def test_plan_prints_them_and_succeeds(capsys):
+    assert main(["plan", str(GPT2), "--world-size=8", "--evaluation.every=null", "--critical-batch=512"]) == 0
+    printed = capsys.readouterr().out
+    assert f"  Notes         {NO_EVALUATION}\n" in printed
+    assert "                beyond the critical batch, the same loss takes 5 times" in printed
+    assert main(["plan", str(GPT2), "--world-size=8"]) == 0
+    assert "Notes" not in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        main(["plan", str(GPT2), "--world-sizes=8", "--critical-batch=512"])
