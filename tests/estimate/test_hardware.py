@@ -1,6 +1,7 @@
 """GPUs and networks by name, the operations of a micro-batch, and what `--gpu` and `--network` print."""
 
 import json
+import re
 
 import pytest
 from test_comparison import MODEL, RECIPE
@@ -9,9 +10,10 @@ from largebatch.config import load_config
 from largebatch.estimate.comparison import Workload, compare_strategies
 from largebatch.estimate.hardware import GIB, GPUS, NETWORKS, find_gpu, find_network, kept_back
 from largebatch.estimate.model_shape import Strategy
-from largebatch.estimate.recipe_model import activation_bytes, micro_batch_flops, recipe_model
-from largebatch.estimate.step_time import Fabric, Hardware
+from largebatch.estimate.recipe_model import activation_bytes, convolves, micro_batch_flops, recipe_model
+from largebatch.estimate.step_time import Fabric, Hardware, step_time
 from largebatch.estimate.table import table
+from largebatch.plan import resolve
 from largebatch.tools.command_line import main
 from paths import DIGITS, LLAMA, PYDOC, ROOT
 
@@ -122,6 +124,36 @@ def test_operations_of_convolutions():
     assert 1.5 * forward < backward < 2 * forward
 
 
+def test_published_throughputs_of_convolutions():
+    """Images per second in mixed precision of NVIDIA's PyTorch example (DeepLearningExamples, resnet50v1.5)."""
+    recipe = ROOT / "recipes/image_classification/resnet50_imagenet_32k.json"
+    config = load_config(recipe)
+    model, example_batch = recipe_model(config)
+    kept = activation_bytes(model, config, example_batch)
+    flops = micro_batch_flops(model, config, example_batch)
+    assert convolves(model)
+    for name, peak, published in (
+        ("v100-32gb", 125e12, 1200),
+        ("v100-32gb", 125e12, 1156),
+        ("a100-80gb", 312e12, 2470),
+    ):
+        hardware = Hardware(peak, Fabric(8, 1, 1), find_gpu(name).memory_gb_per_s * 1e9)
+        seconds = step_time([], flops, 1, hardware, kept)["step_seconds"]
+        low, high = (config.batch.micro_batch_size / seconds[end] for end in ("most", "least"))
+        assert 0.99 * low < published < 1.01 * high < 1.15 * low
+
+
+@pytest.mark.parametrize(("recipe", "expected"), [(DIGITS, True), (PYDOC, False), (LLAMA, False)])
+def test_networks_of_convolutions(recipe, expected):
+    model, _ = recipe_model(load_config(recipe))
+    assert convolves(model) == expected
+
+
+def test_a_vision_transformer_is_no_network_of_convolutions():
+    model, _ = recipe_model(load_config(ROOT / "recipes/image_classification/vit_digits.json"))
+    assert not convolves(model)
+
+
 def compared(gpu_memory=80 * GIB, net=50e9, flops=FLOPS, strategies=BOTH):
     hardware = Hardware(989e12, Fabric(8, 450e9, net))
     return compare_strategies("recipe", RECIPE, Workload(MODEL, GIB, flops), strategies, [32], gpu_memory, hardware)
@@ -160,6 +192,29 @@ def test_every_assumption_is_printed():
     assert "0.3 to 0.5 of the data sheet's 989 TFLOP/s (MFU), 450 GB/s within nodes of 8 and 50 GB/s per GPU" in text
     assert "0.4 to 1 of the shorter of computation and communication not hidden" in text
     assert max(map(len, table(compared(), RECIPE).splitlines())) <= 110
+
+
+def test_the_whole_run_by_hand():
+    """Samples of the run over those of a step, times its seconds."""
+    comparison = compared()
+    (column,) = comparison["world_sizes"]
+    plan = resolve(RECIPE, 32)
+    samples = sum(plan.batch_at(step).size for step in range(plan.total_steps))
+    seconds = column["strategies"][column["suggested"]]["step_seconds"]
+    steps = samples / max(size for _, size in RECIPE.batch.sizes)
+    hours = [steps * seconds[end] / 3600 for end in ("least", "most")]
+    (line,) = [line for line in table(comparison, RECIPE).splitlines() if "The whole run" in line]
+    numbers = [float(each.replace(",", "")) for each in re.findall(r"[\d,]*\d\.?\d*", line)]
+    assert numbers[:4] == pytest.approx([*hours, *(32 * each for each in hours)], rel=0.05)
+    tokens = samples * (RECIPE.tokens_processed_per_sample or 1)
+    assert numbers[4:] == pytest.approx([tokens / (3600 * each) for each in reversed(hours)], rel=0.05)
+
+
+def test_the_memory_that_convolutions_wait_for_is_printed():
+    hardware = Hardware(989e12, Fabric(8, 450e9, 50e9), 3350e9)
+    comparison = compare_strategies("recipe", RECIPE, Workload(MODEL, GIB, FLOPS), BOTH, [32], 80 * GIB, hardware)
+    text = " ".join(table(comparison, RECIPE).split())
+    assert "(MFU) or 17 to 19 passes over the activations at 3,350 GB/s, whichever takes longer, 450 GB/s" in text
 
 
 def test_without_operations_the_choice_is_as_without_a_network():

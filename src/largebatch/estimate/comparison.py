@@ -69,6 +69,7 @@ def compare_strategies(
                 "world_size": world_size,
                 "problem": None,
                 "gradient_accumulation_steps": plan.max_gradient_accumulation_steps,
+                "samples": plan.timeline.at(plan.total_steps).samples_before,
                 "suggested": suggested,
                 "reason": reason,
                 "strategies": counted,
@@ -123,7 +124,7 @@ def _cost(
         "sent_between_nodes_bytes_per_step": between,
     }
     if hardware and flops:
-        return cost | step_time(traffic, flops, micro_batches, hardware)
+        return cost | step_time(traffic, flops, micro_batches, hardware, workload.activations or 0)
     return cost | {"step_seconds": None, "efficiency": None}
 
 

@@ -17,6 +17,7 @@ class Gpu:
     bf16_tflops: float | None  # dense 10^12 operations per second with tensor cores
     fp32_tflops: float  # the same without tensor cores: training does not use TF32
     fp64_tflops: float | None  # the same, with tensor cores if they support it
+    memory_gb_per_s: float  # 10^9 bytes per second to its own memory
     link_gb_per_s: float  # 10^9 bytes per second and direction to the other GPUs of its node
 
     @property
@@ -43,19 +44,19 @@ class Network(NamedTuple):
 
 # A device is the first whose words are all in its name.
 GPUS = (
-    Gpu("v100-32gb", ("V100", "SXM"), 31.7, None, 15.7, 7.8, 150),
-    Gpu("v100-pcie", ("V100", "PCIE"), 31.7, None, 14.0, 7.0, 16),
-    Gpu("a100-80gb", ("A100", "80GB"), 79.1, 312, 19.5, 19.5, 300),
-    Gpu("a100-40gb", ("A100",), 39.4, 312, 19.5, 19.5, 300),
+    Gpu("v100-32gb", ("V100", "SXM"), 31.7, None, 15.7, 7.8, 900, 150),
+    Gpu("v100-pcie", ("V100", "PCIE"), 31.7, None, 14.0, 7.0, 900, 16),
+    Gpu("a100-80gb", ("A100", "80GB"), 79.1, 312, 19.5, 19.5, 2039, 300),
+    Gpu("a100-40gb", ("A100",), 39.4, 312, 19.5, 19.5, 1555, 300),
     # PCI Express 4.0 x16.
-    Gpu("l40s", ("L40S",), 44.4, 362, 91.6, None, 32),
-    Gpu("h100-80gb", ("H100", "HBM3"), 79.1, 989, 67, 67, 450),
+    Gpu("l40s", ("L40S",), 44.4, 362, 91.6, None, 864, 32),
+    Gpu("h100-80gb", ("H100", "HBM3"), 79.1, 989, 67, 67, 3350, 450),
     # PCI Express 5.0 x16 here and below: NVLink joins pairs only.
-    Gpu("h100-pcie", ("H100", "PCIe"), 79.1, 756, 51, 51, 64),
-    Gpu("h100-nvl", ("H100", "NVL"), 93.0, 835, 60, 60, 64),
-    Gpu("h200-nvl", ("NVIDIA H200", "NVL"), 139.7, 835, 60, 60, 64),
-    Gpu("h200", ("NVIDIA H200",), 139.7, 989, 67, 67, 450),
-    Gpu("b200", ("NVIDIA B200",), 178.3, 2250, 75, None, 900),
+    Gpu("h100-pcie", ("H100", "PCIe"), 79.1, 756, 51, 51, 2000, 64),
+    Gpu("h100-nvl", ("H100", "NVL"), 93.0, 835, 60, 60, 3900, 64),
+    Gpu("h200-nvl", ("NVIDIA H200", "NVL"), 139.7, 835, 60, 60, 4800, 64),
+    Gpu("h200", ("NVIDIA H200",), 139.7, 989, 67, 67, 4800, 450),
+    Gpu("b200", ("NVIDIA B200",), 178.3, 2250, 75, None, 8000, 900),
 )
 SHORT_NAMES = {"v100": "v100-32gb", "a100": "a100-80gb", "h100": "h100-80gb"}
 NETWORKS = {

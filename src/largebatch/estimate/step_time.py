@@ -19,7 +19,14 @@ from largebatch.estimate.traffic import Collective, Group
 
 MFU = (0.3, 0.5)
 """The fraction of a GPU's peak that computation is assumed to reach: low and high. Transformers reached 0.36 to 0.58 on
-the fewest GPUs of each series in bench/scale. Convolutions reach less, so they take longer than this model says."""
+the fewest GPUs of each series in bench/scale."""
+CONVOLUTION_PASSES = (19, 17)
+"""How often the activations that a network of convolutions keeps cross the interface of the GPU's memory in a
+micro-batch, at the bandwidth of its data sheet: high and low. Convolutions with normalization wait for memory, so they
+take at least this long. NVIDIA's PyTorch example trains ResNet-50 in mixed precision with 1,200 images/s on a V100 of
+16 GB, 1,156 on one of 32 GB and 2,470 on an A100 of 80 GB (NVIDIA/DeepLearningExamples,
+PyTorch/Classification/ConvNets/resnet50v1.5): 750, 779 and 826 MB per image, 17 to 18.7 times the 44.2 MB that are
+kept."""
 EXPOSED_SHARE = (0.4, 1.0)
 """The share of the shorter of computation and communication that is not hidden: low and high. bench/scale fits 0.56;
 its other series, each fitted alone, give 0.34 to 1, except for one, which gives 0.11."""
@@ -45,6 +52,7 @@ class Hardware:
 
     peak: float  # floating-point operations per second of a GPU in the precision of training, by its data sheet
     fabric: Fabric
+    memory_bandwidth: float | None = None  # bytes per second of its memory if the model is one of convolutions
 
 
 @dataclass(frozen=True)
@@ -56,20 +64,25 @@ class Computing:
 
 
 def step_time(
-    traffic: Sequence[Collective], flops: tuple[int, int], micro_batches: int, hardware: Hardware
+    traffic: Sequence[Collective], flops: tuple[int, int], micro_batches: int, hardware: Hardware, kept: int = 0
 ) -> dict[str, dict[str, float]]:
     """The least and the most seconds of a step, and the fraction of them that computation alone would take.
 
-    Under the assumptions `MFU` and `EXPOSED_SHARE`.
+    Under the assumptions `MFU`, `CONVOLUTION_PASSES` and `EXPOSED_SHARE`.
 
     Args:
         traffic: The collectives of the step.
         flops: Floating-point operations of the forward and of the backward pass of a micro-batch.
         micro_batches: Number of micro-batches per process in the step.
         hardware: The GPUs and what connects them.
+        kept: Bytes of activations that are kept for a micro-batch, for networks of convolutions.
     """
-    speeds = [mfu * hardware.peak for mfu in MFU]
-    computed = [Computing(flops[0] / speed, flops[1] / speed) for speed in speeds]
+    computed = []
+    for mfu, passes in zip(MFU, CONVOLUTION_PASSES, strict=True):
+        seconds = sum(flops) / (mfu * hardware.peak)
+        if hardware.memory_bandwidth is not None:
+            seconds = max(seconds, passes * kept / hardware.memory_bandwidth)
+        computed.append(Computing(*(seconds * each / sum(flops) for each in flops)))
     least, most = (
         [step_seconds(traffic, each, micro_batches, hardware.fabric, share) for each in computed]
         for share in EXPOSED_SHARE

@@ -7,6 +7,7 @@ from largebatch.config import RecipeConfig
 from largebatch.errors import counted
 from largebatch.estimate.comparison import Json
 from largebatch.estimate.hardware import GIB
+from largebatch.estimate.step_time import CONVOLUTION_PASSES
 
 WIDTH = 110
 NOTES = (
@@ -30,7 +31,7 @@ def table(comparison: Json, config: RecipeConfig) -> str:
         f"micro-batches of {config.batch.micro_batch_size:,}"
     ]
     for column in comparison["world_sizes"]:
-        lines += ["", *wrapped(_title(column))]
+        lines += ["", *wrapped(_title(column)), *wrapped(_whole_run(column, config))]
         rows = {name: _cells(option, comparison) for name, option in column.get("strategies", {}).items()}
         lines += aligned(rows)
     lines.append("")
@@ -69,9 +70,15 @@ def assumptions(hardware: Json) -> str:
     if not flops:
         return "The time of a step is not estimated: the operations of this task or model cannot be counted."
     mfu, exposed = ("{:g} to {:g}".format(*hardware[name]) for name in ("mfu", "exposed_share"))
+    bound = ""
+    if bandwidth := hardware["memory_bandwidth"]:
+        most, least = CONVOLUTION_PASSES
+        bound = (
+            f" or {least} to {most} passes over the activations at {bandwidth / 1e9:,g} GB/s, whichever takes longer"
+        )
     return (
         f"The time of a step is an estimate: {flops:.3g} operations per micro-batch at {mfu} of the data sheet's "
-        f"{hardware['peak'] / 1e12:g} TFLOP/s (MFU), {fabric['node_bandwidth'] / 1e9:g} GB/s within nodes of "
+        f"{hardware['peak'] / 1e12:g} TFLOP/s (MFU){bound}, {fabric['node_bandwidth'] / 1e9:g} GB/s within nodes of "
         f"{fabric['gpus_per_node']} and {fabric['net_bandwidth'] / 1e9:g} GB/s per GPU between them, and {exposed} of "
         "the shorter of computation and communication not hidden behind the longer. Efficiency is the fraction of a "
         "step that computation alone would take, including recomputation."
@@ -87,6 +94,23 @@ def _title(column: Json) -> str:
     if column["reason"]:
         title += f": {column['suggested'] or 'none fits'}; {column['reason']}"
     return title
+
+
+def _whole_run(column: Json, config: RecipeConfig) -> str:
+    """What the whole run takes with the strategy that is suggested; "" if nothing is known of it."""
+    option = column.get("strategies", {}).get(column.get("suggested"))
+    if option is None or option["step_seconds"] is None:
+        return ""
+    # A step with fewer samples takes less time.
+    size, tokens = max(size for _, size in config.batch.sizes), config.tokens_processed_per_sample
+    seconds = [column["samples"] / size * each for each in option["step_seconds"].values()]
+    hours, gpu_hours = ([count * each / 3600 for each in seconds] for count in (1, column["world_size"]))
+    rates = [column["samples"] * (tokens or 1) / each for each in reversed(seconds)]
+    ranges = (
+        " to ".join(digits(each) if each >= 1 else f"{each:.2g}" for each in r) for r in (hours, gpu_hours, rates)
+    )
+    unit = "tokens" if tokens else "samples"
+    return "  The whole run: {} hours, {} GPU-hours, {} {} per second".format(*ranges, unit)
 
 
 def _cells(option: Json, comparison: Json) -> Mapping[str, str]:

@@ -143,7 +143,7 @@ def scale_model(
     from largebatch.backend.accelerate_configs import find_strategies
     from largebatch.backend.fsdp_units import shape_of
     from largebatch.backend.trial import try_optimizer
-    from largebatch.estimate.recipe_model import activation_bytes, micro_batch_flops, recipe_model
+    from largebatch.estimate.recipe_model import activation_bytes, convolves, micro_batch_flops, recipe_model
     from largebatch.estimate.step_time import Fabric, Hardware
 
     try_optimizer(plan)
@@ -158,7 +158,8 @@ def scale_model(
         # A GPU without bf16 units computes bf16 as fp32.
         peak = gpu.peak_tflops(config.precision) or gpu.fp32_tflops
         bandwidth = options.network.per_gpu(options.gpus_per_node)
-        hardware = Hardware(peak * 1e12, Fabric(options.gpus_per_node, gpu.link_gb_per_s * 1e9, bandwidth))
+        fabric = Fabric(options.gpus_per_node, gpu.link_gb_per_s * 1e9, bandwidth)
+        hardware = Hardware(peak * 1e12, fabric, gpu.memory_gb_per_s * 1e9 if convolves(model) else None)
         flops = None if activations is None else micro_batch_flops(model, config, example_batch)
         usable_memory = gpu.memory_bytes
     return partial(
