@@ -20,7 +20,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 from jobs import run_job
 from paths import DIGITS, VIT_DIGITS
-from recipes.test_digits import accuracy_of
+from recipes.test_digits import summary_of
 
 # Recipe, global batch size, and the lowest accuracy that its README allows for.
 CASES = [(DIGITS, 64, 0.97), (DIGITS, 512, 0.96), (VIT_DIGITS, 64, 0.93)]
@@ -35,7 +35,8 @@ def main() -> None:
     for (recipe, global_batch_size, at_least), seed in product(CASES, options.seeds.split(",")):
         overrides = (f"--batch.global_batch_size={global_batch_size}", f"--seed={seed}")
         with tempfile.TemporaryDirectory() as folder:
-            accuracy, _ = run_job(accuracy_of, recipe, Path(folder, "run"), *overrides)
+            summary, _ = run_job(summary_of, recipe, Path(folder, "run"), *overrides)
+        accuracy = summary["evaluation"]["accuracy"]
         row = {"recipe": recipe.stem, "global_batch_size": global_batch_size, "seed": int(seed), "at_least": at_least}
         rows.append(row | {"accuracy": accuracy, "verdict": "reached" if accuracy >= at_least else "missed"})
         print(*(f"{value!s:<16}" for value in rows[-1].values()), flush=True)
