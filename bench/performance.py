@@ -19,6 +19,7 @@ PROGRAMS = (
     "loss_chunks",
     "shapes",
     "starting_weights",
+    "noise_scale",
     "gpu_throughput",
 )
 # `make gpu` writes a JSON for each of its parts.
