@@ -48,14 +48,19 @@ Fields of the recipe are overridden as in a run. All other options, written --na
 
 def run(options: argparse.Namespace) -> int:
     """Show what is run, and run it; return 1 if a check fails."""
+    task, overrides, sbatch_options = task_and_words(options)
+    environment = settings_of_job(options, options.run_dir)
+    script = BatchScript(SCRIPTS / f"{options.config.stem}.sbatch", sbatch_options, overrides, environment, task)
+    return submit_scripts([script], options, overrides)
+
+
+def task_and_words(options: argparse.Namespace) -> tuple[Path, list[str], list[str]]:
+    """The task's folder, the overrides of the recipe, and the options of sbatch; UserError if there is no recipe."""
     recipe: Path = options.config
     if not recipe.is_file():
         raise UserError(f"{recipe}: no such file; give the path of a recipe's JSON, or its name")
     task = task_of(recipe, options.task)
-    overrides, sbatch_options = split_words(options, config_class_of(task, recipe).model_fields)
-    environment = settings_of_job(options, options.run_dir)
-    script = BatchScript(SCRIPTS / f"{recipe.stem}.sbatch", sbatch_options, overrides, environment, task)
-    return submit_scripts([script], options, overrides)
+    return task, *split_words(options, config_class_of(task, recipe).model_fields)
 
 
 def settings_of_job(options: argparse.Namespace, run_dir: Path | None) -> dict[str, str]:

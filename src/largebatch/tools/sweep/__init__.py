@@ -3,11 +3,9 @@
 import argparse
 from pathlib import Path
 
-from largebatch.config import config_class_of, task_of
-from largebatch.errors import UserError
 from largebatch.storage.layout import read_object
 from largebatch.tools.options import Commands, add_command, add_recipe, add_task, positive_int
-from largebatch.tools.slurm.submit import split_words
+from largebatch.tools.slurm.submit import task_and_words
 
 
 def add_parser(commands: Commands) -> None:
@@ -54,11 +52,8 @@ def run(options: argparse.Namespace) -> int:
     from largebatch.tools.sweep.results import Results, print_tables
     from largebatch.tools.sweep.start import start
 
+    task, overrides, sbatch_options = task_and_words(options)
     recipe: Path = options.config
-    if not recipe.is_file():
-        raise UserError(f"{recipe}: no such file; give the path of a recipe's JSON, or its name")
-    task = task_of(recipe, options.task)
-    overrides, sbatch_options = split_words(options, config_class_of(task, recipe).model_fields)
     content = read_object(recipe)
     points = grid(overrides, options.seeds, content.get("seed", 0))
     sweep = Sweep(str(recipe), content, points, options.metric, options.higher_is_better)
