@@ -15,7 +15,6 @@ PROGRAMS = (
     "data_path",
     "memory",
     "checkpoints",
-    "slow_processes",
     "loss_chunks",
     "shapes",
     "starting_weights",

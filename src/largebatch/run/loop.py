@@ -39,7 +39,6 @@ from largebatch.run.record.recorder import Recorder
 from largebatch.run.rehearsal import rehearsed_step
 from largebatch.run.resume import Start
 from largebatch.run.step import Step, check_gradients, until_updated
-from largebatch.run.watch.slow_processes import SlowProcesses
 from largebatch.run.watch.stop import StopRequests, StopVote, reason_in_words
 from largebatch.run.watch.watchdog import Watchdog
 
@@ -87,7 +86,6 @@ class Loop:
         )
         self.non_finite = NonFiniteSteps(backend, start, recorder, self.writer)
         self.watchdog = Watchdog(self.plan.faults.hang_seconds, backend.rank, recorder.stack_folder)
-        self.slow_processes = SlowProcesses(backend, recorder)
         self.evaluator = Evaluator(backend, config.data.num_workers, self.stopwatch, self.watchdog.heartbeat)
 
     @property
@@ -178,12 +176,10 @@ class Loop:
         if self.writer.poll():
             # A checkpoint has become complete: the status in the run folder names it.
             self.record.running()
-        if not self.save_due and not self.plan.evaluates_after(self.completed_steps):
+        if not self.save_due:
             return
         with self.stopwatch.paused():
-            self.slow_processes.probe(self.completed_steps - self.start.step, self.stopwatch.seconds)
-            if self.save_due:
-                self._save()
+            self._save()
             if self.stop_reason and self.completed_steps < self.plan.stop_after_steps:
                 self._end_stopped()
 

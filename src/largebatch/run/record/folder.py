@@ -8,7 +8,7 @@ metrics.jsonl      one line per logged step
 evaluations.jsonl  one line per evaluation
 noise_scale.jsonl  one line per measurement of the gradient noise scale
 answers/           written by fine-tuning's `evaluation.answers`: one file per evaluation
-history.jsonl      one line per start, change of recipe, skipped step, failed checkpoint, slow process, and end
+history.jsonl      one line per start, change of recipe, skipped step, failed checkpoint, and end
 summary.json       the final numbers
 tensorboard/       the same numbers for TensorBoard
 trackers/          files of trackers, such as the id and the last number of the run in W&B (wandb.json)

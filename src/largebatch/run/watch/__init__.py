@@ -1,1 +1,1 @@
-"""What watches a run: requests to stop, its start, hangs, and slow processes."""
+"""What watches a run: requests to stop, its start, and hangs."""
