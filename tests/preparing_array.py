@@ -11,7 +11,6 @@ from slurm_cluster import Cluster
 
 NUM_TASKS = 3
 PATIENCE = 600.0
-ROWS = 12_000  # 12 MB, 12 shards
 LINE = "".join(map(chr, range(32, 127))) * 10
 
 
@@ -21,10 +20,10 @@ class PreparingArray:
     Args:
         cluster: The cluster.
         folder: The folder of the text, the logs, and the prepared data.
-        num_rows: Number of rows of the text, each with about a kilobyte.
+        num_rows: Number of rows of the text, each with about a kilobyte; a shard has about 1,000.
     """
 
-    def __init__(self, cluster: Cluster, folder: Path, num_rows: int = ROWS):
+    def __init__(self, cluster: Cluster, folder: Path, num_rows: int):
         self.cluster, self.folder = cluster, folder
         self.rows = [f"{number} {LINE}" for number in range(num_rows)]
         text = folder / "text.jsonl"

@@ -26,6 +26,9 @@ def plan():
 def test_bar_on_a_terminal(plan, monkeypatch, capsys):
     terminal = Terminal()
     monkeypatch.setattr(progress.sys, "stderr", terminal)
+    # Room for any number of steps per second.
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("LINES", "50")
     shown = ProgressBar(plan, shown=True)
     for _ in range(10):
         shown.step()
