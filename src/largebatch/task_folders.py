@@ -20,8 +20,6 @@ from largebatch.failures import keep_exception
 SCHEMA = "recipe.schema.json"
 """A task folder's JSON Schema, next to its recipes."""
 
-_folder_names: dict[str, str] = {}  # by the names of packages
-
 
 def load_package(script: str) -> str:
     """Load the package of a task's `train.py`, which begins with `__package__ = load_package(__file__)`.
@@ -58,20 +56,6 @@ def folder_of(config_class: type) -> Path:
     return Path(inspect.getfile(config_class)).parent
 
 
-def name_tasks(text: str) -> str:
-    """A text in which packages have the names of their folders, without what tells folders of one name apart."""
-    for package, folder in _folder_names.items():
-        text = text.replace(package, folder)
-    return text
-
-
-def name_tasks_in(error: BaseException) -> None:
-    """Do so in the message of an exception."""
-    error.args = tuple(name_tasks(each) if isinstance(each, str) else each for each in error.args)
-    if isinstance(error, ImportError):
-        error.msg = name_tasks(error.msg)
-
-
 def recipes_in(folder: Path) -> list[Path]:
     """The recipes of all task folders in a folder, sorted."""
     return sorted(path for path in folder.glob("*/*.json") if path.name != SCHEMA)
@@ -79,7 +63,6 @@ def recipes_in(folder: Path) -> list[Path]:
 
 def _keep_and_print(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Leave evidence of what a script's own imports raise, too: they run outside of `user_errors`."""
-    name_tasks_in(error)
     if isinstance(error, Exception):
         keep_exception(error)
     sys.__excepthook__(kind, error, trace)
@@ -93,5 +76,4 @@ def _load(folder: str) -> str:
         spec = ModuleSpec(name, loader=None, is_package=True)
         spec.submodule_search_locations = [folder]
         sys.modules[name] = module_from_spec(spec)
-        _folder_names[name] = Path(folder).name
     return name

@@ -11,7 +11,7 @@ from largebatch.config.data import Data
 from largebatch.config.models import Model
 from largebatch.config.recipe import RecipeConfig
 from largebatch.errors import ConfigError, UserError
-from largebatch.task_folders import SCHEMA, import_from, name_tasks
+from largebatch.task_folders import SCHEMA, import_from
 
 
 def config_class_of(folder: Path, recipe: str | Path | None = None) -> type[RecipeConfig]:
@@ -34,12 +34,10 @@ def config_class_of(folder: Path, recipe: str | Path | None = None) -> type[Reci
     with authors_program(folder, file.name):
         module = import_from(folder, "config")
         found = getattr(module, "Config", None)
-        if not (isinstance(found, type) and issubclass(found, RecipeConfig)):
-            raise ConfigError([f"{file}: has no class Config(RecipeConfig); write one, as docs/tasks.md describes"])
-        if found.__module__ != module.__name__:
-            raise ConfigError(
-                [f"{file}: its Config is from {name_tasks(found.__module__)}; write class Config(…) in this file"]
-            )
+        # One that is imported would be that of another task.
+        if not (isinstance(found, type) and issubclass(found, RecipeConfig) and found.__module__ == module.__name__):
+            remedy = "write one in this file, as docs/tasks.md describes"
+            raise ConfigError([f"{file}: has no class Config(RecipeConfig) of its own; {remedy}"])
         # Raises an error if an annotation names something that is not defined.
         found.model_rebuild()
     # A task replaces these sections, but plans need what the base classes declare.
@@ -73,7 +71,7 @@ def authors_program(folder: Path, blamed: str | None = None) -> Iterator[None]:
         if place is None:
             raise
         text = error.msg if isinstance(error, SyntaxError) else str(error).partition("\n\nFor further information")[0]
-        described = name_tasks(f"{type(error).__name__}: {' '.join(text.split())}").rstrip(": ")
+        described = f"{type(error).__name__}: {' '.join(text.split())}".rstrip(": ")
         if isinstance(error, SystemExit):
             described += '; move what only a run does below if __name__ == "__main__":'
         raise ConfigError([f"{place}: {described}"]) from error

@@ -18,7 +18,6 @@ from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import RunStopped, UserError, printable
 from largebatch.failures import in_words, keep_exception, kind_of, storage_errors
 from largebatch.run.record.record import report_failure
-from largebatch.task_folders import name_tasks_in
 from largebatch.variables import whole_number_or_none
 
 SECONDS_FOR_THE_REPORT = 10
@@ -111,7 +110,6 @@ def user_errors() -> Iterator[None]:
 
 
 def _report(error: Exception) -> None:
-    name_tasks_in(error)
     report_failure(in_words(error), kind_of(error), type(error).__name__)
     keep_exception(error)
 

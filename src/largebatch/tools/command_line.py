@@ -11,7 +11,6 @@ from typing import NoReturn
 
 from largebatch import __version__
 from largebatch.errors import UserError, printable, reason_of
-from largebatch.task_folders import name_tasks
 from largebatch.tools.options import EXIT_CODES
 
 COMMANDS = {
@@ -52,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Here, where a failure can still be handled, rather than when Python ends.
         sys.stdout.flush()
     except UserError as error:
-        print(printable(f"error: {name_tasks(str(error))}"), file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
         # The reader has seen enough, as `head` does. Python writes what is left when it ends.
