@@ -29,11 +29,10 @@ from largebatch.config.data import Preparation
 from largebatch.data import prepared
 from largebatch.data.hub import open_splits
 from largebatch.data.order import TrainingOrder
-from largebatch.data.prepared import open_prepared
-from largebatch.data.shards import MAX_SHARD_BYTES
+from largebatch.data.prepared import MAX_SHARD_BYTES, open_prepared
 from largebatch.data.source import Batch
 from largebatch.data.text import TokenBlocks
-from largebatch.data.token_stream import TokenStream
+from largebatch.data.token_stream import Part, TokenStream
 from largebatch.data.tokenizer import PretrainedTokenizer
 from largebatch.task_folders import import_from
 from paired import interleave
@@ -93,8 +92,8 @@ class Repeated:
 def simulated_blocks(rows: int) -> TokenBlocks:
     """A prepared set of so many blocks."""
     num_shards = rows * BLOCK // SHARD_TOKENS + 1
-    tokens = TokenStream([SHARD_TOKENS] * num_shards, [0] * num_shards, lambda _: Repeated(), np.empty)  # type: ignore[arg-type,return-value]
-    return TokenBlocks(tokens, BLOCK, rows, "rows")
+    shard = Part(SHARD_TOKENS, 0, Repeated, list)  # type: ignore[arg-type]
+    return TokenBlocks(TokenStream([shard] * num_shards), BLOCK, rows, "rows")
 
 
 def indices_from_the_middle(rows: int) -> Iterator[np.ndarray]:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import asdict
+from functools import partial
 from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
@@ -34,7 +35,7 @@ from largebatch.config import load_config
 from largebatch.config.data import Preparation
 from largebatch.data import prepared
 from largebatch.data.text import TokenBlocks
-from largebatch.data.token_stream import TokenStream
+from largebatch.data.token_stream import Part, TokenStream
 from largebatch.data.tokenizer import PretrainedTokenizer
 from largebatch.storage.files import read_record
 from record import RESULTS, ROOT, take_facts, write_verdicts
@@ -134,10 +135,15 @@ def read_many_documents() -> dict[str, Any]:
     parts = np.split(ends, PARTS)
     starts = [0, *(int(part[-1]) for part in parts)]
     stream = TokenStream(
-        np.diff(starts).tolist(),
-        [len(part) for part in parts],
-        lambda part: Computed(starts[part], starts[part + 1]),  # type: ignore[arg-type,return-value]
-        lambda part: parts[part] - starts[part],
+        [
+            Part(
+                int(part[-1]) - start,
+                len(part),
+                partial(Computed, start, int(part[-1])),
+                partial(np.subtract, part, start),
+            )
+            for start, part in zip(starts, parts, strict=False)
+        ]
     )
     number = (len(stream) - 1) // BLOCK
     chosen = [*range(FIRST), *range(number - LAST, number)]

@@ -18,9 +18,9 @@ from transformers import CTRLTokenizer
 
 from largebatch.config import load_config
 from largebatch.config.data import Preparation
-from largebatch.data import prepared, shards
+from largebatch.data import prepared
 from largebatch.data.prepared import OtherPartsMissing, PreparedSplit, open_prepared
-from largebatch.data.token_stream import MAX_MAPS, TokenStream, mapped
+from largebatch.data.token_stream import MAX_MAPS, Part, TokenStream, mapped
 from largebatch.data.tokenizer import ByteTokenizer, PretrainedTokenizer
 from largebatch.errors import DataError, StorageError
 from largebatch.storage import files
@@ -33,8 +33,8 @@ ASKED_FOR = Preparation("largebatch prepare x", allowed="everything", num_worker
 def small_shards(tmp_path, monkeypatch):
     """A few hundred bytes of text in each shard, in a cache of its own."""
     monkeypatch.setattr(prepared, "HF_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(shards, "MIN_SHARD_BYTES", 300)
-    monkeypatch.setattr(shards, "BYTES_AT_ONCE", 100)
+    monkeypatch.setattr(prepared, "MIN_SHARD_BYTES", 300)
+    monkeypatch.setattr(prepared, "BYTES_AT_ONCE", 100)
 
 
 def documents_of(split):
@@ -379,15 +379,10 @@ def test_files_stay_open_up_to_a_number(tmp_path):
     paths = [tmp_path / f"{number}.tokens" for number in range(MAX_MAPS + 50)]
     for path in paths:
         path.write_bytes(b"\x01\x00")
-    open_tokens = partial(open_first, paths)
-    stream = TokenStream([1] * len(paths), [0] * len(paths), open_tokens, open_tokens)
+    stream = TokenStream([Part(1, 0, partial(mapped, path, "<u2"), list) for path in paths])
     before = len(list(Path("/proc/self/fd").iterdir()))
     assert stream.read(0, len(paths)).tolist() == [1] * len(paths)
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + MAX_MAPS
-
-
-def open_first(paths, number):
-    return mapped(paths[number], "<u2")
 
 
 def test_text_that_is_not_utf8(tmp_path, section):

@@ -14,7 +14,7 @@ import tasks
 from largebatch.config import load_config
 from largebatch.config.data import DataFiles
 from largebatch.data.text import TokenBlocks
-from largebatch.data.token_stream import TokenStream
+from largebatch.data.token_stream import Part, TokenStream
 from largebatch.errors import DataError, UserError
 from paths import PYDOC
 
@@ -89,13 +89,12 @@ def test_stream_over_many_parts():
     """Documents of all lengths, the empty one too, over borders of parts, one of which is empty."""
     random = np.random.default_rng(0)
     lengths = [random.integers(0, 9, size=size) for size in (7, 1, 12, 0, 40)]
-    ends = [np.cumsum(part) for part in lengths]
     starts = np.cumsum([0, *(part.sum() for part in lengths)])
     stream = TokenStream(
-        [part.sum() for part in lengths],
-        [len(part) for part in lengths],
-        lambda part: np.arange(starts[part], starts[part + 1], dtype=np.uint16),
-        lambda part: ends[part],
+        [
+            Part(part.sum(), len(part), partial(np.arange, start, start + part.sum()), partial(np.cumsum, part))
+            for start, part in zip(starts[:-1], lengths, strict=True)
+        ]
     )
     assert (len(stream), stream.num_documents) == (starts[-1], 60)
     for start in range(0, len(stream) - 13, 5):
@@ -109,7 +108,7 @@ def test_stream_over_many_parts():
 
 def test_a_stream_is_sent_to_loader_processes_without_its_content():
     """They may be started anew rather than forked, and then get a pickle."""
-    stream = TokenStream([10**6], [0], partial(np.full, 10**6), np.arange)
+    stream = TokenStream([Part(10**6, 0, partial(np.zeros, 10**6, np.uint16), list)])
     assert stream.read(0, 5).tolist() == [0] * 5
     copied = pickle.dumps(stream)
     assert len(copied) < 1000

@@ -177,7 +177,7 @@ def test_an_array_with_gaps_is_refused(last, count):
 
 @pytest.mark.usefixtures("recipe")
 def test_parts_count_from_zero_or_one(capsys, monkeypatch):
-    monkeypatch.setattr("largebatch.data.shards.MIN_SHARD_BYTES", 30)
+    monkeypatch.setattr("largebatch.data.prepared.MIN_SHARD_BYTES", 30)
     for part in ("1/3", "2/3"):
         assert main(["prepare", "mine", "--workers=1", "--shard", part]) == 0
         assert "others are not finished yet" in capsys.readouterr().out

@@ -13,30 +13,40 @@ A shard is made again unless its JSON says that it has these rows, so interrupte
 
 import json
 import re
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from glob import glob
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
 from huggingface_hub.constants import HF_HOME
+from numpy.typing import NDArray
 
 from largebatch.config.data import HubText, names_in
+from largebatch.data.forked import in_processes
 from largebatch.data.hub import column, open_splits
-from largebatch.data.preparation import check_may_prepare, num_workers_for
-from largebatch.data.shards import ShardMaker, file_of
-from largebatch.data.token_stream import Array, TokenStream, mapped
+from largebatch.data.preparation import cannot_be_written, check_may_prepare, num_workers_for
+from largebatch.data.token_stream import Part, TokenStream, mapped
 from largebatch.data.tokenizer import Tokenizer
 from largebatch.errors import DataError
-from largebatch.storage.files import read_record
+from largebatch.storage.files import read_record, replace_json_file, sync_folder, write_file
 from largebatch.storage.layout import read_object
 
 if TYPE_CHECKING:
     import datasets
 
 FORMAT = 1
+MIN_SHARDS = 64  # unless they would be smaller than `MIN_SHARD_BYTES`
+MIN_SHARD_BYTES, MAX_SHARD_BYTES = 2**20, 2**28  # of text
+BYTES_AT_ONCE, MAX_ROWS_AT_ONCE = 2**20, 4096  # of documents that are in memory, besides a single long one
+SECONDS_OF_A_LEFTOVER = 600  # a temporary file that was last written so long ago belongs to nobody
 
 
 class OtherPartsMissing(DataError):
@@ -48,16 +58,20 @@ def open_prepared(data: HubText, tokenizer: Tokenizer) -> tuple[TokenStream, Tok
 
     Raises:
         DataError: A job may not prepare them, or they cannot be read or written.
+        StorageError: They cannot be written now.
         OtherPartsMissing: This process has prepared its part, and others have not.
     """
     names = (data.train_split, data.eval_split)
     train, evaluation = splits = [PreparedSplit(data, name, tokenizer) for name in names]
     if not all(split.manifest for split in splits):
-        pairs = list(zip(splits, open_splits(data), strict=True))
-        makers = [split.maker(_text_of(dataset, data.text_column)) for split, dataset in pairs if not split.manifest]
-        if lacking := [maker.text.data.nbytes for maker in makers if maker.missing()]:
+        pairs = [
+            (split, _text_of(dataset, data.text_column))
+            for split, dataset in zip(splits, open_splits(data), strict=True)
+            if not split.manifest
+        ]
+        if lacking := [text.data.nbytes for split, text in pairs if split.missing(text)]:
             check_may_prepare(data, sum(lacking))
-        if missing := sum(maker.make(num_workers_for(data), data.preparation) for maker in makers):
+        if missing := sum(split.make(text) for split, text in pairs):
             raise OtherPartsMissing(f"{missing} shards of other parts are still to be prepared")
     return train.open(), evaluation.open()
 
@@ -100,33 +114,122 @@ class PreparedSplit:
         found = read_object(self.folder / "manifest.json")
         return found if "shards" in found else {}
 
-    def maker(self, text: "datasets.Dataset") -> ShardMaker:
-        """What prepares the split, from its rows with the documents as their only column."""
-        return ShardMaker(self.folder, text, self._tokenizer, self._dtype, self._made_from)
-
     def open(self) -> TokenStream:
         """The tokens of all documents; DataError if a file is not as the manifest says.
 
         Checksums are compared if the preparation asks for it, and otherwise only sizes.
         """
-        shards = self.manifest["shards"]
-        for number, shard in enumerate(shards):
-            for ending, record in shard["files"].items():
-                path = file_of(self.folder, number, ending)
+        parts = []
+        for number, shard in enumerate(self.manifest["shards"]):
+            tokens, ends = (self._file(number, ending) for ending in ("tokens", "ends"))
+            for path in (tokens, ends):
+                record = shard["files"][path.suffix[1:]]
                 is_whole = path.is_file() and path.stat().st_size == record["size"]
                 if not is_whole or (self._data.preparation.verify_checksums and asdict(read_record(path)) != record):
                     raise DataError(f"{path} is damaged; remove its folder, and prepare the data again")
-        return TokenStream(
-            [shard["tokens"] for shard in shards],
-            [shard["documents"] for shard in shards],
-            partial(_map, self.folder, "tokens", self._dtype.str),
-            partial(_map, self.folder, "ends", "<i8"),
-            self._tokenizer.vocab_size,
-        )
+            opened = partial(mapped, tokens, self._dtype.str), partial(mapped, ends, "<i8")
+            parts.append(Part(shard["tokens"], shard["documents"], *opened))
+        return TokenStream(parts, self._tokenizer.vocab_size)
+
+    def _file(self, number: int, ending: str) -> Path:
+        """A file of a shard: its "tokens", "ends" or "json"."""
+        return self.folder / f"{number:05d}.{ending}"
+
+    def make(self, text: "datasets.Dataset") -> int:
+        """Make the shards of this process's part that are missing, and return how many of other parts are.
+
+        The last part writes the manifest. If the preparation allows everything, finished shards are printed.
+
+        Args:
+            text: The split's rows, with the documents as their only column.
+        """
+        preparation, num_workers = self._data.preparation, num_workers_for(self._data)
+        with _write_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for path in self.folder.glob(".*.tmp"):
+                if time.time() - path.stat().st_mtime > SECONDS_OF_A_LEFTOVER:
+                    path.unlink(missing_ok=True)
+            mine = [number for number in self.missing(text) if number % preparation.num_parts == preparation.part]
+            if num_workers > 1:
+                in_processes(num_workers, partial(self._make, text), mine)
+            else:
+                for number in mine:
+                    self._make(text, number)
+            missing = self.missing(text)
+            if not missing:
+                shards = [self._record(number) for number, _ in enumerate(_rows_of_shards(text))]
+                counts = {name: sum(shard[name] for shard in shards) for name in ("documents", "tokens")}
+                about = {"made_from": self._made_from, "dtype": self._dtype.name, **counts, "shards": shards}
+                replace_json_file(self.folder / "manifest.json", about)
+            return len(missing)
+
+    def _record(self, number: int) -> dict[str, Any]:
+        found = read_object(self._file(number, "json"))
+        return found if found.keys() >= {"rows", "documents", "tokens", "files"} else {}
+
+    def missing(self, text: "datasets.Dataset") -> list[int]:
+        """The numbers of the shards that the folder does not have, or not with the same rows."""
+        return [number for number, rows in enumerate(_rows_of_shards(text)) if self._record(number).get("rows") != rows]
+
+    def _make(self, text: "datasets.Dataset", number: int) -> None:
+        all_rows = _rows_of_shards(text)
+        rows = all_rows[number]
+        if self._record(number).get("rows") == rows:
+            # Another job has made it meanwhile.
+            return
+        ends = [np.zeros(1, np.int64)]
+        temporary = self.folder / f".{number:05d}.{secrets.token_hex(4)}.tmp"
+        files = {}
+        with _write_errors(self.folder):
+            try:
+                files["tokens"] = asdict(write_file(temporary, self._encode(text, rows, ends)))
+                temporary.rename(self._file(number, "tokens"))
+                files["ends"] = asdict(write_file(temporary, [np.concatenate(ends[1:]).data]))
+                temporary.rename(self._file(number, "ends"))
+            finally:
+                temporary.unlink(missing_ok=True)
+            sync_folder(self.folder)
+            counts = {"rows": rows, "documents": rows["stop"] - rows["start"], "tokens": int(ends[-1][-1])}
+            replace_json_file(self._file(number, "json"), counts | {"files": files})
+        if self._data.preparation.allowed == "everything":
+            print(f"{self.folder.name}: shard {number + 1} of {len(all_rows)}, {counts['tokens']:,} tokens", flush=True)
+
+    def _encode(
+        self, text: "datasets.Dataset", rows: dict[str, int], ends: list[NDArray[np.int64]]
+    ) -> Iterator[memoryview]:
+        """The tokens of some documents at a time, whose ends are added to `ends`."""
+        # Slow to import, and a run that finds its data prepared does without.
+        import pyarrow
+        from pyarrow import compute
+
+        text = text.with_format("arrow")
+        for start in range(rows["start"], rows["stop"], MAX_ROWS_AT_ONCE):
+            column = text[start : min(start + MAX_ROWS_AT_ONCE, rows["stop"])].column(0).cast(pyarrow.large_string())
+            sizes = np.cumsum(compute.binary_length(column).fill_null(0).to_numpy())
+            for part in np.split(np.arange(len(column)), np.flatnonzero(np.diff(sizes // BYTES_AT_ONCE)) + 1):
+                try:
+                    documents = self._tokenizer.encode(column.slice(part[0], len(part)).to_pylist())
+                except UnicodeDecodeError as error:
+                    where = f"rows {start + part[0]} to {start + part[-1]}"
+                    raise DataError(f"data.text_column: {where}: {error}; correct or remove that text") from error
+                ends.append(ends[-1][-1] + np.cumsum([len(document) for document in documents]))
+                yield np.fromiter(chain.from_iterable(documents), self._dtype).data
 
 
-def _map(folder: Path, ending: str, dtype: str, number: int) -> Array:
-    return mapped(file_of(folder, number, ending), dtype)
+def _rows_of_shards(text: "datasets.Dataset") -> list[dict[str, int]]:
+    """The rows of each shard, and how many rows and bytes the split has, which tell other data apart."""
+    num_rows, num_bytes = len(text), max(text.data.nbytes, 1)
+    each = max(1, num_rows * min(max(num_bytes // MIN_SHARDS, MIN_SHARD_BYTES), MAX_SHARD_BYTES) // num_bytes)
+    of_split = {"rows_of_split": num_rows, "bytes_of_split": num_bytes}
+    return [{"start": start, "stop": min(start + each, num_rows), **of_split} for start in range(0, num_rows, each)]
+
+
+@contextmanager
+def _write_errors(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise cannot_be_written(folder, error) from error
 
 
 def _state_of_files(data: HubText, split: str) -> str:
