@@ -71,6 +71,8 @@ def damage_of(name):
                 documents = {"b": [0, 10**9, 3, 5], "n": [0, -1, 3, 5]}.get(name[0], [0, 3, 1, 5])
                 documents = [0, 3, 1, 5] if "order" in name else documents
                 write(prefix, documents=documents)
+            case "end missing":
+                write(prefix, documents=[0, 1, 3])
             case "empty":
                 write(prefix, sequences=[], documents=[0])
 
@@ -95,6 +97,7 @@ def damage_of(name):
         ("boundary far away", "do not fit each other"),
         ("negative boundary", "do not fit each other"),
         ("boundaries in another order", "do not fit each other"),
+        ("end missing", "do not fit each other"),
         ("empty", "do not fit each other, or are damaged or empty"),
     ],
 )

@@ -2,11 +2,9 @@
 
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import xxhash
-from huggingface_hub.constants import HF_HOME, HF_HUB_OFFLINE
+from huggingface_hub.constants import HF_HOME
 
 from largebatch.errors import DataError, reason_of
 from largebatch.local_folder import local_folder
@@ -41,12 +39,14 @@ class PretrainedTokenizer:
             self.tokenizer = AutoTokenizer.from_pretrained(str(folder or path))
         # It raises exceptions of many kinds for tokenizers that cannot be reached, found or read.
         except Exception as error:
-            remedy = "write a hub id, a local folder, or bytes"
-            if HF_HUB_OFFLINE and "/" in path:
-                remedy = f"it is not in {HF_HOME} (HF_HOME); run `largebatch prepare` where the hub can be reached"
-            elif "/" not in path:
-                remedy = f"there is no folder {path} in {Path.cwd()}, where you can train one as docs/data.md shows"
-            raise DataError(f"data.tokenizer: {path!r} could not be loaded: {reason_of(error)}; {remedy}") from error
+            raise DataError(
+                f"data.tokenizer: {path!r} could not be loaded: {reason_of(error)}; write bytes, a local folder, or a "
+                f"hub id; if the hub cannot be reached from here, first run `largebatch prepare` where it can, with "
+                f"this HF_HOME: {HF_HOME}"
+            ) from error
+        if not self.tokenizer.is_fast:
+            kind = type(self.tokenizer).__name__
+            raise DataError(f"data.tokenizer: {path!r} is a {kind}, which is not a fast tokenizer; write one that is")
         # `transformers` makes an empty tokenizer from a folder with a model and no tokenizer.
         if not self.tokenizer("a", add_special_tokens=False)["input_ids"]:
             raise DataError(f"data.tokenizer: {path!r} has no tokenizer that makes tokens; write that of the model")
@@ -56,9 +56,8 @@ class PretrainedTokenizer:
         if not ends:
             raise DataError(f"data.tokenizer: {path!r} has no end-of-text token to separate documents; use another one")
         self.end_of_text = ends[0]
-        if self.tokenizer.is_fast:
-            self.tokenizer.backend_tokenizer.no_truncation()
-            self.tokenizer.backend_tokenizer.no_padding()
+        self.tokenizer.backend_tokenizer.no_truncation()
+        self.tokenizer.backend_tokenizer.no_padding()
         # The numbers of tokens may have gaps.
         self.vocab_size = max(len(self.tokenizer), 1 + max(self.tokenizer.get_vocab().values()))
         self.special_tokens: Sequence[int] = self.tokenizer.all_special_ids
@@ -67,9 +66,6 @@ class PretrainedTokenizer:
     def encode(self, documents: list[str | None]) -> list[list[int]]:
         """The documents' tokens, each with an end-of-text token."""
         texts = [document or "" for document in documents]
-        if not self.tokenizer.is_fast:
-            tokens = self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-            return [[*document, self.end_of_text] for document in tokens]
         # Without the offsets in the text, which `transformers` would compute, too.
         encoded = self.tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [[*document.ids, self.end_of_text] for document in encoded]
@@ -81,18 +77,7 @@ class PretrainedTokenizer:
     @cached_property
     def fingerprint(self) -> str:
         """A checksum of all that the tokens of a text depend on."""
-        digest = xxhash.xxh3_64(f"{self.end_of_text}".encode())
-        if self.tokenizer.is_fast:
-            digest.update(self.tokenizer.backend_tokenizer.to_str().encode())
-            return digest.hexdigest()
-        of_files = {"name_or_path", *self.tokenizer.vocab_files_names}
-        options = {name: value for name, value in self.tokenizer.init_kwargs.items() if name not in of_files}
-        digest.update(f"{type(self.tokenizer).__name__} {sorted(options.items())}".encode())
-        digest.update(f"{sorted(self.tokenizer.get_added_vocab().items())}".encode())
-        with TemporaryDirectory() as folder:
-            for file in sorted(self.tokenizer.save_vocabulary(folder)):
-                digest.update(Path(file).read_bytes())
-        return digest.hexdigest()
+        return xxhash.xxh3_64_hexdigest(f"{self.end_of_text}{self.tokenizer.backend_tokenizer.to_str()}".encode())
 
 
 Tokenizer = ByteTokenizer | PretrainedTokenizer
