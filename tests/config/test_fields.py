@@ -64,6 +64,7 @@ def test_all_problems_of_both_kinds_in_one_error(tmp_path):
         ("--data.num_train_sample=3", "did you mean num_train_samples?"),
         ("--train.stop_after_steps=x", 'train.stop_after_steps: given "x"; must be a valid integer, or null'),
         ("--optimizer.clip_norm=0", "optimizer.clip_norm: given 0; must be greater than 0, or null"),
+        ("--evaluation.sets.x.evry=1", "evaluation.sets.x.evry: unknown key, did you mean every?; known here"),
         ("--logging.every=0", "logging.every.steps: given 0; must be greater than 0"),
         ("--logging.every=true", "logging.every: given true; must be an object"),
         ("--learning_rate.warmup=3", "learning_rate.warmup: given 3; must be an object, or null"),

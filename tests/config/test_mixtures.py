@@ -82,12 +82,12 @@ def test_other_tasks_have_them(task):
         (
             [],
             {"sources": [FIRST, SECOND | {"pathh": 1}]},
-            "sources[1].pathh (code): not a field of a source, which has config_name, data_files, ",
+            "sources[1].pathh (code): Extra inputs are not permitted",
         ),
         (
             [],
             {"sources": [FIRST, SECOND | {"tokenizer": "x"}]},
-            "sources[1].tokenizer (code): not a field of a source, which has",
+            "sources[1].tokenizer (code): must be the same for all sources; write it outside of them",
         ),
         (
             [],
@@ -97,7 +97,7 @@ def test_other_tasks_have_them(task):
         (
             [],
             {"sources": [{"name": "web", "weight": 1}, SECOND]},
-            "sources[0].num_train_samples (web): missing; write the value of web",
+            "sources[0].num_train_samples (web): Field required",
         ),
         ([], {"sources": [FIRST | {"weight": 0}, SECOND | {"weight": 0}]}, "all weights are 0"),
         ([], {"sources": [FIRST, SECOND | {"path": ""}]}, "sources[1] (code): Value error, path is missing"),

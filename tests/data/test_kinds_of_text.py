@@ -144,8 +144,8 @@ def test_a_mixture_of_formats_trains_the_same_everywhere(tmp_path, capfd):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"tran": "x"}, r"sources\[1\].tran \(meg\): not a field of a source, which has eval, num_eval_samples, "),
-        ({"text_column": "x"}, r"sources\[1\].text_column \(meg\): not a field of a source"),
+        ({"tran": "x"}, r"sources\[1\].tran \(meg\): Extra inputs are not permitted"),
+        ({"text_column": "x"}, r"sources\[1\].text_column \(meg\): Extra inputs are not permitted"),
         ({"eval": None}, r"sources\[1\].eval.str \(meg\): Input should be a valid string"),
         ({"source": "webdataset"}, r"sources\[1\].source \(meg\): 'webdataset', but such mixtures have datasets, meg"),
     ],

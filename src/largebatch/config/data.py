@@ -194,10 +194,7 @@ class Mixable(HubOrLocal):
             except ValidationError as error:
                 for problem in error.errors(include_url=False):
                     where = ".".join(["", *map(str, problem["loc"])])
-                    what = (
-                        f"missing; write the value of {source.name}" if problem["type"] == "missing" else problem["msg"]
-                    )
-                    problems.append(f"sources[{number}]{where} ({source.name}): {what}")
+                    problems.append(f"sources[{number}]{where} ({source.name}): {problem['msg']}")
             except ValueError as error:
                 problems.append(f"sources[{number}].{error}")
         if problems:
@@ -212,14 +209,9 @@ class Mixable(HubOrLocal):
             raise ValueError(
                 f"source ({source.name}): {name!r}, but such mixtures have {', '.join(kinds)}; write one of them"
             )
-        if kind is type(self):
-            known = {*HubOrLocal.model_fields, *self.fields_of_a_source, "config_name"} - {"name"}
-        else:
-            known = {"source", "num_train_samples", "num_eval_samples"} | kind.model_fields.keys() - type(
-                self
-            ).model_fields
-        for field in sorted(own.keys() - known):
-            raise ValueError(f"{field} ({source.name}): not a field of a source, which has {', '.join(sorted(known))}")
+        common = type(self).model_fields.keys() - {*HubOrLocal.model_fields, *self.fields_of_a_source}
+        for field in sorted(own.keys() & common):
+            raise ValueError(f"{field} ({source.name}): must be the same for all sources; write it outside of them")
         own |= {"name": own.pop("config_name")} if "config_name" in own else {}
         of_a_mixture = {"sources", "weight_phases", "num_train_samples", "num_eval_samples"}
         shared = (self.model_fields_set & kind.model_fields.keys()) - of_a_mixture

@@ -148,19 +148,15 @@ def split_overrides(overrides: Sequence[str]) -> list[tuple[str, str]]:
     """
     words = iter(overrides)
     found: list[tuple[str, str]] = []
-    problems = []
     for word in words:
         name, equals, text = word.partition("=")
         if not name.startswith("--") or not name[2:]:
-            problems.append(f"{word}: not an option; overrides are written --section.field value")
-            continue
+            problem = f"{word}: not an option; overrides are written --section.field value"
+            raise ConfigError(problem, "the command line")
         value = text if equals else next(words, None)
         if value is None:
-            problems.append(f"{name}: has no value; write {name} VALUE")
-        else:
-            found.append((name[2:], value))
-    if problems:
-        raise ConfigError(problems, "the command line")
+            raise ConfigError(f"{name}: has no value; write {name} VALUE", "the command line")
+        found.append((name[2:], value))
     return found
 
 
@@ -186,12 +182,13 @@ def _explain(details: ErrorDetails, schema: JsonObject) -> str:
     """One line: where, what was given, why it is wrong, what to write instead."""
     kind, context = details["type"], details.get("ctx", {})
     where, known, field = _locate(details["loc"], schema)
-    or_null = ", or null" if {"type": "null"} in field.get("anyOf", ()) else ""
-    name = where.rpartition(".")[2]
+    alternatives = list(_alternatives(field, schema))
+    or_null = ", or null" if {"type": "null"} in alternatives else ""
     given = json.dumps(details["input"], ensure_ascii=False, default=str)
     given = given if len(given) <= 60 else f"{given[:57]}…"
     match kind:
         case "extra_forbidden":
+            name = where.rpartition(".")[2]
             return f"{where}: unknown key{did_you_mean(name, known)}; known here: {', '.join(known)}"
         case "missing":
             sentence = " ".join(field.get("description", "").split()).partition(". ")[0].rstrip(".")
@@ -200,45 +197,44 @@ def _explain(details: ErrorDetails, schema: JsonObject) -> str:
             return f"{where}: {context['error']}"
         case "union_tag_not_found" | "union_tag_invalid":
             key, tag = context["discriminator"].strip("'"), context.get("tag")
-            wrong = "missing" if tag is None else f'"{tag}" is unknown{did_you_mean(tag, known)}'
-            kinds = ", ".join(f'"{kind}"' for kind in known)
-            return f"{where}.{key}: {wrong}; write one of {kinds}{or_null}"
+            kinds = sorted(each["properties"][key]["const"] for each in alternatives if "properties" in each)
+            wrong = "missing" if tag is None else f'"{tag}" is unknown{did_you_mean(tag, kinds)}'
+            return f"{where}.{key}: {wrong}; write one of {json.dumps(kinds)[1:-1]}{or_null}"
     # "Input should be an object" or "Input should be 'fp32' or 'bf16'", for example.
     requirement = details["msg"].replace("Input should", "must", 1).replace("'", '"')
     return f"{where}: given {given}; {requirement[:1].lower()}{requirement[1:]}{or_null}"
 
 
 def _locate(location: Sequence[int | str], schema: JsonObject) -> tuple[str, list[str], JsonObject]:
-    """The JSON path of an error, without the union tags that pydantic puts into it; the keys that are known there, or
-    the kinds of a section that has several; and the schema of the field, empty if it is unknown."""
-    definitions = schema.get("$defs", {})
-
-    def resolved(node: Any) -> Any:
-        """Follow references, and the only real alternative of an optional section."""
-        while True:
-            if "$ref" in node:
-                node = definitions[node["$ref"].rpartition("/")[2]]
-            elif "anyOf" in node and "discriminator" not in node:
-                node = next((option for option in node["anyOf"] if option.get("type") != "null"), {})
-            else:
-                return node
-
-    path = ""
-    keys = list(schema["properties"])
-    node: Any = schema
+    """The JSON path of an error, without the union tags that pydantic puts into it; the keys that are known there; and
+    the schema of the field, empty if it is unknown."""
+    path, known, field = "", [], schema
     for part in location:
-        node = resolved(node)
-        if isinstance(part, int):
-            path += f"[{part}]"
-            node = node.get("items", {})
-        elif part in node.get("discriminator", {}).get("mapping", {}):
-            node = {"$ref": node["discriminator"]["mapping"][part]}
-        elif "oneOf" in node:
-            # The alternatives of `sections.GlobalBatchSize`, whose tags are their JSON types.
-            node = next((option for option in map(resolved, node["oneOf"]) if option.get("type") == part), {})
+        alternatives = list(_alternatives(field, schema))
+        tagged = [each for each in alternatives if part in _tags(each)]
+        if tagged:
+            (field,) = tagged
+        elif isinstance(part, int):
+            path, field = f"{path}[{part}]", alternatives[0].get("items", {})
         else:
-            keys = list(node.get("properties", keys))
-            path += f".{part}" if path else part
-            node = node.get("properties", {}).get(part, {})
-    keys = list(resolved(node).get("discriminator", {}).get("mapping", keys))
-    return path or "the whole file", [key for key in keys if key != "$schema"], node
+            fields = {name: each for section in alternatives for name, each in section.get("properties", {}).items()}
+            path, known = f"{path}.{part}".lstrip("."), [name for name in fields if name != "$schema"]
+            (of_any_name,) = alternatives[0].get("patternProperties", {"": {}}).values()
+            field = fields.get(part, of_any_name)
+    return path or "the whole file", known, field
+
+
+def _alternatives(field: JsonObject, schema: JsonObject) -> Iterator[JsonObject]:
+    """The schemas of what a field may hold, several for a union."""
+    if "$ref" in field:
+        field = schema["$defs"][field["$ref"].rpartition("/")[2]]
+    options = field.get("anyOf") or field.get("oneOf")
+    if options is None:
+        yield field
+    for option in options or ():
+        yield from _alternatives(option, schema)
+
+
+def _tags(alternative: JsonObject) -> list[Any]:
+    """By what pydantic tells an alternative from the others: its JSON type, or the name of its kind."""
+    return [alternative.get("type"), *(each.get("const") for each in alternative.get("properties", {}).values())]
