@@ -169,7 +169,7 @@ def generated_sources(config: Any) -> tuple[Any, Any]:
     if config.data.tokens_per_sample is not None:
         block = config.data.block_size
         numbers = random.integers(0, config.model.vocab_size, max(sizes) * block + 1, dtype=np.uint16)
-        tokens = TokenStream.in_memory(numbers)
+        tokens = TokenStream.in_memory([numbers])
         first, second = (TokenBlocks(tokens, block, size, "samples") for size in sizes)
         return first, second
     side = config.data.image_size

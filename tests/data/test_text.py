@@ -54,7 +54,7 @@ def test_pydoc_blocks_are_the_text_cut_in_order():
 
 
 def test_every_token_is_predicted_once():
-    stream = TokenStream.in_memory(np.arange(1001))
+    stream = TokenStream.in_memory([np.arange(1001)])
     blocks = TokenBlocks(stream, block_size=10, num_samples=100, field="n")
     labels = blocks.fetch(np.arange(100), 0)["labels"]
     assert labels.flatten().tolist() == list(range(1, 1001))
@@ -196,6 +196,9 @@ def test_paragraphs_of_the_python_reference():
     assert min(weights) >= 1
     assert max(weights) == 128
     assert len(set(weights)) > 20
+    # The evaluation's are those that follow.
+    (more, _) = text_sources(load_config(PYDOC, [*words, "--data.num_train_samples=97"]))
+    assert torch.equal(evaluation.fetch(np.array([0]), None)["labels"], more.fetch(np.array([96]), 0)["labels"])
 
 
 def test_too_few_documents(tmp_path):

@@ -5,9 +5,7 @@ model reads the first block_size and predicts the last block_size, so each token
 "documents", each document is one sample.
 """
 
-from collections.abc import Callable
 from functools import partial
-from itertools import accumulate
 
 import numpy as np
 import torch
@@ -32,22 +30,17 @@ def tokenized_samples(data: HubText | MegatronText, tokenizer: Tokenizer) -> tup
             raise DataError(f'data.attention: {given}; make the files with --append-eod, or write "block"')
     else:
         train, evaluation = open_prepared(data, tokenizer)
-    if data.samples == "documents":
-        return _both(PaddedDocuments, data, train, evaluation)
-    end_of_text = tokenizer.end_of_text if data.attention == "document" else None
-    return _both(partial(TokenBlocks, end_of_text=end_of_text), data, train, evaluation)
+    return _samples(data, train, evaluation, tokenizer.end_of_text if data.attention == "document" else None)
 
 
-def _both(
-    kind: Callable[..., SampleSource],
-    data: TextData,
-    train: TokenStream,
-    evaluation: TokenStream,
-    first_of_eval: int = 0,
+def _samples(
+    data: TextData, train: TokenStream, evaluation: TokenStream, end_of_text: int | None = None
 ) -> tuple[SampleSource, SampleSource]:
+    """The documents as samples of the section's kind; for `end_of_text` see `TokenBlocks`."""
+    kind = PaddedDocuments if data.samples == "documents" else partial(TokenBlocks, end_of_text=end_of_text)
     return (
         kind(train, data.block_size, data.num_train_samples, "data.num_train_samples"),
-        kind(evaluation, data.block_size, data.num_eval_samples, "data.num_eval_samples", first_of_eval),
+        kind(evaluation, data.block_size, data.num_eval_samples, "data.num_eval_samples"),
     )
 
 
@@ -65,24 +58,19 @@ class _TokenSamples:
     """Samples whose weight is the number of tokens that they predict.
 
     Args:
-        available: Samples in the data, including the skipped ones.
-
+        available: Samples in the data.
         num_samples: Number of samples to use.
         field: The config's field for `num_samples`.
-        first: Number of samples to skip at the start.
 
     Raises:
         DataError: There are too few samples.
     """
 
-    def __init__(self, available: int, num_samples: int, field: str, first: int):
+    def __init__(self, available: int, num_samples: int, field: str):
         self.num_samples = num_samples
-        self.first = first
-        self.num_available = available - first
-        if self.num_available < num_samples:
-            besides = f" besides the {first} of data.num_train_samples" if first else ""
-            found = f"the data has {max(self.num_available, 0)} samples{besides}"
-            raise DataError(f"{field}: {num_samples}, but {found}; write at most that many")
+        self.num_available = available
+        if available < num_samples:
+            raise DataError(f"{field}: {num_samples}, but the data has {available} samples; write at most that many")
 
     def __len__(self) -> int:
         return self.num_samples
@@ -99,22 +87,16 @@ class TokenBlocks(_TokenSamples):
     """
 
     def __init__(
-        self,
-        tokens: TokenStream,
-        block_size: int,
-        num_samples: int,
-        field: str,
-        first: int = 0,
-        end_of_text: int | None = None,
+        self, tokens: TokenStream, block_size: int, num_samples: int, field: str, end_of_text: int | None = None
     ):
-        super().__init__(max(len(tokens) - 1, 0) // block_size, num_samples, field, first)
+        super().__init__(max(len(tokens) - 1, 0) // block_size, num_samples, field)
         self.tokens = tokens
         self.block_size = block_size
         self.end_of_text = end_of_text
 
     def fetch(self, indices: Indices, epoch: int | None) -> Batch:  # noqa: ARG002 - there is no augmentation
-        starts = (indices + self.first) * self.block_size
-        blocks = np.stack([self.tokens.read(int(start), int(start) + self.block_size + 1) for start in starts])
+        starts = (indices * self.block_size).tolist()
+        blocks = np.stack([self.tokens.read(start, start + self.block_size + 1) for start in starts])
         tokens = torch.from_numpy(blocks)
         batch = {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:]}
         if self.end_of_text is not None:
@@ -136,14 +118,13 @@ class PaddedDocuments(_TokenSamples):
     `_TokenSamples`.
     """
 
-    def __init__(self, documents: TokenStream, block_size: int, num_samples: int, field: str, first: int = 0):
-        super().__init__(documents.num_documents, num_samples, field, first)
+    def __init__(self, documents: TokenStream, block_size: int, num_samples: int, field: str):
+        super().__init__(documents.num_documents, num_samples, field)
         self.documents = documents
         self.block_size = block_size
 
     def fetch(self, indices: Indices, epoch: int | None) -> Batch:  # noqa: ARG002 - there is no augmentation
-        numbers = (indices + self.first).tolist()
-        documents = [self.documents.read_document(number, self.block_size + 1) for number in numbers]
+        documents = [self.documents.read_document(number, self.block_size + 1) for number in indices.tolist()]
         # A document of one token has nothing to predict.
         longest = max(1, *(len(document) - 1 for document in documents))
         input_ids = torch.zeros((len(documents), longest), dtype=torch.int64)
@@ -158,7 +139,7 @@ class PaddedDocuments(_TokenSamples):
 
     def longest(self, count: int) -> Indices:
         """The indices of so many of the longest documents."""
-        return longest_of(self.documents.lengths()[self.first : self.first + self.num_samples], count)
+        return longest_of(self.documents.lengths()[: self.num_samples], count)
 
 
 # --- the Python reference -----------------------------------------------------------------------------------------
@@ -170,8 +151,9 @@ def pydoc_samples(config: PydocData) -> tuple[SampleSource, SampleSource]:
 
     text = "\n".join(topics[name] for name in sorted(topics))
     if config.samples == "documents":
-        paragraphs = ByteTokenizer().encode([paragraph for paragraph in text.split("\n\n") if paragraph.strip()])
-        documents = TokenStream.in_memory(np.concatenate(paragraphs), list(accumulate(map(len, paragraphs))))
-        return _both(PaddedDocuments, config, documents, documents, first_of_eval=config.num_train_samples)
-    tokens = TokenStream.in_memory(np.frombuffer(text.encode(), dtype=np.uint8))
-    return _both(TokenBlocks, config, tokens, tokens, first_of_eval=config.num_train_samples)
+        train = ByteTokenizer().encode([paragraph for paragraph in text.split("\n\n") if paragraph.strip()])
+        evaluation = train[config.num_train_samples :]
+    else:
+        train = [list(text.encode())]
+        evaluation = [train[0][config.num_train_samples * config.block_size :]]
+    return _samples(config, TokenStream.in_memory(train), TokenStream.in_memory(evaluation))

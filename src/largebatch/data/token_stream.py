@@ -42,14 +42,17 @@ class TokenStream:
     """
 
     def __init__(self, parts: Sequence[Part], vocab_size: int | None = None):
-        self._parts, self._vocab_size = parts, vocab_size
+        self._parts = parts
+        self._vocab_size = vocab_size
         self._starts = np.cumsum([0, *(part.num_tokens for part in parts)])
         self._first_documents = np.cumsum([0, *(part.num_documents for part in parts)])
 
     @classmethod
-    def in_memory(cls, tokens: Array, ends: Sequence[int] = ()) -> "TokenStream":
-        """A stream of one part; `ends` may be left out where only blocks are read."""
-        return cls([Part(len(tokens), len(ends), lambda: tokens, lambda: np.asarray(ends))])
+    def in_memory(cls, documents: Sequence[Sequence[int]]) -> "TokenStream":
+        """A stream of one part."""
+        tokens = np.concatenate([np.zeros(0, np.uint8), *documents])
+        ends = np.cumsum([len(document) for document in documents], dtype=np.int64)
+        return cls([Part(len(tokens), len(documents), lambda: tokens, lambda: ends)])
 
     def __len__(self) -> int:
         return int(self._starts[-1])
