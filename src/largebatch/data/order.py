@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import groupby, islice
-from operator import itemgetter
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from largebatch.batch import Timeline
+from largebatch.batch import GlobalBatch, Timeline
 from largebatch.batch.mixture import Mixture
 
 Indices = NDArray[np.int64]
@@ -124,54 +124,37 @@ class TrainingOrder:
 
         Many positions are shuffled at once, which takes about as long for a hundred micro-batches as for one.
         """
-        upcoming = self._places(micro_steps, rank)
-        while places := list(islice(upcoming, SHUFFLED_AT_ONCE)):
-            for epoch, group in groupby(places, key=itemgetter(0)):
+        upcoming = (self._unshuffled(step, micro_step, rank) for step, micro_step in micro_steps)
+        while some := list(islice(upcoming, SHUFFLED_AT_ONCE)):
+            for epoch, group in groupby(some, key=attrgetter("epoch")):
                 same_epoch = list(group)
-                indices = self._indices(epoch, same_epoch)
-                begin = 0
-                for _, step, slot, first, end, contributes in same_epoch:
-                    chosen, begin = indices[begin : begin + end - first], begin + end - first
-                    yield MicroBatch(epoch, chosen, derive_seed(self.seed, "model", step, slot), contributes)
+                yield from self._shuffled(epoch, same_epoch) if self.mixture is None else same_epoch
 
-    def _indices(self, epoch: int, places: Sequence["_Place"]) -> Indices:
-        """The sample indices of micro-batches of one epoch."""
-        if self.mixture is None:
-            order = epoch_order(self.timeline.num_train_samples, self.seed, epoch)
-            return order(np.concatenate([np.arange(place.first, place.end) for place in places]))
-        return np.concatenate([self._mixed(place.step, place.first, place.end) for place in places])
-
-    def _mixed(self, step: int, first: int, end: int) -> Indices:
-        """The indices, as `data.mixture` reads them, at positions of a mixture, which are samples since the start."""
-        assert self.mixture is not None
+    def _unshuffled(self, step: int, micro_step: int, rank: int) -> MicroBatch:
+        """A micro-batch whose indices are still positions in its epoch's order, except for those of a mixture."""
         batch = self.timeline.at(step)
-        before = np.array(self.mixture.drawn(batch.samples_before))
-        ends = np.cumsum(np.array(self.mixture.drawn(batch.samples_before + batch.size)) - before)
-        shuffle = Permutation(batch.size, derive_seed(self.seed, "mixture", step))
-        places = shuffle(np.arange(first, end) - batch.start)
+        slot = micro_step * self.world_size + rank
+        first, end = slot * self.micro_batch_size, min((slot + 1) * self.micro_batch_size, batch.size)
+        contributes = first < end
+        if not contributes:
+            first, end = 0, 1
+        places = np.arange(first, end)
+        indices = batch.start + places if self.mixture is None else self._mixed(self.mixture, step, batch, places)
+        return MicroBatch(batch.epoch, indices, derive_seed(self.seed, "model", step, slot), contributes)
+
+    def _shuffled(self, epoch: int, micro_batches: Sequence[MicroBatch]) -> Iterator[MicroBatch]:
+        order = epoch_order(self.timeline.num_train_samples, self.seed, epoch)
+        indices = order(np.concatenate([each.indices for each in micro_batches]))
+        ends = np.cumsum([len(each.indices) for each in micro_batches])
+        for each, end in zip(micro_batches, ends.tolist(), strict=True):
+            yield each._replace(indices=indices[end - len(each.indices) : end])
+
+    def _mixed(self, mixture: Mixture, step: int, batch: GlobalBatch, places: Indices) -> Indices:
+        """The indices, as `data.mixture` reads them, at places in a global batch of a mixture."""
+        before = np.array(mixture.drawn(batch.samples_before))
+        ends = np.cumsum(np.array(mixture.drawn(batch.samples_before + batch.size)) - before)
+        places = Permutation(batch.size, derive_seed(self.seed, "mixture", step))(places)
         which = np.searchsorted(ends, places, side="right")
         draws = before[which] + places - np.array([0, *ends])[which]
         indices: Indices = draws * len(ends) + which
         return indices
-
-    def _places(self, micro_steps: Iterable[tuple[int, int]], rank: int) -> Iterator["_Place"]:
-        for step, group in groupby(micro_steps, key=itemgetter(0)):
-            batch = self.timeline.at(step)
-            for _, micro_step in group:
-                slot = micro_step * self.world_size + rank
-                first, end = slot * self.micro_batch_size, min((slot + 1) * self.micro_batch_size, batch.size)
-                contributes = first < end
-                if not contributes:
-                    first, end = 0, 1
-                yield _Place(batch.epoch, step, slot, batch.start + first, batch.start + end, contributes)
-
-
-class _Place(NamedTuple):
-    """The positions of a micro-batch in an epoch's order."""
-
-    epoch: int
-    step: int
-    slot: int
-    first: int
-    end: int
-    contributes: bool
