@@ -47,13 +47,13 @@ def take_snapshot(project: Path, target: Path, recipe: Path | None = None, task:
     try:
         for folder in OF_A_JOB:
             if (project / folder).is_dir():
-                _copy(project / folder, temporary / folder, _left_out)
+                _copy(project / folder, temporary / folder, _is_code)
         if recipe and task:
             task = Path(os.path.normpath(task.absolute()))
             place = Path("recipes", task.name)
             if not task.parent.samefile(project / "recipes"):
                 remove_folder(temporary / place)
-                _copy(task, temporary / place, _left_out)
+                _copy(task, temporary / place, _is_code)
             _copy_file(recipe, temporary / place / recipe.name)
             if recipe != place / recipe.name:
                 (temporary / RECIPE).write_text(f"{place / recipe.name}\n", encoding="utf-8")
@@ -72,14 +72,12 @@ def keep_source(target: Path, task: Path, recipe: str | None = None) -> None:
     A recipe that runs from another folder is copied, too.
     """
 
-    def left_out(folder: str, names: list[str]) -> set[str]:
-        files = [name for name in names if Path(folder, name).is_file()]
-        recipes = files if Path(folder) == task else []
-        kept = {name for name in files if name.endswith(".py")} | {name for name in recipes if name.endswith(".json")}
-        return _left_out(folder, names) | (set(files) - kept)
+    def is_kept(path: Path) -> bool:
+        is_recipe = path.suffix == ".json" and path.parent == task
+        return (path.suffix == ".py" or is_recipe or path.is_dir()) and _is_code(path)
 
     remove_folder(target)
-    _copy(task, target / task.name, left_out)
+    _copy(task, target / task.name, is_kept)
     if recipe:
         _copy_file(Path(recipe), target / task.name / Path(recipe).name)
     # A snapshot, or the source of another run, is not in a repository of its own.
@@ -87,19 +85,17 @@ def keep_source(target: Path, task: Path, recipe: str | None = None) -> None:
     replace_json_file(target / GIT, read_object(copied) if copied else _state_of(task))
 
 
-def _copy(folder: Path, target: Path, left_out: Callable[[str, list[str]], set[str]]) -> None:
-    """Copy a folder's files and folders, and what links to them, without what is left out.
+def _copy(folder: Path, target: Path, is_kept: Callable[[Path], bool]) -> None:
+    """Copy those files and folders in a folder that are kept, and what links to such.
 
     Folders get the permissions of new ones, so that they can be deleted even if the original is read-only.
     """
     target.mkdir(parents=True)
-    names = [path.name for path in folder.iterdir()]
-    for name in sorted(set(names) - left_out(str(folder), names)):
-        source = folder / name
+    for source in filter(is_kept, sorted(folder.iterdir())):
         if source.is_dir():
-            _copy(source, target / name, left_out)
+            _copy(source, target / source.name, is_kept)
         elif source.is_file():
-            _copy_file(source, target / name)
+            _copy_file(source, target / source.name)
 
 
 def _copy_file(source: Path, target: Path) -> None:
@@ -110,18 +106,14 @@ def _copy_file(source: Path, target: Path) -> None:
         shutil.copyfileobj(original, copy)
 
 
-def _left_out(folder: str, names: list[str]) -> set[str]:
-    """The names in a folder that are not source code: hidden files, caches, runs, data, and links to a parent."""
-
-    def is_left_out(path: Path) -> bool:
-        return (
-            path.name.startswith((".", "__pycache__"))
-            or (path / "plan.json").exists()
-            or (path.name in ("data", "runs") and path.is_dir() and not any(path.glob("*.py")))
-            or Path(folder).resolve().is_relative_to(path.resolve())
-        )
-
-    return {name for name in names if is_left_out(Path(folder, name))}
+def _is_code(path: Path) -> bool:
+    """Whether it may be source code: not a hidden file, a cache, a run, data, or a link to a parent."""
+    return not (
+        path.name.startswith((".", "__pycache__"))
+        or (path / "plan.json").exists()
+        or (path.name in ("data", "runs") and path.is_dir() and not any(path.glob("*.py")))
+        or path.parent.resolve().is_relative_to(path.resolve())
+    )
 
 
 def _state_of(folder: Path) -> dict[str, Any]:
