@@ -29,11 +29,11 @@ GROWING = '--batch.global_batch_size=[{"from": {"steps": 0}, "size": 32}, {"from
         ),
         (
             ["--optimizer.beta_scaling=sde", *TEN_TIMES],
-            'optimizer.beta_scaling: "sde": at 10 times the batch that they were tuned at, the beta 0.9 would become',
+            "optimizer.beta_scaling: at 10 times the batch that they were tuned at, the beta 0.9 would become",
         ),
         (
             ["--optimizer.beta_scaling=half_life", "--optimizer.betas=[0.9,0.95]", *TEN_TIMES],
-            '"half_life": at 10 times the batch that they were tuned at, the second beta becomes 0.95 ** 10',
+            "optimizer.beta_scaling: at 10 times the batch that they were tuned at, the second beta becomes 0.95 ** 10",
         ),
         (["--optimizer.beta_scaling=sde", "--learning_rate.scaling=linear"], 'set learning_rate.scaling to "sqrt"'),
         (["--optimizer.weight_decay_scaling=timescale", GROWING], 'write "fixed", or a batch that does not grow'),

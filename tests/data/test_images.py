@@ -134,7 +134,7 @@ def test_labels_out_of_range(parquet):
 
 @pytest.mark.parametrize(
     ("code", "kind"),
-    [("EIO", StorageError), ("ENOSPC", StorageError), ("EACCES", DataError), ("ECONNRESET", DataError)],
+    [("EIO", StorageError), ("ENOSPC", StorageError), ("EACCES", UserError), ("ECONNRESET", DataError)],
 )
 def test_a_data_set_that_cannot_be_opened_now(code, kind, parquet, monkeypatch):
     number = getattr(errno, code)

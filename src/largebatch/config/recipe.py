@@ -11,8 +11,7 @@ from largebatch.batch import Timeline
 from largebatch.batch.division import nearest_multiples
 from largebatch.config.data import Data, Mixable, TextData
 from largebatch.config.models import Model
-from largebatch.config.optimizers import OptimizerEntry, OptimizerSection, WithScaledBetas, union_of_sections
-from largebatch.config.optimizers.adamw import AdamW
+from largebatch.config.optimizers import OptimizerEntry, OptimizerSection, union_of_sections
 from largebatch.config.optimizers.shipped import SHIPPED
 from largebatch.config.sections import (
     Batch,
@@ -190,30 +189,20 @@ class RecipeConfig(Section):
             yield 'learning_rate.decay: "batch_growth" needs a growing batch; write a list as batch.global_batch_size'
 
     @check
-    def _betas_within_their_rule(self) -> Iterator[str]:
-        optimizer, rate, sizes = self.optimizer, self.learning_rate, [size for _, size in self.batch.sizes]
-        if not isinstance(optimizer, WithScaledBetas) or optimizer.beta_scaling == "fixed":
-            return
-        rule = f'optimizer.beta_scaling: "{optimizer.beta_scaling}"'
-        if optimizer.beta_scaling == "sde" and rate.scaling != "sqrt":
-            yield f'{rule} requires the square-root rule; write "fixed", or set learning_rate.scaling to "sqrt"'
-        if len(set(sizes)) > 1:
-            yield f'{rule} would change the betas with the batch size; write "fixed", or a batch that does not grow'
-            return
+    def _rules_of_the_optimizer(self) -> Iterator[str]:
+        optimizer, rate, sizes = self.optimizer, self.learning_rate, {size for _, size in self.batch.sizes}
+        rules = {name: getattr(optimizer, name) for name in optimizer.rules}
+        if rules.get("beta_scaling") == "sde" and rate.scaling != "sqrt":
+            remedy = 'write "fixed", or set learning_rate.scaling to "sqrt"'
+            yield f'optimizer.beta_scaling: "sde" requires the square-root rule; {remedy}'
+        for name, rule in rules.items():
+            if rule != "fixed" and len(sizes) > 1:
+                remedy = 'write "fixed", or a batch that does not grow'
+                yield f'optimizer.{name}: "{rule}" would change the optimizer with the batch size; {remedy}'
         try:
-            optimizer.options_for(sizes[0] / rate.reference_batch_size)
+            optimizer.options_for(min(sizes) / rate.reference_batch_size)
         except ValueError as error:
-            yield f'{rule}: {error}; write a smaller batch, or "fixed"'
-
-    @check
-    def _one_weight_decay(self) -> Iterator[str]:
-        optimizer = self.optimizer
-        is_scaled = isinstance(optimizer, AdamW) and optimizer.weight_decay_scaling != "fixed"
-        if is_scaled and len({size for _, size in self.batch.sizes}) > 1:
-            yield (
-                'optimizer.weight_decay_scaling: "timescale" would change weight decay with the batch size; write '
-                '"fixed", or a batch that does not grow'
-            )
+            yield f'optimizer.beta_scaling: {error}; write a smaller batch, or "fixed"'
 
     @check
     def _durations_within_the_run(self) -> Iterator[str]:

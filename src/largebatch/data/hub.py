@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from huggingface_hub.constants import HF_HOME
 
 from largebatch.config.data import HubOrLocal
-from largebatch.data.preparation import cannot_be_written, check_may_prepare
-from largebatch.errors import DataError, StorageError, may_pass, reason_of
+from largebatch.data.preparation import check_may_prepare, write_errors
+from largebatch.errors import DataError, file_errors, may_pass, reason_of
 from largebatch.local_folder import local_folder
 
 if TYPE_CHECKING:
@@ -25,33 +25,14 @@ OF_THE_NETWORK = (ConnectionError, TimeoutError, socket.gaierror)
 def open_splits(config: HubOrLocal) -> "tuple[datasets.Dataset, datasets.Dataset]":
     """The training and evaluation splits that the config names; DataError if they cannot be found, read or, in a
     job, prepared."""
+    import datasets
+
     if config.data_files is not None:
         found_files(config)
         arguments: dict[str, Any] = {"path": config.path, "data_files": config.data_files.by_split}
     else:
         folder = local_folder(config.path, "data.path", "a data set")
         arguments = {"path": str(folder) if folder else config.path, "name": config.name}
-    return _open(config, arguments)
-
-
-def found_files(config: HubOrLocal) -> dict[str, list[Path]]:
-    """The files of `data_files` by their splits, sorted within each glob; DataError if one matches none."""
-    assert config.data_files is not None
-    found: dict[str, list[Path]] = {}
-    for split, patterns in config.data_files.by_split.items():
-        for pattern in patterns:
-            names = sorted(glob(pattern, recursive=True))  # noqa: PTH207 - `Path.glob` takes no absolute patterns
-            if not names:
-                field = "train" if split == "train" else "eval"
-                given = f"data.data_files.{field}: no file matches {pattern!r} (relative to {Path.cwd()})"
-                raise DataError(f"{given}; write the path or glob of the files")
-            found.setdefault(split, []).extend(map(Path, names))
-    return found
-
-
-def _open(config: HubOrLocal, arguments: dict[str, Any]) -> "tuple[datasets.Dataset, datasets.Dataset]":
-    import datasets
-
     splits = (config.train_split, config.eval_split)
     try:
         builder = datasets.load_dataset_builder(**arguments)
@@ -69,15 +50,31 @@ def _open(config: HubOrLocal, arguments: dict[str, Any]) -> "tuple[datasets.Data
         if isinstance(cause, ImportError):
             raise DataError(f"data.path: {config.path!r} needs a package: {cause}; install it with pip") from error
         if isinstance(cause, OSError) and cause.errno in NO_PLACE:
-            raise cannot_be_written(Path(HF_HOME), cause) from error
+            with write_errors(Path(HF_HOME)):
+                raise cause from None
         if may_pass(cause) and not isinstance(cause, OF_THE_NETWORK):
-            what = f"data.path: {config.path!r} cannot be read now: {reason_of(cause)}"
-            raise StorageError(f"{what}; the same command tries again") from error
+            with file_errors(f"data.path: {config.path!r} cannot be read now"):
+                raise cause from None
         raise DataError(
             f"data.path: {config.path!r} could not be loaded with splits {splits}: {reason_of(cause)}; correct that "
             "or, for local data, write its folder, or data_files whose rows all have the same columns and types"
         ) from error
     return train, evaluation
+
+
+def found_files(config: HubOrLocal) -> dict[str, list[Path]]:
+    """The files of `data_files` by their splits, sorted within each glob; DataError if one matches none."""
+    assert config.data_files is not None
+    found: dict[str, list[Path]] = {}
+    for split, patterns in config.data_files.by_split.items():
+        for pattern in patterns:
+            names = sorted(glob(pattern, recursive=True))  # noqa: PTH207 - `Path.glob` takes no absolute patterns
+            if not names:
+                field = "train" if split == "train" else "eval"
+                given = f"data.data_files.{field}: no file matches {pattern!r} (relative to {Path.cwd()})"
+                raise DataError(f"{given}; write the path or glob of the files")
+            found.setdefault(split, []).extend(map(Path, names))
+    return found
 
 
 def _size(builder: "datasets.DatasetBuilder") -> int:

@@ -2,6 +2,7 @@
 1 GiB."""
 
 import shutil
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
 
@@ -9,7 +10,7 @@ from huggingface_hub.constants import HF_HOME
 
 from largebatch.config import RecipeConfig
 from largebatch.config.data import HubOrLocal, Preparation
-from largebatch.errors import DataError, StorageError, UserError, may_pass
+from largebatch.errors import DataError, file_errors
 
 MAX_BYTES_IN_A_JOB = 2**30
 
@@ -29,13 +30,9 @@ def num_workers_for(data: HubOrLocal) -> int:
     return data.num_workers if asked_for is None else asked_for
 
 
-def cannot_be_written(folder: Path, error: OSError) -> UserError:
-    """The error for a folder of prepared data: a StorageError if it may pass."""
-    error_class = StorageError if may_pass(error) else DataError
-    return error_class(
-        f"{folder} cannot be written: {error}; free some space, or set HF_HOME to another folder, and run the same "
-        "command again: finished parts are kept"
-    )
+def write_errors(folder: Path) -> AbstractContextManager[None]:
+    """Raise OSErrors of the block as errors that name a folder of prepared data, as `file_errors` does."""
+    return file_errors(f"{folder} cannot be written", "set HF_HOME to another folder")
 
 
 class NotPrepared(DataError):

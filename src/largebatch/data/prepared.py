@@ -16,7 +16,6 @@ import re
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from glob import glob
@@ -32,7 +31,7 @@ from numpy.typing import NDArray
 from largebatch.config.data import HubText, names_in
 from largebatch.data.forked import in_processes
 from largebatch.data.hub import column, open_splits
-from largebatch.data.preparation import cannot_be_written, check_may_prepare, num_workers_for
+from largebatch.data.preparation import check_may_prepare, num_workers_for, write_errors
 from largebatch.data.token_stream import Part, TokenStream, mapped
 from largebatch.data.tokenizer import Tokenizer
 from largebatch.errors import DataError
@@ -144,7 +143,7 @@ class PreparedSplit:
             text: The split's rows, with the documents as their only column.
         """
         preparation, num_workers = self._data.preparation, num_workers_for(self._data)
-        with _write_errors(self.folder):
+        with write_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             for path in self.folder.glob(".*.tmp"):
                 if time.time() - path.stat().st_mtime > SECONDS_OF_A_LEFTOVER:
@@ -180,7 +179,7 @@ class PreparedSplit:
         ends = [np.zeros(1, np.int64)]
         temporary = self.folder / f".{number:05d}.{secrets.token_hex(4)}.tmp"
         files = {}
-        with _write_errors(self.folder):
+        with write_errors(self.folder):
             try:
                 files["tokens"] = asdict(write_file(temporary, self._encode(text, rows, ends)))
                 temporary.rename(self._file(number, "tokens"))
@@ -222,14 +221,6 @@ def _rows_of_shards(text: "datasets.Dataset") -> list[dict[str, int]]:
     each = max(1, num_rows * min(max(num_bytes // MIN_SHARDS, MIN_SHARD_BYTES), MAX_SHARD_BYTES) // num_bytes)
     of_split = {"rows_of_split": num_rows, "bytes_of_split": num_bytes}
     return [{"start": start, "stop": min(start + each, num_rows), **of_split} for start in range(0, num_rows, each)]
-
-
-@contextmanager
-def _write_errors(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise cannot_be_written(folder, error) from error
 
 
 def _state_of_files(data: HubText, split: str) -> str:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from largebatch.config.data import HubImages
 from largebatch.data.hub import found_files
 from largebatch.data.order import Indices
-from largebatch.data.preparation import cannot_be_written, check_may_prepare
+from largebatch.data.preparation import check_may_prepare, write_errors
 from largebatch.data.token_stream import mapped
 from largebatch.errors import DataError
 from largebatch.storage.files import replace_file
@@ -53,11 +53,9 @@ class TarRows:
         rows = [row for number, file in enumerate(self._files) for row in self._samples(number, file)]
         content = io.BytesIO()
         np.save(content, np.array(rows, np.int64).reshape(-1, 4))
-        try:
+        with write_errors(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, [content.getbuffer()])
-        except OSError as error:
-            raise cannot_be_written(path.parent, error) from error
 
     def _samples(self, number: int, file: Path) -> Iterator[tuple[int, int, int, int]]:
         try:

@@ -6,7 +6,7 @@ An entry does not import torch: its constructor is given by name. A task's `Conf
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Self, Union, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args
 
 from pydantic import Field, model_validator
 
@@ -56,10 +56,13 @@ class OptimizerSection(Section):
     """Factor between the learning rates of a block and of the one above it, as in BEiT and MAE (layer-wise decay). The
     parameters before the first block count as one layer, and those after the last have the full rate. null: 1."""
 
+    rules: ClassVar[tuple[str, ...]] = ()
+    """Fields that are no options but rules by which options follow the batch; "fixed" is the rule that they do not."""
+
     @property
     def options(self) -> dict[str, Any]:
         """The options of the optimizer's constructor, as tuned."""
-        return self.model_dump(exclude={*OptimizerSection.model_fields})
+        return self.model_dump(exclude={*OptimizerSection.model_fields, *self.rules})
 
     def options_for(self, k: float) -> dict[str, Any]:  # noqa: ARG002 - used by those that scale
         """The options for a batch k times as large as the one they were tuned at."""
@@ -105,9 +108,7 @@ class WithScaledBetas(WithBetas):
     divided by the square root of k, to go with the square-root rule of the learning rate (Malladi et al. 2022, arXiv
     2205.10287)."""
 
-    @property
-    def options(self) -> dict[str, Any]:
-        return self.model_dump(exclude={*OptimizerSection.model_fields, "beta_scaling"})
+    rules: ClassVar[tuple[str, ...]] = ("beta_scaling",)
 
     def options_for(self, k: float) -> dict[str, Any]:
         betas, eps = scaled_moments(self.beta_scaling, k, self.betas, self.eps)

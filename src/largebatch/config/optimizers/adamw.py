@@ -1,6 +1,6 @@
 """AdamW."""
 
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 from largebatch.batch.scaling import DecayRule, weight_decay_factor
 from largebatch.config.optimizers import ENLARGED_ROUNDING, OptimizerEntry, WithScaledBetas, adam_moments
@@ -16,9 +16,7 @@ class AdamW(WithScaledBetas):
     1 / (learning rate x weight decay) steps that AdamW averages over then stay the same share of the run (Wang and
     Aitchison 2024, arXiv 2405.13698; Bergsma et al. 2025, arXiv 2505.13738). "fixed": it does not."""
 
-    @property
-    def options(self) -> dict[str, Any]:
-        return {name: value for name, value in super().options.items() if name != "weight_decay_scaling"}
+    rules: ClassVar[tuple[str, ...]] = (*WithScaledBetas.rules, "weight_decay_scaling")
 
     def weight_decay_for(self, k: float, lr_factor: float, horizon: float) -> float:
         is_fixed = self.weight_decay_scaling == "fixed"
