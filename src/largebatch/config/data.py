@@ -233,16 +233,15 @@ class Mixable(HubOrLocal):
         steps = [0, *(timeline.steps_in(each.from_.length) for each in self.weight_phases or ())]
         if any(after <= before for before, after in pairwise(steps)):
             raise ValueError("phases must begin in increasing order, at least one step apart; correct their from")
+        names = tuple(source.name for source in self.sources)
         phases = [
-            MixturePhase(
-                timeline.at(step).samples_before, whole_weights([each[source.name] for source in self.sources])
-            )
-            for step, each in zip(steps, self.weights(), strict=True)
+            MixturePhase(timeline.at(step).samples_before, whole_weights([weights[name] for name in names]))
+            for step, weights in zip(steps, self.weights(), strict=True)
         ]
         sections = self.sections()
         sizes = tuple(section.num_train_samples for section in sections)
         eval_sizes = tuple(section.num_eval_samples for section in sections)
-        return Mixture(tuple(source.name for source in self.sources), sizes, tuple(phases), eval_sizes)
+        return Mixture(names, sizes, tuple(phases), eval_sizes)
 
     @model_validator(mode="after")
     def _sources_fit(self) -> Self:

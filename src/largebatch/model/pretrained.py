@@ -71,11 +71,8 @@ class PretrainedWeights:
         self._files = TensorFiles(folder)
         try:
             stored = self._stored()
-            if adapters is None:
-                problems = [*_config_problems(folder, model), *self._problems(stored, model)]
-            else:
-                assert isinstance(model, PreTrainedModel)
-                problems = [*_loading_problems(stored, model), *self._problems(stored, model)]
+            of_kind = _config_problems(folder, model) if adapters is None else _loading_problems(stored, model)
+            problems = [*of_kind, *self._problems(stored, model)]
         except CheckpointError as error:
             raise UserError(f"{self._field}: {folder}: {error}") from error
         if problems:
@@ -138,8 +135,9 @@ class PretrainedWeights:
                 yield f"{what} {', '.join(lacking[:MAX_NAMES])}{more}"
 
 
-def _loading_problems(stored: Iterable[str], model: PreTrainedModel) -> Iterator[str]:
+def _loading_problems(stored: Iterable[str], model: nn.Module) -> Iterator[str]:
     """What `from_pretrained` does besides reading the model's parameters."""
+    assert isinstance(model, PreTrainedModel)
     if converted := next(converted_names(model, stored), None):
         yield f"transformers renames, merges or splits {converted} when it loads it"
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}

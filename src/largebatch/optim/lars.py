@@ -29,10 +29,8 @@ class Lars(LayerwiseOptimizer):
 
     def _step_group(self, group: dict[str, Any], tensors: list[torch.Tensor], parts: PartsOfLayers) -> None:
         decay, eta, momentum = group["weight_decay"], group["trust_coefficient"], group["momentum"]
-        weights, gradients = (
-            parts.split(tensors),
-            parts.split([tensor.grad for tensor in tensors if tensor.grad is not None]),
-        )
+        weights = parts.split(tensors)
+        gradients = parts.split([tensor.grad for tensor in tensors if tensor.grad is not None])
         if momentum != 0:
             for tensor in tensors:
                 if not self.state[tensor]:
