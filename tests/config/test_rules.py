@@ -59,11 +59,11 @@ def test_rules_outside_their_range(overrides, words):
     [
         (
             {"name": "step", "factor": 0.1, "at": [{"epochs": 2}]},
-            "decay.at[0]: 2 epochs is step 200, not after 0 and before 200",
+            "decay.at[0]: it is step 200, not after 0 and before 200",
         ),
         (
             {"name": "step", "factor": 0.1, "at": [{"steps": 9}, {"steps": 9}]},
-            "decay.at[1]: 9 steps is step 9, not after 9 and before 200",
+            "decay.at[1]: it is step 9, not after 9 and before 200",
         ),
         (
             {"name": "warmup_stable_decay", "decay": {"steps": 161}},

@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator
@@ -26,7 +27,6 @@ from largebatch.config.sections import (
     Logging,
     NonNegativeInt,
     Section,
-    StepDecay,
     Train,
     WarmupStableDecay,
 )
@@ -274,16 +274,11 @@ class RecipeConfig(Section):
             problem = f"{rate.warmup.duration.length} is {warmup} steps, longer than the whole run of {total}"
             yield f"learning_rate.warmup.duration: {problem}; shorten it, or lengthen train.duration"
             return
-        if isinstance(rate.decay, StepDecay):
-            previous = 0
-            for number, milestone in enumerate(rate.decay.at):
-                path = f"learning_rate.decay.at[{number}]"
-                if path not in steps:
-                    continue
-                if not previous < steps[path] < total:
-                    given = f"{milestone.length} is step {steps[path]}, not after {previous} and before {total}"
-                    yield f"{path}: {given}; write milestones within the run, in increasing order"
-                previous = steps[path]
+        milestones = [(path, step) for path, step in steps.items() if path.startswith("learning_rate.decay.at[")]
+        for (_, previous), (path, step) in pairwise([("", 0), *milestones]):
+            if not previous < step < total:
+                given = f"it is step {step}, not after {previous} and before {total}"
+                yield f"{path}: {given}; write milestones within the run, in increasing order"
         path = "learning_rate.decay.decay"
         if isinstance(rate.decay, WarmupStableDecay) and path in steps:
             start = timeline.steps_before(total, rate.decay.decay.length)

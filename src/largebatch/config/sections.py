@@ -23,7 +23,6 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 PositiveFraction = Annotated[float, Field(gt=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 NonEmpty = Annotated[str, Field(min_length=1)]
-SetName = Annotated[str, Field(pattern=r"^[\w+-]+$")]
 
 
 class Section(BaseModel):
@@ -310,7 +309,7 @@ class EvaluatedSet(Section):
 class Evaluation(EvaluatedSet):
     """When to evaluate; the end of the run is always evaluated."""
 
-    sets: dict[SetName, EvaluatedSet] = {}
+    sets: dict[Annotated[str, Field(pattern=r"^[\w+-]+$")], EvaluatedSet] = {}
     """Further sets that the task's train.py evaluates, by the name that it gives them, such as
     {"shifted": {"every": {"epochs": 1}}}."""
 

@@ -4,7 +4,6 @@ This module imports `transformers`, which takes seconds, only for models that co
 """
 
 import sys
-from functools import wraps
 from typing import Any
 
 from torch import nn
@@ -53,28 +52,13 @@ def keep_documents_apart(model: nn.Module, implementation: str | None = None) ->
     for part in _transformers_models(model):
         from largebatch.model.transformers_internals import mask_by_given_positions
 
-        mask_by_given_positions(part)
         attention = implementation or part.config._attn_implementation
-        if attention not in MASKED_BY_POSITIONS:
-            part.forward = _refusing_positions(part, attention)
-
-
-def _refusing_positions(model: Any, implementation: str) -> Any:
-    from largebatch.model.transformers_internals import are_positions_given
-
-    forward = model.forward
-
-    @wraps(forward)
-    def forward_without_positions(*arguments: Any, **options: Any) -> Any:
-        if are_positions_given(arguments, options) is not False:
-            raise UserError(
-                f'compute.attention: documents are kept apart by position_ids, which "{implementation}" ignores; write '
-                f"one of {', '.join(MASKED_BY_POSITIONS)}, or call {type(model).__name__} with input_ids by name and "
-                "without position_ids"
-            )
-        return forward(*arguments, **options)
-
-    return forward_without_positions
+        refusal = (
+            f'compute.attention: documents are kept apart by position_ids, which "{attention}" ignores; write one of '
+            f"{', '.join(MASKED_BY_POSITIONS)}, or call {type(part).__name__} with input_ids by name and without "
+            "position_ids"
+        )
+        mask_by_given_positions(part, None if attention in MASKED_BY_POSITIONS else refusal)
 
 
 def _transformers_models(model: nn.Module) -> list[Any]:

@@ -16,11 +16,16 @@ from torch import nn
 from transformers import PreTrainedModel, masking_utils
 from transformers.conversion_mapping import get_model_conversion_mapping
 
+from largebatch.errors import UserError
+
 _given: bool | None = None  # whether the forward pass that runs was given positions; None if it is not known
 
 
-def mask_by_given_positions(model: nn.Module) -> None:
-    """Make a model of `transformers` keep documents apart if it is called with `position_ids`, and only then."""
+def mask_by_given_positions(model: nn.Module, refusal: str | None) -> None:
+    """Make a model of `transformers` keep documents apart if it is called with `position_ids`, and only then.
+
+    With a refusal, such calls raise a UserError with this message.
+    """
     if not hasattr(masking_utils.find_packed_sequence_indices, "by_given_positions"):
         masking_utils.find_packed_sequence_indices = _by_given_positions(masking_utils.find_packed_sequence_indices)
     forward = model.forward
@@ -28,7 +33,10 @@ def mask_by_given_positions(model: nn.Module) -> None:
     @wraps(forward)
     def forward_with_given(*arguments: Any, **options: Any) -> Any:
         global _given
-        before, _given = _given, are_positions_given(arguments, options)
+        given = _are_positions_given(arguments, options)
+        if refusal is not None and given is not False:
+            raise UserError(refusal)
+        before, _given = _given, given
         try:
             return forward(*arguments, **options)
         finally:
@@ -37,7 +45,7 @@ def mask_by_given_positions(model: nn.Module) -> None:
     model.forward = forward_with_given
 
 
-def are_positions_given(arguments: tuple[Any, ...], options: dict[str, Any]) -> bool | None:
+def _are_positions_given(arguments: tuple[Any, ...], options: dict[str, Any]) -> bool | None:
     """Whether a model of `transformers` that is called like this is given positions; None if it is not known."""
     # The first argument is the tokens.
     return None if len(arguments) > 1 else options.get("position_ids") is not None
