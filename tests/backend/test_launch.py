@@ -68,7 +68,7 @@ def test_alone():
         ({"FSDP_IGNORED_MODULES": ".*head"}, "fsdp_ignored_modules"),
         ({"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, "dynamo_backend"),
         ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}, "parallelism_config"),
-        ({**HSDP, "PARALLELISM_CONFIG_TP_SIZE": "2"}, "parallelism_config_tp_size: 2; remove it: largebatch supports"),
+        ({**HSDP, "PARALLELISM_CONFIG_TP_SIZE": "2"}, "parallelism_config_tp_size: 2; remove it; largebatch supports"),
         ({**HSDP, "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "2"}, "parallelism_config_dp_replicate_size: 2; remove it"),
         ({**HSDP, "LARGEBATCH_SHARD_SIZE": "eight"}, "LARGEBATCH_SHARD_SIZE is 'eight', not a whole number"),
         # No divisor of 12, partly on another node, and not a group.
@@ -76,7 +76,7 @@ def test_alone():
         *(({**HSDP, name: "x"}, f"{name} is 'x', not a whole number") for name in ("RANK", "WORLD_SIZE")),
         ({**HSDP, "RANK": "12"}, "RANK=12, WORLD_SIZE=12 and LOCAL_WORLD_SIZE=4 are not those of a process"),
         ({"WORLD_SIZE": str(10**9)}, "are not those of a process"),
-        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, "mixed_precision: bf16; remove it, or set precision in the recipe"),
+        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, "mixed_precision: bf16; remove it; set precision in the recipe"),
         ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}, "gradient_accumulation_steps: 4; remove it"),
         ({"ACCELERATE_GRADIENT_CLIPPING": "1.0"}, "set optimizer.clip_norm in the recipe"),
         ({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "1"}, "write fsdp_version: 2"),

@@ -26,8 +26,7 @@ class Setting(NamedTuple):
 
     key: str  # its name in the YAML
     off: tuple[str, ...]  # the values that change nothing, in lowercase, starting with the default
-    reason: str  # why any other value is refused
-    remedy: str = "remove it"  # what to write instead
+    why: str  # why any other value is refused, or what to write in the recipe instead
     variable_if_other: str = ""  # the environment variable, if its name does not follow from that in the YAML
 
     @property
@@ -37,49 +36,23 @@ class Setting(NamedTuple):
         return self.variable_if_other or prefix + self.key.upper()
 
 
-PRECISION = Setting(
-    "mixed_precision", ("no",), "the recipe's precision decides", "remove it, or set precision in the recipe"
-)
+PRECISION = Setting("mixed_precision", ("no",), "set precision in the recipe")
 REFUSED = (
-    Setting(
-        "gradient_accumulation_steps",
-        ("1", "auto"),
-        "it follows from the recipe's batch.global_batch_size and batch.micro_batch_size",
-    ),
-    Setting(
-        "gradient_clipping",
-        ("auto", "none"),
-        "it is the recipe's optimizer.clip_norm",
-        "remove it and set optimizer.clip_norm in the recipe",
-    ),
-    Setting(
-        "fsdp_activation_checkpointing",
-        ("false",),
-        "Accelerate recomputes with different dropout masks and updates BatchNorm's statistics twice",
-        "remove it and set compute.activation_checkpointing in the recipe",
-    ),
-    Setting(
-        "fsdp_offload_params",
-        ("false",),
-        "the gradient norm would be computed on the host, where NCCL cannot reduce it",
-        "remove it, or launch with zero3_offload.yaml",
-    ),
-    Setting(
-        "fsdp_cpu_ram_efficient_loading",
-        ("false",),
-        "every process builds the same weights anyway, and models with BatchNorm fail with this setting",
-    ),
+    Setting("gradient_accumulation_steps", ("1", "auto"), "it follows from batch in the recipe"),
+    Setting("gradient_clipping", ("auto", "none"), "set optimizer.clip_norm in the recipe"),
+    # Accelerate recomputes with different dropout masks and updates BatchNorm's statistics twice.
+    Setting("fsdp_activation_checkpointing", ("false",), "set compute.activation_checkpointing in the recipe"),
+    # The gradient norm would be computed on the host, where NCCL cannot reduce it.
+    Setting("fsdp_offload_params", ("false",), "launch with zero3_offload.yaml to offload"),
+    # Models with BatchNorm fail with it.
+    Setting("fsdp_cpu_ram_efficient_loading", ("false",), "every process builds the same weights anyway"),
     Setting("fsdp_ignored_modules", ("", "none"), "their gradients would not be reduced"),
-    Setting("dynamo_backend", ("no",), "largebatch is not tested with dynamo_config"),
-    Setting(
-        "megatron_lm_config", ("false",), "largebatch is not tested with it", "remove it", "ACCELERATE_USE_MEGATRON_LM"
-    ),
+    Setting("dynamo_backend", ("no",), "set compute.compile in the recipe"),
+    Setting("megatron_lm_config", ("false",), "largebatch is not tested with it", "ACCELERATE_USE_MEGATRON_LM"),
     Setting("parallelism_config_dp_replicate_size", ("1",), "it follows from the processes and the dp_shard_size"),
     *(Setting(f"parallelism_config_{kind}_size", ("1",), DATA_PARALLELISM) for kind in ("tp", "cp", "sp")),
 )
-UNLESS_FSDP = Setting(
-    "parallelism_config", ("false",), DATA_PARALLELISM, variable_if_other="ACCELERATE_USE_PARALLELISM_CONFIG"
-)
+UNLESS_FSDP = Setting("parallelism_config", ("false",), DATA_PARALLELISM, "ACCELERATE_USE_PARALLELISM_CONFIG")
 """With FSDP, the section makes groups of processes that shard the model."""
 SHARD_SIZE = "LARGEBATCH_SHARD_SIZE"
 DP_SHARD_SIZE = "PARALLELISM_CONFIG_DP_SHARD_SIZE"
@@ -205,7 +178,7 @@ def _refuse_settings(environment: Mapping[str, str], precision: str) -> None:
     for setting in settings if engine_of(environment) == "FSDP" else (*settings, UNLESS_FSDP):
         value = environment.get(setting.variable, setting.off[0])
         if value.lower() not in setting.off:
-            raise LaunchError(f"the Accelerate config has {setting.key}: {value}; {setting.remedy}: {setting.reason}")
+            raise LaunchError(f"the Accelerate config has {setting.key}: {value}; remove it; {setting.why}")
 
 
 def _refuse_tasks_without_a_launcher(environment: Mapping[str, str]) -> None:

@@ -132,7 +132,7 @@ def _accelerate_problems(config: Mapping[str, Any]) -> Iterator[str]:
         value = settings.get(setting.key)
         # Accelerate leaves out empty sections.
         if value not in (None, {}) and str(value).lower() not in setting.off:
-            yield f"{setting.key}: it is {value}, but {setting.reason}; {setting.remedy}"
+            yield f"{setting.key}: it is {value}; remove it; {setting.why}"
     if kind not in STARTS_PROCESSES:
         yield (
             f"distributed_type: with {kind} one process is started, whatever num_processes says; write one of "
