@@ -74,6 +74,7 @@ class Backend(Collectives, ABC):
         self._set_aside: list[tuple[dict[str, Any], Any]] = []  # frozen groups and their parameters, during an update
         self.kept = KeptStates()
         self._compiled: CompiledRegions | None = None  # None if nothing is to be compiled
+        self._watch: GradientWatch
 
     @staticmethod
     @abstractmethod
@@ -273,9 +274,9 @@ class Backend(Collectives, ABC):
     def discard_gradients(self) -> None:
         """Clear gradients that are not finite, without an update."""
 
-    @abstractmethod
     def parameters_without_gradient(self) -> list[str]:
         """Names of trainable parameters that the first step's backward passes did not reach; before its `update`."""
+        return self._watch.end()
 
     def forget_step(self) -> None:
         """After an update that was not applied, undo the effect of its forward passes on BatchNorm's statistics."""
@@ -361,18 +362,32 @@ class Backend(Collectives, ABC):
 
     # --- checking -------------------------------------------------------------------------------------------------
 
-    @abstractmethod
     def observe(self) -> Observed:
         """The actual settings of the prepared engine, under the names of `check.expect`."""
-
-    def observe_launch(self) -> Observed:
-        """The part of `observe` that is the same for every strategy."""
         return {
             "world size": self.world_size,
             "gradient accumulation inside the engine": self.accelerator.gradient_accumulation_steps,
             "mixed precision by Accelerate": self.accelerator.mixed_precision,
             "BatchNorm over all processes": is_synchronized(self.model),
         }
+
+
+class GradientWatch:
+    """Notes which trainable parameters of a model get gradients, whatever an engine does with these."""
+
+    def __init__(self, model: nn.Module):
+        trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self._missing = set(trainable)
+        self._hooks = [
+            parameter.register_hook(lambda _, name=name: self._missing.discard(name))  # type: ignore[no-untyped-call]
+            for name, parameter in trainable.items()
+        ]
+
+    def end(self) -> list[str]:
+        """Stop watching, and return the names of the parameters without gradients."""
+        for hook in self._hooks:
+            hook.remove()
+        return sorted(self._missing)
 
 
 def group_options(optimizer: Optimizer) -> list[Mapping[str, Any]]:

@@ -1,6 +1,5 @@
 """Strategies that use torch's own gradients and optimizer: the base they share with FSDP2, one process, and DDP."""
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -9,9 +8,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
-from largebatch.backend.base import Backend, Observed, Request, Update, group_options
+from largebatch.backend.base import Backend, GradientWatch, Observed, Request, Update, group_options
 from largebatch.backend.state import EngineState, local_range, persistent_buffers, pieces_of, read_scalars, split_state
 from largebatch.backend.torch_internals import settle_buckets
 from largebatch.optim.layerwise import LayerPart
@@ -25,10 +23,6 @@ class NativeBackend(Backend):
         # Not by Accelerate, whose `backward` and optimizer step look for a package on the disk at each call.
         gradient = factor.to(loss.dtype) if isinstance(factor, torch.Tensor) else torch.full_like(loss, factor)
         loss.backward(gradient=gradient)  # type: ignore[no-untyped-call]
-
-    def parameters_without_gradient(self) -> list[str]:
-        parameters = self.unwrapped_model.named_parameters()
-        return [name for name, parameter in parameters if parameter.requires_grad and parameter.grad is None]
 
     def clip_and_step(self, measure_norm: bool) -> Update:
         norm = None
@@ -102,34 +96,13 @@ class NativeBackend(Backend):
         )
 
     def observe(self) -> Observed:
-        return self.observe_launch() | {
+        return super().observe() | {
             "parameters per group": [
                 sum(parameter.numel() for parameter in group["params"]) for group in self.optimizer.param_groups
             ],
             "hyperparameters per group": group_options(self.optimizer),
             "master weights": {str(each.dtype) for each in self.model.parameters() if each.requires_grad},
         }
-
-
-class GradientWatch:
-    """Notes which trainable parameters of a model get gradients, whatever an engine does with these."""
-
-    def __init__(self, model: nn.Module):
-        trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        self._missing = set(trainable)
-        self._hooks: list[RemovableHandle] = [
-            parameter.register_hook(partial(self._note, name))  # type: ignore[no-untyped-call]
-            for name, parameter in trainable.items()
-        ]
-
-    def _note(self, name: str, _: torch.Tensor) -> None:
-        self._missing.discard(name)
-
-    def end(self) -> list[str]:
-        """Stop watching, and return the names of the parameters without gradients."""
-        for hook in self._hooks:
-            hook.remove()
-        return sorted(self._missing)
 
 
 class DdpBackend(NativeBackend):
@@ -162,9 +135,6 @@ class DdpBackend(NativeBackend):
             # On CPUs Accelerate would wrap it; it leaves alone what it has prepared.
             self.accelerator.prepare_model(model, evaluation_mode=True)
         return super()._hand_over(model, optimizer)
-
-    def parameters_without_gradient(self) -> list[str]:
-        return self._watch.end()
 
     def _settle_buckets(self, model: DistributedDataParallel) -> None:
         """Let DDP assign gradients to the buckets that it will keep.

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from largebatch.backend.base import Backend, Observed, Request, Update, group_options
+from largebatch.backend.base import Backend, GradientWatch, Observed, Request, Update, group_options
 from largebatch.backend.deepspeed_config import fill_from_plan
 from largebatch.backend.deepspeed_internals import (
     PartitionedStates,
@@ -22,7 +22,6 @@ from largebatch.backend.deepspeed_internals import (
     switch_off_shared_memory,
 )
 from largebatch.backend.launch import Launch
-from largebatch.backend.native import GradientWatch
 from largebatch.backend.state import (
     EngineState,
     Piece,
@@ -84,7 +83,10 @@ class ZeroBackend(Backend):
             for parameter in group["params"]:
                 # The engine clips by the norm of all gradients.
                 parameter.register_hook(partial(self._without_frozen, group))
+        # The engine takes gradients away.
         self._watch = GradientWatch(self.unwrapped_model)
+        kind = PartitionedWeights if self.engine.zero_optimization_stage() == 3 else PartitionedStates
+        self._partitions: Partitions = kind(self.engine.optimizer, self.rank)
         return self.engine, wrapped
 
     def _without_frozen(self, group: Mapping[str, Any], gradient: torch.Tensor) -> torch.Tensor:
@@ -109,10 +111,6 @@ class ZeroBackend(Backend):
             else:
                 first.convert_to_zero_parameters(param_list=[parameter])
 
-    def parameters_without_gradient(self) -> list[str]:
-        # The engine takes gradients away.
-        return self._watch.end()
-
     def mark_micro_step(self, is_last: bool) -> None:
         self.engine.set_gradient_accumulation_boundary(is_last)
 
@@ -135,11 +133,6 @@ class ZeroBackend(Backend):
     def _torch_optimizer(self) -> Optimizer:
         optimizer: Optimizer = self.engine.optimizer.optimizer
         return optimizer
-
-    @property
-    def _partitions(self) -> Partitions:
-        kind = PartitionedWeights if self.engine.zero_optimization_stage() == 3 else PartitionedStates
-        return kind(self.engine.optimizer, self.rank)
 
     def _layer_parts(self) -> dict[torch.Tensor, list[LayerPart]]:
         names = {parameter: name for name, parameter in self.unwrapped_model.named_parameters()}
@@ -187,7 +180,7 @@ class ZeroBackend(Backend):
     def observe(self) -> Observed:
         engine, partitions = self.engine, self._partitions
         stage = engine.zero_optimization_stage()
-        return self.observe_launch() | {
+        return super().observe() | {
             "strategy": self.launch.strategy if stage == self._launched_stage else f"ZeRO of stage {stage}",
             "gradient accumulation inside the engine": engine.gradient_accumulation_steps(),
             "micro-batch size in DeepSpeed": engine.train_micro_batch_size_per_gpu(),
