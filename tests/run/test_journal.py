@@ -45,7 +45,7 @@ def test_lines_are_appended_as_they_come(journal, path):
 )
 def test_lines_of_later_steps_are_left_out(step, left, journal, path):
     append_all(journal, 10, 20, 30)
-    assert journal.keep_until(step) == ({"step": left[-1]} if left else None)
+    assert journal.keep_until(step) == ({"step": left[-1]} if left else {})
     assert steps(path) == left
     append_all(journal, step + 1)
     assert steps(path) == [*left, step + 1]
@@ -69,7 +69,7 @@ def test_the_latest_of_each_name_is_what_was_left(journal):
 
 
 def test_without_a_file_nothing_stays_and_none_is_made(journal, path):
-    assert journal.keep_until(5) is None
+    assert journal.keep_until(5) == {}
     assert read_json_lines(path) == []
     assert not path.exists()
 

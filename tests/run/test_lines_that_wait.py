@@ -31,7 +31,7 @@ def test_lines_of_a_run_that_fails(is_first, folder):
     attempt = claim(folder.attempts_dir, {})
     main = record_of(folder, attempt, is_main_process=True)
     for step in (1, 2, 3):
-        main.logged({"step": step})
+        main.add("metrics", {"step": step})
     assert steps(folder) == [1]
     if not is_first:
         other = record_of(folder, attempt, is_main_process=False)
@@ -45,7 +45,7 @@ def test_lines_of_a_run_that_fails(is_first, folder):
 def test_not_over_those_of_a_later_attempt(folder):
     main = record_of(folder, claim(folder.attempts_dir, {}), is_main_process=True)
     for step in (1, 2):
-        main.logged({"step": step})
+        main.add("metrics", {"step": step})
     claim(folder.attempts_dir, {})
     report_failure("the main process", "hang")
     assert steps(folder) == [1]

@@ -80,7 +80,7 @@ class Loop:
             as_json(config),
             model_files,
             warn=recorder.say,
-            not_written=recorder.checkpoint_failed,
+            not_written=lambda step, reason: recorder.record.event("checkpoint_failed", step, reason=reason),
             last_step=start.step,
             latest=start.checkpoint,
         )
@@ -149,7 +149,6 @@ class Loop:
             elif is_logged:
                 # Fails if a loss since the last logged step was not finite.
                 self.recorder.log(completed)
-        self.recorder.progress.step()
 
     def should_evaluate(self, name: str | None = None) -> bool:
         """See `Run.should_evaluate` and `Run.should_evaluate_on`."""

@@ -1,48 +1,18 @@
-"""The output of a run: a progress bar on a terminal, otherwise one line per logged step, and its final numbers."""
+"""What a run prints: a line per logged step, and its final numbers."""
 
 import math
-import sys
 from typing import Any
 
 from tqdm import tqdm
 
-from largebatch.plan import RunPlan
 from largebatch.run.record.folder import RunFolder
 
 
-class ProgressBar:
-    """The progress of a run that begins after `first_step` steps, shown by the main process only."""
-
-    def __init__(self, plan: RunPlan, shown: bool, first_step: int = 0):
-        self._shown = shown
-        self._first_step = first_step
-        self.earlier_seconds = 0.0  # seconds that the steps before `first_step` took
-        self._total = plan.stop_after_steps
-        no_bar = not (shown and sys.stderr.isatty())
-        self._bar = tqdm(total=self._total, initial=first_step, unit="step", dynamic_ncols=True, disable=no_bar)
-
-    def step(self) -> None:
-        """Count an optimizer step."""
-        self._bar.update()
-
-    def logged(self, line: dict[str, Any]) -> None:
-        """Show a line of metrics.jsonl."""
-        text = f"loss {line['loss']:.4f}, lr {line['lr']:.3g}, {_throughput(line)}"
-        self._bar.set_postfix_str(text, refresh=False)
-        if self._shown and self._bar.disable:
-            seconds_per_step = (line["seconds"] - self.earlier_seconds) / (line["step"] - self._first_step)
-            left = tqdm.format_interval((self._total - line["step"]) * seconds_per_step)
-            print(f"step {line['step']}/{self._total}: {text}, {left} left", flush=True)
-
-    def say(self, text: str) -> None:
-        """Print a line of its own, above the bar."""
-        if self._shown:
-            tqdm.write(text)
-            sys.stdout.flush()
-
-    def close(self) -> None:
-        """Close the bar, which stays visible."""
-        self._bar.close()
+def progress(line: dict[str, Any], total: int, seconds_per_step: float) -> str:
+    """A line of metrics.jsonl as text, with the time that is left of `total` steps."""
+    left = tqdm.format_interval((total - line["step"]) * seconds_per_step)
+    numbers = f"loss {line['loss']:.4f}, lr {line['lr']:.3g}, {_throughput(line)}"
+    return f"step {line['step']}/{total}: {numbers}, {left} left"
 
 
 def in_words(summary: dict[str, Any], folder: RunFolder) -> str:

@@ -84,15 +84,15 @@ class Journal:
         self._pending.clear()
         self._has_warned = False
 
-    def keep_until(self, step: float) -> dict[str, Any] | None:
+    def keep_until(self, step: float) -> dict[str, Any]:
         """Remove lines of steps after `step`, which training will repeat, and a last line that was cut short.
 
         Returns the latest value of each name in the lines that are left. Other lines that cannot be read stay.
         """
+        last: dict[str, Any] = {}
         if not self.path.exists():
-            return None
+            return last
         kept: list[bytes] = []
-        last: dict[str, Any] | None = None
         lines = self.path.read_bytes().split(b"\n")
         for number, text in enumerate(lines, 1):
             line = parse_line(text)
@@ -101,7 +101,7 @@ class Journal:
                 kept.append(text + b"\n")
             elif line is not None and line.get("step", 0) <= step:
                 kept.append(text + b"\n")
-                last = (last or {}) | line
+                last |= line
         replace_file(self.path, [memoryview(b"".join(kept))])
         return last
 
@@ -118,10 +118,12 @@ class Record:
     say: Callable[[str], None]  # called with a warning for the user
 
     def __post_init__(self) -> None:
-        self._metrics = Journal(self.folder.metrics_file, self.attempt, self.say, SECONDS_UNTIL_WRITTEN)
-        self._noise_scale = Journal(self.folder.noise_scale_file, self.attempt, self.say, SECONDS_UNTIL_WRITTEN)
-        self._evaluations = Journal(self.folder.evaluations_file, self.attempt, self.say)
-        self._history = Journal(self.folder.history_file, self.attempt, self.say)
+        self._journals = {
+            "metrics": Journal(self.folder.metrics_file, self.attempt, self.say, SECONDS_UNTIL_WRITTEN),
+            "noise_scale": Journal(self.folder.noise_scale_file, self.attempt, self.say, SECONDS_UNTIL_WRITTEN),
+            "evaluations": Journal(self.folder.evaluations_file, self.attempt, self.say),
+            "history": Journal(self.folder.history_file, self.attempt, self.say),
+        }
         self.step = self.start.step  # optimizer steps completed
         _of_this_process[:] = [self]
 
@@ -133,15 +135,11 @@ class Record:
         """
         if not self.is_main_process:
             return {}, {}
-        start, folder, logged, evaluation = self.start, self.folder, None, None
-        # A crash may have cut the last line of the history short.
-        self._history.keep_until(math.inf)
-        if start.in_place:
-            logged = self._metrics.keep_until(start.step)
-            evaluation = self._evaluations.keep_until(start.step)
-            self._noise_scale.keep_until(start.step)
-            remove_leftovers(folder.checkpoints_dir)
-            set_aside(folder.checkpoints_dir, start.step, self.attempt.name)
+        start, folder = self.start, self.folder
+        last_steps = dict.fromkeys(self._journals, float(start.step)) | {"history": math.inf}
+        latest = {name: journal.keep_until(last_steps[name]) for name, journal in self._journals.items()}
+        remove_leftovers(folder.checkpoints_dir)
+        set_aside(folder.checkpoints_dir, start.step, self.attempt.name)
         for reason in start.skipped:
             self.say(f"WARNING: a checkpoint is not used: {reason}")
         for change in start.changes:
@@ -160,31 +158,20 @@ class Record:
             **about,
         )
         self.running()
-        return logged or {}, evaluation or {}
+        return latest["metrics"], latest["evaluations"]
 
-    def logged(self, line: dict[str, Any]) -> None:
-        """Add a line to metrics.jsonl."""
+    def add(self, journal: str, line: dict[str, Any]) -> None:
+        """Add a line to a file of JSON lines, by its name without the suffix."""
         if self.is_main_process:
-            self._metrics.append(line)
-
-    def evaluated(self, line: dict[str, Any]) -> None:
-        """Add a line to evaluations.jsonl."""
-        if self.is_main_process:
-            self._evaluations.append(line)
-
-    def measured(self, line: dict[str, Any]) -> None:
-        """Add a line to noise_scale.jsonl."""
-        if self.is_main_process:
-            self._noise_scale.append(line)
+            self._journals[journal].append(line)
 
     def event(self, name: str, step: int, **about: Any) -> None:
         """Add a line to history.jsonl."""
-        if self.is_main_process:
-            self._history.append({"event": name, "step": step, **about, "time": time.time()})
+        self.add("history", {"event": name, "step": step, **about, "time": time.time()})
 
     def flush(self) -> None:
         """Write lines that still wait, or that the file system has refused."""
-        for journal in (self._metrics, self._noise_scale, self._evaluations, self._history):
+        for journal in self._journals.values():
             journal.flush()
 
     def running(self) -> None:
@@ -207,9 +194,9 @@ class Record:
         if self.is_main_process:
             # Even if another process failed first; the lines of a later attempt are its own.
             with suppress(TrainingFailed):
-                self._metrics.flush()
+                self._journals["metrics"].flush()
         if is_the_cause:
-            self._history.append(
+            self._journals["history"].append(
                 {"event": "failed", "step": self.step, "message": message, "kind": kind, "time": time.time()}
             )
 

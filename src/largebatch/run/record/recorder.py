@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from largebatch.plan.expected import compare
 from largebatch.run.record.folder import RunFolder
 from largebatch.run.record.metrics import StepMetrics, place_of
 from largebatch.run.record.noise_scale import NoiseScale
-from largebatch.run.record.progress import ProgressBar, in_words, numbers
+from largebatch.run.record.progress import in_words, numbers, progress
 from largebatch.run.record.record import Record
 from largebatch.run.record.trackers import Trackers
 from largebatch.run.resume import Start
@@ -23,7 +24,7 @@ from largebatch.storage.files import read_json_lines, replace_json_file
 
 
 class Recorder:
-    """The attempt's metrics, its record in the run folder, its trackers and its progress bar.
+    """The attempt's metrics, its record in the run folder, its trackers and what it prints.
 
     Every process has one and makes the same calls. It begins the attempt, which takes over the run folder; the folder
     is unchanged until then.
@@ -51,8 +52,6 @@ class Recorder:
     ):
         self.folder = folder
         self._backend, self._plan = backend, backend.plan
-        self.progress = ProgressBar(backend.plan, backend.is_main_process, start.step)
-        self.say = self.progress.say
         about = {"recipe": recipe, "strategy": backend.launch.strategy, "world_size": backend.world_size}
         attempt = self._begin_attempt(config, start, about)
         self.record = Record(folder, attempt, start, backend.plan.micro_batch_size, backend.is_main_process, self.say)
@@ -66,9 +65,8 @@ class Recorder:
         # The line may be damaged.
         seconds = seconds if isinstance(seconds, int | float) and math.isfinite(seconds) else 0.0
         seconds = backend.gather_objects(seconds)[0]
-        self.progress.earlier_seconds = seconds
         self.metrics = StepMetrics(backend, utilization, start.step, seconds)
-        self.noise_scale = NoiseScale(backend, measured, self.record.measured)
+        self.noise_scale = NoiseScale(backend, measured, partial(self.record.add, "noise_scale"))
         self.stack_folder = folder.stacks_dir / f"attempt_{attempt.name}"
         self.trace_file = folder.profile_dir / f"attempt_{attempt.name}" / f"rank_{backend.rank:05d}.json.gz"
         self._trackers = Trackers(config, folder, start.step, backend.is_main_process, self.say)
@@ -84,29 +82,30 @@ class Recorder:
         number, token = self._backend.gather_objects(mine)[0]
         return Attempt(self.folder.attempts_dir, number, token)
 
+    def say(self, text: str) -> None:
+        """Print a text on the main process."""
+        if self._backend.is_main_process:
+            print(text, flush=True)
+
     def log(self, step: int) -> None:
         """Log the step that was added to the metrics last; fails as `StepMetrics.check`."""
         line = self._last_logged = self.metrics.log(step, self.noise_scale.line)
-        self.record.logged(line)
+        self.record.add("metrics", line)
         self._trackers.add("train", {name: value for name, value in line.items() if name != "step"}, step)
-        self.progress.logged(line)
+        seconds_per_step = self.metrics.stopwatch.seconds / (step - self.record.start.step)
+        self.say(progress(line, self._plan.stop_after_steps, seconds_per_step))
 
     def evaluated(self, step: int, means: dict[str, float]) -> None:
         """Log an evaluation's means by name; the summary has the latest of each name."""
         self._last_evaluation |= means
-        self.record.evaluated(place_of(self._plan, step) | means)
+        self.record.add("evaluations", place_of(self._plan, step) | means)
         self._trackers.add("evaluation", means, step)
         self.say(f"evaluation after step {step}: {numbers(means)}")
-
-    def checkpoint_failed(self, step: int, reason: str) -> None:
-        """Add to the history that the checkpoint of a step could not be written."""
-        self.record.event("checkpoint_failed", step, reason=reason)
 
     # --- the end --------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Write and show everything that still waits."""
-        self.progress.close()
         self.record.flush()
         self._trackers.flush()
 
