@@ -2,16 +2,16 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
-from io import FileIO
+from io import BufferedReader
 from pathlib import Path
-from typing import Self
 
 import torch
 import xxhash
 from safetensors import safe_open
 
-from largebatch.storage.files import CHUNK_BYTES, FileRecord, write_file
+from largebatch.storage.files import FileRecord, write_file
 from largebatch.storage.layout import BUFFER, WEIGHT, CheckpointError, Manifest, reading
 
 Shapes = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
@@ -72,7 +72,7 @@ class Stored:
     offset: int
 
 
-class TensorFiles:
+class TensorFiles(ExitStack):
     """Reads ranges of the tensors in the files of a folder.
 
     CheckpointError if they are not what they should be, OSError if they cannot be read now.
@@ -82,17 +82,9 @@ class TensorFiles:
     """
 
     def __init__(self, folder: Path):
+        super().__init__()
         self._folder = folder
-        self._files: dict[str, FileIO] = {}
-        self._stored: dict[str, dict[str, Stored]] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for opened in self._files.values():
-            opened.close()
-        self._files.clear()
+        self._opened: dict[str, tuple[BufferedReader, dict[str, Stored]]] = {}
 
     def read(self, file: str, name: str) -> torch.Tensor:
         """A whole tensor, in its shape."""
@@ -105,47 +97,44 @@ class TensorFiles:
         if stop > torch.Size(stored.shape).numel():
             raise CheckpointError(f"{file} has {name} in shape {stored.shape}, without elements {start} to {stop}")
         values = torch.empty(stop - start, dtype=stored.dtype)
-        left = values.view(torch.uint8).numpy().data
+        opened, _ = self._open(file)
         with reading(file):
-            self._files[file].seek(stored.offset + start * stored.dtype.itemsize)
-            while left:
-                count = self._files[file].readinto(left[:CHUNK_BYTES])
-                if not count:
-                    raise CheckpointError(f"{file} was cut short")
-                left = left[count:]
+            opened.seek(stored.offset + start * stored.dtype.itemsize)
+            if opened.readinto(values.view(torch.uint8).numpy().data) < values.nbytes:
+                raise CheckpointError(f"{file} was cut short")
         return values
 
     def names(self, file: str) -> list[str]:
         """The names of all tensors in a file."""
-        return list(self._open(file))
+        return list(self._open(file)[1])
 
     def find(self, file: str, name: str) -> Stored:
         """A tensor in a file, without reading it."""
-        if name not in self._open(file):
+        _, stored = self._open(file)
+        if name not in stored:
             raise CheckpointError(f"{file} cannot be read: it has no tensor {name}")
-        return self._stored[file][name]
+        return stored[name]
 
-    def _open(self, file: str) -> dict[str, Stored]:
-        if file in self._stored:
-            return self._stored[file]
-        path = self._folder / file
-        with reading(file):
-            opened = self._files[file] = FileIO(path)
-            with safe_open(path, framework="pt"):
-                # It has checked the header: shapes, dtypes, and that the tensors fill the file.
-                pass
-            length = int.from_bytes(opened.read(8), "little")
-            header = json.loads(opened.read(length))
-        header.pop("__metadata__", None)
-        dtypes = {text: dtype for dtype, text in DTYPE_NAMES.items()}
-        for name, about in header.items():
-            if about["dtype"] not in dtypes:
-                raise CheckpointError(f"{file} has {name} in {about['dtype']}, which is not one of {', '.join(dtypes)}")
-        self._stored[file] = {
-            name: Stored(dtypes[about["dtype"]], tuple(about["shape"]), 8 + length + about["data_offsets"][0])
-            for name, about in header.items()
-        }
-        return self._stored[file]
+    def _open(self, file: str) -> tuple[BufferedReader, dict[str, Stored]]:
+        if file not in self._opened:
+            path = self._folder / file
+            with reading(file):
+                opened = self.enter_context(path.open("rb"))
+                with safe_open(path, framework="pt"):
+                    # It has checked the header: shapes, dtypes, and that the tensors fill the file.
+                    pass
+                length = int.from_bytes(opened.read(8), "little")
+                header = json.loads(opened.read(length))
+            header.pop("__metadata__", None)
+            dtypes = {text: dtype for dtype, text in DTYPE_NAMES.items()}
+            stored = {}
+            for name, about in header.items():
+                dtype = about["dtype"]
+                if dtype not in dtypes:
+                    raise CheckpointError(f"{file} has {name} in {dtype}, which is not one of {', '.join(dtypes)}")
+                stored[name] = Stored(dtypes[dtype], tuple(about["shape"]), 8 + length + about["data_offsets"][0])
+            self._opened[file] = opened, stored
+        return self._opened[file]
 
 
 def whole_weight(files: TensorFiles, name: str, manifest: Manifest) -> torch.Tensor:
