@@ -128,18 +128,14 @@ class StepMetrics:
         place, seconds = place_of(plan, step), self.stopwatch.seconds
         earlier_step, earlier_seconds, earlier_samples, earlier_weight, _ = self._logged
         self._logged = (step, seconds, place["samples"], self._total_weight, self.data_wait)
-        elapsed = max(seconds - earlier_seconds, 1e-9)
-        rate = (place["samples"] - earlier_samples) / elapsed
-        in_tokens = plan.loss_unit == "tokens"
+        samples, weight = place["samples"] - earlier_samples, self._total_weight - earlier_weight
         line = {
             **place,
             "loss": loss,
             "lr": self._backend.learning_rate,
             "grad_norm": None if norm is None else float(norm),
             "global_batch_size": plan.batch_at(step - 1).size,
-            "samples_per_second": round(rate, 3),
-            "tokens_per_second": round((self._total_weight - earlier_weight) / elapsed, 3) if in_tokens else None,
-            "mfu": self._utilization.at(rate),
+            **self._speed(samples, weight, seconds - earlier_seconds),
             "data_wait_seconds": round(max(waits) / (step - earlier_step), 6),
             "peak_memory_gib": max(peaks),
             "seconds": round(self._earlier_seconds + seconds, 3),
@@ -151,25 +147,26 @@ class StepMetrics:
             raise UserError(f"run.log: each line has a {min(taken)!r} already; choose another name", everywhere=True)
         return line | own
 
+    def _speed(self, samples: int, weight: float, seconds: float) -> dict[str, float | None]:
+        seconds = max(seconds, 1e-9)
+        speed = {"samples_per_second": round(samples / seconds, 3), "mfu": self._utilization.at(samples / seconds)}
+        in_tokens = self._plan.loss_unit == "tokens"
+        return speed | ({"tokens_per_second": round(weight / seconds, 3)} if in_tokens else {})
+
     def mfu(self, step: int, seconds: float) -> float | None:
         """The MFU of a step that took so many seconds; None if unknown."""
         return self._utilization.at(self._plan.batch_at(step - 1).size / seconds)
 
     def summary(self, step: int) -> dict[str, Any]:
         """What summary.json says of speed after `step` steps; rates are those of this attempt."""
-        seconds = max(self.stopwatch.seconds, 1e-9)
         samples = self._plan.batch_at(step).samples_before
-        rate = (samples - self._earlier_samples) / seconds
-        in_tokens = self._plan.loss_unit == "tokens"
         return {
             "steps": step,
             "planned_steps": self._plan.total_steps,
             "samples": samples,
             "train_seconds": round(self._earlier_seconds + self.stopwatch.seconds, 3),
-            "samples_per_second": round(rate, 3),
             "world_size": self._plan.world_size,
-            **({"tokens_per_second": round(self._total_weight / seconds, 3)} if in_tokens else {}),
-            "mfu": self._utilization.at(rate),
+            **self._speed(samples - self._earlier_samples, self._total_weight, self.stopwatch.seconds),
             "mfu_convention": self._utilization.convention,
         }
 

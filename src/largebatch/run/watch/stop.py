@@ -8,6 +8,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -70,7 +71,6 @@ class StopRequests:
         self._stop_at = None if end is None else end - margin_seconds
         self._reason = 0
         self._looked = 0.0
-        self._has_warned = False
         self._handlers: dict[signal.Signals, Any] = {}
 
     def listen(self) -> None:
@@ -91,18 +91,10 @@ class StopRequests:
         # The clock may be set back.
         if self._stop_files and abs(now - self._looked) >= SECONDS_BETWEEN_LOOKS:
             self._looked = now
-            found = [REASONS.index(reason) for reason, file in self._stop_files.items() if self._sees(file)]
-            self._reason = max(self._reason, *found, 0)
+            # No file is seen while the file system fails. Next time it may answer again.
+            with suppress(OSError):
+                found = [REASONS.index(reason) for reason, file in self._stop_files.items() if file.is_file()]
+                self._reason = max(self._reason, *found, 0)
         if self._stop_at is not None and now >= self._stop_at:
             self._reason = max(self._reason, REASONS.index("the end of the job's time limit"))
         return self._reason
-
-    def _sees(self, file: Path) -> bool:
-        """Whether there is a stop file; none is seen while the file system fails. Next time it may answer again."""
-        try:
-            return file.is_file()
-        except OSError as error:
-            if not self._has_warned:
-                print(f"WARNING: requests to stop cannot be looked for: {error}; training continues", flush=True)
-            self._has_warned = True
-            return False
