@@ -4,12 +4,10 @@ import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from largebatch.backend.collectives import Collectives
 from largebatch.errors import TrainingFailed, UserError, reason_of
-
-if TYPE_CHECKING:
-    from largebatch.backend.base import Backend
 
 
 class KeptStates:
@@ -40,12 +38,12 @@ class KeptStates:
             except Exception as error:
                 raise UserError(f"run.keep: {name} refuses its state in the checkpoint: {reason_of(error)}") from error
 
-    def check(self, backend: "Backend") -> dict[str, Any]:
+    def check(self, processes: Collectives) -> dict[str, Any]:
         """The states as JSON; an error on all processes if one cannot be kept, or if they are not the same on all."""
-        with backend.raise_on_all_ranks():
+        with processes.raise_on_all_ranks():
             mine = {name: _through_json(name, state.state_dict()) for name, state in self._states.items()}
         digests = {name: hashlib.sha256(json.dumps(mine[name], sort_keys=True).encode()).hexdigest() for name in mine}
-        gathered = backend.gather_objects(digests)
+        gathered = processes.gather_objects(digests)
         names = sorted({name for each in gathered for name in each})
         if differing := [name for name in names if any(each.get(name) != digests.get(name) for each in gathered)]:
             raise TrainingFailed(

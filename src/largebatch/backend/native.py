@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from largebatch.backend.base import Backend, GradientWatch, Observed, Request, Update, group_options
-from largebatch.backend.state import EngineState, local_range, persistent_buffers, pieces_of, read_scalars, split_state
+from largebatch.backend.state import EngineState, local_range, persistent_buffers, pieces_of, split_state
 from largebatch.backend.torch_internals import settle_buckets
 from largebatch.optim.layerwise import LayerPart
 from largebatch.storage.layout import WEIGHT, ParameterInfo
@@ -85,10 +85,9 @@ class NativeBackend(Backend):
             states, scalars[name] = split_state(state, parameter, name, self.plan)
             vectors |= {f"{kind}/{name}": tensor for kind, tensor in states.items()}
             others[name] = {kind: tuple(each.shape) for kind, each in states.items() if each.shape != parameter.shape}
-        numbers = read_scalars(scalars)
         return EngineState(
             parameters={
-                name: ParameterInfo(tuple(parameter.shape), numbers[name], others[name])
+                name: ParameterInfo(tuple(parameter.shape), scalars[name], others[name])
                 for name, parameter in model.named_parameters()
             },
             pieces=pieces_of(vectors, self.rank, self.world_size),

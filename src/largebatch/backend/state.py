@@ -153,8 +153,10 @@ def pieces_of(tensors: Mapping[str, torch.Tensor], rank: int, world_size: int) -
 
 def split_state(
     state: Mapping[str, Any], like: torch.Tensor, owner: str, plan: RunPlan
-) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor | float]]:
-    """The optimizer's states for one tensor, those with dimensions and those without; states that are None are omitted.
+) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """The optimizer's states for one tensor: those with dimensions, and the others as numbers, which the host awaits.
+
+    States that are None are omitted.
 
     Raises:
         BackendMismatch: A state is not what the plan's optimizer declares.
@@ -166,7 +168,7 @@ def split_state(
             f"`states` in the entry of {plan.optimizer.name!r}"
         )
     vectors: dict[str, torch.Tensor] = {}
-    scalars: dict[str, torch.Tensor | float] = {}
+    scalars: dict[str, float] = {}
     for kind, value in state.items():
         if value is None:
             continue
@@ -180,13 +182,8 @@ def split_state(
         if isinstance(value, torch.Tensor) and shape:
             vectors[kind] = value
         else:
-            scalars[kind] = value
+            scalars[kind] = float(value)
     return vectors, scalars
-
-
-def read_scalars(scalars: Mapping[str, Mapping[str, torch.Tensor | float]]) -> dict[str, dict[str, float]]:
-    """The numbers in the optimizer's scalar states by parameter, for which the host waits."""
-    return {name: {kind: float(value) for kind, value in states.items()} for name, states in scalars.items()}
 
 
 def fresh_state(optimizer: Optimizer, tensors: Iterable[torch.Tensor], plan: RunPlan) -> None:

@@ -29,7 +29,6 @@ from largebatch.backend.state import (
     parameters_without_memory,
     persistent_buffers,
     pieces_of,
-    read_scalars,
     split_state,
 )
 from largebatch.optim.layerwise import LayerPart
@@ -141,7 +140,7 @@ class ZeroBackend(Backend):
     def engine_state(self) -> EngineState:
         partitions = self._partitions
         pieces: list[Piece] = []
-        scalars: dict[str, dict[str, torch.Tensor | float]] = {}
+        scalars: dict[str, dict[str, float]] = {}
         for flat, parts in self._layer_parts().items():
             owner = parts[0].name if parts else "no parameter"
             states, singles = split_state(self._torch_optimizer.state.get(flat, {}), flat, owner, self.plan)
@@ -162,9 +161,8 @@ class ZeroBackend(Backend):
             vectors = {f"{WEIGHT}/{name}": parameter for name, parameter in parameters.items()}
             pieces += pieces_of(vectors, self.rank, self.world_size)
             shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
-        numbers = read_scalars(scalars)
         return EngineState(
-            parameters={name: ParameterInfo(shape, numbers.get(name, {})) for name, shape in shapes.items()},
+            parameters={name: ParameterInfo(shape, scalars.get(name, {})) for name, shape in shapes.items()},
             pieces=pieces,
             buffers=persistent_buffers(self.unwrapped_model),
         )
