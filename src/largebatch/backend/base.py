@@ -131,19 +131,13 @@ class Backend(Collectives, ABC):
             synchronize(model, self.device)
         self._statistics = RunningStatistics(model)
         self._materialize(model)
-        self.model, self.optimizer = self._hand_over(model, optimizer)
+        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         return self.model, self.optimizer
-
-    def _hand_over(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        """Let Accelerate wrap both."""
-        prepared: tuple[nn.Module, Optimizer] = self.accelerator.prepare(model, optimizer)
-        return prepared
-
-    _shards_layers = True  # whether each of several processes steps only parts of the parameters
 
     @property
     def _is_sharded(self) -> bool:
-        return self._shards_layers and self.world_size > 1
+        """Whether each of several processes steps only parts of the parameters."""
+        return self.launch.entry.steps != "whole parameters" and self.world_size > 1
 
     def _locate_layers(self) -> None:
         """Tell an optimizer that needs norms of whole layers which parts of them this process steps."""

@@ -111,8 +111,6 @@ class DdpBackend(NativeBackend):
     One process has no wrapper, which would zero its gradients, add to them, and divide them, for nothing.
     """
 
-    _shards_layers = False
-
     @staticmethod
     def accelerate_arguments(request: Request) -> dict[str, Any]:
         # Broadcasting rank 0's buffers would lose the other processes' statistics, which are averaged before use.
@@ -129,11 +127,11 @@ class DdpBackend(NativeBackend):
         self._watch = GradientWatch(self.unwrapped_model)
         return prepared
 
-    def _hand_over(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+    def _materialize(self, model: nn.Module) -> None:
+        super()._materialize(model)
         if self.world_size == 1:
             # On CPUs Accelerate would wrap it; it leaves alone what it has prepared.
             self.accelerator.prepare_model(model, evaluation_mode=True)
-        return super()._hand_over(model, optimizer)
 
     def _settle_buckets(self, model: DistributedDataParallel) -> None:
         """Let DDP assign gradients to the buckets that it will keep.

@@ -110,18 +110,11 @@ def local_range(parameter: torch.Tensor) -> tuple[torch.Tensor, int, Holders | N
 
     Returns:
         The part, its first element in the whole vector, and who holds it; None stands for all processes.
-
-    Raises:
-        BackendMismatch: The part is not a contiguous range.
     """
     if not isinstance(parameter, DTensor):
         return parameter.data, 0, None
     placements, mesh = parameter.placements, parameter.device_mesh
-    if placements not in ((Shard(0),), (Replicate(), Shard(0))):
-        raise BackendMismatch(
-            f"a parameter is {', '.join(map(str, placements))}; checkpoints hold parameters sharded by rows over all "
-            "processes, or over groups of them that are replicas of each other"
-        )
+    assert placements in ((Shard(0),), (Replicate(), Shard(0)))
     _, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
     holders = Holders(mesh.get_local_rank(0), mesh.size(0)) if len(placements) > 1 else Holders(0, 1)
     return parameter.to_local().data, offset[0] * math.prod(parameter.shape[1:]), holders

@@ -63,10 +63,9 @@ class ZeroBackend(Backend):
         # Models are built whole on every strategy, checked, and sharded by `prepare`.
         unset_hf_deepspeed_config()
         super().__init__(accelerator, launch, plan)
-        self._launched_stage = launch.entry.zero_stage
 
     def _wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        if self._launched_stage == 3 and (compiled := self._compiled) is not None:
+        if self.launch.entry.zero_stage == 3 and (compiled := self._compiled) is not None:
             for region in compiled.regions:
                 frozen = [name for name, parameter in region.named_parameters() if not parameter.requires_grad]
                 # Frozen weights are let go before its compiled backward pass, which needs all but those that are only
@@ -94,7 +93,7 @@ class ZeroBackend(Backend):
     def _materialize(self, model: nn.Module) -> None:
         """ZeRO-3 shards each parameter before the next is allocated; the other stages keep whole weights."""
         parameters = parameters_without_memory(model)
-        if self._launched_stage != 3 or not parameters:
+        if self.launch.entry.zero_stage != 3 or not parameters:
             super()._materialize(model)
             return
         # The engine does not move a model that is already sharded.
@@ -179,7 +178,7 @@ class ZeroBackend(Backend):
         engine, partitions = self.engine, self._partitions
         stage = engine.zero_optimization_stage()
         return super().observe() | {
-            "strategy": self.launch.strategy if stage == self._launched_stage else f"ZeRO of stage {stage}",
+            "strategy": self.launch.strategy if stage == self.launch.entry.zero_stage else f"ZeRO of stage {stage}",
             "gradient accumulation inside the engine": engine.gradient_accumulation_steps(),
             "micro-batch size in DeepSpeed": engine.train_micro_batch_size_per_gpu(),
             "micro-batch size x world size in DeepSpeed": engine.train_batch_size(),
