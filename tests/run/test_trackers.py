@@ -5,6 +5,7 @@ import json
 import sys
 import threading
 import time
+from functools import partial
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -16,7 +17,7 @@ from tensorboard.compat.proto.event_pb2 import SessionLog
 from largebatch.config import load_config
 from largebatch.run.record import trackers
 from largebatch.run.record.folder import RunFolder
-from largebatch.run.record.trackers import Trackers
+from largebatch.run.record.trackers import Trackers, connect
 from paths import PYDOC
 
 
@@ -81,10 +82,11 @@ def folder(tmp_path):
     return RunFolder(tmp_path / "my_run")
 
 
-def start(folder, first_step=0, names=("wandb",), words=(), said=None, is_main_process=True):
+def start(folder, first_step=0, names=("wandb",), words=(), said=None):
     config = load_config(PYDOC, [f"--logging.trackers={json.dumps(names)}", *words])
     say = pytest.fail if said is None else said.append
-    return Trackers(config, folder, first_step, is_main_process, say)
+    open_run = partial(connect, config=config, folder=folder, first_step=first_step)
+    return Trackers(names, open_run, say)
 
 
 def show_steps(started, steps):
@@ -140,14 +142,6 @@ def test_another_folder_is_another_run(wandb, folder, tmp_path):
     start(folder)
     start(RunFolder(tmp_path / "other"))
     assert len({options["id"] for options in wandb.starts}) == 2
-
-
-def test_only_the_main_process_has_trackers(wandb, folder):
-    started = start(folder, is_main_process=False)
-    show_steps(started, [10])
-    started.close()
-    assert wandb.starts == []
-    assert not folder.trackers_dir.exists()
 
 
 def tensorboard_steps(folder):

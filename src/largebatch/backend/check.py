@@ -144,16 +144,12 @@ def _single_number_problems(model: nn.Module, launch: Launch) -> Iterator[str]:
 
 def check_backend(backend: Backend, expected: Observed) -> None:
     """After `prepare`: raise BackendMismatch if the engine would not do what `expect` said, naming each difference."""
-    differences = compare(expected, backend.observe())
-    if differences:
-        lines = "\n".join(f"  - {difference}" for difference in differences)
-        raise BackendMismatch(f"the {backend.launch.strategy} engine would not do what the plan says:\n{lines}")
-
-
-def compare(expected: Observed, observed: Observed) -> list[str]:
-    """The differences between the two, one line per name; a name that was not observed counts as one."""
-    return [
-        f"{name}: the plan says {value}, the engine has {observed.get(name, 'nothing')}"
+    observed = backend.observe()
+    differences = [
+        f"  - {name}: the plan says {value}, the engine has {observed.get(name, 'nothing')}"
         for name, value in expected.items()
         if name not in observed or observed[name] != value
     ]
+    if differences:
+        lines = "\n".join(differences)
+        raise BackendMismatch(f"the {backend.launch.strategy} engine would not do what the plan says:\n{lines}")

@@ -98,7 +98,7 @@ class Loop:
         first = self.start.step
         feed = training_feed(self.backend, train_set, self.config.data.num_workers, first, self.metrics.timed)
         feed = traced(feed, first, self.plan.logging.profile, self.metrics, self.recorder.trace_file)
-        with self.watchdog.watching(), closing(feed):
+        with self.watchdog, closing(feed):
             if self.config.train.rehearse_largest_batch:
                 self.step = rehearsed_step(first, self.backend, train_set, self.watchdog.heartbeat, self.recorder.say)
                 with self.backend.rehearsing():
@@ -205,7 +205,7 @@ class Loop:
 
     def finish(self) -> None:
         """See `Run.finish`."""
-        with self.watchdog.watching():
+        with self.watchdog:
             self._finish_checkpoint()
             step = self.completed_steps
             if self.writer.last_step < step:

@@ -17,7 +17,7 @@ from largebatch.run.record.metrics import StepMetrics, place_of
 from largebatch.run.record.noise_scale import NoiseScale
 from largebatch.run.record.progress import in_words, numbers, progress
 from largebatch.run.record.record import Record
-from largebatch.run.record.trackers import Trackers
+from largebatch.run.record.trackers import Trackers, connect
 from largebatch.run.resume import Start
 from largebatch.storage.attempts import Attempt
 from largebatch.storage.files import read_json_lines, replace_json_file
@@ -69,7 +69,9 @@ class Recorder:
         self.noise_scale = NoiseScale(backend, measured, partial(self.record.add, "noise_scale"))
         self.stack_folder = folder.stacks_dir / f"attempt_{attempt.name}"
         self.trace_file = folder.profile_dir / f"attempt_{attempt.name}" / f"rank_{backend.rank:05d}.json.gz"
-        self._trackers = Trackers(config, folder, start.step, backend.is_main_process, self.say)
+        trackers = config.logging.trackers if backend.is_main_process else []
+        open_run = partial(connect, config=config, folder=folder, first_step=start.step)
+        self._trackers = Trackers(trackers, open_run, self.say)
 
     def _begin_attempt(self, config: RecipeConfig, start: Start, about: dict[str, Any]) -> Attempt:
         mine: tuple[int, str] | None = None

@@ -9,7 +9,6 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -32,27 +31,17 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 class Trackers:
-    """The recipe's trackers, on the main process only; one that fails or hangs is dropped with a warning.
+    """Trackers of a run; one that fails or hangs is dropped with a warning.
 
     Args:
-        config: The recipe's config.
-        folder: The run's folder, of which an attempt has begun.
-        first_step: TensorBoard hides what was shown of later steps before.
-        is_main_process: Whether this is the process with trackers.
+        names: Their names in the recipe.
+        connect: Begins, or continues, the run in the tracker of a name.
         say: Called with a warning for the user.
     """
 
-    def __init__(
-        self,
-        config: RecipeConfig,
-        folder: RunFolder,
-        first_step: int,
-        is_main_process: bool,
-        say: Callable[[str], None],
-    ):
+    def __init__(self, names: Sequence[str], connect: Callable[[str], GeneralTracker], say: Callable[[str], None]):
         self._say = say
-        names = config.logging.trackers if is_main_process else []
-        self._threads = [_TrackerThread(name, partial(connect, name, config, folder, first_step)) for name in names]
+        self._threads = [_TrackerThread(name, connect) for name in names]
         # They connect before loader processes are forked.
         self.flush()
 
@@ -89,7 +78,7 @@ class _TrackerThread(threading.Thread):
     All calls are made in one thread, because MLflow keeps its state per thread.
     """
 
-    def __init__(self, name: str, connect: Callable[[], GeneralTracker]):
+    def __init__(self, name: str, connect: Callable[[str], GeneralTracker]):
         super().__init__(name=name, daemon=True)
         self.problem: str | None = None  # why the tracker can no longer be used
         self._connect = connect
@@ -110,7 +99,7 @@ class _TrackerThread(threading.Thread):
 
     def run(self) -> None:
         try:
-            tracker = self._connect()
+            tracker = self._connect(self.name)
             while self.problem is None:
                 self._calls.get()(tracker)
         # Some libraries raise SystemExit.
@@ -157,7 +146,14 @@ class WeightsAndBiases(WandBTracker):  # type: ignore[misc]  # Accelerate has no
 
 
 def connect(name: str, config: RecipeConfig, folder: RunFolder, first_step: int) -> GeneralTracker:
-    """Begin, or continue, the run in a tracker."""
+    """Begin, or continue, a run in a tracker.
+
+    Args:
+        name: The tracker's name in the recipe.
+        config: The recipe's config.
+        folder: The run's folder, of which an attempt has begun.
+        first_step: TensorBoard hides what was shown of later steps before.
+    """
     tracker: GeneralTracker
     if name == "tensorboard":
         # It hides what earlier starts have shown of later steps.

@@ -4,8 +4,7 @@ import faulthandler
 import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from largebatch.backend.torch_internals import recorded_collectives
@@ -18,7 +17,7 @@ SECONDS_FOR_OTHERS = 10.0  # in which the other processes, too, notice the hang 
 
 
 class Watchdog:
-    """Ends the process when `heartbeat` has not been called for too long.
+    """Ends the process when `heartbeat` has not been called for too long, from `start` to `stop` or in a `with` block.
 
     A Python thread checks. If it cannot run, because a library holds the interpreter, a C thread of `faulthandler`,
     which it postpones each time, writes the stacks to standard error and ends the process.
@@ -55,14 +54,11 @@ class Watchdog:
             self._thread = None
             faulthandler.cancel_dump_traceback_later()
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Watch while the block runs."""
+    def __enter__(self) -> None:
         self.start()
-        try:
-            yield
-        finally:
-            self.stop()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def _watch(self, seconds: float) -> None:
         interval = min(seconds / 4, 10.0)
