@@ -1,7 +1,7 @@
 """A comparison as readable tables, one for each number of processes, in lines of at most 110 characters."""
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from largebatch.config import RecipeConfig
 from largebatch.errors import counted
@@ -106,11 +106,8 @@ def _whole_run(column: Json, config: RecipeConfig) -> str:
     seconds = [column["samples"] / size * each for each in option["step_seconds"].values()]
     hours, gpu_hours = ([count * each / 3600 for each in seconds] for count in (1, column["world_size"]))
     rates = [column["samples"] * (tokens or 1) / each for each in reversed(seconds)]
-    ranges = (
-        " to ".join(digits(each) if each >= 1 else f"{each:.2g}" for each in r) for r in (hours, gpu_hours, rates)
-    )
     unit = "tokens" if tokens else "samples"
-    return "  The whole run: {} hours, {} GPU-hours, {} {} per second".format(*ranges, unit)
+    return f"  The whole run: {span(hours)} hours, {span(gpu_hours)} GPU-hours, {span(rates)} {unit} per second"
 
 
 def _cells(option: Json, comparison: Json) -> Mapping[str, str]:
@@ -127,11 +124,7 @@ def _cells(option: Json, comparison: Json) -> Mapping[str, str]:
     else:
         cells |= {"in nodes": _size(sent - between), "between": _size(between)}
     if option["step_seconds"]:
-        seconds = [digits(number) if number >= 1 else f"{number:.2g}" for number in option["step_seconds"].values()]
-        cells |= {
-            "step, s": " to ".join(dict.fromkeys(seconds)),
-            "efficiency": " to ".join(dict.fromkeys(f"{number:.2f}" for number in option["efficiency"].values())),
-        }
+        cells |= {"step, s": span(option["step_seconds"].values()), "efficiency": span(option["efficiency"].values())}
     reduced = option["gradients_reduced"].removesuffix("_micro_batch")
     return cells | {"reduced": reduced, "shards": f"{option['shard_group_size']:,}"}
 
@@ -150,14 +143,20 @@ def aligned(rows: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
 
 
 def _size(size: int) -> str:
-    """Bytes as GiB, in three digits or fewer."""
-    number = size / GIB
-    return ("<0.01" if size else "0") if number < 0.01 else digits(number)
+    """Bytes as GiB."""
+    return digits(size / GIB)
 
 
 def digits(number: float) -> str:
-    """A number with three digits, or a whole number if it has more."""
+    """A number with three digits, a whole one if it has more, and two digits below 1."""
+    if number < 1:
+        return f"{number:.2g}"
     return f"{number:,.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
+
+
+def span(ends: Iterable[float]) -> str:
+    """The ends of a range, as one number if they look the same."""
+    return " to ".join(dict.fromkeys(map(digits, ends)))
 
 
 def wrapped(text: str) -> list[str]:

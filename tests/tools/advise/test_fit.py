@@ -157,8 +157,8 @@ def test_two_points_are_fitted_and_cannot_be_tested(read):
     assert (found.degrees_of_freedom, found.p) == (0, 1.0)
 
 
-def test_a_header_may_name_columns_in_another_order(read):
-    named = read("\ufeffname, Seeds ,batch,spread,samples to target\na,20,16,4502,161587\n\nb,20,32,7351,179405\n")
+def test_a_header_and_empty_lines_are_skipped(read):
+    named = read("\ufeffBatch, samples to target,spread,seeds\n16,161587,4502,20\n\n32,179405,7351,20\n")
     assert named.T.tolist() == [[16, 161587, 4502, 20], [32, 179405, 7351, 20]]
 
 
@@ -168,7 +168,8 @@ def test_a_header_may_name_columns_in_another_order(read):
         ("", "two or more batch sizes"),
         ("256,1000,0,1\n", "two or more batch sizes"),
         ("256,1000,0,1\n256,1100,0,1\n", "two or more batch sizes"),
-        ("batch,samples,spread\n256,1000,0\n", "no column 'seeds'"),
+        # In another order, seeds would be taken for the spread.
+        ("batch,samples,seeds,spread\n256,1000,5,0\n", "line 1 is 'batch,samples,seeds,spread'"),
         ("256,1000,0,1\n512,many,0,1\n", "line 2 is '512,many,0,1'"),
         ("256,1000,0,1\n512,1000,0\n", "line 2 is '512,1000,0'"),
         ("256,1000,-1,1\n", "line 1"),

@@ -1,20 +1,22 @@
 """The critical batch from the samples that runs at several batch sizes needed to reach the same target.
 
 The form is E = E_min (1 + B / B_crit), with samples E and batch B (`advice`). Both of its parameters are fitted by
-weighted least squares to log E. For each B_crit the best E_min has a closed form, so only B_crit is searched, also at
-its limits: at 0 the number of steps is the same at every batch, and at infinity the number of samples.
+weighted least squares to log E. For each B_crit the best E_min has a closed form, so the search begins with values of
+B_crit alone, up to its limits: at 0 the number of steps is the same at every batch, and at infinity the number of
+samples.
 """
 
-import csv
 import math
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import curve_fit
 from scipy.stats import chi2
 
 from largebatch.errors import UserError
+from largebatch.estimate.table import digits, span
 from largebatch.regular_file import read_bytes
 
 TUNING = 0.04
@@ -32,16 +34,14 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Fit:
-    """The form, as it was fitted to a number of points."""
+    """The form, as it was fitted to points."""
 
-    num_points: int
     critical_batch: float  # samples; 0 or infinity if one of these limits fits best
-    critical_batch_error: float  # standard error, as below; neither is defined at a limit
+    critical_batch_error: float  # standard error, as below; not a number at a limit
     interval: tuple[float, float]  # of the critical batch, with 95 % confidence; its ends may be 0 and infinity
     least_samples: float  # E_min
     least_samples_error: float
     largest_residual: float  # the samples of the point that deviates most, divided by those of the form, minus 1
-    worst_batch: float  # the batch size of that point
     chi_square: float
     degrees_of_freedom: int  # 0 if there are too few points to test the form
 
@@ -50,34 +50,51 @@ class Fit:
         """The probability of deviations at least this large if the form holds; 1 if it cannot be tested."""
         return float(chi2.sf(self.chi_square, self.degrees_of_freedom)) if self.degrees_of_freedom else 1.0
 
+    @property
+    def fails(self) -> bool:
+        """Whether the points contradict the form."""
+        return self.p < P_OF_FAILURE
+
+    def in_words(self) -> list[str]:
+        """The parameters, and how well the form holds, as lines of text."""
+        found = f"B_crit {digits(self.critical_batch)} ± {digits(self.critical_batch_error)} samples, "
+        found += f"E_min {digits(self.least_samples)} ± {digits(self.least_samples_error)} samples"
+        if self.critical_batch in (0, math.inf):
+            sizes = "larger" if self.critical_batch else "smaller"
+            found = f"B_crit is not determined, but within {span(self.interval)} (95 %); add {sizes} batch sizes"
+        return [
+            "Fit of E = E_min (1 + B / B_crit), with each point's standard error and a tolerance of "
+            f"{100 * TUNING:g} % for tuning:",
+            found,
+            f"largest residual {100 * self.largest_residual:+.1f} %; chi-square / degrees of freedom: "
+            f"{self.chi_square:.3g} / {self.degrees_of_freedom}, p = {self.p:.2g}: the form "
+            f"{f'fails (p < {P_OF_FAILURE:g})' if self.fails else 'is not contradicted'}",
+        ]
+
 
 def read_points(file: Path) -> Array:
-    """The columns of a CSV file, in the order of `COLUMNS`; a header may name them in another order.
+    """The columns of a CSV file, in the order of `COLUMNS`; its first line may name them.
 
     Raises:
         UserError: The file cannot be read, or a line of it is wrong.
     """
     remedy = f"write lines of {', '.join(COLUMNS)}: positive numbers, but the spread may be 0"
     try:
-        text = read_bytes(file, follow_links=True).decode("utf-8-sig")
-        lines = [(number, row) for number, row in enumerate(csv.reader(text.splitlines()), 1) if any(row)]
-    except (OSError, ValueError, csv.Error) as error:
+        lines = read_bytes(file, follow_links=True).decode("utf-8-sig").lower().splitlines()
+    except (OSError, ValueError) as error:
         raise UserError(f"--fit {file}: {error}; {remedy}") from error
-    places = [0, 1, 2, 3]
-    headings = [cell.strip().lower() for cell in lines[0][1]] if lines else []
-    if any(cell.startswith(COLUMNS[0]) for cell in headings):
-        del lines[0]
-        places = [next((at for at, cell in enumerate(headings) if cell.startswith(name)), -1) for name in COLUMNS]
-        if -1 in places:
-            raise UserError(f"--fit {file}: the header has no column {COLUMNS[places.index(-1)]!r}; {remedy}")
     points = []
-    for number, row in lines:
+    for number, line in enumerate(lines, 1):
+        cells = line.split(",")
+        is_header = all(cell.strip().startswith(name) for cell, name in zip(cells, COLUMNS, strict=False))
+        if is_header or not line.strip():
+            continue
         try:
-            batch, samples, spread, seeds = (float(row[place]) for place in places)
-        except (ValueError, IndexError):
+            batch, samples, spread, seeds = map(float, cells)
+        except ValueError:
             batch = samples = spread = seeds = math.nan
         if not (batch >= 1 and samples >= 1 and spread >= 0 and seeds >= 1 and batch + samples + spread <= MAX_AMOUNT):
-            raise UserError(f"--fit {file}: line {number} is {','.join(row)!r}; {remedy}")
+            raise UserError(f"--fit {file}: line {number} is {line!r}; {remedy}")
         points.append((batch, samples, spread, seeds))
     if len({batch for batch, *_ in points}) < 2:
         raise UserError(f"--fit {file}: two parameters need points at two or more batch sizes; {remedy}")
@@ -91,41 +108,32 @@ def fit(points: Array) -> Fit:
     """
     batch, samples, spread, seeds = points
     log_batch, log_samples = np.log(batch), np.log(samples)
-    weights = 1 / (spread**2 / seeds / samples**2 + TUNING**2)
+    errors = np.hypot(spread / samples / np.sqrt(seeds), TUNING)
 
-    def best_at(log_critical: Array) -> tuple[Array, Array, Array]:
-        """The best log E_min for each log B_crit, the residuals of the points, and chi-square."""
-        deviations = log_samples - np.logaddexp(0, log_batch - log_critical[:, None])
-        log_least = np.average(deviations, axis=1, weights=weights)
-        residuals = deviations - log_least[:, None]
-        return log_least, residuals, (weights * residuals**2).sum(axis=1)
+    def form(log_batch: Array, log_critical: Array, log_least: Array) -> Array:
+        return log_least + np.logaddexp(0, log_batch - log_critical)
 
-    grid = np.linspace(log_batch.min() - EDGE, log_batch.max() + EDGE, NUM_TRIED)
-    tried = best_at(grid)[2]
+    grid = np.linspace(log_batch.min() - EDGE, log_batch.max() + EDGE, NUM_TRIED)[:, None]
+    deviations = log_samples - form(log_batch, grid, np.zeros(1))
+    log_least = np.average(deviations, axis=1, weights=errors**-2)[:, None]
+    tried = (((deviations - log_least) / errors) ** 2).sum(axis=1)
     best = int(tried.argmin())
-    at_limit = best in (0, NUM_TRIED - 1)
-    finer = grid[[best]] if at_limit else np.linspace(grid[best - 1], grid[best + 1], NUM_TRIED)
-    log_critical = finer[[best_at(finer)[2].argmin()]]
-    (log_least,), (residuals,), (chi_square,) = best_at(log_critical)
-    likely = np.exp(grid[tried <= chi_square + CHI_SQUARE_95])
-    # The derivative of log E by log B_crit at each point, from which the parameters' covariance follows.
-    slopes = -1 / (1 + np.exp(log_critical - log_batch))
-    slope = np.average(slopes, weights=weights)
-    relative_error = 1 / math.sqrt((weights * (slopes - slope) ** 2).sum())
-    critical, least = math.exp(log_critical[0]), math.exp(log_least)
-    worst = int(np.abs(residuals).argmax())
+    likely = np.flatnonzero(tried <= tried[best] + CHI_SQUARE_95)
+    parameters, relative_errors = np.array([grid[best, 0], log_least[best, 0]]), np.full(2, np.nan)
+    limits = {0: 0.0, NUM_TRIED - 1: math.inf}
+    if best not in limits:
+        parameters, covariance = curve_fit(form, log_batch, log_samples, parameters, errors, absolute_sigma=True)
+        relative_errors = np.sqrt(np.diag(covariance))
+    residuals = log_samples - form(log_batch, *parameters)
+    critical, least = np.exp(parameters)
+    low, high = (limits.get(int(place), math.exp(grid[place, 0])) for place in likely[[0, -1]])
     return Fit(
-        num_points=len(batch),
-        critical_batch={0: 0.0, NUM_TRIED - 1: math.inf}.get(best, critical),
-        critical_batch_error=critical * relative_error,
-        interval=(
-            float(likely[0]) if tried[0] > chi_square + CHI_SQUARE_95 else 0.0,
-            float(likely[-1]) if tried[-1] > chi_square + CHI_SQUARE_95 else math.inf,
-        ),
+        critical_batch=limits.get(best, float(critical)),
+        critical_batch_error=critical * relative_errors[0],
+        interval=(low, high),
         least_samples=least,
-        least_samples_error=least * math.sqrt(1 / weights.sum() + (slope * relative_error) ** 2),
-        largest_residual=math.expm1(residuals[worst]),
-        worst_batch=batch[worst],
-        chi_square=chi_square,
-        degrees_of_freedom=len(batch) - (1 if at_limit else 2),
+        least_samples_error=least * relative_errors[1],
+        largest_residual=math.expm1(residuals[np.abs(residuals).argmax()]),
+        chi_square=float(((residuals / errors) ** 2).sum()),
+        degrees_of_freedom=len(batch) - (1 if best in limits else 2),
     )
