@@ -9,8 +9,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from jobs import run_job
-from largebatch.tools.command_line import main
-from largebatch.tools.effective_batch import FRAMEWORKS, OtherBatch
+from largebatch.tools.command_line import build_parser, main
+from largebatch.tools.effective_batch import FRAMEWORKS, effective_batch
 
 SAMPLES = torch.randn(24, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
@@ -18,6 +18,10 @@ SAMPLES = torch.randn(24, 5, dtype=torch.float64, generator=torch.Generator().ma
 def answer(words, capsys):
     assert main(["effective-batch", *shlex.split(words)]) == 0
     return capsys.readouterr().out
+
+
+def script(words):
+    return effective_batch(build_parser("effective-batch").parse_args(["effective-batch", *shlex.split(words)]))
 
 
 @pytest.mark.parametrize(
@@ -40,8 +44,8 @@ def test_the_effective_batch(words, size, samples, processes, capsys):
 
 @pytest.mark.parametrize("framework", sorted({*FRAMEWORKS} - {"dp", "parameter-server"}))
 def test_7_on_8_devices_is_56_and_on_10_nodes_560(framework):
-    assert OtherBatch(framework, 7, devices=8).global_batch_size == 56
-    assert OtherBatch(framework, 7, devices=8, nodes=10).global_batch_size == 560
+    assert script(f"--from {framework} --batch-size 7 --devices 8").global_batch_size == 56
+    assert script(f"--from {framework} --batch-size 7 --devices 8 --nodes 10").global_batch_size == 560
 
 
 def test_the_table_and_the_recipes_lines(capsys):
@@ -59,13 +63,10 @@ def test_the_table_and_the_recipes_lines(capsys):
 
 
 def test_a_sum_needs_another_learning_rate_of_sgd(capsys):
-    """One step of SGD on the sum / processes there, and on the mean here, by hand: lr x 24 / 3 = lr x 8."""
-    words = "--from ddp --batch-size 8 --devices 3 --loss sum"
-    assert "multiply the learning rate by 8 and divide the weight decay by 8" in answer(words, capsys)
+    """One step of SGD on the sum over the processes there, and on the mean here, by hand: lr x 3."""
     words = "--from horovod --batch-size 8 --devices 3 --gradients sum"
     assert "3 times as large as the recipe's" in answer(words, capsys)
-    # DataParallel has one loss over the samples of all devices.
-    assert "24 times as large" in answer("--from dp --batch-size 24 --devices 3 --loss sum", capsys)
+    assert "multiply the learning rate by 3 and divide the weight decay by 3" in answer(words, capsys)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,7 @@ def build_model():
     return model
 
 
-def first_step_under_ddp(batch_size, accumulation, loss):
+def first_step_under_ddp(batch_size, accumulation):
     """The samples that this process trained on, and the gradient that its optimizer would see."""
     torch.distributed.init_process_group("gloo")
     model = DistributedDataParallel(build_model())
@@ -96,35 +97,33 @@ def first_step_under_ddp(batch_size, accumulation, loss):
     batches = [batch for batch, _ in zip(loader, range(accumulation), strict=False)]
     for number, batch in enumerate(batches, 1):
         model.require_backward_grad_sync = number == accumulation
-        (getattr(model(batch).square(), loss)() / accumulation).backward()
+        (model(batch).square().mean() / accumulation).backward()
     # The process ends with this; DDP waits for ever if it goes after the group that it reduces with.
     return torch.cat(batches).tolist(), model.module.weight.grad.tolist()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("world_size", "batch_size", "accumulation", "loss"), [(2, 3, 2, "mean"), (3, 4, 1, "sum")])
-def test_ddp(world_size, batch_size, accumulation, loss):
-    script = OtherBatch("ddp", batch_size, world_size, accumulation=accumulation, loss=loss)
-    results = run_job(first_step_under_ddp, batch_size, accumulation, loss, world_size=world_size)
+def test_ddp():
+    ours = script("--from ddp --batch-size 3 --devices 2 --accumulation 2")
+    results = run_job(first_step_under_ddp, 3, 2, world_size=2)
 
     samples = torch.tensor([sample for loaded, _ in results for sample in loaded], dtype=torch.float64)
-    assert len(samples) == script.global_batch_size == len(samples.unique(dim=0))
-    assert {len(loaded) for loaded, _ in results} == {script.samples_per_process * accumulation}
+    assert len(samples) == ours.global_batch_size == len(samples.unique(dim=0))
+    assert {len(loaded) for loaded, _ in results} == {ours.samples_per_process * 2}
     model = build_model()
     model(samples).square().mean().backward()
     for _, gradient in results:
-        expected = script.gradient_factor * model.weight.grad
-        torch.testing.assert_close(torch.tensor(gradient, dtype=torch.float64), expected)
+        torch.testing.assert_close(torch.tensor(gradient, dtype=torch.float64), model.weight.grad)
 
 
 @pytest.mark.parametrize(("batch_size", "processes"), [(64, 8), (12, 4)])
 def test_split_batches_of_accelerate(batch_size, processes):
     """Accelerate's own sampler of each process, which is what `split_batches` sets."""
-    script = OtherBatch("ddp", batch_size, processes, split_batches=True)
+    ours = script(f"--from ddp --batch-size {batch_size} --devices {processes} --split-batches")
     sampler = BatchSampler(range(2 * batch_size), batch_size, drop_last=False)
     first = [
         next(iter(BatchSamplerShard(sampler, num_processes=processes, process_index=index, split_batches=True)))
         for index in range(processes)
     ]
-    assert [len(indices) for indices in first] == [script.samples_per_process] * processes
-    assert len({index for indices in first for index in indices}) == script.global_batch_size
+    assert [len(indices) for indices in first] == [ours.samples_per_process] * processes
+    assert len({index for indices in first for index in indices}) == ours.global_batch_size
