@@ -9,7 +9,7 @@ from largebatch.errors import ConfigError
 from largebatch.estimate.hardware import GIB, kept_back
 from largebatch.estimate.memory import model_states, optimizer_states, when_reduced
 from largebatch.estimate.model_shape import ModelShape, Strategy
-from largebatch.estimate.step_time import EXPOSED_SHARE, MFU, Hardware, step_time
+from largebatch.estimate.step_time import Hardware, step_time
 from largebatch.estimate.traffic import traffic_of_a_step
 from largebatch.plan.contract import RunPlan, resolve
 from largebatch.plan.strategies import SHARDS, find_strategy
@@ -50,7 +50,6 @@ def compare_strategies(
         hardware: The GPUs; with None, nothing is said about time.
         not_counted: Strategies that are not counted, with the reasons.
     """
-    model, flops = workload.model, workload.flops
     columns: list[Json] = []
     for world_size in world_sizes:
         try:
@@ -77,18 +76,12 @@ def compare_strategies(
         )
     return {
         "recipe": title,
-        "task": config.task,
-        "precision": config.precision,
-        "optimizer": config.optimizer.name,
-        "micro_batch_size": config.batch.micro_batch_size,
-        "parameters": model.elements,
-        "parameters_gathered_in_bf16": sum(each.elements for each in model.parameters if each.in_bf16),
+        "parameters": workload.model.elements,
         "estimated_activation_bytes": workload.activations,
+        "micro_batch_flops": workload.flops and sum(workload.flops),
         "gpu_memory_bytes": gpu_memory,
-        "kept_back_bytes": None if gpu_memory is None else kept_back(gpu_memory),
+        "hardware": hardware and asdict(hardware),
         "not_counted": dict(not_counted or {}),
-        "hardware": hardware
-        and asdict(hardware) | {"mfu": MFU, "exposed_share": EXPOSED_SHARE, "micro_batch_flops": flops and sum(flops)},
         "world_sizes": columns,
     }
 
@@ -135,46 +128,34 @@ def _suggest(
     if gpu_memory is None or not options:
         return None, None
     memory = f"{(gpu_memory - kept_back(gpu_memory)) / GIB:.4g} of {gpu_memory / GIB:.4g} GiB"
-    fitting = [name for name in options if options[name]["fits"]]
+    fitting = {name: option for name, option in options.items() if option["fits"]}
     if not fitting:
-        least = min(options, key=lambda name: options[name]["total_bytes_estimate"])
         return None, (
-            f"no strategy is estimated to fit in {memory}; {least} needs the least, about "
-            f"{options[least]['total_bytes_estimate'] / GIB:.3g} GiB; try more processes, a smaller "
-            "batch.micro_batch_size or, if it is off, compute.activation_checkpointing"
+            f"no strategy is estimated to fit in {memory}; try more processes, a smaller batch.micro_batch_size or, if "
+            "it is off, compute.activation_checkpointing"
         )
-    best, advantage = _best({name: options[name] for name in fitting})
-    reason = f"model states of {options[best]['model_state_bytes']['total'] / GIB:.3g} GiB"
-    if transient := options[best]["transient_bytes_estimate"]:
-        reason += f", about {sum(transient.values()) / GIB:.3g} GiB of transient memory"
-    if activations is None:
-        reason += f" should fit in {memory}; the rest is for activations, which are not estimated"
-    else:
-        reason += f" and an estimated {activations / GIB:.3g} GiB of activations should fit in {memory}"
-    return best, "; ".join(part for part in (reason, advantage) if part)
+    best, why = _best(fitting)
+    rest = "" if activations is not None else "; the rest is for activations, which are not estimated"
+    return best, f"it should fit in {memory}{rest}; of those that fit, {why}"
 
 
 def _best(fitting: Mapping[str, Json]) -> tuple[str, str]:
-    """The best of the strategies that fit, and what it has over the others; "" if nothing is known."""
-
-    def sent(name: str) -> int:
-        return int(fitting[name]["sent_bytes_per_step"])
-
+    """The best of the strategies that fit, and why."""
     if not all(option["step_seconds"] for option in fitting.values()):
-        best = min(fitting, key=lambda name: (_rank(name), sent(name)))
-        return best, "it sends the least of those that fit" if sent(best) == min(map(sent, fitting)) else ""
-    seconds = {name: sum(option["step_seconds"].values()) / 2 for name, option in fitting.items()}
-    fastest = min(seconds, key=seconds.__getitem__)
-    fast = [name for name in fitting if seconds[name] <= (1 + SAME_SPEED) * seconds[fastest]]
+        best = min(fitting, key=lambda name: (_rank(name), fitting[name]["sent_bytes_per_step"]))
+        return best, "it shards the least, and then sends the least"
+    seconds = {name: sum(option["step_seconds"].values()) for name, option in fitting.items()}
+    fast = [name for name in fitting if seconds[name] <= (1 + SAME_SPEED) * min(seconds.values())]
+
     # Among equally fast strategies, prefer what sends least between nodes, whose network may be slower than its data
     # sheet; then what shards least and, among strategies that shard the same, what sends least.
-    between = {name: fitting[name]["sent_between_nodes_bytes_per_step"] for name in fast}
-    best = min(fast, key=lambda name: (between[name], _rank(name), sent(name)))
-    low, high = fitting[best]["step_seconds"].values()
-    advantage = f"about {low:.3g} to {high:.3g} s per step"
-    if best == fastest:
-        return best, f"{advantage}, the fastest of those that fit"
-    return best, f"{advantage}; {fastest} is faster, but by no more than the estimate's error, and sends or shards more"
+    def rank(name: str) -> tuple[int, int, int]:
+        option = fitting[name]
+        return option["sent_between_nodes_bytes_per_step"], _rank(name), option["sent_bytes_per_step"]
+
+    return min(
+        fast, key=rank
+    ), f"it is within {100 * SAME_SPEED:g} % of the fastest, and then sends the least between nodes"
 
 
 def _rank(name: str) -> int:

@@ -7,7 +7,7 @@ from largebatch.config import RecipeConfig
 from largebatch.errors import counted
 from largebatch.estimate.comparison import Json
 from largebatch.estimate.hardware import GIB
-from largebatch.estimate.step_time import CONVOLUTION_PASSES
+from largebatch.estimate.step_time import CONVOLUTION_PASSES, EXPOSED_SHARE, MFU
 
 WIDTH = 110
 NOTES = (
@@ -18,70 +18,52 @@ NOTES = (
     "Sent (within nodes, between nodes): by each process per step, with ring algorithms, in which each of n processes "
     "sends (n - 1) / n of what is gathered or reduced; for zero3, an upper bound.",
     "Reduced: with each micro-batch of a step, or with the last. Shards: the number of processes that the states are "
-    "divided over, which must divide the number of processes.",
+    "divided over, which must divide the number of processes. If the batch size changes, all numbers are those of the "
+    "largest.",
+)
+RESERVED = (
+    "8 % of the GPU's memory, and at least 4 GiB, are reserved for CUDA's context, NCCL, work space and fragmentation."
 )
 
 
 def table(comparison: Json, config: RecipeConfig) -> str:
     """The comparison of a recipe as text."""
+    activations, flops = comparison["estimated_activation_bytes"], comparison["micro_batch_flops"]
     lines = [
-        f"{comparison['recipe']}: {config.task}, {comparison['parameters']:,} parameters in "
-        f"{'fp64' if config.precision == 'fp64' else 'fp32'}"
-        f"{' (frozen ones in bf16)' if config.model.stores_frozen_in_bf16 else ''}, {config.optimizer.name}, "
-        f"micro-batches of {config.batch.micro_batch_size:,}"
+        f"{comparison['recipe']}: {comparison['parameters']:,} parameters, {config.optimizer.name}, micro-batches of "
+        f"{config.batch.micro_batch_size:,}"
     ]
     for column in comparison["world_sizes"]:
         lines += ["", *wrapped(_title(column)), *wrapped(_whole_run(column, config))]
         rows = {name: _cells(option, comparison) for name, option in column.get("strategies", {}).items()}
         lines += aligned(rows)
-    lines.append("")
-    notes = [*NOTES]
-    if halved := comparison["parameters_gathered_in_bf16"]:
-        share = 100 * halved / comparison["parameters"]
-        notes.append(f"fsdp and hsdp gather {share:.3g} % of the weights in bf16, and the others in fp32.")
-    sizes = {size for _, size in config.batch.sizes}
-    if len(sizes) > 1:
-        notes.append(
-            "The batch size changes: accumulation, transient memory and the bytes sent are those of the largest, "
-            f"{max(sizes):,} samples."
-        )
-    if (activations := comparison["estimated_activation_bytes"]) is None:
-        notes.append("Activations are not estimated for this task or model: leave room for them.")
-    else:
-        notes.append(
+    notes = [*NOTES, "Activations are not estimated for this task or model: leave room for them."]
+    if activations is not None:
+        notes[-1] = (
             f"Activations are an estimate: {_size(activations)} GiB for a micro-batch with activation checkpointing "
             f'"{config.compute.activation_checkpointing}", which is what a forward pass on shapes alone keeps with '
             "CUDA's kernels, with a chunk of logits that a loss needs, and without other work space."
         )
     if comparison["gpu_memory_bytes"] is not None:
-        notes.append(
-            f"{_size(comparison['kept_back_bytes'])} GiB of the GPU's memory are reserved for CUDA's context, NCCL, "
-            "work space and fragmentation: 8 %, and at least 4 GiB."
-        )
-    if hardware := comparison["hardware"]:
-        notes.append(assumptions(hardware))
+        notes.append(RESERVED)
+    if comparison["hardware"]:
+        counted = "The time of a step is not estimated: the operations of this task or model cannot be counted."
+        notes.append(assumptions(comparison["hardware"], flops) if flops else counted)
     notes += [f"{name} is not counted: {reason}" for name, reason in comparison["not_counted"].items()]
-    return "\n".join([*lines, *(line for note in notes for line in wrapped(note))]) + "\n"
+    return "\n".join([*lines, "", *(line for note in notes for line in wrapped(note))]) + "\n"
 
 
-def assumptions(hardware: Json) -> str:
+def assumptions(hardware: Json, flops: int) -> str:
     """The assumptions behind the time of a step."""
-    fabric, flops = hardware["fabric"], hardware["micro_batch_flops"]
-    if not flops:
-        return "The time of a step is not estimated: the operations of this task or model cannot be counted."
-    mfu, exposed = ("{:g} to {:g}".format(*hardware[name]) for name in ("mfu", "exposed_share"))
-    bound = ""
-    if bandwidth := hardware["memory_bandwidth"]:
-        most, least = CONVOLUTION_PASSES
-        bound = (
-            f" or {least} to {most} passes over the activations at {bandwidth / 1e9:,g} GB/s, whichever takes longer"
-        )
+    fabric = hardware["fabric"]
+    mfu, exposed, passes = ("{:g} to {:g}".format(*sorted(each)) for each in (MFU, EXPOSED_SHARE, CONVOLUTION_PASSES))
     return (
         f"The time of a step is an estimate: {flops:.3g} operations per micro-batch at {mfu} of the data sheet's "
-        f"{hardware['peak'] / 1e12:g} TFLOP/s (MFU){bound}, {fabric['node_bandwidth'] / 1e9:g} GB/s within nodes of "
+        f"{hardware['peak'] / 1e12:g} TFLOP/s (MFU), {fabric['node_bandwidth'] / 1e9:g} GB/s within nodes of "
         f"{fabric['gpus_per_node']} and {fabric['net_bandwidth'] / 1e9:g} GB/s per GPU between them, and {exposed} of "
-        "the shorter of computation and communication not hidden behind the longer. Efficiency is the fraction of a "
-        "step that computation alone would take, including recomputation."
+        "the shorter of computation and communication not hidden behind the longer. Networks of convolutions take at "
+        f"least {passes} passes over their activations in the GPU's memory. Efficiency is the fraction of a step that "
+        "computation alone would take, including recomputation."
     )
 
 

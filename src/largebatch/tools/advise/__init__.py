@@ -165,6 +165,6 @@ def _on_gpus(
                 cost = [gpus * each for each in time]
                 possible.append(OnGpus(batch, gpus, strategy, [*seconds.values()], time, cost))
             else:
-                why = column["problem"] or column["reason"]
+                why = column["problem"] or (strategy and "its operations cannot be counted") or column["reason"]
                 problems.append(f"No time for batch {batch:,} on {gpus:,} GPUs: {why}")
     return possible, problems
