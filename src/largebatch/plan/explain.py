@@ -67,15 +67,11 @@ def _division(plan: RunPlan, global_batch_size: int) -> str:
 
 
 def _loss(plan: RunPlan) -> list[str]:
-    weight, size = plan.loss_weight_per_sample, plan.max_global_batch_size
-    unit = counts = "target tokens" if plan.loss_unit == "tokens" else plan.loss_unit
-    if weight is not None:
-        unit = plan.loss_unit
-        if len(plan.timeline.phases) == 1:
-            product = "" if unit == "samples" else f" ({size:,} samples x {weight:,})"
-            unit = f"{size * weight:,} {unit}{product}"
+    weight = plan.loss_weight_per_sample
+    unit = "target tokens" if weight is None and plan.loss_unit == "tokens" else plan.loss_unit
+    count = f"{plan.max_global_batch_size * weight:,} " if weight and len(plan.timeline.phases) == 1 else ""
     lines = [
-        f"loss and gradient are the mean over all {unit} of the global batch,",
+        f"loss and gradient are the mean over all {count}{unit} of the global batch,",
         "summed over micro-batches and processes and divided once, whatever the strategy",
     ]
     if plan.compute.reduce_gradients != "auto":
@@ -83,9 +79,7 @@ def _loss(plan: RunPlan) -> list[str]:
     if plan.world_size > 1:
         lines.append(f"under ddp, gradients are reduced in buckets of {plan.ddp_bucket_mib:,} MiB")
     if weight is None:
-        lines.append(
-            f"samples have different numbers of {counts}, which are counted over all processes before each step"
-        )
+        lines.append(f"samples have different numbers of {unit}, which are counted over all processes before each step")
     if plan.coupled_loss:
         lines += [
             "each sample's loss depends on the whole global batch, whose features are computed first and gathered:",
@@ -109,7 +103,9 @@ def _steps(plan: RunPlan) -> list[str]:
     timeline = plan.timeline
     samples = timeline.at(plan.total_steps).samples_before
     tokens = f", {samples * timeline.tokens_per_sample:,} tokens" if timeline.tokens_per_sample else ""
-    epochs = "" if plan.mixture else f"{_epochs(plan, plan.total_steps, '.4g')} = "
+    epochs = ""
+    if plan.mixture is None:
+        epochs = f"{counted(float(timeline.progress(plan.total_steps, 'epochs')), 'epoch', form='.4g')} = "
     lines = [
         *(_epoch(plan) if plan.mixture is None else _sources(plan, plan.mixture)),
         f"the run is {counted(plan.total_steps, 'step')} = {epochs}{counted(samples, 'sample')}{tokens}",
@@ -175,10 +171,6 @@ def _sources(plan: RunPlan, mixture: Mixture) -> list[str]:
     return lines
 
 
-def _epochs(plan: RunPlan, steps: int, form: str) -> str:
-    return counted(float(plan.timeline.progress(steps, "epochs")), "epoch", form=form)
-
-
 def _steps_to(plan: RunPlan, place: int) -> int:
     """Steps until this many samples are trained on."""
     return plan.timeline.steps_in(Length("samples", place))
@@ -187,13 +179,9 @@ def _steps_to(plan: RunPlan, place: int) -> int:
 def _learning_rate(plan: RunPlan) -> list[str]:
     rate = plan.learning_rate
     size = plan.scaled_batch_size or plan.max_global_batch_size
-    this = "this one is" if plan.scaled_batch_size is None else "this one starts at"
-    k = f"{size / rate.reference_batch_size:.6g}"
-    factor = {"linear": k, "sqrt": f"sqrt({k})", "none": "1"}[rate.scaling]
-    rule = "not scaled" if rate.scaling == "none" else f"by the {rate.scaling} rule"
     return [
-        f"peak {plan.max_peak_lr:.6g} = {rate.base_lr:.6g} x {factor}, {rule}: "
-        f"{rate.base_lr:.6g} was tuned at batch {rate.reference_batch_size:,}; {this} {size:,}",
+        f"peak {plan.max_peak_lr:.6g} = {rate.base_lr:.6g} x {plan.max_peak_lr / rate.base_lr:.6g} (scaling "
+        f"{rate.scaling}): {rate.base_lr:.6g} was tuned at batch {rate.reference_batch_size:,}; this one is {size:,}",
         _warmup(plan),
         _decay(plan),
     ]
@@ -205,37 +193,27 @@ def _warmup(plan: RunPlan) -> str:
         return "no warmup"
     if schedule.warmup == 0:
         return f"no warmup: the peak is not above base_lr {plan.learning_rate.base_lr:.6g}, where it would start"
-    steps = _steps_to(plan, schedule.warmup)
-    how_long = counted(steps, "step") + (f" ({_epochs(plan, steps, '.3g')})" if not plan.mixture else "")
-    start = schedule.warmup_start_lr
-    has_one_peak = len(plan.timeline.phases) == 1 or plan.scaled_batch_size is not None
-    goal = f"{plan.max_peak_lr:.6g}" if has_one_peak else "the peak of the current batch size"
+    how_long = counted(_steps_to(plan, schedule.warmup), "step")
     if schedule.warmup_shape == "constant":
-        return f"warmup at {start:.6g} for {how_long}, then {goal}"
-    return f"warmup from {start:.6g} to {goal} in {how_long}"
+        return f"warmup at {schedule.warmup_start_lr:.6g} for {how_long}, then the peak"
+    return f"warmup from {schedule.warmup_start_lr:.6g} to the peak in {how_long}"
 
 
 def _decay(plan: RunPlan) -> str:
     schedule = plan.schedule
-    if plan.scaled_batch_size is not None:
-        growth = plan.max_global_batch_size / plan.scaled_batch_size
-        return (
-            f"then constant: the batch grows by a factor of {growth:g}, which for SGD is like dividing the rate by it"
-        )
     if schedule.decay == "constant":
-        return "then constant"
+        return "then constant" if plan.scaled_batch_size is None else "then constant, while the batch grows"
     last = f"{plan.lr_at(plan.total_steps - 1):.3g} in the last step"
     if schedule.decay == "step":
         milestones = ", ".join(f"{_steps_to(plan, milestone):,}" for milestone in schedule.milestones)
         return f"then x {schedule.factor:g} at steps {milestones}; {last}"
-    share = f"{schedule.final_fraction:g} of the peak" if schedule.final_fraction else "0"
     shape = {
         "cosine": "half a cosine",
         "linear": "a straight line",
         "polynomial": f"a polynomial of power {schedule.power:g}",
         "warmup_stable_decay": f"constant until step {_steps_to(plan, schedule.decay_start):,}, then a straight line",
     }[schedule.decay]
-    return f"then {shape} to {share} at the end; {last}"
+    return f"then {shape} to {schedule.final_fraction:g} x the peak at the end; {last}"
 
 
 def _optimizer(plan: RunPlan) -> list[str]:
@@ -251,19 +229,14 @@ def _optimizer(plan: RunPlan) -> list[str]:
         lines.append(f"{group.parameters}: {group.lr_factor:g} x the learning rate{frozen}")
     if optimizer.lr_factor_per_layer is not None:
         lines.append(f"each block's learning rate is {optimizer.lr_factor_per_layer:g} x that of the one above it")
-    if plan.optimizer_options != plan.tuned_options:
+    tuned = plan.tuned_options, plan.tuned_weight_decay
+    if tuned != (plan.optimizer_options, optimizer.weight_decay):
         reference = plan.learning_rate.reference_batch_size
-        lines.append(f"{_options(plan.tuned_options)} were tuned at batch {reference:,}, and scaled to this one")
-    if optimizer.weight_decay != plan.tuned_weight_decay:
-        lines.append(
-            f"weight decay {plan.tuned_weight_decay:g} was scaled to keep AdamW's timescale a share of the run"
-        )
+        lines.append(f"scaled from batch {reference:,}: {_options(tuned[0])}; weight decay {tuned[1]:g}")
     clip_norm = optimizer.clip_norm
     clipping = "no gradient clipping" if clip_norm is None else f"gradients clipped to norm {clip_norm:g}"
-    precision = plan.precision
-    if precision == "bf16":
-        precision = "bf16 autocast; weights, gradients and their reduction in fp32"
-    return [*lines, f"{clipping}; {precision}; seed {plan.seed}"]
+    in_bf16 = "bf16 autocast; weights, gradients and their reduction in fp32"
+    return [*lines, f"{clipping}; {in_bf16 if plan.precision == 'bf16' else plan.precision}; seed {plan.seed}"]
 
 
 def _compiling(plan: RunPlan) -> list[str]:
