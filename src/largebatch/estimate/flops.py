@@ -41,23 +41,22 @@ def utilization_of(config: RecipeConfig, model: nn.Module, device: torch.device,
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
     section, num_tokens = config.model, config.tokens_processed_per_sample
     if not isinstance(section, Transformer) or num_tokens is None:
-        why = "samples of unequal lengths" if isinstance(section, Transformer) else "this model"
-        return Utilization(None, None, world_size, f"not reported: there is no formula for {why}")
+        why = "not reported: there is a formula only for transformers, on samples of equal lengths"
+        return Utilization(None, None, world_size, why)
     trained, frozen = multiplied_parameters(model)
     each = token_flops(trained, frozen, section.num_layers, section.hidden_size, num_tokens)
     count = (
         f"6 N + 12 L d T = {each / 1e9:.4g} GFLOP per token (N {trained + frozen:,}, L {section.num_layers}, "
         f"d {section.hidden_size}, T {num_tokens:,}, not halved for causal masks)"
     )
-    given, gpu = config.logging.peak_tflops, find_gpu(name)
-    known = gpu.peak_tflops(config.precision) if gpu else None
-    if given is not None:
-        peak = f"of {given:g} TFLOP/s per process, from logging.peak_tflops"
-    elif known is not None:
-        peak = f"of {known:g} TFLOP/s per process, {name}'s data sheet for {config.precision}"
+    gpu, peak = find_gpu(name), config.logging.peak_tflops
+    if peak is None and gpu:
+        peak = gpu.peak_tflops(config.precision)
+    if peak is None:
+        source = f"not reported: the peak of {name} in {config.precision} is unknown; set logging.peak_tflops"
     else:
-        peak = f"not reported: the peak of {name} in {config.precision} is unknown; set logging.peak_tflops"
-    return Utilization(num_tokens * each, given or known, world_size, f"{count}, {peak}")
+        source = f"of {peak:g} TFLOP/s per process ({name}, {config.precision})"
+    return Utilization(num_tokens * each, peak, world_size, f"{count}, {source}")
 
 
 def token_flops(trained: int, frozen: int, num_layers: int, hidden_size: int, num_tokens: int) -> int:

@@ -68,6 +68,7 @@ def add_gpus(parser: argparse.ArgumentParser, group: argparse._ActionsContainer)
     parser.add_argument("--network", type=network, metavar="SPEED", help=help)
     parser.add_argument("--gpus-per-node", type=positive_int, default=8, help="GPUs per node; default: 8")
     add_accelerate_configs(parser)
+    parser.set_defaults(gpu_memory=None)
 
 
 def network(text: str) -> Network:
@@ -81,16 +82,22 @@ def network(text: str) -> Network:
 
 def run(options: argparse.Namespace) -> int:
     """Print the plan, or the comparison."""
-    if options.world_sizes:
-        if options.critical_batch:
-            options.refuse("--critical-batch requires --world-size")
-        return _compare(options)
-    if options.gpu_memory or options.gpu or options.network or options.accelerate_configs:
+    if options.world_sizes and options.critical_batch:
+        options.refuse("--critical-batch requires --world-size")
+    of_gpus = (options.gpu_memory, options.gpu, options.network, options.accelerate_configs)
+    if options.world_size and any(of_gpus):
         options.refuse("--gpu-memory, --gpu, --network and --accelerate-configs require --world-sizes")
+    if bool(options.gpu) != bool(options.network):
+        options.refuse("--gpu, such as h100, and --network, such as 400G/gpu, require each other; or give --gpu-memory")
     config: RecipeConfig = load_config(options.config, options.overrides, task=options.task)
-    plan = resolve(config, options.world_size)
-    notes = notes_on(config, plan, options.critical_batch)
-    sys.stdout.write(plan.to_json() if options.json else explain(plan, options.config.stem, notes=notes) + "\n")
+    if options.world_sizes:
+        comparison = scale_model(options, config)(config)
+        text = json.dumps(comparison, indent=2) + "\n" if options.json else table(comparison, config)
+    else:
+        plan = resolve(config, options.world_size)
+        notes = notes_on(config, plan, options.critical_batch)
+        text = plan.to_json() if options.json else explain(plan, options.config.stem, notes=notes) + "\n"
+    sys.stdout.write(text)
     return 0
 
 
@@ -112,25 +119,12 @@ def first_plan(
     raise ConfigError(list(dict.fromkeys(problems)))
 
 
-def _compare(options: argparse.Namespace) -> int:
-    if bool(options.gpu) != bool(options.network):
-        options.refuse("--gpu, such as h100, and --network, such as 400G/gpu, require each other; or give --gpu-memory")
-    config: RecipeConfig = load_config(options.config, options.overrides, task=options.task)
-    usable_memory = round(options.gpu_memory * GIB) if options.gpu_memory else None
-    comparison = scale_model(options, config, usable_memory)(config)
-    sys.stdout.write(json.dumps(comparison, indent=2) + "\n" if options.json else table(comparison, config))
-    return 0
-
-
-def scale_model(
-    options: argparse.Namespace, config: RecipeConfig, usable_memory: int | None = None
-) -> Callable[[RecipeConfig], Json]:
+def scale_model(options: argparse.Namespace, config: RecipeConfig) -> Callable[[RecipeConfig], Json]:
     """Return the comparison of strategies on `options.world_sizes`, as a function of a recipe.
 
     Args:
         options: The recipe, and the options of `add_gpus`.
         config: The recipe; the function takes it, and others that differ from it in the global batch size only.
-        usable_memory: Bytes of a GPU, if no kind of GPU is given.
 
     Raises:
         UserError: The batch divides over none of the world sizes, or the model or its optimizer cannot be used.
@@ -151,7 +145,7 @@ def scale_model(
     model, example_batch = recipe_model(config)
     shape = shape_of(model, plan)
     activations = activation_bytes(model, config, example_batch)
-    hardware, flops = None, None
+    memory, hardware, flops = options.gpu_memory and round(options.gpu_memory * GIB), None, None
     if options.gpu:
         gpu = find_gpu(options.gpu)
         assert gpu is not None
@@ -161,14 +155,14 @@ def scale_model(
         fabric = Fabric(options.gpus_per_node, gpu.link_gb_per_s * 1e9, bandwidth)
         hardware = Hardware(peak * 1e12, fabric, gpu.memory_gb_per_s * 1e9 if convolves(model) else None)
         flops = None if activations is None else micro_batch_flops(model, config, example_batch)
-        usable_memory = gpu.memory_bytes
+        memory = gpu.memory_bytes
     return partial(
         compare_strategies,
         options.config.stem,
         workload=Workload(shape, activations, flops),
         strategies=strategies,
         world_sizes=options.world_sizes,
-        gpu_memory=usable_memory,
+        gpu_memory=memory,
         hardware=hardware,
         not_counted=not_counted,
     )
