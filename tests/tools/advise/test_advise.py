@@ -105,7 +105,7 @@ def test_a_noise_scale_says_that_it_stands_in_and_brings_its_steps(advise, tmp_p
     code, output, _ = advise("--measured", tmp_path / "run")
     assert (code, plan.max_global_batch_size) == (0, 64)
     assert "Critical batch 128 samples (95 % confidence: 88.8 to 167), from the noise scale in" in prose(output)
-    assert "which stands in for the critical batch" in prose(output)
+    assert "which stands in for it" in prose(output)
     assert "To the loss after 200 steps at batch 64" in prose(output)
     # 200 / (1 + 128 / 64) = S_min; twice that at the knee.
     assert numbers(output, "batch 128 (knee)")[0] == 133

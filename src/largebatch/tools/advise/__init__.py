@@ -11,14 +11,7 @@ from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import ConfigError, UserError
 from largebatch.estimate.table import wrapped
 from largebatch.storage.layout import read_object
-from largebatch.tools.advise.advice import (
-    CriticalBatch,
-    OnGpus,
-    interval_of,
-    steps_and_samples,
-    table,
-    write_plot,
-)
+from largebatch.tools.advise.advice import CriticalBatch, OnGpus, steps_and_samples, table, write_plot
 from largebatch.tools.advise.fit import fit, read_points
 from largebatch.tools.options import (
     Commands,
@@ -31,11 +24,7 @@ from largebatch.tools.options import (
 )
 from largebatch.tools.plan import add_gpus, scale_model
 
-NOISE_SCALE = (
-    "which stands in for the critical batch: it predicts the order of magnitude (McCandlish et al. 2018, section 2.2), "
-    "grows during training, and its error is only that of the measurement. `largebatch critical-batch` measures the "
-    "critical batch itself"
-)
+STANDARD_ERRORS = 1.96  # on each side of an interval of 95 % confidence
 
 
 def add_parser(commands: Commands) -> None:
@@ -43,10 +32,9 @@ def add_parser(commands: Commands) -> None:
         commands,
         "advise",
         run,
-        description="Print how many steps and samples each batch size needs for the same loss, from the critical "
-        "batch and, for a recipe and a kind of GPU, how many hours and GPU-hours on each number of GPUs. The critical "
-        "batch is where a larger batch begins to cost more samples than it saves steps: there, a run needs twice the "
-        "fewest samples and twice the fewest steps (McCandlish et al. 2018, arXiv 1812.06162).",
+        description="Print how many steps and samples each batch size needs for the same loss and, for a recipe and a "
+        "kind of GPU, how many hours and GPU-hours on each number of GPUs. At the critical batch, a run needs twice "
+        "the fewest samples and twice the fewest steps (McCandlish et al. 2018, arXiv 1812.06162).",
         epilog="""examples:
   largebatch advise --critical-batch 2048 --standard-error 300
   largebatch advise --fit points.csv --steps 2000 --at-batch 256
@@ -65,8 +53,7 @@ Fields are overridden as in a run: --batch.micro_batch_size 8.""",
         "fit it to runs; columns: batch, samples (to the target, mean over seeds), spread (standard deviation), seeds"
     )
     sources.add_argument("--fit", type=Path, metavar="FILE.csv", help=help)
-    help = "standard error of --critical-batch"
-    parser.add_argument("--standard-error", type=positive_float, metavar="SAMPLES", help=help)
+    parser.add_argument("--standard-error", type=positive_float, metavar="SAMPLES", help="that of --critical-batch")
     help = "steps to the loss at --at-batch; default: those of a measured run, or multiples of the fewest"
     parser.add_argument("--steps", type=positive_int, metavar="N", help=help)
     parser.add_argument("--at-batch", type=positive_int, metavar="SAMPLES", help="batch size of --steps")
@@ -82,20 +69,19 @@ def run(options: argparse.Namespace) -> int:
     _refuse_contradictions(options)
     if options.fit:
         found = fit(read_points(options.fit))
-        print("\n".join(line for text in found.in_words() for line in wrapped(text)), end="\n\n")
+        print(*(line for text in found.in_words() for line in wrapped(text)), "", sep="\n")
         if found.fails or found.critical_batch in (0, math.inf):
             return int(found.fails)
         critical = CriticalBatch(found.critical_batch, found.interval, f"the fit of {options.fit}")
     elif options.measured:
         critical = _measured(options.measured)
     else:
-        interval = interval_of(options.critical_batch, options.standard_error)
-        critical = CriticalBatch(options.critical_batch, interval, "--critical-batch")
+        critical = _with_error(options.critical_batch, options.standard_error, "--critical-batch")
     if options.steps:
         critical = replace(critical, run=(options.steps, options.at_batch))
     batches = options.batches or _default_batches(options, critical)
     on_gpus, problems = _on_gpus(options, critical, batches) if options.config else ([], [])
-    print("\n".join([*table(critical, batches, on_gpus), *(line for each in problems for line in wrapped(each))]))
+    print(*table(critical, batches, on_gpus), *(line for each in problems for line in wrapped(each)), sep="\n")
     if options.out:
         write_plot(critical, batches, on_gpus, options.out)
         print(f"wrote {options.out}")
@@ -114,6 +100,11 @@ def _refuse_contradictions(options: argparse.Namespace) -> None:
         options.refuse('--out needs a file name that ends in .html, and plotly: pip install "largebatch[report]"')
 
 
+def _with_error(samples: float, error: float | None, source: str, run: Any = None) -> CriticalBatch:
+    margin = STANDARD_ERRORS * (error or 0)
+    return CriticalBatch(samples, (max(samples - margin, 0.0), samples + margin) if error else (), source, run)
+
+
 def _measured(folder: Path) -> CriticalBatch:
     """What was measured in the folder of `largebatch critical-batch` or of a run."""
     branched, summary = read_object(folder / "critical_batch.json"), read_object(folder / "summary.json")
@@ -124,20 +115,21 @@ def _measured(folder: Path) -> CriticalBatch:
             f"--measured {folder}: neither critical_batch.json nor the noise_scale of summary.json is there with a "
             "positive number of samples; give a folder where it has been decided, or --critical-batch"
         )
-    interval = interval_of(samples, found.get("standard_error"))
     if branched:
-        return CriticalBatch(samples, interval, f"branched runs in {folder}")
+        return _with_error(samples, found.get("standard_error"), f"branched runs in {folder}")
+    source = (
+        f"the noise scale in {folder}, which stands in for it: it predicts the order of magnitude (McCandlish et al. "
+        "2018, section 2.2), grows during training, and its error is only the measurement's"
+    )
     steps, batch = summary.get("steps"), read_object(folder / "plan.json").get("max_global_batch_size")
     has_one_size = isinstance(steps, int) and isinstance(batch, int) and summary.get("samples") == steps * batch > 0
-    run: Any = (steps, batch) if has_one_size else None
-    return CriticalBatch(samples, interval, f"the noise scale in {folder}, {NOISE_SCALE}", run)
+    return _with_error(samples, found.get("standard_error"), source, (steps, batch) if has_one_size else None)
 
 
 def _default_batches(options: argparse.Namespace, critical: CriticalBatch) -> list[int]:
     start = critical.run[1] if critical.run else 1
     if options.config:
-        config: RecipeConfig = load_config(options.config, options.overrides, task=options.task)
-        start = max(size for _, size in config.batch.sizes)
+        start = max(size for _, size in _recipe(options).batch.sizes)
     middle = max(-60, min(60, round(math.log2(critical.samples / start))))
     sizes = [start * 2.0**times for times in range(middle - 3, middle + 4)]
     return [int(size) for size in sizes if size.is_integer()] or [start]
@@ -147,24 +139,25 @@ def _on_gpus(
     options: argparse.Namespace, critical: CriticalBatch, batches: list[int]
 ) -> tuple[list[OnGpus], list[str]]:
     """Each batch size on each number of GPUs, under the strategy that is suggested there; and what is not possible."""
-    compare = scale_model(options, load_config(options.config, options.overrides, task=options.task))
-    unit = 3600 if critical.run else 1
+    compare = scale_model(options, _recipe(options))
     possible, problems = [], []
     for batch in batches:
-        words = [*options.overrides, f"--batch.global_batch_size={batch}"]
+        steps = steps_and_samples(critical.samples, batch, critical.run)[0] / (3600 if critical.run else 1)
         try:
-            columns = compare(load_config(options.config, words, task=options.task))["world_sizes"]
+            columns = compare(_recipe(options, f"--batch.global_batch_size={batch}"))["world_sizes"]
         except ConfigError as error:
             columns = [{"world_size": gpus, "problem": "; ".join(error.problems)} for gpus in options.world_sizes]
-        steps, _ = steps_and_samples(critical.samples, batch, critical.run)
         for column in columns:
             gpus, strategy = column["world_size"], column.get("suggested")
             seconds = column["strategies"][strategy]["step_seconds"] if strategy else None
             if seconds:
-                time = [steps / unit * each for each in seconds.values()]
-                cost = [gpus * each for each in time]
-                possible.append(OnGpus(batch, gpus, strategy, [*seconds.values()], time, cost))
+                times = [steps * each for each in seconds.values()]
+                possible.append(OnGpus(batch, gpus, strategy, [*seconds.values()], times))
             else:
                 why = column["problem"] or (strategy and "its operations cannot be counted") or column["reason"]
                 problems.append(f"No time for batch {batch:,} on {gpus:,} GPUs: {why}")
     return possible, problems
+
+
+def _recipe(options: argparse.Namespace, *overrides: str) -> RecipeConfig:
+    return load_config(options.config, [*options.overrides, *overrides], task=options.task)

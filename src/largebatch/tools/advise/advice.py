@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from largebatch.estimate.table import aligned, digits, span, wrapped
 
-STANDARD_ERRORS = 1.96  # on each side of an interval of 95 % confidence
-
 
 @dataclass(frozen=True)
 class CriticalBatch:
@@ -33,20 +31,13 @@ class CriticalBatch:
 
 
 class OnGpus(NamedTuple):
-    """A batch size on a number of GPUs; at least and at most."""
+    """A batch size on a number of GPUs."""
 
     batch: int
     gpus: int
     strategy: str
-    step_seconds: list[float]
+    step_seconds: list[float]  # at least and at most
     time: list[float]  # to the loss, in the unit of `CriticalBatch.units`
-    cost: list[float]  # GPUs times time
-
-
-def interval_of(samples: float, standard_error: float | None) -> tuple[float, ...]:
-    """The interval of a measurement whose error is normally distributed."""
-    margin = STANDARD_ERRORS * (standard_error or 0)
-    return (max(samples - margin, 0.0), samples + margin) if margin else ()
 
 
 def steps_and_samples(critical_batch: float, batch: int, run: tuple[int, int] | None) -> tuple[float, float]:
@@ -79,7 +70,7 @@ def table(critical: CriticalBatch, batches: Sequence[int], on_gpus: Sequence[OnG
     for each in on_gpus:
         cells = {"strategy": each.strategy, "step, s": span(each.step_seconds), in_time: span(each.time)}
         rows[f"batch {each.batch:,} on {each.gpus:,}{' *' if each in fastest.values() else ''}"] = cells
-        cells[f"GPU-{in_time}"] = span(each.cost)
+        cells[f"GPU-{in_time}"] = span(each.gpus * time for time in each.time)
     yield from aligned(rows)
     if rows:
         yield from ("", "* The fastest batch size on this number of GPUs.")
@@ -104,7 +95,8 @@ def write_plot(critical: CriticalBatch, batches: Sequence[int], on_gpus: Sequenc
     curves = defaultdict(list)
     for each in on_gpus:
         titles = [time, f"GPU-{time}"]
-        curves[f"{each.gpus:,} GPUs"].append((each.batch, sum(each.time) / 2, sum(each.cost) / 2))
+        middle = sum(each.time) / 2
+        curves[f"{each.gpus:,} GPUs"].append((each.batch, middle, each.gpus * middle))
     if not on_gpus:
         curves["all GPUs"] = [(each, *steps_and_samples(critical.samples, each, critical.run)) for each in batches]
     plots = make_subplots(2, subplot_titles=titles)
