@@ -27,8 +27,7 @@ class Gpu:
 
     def peak_tflops(self, precision: str) -> float | None:
         """The peak of a recipe's precision."""
-        peaks = {"bf16": self.bf16_tflops, "fp32": self.fp32_tflops, "fp64": self.fp64_tflops}
-        return peaks[precision]
+        return {"bf16": self.bf16_tflops, "fp32": self.fp32_tflops, "fp64": self.fp64_tflops}[precision]
 
 
 class Network(NamedTuple):
@@ -59,15 +58,6 @@ GPUS = (
     Gpu("b200", ("NVIDIA B200",), 178.3, 2250, 75, None, 8000, 900),
 )
 SHORT_NAMES = {"v100": "v100-32gb", "a100": "a100-80gb", "h100": "h100-80gb"}
-NETWORKS = {
-    "ib-hdr": "200G/gpu",  # DGX A100: a port of HDR InfiniBand for each GPU
-    "ib-ndr": "400G/gpu",  # DGX H100, DGX B200: NDR
-    "efa-p4d": "400G/node",  # Amazon EC2 P4d and P4de
-    "efa-p5": "3200G/node",  # Amazon EC2 P5 and P5en
-    "roce-400g": "400G/gpu",  # Google Cloud A3 Ultra: a port of RDMA over Ethernet for each GPU
-    "ethernet-25g": "25G/node",
-    "ethernet-100g": "100G/node",
-}
 
 
 def find_gpu(name: str) -> Gpu | None:
@@ -81,10 +71,9 @@ def find_gpu(name: str) -> Gpu | None:
     return next((gpu for gpu in GPUS if all(word in name for word in gpu.device_words)), None)
 
 
-def find_network(name: str) -> Network | None:
-    """The network of a name in `NETWORKS`, or of Gbit/s per GPU or node, such as "400G/gpu"."""
-    given = name.strip().lower()
-    speed = re.fullmatch(r"(\d+(?:\.\d+)?)g/(gpu|node)", NETWORKS.get(given, given).lower())
+def find_network(text: str) -> Network | None:
+    """The network of so many Gbit/s per GPU or node, such as "400G/gpu"; None if it is written in another way."""
+    speed = re.fullmatch(r"(\d+(?:\.\d+)?)g/(gpu|node)", text.strip().lower())
     return Network(float(speed[1]) * 1e9 / 8, speed[2]) if speed and float(speed[1]) else None
 
 

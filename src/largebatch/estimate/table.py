@@ -12,49 +12,43 @@ from largebatch.estimate.step_time import CONVOLUTION_PASSES, EXPOSED_SHARE, MFU
 WIDTH = 110
 NOTES = (
     "Sizes are in GiB, for the process that holds the most. States are exact, before the update: weights, reduced "
-    "gradients, optimizer states, and DeepSpeed's fp32 copies.",
+    "gradients, optimizer states, and DeepSpeed's fp32 copies. If the batch size changes, all numbers are those of the "
+    "largest.",
     "Transient: memory that is allocated only during part of a step, approximately, and not all at once: gradients "
     "that accumulate until they are reduced, gathered weights, buckets (--json lists each).",
+    "Activations of a micro-batch are an estimate: what a forward pass on shapes alone keeps with CUDA's kernels, with "
+    "a chunk of logits that a loss needs, and without other work space. Where they are unknown, leave room for them.",
+    "Fits: in a GPU's memory, less 8 % of it, and at least 4 GiB, for CUDA's context, NCCL, work space and "
+    "fragmentation.",
     "Sent (within nodes, between nodes): by each process per step, with ring algorithms, in which each of n processes "
     "sends (n - 1) / n of what is gathered or reduced; for zero3, an upper bound.",
     "Reduced: with each micro-batch of a step, or with the last. Shards: the number of processes that the states are "
-    "divided over, which must divide the number of processes. If the batch size changes, all numbers are those of the "
-    "largest.",
-)
-RESERVED = (
-    "8 % of the GPU's memory, and at least 4 GiB, are reserved for CUDA's context, NCCL, work space and fragmentation."
+    "divided over, which must divide the number of processes.",
 )
 
 
 def table(comparison: Json, config: RecipeConfig) -> str:
     """The comparison of a recipe as text."""
-    activations, flops = comparison["estimated_activation_bytes"], comparison["micro_batch_flops"]
+    activations = comparison["estimated_activation_bytes"]
+    kept = "unknown" if activations is None else f"{_size(activations)} GiB"
     lines = [
         f"{comparison['recipe']}: {comparison['parameters']:,} parameters, {config.optimizer.name}, micro-batches of "
-        f"{config.batch.micro_batch_size:,}"
+        f"{config.batch.micro_batch_size:,}, activations {kept}"
     ]
     for column in comparison["world_sizes"]:
         lines += ["", *wrapped(_title(column)), *wrapped(_whole_run(column, config))]
         rows = {name: _cells(option, comparison) for name, option in column.get("strategies", {}).items()}
         lines += aligned(rows)
-    notes = [*NOTES, "Activations are not estimated for this task or model: leave room for them."]
-    if activations is not None:
-        notes[-1] = (
-            f"Activations are an estimate: {_size(activations)} GiB for a micro-batch with activation checkpointing "
-            f'"{config.compute.activation_checkpointing}", which is what a forward pass on shapes alone keeps with '
-            "CUDA's kernels, with a chunk of logits that a loss needs, and without other work space."
-        )
-    if comparison["gpu_memory_bytes"] is not None:
-        notes.append(RESERVED)
-    if comparison["hardware"]:
-        counted = "The time of a step is not estimated: the operations of this task or model cannot be counted."
-        notes.append(assumptions(comparison["hardware"], flops) if flops else counted)
+    notes = [*NOTES, *([assumptions(comparison)] if comparison["hardware"] else [])]
     notes += [f"{name} is not counted: {reason}" for name, reason in comparison["not_counted"].items()]
     return "\n".join([*lines, "", *(line for note in notes for line in wrapped(note))]) + "\n"
 
 
-def assumptions(hardware: Json, flops: int) -> str:
+def assumptions(comparison: Json) -> str:
     """The assumptions behind the time of a step."""
+    flops, hardware = comparison["micro_batch_flops"], comparison["hardware"]
+    if not flops:
+        return "The time of a step is not estimated: the operations of this task or model cannot be counted."
     fabric = hardware["fabric"]
     mfu, exposed, passes = ("{:g} to {:g}".format(*sorted(each)) for each in (MFU, EXPOSED_SHARE, CONVOLUTION_PASSES))
     return (

@@ -91,11 +91,6 @@ class TrafficCase:
     micro_batches: int  # micro-batches per process in the step
     recomputes: bool  # whether blocks are computed again in the backward pass (activation checkpointing)
 
-    @property
-    def all_processes(self) -> Group:
-        """The group of all processes."""
-        return Group(self.world_size)
-
     def num_bytes(self, elements: Iterable[int]) -> int:
         """The bytes of tensors of these numbers of elements, in the precision of the weights."""
         return sum(elements) * self.model.element_bytes
@@ -119,7 +114,7 @@ def replicated(case: TrafficCase) -> Collectives:
     """Gradients are all-reduced."""
     size = case.num_bytes(parameter.elements for parameter in case.model.trained)
     calls = -(-size // (case.strategy.ddp_bucket_mib * 2**20))
-    return (Collective("all-reduce", size, calls, "backward", case.all_processes),)
+    return (Collective("all-reduce", size, calls, "backward", Group(case.world_size)),)
 
 
 def sharded(case: TrafficCase) -> Collectives:
@@ -160,10 +155,10 @@ def zero12(case: TrafficCase) -> Collectives:
             case.num_bytes([elements]),
             -(-elements // zero.reduce_bucket_size),
             "backward",
-            case.all_processes,
+            Group(case.world_size),
             case.micro_batches if zero.stage == 2 else 1,
         ),
-        Collective("gather", gathered, len(groups), "update", case.all_processes),
+        Collective("gather", gathered, len(groups), "update", Group(case.world_size)),
     )
 
 
@@ -184,14 +179,14 @@ def zero3(case: TrafficCase) -> Collectives:
 
     def gathered(size: int, phase: Literal["forward", "backward", "update"], times: int = 1) -> Collective:
         calls = -(-size // (zero.stage3_prefetch_bucket_size * model.element_bytes))
-        return Collective("gather", size, max(1, calls), phase, case.all_processes, times)
+        return Collective("gather", size, max(1, calls), phase, Group(case.world_size), times)
 
     # Whether large parameters are gathered for each module in each pass, or once for each micro-batch.
     frees = trace >= zero.stage3_max_reuse_distance
     reduced = size(model.trained)
     calls = -(-reduced // (zero.reduce_bucket_size * model.element_bytes))
     return (
-        Collective("reduce-scatter", reduced, calls, "backward", case.all_processes, case.micro_batches),
+        Collective("reduce-scatter", reduced, calls, "backward", Group(case.world_size), case.micro_batches),
         gathered(size(small), "update"),
         gathered(in_modules if frees else size(large), "forward", case.micro_batches),
         gathered(in_modules if frees else 0, "backward", (passes - 1) * case.micro_batches),

@@ -81,21 +81,14 @@ def _loss(plan: RunPlan) -> list[str]:
     if weight is None:
         lines.append(f"samples have different numbers of {unit}, which are counted over all processes before each step")
     if plan.coupled_loss:
-        lines += [
-            "each sample's loss depends on the whole global batch, whose features are computed first and gathered:",
-            "changing global_batch_size, as a smaller last batch would, changes the loss",
-        ]
-    if plan.sync_batch_norm:
-        lines += [
-            "BatchNorm normalizes over the micro-batches of all processes together, micro_batch_size x world_size =",
-            f"{plan.micro_batch_size:,} x {plan.world_size:,} = {plan.micro_batch_size * plan.world_size:,} samples: "
-            "changing this product changes the loss",
-        ]
-    elif plan.uses_batch_norm:
         lines.append(
-            f"BatchNorm normalizes each micro-batch of {plan.micro_batch_size:,} on its own: changing "
-            "micro_batch_size changes the loss"
+            "each sample's loss depends on the whole global batch: changing global_batch_size changes the loss"
         )
+    if plan.uses_batch_norm:
+        of, size = "micro_batch_size", plan.micro_batch_size
+        if plan.sync_batch_norm:
+            of, size = "micro_batch_size x world_size", size * plan.world_size
+        lines.append(f"BatchNorm normalizes over {of} = {size:,} samples: changing it changes the loss")
     return lines
 
 

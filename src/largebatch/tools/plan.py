@@ -9,7 +9,7 @@ from functools import partial
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import ConfigError
 from largebatch.estimate.comparison import Json, Workload, compare_strategies
-from largebatch.estimate.hardware import GIB, GPUS, NETWORKS, SHORT_NAMES, Network, find_gpu, find_network
+from largebatch.estimate.hardware import GIB, GPUS, SHORT_NAMES, Network, find_gpu, find_network
 from largebatch.estimate.table import table
 from largebatch.plan import RunPlan, explain, notes_on, resolve
 from largebatch.tools.options import (
@@ -63,8 +63,7 @@ def add_gpus(parser: argparse.ArgumentParser, group: argparse._ActionsContainer)
     """Add the GPUs, as `gpu` in a group of options, and what connects them: options of `scale_model`."""
     kind = f"kind of GPU ({', '.join(GPU_NAMES)}): also estimate the time of a step, and suggest the fastest strategy"
     group.add_argument("--gpu", choices=GPU_NAMES, metavar="NAME", help=f"{kind}; with --world-sizes and --network")
-    between = "network between nodes: Gbit/s per direction, per GPU or node, such as 400G/gpu or 3200G/node, or one of"
-    help = f"{between} {', '.join(NETWORKS)}; with --gpu"
+    help = "network between nodes: Gbit/s per direction, per GPU or node, such as 400G/gpu or 3200G/node; with --gpu"
     parser.add_argument("--network", type=network, metavar="SPEED", help=help)
     parser.add_argument("--gpus-per-node", type=positive_int, default=8, help="GPUs per node; default: 8")
     add_accelerate_configs(parser)
@@ -72,11 +71,10 @@ def add_gpus(parser: argparse.ArgumentParser, group: argparse._ActionsContainer)
 
 
 def network(text: str) -> Network:
-    """Return the network of this name or speed."""
+    """Return the network of this speed."""
     found = find_network(text)
     if found is None:
-        given = f"{text!r} is not a network bandwidth"
-        raise argparse.ArgumentTypeError(f"{given}: write 400G/gpu, 3200G/node or one of {', '.join(NETWORKS)}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a network bandwidth: write 400G/gpu or 3200G/node")
     return found
 
 

@@ -12,7 +12,7 @@ from largebatch.errors import ConfigError, UserError
 from largebatch.estimate.table import wrapped
 from largebatch.storage.layout import read_object
 from largebatch.tools.advise.advice import CriticalBatch, OnGpus, steps_and_samples, table, write_plot
-from largebatch.tools.advise.fit import fit, read_points
+from largebatch.tools.advise.fit import P_OF_FAILURE, fit, read_points
 from largebatch.tools.options import (
     Commands,
     add_command,
@@ -69,9 +69,9 @@ def run(options: argparse.Namespace) -> int:
     _refuse_contradictions(options)
     if options.fit:
         found = fit(read_points(options.fit))
-        print(*(line for text in found.in_words() for line in wrapped(text)), "", sep="\n")
-        if found.fails or found.critical_batch in (0, math.inf):
-            return int(found.fails)
+        print(*found.in_words(), "", sep="\n")
+        if found.p < P_OF_FAILURE or found.critical_batch in (0, math.inf):
+            return int(found.p < P_OF_FAILURE)
         critical = CriticalBatch(found.critical_batch, found.interval, f"the fit of {options.fit}")
     elif options.measured:
         critical = _measured(options.measured)

@@ -7,6 +7,7 @@ samples.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,26 +51,20 @@ class Fit:
         """The probability of deviations at least this large if the form holds; 1 if it cannot be tested."""
         return float(chi2.sf(self.chi_square, self.degrees_of_freedom)) if self.degrees_of_freedom else 1.0
 
-    @property
-    def fails(self) -> bool:
-        """Whether the points contradict the form."""
-        return self.p < P_OF_FAILURE
-
-    def in_words(self) -> list[str]:
-        """The parameters, and how well the form holds, as lines of text."""
-        found = f"B_crit {digits(self.critical_batch)} ± {digits(self.critical_batch_error)} samples, "
-        found += f"E_min {digits(self.least_samples)} ± {digits(self.least_samples_error)} samples"
+    def in_words(self) -> Iterator[str]:
+        """The parameters, and how well the form holds: some sentences."""
+        yield f"Fit of E = E_min (1 + B / B_crit), with a tolerance of {100 * TUNING:g} % for the tuning of each point:"
         if self.critical_batch in (0, math.inf):
             sizes = "larger" if self.critical_batch else "smaller"
-            found = f"B_crit is not determined, but within {span(self.interval)} (95 %); add {sizes} batch sizes"
-        return [
-            "Fit of E = E_min (1 + B / B_crit), with each point's standard error and a tolerance of "
-            f"{100 * TUNING:g} % for tuning:",
-            found,
+            yield f"B_crit is not determined, but within {span(self.interval)} (95 %); add {sizes} batch sizes"
+        else:
+            yield f"B_crit {digits(self.critical_batch)} ± {digits(self.critical_batch_error)} samples"
+            yield f"E_min {digits(self.least_samples)} ± {digits(self.least_samples_error)} samples"
+        verdict = f"fails (p < {P_OF_FAILURE:g})" if self.p < P_OF_FAILURE else "is not contradicted"
+        yield (
             f"largest residual {100 * self.largest_residual:+.1f} %; chi-square / degrees of freedom: "
-            f"{self.chi_square:.3g} / {self.degrees_of_freedom}, p = {self.p:.2g}: the form "
-            f"{f'fails (p < {P_OF_FAILURE:g})' if self.fails else 'is not contradicted'}",
-        ]
+            f"{self.chi_square:.3g} / {self.degrees_of_freedom}, p = {self.p:.2g}: the form {verdict}"
+        )
 
 
 def read_points(file: Path) -> Array:
