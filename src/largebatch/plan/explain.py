@@ -134,18 +134,15 @@ def _when(evaluated: EvaluatedSet) -> str:
 
 
 def _epoch(plan: RunPlan) -> list[str]:
-    """Samples that an epoch trains on, and those left at its end."""
+    """Samples that an epoch trains on, and what is done with those left at its end."""
     timeline = plan.timeline
-    rest = "a smaller global batch, at the same learning rate" if timeline.keep_last else "dropped"
+    rest = "a smaller one, at the same learning rate" if timeline.keep_last else "dropped"
+    rest = f"what does not fill a global batch at the end of an epoch is {rest}"
     if len(timeline.phases) > 1:
-        return [f"samples at the end of an epoch that do not fill a global batch are {rest}"]
+        return [rest]
     steps = timeline.steps_in(Length("epochs", 1))
     used = timeline.at(steps).samples_before
-    left = plan.num_train_samples % plan.max_global_batch_size
-    left_over = f" (the last {left:,} of each epoch's shuffle are {rest})" if left else ""
-    return [
-        f"one epoch is {counted(steps, 'step')}: {used:,} of {plan.num_train_samples:,} training samples{left_over}"
-    ]
+    return [f"one epoch is {counted(steps, 'step')}: {used:,} of {plan.num_train_samples:,} training samples", rest]
 
 
 def _sources(plan: RunPlan, mixture: Mixture) -> list[str]:

@@ -68,7 +68,7 @@ def test_hours_are_steps_times_the_seconds_of_the_plan(advise, capsys):
     assert (code, errors) == (0, "")
     assert main(["plan", str(DIGITS), "--batch.global_batch_size", "256", *ON_GPUS, "--json"]) == 0
     two, four = json.loads(capsys.readouterr().out)["world_sizes"]
-    shown = [numbers(output, f"batch 256 on {gpus}") for gpus in ("2 *", "4 *")]
+    shown = [numbers(output, f"batch 256 on {gpus}") for gpus in ("2 (fastest)", "4 (fastest)")]
     for column, gpus, row in ((two, 2, shown[0]), (four, 4, shown[1])):
         seconds = list(column["strategies"][column["suggested"]]["step_seconds"].values())
         assert row[:2] == pytest.approx(seconds, rel=0.05)
@@ -87,7 +87,7 @@ def test_without_a_known_run_times_are_those_of_s_min_steps(advise):
     """Twice the fewest steps at the critical batch, in seconds of the plan."""
     _, output, _ = advise(DIGITS, "--critical-batch", "256", *ON_GPUS, "--batches", "256")
     assert "seconds / S_min GPU-seconds / S_min" in prose(output)
-    low, high, *relative = numbers(output, "batch 256 on 4 *")
+    low, high, *relative = numbers(output, "batch 256 on 4 (fastest)")
     assert relative == pytest.approx([2 * low, 2 * high, 8 * low, 8 * high], rel=0.05)
 
 

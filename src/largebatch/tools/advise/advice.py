@@ -69,11 +69,9 @@ def table(critical: CriticalBatch, batches: Sequence[int], on_gpus: Sequence[OnG
     rows = {}
     for each in on_gpus:
         cells = {"strategy": each.strategy, "step, s": span(each.step_seconds), in_time: span(each.time)}
-        rows[f"batch {each.batch:,} on {each.gpus:,}{' *' if each in fastest.values() else ''}"] = cells
+        rows[f"batch {each.batch:,} on {each.gpus:,}{' (fastest)' if each in fastest.values() else ''}"] = cells
         cells[f"GPU-{in_time}"] = span(each.gpus * time for time in each.time)
-    yield from aligned(rows)
-    if rows:
-        yield from ("", "* The fastest batch size on this number of GPUs.")
+    yield from (*aligned(rows), "")
     for fewer, more in pairwise(fastest[gpus] for gpus in sorted(fastest)):
         seconds = sum(fewer.step_seconds) / sum(more.step_seconds)
         speeds = [seconds * steps_and_samples(each, fewer.batch, (1, more.batch))[0] for each in likely]
