@@ -1,7 +1,6 @@
 """The kinds of failures, and the evidence of those that end a start before its run has begun."""
 
 import json
-import os
 import subprocess
 import sys
 
@@ -60,7 +59,6 @@ def test_the_first_exception_of_a_process_is_kept(tmp_path, monkeypatch):
     assert error == {
         "rank": 3,
         "node": "h7",
-        "process": os.getpid(),
         "kind": "error",
         "exception": "KeyError",
         "message": "KeyError: 'first'",

@@ -2,7 +2,7 @@
 
 A failed process of a job leaves what went wrong in errors/rank_<rank>.json in the folder of the job's start:
 
-    {"rank": …, "node": …, "process": …, "time": …, "kind": …, "exception": the name of its type or null,
+    {"rank": …, "node": …, "time": …, "kind": …, "exception": the name of its type or null,
      "message": …, "consequence": true | false}
 
 `largebatch.tools.job.cause` finds the first cause of a failed start in these files.
@@ -126,7 +126,6 @@ def keep_error(message: str, kind: Kind, exception: str | None = None, consequen
     value = {
         "rank": rank,
         "node": node_name(),
-        "process": os.getpid(),
         "time": time.time(),
         "kind": kind,
         "exception": exception,

@@ -1,7 +1,6 @@
 """How a recipe leaves, and whom it tells why."""
 
 import json
-import os
 import time
 
 import pytest
@@ -119,7 +118,6 @@ def test_a_failure_is_kept_in_the_logs(files):
     assert error == {
         "rank": 3,
         "node": "h2",
-        "process": os.getpid(),
         "kind": "configuration",
         "exception": "UserError",
         "message": "seed: no",

@@ -77,9 +77,7 @@ class RunPlan:
     stop_after_steps: int  # last step of this run: `total_steps`, or fewer if the recipe asks to stop early
     schedule: Schedule
     scaled_batch_size: int | None  # the first size, if the rate stays scaled to it; None scales to the current one
-    tuned_weight_decay: float
-    tuned_options: dict[str, Any]  # momentum, betas and the like, as torch names them and as they were tuned
-    optimizer_options: dict[str, Any]  # the same options for this batch size
+    optimizer_options: dict[str, Any]  # momentum, betas and the like, as torch names them, for this batch size
 
     frozen_steps: tuple[int, ...] = ()  # for each of the optimizer's groups, the number of first steps without updates
     obstacle_to_compiling: str | None = None  # why the model cannot be compiled; None if nothing is known
@@ -185,8 +183,8 @@ class RunPlan:
         """
         plan = TypeAdapter(cls).validate_json(text)
         # JSON has lists in place of tuples.
-        for options in (plan.optimizer_options, plan.tuned_options):
-            options.update({name: tuple(value) for name, value in options.items() if isinstance(value, list)})
+        options = plan.optimizer_options
+        options.update({name: tuple(value) for name, value in options.items() if isinstance(value, list)})
         return plan
 
 
@@ -246,8 +244,6 @@ def resolve(config: RecipeConfig, world_size: int, micro_batch_size: int | None 
         stop_after_steps=min(config.train.stop_after_steps or total_steps, total_steps),
         schedule=_schedule(rate, timeline, total_steps, max_peak_lr),
         scaled_batch_size=scaled_batch_size,
-        tuned_weight_decay=config.optimizer.weight_decay,
-        tuned_options=config.optimizer.options,
         optimizer_options=config.optimizer.options_for(k),
         frozen_steps=tuple(
             timeline.steps_in(group.frozen_until.length) if group.frozen_until else 0

@@ -197,13 +197,10 @@ def _decay(plan: RunPlan) -> str:
     if schedule.decay == "step":
         milestones = ", ".join(f"{_steps_to(plan, milestone):,}" for milestone in schedule.milestones)
         return f"then x {schedule.factor:g} at steps {milestones}; {last}"
-    shape = {
-        "cosine": "half a cosine",
-        "linear": "a straight line",
-        "polynomial": f"a polynomial of power {schedule.power:g}",
-        "warmup_stable_decay": f"constant until step {_steps_to(plan, schedule.decay_start):,}, then a straight line",
-    }[schedule.decay]
-    return f"then {shape} to {schedule.final_fraction:g} x the peak at the end; {last}"
+    first = _steps_to(plan, schedule.decay_start) if schedule.decay_start else 0
+    power = f" of power {schedule.power:g}" if schedule.decay == "polynomial" else ""
+    shape = schedule.decay.replace("_", " ") + power
+    return f"then {shape} from step {first:,} to {schedule.final_fraction:g} x the peak at the end; {last}"
 
 
 def _optimizer(plan: RunPlan) -> list[str]:
@@ -219,10 +216,6 @@ def _optimizer(plan: RunPlan) -> list[str]:
         lines.append(f"{group.parameters}: {group.lr_factor:g} x the learning rate{frozen}")
     if optimizer.lr_factor_per_layer is not None:
         lines.append(f"each block's learning rate is {optimizer.lr_factor_per_layer:g} x that of the one above it")
-    tuned = plan.tuned_options, plan.tuned_weight_decay
-    if tuned != (plan.optimizer_options, optimizer.weight_decay):
-        reference = plan.learning_rate.reference_batch_size
-        lines.append(f"scaled from batch {reference:,}: {_options(tuned[0])}; weight decay {tuned[1]:g}")
     clip_norm = optimizer.clip_norm
     clipping = "no gradient clipping" if clip_norm is None else f"gradients clipped to norm {clip_norm:g}"
     in_bf16 = "bf16 autocast; weights, gradients and their reduction in fp32"
