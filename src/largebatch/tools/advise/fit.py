@@ -7,6 +7,7 @@ samples.
 """
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ TUNING = 0.04
 """How far, relatively, the samples of a tuned batch size may be from those of the best hyperparameters: assumed."""
 P_OF_FAILURE = 0.01
 """The form fails if points that follow it would deviate from it as much with a probability below this."""
-COLUMNS = ("batch", "samples", "spread", "seeds")
+HEADER = re.compile("batch[^,]*,samples[^,]*,spread[^,]*,seeds[^,]*|")
 MAX_AMOUNT = 1e18
 EDGE = 10.0  # B_crit is searched from e^-10 times the smallest batch to e^10 times the largest: beyond, E cannot tell
 NUM_TRIED = 2001
@@ -68,32 +69,23 @@ class Fit:
 
 
 def read_points(file: Path) -> Array:
-    """The columns of a CSV file, in the order of `COLUMNS`; its first line may name them.
+    """The columns of a CSV file: batch, samples, spread and seeds, which a header may name.
 
     Raises:
         UserError: The file cannot be read, or a line of it is wrong.
     """
-    remedy = f"write lines of {', '.join(COLUMNS)}: positive numbers, but the spread may be 0"
+    remedy = "write lines of batch,samples,spread,seeds at two or more batch sizes: positive numbers; spreads may be 0"
     try:
-        lines = read_bytes(file, follow_links=True).decode("utf-8-sig").lower().splitlines()
+        lines = read_bytes(file, follow_links=True).decode("utf-8-sig").lower().replace(" ", "").splitlines()
+        rows = [line.split(",") for line in lines if not HEADER.fullmatch(line)]
+        batch, samples, spread, seeds = points = np.array([*zip(*rows, strict=True)], dtype=float)
     except (OSError, ValueError) as error:
         raise UserError(f"--fit {file}: {error}; {remedy}") from error
-    points = []
-    for number, line in enumerate(lines, 1):
-        cells = line.split(",")
-        is_header = all(cell.strip().startswith(name) for cell, name in zip(cells, COLUMNS, strict=False))
-        if is_header or not line.strip():
-            continue
-        try:
-            batch, samples, spread, seeds = map(float, cells)
-        except ValueError:
-            batch = samples = spread = seeds = math.nan
-        if not (batch >= 1 and samples >= 1 and spread >= 0 and seeds >= 1 and batch + samples + spread <= MAX_AMOUNT):
-            raise UserError(f"--fit {file}: line {number} is {line!r}; {remedy}")
-        points.append((batch, samples, spread, seeds))
-    if len({batch for batch, *_ in points}) < 2:
-        raise UserError(f"--fit {file}: two parameters need points at two or more batch sizes; {remedy}")
-    return np.array(points).T
+    is_valid = (batch >= 1) & (samples >= 1) & (spread >= 0) & (seeds >= 1) & (batch + samples + spread <= MAX_AMOUNT)
+    if not is_valid.all() or len(set(batch)) < 2:
+        wrong = [",".join(row) for row, valid in zip(rows, is_valid, strict=True) if not valid]
+        raise UserError(f"--fit {file}: {' and '.join(wrong) or 'one batch size'} cannot be fitted; {remedy}")
+    return points
 
 
 def fit(points: Array) -> Fit:
