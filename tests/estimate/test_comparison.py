@@ -173,7 +173,7 @@ def test_a_batch_that_grows_is_counted_at_its_largest():
     grows = load_config(PYDOC, ["--batch.micro_batch_size=1", f"--batch.global_batch_size={json.dumps(sizes)}"])
     text = " ".join(table(comparison([4], config=grows), grows).split())
     assert "accumulation 16" in text
-    assert "If the batch size changes, all numbers are those of the largest." in text
+    assert "If the batch size changes, all numbers are of the largest." in text
 
 
 def test_what_is_gathered_in_bf16_is_half_as_large():

@@ -1,7 +1,7 @@
 """A comparison as readable tables, one for each number of processes, in lines of at most 110 characters."""
 
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 from largebatch.config import RecipeConfig
 from largebatch.errors import counted
@@ -11,19 +11,13 @@ from largebatch.estimate.step_time import CONVOLUTION_PASSES, EXPOSED_SHARE, MFU
 
 WIDTH = 110
 NOTES = (
-    "Sizes are in GiB, for the process that holds the most. States are exact, before the update: weights, reduced "
-    "gradients, optimizer states, and DeepSpeed's fp32 copies. If the batch size changes, all numbers are those of the "
-    "largest.",
-    "Transient: memory that is allocated only during part of a step, approximately, and not all at once: gradients "
-    "that accumulate until they are reduced, gathered weights, buckets (--json lists each).",
-    "Activations of a micro-batch are an estimate: what a forward pass on shapes alone keeps with CUDA's kernels, with "
-    "a chunk of logits that a loss needs, and without other work space. Where they are unknown, leave room for them.",
-    "Fits: in a GPU's memory, less 8 % of it, and at least 4 GiB, for CUDA's context, NCCL, work space and "
-    "fragmentation.",
-    "Sent (within nodes, between nodes): by each process per step, with ring algorithms, in which each of n processes "
-    "sends (n - 1) / n of what is gathered or reduced; for zero3, an upper bound.",
-    "Reduced: with each micro-batch of a step, or with the last. Shards: the number of processes that the states are "
-    "divided over, which must divide the number of processes.",
+    "Sizes are in GiB, for the process that holds the most. If the batch size changes, all numbers are of the largest.",
+    "States are exact, before the update: weights, reduced gradients, optimizer states, and DeepSpeed's fp32 copies. "
+    "Transient: held during part of a step, at most: accumulated gradients, gathered weights, buckets; see --json.",
+    "Activations of a micro-batch are an estimate: what a forward pass on shapes keeps with CUDA's kernels, without "
+    "work space. Fits: 8 % of a GPU, and at least 4 GiB, are left for it, CUDA's context, NCCL and fragmentation.",
+    "Sent: by each process per step; of what n processes gather or reduce in a ring, (n - 1) / n. At most, for zero3.",
+    "Reduced: with each micro-batch of a step, or with the last. Shards: the processes that states are divided over.",
 )
 
 
@@ -56,8 +50,7 @@ def assumptions(comparison: Json) -> str:
         f"{hardware['peak'] / 1e12:g} TFLOP/s (MFU), {fabric['node_bandwidth'] / 1e9:g} GB/s within nodes of "
         f"{fabric['gpus_per_node']} and {fabric['net_bandwidth'] / 1e9:g} GB/s per GPU between them, and {exposed} of "
         "the shorter of computation and communication not hidden behind the longer. Networks of convolutions take at "
-        f"least {passes} passes over their activations in the GPU's memory. Efficiency is the fraction of a step that "
-        "computation alone would take, including recomputation."
+        f"least {passes} passes over their activations in the GPU's memory. Efficiency: the share of computation alone."
     )
 
 
@@ -109,13 +102,11 @@ def aligned(rows: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
     """Named rows of cells under their headings."""
     if not rows:
         return
-    names = ["", *rows]
-    headings = list(next(iter(rows.values())))
-    lines: Sequence[Sequence[str]] = [headings, *(list(cells.values()) for cells in rows.values())]
-    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
-    for name, cells in zip(names, lines, strict=True):
+    lines = [["", *next(iter(rows.values()))], *([name, *cells.values()] for name, cells in rows.items())]
+    longest, *widths = (max(map(len, cells)) for cells in zip(*lines, strict=True))
+    for name, *cells in lines:
         aligned = "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
-        yield f"  {name:<{max(map(len, names))}}  {aligned}"
+        yield f"  {name:<{longest}}  {aligned}"
 
 
 def _size(size: int) -> str:

@@ -54,8 +54,7 @@ Fields are overridden as in a run: --batch.micro_batch_size 8.""",
     )
     sources.add_argument("--fit", type=Path, metavar="FILE.csv", help=help)
     parser.add_argument("--standard-error", type=positive_float, metavar="SAMPLES", help="that of --critical-batch")
-    help = "steps to the loss at --at-batch; default: those of a measured run, or multiples of the fewest"
-    parser.add_argument("--steps", type=positive_int, metavar="N", help=help)
+    parser.add_argument("--steps", type=positive_int, help="steps to the loss; default: those of a measured run")
     parser.add_argument("--at-batch", type=positive_int, metavar="SAMPLES", help="batch size of --steps")
     help = "batch sizes; default: from an eighth to 8 times the critical batch, by doubling the recipe's or --at-batch"
     parser.add_argument("--batches", type=positive_ints, metavar="B,B,…", help=help)
