@@ -110,10 +110,8 @@ def _measured(folder: Path) -> CriticalBatch:
     found: Any = branched or summary.get("noise_scale")
     samples = found.get("samples") if isinstance(found, dict) else None
     if not isinstance(samples, int | float) or not 0 < samples < math.inf:
-        raise UserError(
-            f"--measured {folder}: neither critical_batch.json nor the noise_scale of summary.json is there with a "
-            "positive number of samples; give a folder where it has been decided, or --critical-batch"
-        )
+        why = "no critical_batch.json or noise_scale of summary.json there has a positive number of samples"
+        raise UserError(f"--measured {folder}: {why}; give a folder where it has been decided, or --critical-batch")
     if branched:
         return _with_error(samples, found.get("standard_error"), f"branched runs in {folder}")
     source = (
