@@ -1,4 +1,4 @@
-"""A report as somebody sees it: the rows of its tables, and the data and buttons of its figure."""
+"""A report as somebody sees it: the rows of its tables, and the data of its figure."""
 
 import json
 import re
@@ -47,15 +47,12 @@ class Page(HTMLParser):
         """The titles of the plots."""
         return [annotation["text"] for annotation in self.layout["annotations"]]
 
-    def points(self, title: str, run: int, axis: str = "step", mode: str = "lines") -> list[tuple[float, float]]:
-        """A run's curve, or its marks, in the plot with a title, after the button of a horizontal axis is pressed."""
+    def points(self, title: str, run: int) -> list[tuple[float, float]]:
+        """A run's curve in the plot with a title."""
         number = self.titles().index(title) + 1
         (trace,) = (
-            index
-            for index, trace in enumerate(self.data)
-            if trace["yaxis"] == f"y{number if number > 1 else ''}"
-            and trace["legendgroup"] == str(run)
-            and trace["mode"].startswith(mode)
+            trace
+            for trace in self.data
+            if trace["yaxis"] == f"y{number if number > 1 else ''}" and trace["legendgroup"] == str(run)
         )
-        (button,) = (button for button in self.layout["updatemenus"][0]["buttons"] if button["label"] == axis)
-        return list(zip(button["args"][0]["x"][trace], self.data[trace]["y"], strict=True))
+        return list(zip(trace["x"], trace["y"], strict=True))

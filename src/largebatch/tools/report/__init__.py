@@ -1,6 +1,7 @@
 """`largebatch report`: one HTML page about one or several runs. Needs plotly, but not torch."""
 
 import argparse
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,6 +25,8 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR", help="the folder of a run, or of a sweep")
     target = "value of the sweep's metric: print how many samples, tokens and minutes it took to reach it"
     parser.add_argument("--target", type=float, metavar="VALUE", help=target)
+    axis = "what the curves are drawn against; default: step, and samples for several runs"
+    parser.add_argument("--axis", choices=["step", "samples", "tokens", "minutes"], help=axis)
     out = "the file to write; default: report.html in the run's folder, or in the current one for several runs"
     parser.add_argument("--out", type=Path, metavar="FILE.html", help=out)
 
@@ -46,8 +49,9 @@ def run(options: argparse.Namespace) -> int:
         raise UserError(f"--out {out}: give a file name that ends in .html")
     if find_spec("plotly") is None:
         raise UserError('curves need plotly; pip install "largebatch[report]"')
-    from largebatch.tools.report.page import write_report
+    from largebatch.tools.report.page import page, write_page
 
-    write_report(runs, out, sweep, tables)
+    axis = options.axis or ("step" if len(runs) == 1 else "samples")
+    write_page(page(runs, time.time(), axis, sweep, tables), out)
     print(f"wrote {out} ({out.stat().st_size / 1e6:,.1f} MB)")
     return 0

@@ -1,84 +1,71 @@
-"""The curves of runs as one figure of plotly: a plot per quantity, a color per run, a choice of the axis below."""
+"""The curves of runs as one figure of plotly: a plot per quantity, a color per run."""
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
-from typing import Any
 
 import numpy as np
 from plotly.colors import qualitative
-from plotly.graph_objects import Figure, Scatter
+from plotly.graph_objects import Scatter
 from plotly.subplots import make_subplots
 
 from largebatch.batch import Length
 from largebatch.plan.expected import range_of
 from largebatch.tools.report.runs import EVALUATION, Array, ReportedRun, columns
 
-AXES = ("step", "samples", "tokens", "minutes")
 MAX_POINTS = 2000  # of a curve as drawn
 MAX_DOTS = 30  # a curve of at most this many points has a dot at each
 DASHES = ("solid", "dash", "dot", "dashdot")  # neighboring runs can be told apart without seeing colors
-PLOT_HEIGHT, MARGIN_ABOVE = 300, 170  # in pixels
+PLOT_HEIGHT, MARGIN_ABOVE = 300, 100  # in pixels
 
 
-def curves_html(runs: Sequence[ReportedRun]) -> str:
-    """The figure as HTML with plotly's script in it; empty if no run has logged anything."""
+def curves_html(runs: Sequence[ReportedRun], axis: str = "step") -> str:
+    """The figure as HTML with plotly's script in it; empty if no run has logged anything.
+
+    `axis` is one of `ReportedRun.places`; a run that has not logged it is not drawn.
+    """
     titles = list(dict.fromkeys(title for run in runs for title in run.curves))
     if not titles:
         return ""
     shown = [as_text(title) for title in titles]
     figure = make_subplots(len(titles), shared_xaxes=True, subplot_titles=shown, vertical_spacing=0.3 / len(titles))
-    places = []
     for index, run in enumerate(runs):
         for order, (title, points) in enumerate(run.curves.items()):
             more = _beside_the_noise_scale(index, run) if title == "noise_scale" else []
-            for trace in (*_traces(index, run, _thinned(points)), *more, *_expected(index, run, title)):
+            for trace in (_curve(index, run, points), *more, *_expected(index, run, title)):
                 # The legend names each run once, to show and hide all of its curves.
-                trace.showlegend = order == 0 and trace.mode != "markers"
-                figure.add_trace(trace, titles.index(title) + 1, 1)
-                places.append(run.places(trace.x))
-    figure.update_xaxes(showticklabels=True, title_text=AXES[0])
+                trace.showlegend = order == 0
+                places = run.places(trace.x)
+                if axis in places:
+                    figure.add_trace(trace.update(x=places[axis]), titles.index(title) + 1, 1)
+    figure.update_xaxes(showticklabels=True, title_text=axis)
     figure.update_layout(
         template="plotly_white",
         height=PLOT_HEIGHT * len(titles) + MARGIN_ABOVE,
         margin={"t": MARGIN_ABOVE},
         hovermode="x unified",
         legend={"orientation": "h", "yref": "container", "y": 1, "yanchor": "top"},
-        updatemenus=_buttons(figure, places),
     )
     return str(figure.to_html(full_html=False, div_id="curves", config={"displaylogo": False}))
 
 
-def _traces(index: int, run: ReportedRun, points: Array) -> list[Scatter]:
-    """A run's curve in a plot, and the marks of its events on the curve."""
-    steps, values = points.tolist()
-    events = [(line.step, sentence) for line in run.history if line.step > 0 for sentence in line.sentences]
-    of_run = {"name": as_text(run.name), "legendgroup": index}
-    color = qualitative.D3[index % len(qualitative.D3)]
-    curve = Scatter(
-        of_run,
+def _curve(index: int, run: ReportedRun, points: Array) -> Scatter:
+    """A run's curve in a plot."""
+    steps, values = _thinned(points).tolist()
+    return Scatter(
+        name=as_text(run.name),
+        legendgroup=index,
         x=steps,
         y=values,
         mode="lines+markers" if len(steps) <= MAX_DOTS else "lines",
-        line={"color": color, "dash": DASHES[index % len(DASHES)]},
+        line={"color": qualitative.D3[index % len(qualitative.D3)], "dash": DASHES[index % len(DASHES)]},
     )
-    marks = Scatter(
-        of_run,
-        x=[step for step, _ in events],
-        y=np.interp([step for step, _ in events], steps, values).tolist(),
-        mode="markers",
-        marker={"color": color, "size": 11, "symbol": "triangle-up"},
-        text=[as_text(f"step {step:,}: {sentence}") for step, sentence in events],
-        hovertemplate="%{text}",
-    )
-    return [curve, marks]
 
 
 def _beside_the_noise_scale(index: int, run: ReportedRun) -> list[Scatter]:
     """The borders of the band of 95 % confidence, filled, and the global batch size."""
     steps, scale, error, size = columns(run.metrics, "step", "noise_scale", "noise_scale_error", "global_batch_size")
     values = (scale - 1.96 * error, scale + 1.96 * error, size)
-    low, high, batch = (_traces(index, run, _thinned(np.stack([steps, each])))[0] for each in values)
+    low, high, batch = (_curve(index, run, np.stack([steps, each])) for each in values)
     low.line.width, high.line.width, high.fill = 0, 0, "tonexty"
     return [low, high, batch]
 
@@ -112,30 +99,6 @@ def _thinned(points: Array) -> Array:
         return points
     parts = np.array_split(points, MAX_POINTS // 2, axis=1)
     return np.hstack([part[:, sorted((part[1].argmin(), part[1].argmax()))] for part in parts])
-
-
-def _buttons(figure: Figure, places: Sequence[dict[str, list[float]]]) -> list[dict[str, Any]]:
-    """Buttons that choose the horizontal axis and the vertical scale; `places` are those of each trace's points."""
-    axes = {}
-    for axis in AXES:
-        if any(axis in place for place in places):
-            # A run without numbers for an axis is not drawn against it.
-            data = {"x": [place.get(axis, [math.nan] * len(place["step"])) for place in places]}
-            axes[axis] = [data, _layout(figure.select_xaxes(), {"title.text": axis, "autorange": True})]
-    scales = {scale: [{}, _layout(figure.select_yaxes(), {"type": scale})] for scale in ("linear", "log")}
-    menu = {"type": "buttons", "direction": "right", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
-    return [
-        menu
-        | {
-            "pad": {"b": pixels},
-            "buttons": [{"label": label, "method": "update", "args": args} for label, args in choices.items()],
-        }
-        for pixels, choices in ((40, axes), (80, scales))
-    ]
-
-
-def _layout(axes: Iterable[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"{axis.plotly_name}.{name}": value for axis in axes for name, value in values.items()}
 
 
 def as_text(text: str) -> str:

@@ -10,12 +10,12 @@ from string import Template
 import numpy as np
 
 from largebatch import __version__
-from largebatch.errors import UserError, counted
+from largebatch.errors import UserError
 from largebatch.plan import explain
 from largebatch.plan.expected import compare
 from largebatch.regular_file import read_bytes
 from largebatch.storage.files import replace_file
-from largebatch.tools.report.curves import MAX_POINTS, curves_html
+from largebatch.tools.report.curves import curves_html
 from largebatch.tools.report.runs import EVALUATION, Happened, ReportedRun, columns
 from largebatch.tools.report.sweep import sweep_html
 from largebatch.tools.sweep.results import Results, Table
@@ -24,11 +24,6 @@ GENERATOR = '<meta name="generator" content="largebatch '
 """Text in the pages of all versions."""
 NONE = "–"
 OF_A_STEP = ("seconds", "compute", "exposed_communication", "data_wait", "host", "mfu", "peak_memory_gib")
-
-
-def write_report(runs: Sequence[ReportedRun], out: Path, sweep: Results | None, tables: Sequence[Table]) -> None:
-    """Write the page to `out`; fails as `write_page`. `tables` are those of the sweep that the runs are from."""
-    write_page(page(runs, time.time(), sweep, tables), out)
 
 
 def write_page(text: str, out: Path) -> None:
@@ -48,8 +43,17 @@ def write_page(text: str, out: Path) -> None:
         raise UserError(f"{out} cannot be written: {error}; choose another --out") from error
 
 
-def page(runs: Sequence[ReportedRun], now: float, sweep: Results | None = None, tables: Sequence[Table] = ()) -> str:
-    """Return the whole file, about runs as they stood at `now`, in seconds since 1970."""
+def page(
+    runs: Sequence[ReportedRun],
+    now: float,
+    axis: str = "step",
+    sweep: Results | None = None,
+    tables: Sequence[Table] = (),
+) -> str:
+    """Return the whole file, about runs as they stood at `now`, in seconds since 1970, with curves against `axis`.
+
+    `tables` are those of the sweep that the runs are from.
+    """
     names = [run.name for run in runs]
     plans: dict[str, list[str]] = {}
     for run in runs:
@@ -64,15 +68,12 @@ def page(runs: Sequence[ReportedRun], now: float, sweep: Results | None = None, 
         for sentence in line.sentences
     ]
     shown = [f"<p>{escape(table.title)}</p>{_table(table.rows[0], table.rows[1:])}" for table in tables]
-    not_finite = sum(run.num_not_finite for run in runs)
     return Template(files(__package__).joinpath("page.html").read_text(encoding="utf-8")).substitute(
         version=__version__,
         now=_utc(now),
         title=escape(", ".join(names)),
         results=_table(["", *names], results),
-        curves=curves_html(runs) or "<p>No step has been logged yet.</p>",
-        max_points=f"{MAX_POINTS:,}",
-        not_finite=f" Not drawn, because not finite: {counted(not_finite, 'value')}." if not_finite else "",
+        curves=curves_html(runs, axis) or "<p>No step has been logged yet.</p>",
         sweep="\n".join(["<h2>Sweep</h2>", *shown, sweep_html(sweep)]) if sweep else "",
         differences=_table(["", *names], [row for row in configs if len(set(row[1:])) > 1]),
         plans="\n".join(f"<h3>{escape(', '.join(of))}</h3><pre>{escape(plan)}</pre>" for plan, of in plans.items()),

@@ -1,7 +1,6 @@
 """The content of a run's folder, read while the run may still be writing to it; what is missing is omitted."""
 
 import json
-import math
 import os
 import sys
 from collections.abc import Sequence
@@ -92,12 +91,6 @@ class ReportedRun:
     def step(self) -> int:
         """The last step that the folder knows of."""
         return max([self.status.step, *(int(line["step"]) for line in (*self.metrics[-1:], *self.evaluations[-1:]))])
-
-    @property
-    def num_not_finite(self) -> int:
-        """The number of logged values that are on no curve."""
-        values = [value for line in (*self.metrics, *self.evaluations) for value in line.values()]
-        return sum(isinstance(value, float) and not math.isfinite(value) for value in values)
 
     @cached_property
     def curves(self) -> dict[str, Array]:
