@@ -57,7 +57,7 @@ class Planted:
 
 
 ONE_AND_TWO = ("--strategies=ddp", "--world-sizes=1,2", "--micro-batch-sizes=2", "--no-resume")
-RESUMED = ("--strategies=ddp", "--world-sizes=2", "--micro-batch-sizes=2", "--resume")
+RESUMED = ("--strategies=ddp", "--world-sizes=2", "--micro-batch-sizes=2")
 STEP = 'weight.sub_(group["lr"] * direction / (direction.abs() + group["softness"]))'
 BACKWARD = "step.backward(losses(batch).sum())"
 UPDATE = "        run.update(step)\n"
@@ -256,7 +256,7 @@ OF_TASKS = (
     ),
 )
 OF_SOUND_TASKS = (
-    Planted("nothing", AGREES, words=("--strategies=ddp,fsdp,zero1", "--world-sizes=1,2", "--resume")),
+    Planted("nothing", AGREES, words=("--strategies=ddp,fsdp,zero1", "--world-sizes=1,2")),
     Planted("nothing, in bf16", AGREES, words=("--strategies=ddp,zero1", "--world-sizes=2", "--precision=bf16")),
 )
 

@@ -4,8 +4,6 @@ import re
 
 import pytest
 
-from largebatch.tools.verify import table
-from paths import PYDOC
 from tasks import TINY
 from verifying import SGD, recipe_with, verify
 
@@ -20,7 +18,7 @@ def test_state_that_checkpoints_do_not_have_is_found_by_resuming(tmp_path, monke
     script.write_text(text.replace("token_losses(batch).sum())", "token_losses(batch).sum() * average)"))
     monkeypatch.chdir(tmp_path)
     words = ["--strategies=ddp", "--world-sizes=2", "--micro-batch-sizes=4", "--steps=4", *TINY, *SGD]
-    code, output, errors = verify(capfd, str(recipe), "--resume", *words)
+    code, output, errors = verify(capfd, str(recipe), *words)
     assert code == 1, errors
     verdicts = re.findall(r"  (\w+)\n", output.split("verdict\n")[1])
     assert verdicts == ["reference", "agrees", "differs"]
@@ -28,14 +26,3 @@ def test_state_that_checkpoints_do_not_have_is_found_by_resuming(tmp_path, monke
     assert "1 of 2 combinations agree with one process" in output
     assert "keep it with run.keep(name, state)" in output
     assert "an attribute of the optimizer (use optimizer.state)" in output
-
-
-@pytest.mark.slow
-def test_a_resumed_run_that_may_take_long_is_only_offered(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(table, "MAX_SECONDS", 0)
-    monkeypatch.chdir(tmp_path)
-    words = ["--strategies=ddp", "--world-sizes=2", "--micro-batch-sizes=4", "--steps=2", *TINY]
-    code, output, errors = verify(capfd, str(PYDOC), *words)
-    assert code == 0, errors
-    assert "add --resume to the command to also stop a run halfway" in output
-    assert "1 of 1 combinations agree" in output

@@ -50,7 +50,8 @@ Fields are overridden as in a run: --batch.global_batch_size 64.""",
     parser.add_argument(
         "--resume",
         action=argparse.BooleanOptionalAction,
-        help="also stop a run on one process halfway and resume it on several; default: if that takes under a minute",
+        default=True,
+        help="also stop a run on one process halfway and resume it on several; default: yes",
     )
     add_accelerate_configs(parser)
     parser.add_argument("--output", type=Path, help="JSON file to write; default: runs/RECIPE.verify.json")

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import os
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -24,9 +25,6 @@ from largebatch.tools.verify.jobs import preload_tasks
 from largebatch.tools.verify.training import LONG, debug_model_overrides, short_schedule_overrides, tiny_data_overrides
 from largebatch.tools.verify.verification import Combination, Row, Verification
 
-# What a run that is stopped and resumed may take if it is not asked for.
-MAX_SECONDS = 60
-
 # All but the first step's.
 MEASURES = Differences._fields[:-1]
 LINE = "{:<9}{:>10}{:>7}{:>10}{:>11}{:>10}{:>10}{:>12}{:>12}{:>9}  {}"
@@ -41,13 +39,11 @@ def verify(options: argparse.Namespace) -> bool:
 
     Return whether all combinations that the global batch divides over agree with the reference.
     """
-    config, overrides, remarks = _small_recipe(options)
+    config, overrides = _small_recipe(options)
     configs = find_accelerate_configs(options.accelerate_configs, options.strategies, config)
     steps = min(options.steps, resolve(config, 1).total_steps)
     verification = Verification(config, options.config, overrides, configs, steps)
     combinations = _combinations(options, config, configs)
-    if len({each.micro_batch_size for each in combinations}) == 1:
-        remarks.append("not compared with another micro_batch_size: a loss that is a mean over it would go unnoticed")
     output: Path = options.output or Path("runs") / f"{options.config.stem}.verify.json"
     with file_errors(f"--output: {output} cannot be written", "choose another file"):
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -59,41 +55,39 @@ def verify(options: argparse.Namespace) -> bool:
         f"{options.config.stem}: {steps} steps of {config.precision} {config.optimizer.name} on "
         f"{'GPUs' if on_gpus else 'the CPU'}, each combination against one process\n"
         f"relative differences may be at most {verification.tolerance:g}, {GRAD_NORM_FACTOR} times that for the "
-        "gradient norm, and 0 for the learning rate",
-        *remarks,
-        f"\n{HEADER}",
-        sep="\n",
-        flush=True,
+        "gradient norm, and 0 for the learning rate"
     )
+    if overrides:
+        print("the recipe is changed by", shlex.join(overrides))
+    if len({each.micro_batch_size for each in combinations}) == 1:
+        print("not compared with another micro_batch_size: a loss that is a mean over it would go unnoticed")
+    print(f"\n{HEADER}", flush=True)
     rows: list[Row] = []
     for row in _trained(verification, combinations, options.resume):
-        _print_row(row, rows[-1] if rows else None)
+        _print_row(row)
         rows.append(row)
-    report = {"recipe": str(options.config), "on_gpus": on_gpus, **_judged(rows, verification)}
-    output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    print(f"written to {output}")
-    return bool(report["agree"])
-
-
-def _judged(rows: Sequence[Row], verification: Verification) -> dict[str, Any]:
-    """Print how many combinations agree, and the likely cause; return that and the rows for the report."""
     compared = [row for row in rows if row.verdict in ("agrees", "differs", "unclear", "failed")]
     agreeing = sum(row.verdict == "agrees" for row in compared)
     print(f"\n{agreeing} of {len(compared)} combinations agree with one process")
     if cause := likely_cause(rows, verification):
         print(cause)
-    return {
-        "overrides": verification.overrides,
-        "steps": verification.steps,
+    report = {
+        "recipe": str(options.config),
+        "on_gpus": on_gpus,
+        "overrides": overrides,
+        "steps": steps,
         "tolerance": verification.tolerance,
         "agree": agreeing == len(compared),
         "cause": cause,
         "rows": [_as_data(row) for row in rows],
     }
+    output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    print(f"written to {output}")
+    return agreeing == len(compared)
 
 
-def _small_recipe(options: argparse.Namespace) -> tuple[RecipeConfig, list[str], list[str]]:
-    """The recipe with what makes it small and its schedule short, the overrides for that, and remarks on them."""
+def _small_recipe(options: argparse.Namespace) -> tuple[RecipeConfig, list[str]]:
+    """The recipe with what makes it small and its schedule short, and the overrides for that."""
     load = partial(load_config, options.config, task=options.task)
     # A smaller batch on the recipe's own data may be too few steps for its warmup.
     large: RecipeConfig = load([*([LONG] if options.tiny_data else []), *options.overrides])
@@ -104,24 +98,10 @@ def _small_recipe(options: argparse.Namespace) -> tuple[RecipeConfig, list[str],
     # The command line comes last, because it overrides the recipe's debug model and tiny data.
     overrides = [*debug_model_overrides(large), *tiny_data, *options.overrides]
     config: RecipeConfig = load(overrides)
-    remarks = []
-    total_steps = resolve(config, 1).total_steps
-    if options.steps < total_steps:
+    if options.steps < resolve(config, 1).total_steps:
         overrides += short_schedule_overrides(config, options.steps)
         config = load(overrides)
-        length = resolve(config, 1).total_steps
-        fewest = ", the fewest that it fits into" if length > options.steps else ""
-        shortened = f"the schedule of {total_steps:,} steps, with all of its phases, is shortened to {length} steps"
-        remarks.append(shortened + fewest)
-    if config.debug_model:
-        small = json.dumps(config.debug_model)
-        remarks.append(f"the model is the recipe's debug_model; remove that to verify its own model: {small}")
-    if tiny_data:
-        replaced = ", ".join(["tiny data", *(name for name in large.tiny_data() or {} if name != "data")])
-        remarks.append(f"{replaced} and a batch of {config.batch.global_batch_size} instead of the recipe's own")
-    elif options.tiny_data:
-        remarks.append("no tiny data: the recipe's own data is small and always available")
-    return config, overrides, remarks
+    return config, overrides
 
 
 def _combinations(options: argparse.Namespace, config: RecipeConfig, strategies: Iterable[str]) -> list[Combination]:
@@ -141,21 +121,15 @@ def _combinations(options: argparse.Namespace, config: RecipeConfig, strategies:
     ]
 
 
-def _trained(verification: Verification, combinations: Sequence[Combination], resume: bool | None) -> Iterator[Row]:
-    """The rows of all combinations, and of one that is stopped and resumed, if that is wanted, or short."""
-    rows = []
+def _trained(verification: Verification, combinations: Sequence[Combination], resume: bool) -> Iterator[Row]:
+    """The rows of all combinations, and of one that is stopped and resumed, if that is wanted."""
+    agreeing = []
     for row in verification.rows(combinations):
         yield row
-        rows.append(row)
-    agreeing = [row for row in rows if row.verdict == "agrees" and row.combination.world_size > 1]
-    if resume is False or verification.steps == 1 or not agreeing:
-        return
-    # Their runs of the first update took longer than what is repeated.
-    seconds = rows[0].seconds + agreeing[-1].seconds
-    if resume or seconds <= MAX_SECONDS:
-        yield from verification.rows([dataclasses.replace(agreeing[-1].combination, resumes=True)])
-    else:
-        print(f"add --resume to the command to also stop a run halfway and resume it, in at most {seconds:.0f} s")
+        if row.verdict == "agrees" and row.combination.world_size > 1:
+            agreeing.append(row.combination)
+    if resume and verification.steps > 1 and agreeing:
+        yield from verification.rows([dataclasses.replace(agreeing[-1], resumes=True)])
 
 
 def _choose_device(processes: int) -> bool:
@@ -173,7 +147,7 @@ def _choose_device(processes: int) -> bool:
     return on_gpus
 
 
-def _print_row(row: Row, before: Row | None) -> None:
+def _print_row(row: Row) -> None:
     values = [getattr(row.differences, name) for name in MEASURES] if row.differences else []
     numbers = [f"{value:.1e}" if value else "0" for value in values] or ["-"] * len(MEASURES)
     seconds = f"{row.seconds:.1f}" if row.seconds else "-"
@@ -181,8 +155,7 @@ def _print_row(row: Row, before: Row | None) -> None:
     print(LINE.format(each.strategy, each.world_size, each.micro_batch_size, *numbers, seconds, row.verdict))
     if each.resumes:
         print(REMARK.format("resumed halfway from a checkpoint of one process"))
-    # The strategies of one number of processes often have the same problem.
-    if row.problem and not (before and row.problem == before.problem):
+    if row.problem:
         print(REMARK.format(row.problem))
     sys.stdout.flush()
 
