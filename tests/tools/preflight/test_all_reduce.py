@@ -2,13 +2,19 @@
 
 import pytest
 
-from largebatch.tools.preflight.all_reduce import AllReduce, measure
-from largebatch.tools.verify.jobs import meeting_place
+from largebatch.tools.preflight.all_reduce import measure
+from largebatch.tools.preflight.meeting import Node
+from largebatch.tools.verify.jobs import local_store
+
+
+class TwoProcesses(Node):
+    """A node with as many processes as one with two GPUs, but on CPUs."""
+
+    processes = 2
 
 
 @pytest.mark.slow
 def test_processes_of_a_node_measure_and_leave_their_output(tmp_path):
-    with meeting_place() as place:
-        it = AllReduce(place["MASTER_ADDR"], int(place["MASTER_PORT"]), 1, 0, processes_per_node=2, on_gpus=False)
-        assert measure(it, tmp_path / "logs") > 0
+    node = TwoProcesses("n1", 0, num_nodes=1, folder=tmp_path, token="", host="", port=0, gpus=0, seconds=1.0)
+    assert measure(node, local_store(), tmp_path / "logs") > 0
     assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["rank0.log", "rank1.log"]

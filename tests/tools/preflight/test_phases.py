@@ -219,7 +219,7 @@ def test_an_all_reduce_that_fails_on_a_node(failure, reason, tmp_path, monkeypat
 
     def before(rank):
         if rank == 1:
-            monkeypatch.setattr(all_reduce, "_bandwidth", lambda _: failure())
+            monkeypatch.setattr(all_reduce, "_bandwidth", lambda *_: failure())
 
     ended = run_nodes(tmp_path, 4, before=before)
     assert codes(ended) == [2, 2, 2, 2], ended

@@ -3,7 +3,6 @@
 import os
 import statistics
 import time
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from largebatch.errors import counted
+from largebatch.tools.preflight.meeting import Node
 from largebatch.tools.verify.jobs import INTERFACES, run_job
 
 SECONDS = 120.0  # how long the processes may take to start, meet and measure
@@ -19,35 +19,24 @@ MEBIBYTES_ON_GPUS, MEBIBYTES_ON_CPUS = 1024, 64
 NUM_MEASUREMENTS = 5
 
 
-@dataclass(frozen=True)
-class AllReduce:
-    """An all-reduce by the same number of processes on each of some nodes, and where they meet."""
-
-    host: str  # of a store
-    port: int
-    num_nodes: int
-    node_rank: int  # of this node among them
-    processes_per_node: int
-    on_gpus: bool
-
-    def __str__(self) -> str:
-        return (
-            f"all-reduce of {self.mebibytes} MiB over {counted(self.num_nodes, 'node')} by {self.backend}, "
-            f"{counted(self.processes_per_node, 'process', 'processes')} per node"
-        )
-
-    @property
-    def backend(self) -> str:
-        return "nccl" if self.on_gpus else "gloo"
-
-    @property
-    def mebibytes(self) -> int:
-        """The size of the tensor."""
-        return MEBIBYTES_ON_GPUS if self.on_gpus else MEBIBYTES_ON_CPUS
+def in_words(node: Node) -> str:
+    """The all-reduce that is measured."""
+    return (
+        f"all-reduce of {_mebibytes(node)} MiB over {counted(node.num_nodes, 'node')} by {_backend(node)}, "
+        f"{counted(node.processes, 'process', 'processes')} per node"
+    )
 
 
-def measure(it: AllReduce, logs: Path) -> float:
-    """Take part with the processes of this node; their output goes to the folder `logs`.
+def _backend(node: Node) -> str:
+    return "nccl" if node.gpus else "gloo"
+
+
+def _mebibytes(node: Node) -> int:
+    return MEBIBYTES_ON_GPUS if node.gpus else MEBIBYTES_ON_CPUS
+
+
+def measure(node: Node, store: TCPStore, logs: Path) -> float:
+    """Take part with the processes of this node, which meet at the store; their output goes to the folder `logs`.
 
     Returns:
         The bus bandwidth in GB/s.
@@ -56,13 +45,15 @@ def measure(it: AllReduce, logs: Path) -> float:
         JobFailed: A process of this node failed, or did not end in time.
     """
     logs.mkdir(exist_ok=True)
-    environment = {"WORLD_SIZE": str(it.processes_per_node)}
-    if it.num_nodes > 1:
+    environment = {"WORLD_SIZE": str(node.processes)}
+    if node.num_nodes > 1:
         environment |= {name: os.environ.get(name, "") for name in INTERFACES}
     results: list[float] = run_job(
         _bandwidth,
-        it,
-        world_size=it.processes_per_node,
+        node,
+        store.host,
+        store.port,
+        world_size=node.processes,
         environment=environment,
         folder=Path.cwd(),
         timeout=SECONDS,
@@ -71,18 +62,18 @@ def measure(it: AllReduce, logs: Path) -> float:
     return results[0]
 
 
-def _bandwidth(it: AllReduce) -> float:
+def _bandwidth(node: Node, host: str, port: int) -> float:
     """In one process, what each process sends per second, whatever their number; the median of several measurements."""
     local_rank = int(os.environ["LOCAL_RANK"])
     device = torch.device("cpu")
-    if it.on_gpus:
+    if node.gpus:
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     timeout = timedelta(seconds=SECONDS)
-    store = PrefixStore("all-reduce", TCPStore(it.host, it.port, wait_for_workers=False, timeout=timeout))
-    rank, world_size = it.node_rank * it.processes_per_node + local_rank, it.num_nodes * it.processes_per_node
-    dist.init_process_group(it.backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
-    tensor = torch.ones(it.mebibytes * 2**20 // 4, device=device)
+    store = PrefixStore("all-reduce", TCPStore(host, port, wait_for_workers=False, timeout=timeout))
+    rank, world_size = node.rank * node.processes + local_rank, node.num_nodes * node.processes
+    dist.init_process_group(_backend(node), store=store, rank=rank, world_size=world_size, timeout=timeout)
+    tensor = torch.ones(_mebibytes(node) * 2**20 // 4, device=device)
     seconds = []
     # The first one sets up connections.
     for _ in range(1 + NUM_MEASUREMENTS):

@@ -50,6 +50,11 @@ class Node:
     seconds: float  # how long to wait until all nodes are present
     names: tuple[str, ...] = ()  # all nodes in order, if known
 
+    @property
+    def processes(self) -> int:
+        """The processes that take part in the all-reduce on each node."""
+        return self.gpus or 1
+
     def file(self, name: str) -> Path:
         """A file with which nodes tell each other what they cannot tell through the store.
 

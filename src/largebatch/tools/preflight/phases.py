@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from largebatch.tools.preflight import all_reduce
-from largebatch.tools.preflight.all_reduce import NUM_MEASUREMENTS, AllReduce, measure
+from largebatch.tools.preflight.all_reduce import NUM_MEASUREMENTS, in_words, measure
 from largebatch.tools.preflight.meeting import Ended, Meeting, Node
 from largebatch.tools.preflight.node import check_node
 from largebatch.tools.preflight.verdict import GOOD, Findings
@@ -30,7 +30,7 @@ def preflight(
         meeting = Meeting(node)
         meeting.gather()
         meeting.report("its own checks", check_node(node, recipe, accelerate_config, overrides), SECONDS_TO_CHECK)
-        if node.num_nodes > 1 or node.gpus > 1:
+        if node.num_nodes * node.processes > 1:
             findings = _all_reduce(meeting, minimum_bandwidth)
             meeting.report("the all-reduce", findings, all_reduce.SECONDS + SECONDS_TO_TELL)
     except Ended as ended:
@@ -44,17 +44,16 @@ def preflight(
 def _all_reduce(meeting: Meeting, minimum_bandwidth: float) -> Findings:
     """Measure the all-reduce over all nodes. If it fails, the first nodes to notice say why."""
     node, store = meeting.node, meeting.store
-    findings = Findings(node.name)
-    it = AllReduce(store.host, store.port, node.num_nodes, node.rank, node.gpus or 1, node.gpus > 0)
+    findings, what = Findings(node.name), in_words(node)
     try:
-        bandwidth = measure(it, node.folder / f"all_reduce_{node.name}")
+        bandwidth = measure(node, store, node.folder / f"all_reduce_{node.name}")
     except JobFailed as failure:
         number = store.add("failures", 1)
         if number <= MAX_FAILURES:
-            findings.refusals.append(f"{it}: failure {number}, on {node.name}: {failure.in_one_line()}")
+            findings.refusals.append(f"{what}: failure {number}, on {node.name}: {failure.in_one_line()}")
         return findings
     if node.rank == 0:
-        result = f"{it}: {bandwidth:.2f} GB/s (bus bandwidth, median of {NUM_MEASUREMENTS})"
+        result = f"{what}: {bandwidth:.2f} GB/s (bus bandwidth, median of {NUM_MEASUREMENTS})"
         if bandwidth < minimum_bandwidth:
             remedy = "NCCL_DEBUG=INFO shows which network is used (NCCL_SOCKET_IFNAME, NCCL_IB_HCA)"
             result += f", less than LARGEBATCH_MIN_BUSBW={minimum_bandwidth:g}"

@@ -1,13 +1,9 @@
 """Whether the file system of the run folder can do what runs need of it."""
 
 import fcntl
-import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
-
-OBJECT_STORES = ("gcsfuse", "s3fs", "mountpoint-s3", "goofys", "geesefs", "blobfuse", "rclone")
-"""Programs that present an object store as a folder, by a part of the type or the source of the mount."""
 
 SECONDS_UNTIL_VISIBLE = 60.0  # network file systems cache lists of files for up to a minute
 
@@ -20,29 +16,21 @@ def missing_ability(folder: Path, name: str) -> str | None:
     Raises:
         OSError: The folder cannot be written.
     """
-    command = ["df", "--output=source,fstype", str(folder)]
-    table = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    file_system = " ".join(table.splitlines()[-1].split()) if table else "unknown"
-    if store := next((each for each in OBJECT_STORES if each in file_system), None):
-        return (
-            f"the run folder is on {store}, which presents an object store as files: set RUN_DIR to a POSIX file "
-            "system (NFS, Lustre, …), and copy the run folder afterward (aws s3 sync, gcloud storage rsync)"
-        )
     file, other = folder / f"{name}.probe_1", folder / f"{name}.probe_2"
     try:
         other.touch()
         with file.open("w", encoding="utf-8") as opened:
-            ability, remedy = "locks (flock)", "mount it with locks (Lustre: mount -o flock), or "
+            ability = "locks (flock)"
             try:
                 fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                ability, remedy = "renaming a file over another", ""
+                ability = "renaming a file over another"
                 file.rename(other)
                 ability = "hard links"
                 file.hardlink_to(other)
             except OSError as error:
                 return (
-                    f"the run folder's file system ({file_system}) does not support {ability}: {error.strerror}; "
-                    f"{remedy}set RUN_DIR to another file system"
+                    f"the run folder's file system does not support {ability}: {error.strerror}; set RUN_DIR to a "
+                    "POSIX file system, such as NFS, or Lustre mounted with -o flock, and not a mounted object store"
                 )
     finally:
         file.unlink(missing_ok=True)
