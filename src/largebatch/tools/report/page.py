@@ -61,12 +61,7 @@ def page(
         plans.setdefault(explain(run.plan, "Plan") if run.plan else no_plan, []).append(run.name)
     results = _side_by_side([_results(run) for run in runs])
     configs = _side_by_side([run.config for run in runs])
-    history = [
-        [run.name, _utc(line.time), f"step {line.step:,}", sentence]
-        for run in runs
-        for line in run.history
-        for sentence in line.sentences
-    ]
+    history = [[run.name, _utc(line.time), f"step {line.step:,}", str(line)] for run in runs for line in run.history]
     shown = [f"<p>{escape(table.title)}</p>{_table(table.rows[0], table.rows[1:])}" for table in tables]
     return Template(files(__package__).joinpath("page.html").read_text(encoding="utf-8")).substitute(
         version=__version__,
@@ -90,7 +85,7 @@ def _results(run: ReportedRun) -> dict[str, str]:
         "status": f"{outcome} {run.status.message or ''}",
         "recipe": start.recipe or NONE,
         "processes x strategy": f"{start.world_size or NONE} x {start.strategy or NONE}",
-        "versions": start.versions_in_words or NONE,
+        "versions": ", ".join(f"{name} {version}" for name, version in start.versions.items()) or NONE,
     }
     if run.plan:
         results["steps in the plan"] = f"{run.plan.total_steps:,}"

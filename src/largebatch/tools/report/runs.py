@@ -53,25 +53,10 @@ class Happened(BaseModel):
     checkpoints_not_used: list[str] = []
     changes: list[str] = []
 
-    @property
-    def versions_in_words(self) -> str:
-        """The versions of packages at a start; empty if there are none."""
-        return ", ".join(f"{name} {version}" for name, version in self.versions.items())
-
-    @property
-    def sentences(self) -> list[str]:
-        """What happened, for the reader."""
-        text = self.event.replace("_", " ")
-        if text == "started":
-            text = f"attempt {self.attempt or '?'} started on {self.world_size or '?'} x {self.strategy or '?'}"
-        if self.checkpoint:
-            text += f" from {Path(self.checkpoint).name}"
-        if self.first_skipped_step is not None:
-            text += f" since step {self.first_skipped_step:,}"
-        if reason := self.reason or self.message or self.versions_in_words:
-            text += f": {reason}"
-        not_used = [f"not used: {checkpoint}" for checkpoint in self.checkpoints_not_used]
-        return [text, *not_used, *(f"changed: {change}" for change in self.changes)]
+    def __str__(self) -> str:
+        """What happened, and all that is known of it."""
+        about = self.model_dump(exclude={"step", "event", "time"}, exclude_defaults=True)
+        return ", ".join([self.event, *(f"{name} {value}" for name, value in about.items())])
 
 
 @dataclass(frozen=True)
