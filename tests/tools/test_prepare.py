@@ -45,10 +45,10 @@ def test_it_says_how_many_samples_there_are_and_writes_them(recipe, capsys):
     assert "data.num_train_samples" in printed
     assert "17 samples found; the recipe expects 3,200" in printed
     assert "the recipe expects more samples than there are" in printed
-    before = recipe.read_text()
+    content = json.loads(recipe.read_text())
     assert main(["prepare", "mine", "--workers=1", "--write"]) == 0
-    expected = before.replace('"num_train_samples": 3200', '"num_train_samples": 17')
-    assert recipe.read_text() == expected.replace('"num_eval_samples": 100', '"num_eval_samples": 17')
+    content["data"] |= {"num_train_samples": 17, "num_eval_samples": 17}
+    assert recipe.read_text() == json.dumps(content, indent=2) + "\n"
     assert main(["prepare", "mine", "--check"]) == 0
     assert "the checksums agree\ndata" in capsys.readouterr().out
     assert main(["prepare", "mine"]) == 0

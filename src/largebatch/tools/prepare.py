@@ -151,17 +151,14 @@ def _shown(sample: Batch, tokenizer: str) -> str:
 
 
 def _write(recipe: Path, found: dict[str, dict[str, int]]) -> None:
-    """Replace the numbers of samples in the recipe's JSON, and nothing else; a mixture's JSON is also reformatted."""
-    text = recipe.read_text(encoding="utf-8")
-    for field, available in found.get("", {}).items():
-        text, times = re.subn(rf'("{field}"\s*:\s*)\d+', rf"\g<1>{available}", text)
-        if times != 1:
-            raise UserError(f'{recipe}: "{field}" occurs {times} times; write {available} by hand')
-    if "" not in found:
-        raw = json.loads(text)
+    """Replace the numbers of samples in the recipe's JSON, which is formatted anew."""
+    raw = json.loads(recipe.read_text(encoding="utf-8"))
+    if "" in found:
+        raw["data"] |= found[""]
+    else:
         sources = [source | found[source["name"]] for source in raw["data"]["sources"]]
         raw["data"] |= {"sources": sources} | {field: sum(source[field] for source in sources) for field in COUNTED}
-        text = json.dumps(raw, indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps(raw, indent=2, ensure_ascii=False) + "\n"
     with file_errors(f"--write: {recipe} cannot be written", "correct that"):
         # A link to a recipe stays one.
         replace_file(recipe.resolve(), [memoryview(text.encode())], keep_mode=True)
