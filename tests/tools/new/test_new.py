@@ -1,10 +1,7 @@
 """`largebatch new`: what is made works as it is, and what is refused leaves nothing behind."""
 
-import errno
-import os
 import re
 import shlex
-import shutil
 import stat
 import subprocess
 import sys
@@ -188,33 +185,6 @@ def test_refused(place, what, message, tmp_path, capsys):
     assert printed.err.startswith(f"error: {message}"), printed.err
     assert printed.out == ""
     assert sorted(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyboardInterrupt()])
-def test_nothing_half_made_is_left(error, tmp_path, monkeypatch, capsys):
-    copyfile, calls = shutil.copyfile, []
-
-    def fill_up(*arguments, **options):
-        calls.append(arguments)
-        if len(calls) == 9:
-            raise error
-        return copyfile(*arguments, **options)
-
-    assert main(["new", "project", "--task=tides"]) == 0
-    before = tree(tmp_path)
-    monkeypatch.setattr(shutil, "copyfile", fill_up)
-    interrupted = isinstance(error, KeyboardInterrupt)
-    assert main(["new", "job", "--recipe=gpt_pydoc"]) == (130 if interrupted else 2)
-    assert len(calls) == 9
-    assert tree(tmp_path) == before
-    assert not Path("job").exists()
-    message = "interrupted" if interrupted else "job cannot be created (No space left on device)"
-    assert message in capsys.readouterr().err
-    # In a project, at the fourth of the task's files.
-    del calls[:5]
-    assert main(["new", "project", "--task=rivers"]) == (130 if interrupted else 2)
-    assert tree(tmp_path) == before
-    assert not Path("project/recipes/rivers").exists()
 
 
 def test_without_torch():

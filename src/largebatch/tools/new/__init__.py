@@ -110,24 +110,18 @@ def _write(folder: Path, new: Sequence[Path], copies: Mapping[str, Path], texts:
     """Write files by their paths in a folder, all of them inside of `new`, a folder and files that must not exist.
 
     Raises:
-        UserError: One of them exists, or cannot be written; nothing is left behind.
+        UserError: One of them exists, or cannot be written.
     """
     for present in filter(Path.exists, new):
         raise UserError(f"{present} exists, and nothing is overwritten; give a new folder, or another name")
     try:
         new[0].mkdir()
-        try:
-            for path, source in copies.items():
-                (folder / path).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(source, folder / path)
-            for path, text in texts.items():
-                (folder / path).parent.mkdir(exist_ok=True)
-                (folder / path).write_text(text, encoding="utf-8")
-        except BaseException:
-            shutil.rmtree(new[0], ignore_errors=True)
-            for file in new[1:]:
-                file.unlink(missing_ok=True)
-            raise
+        for path, source in copies.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, folder / path)
+        for path, text in texts.items():
+            (folder / path).parent.mkdir(exist_ok=True)
+            (folder / path).write_text(text, encoding="utf-8")
     except OSError as error:
         why = error.strerror or str(error)
         raise UserError(f"{new[0]} cannot be created ({why}); give a new folder, where you may write") from error
