@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from jobs import launch_environment
-from largebatch.tools.verify.jobs import meeting_place
+from largebatch.tools.verify.jobs import local_store, meeting_place
 from paths import DIGITS, ROOT
 
 PROGRAM = """
@@ -37,16 +37,16 @@ print(launch.strategy, *sorted({"deepspeed", "transformers", "datasets"} & sys.m
 @pytest.mark.slow
 def test_no_library_of_models_to_start_ddp_and_step(tmp_path):
     """Of FSDP2, Accelerate imports DeepSpeed itself where it is installed."""
-    with meeting_place() as place:
-        settings = os.environ | launch_environment("ddp", 2) | place
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, str(DIGITS), str(tmp_path)],
-                env=settings | {"RANK": rank, "LOCAL_RANK": rank},
-                cwd=ROOT,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank in ("0", "1")
-        ]
-        assert [process.communicate(timeout=600)[0].split() for process in processes] == [["ddp"], ["ddp"]]
+    store = local_store()
+    settings = os.environ | launch_environment("ddp", 2) | meeting_place(store)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(DIGITS), str(tmp_path)],
+            env=settings | {"RANK": rank, "LOCAL_RANK": rank},
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in ("0", "1")
+    ]
+    assert [process.communicate(timeout=600)[0].split() for process in processes] == [["ddp"], ["ddp"]]

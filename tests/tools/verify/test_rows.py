@@ -101,22 +101,6 @@ def test_what_rounding_alone_makes_is_measured(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_long_reference_is_announced_by_its_own_first_step(tmp_path, monkeypatch, capsys):
-    """Six micro-batches of at least 0.1 s make a step, and three steps of them are left: one, and then two."""
-    bug = """import time
-from largebatch.run import Step
-def backward(self, loss_sum, original=Step.backward):
-    time.sleep(0.1)
-    original(self, loss_sum)
-Step.backward = backward
-"""
-    monkeypatch.setattr(verification, "LONG", 1)
-    row = next(verification_of(recipe_with(bug, tmp_path), (*TINY, *SGD), steps=2).rows([Combination("ddp", 2, 4)]))
-    seconds = re.fullmatch(r" +one process takes about (\d+) s for 2 steps of the whole .*\n", capsys.readouterr().out)
-    assert 2 <= int(seconds[1]) <= row.seconds
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "problem"),
     [

@@ -13,8 +13,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,15 +87,13 @@ def local_store() -> TCPStore:
     return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
-@contextmanager
-def meeting_place() -> Iterator[dict[str, str]]:
+def meeting_place(store: TCPStore) -> dict[str, str]:
     """The variables by which processes on this machine find each other.
 
-    As in torch's launcher, the store that they name is hosted here until the context ends, so no process can look for
-    it too early and wait before it tries again.
+    As in torch's launcher, their store is hosted here, so no process can look for it too early and wait before it tries
+    again.
     """
-    store = local_store()
-    yield {"MASTER_ADDR": store.host, "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    return {"MASTER_ADDR": store.host, "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
 
 
 def run_job(
@@ -123,7 +121,8 @@ def run_job(
         JobFailed: A process failed or did not answer in time.
     """
     deadline = time.monotonic() + timeout
-    with tempfile.TemporaryDirectory() as temporary, meeting_place() as place:
+    store = local_store()
+    with tempfile.TemporaryDirectory() as temporary:
         outputs = [Path(logs or temporary, f"rank{rank}.log") for rank in range(world_size)]
         processes, pipes = [], []
         try:
@@ -131,7 +130,7 @@ def run_job(
                 mine, theirs = _context.Pipe(duplex=False)
                 settings = dict.fromkeys(INTERFACES, LOOPBACK) | dict(environment)
                 if "WORLD_SIZE" in environment:
-                    settings |= place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                    settings |= meeting_place(store) | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
                 process = _context.Process(target=_work, args=(theirs, output, folder, settings, function, arguments))
                 process.start()
                 theirs.close()

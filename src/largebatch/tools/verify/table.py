@@ -53,7 +53,8 @@ def verify(options: argparse.Namespace) -> bool:
     preload_tasks([folder_of(type(config))])
     print(
         f"{options.config.stem}: {steps} steps of {config.precision} {config.optimizer.name} on "
-        f"{'GPUs' if on_gpus else 'the CPU'}, each combination against one process\n"
+        f"{'GPUs' if on_gpus else 'the CPU'}, each combination against one process, which trains whole global batches: "
+        "--tiny-data, a smaller --batch.global_batch_size or fewer --steps take less\n"
         f"relative differences may be at most {verification.tolerance:g}, {GRAD_NORM_FACTOR} times that for the "
         "gradient norm, and 0 for the learning rate"
     )

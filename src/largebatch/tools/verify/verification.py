@@ -36,8 +36,6 @@ from largebatch.tools.verify.training import train
 
 MAX_EVALUATED_SAMPLES = 50
 
-# A reference that takes longer is announced.
-LONG = 30  # seconds
 # A job that hangs ends earlier, by its own watchdog.
 TIMEOUT = 6 * 3600  # seconds
 
@@ -212,22 +210,11 @@ class Verification:
             initial: Weights = {}
             if combination.strategy == SINGLE.name and seed is None:
                 # Steps this small are lost in rounding.
-                still = self._run(folder / "initial", combination, first, "--learning_rate.base_lr=1e-30")
-                self._announce(still.metrics[-1]["seconds"] * (first + self.steps) / first)
-                initial = still.weights
+                initial = self._run(folder / "initial", combination, first, "--learning_rate.base_lr=1e-30").weights
             trained = updated = self._run(folder / "updated", combination, first, *perturbed)
             if first < self.steps:
                 trained = self._run(folder / "run", combination, self.steps, *perturbed)
         return dataclasses.replace(trained, updated=updated.weights, initial=initial)
-
-    def _announce(self, seconds: float) -> None:
-        """Print what the rest of a reference takes, if that is long."""
-        if seconds > LONG:
-            print(
-                f"         one process takes about {seconds:.0f} s for {self.steps} steps of the whole global batch; "
-                "--tiny-data, a smaller --batch.global_batch_size or fewer --steps take less",
-                flush=True,
-            )
 
     def _run(self, run_dir: Path, combination: Combination, steps: int, *words: str) -> Trained:
         """Train up to a step, from the start or what is in the run's folder, with further words on the command line."""
