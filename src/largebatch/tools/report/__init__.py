@@ -15,7 +15,7 @@ def add_parser(commands: Commands) -> None:
         "report",
         run,
         description="Write one self-contained HTML page about finished or unfinished runs: results, interactive "
-        "curves, plans in words, and what happened. For a sweep, also print its tables: the metric against rate and "
+        "curves, and how their recipes differ. For a sweep, also print its tables: the metric against rate and "
         "batch size, and whether the recipe's scaling rule held. Needs plotly, but not torch.",
         epilog="""examples:
   largebatch report runs/resnet_digits

@@ -11,12 +11,11 @@ import numpy as np
 
 from largebatch import __version__
 from largebatch.errors import UserError
-from largebatch.plan import explain
 from largebatch.plan.expected import compare
 from largebatch.regular_file import read_bytes
 from largebatch.storage.files import replace_file
 from largebatch.tools.report.curves import curves_html
-from largebatch.tools.report.runs import EVALUATION, Happened, ReportedRun, columns
+from largebatch.tools.report.runs import EVALUATION, ReportedRun, columns
 from largebatch.tools.report.sweep import sweep_html
 from largebatch.tools.sweep.results import Results, Table
 
@@ -55,30 +54,23 @@ def page(
     `tables` are those of the sweep that the runs are from.
     """
     names = [run.name for run in runs]
-    plans: dict[str, list[str]] = {}
-    for run in runs:
-        no_plan = "plan.json is damaged, or was written by a different version of largebatch."
-        plans.setdefault(explain(run.plan, "Plan") if run.plan else no_plan, []).append(run.name)
     results = _side_by_side([_results(run) for run in runs])
     configs = _side_by_side([run.config for run in runs])
-    history = [[run.name, _utc(line.time), f"step {line.step:,}", str(line)] for run in runs for line in run.history]
     shown = [f"<p>{escape(table.title)}</p>{_table(table.rows[0], table.rows[1:])}" for table in tables]
     return Template(files(__package__).joinpath("page.html").read_text(encoding="utf-8")).substitute(
         version=__version__,
-        now=_utc(now),
+        now=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now)),
         title=escape(", ".join(names)),
         results=_table(["", *names], results),
         curves=curves_html(runs, axis) or "<p>No step has been logged yet.</p>",
         sweep="\n".join(["<h2>Sweep</h2>", *shown, sweep_html(sweep)]) if sweep else "",
         differences=_table(["", *names], [row for row in configs if len(set(row[1:])) > 1]),
-        plans="\n".join(f"<h3>{escape(', '.join(of))}</h3><pre>{escape(plan)}</pre>" for plan, of in plans.items()),
-        history=_table(["run", "time", "after", "event"], history),
     )
 
 
 def _results(run: ReportedRun) -> dict[str, str]:
     """The results of a run, by the names of rows."""
-    start = next((line for line in reversed(run.history) if line.event == "started"), Happened())
+    start = run.start
     # Only the lock of the folder would tell whether the process is alive.
     outcome = (run.status.outcome or NONE).replace("running", "running, or killed;")
     results = {
@@ -87,7 +79,9 @@ def _results(run: ReportedRun) -> dict[str, str]:
         "processes x strategy": f"{start.world_size or NONE} x {start.strategy or NONE}",
         "versions": ", ".join(f"{name} {version}" for name, version in start.versions.items()) or NONE,
     }
-    if run.plan:
+    if run.plan is None:
+        results["plan"] = "damaged, or written by a different version of largebatch"
+    else:
         results["steps in the plan"] = f"{run.plan.total_steps:,}"
         results["global batch size, largest"] = f"{run.plan.max_global_batch_size:,}"
         results["peak learning rate"] = f"{run.plan.max_peak_lr:.4g}"
@@ -120,10 +114,6 @@ def _side_by_side(columns_of_runs: Sequence[Mapping[str, str]]) -> list[list[str
     """A row for each name, with its text in every run."""
     names = dict.fromkeys(name for column in columns_of_runs for name in column)
     return [[name, *(column.get(name, NONE) for column in columns_of_runs)] for name in names]
-
-
-def _utc(seconds: float | None) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds)) if seconds else NONE
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

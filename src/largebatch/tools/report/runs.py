@@ -28,35 +28,21 @@ EVALUATION = "evaluation: "
 
 
 Step = Annotated[int, Field(ge=0, lt=2**63)]
-Seconds = Annotated[float, Field(ge=0, lt=253402300800)]  # since 1970, up to the year 9999
 
 
-class Happened(BaseModel):
-    """What is reported of status.json, and of a line of history.jsonl; only starts have most of it."""
+class State(BaseModel):
+    """What is reported of status.json, and of a start in history.jsonl."""
 
     model_config = ConfigDict(strict=True)
 
     step: Step = 0
-    event: str = ""
     outcome: str | None = None
     kind: str | None = None
-    time: Seconds | None = None
-    attempt: int | None = None
+    message: str | None = None
     world_size: int | None = None
     strategy: str | None = None
     recipe: str | None = None
-    checkpoint: str | None = None
-    first_skipped_step: Step | None = None
-    reason: str | None = None
-    message: str | None = None
     versions: dict[str, str | None] = {}
-    checkpoints_not_used: list[str] = []
-    changes: list[str] = []
-
-    def __str__(self) -> str:
-        """What happened, and all that is known of it."""
-        about = self.model_dump(exclude={"step", "event", "time"}, exclude_defaults=True)
-        return ", ".join([self.event, *(f"{name} {value}" for name, value in about.items())])
 
 
 @dataclass(frozen=True)
@@ -69,8 +55,8 @@ class ReportedRun:
     metrics: list[Line]  # one line per logged step, in the order of steps
     evaluations: list[Line]  # one line per evaluation, in the order of steps
     profiled: list[Line]  # one line per profiled step of each process
-    history: list[Happened]  # what happened, in this order
-    status: Happened  # how the latest attempt stands
+    start: State  # of the latest attempt
+    status: State  # how it stands
 
     @property
     def step(self) -> int:
@@ -140,17 +126,17 @@ def _read(folder: Path, name: str) -> ReportedRun:
         metrics=_by_step(metrics),
         evaluations=_by_step(evaluations),
         profiled=profiled,
-        history=[happened for line in history if "step" in line and (happened := _happened(line))],
-        status=_happened(read_object(folder / "status.json")) or Happened(),
+        start=next((_state(line) for line in reversed(history) if line.get("event") == "started"), State()),
+        status=_state(read_object(folder / "status.json")),
     )
 
 
-def _happened(line: Line) -> Happened | None:
-    """What a line says; None if it is damaged."""
+def _state(line: Line) -> State:
+    """What a line says; nothing if it is damaged."""
     try:
-        return Happened.model_validate(line)
+        return State.model_validate(line)
     except ValidationError:
-        return None
+        return State()
 
 
 def _config(recipe: Line) -> dict[str, str]:
