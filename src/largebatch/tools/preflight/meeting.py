@@ -102,14 +102,6 @@ class Meeting:
         self._names = dict(enumerate(node.names))
         self._listeners = 0
 
-    def gather(self) -> None:
-        """Wait until all nodes are present.
-
-        Raises:
-            Ended: They are not.
-        """
-        self.report("presence", Findings(self.node.name), self.node.seconds, self._judge_presence)
-
     def report(
         self,
         phase: str,
@@ -164,22 +156,18 @@ class Meeting:
         self._listeners = len(found) - 1
         return found, silent
 
-    def _judge_presence(self, present: Sequence[Findings], missing: Mapping[str, str]) -> Verdict:
+    def judge_presence(self, present: Sequence[Findings], missing: Mapping[str, str]) -> Verdict:
+        """Which nodes are late, and which cannot reach the first one."""
         bad = {name: [f"{name} {reason}"] for name, reason in missing.items() if UNREACHABLE in reason}
         late = ", ".join(name for name in missing if name not in bad)
         if bad and len(present) == 1:
             # Nobody has reached the first node.
             bad = {self.node.name: list(chain.from_iterable(bad.values()))}
-        if not late:
-            return Verdict(bad)
-        seconds, place = f"{self.node.seconds:.0f} seconds", f"{self.node.host}:{self.node.port}"
-        return Verdict(
-            bad,
-            [
-                f"late: {late}: not present after {seconds}. If nodes need longer to start, raise "
-                f"LARGEBATCH_PREFLIGHT_SECONDS; a node that runs but cannot connect to {place} says so itself"
-            ],
+        problem = (
+            f"late: {late}: not present after {self.node.seconds:.0f} seconds; if nodes need longer to start, raise "
+            "LARGEBATCH_PREFLIGHT_SECONDS"
         )
+        return Verdict(bad, [problem] if late else [])
 
     def close(self) -> None:
         """Wait until the other nodes have heard the last decision, and close the store, whose port training uses."""

@@ -30,37 +30,29 @@ def check_node(node: Node, recipe: Path, accelerate_config: Path, overrides: Seq
     """Check this node; problems are among the findings, whatever they are."""
     findings = Findings(node.name)
     try:
-        _check(findings, node, recipe, accelerate_config, overrides)
+        findings.versions = _versions([recipe, *sorted(task_of(recipe).rglob("*.py")), accelerate_config])
+        findings.versions |= _gpu_versions() | _limits()
+        findings.amounts = _shared_memory()
+        found = torch.cuda.device_count()
+        if found and not node.gpus:
+            findings.refusals.append(
+                f"there are {found} GPUs, and the job asked for none: ask for them, or set "
+                f"LARGEBATCH_PROCESSES_PER_NODE={found} if this site does not manage them; to train on CPUs, set "
+                "CUDA_VISIBLE_DEVICES to an empty value"
+            )
+        findings.problems += _gpu_problems(node.gpus, found)
+        if not appears(node.folder / "token", node.token):
+            findings.problems.append(
+                f"{node.folder.resolve()} is not the folder that the batch script wrote to; the run folder must be on "
+                "a file system that all nodes share, and be mounted in containers"
+            )
+        elif refusal := missing_ability(node.folder, node.name):
+            findings.refusals.append(refusal)
+        elif node.rank == 0 and not findings.refusals:
+            check_room_for_checkpoints(findings, node.folder, recipe, overrides)
     except Exception as error:
         findings.problems.append(reason_of(error))
     return findings
-
-
-def _check(findings: Findings, node: Node, recipe: Path, accelerate_config: Path, overrides: Sequence[str]) -> None:
-    findings.versions = _versions([recipe, *sorted(task_of(recipe).rglob("*.py")), accelerate_config])
-    findings.versions |= _gpu_versions() | _limits()
-    findings.amounts = _shared_memory()
-    found = torch.cuda.device_count()
-    if found and not node.gpus:
-        findings.refusals.append(
-            f"there are {found} GPUs, and the job asked for none: ask for them, or set LARGEBATCH_PROCESSES_PER_NODE="
-            f"{found} if this site does not manage them; to train on CPUs, set CUDA_VISIBLE_DEVICES to an empty value"
-        )
-    findings.problems += _gpu_problems(node.gpus, found)
-    if not appears(node.folder / "token", node.token):
-        findings.problems.append(
-            f"{node.folder.resolve()} is not the folder that the batch script wrote to; the run folder must be on a "
-            "file system that all nodes share, and be mounted in containers"
-        )
-        return
-    try:
-        if refusal := missing_ability(node.folder, node.name):
-            findings.refusals.append(refusal)
-    except OSError as error:
-        findings.problems.append(f"the run folder cannot be written: {error}")
-        return
-    if node.rank == 0 and not findings.refusals:
-        check_room_for_checkpoints(findings, node.folder, recipe, overrides)
 
 
 # --- software and limits ------------------------------------------------------------------------------------------

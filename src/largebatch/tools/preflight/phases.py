@@ -28,7 +28,7 @@ def preflight(
     meeting = None
     try:
         meeting = Meeting(node)
-        meeting.gather()
+        meeting.report("presence", Findings(node.name), node.seconds, meeting.judge_presence)
         meeting.report("its own checks", check_node(node, recipe, accelerate_config, overrides), SECONDS_TO_CHECK)
         if node.num_nodes * node.processes > 1:
             findings = _all_reduce(meeting, minimum_bandwidth)
