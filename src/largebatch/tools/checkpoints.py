@@ -37,6 +37,7 @@ def run(options: argparse.Namespace) -> int:
     print(LINE.format("checkpoint", "step", "written by", "size", "written at", "state"))
     states = []
     for entry in found:
+        about, state = ("-", "-", "-"), "complete"
         try:
             if problem := entry.problem or (verify_checksums(entry.path) if options.verify else None):
                 raise CheckpointError(problem)
@@ -44,9 +45,7 @@ def run(options: argparse.Namespace) -> int:
             writer = f"{manifest.world_size} x {manifest.strategy}, #{manifest.attempt}"
             written_at = time.strftime("%Y-%m-%d %H:%M", time.localtime(manifest.time))
             about = (writer, tqdm.format_sizeof(entry.size, "B"), written_at)
-            state = "complete"
         except CheckpointError as error:
-            about = ("-", "-", "-")
             state = f"cannot be used: {error}"
         print(printable(LINE.format(entry.path.name, f"{entry.step:,}", *about, state)))
         states.append(state)

@@ -45,8 +45,6 @@ def run(options: argparse.Namespace) -> int:
     print_tables(tables)
     runs = list(sweep.runs.values()) if sweep else read_runs(folders)
     out: Path = options.out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
-    if out.suffix != ".html":
-        raise UserError(f"--out {out}: give a file name that ends in .html")
     if find_spec("plotly") is None:
         raise UserError('curves need plotly; pip install "largebatch[report]"')
     from largebatch.tools.report.page import page, write_page

@@ -65,14 +65,8 @@ def lint_files(files: Sequence[Path], task: Path | None = None) -> list[Finding]
     """Check recipes, of the task if they are elsewhere, scripts, Accelerate and DeepSpeed configs, and what they name.
 
     Raises:
-        UserError: A file cannot be read, or is of an unknown kind.
+        UserError: A file cannot be read.
     """
-    for file in files:
-        if file.suffix not in (".sbatch", ".json", ".yaml", ".yml"):
-            raise UserError(
-                f"{file}: not a file that can be checked; give recipes and DeepSpeed configs (.json), batch scripts "
-                "(.sbatch) or Accelerate configs (.yaml)"
-            )
     scripts = [BatchScript(file, task=task) for file in files if file.suffix == ".sbatch"]
     return lint_scripts(scripts, [file for file in files if file.suffix != ".sbatch"], task)
 
