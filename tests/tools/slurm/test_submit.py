@@ -347,9 +347,9 @@ def test_what_speaks_against_it_is_not_submitted(words, rule, capsys):
     ("words", "message"),
     [
         (["none.json"], "none.json: no such file"),
-        (["elsewhere/mine.json"], "there is no slurm/mine.sbatch to submit elsewhere/mine.json with"),
+        (["elsewhere/mine.json"], "there is no slurm/mine.sbatch that runs elsewhere/mine.json; copy another"),
         (["lone.json"], "1 problem in lone.json:\n  - there is no config.py, which defines a recipe's fields; move"),
-        (["elsewhere/gpt_pydoc.json"], f"{SMOKE} runs {RECIPE}, not elsewhere/gpt_pydoc.json"),
+        (["elsewhere/gpt_pydoc.json"], f"there is no {SMOKE} that runs elsewhere/gpt_pydoc.json; copy another"),
         (["gpt_pydoc", "word"], "word: neither a field of the recipe nor an option of sbatch"),
         (["gpt_pydoc", "--time", "5"], "5: neither a field of the recipe nor an option of sbatch"),
         (["gpt_pydoc", "-t5"], "-t5: neither a field of the recipe nor an option of sbatch"),

@@ -193,10 +193,7 @@ def _listen(node: Node) -> TCPStore:
     try:
         store = _store(node.host, node.port, is_master=True)
     except RuntimeError as error:
-        remedy = (
-            "start the job again, which chooses another port, or set LARGEBATCH_PORTS to a range that is free; "
-            f"if {node.host} is not the address of {node.name}, correct it"
-        )
+        remedy = f"start the job again; if {node.host} is not the address of {node.name}, correct it"
         problem = f"{node.name} cannot open a store at {node.host}:{node.port} ({reason_of(error)}): {remedy}"
         raise Ended(conclude(node, Verdict(problems=[problem]))) from error
     _write(node.file("listening"), "")

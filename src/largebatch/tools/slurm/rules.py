@@ -43,26 +43,21 @@ def script_findings(script: BatchScript) -> Iterator[Finding]:
 
 def _recipe(script: BatchScript) -> Iterator[str]:
     name, value = script.path.stem, script.variable("RECIPE")
-    if script.recipe is None:
-        what = f"there is no file {value} in {Path.cwd()}" if value else "not set"
-        yield f"RECIPE: {what}; write RECIPE=recipes/TASK/{name}.json, the path from the top of the repository"
-    elif script.recipe.stem != name:
+    if script.recipe is None or script.recipe.stem != name:
         yield (
-            f"RECIPE is {script.recipe.name}, but the script is {script.path.name}: they must have the same name; name "
-            f"{name}.json, or rename the script"
+            f"RECIPE is {value or 'not set'}, which is no file of the script's name in {Path.cwd()}; write "
+            f"RECIPE=recipes/TASK/{name}.json, the path from the top of the repository, or rename the script"
         )
     elif script.config and not (train := folder_of(type(script.config)) / "train.py").is_file():
         yield f"there is no {train} to train {script.recipe.name} with; write one, or name the recipe's own task"
 
 
 def _strategy(script: BatchScript) -> Iterator[str]:
-    if not script.strategy:
-        yield "STRATEGY is not set; write STRATEGY=${STRATEGY:-ddp}"
-    elif not script.accelerate_config.is_file():
+    if not script.accelerate_config.is_file():
         known = ", ".join(sorted(path.stem for path in ACCELERATE_CONFIGS.glob("*.yaml")))
         yield (
-            f"STRATEGY {script.strategy}: there is no {script.accelerate_config}; write one of {known}, or the path of "
-            "an Accelerate config"
+            f"STRATEGY is {script.strategy or 'not set'}: there is no {script.accelerate_config}; write "
+            f"STRATEGY=${{STRATEGY:-ddp}}, with one of {known}, or the path of an Accelerate config"
         )
     elif script.config and (entry := STRATEGIES.get(script.accelerate_config.stem.partition("_")[0])):
         refusal = entry.refusal_of(script.config)
@@ -75,15 +70,11 @@ def _plan(script: BatchScript) -> Iterator[str]:
     if script.config is None or script.layout is None:
         return
     node_counts, processes = script.layout
-    problems: dict[int, str] = {}
     for nodes in node_counts:
         try:
             resolve(script.config, nodes * processes)
         except ConfigError as error:
-            problems[nodes] = error.problems[0]
-    if problems:
-        shown = ", ".join(map(str, problems))
-        yield f"nodes x processes per node = {shown} x {processes}: {next(iter(problems.values()))}"
+            yield f"nodes x processes per node = {nodes} x {processes}: {error.problems[0]}"
 
 
 def config_findings(path: Path, overrides: Sequence[str] = (), task: Path | None = None) -> Iterator[Finding]:

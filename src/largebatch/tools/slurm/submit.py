@@ -148,12 +148,8 @@ def split_words(options: argparse.Namespace, fields: Collection[str]) -> tuple[l
 def _refuse_other_jobs(script: BatchScript, recipe: Path) -> None:
     """Refuse a script that is missing or for another recipe, or whose processes cannot be counted."""
     file = script.path
-    if not file.is_file():
-        raise UserError(f"there is no {file} to submit {recipe} with; copy another recipe's, and write RECIPE={recipe}")
-    if script.recipe and not script.recipe.samefile(recipe):
-        raise UserError(
-            f"{file} runs {script.recipe}, not {recipe}; submit {script.recipe}, or change RECIPE in the script"
-        )
+    if not file.is_file() or (script.recipe and not script.recipe.samefile(recipe)):
+        raise UserError(f"there is no {file} that runs {recipe}; copy another recipe's, and write RECIPE={recipe}")
     if script.layout is None:
         raise UserError(
             f"{' '.join(script.given_options)}: the job's nodes or processes per node cannot be read from this and "
