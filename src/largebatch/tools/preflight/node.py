@@ -59,12 +59,9 @@ def check_node(node: Node, recipe: Path, accelerate_config: Path, overrides: Seq
 
 
 def _versions(files: Iterable[Path]) -> dict[str, str]:
-    versions = installed_versions()
-    package = Path(largebatch.__file__).parent
-    versions["the code of largebatch (checksum)"] = _checksum(sorted(package.rglob("*.py")))
-    for file in files:
-        versions[f"{file} (checksum)"] = _checksum([file])
-    return versions
+    code = _checksum(sorted(Path(largebatch.__file__).parent.rglob("*.py")))
+    checksums = {f"{file} (checksum)": _checksum([file]) for file in files}
+    return {**installed_versions(), "the code of largebatch (checksum)": code, **checksums}
 
 
 def _checksum(files: Iterable[Path]) -> str:

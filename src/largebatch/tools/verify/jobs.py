@@ -143,13 +143,14 @@ def run_job(
                     process.kill()
                 process.join()
         texts = [output.read_text(errors="replace") if output.exists() else "" for output in outputs]
-    failed = [rank for rank, outcome in outcomes.items() if outcome.failure]
-    failed.sort(key=lambda rank: outcomes[rank].moment)
-    reports = [(rank, str(outcomes[rank].failure), texts[rank]) for rank in failed]
-    silence = f"stopped after rank {failed[0]} had failed" if failed else f"no result within {timeout:.0f} s"
-    reports += [(rank, silence, texts[rank]) for rank in range(world_size) if rank not in outcomes]
-    if reports:
-        raise JobFailed(reports)
+    ended = sorted(outcomes.items(), key=lambda item: item[1].moment)
+    failures = {rank: outcome.failure for rank, outcome in ended if outcome.failure}
+    silence = (
+        f"stopped after rank {next(iter(failures))} had failed" if failures else f"no result within {timeout:.0f} s"
+    )
+    failures |= {rank: silence for rank in range(world_size) if rank not in outcomes}
+    if failures:
+        raise JobFailed([(rank, failure, texts[rank]) for rank, failure in failures.items()])
     return [outcomes[rank].value for rank in range(world_size)]
 
 
