@@ -6,7 +6,6 @@ import importlib.util
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from largebatch.errors import UserError, reason_of
 from largebatch.local_folder import local_folder
@@ -155,8 +154,8 @@ def _add_adapters(model: PreTrainedModel, lora: Lora) -> None:
     for target in [] if isinstance(lora.target_modules, str) else lora.target_modules:
         if not any(name == target or name.endswith(f".{target}") for name in modules):
             raise UserError(
-                f"model.lora.target_modules: no layer is named {target}; write names of the model's linear layers, "
-                f"such as {_some_linear_layers(model)}, or all-linear"
+                f"model.lora.target_modules: no layer is named {target}; write names of the model's linear layers, or "
+                "all-linear"
             )
     adapters = LoraConfig(
         r=lora.rank,
@@ -171,12 +170,6 @@ def _add_adapters(model: PreTrainedModel, lora: Lora) -> None:
         raise UserError(
             f"model.lora.target_modules: {error}; write names of the model's linear layers, or all-linear"
         ) from error
-
-
-def _some_linear_layers(model: PreTrainedModel) -> str:
-    kinds = (nn.Linear, Conv1D)
-    names = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, kinds)}
-    return ", ".join(sorted(names)[:4])
 
 
 def _unusable(model: AutoCausalLM, error: Exception) -> UserError:

@@ -81,7 +81,7 @@ def test_only_shapes_on_the_meta_device(folder):
         ),
         (
             {"config": GPT2, "lora": Lora(rank=2, alpha=4.0, target_modules=["c_attn", "c_prj"])},
-            "model.lora.target_modules: no layer is named c_prj; write names of the model's linear layers, such as",
+            "model.lora.target_modules: no layer is named c_prj; write names of the model's linear layers, or",
         ),
         ({"config": {"model_type": "resnet"}}, "model.config: transformers cannot build it: "),
         ({"config": GPT2, "lora": Lora(rank=2, alpha=4.0, target_modules=["q"])}, "model.lora.target_modules: "),
