@@ -13,6 +13,7 @@ from paths import ROOT
 GPT2 = ROOT / "recipes/causal_lm/gpt2_124m.json"
 RESNET = ROOT / "recipes/image_classification/resnet50_imagenet_32k.json"
 BERT = ROOT / "recipes/masked_lm/bert_large_64k_128.json"
+LORA = ROOT / "recipes/sft/sft_qwen_7b_lora.json"
 CHATS = ROOT / "recipes/sft/sft_qwen_7b.json"
 EPOCH = 4_687  # steps of GPT-2's recipe
 
@@ -27,6 +28,10 @@ def steps(number: int, *others: str) -> tuple[str, ...]:
 
 
 FEW_OF_WARMUP = "steps of warmup are few for averages over gradients to settle; lengthen learning_rate.warmup.duration"
+BEST_BATCH = (
+    "the best batch of a run 4 times as long as reference_duration is about 871, if it grows with the length to the "
+    "power of 0.383 (arXiv 2505.13738)"
+)
 NO_EVALUATION = "no evaluation before the end: write a shorter evaluation.every"
 NO_CHECKPOINT = "no checkpoint before the end; a run that is killed starts over: write a shorter checkpoint.every"
 
@@ -61,6 +66,18 @@ NO_CHECKPOINT = "no checkpoint before the end; a run that is killed starts over:
         (RESNET, [], []),
         (BERT, [], []),
         (GPT2, ["--checkpoint.every=null", "--evaluation.every=null", "--demonstration=true"], []),
+        (LORA, ["--batch.global_batch_size=32"], []),
+        (
+            LORA,
+            ["--batch.global_batch_size=64"],
+            [
+                "adapters (LoRA) lose more from a batch above 32 than whole weights do, at any rank "
+                "(https://thinkingmachines.ai/blog/lora/)"
+            ],
+        ),
+        # 4 times the samples: 512 x 4 ^ 0.383 = 870.7, which is less than half of 2,048; and 16 times: 1,480.7.
+        (GPT2, ['--learning_rate.reference_duration={"samples": 2399744}'], [BEST_BATCH]),
+        (GPT2, ['--learning_rate.reference_duration={"samples": 599936}'], []),
     ],
 )
 def test_notes(recipe, words, expected):
