@@ -26,7 +26,7 @@ def test_help_has_exit_codes_and_examples_that_the_parser_takes_or_the_caller(na
     for example in examples:
         options, overrides = build_parser(name).parse_known_args(shlex.split(example.replace("\\\n", "")))
         assert options.command == name
-        assert name in ("submit", "sweep") or not overrides, example
+        assert name in ("submit", "sweep", "critical-batch") or not overrides, example
 
 
 def test_help_without_what_commands_need():

@@ -17,6 +17,7 @@ COMMANDS = {
     "verify": ("verify", "check that a recipe trains the same on every strategy, world size and micro-batch size"),
     "checkpoints": ("checkpoints", "list the checkpoints of a run"),
     "sweep": ("sweep", "train a recipe at several values of its fields, and compare the results"),
+    "critical-batch": ("sweep.critical_batch", "find the largest batch that costs no loss at a step of a run"),
     "advise": ("advise", "estimate what a larger batch and more GPUs gain and cost, from the critical batch"),
     "report": ("report", "write one HTML file about a run, or about several to compare them"),
     "export": ("export", "write a checkpoint's weights for transformers' from_pretrained"),

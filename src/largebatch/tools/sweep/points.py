@@ -17,6 +17,8 @@ from largebatch.storage.files import replace_json_file
 
 SWEEP_FILE = "sweep.json"
 BATCH, RATE = "batch.global_batch_size", "learning_rate.base_lr"
+BRANCHED = (BATCH, "learning_rate", "train.duration", "optimizer.groups", "data.weight_phases", "seed")
+"""Fields in which a branch differs from the run that its checkpoint is from."""
 IN_A_NAME = re.compile(r"[\w.+-]{1,40}")  # a value that may stand in the name of a folder
 
 
@@ -27,7 +29,7 @@ class Point:
     name: str  # that of its run folder in the sweep's
     settings: dict[str, Any]  # the values of the swept fields, by dotted name
     seed: int
-    overrides: list[str]  # all words of the run's command line
+    overrides: list[str]  # of the recipe, in words of the run's command line
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,12 @@ class Sweep:
     points: list[Point]
     metric: str = "loss"  # in evaluations.jsonl
     higher_is_better: bool = False
-    start: str | None = None  # the checkpoint that all points start from; None: from the beginning
+    start: str | None = None  # the checkpoint that all points branch from; None: they begin at the beginning
+
+    @property
+    def options(self) -> list[str]:
+        """The words of each run besides its overrides."""
+        return [f"--branch-from={self.start}", f"--allow-change={','.join(BRANCHED)}"] if self.start else []
 
     @classmethod
     def read(cls, folder: Path) -> "Sweep":

@@ -52,11 +52,11 @@ def start(sweep: Sweep, folder: Path, task: Path, options: argparse.Namespace, s
     if not waiting or (options.dry_run and not options.slurm):
         return 0
     if not options.slurm:
-        return _train_here(recipe, [points[number] for number in waiting], folder, task, options)
+        return _train_here(sweep, [points[number] for number in waiting], folder, task, options)
     if not options.dry_run:
         (folder / POINTS).mkdir(exist_ok=True)
         for number, point in enumerate(points):
-            lines = "".join(f"{line}\n" for line in (point.name, *point.overrides))
+            lines = "".join(f"{line}\n" for line in (point.name, *sweep.options, *point.overrides))
             (folder / POINTS / str(number)).write_text(lines, encoding="utf-8")
     return submit_scripts([scripts[number] for number in waiting], options, ["--sweep"])
 
@@ -89,7 +89,7 @@ def _is_over(run_dir: Path) -> bool:
     return status.get("outcome") == "finished" or status.get("kind") == "training"
 
 
-def _train_here(recipe: Path, points: Sequence[Point], folder: Path, task: Path, options: argparse.Namespace) -> int:
+def _train_here(sweep: Sweep, points: Sequence[Point], folder: Path, task: Path, options: argparse.Namespace) -> int:
     """Train points in processes of their own, which are forked from one that has imported what they need."""
     # These import torch.
     from largebatch.backend.accelerate_configs import find_accelerate_configs, launch_environment
@@ -100,7 +100,7 @@ def _train_here(recipe: Path, points: Sequence[Point], folder: Path, task: Path,
     environment: Mapping[str, str] = {}
     if world_size > 1 or options.strategy:
         strategy = options.strategy or next(iter(STRATEGIES))
-        config: RecipeConfig = load_config(recipe, points[0].overrides, task=task)
+        config: RecipeConfig = load_config(sweep.recipe, points[0].overrides, task=task)
         environment = launch_environment(find_accelerate_configs(None, [strategy], config)[strategy], world_size)
     devices: SimpleQueue[Mapping[str, str]] = SimpleQueue()
     for number in range(at_once):
@@ -115,7 +115,8 @@ def _train_here(recipe: Path, points: Sequence[Point], folder: Path, task: Path,
         try:
             run_job(
                 partial(train, run_dir=(folder / point.name).absolute(), task=task),
-                recipe.resolve(),
+                Path(sweep.recipe).resolve(),
+                *sweep.options,
                 *point.overrides,
                 world_size=world_size,
                 environment={**environment, **mine},

@@ -1,0 +1,33 @@
+"""A run of the task noisy_quadratic, and the loss of its branches in closed form."""
+
+from pathlib import Path
+
+import jobs
+from largebatch.storage.files import read_json_lines
+from paths import ROOT
+
+QUADRATIC = ROOT / "tests/noisy_quadratic/quadratic.json"
+STEP, WINDOW = 128, 512  # the branches begin after this step, and train on so many samples
+RATE, BATCH, VARIANCE = 0.02, 4, 200.0
+
+
+def expected_loss(multiple: int, before: float) -> float:
+    """The loss at the end of the window, of a branch with a multiple of the batch and, by the linear rule, of the rate.
+
+    Of steps w -= rate (w - noise): E[w^2] decays, and each adds the variance of the gradient over the batch.
+    """
+    rate, batch = RATE * multiple, BATCH * multiple
+    decay = (1 - rate) ** 2
+    left = decay ** (WINDOW // batch)
+    return left * before + rate**2 * VARIANCE / batch * (1 - left) / (1 - decay) / 2
+
+
+def train(run_dir: Path, last_step: int) -> float:
+    """Train up to a step, which is evaluated, and return the loss."""
+    words = (f"--train.stop_after_steps={last_step}", f"--evaluation.every.steps={STEP}")
+    jobs.run_job(_train, QUADRATIC, words, run_dir, strategy="single", world_size=1)
+    return read_json_lines(run_dir / "evaluations.jsonl")[-1]["loss"]
+
+
+def _train(recipe: Path, words: tuple[str, ...], run_dir: Path) -> None:
+    jobs.train(recipe, *words, run_dir=run_dir)

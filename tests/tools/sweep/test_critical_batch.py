@@ -1,0 +1,95 @@
+"""The critical batch of a noisy quadratic, which is known in closed form, and what few seeds allow to say."""
+
+import json
+import math
+
+import pytest
+
+from largebatch.storage.files import read_json_lines
+from largebatch.tools.command_line import main
+from largebatch.tools.sweep.critical_batch import decide
+from largebatch.tools.sweep.points import Sweep
+from largebatch.tools.verify import jobs as server
+from quadratic import BATCH, QUADRATIC, STEP, WINDOW, expected_loss, train
+from resuming import Interruption, assert_same_weights, run_interrupted
+
+
+@pytest.mark.slow
+def test_a_noisy_quadratic(tmp_path, monkeypatch, capsys):
+    """A branch is killed, and the branch of the run's own batch is the run itself, bit for bit.
+
+    bench/critical_batch.py has all batches and enough seeds.
+    """
+    run_dir, folder = tmp_path / "run", tmp_path / "branches"
+    before = train(run_dir, STEP)
+    train(tmp_path / "whole", STEP + WINDOW // BATCH)
+    command = ["critical-batch", str(run_dir), "--at", str(STEP), "--batches", "8", "--folder", str(folder)]
+    command += ["--window", '{"samples": 500}']
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(server, "run_job", interrupted)
+    assert main(command) == 130
+    monkeypatch.undo()
+    sweep = Sweep.read(folder)
+    own, killed = sweep.points
+    words = (*sweep.options, *killed.overrides)
+    # Before its first checkpoint, so it begins once more where it branched.
+    failure = run_interrupted(
+        folder / killed.name, words, Interruption("kill", 0, STEP + 3), "single", 1, recipe=QUADRATIC
+    )
+    assert "ended without a result" in failure
+    assert main(command) == 0
+
+    assert_same_weights(folder / own.name / "model", tmp_path / "whole/model")
+    for point, multiple, starts in ((own, 1, 1), (killed, 8, 2)):
+        history = read_json_lines(folder / point.name / "history.jsonl")
+        assert [(line["event"], line["step"]) for line in history] == [
+            *[("started", STEP)] * starts,
+            ("finished", STEP + WINDOW // (multiple * BATCH)),
+        ]
+        line = read_json_lines(folder / point.name / "evaluations.jsonl")[-1]
+        assert line["samples"] == STEP * BATCH + WINDOW
+        # Its standard deviation is 0.001.
+        assert line["loss"] == pytest.approx(expected_loss(multiple, before), abs=0.004)
+    found = json.loads((folder / "critical_batch.json").read_text())
+    assert found == {"samples": None, "standard_error": None, "at_step": STEP, "tolerance": 0.01}
+    assert "after step 128: undecided at batch 32: 1 more seed, at least" in capsys.readouterr().out
+
+
+REFERENCE = {0: 2.0, 1: 2.1, 2: 1.9, 3: 2.0}
+
+
+def plus(*differences):
+    return {seed: REFERENCE[seed] + difference for seed, difference in enumerate(differences)}
+
+
+@pytest.mark.parametrize(
+    ("larger", "batch", "words"),
+    [
+        # Mean 0.002, spread 0.002, and t with 3 degrees of freedom is 2.353: at most 0.0044.
+        ({8: plus(0.0, 0.004, 0.004, 0.0)}, 8, "at least 8"),
+        ({8: plus(0.0, 0.004, 0.004, 0.0), 16: plus(0.02, 0.03, 0.02, 0.03)}, 8, "is 8; the difference from batch 4"),
+        # A size that passes by chance beyond one that does not is not taken.
+        ({8: plus(0.02, 0.03, 0.02, 0.03), 16: plus(0.0, 0.0, 0.0, 0.0)}, 4, "is 4; the difference"),
+        # Mean 0.005 and spread 0.0115: 2.353 x 0.0115 / 2 is 0.0136, and with 17 seeds 1.746 x 0.0115 / 4.12 is 0.0049.
+        ({8: plus(0.015, -0.005, 0.015, -0.005)}, None, "undecided: 13 more seeds; the difference is +0.005 ± 0.014"),
+        ({8: plus(0.001)}, None, "undecided at batch 8: 1 more seed, at least"),
+        ({8: {}}, None, "undecided at batch 8: 2 more seeds"),
+        ({8: plus(0.0, 0.004, 0.004, 0.0), 16: plus(math.inf, 0.0, 0.0, 0.0)}, 8, "is 8: at 16, a run diverged"),
+    ],
+)
+def test_the_largest_batch_within_the_tolerance(larger, batch, words):
+    found, text = decide({4: REFERENCE, **larger}, tolerance=0.01)
+    assert found == batch
+    assert words in text
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [(["runs/none", "--at", "3"], "runs/none is not the folder of a run of this version")],
+)
+def test_what_is_no_run(words, problem, capsys):
+    assert main(["critical-batch", *words]) == 2
+    assert problem in capsys.readouterr().err
