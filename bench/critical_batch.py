@@ -18,6 +18,7 @@ from record import RESULTS, ROOT
 sys.path.insert(0, str(ROOT / "tests"))
 
 from largebatch.tools.command_line import main as largebatch
+from largebatch.tools.sweep.points import BATCH as SIZE
 from largebatch.tools.sweep.results import Results
 from quadratic import BATCH, STEP, WINDOW, expected_loss, train
 
@@ -34,18 +35,18 @@ def main() -> None:
         before = train(Path(temporary, "run"), STEP)
         batches = ",".join(map(str, MULTIPLES))
         command = ["critical-batch", f"{temporary}/run", "--at", str(STEP), "--batches", batches]
-        command += ["--window", f'{{"samples": {WINDOW}}}', "--tolerance", str(TOLERANCE)]
+        command += ["--window", str(WINDOW), "--tolerance", str(TOLERANCE)]
         printed = io.StringIO()
         with redirect_stdout(printed):
             code = largebatch([*command, "--seeds", str(options.seeds), "--folder", str(folder)])
         assert code == 0, printed.getvalue()
-        cells = Results.read(folder).cells
+        cells = {group.settings[SIZE]: group.cell for group in Results.read(folder).groups}
     expected = {BATCH * multiple: expected_loss(multiple, before) for multiple in MULTIPLES}
     known = max(size for size, loss in expected.items() if loss - expected[BATCH] <= TOLERANCE)
     rows = [
-        f"| {place.batch} | {expected[place.batch]:.4f} | {cell.mean:.4f} ± {cell.standard_error:.4f} | "
-        f"{expected[place.batch] - expected[BATCH]:+.4f} | {cell.mean - cells[next(iter(cells))].mean:+.4f} |"
-        for place, cell in cells.items()
+        f"| {size} | {expected[size]:.4f} | {cell.mean:.4f} ± {cell.standard_error:.4f} | "
+        f"{expected[size] - expected[BATCH]:+.4f} | {cell.mean - cells[BATCH].mean:+.4f} |"
+        for size, cell in cells.items()
     ]
     finding = next(line for line in printed.getvalue().splitlines() if line.startswith("after step"))
     text = "\n".join(

@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -158,6 +158,11 @@ def split_overrides(overrides: Sequence[str]) -> list[tuple[str, str]]:
             raise ConfigError(f"{name}: has no value; write {name} VALUE", "the command line")
         found.append((name[2:], value))
     return found
+
+
+def override_words(values: Mapping[str, Any]) -> list[str]:
+    """Overrides that give fields, by dotted name, these values."""
+    return [f"--{name}={json.dumps(value)}" for name, value in values.items()]
 
 
 def _apply_overrides(raw: JsonObject, overrides: Sequence[str]) -> None:

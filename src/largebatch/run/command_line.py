@@ -37,8 +37,6 @@ class RunOptions:
     # "auto" for the latest checkpoint in the run's folder, if there is one; "none" to start over; or the folder of a
     # checkpoint.
     resume: str = "auto"
-    # The checkpoint of another run that this one begins at, as long as it has none of its own.
-    branch_from: Path | None = None
     # Fields of the config that may differ from the checkpoint's although they change the training.
     allow_change: tuple[str, ...] = ()
     recipe: Path | None = None  # the file from which the config was read, for the history
@@ -58,8 +56,6 @@ def parse_command_line(config_class: type[Config], arguments: Sequence[str] | No
     parser.add_argument("--run-dir", type=Path, help="folder of the run; default: runs/<name of the config>")
     resume = '"auto" (default): resume from the latest checkpoint in the run\'s folder, if any; "none": start over; '
     parser.add_argument("--resume", default="auto", help=f"{resume}or the folder of a checkpoint")
-    branch = "begin at this checkpoint of another run, as long as the run's folder has none; with --allow-change"
-    parser.add_argument("--branch-from", type=Path, metavar="CHECKPOINT", help=branch)
     may_differ = "fields of the config that may differ from the checkpoint's"
     parser.add_argument("--allow-change", action="append", default=[], metavar="FIELD,…", help=may_differ)
     perturb = "change each initial weight of one process by a rounding error; largebatch verify measures how they grow"
@@ -68,9 +64,7 @@ def parse_command_line(config_class: type[Config], arguments: Sequence[str] | No
     config = load_config(options.config, overrides, config_class)
     fields = tuple(field.strip() for words in options.allow_change for field in words.split(",") if field.strip())
     run_dir = options.run_dir or Path("runs") / options.config.stem
-    return config, RunOptions(
-        run_dir, options.resume, options.branch_from, fields, options.config, options.perturb_weights
-    )
+    return config, RunOptions(run_dir, options.resume, fields, options.config, options.perturb_weights)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -34,13 +34,7 @@ class Start:
 
 
 def find_start(
-    resume: str,
-    branch: Path | None,
-    allow_change: Sequence[str],
-    folder: RunFolder,
-    config: RecipeConfig,
-    plan: RunPlan,
-    backend: Backend,
+    resume: str, allow_change: Sequence[str], folder: RunFolder, config: RecipeConfig, plan: RunPlan, backend: Backend
 ) -> Start:
     """Decide where the run begins, as `RunOptions` say; every process must call it and gets the same answer.
 
@@ -52,19 +46,18 @@ def find_start(
     finished = False
     if resume == "auto":
         # As the main process sees it: others may see a shared folder later, or while another run begins in it.
-        if not backend.gather_objects(folder.is_a_run)[0] and not branch:
+        if not backend.gather_objects(folder.is_a_run)[0]:
             return Start()
         finished = backend.gather_objects(read_object(folder.status_file).get("outcome"))[0] == "finished"
-        candidates = [*checkpoints_of(folder.checkpoints_dir, backend), *([entry_at(branch)] if branch else [])]
+        candidates = checkpoints_of(folder.checkpoints_dir, backend)
     else:
         candidates = [entry_at(Path(resume))]
     usable, skipped = latest_usable(candidates, backend)
     with backend.raise_on_all_ranks():
         if usable is None and any(f": {UNREADABLE}" in reason for reason in skipped):
             raise StorageError(f"no checkpoint can be used: {'; '.join(skipped)}; the same command tries again")
-        if usable is None and (branch or resume != "auto"):
-            option = "--branch-from" if branch else "--resume"
-            raise UserError(f"{option}: {skipped[-1]}; `largebatch checkpoints` lists the checkpoints in a run folder")
+        if usable is None and resume != "auto":
+            raise UserError(f"--resume: {skipped[0]}; `largebatch checkpoints` lists the checkpoints in a run folder")
         if usable is None and any((entry.path / MARKER).exists() for entry in candidates):
             reasons = "\n".join(f"  - {reason}" for reason in skipped)
             raise UserError(
@@ -85,7 +78,7 @@ def find_start(
         return Start()
     is_over = finished and manifest.step >= plan.stop_after_steps
     with backend.raise_on_all_ranks():
-        if refused and resume == "auto" and path != (branch and branch.resolve()):
+        if refused and resume == "auto":
             which = f"{folder.path} holds {'a' if finished else 'an unfinished'} run of a different recipe"
             others = "--resume none starts over and moves the earlier run aside, --run-dir uses another folder, and"
             raise _refusal(which, refused, others, allow_change)
@@ -97,9 +90,7 @@ def find_start(
                 f"(of {plan.total_steps}); resume from an earlier one (--resume PATH), or make the run at "
                 "least that long"
             )
-    # A branch that was killed before its first checkpoint begins once more, in its own folder.
-    is_own = path.is_relative_to(folder.path) or path.parent == folder.checkpoints_dir.resolve()
-    in_place = is_own or (resume == "auto" and not finished)
+    in_place = path.is_relative_to(folder.path) or path.parent == folder.checkpoints_dir.resolve()
     return Start(in_place, path, manifest, skipped, allowed, is_over)
 
 

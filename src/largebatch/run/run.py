@@ -87,9 +87,7 @@ class Run(Generic[Config]):
             if self.backend.is_main_process:
                 self.folder.hold()
         self._recipe = None if options.recipe is None else str(options.recipe)
-        self._start = find_start(
-            options.resume, options.branch_from, options.allow_change, self.folder, config, self.plan, self.backend
-        )
+        self._start = find_start(options.resume, options.allow_change, self.folder, config, self.plan, self.backend)
         if self._start.is_over:
             step, total = self._start.step, self.plan.total_steps
             more = "raise train.stop_after_steps to train longer" if step < total else "there is nothing left to do"

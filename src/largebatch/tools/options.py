@@ -64,7 +64,7 @@ def add_accelerate_configs(parser: argparse.ArgumentParser) -> None:
 
 def add_options_of_a_run(parser: argparse.ArgumentParser) -> None:
     """Accept and ignore the options of a run, so that its command line can be reused unchanged."""
-    for name in ("--run-dir", "--resume", "--branch-from", "--allow-change"):
+    for name in ("--run-dir", "--resume", "--allow-change"):
         parser.add_argument(name, help=argparse.SUPPRESS)
 
 

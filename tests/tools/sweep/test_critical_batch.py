@@ -7,8 +7,8 @@ import pytest
 
 from largebatch.storage.files import read_json_lines
 from largebatch.tools.command_line import main
-from largebatch.tools.sweep.critical_batch import decide
 from largebatch.tools.sweep.points import Sweep
+from largebatch.tools.sweep.verdicts import largest_within
 from largebatch.tools.verify import jobs as server
 from quadratic import BATCH, QUADRATIC, STEP, WINDOW, expected_loss, train
 from resuming import Interruption, assert_same_weights, run_interrupted
@@ -24,7 +24,7 @@ def test_a_noisy_quadratic(tmp_path, monkeypatch, capsys):
     before = train(run_dir, STEP)
     train(tmp_path / "whole", STEP + WINDOW // BATCH)
     command = ["critical-batch", str(run_dir), "--at", str(STEP), "--batches", "8", "--folder", str(folder)]
-    command += ["--window", '{"samples": 500}']
+    command += ["--window", "500"]
 
     def interrupted(*_, **__):
         raise KeyboardInterrupt
@@ -70,7 +70,7 @@ def plus(*differences):
     [
         # Mean 0.002, spread 0.002, and t with 3 degrees of freedom is 2.353: at most 0.0044.
         ({8: plus(0.0, 0.004, 0.004, 0.0)}, 8, "at least 8"),
-        ({8: plus(0.0, 0.004, 0.004, 0.0), 16: plus(0.02, 0.03, 0.02, 0.03)}, 8, "is 8; the difference from batch 4"),
+        ({8: plus(0.0, 0.004, 0.004, 0.0), 16: plus(0.02, 0.03, 0.02, 0.03)}, 8, "is 8; the difference is +0.025"),
         # A size that passes by chance beyond one that does not is not taken.
         ({8: plus(0.02, 0.03, 0.02, 0.03), 16: plus(0.0, 0.0, 0.0, 0.0)}, 4, "is 4; the difference"),
         # Mean 0.005 and spread 0.0115: 2.353 x 0.0115 / 2 is 0.0136, and with 17 seeds 1.746 x 0.0115 / 4.12 is 0.0049.
@@ -81,14 +81,14 @@ def plus(*differences):
     ],
 )
 def test_the_largest_batch_within_the_tolerance(larger, batch, words):
-    found, text = decide({4: REFERENCE, **larger}, tolerance=0.01)
+    found, text = largest_within({4: REFERENCE, **larger}, tolerance=0.01)
     assert found == batch
     assert words in text
 
 
 @pytest.mark.parametrize(
     ("words", "problem"),
-    [(["runs/none", "--at", "3"], "runs/none is not the folder of a run of this version")],
+    [(["runs/none", "--at", "3"], "runs/none: not a run's folder, or its recipe, none, is not here")],
 )
 def test_what_is_no_run(words, problem, capsys):
     assert main(["critical-batch", *words]) == 2

@@ -1,6 +1,7 @@
 """Tables of a sweep against numbers that were worked out by hand."""
 
 import json
+import re
 from dataclasses import asdict
 
 import pytest
@@ -29,7 +30,8 @@ LOSSES = {
 def write_sweep(folder, losses=LOSSES, **about):
     rates, batches = (",".join(map(str, dict.fromkeys(values))) for values in zip(*losses, strict=True))
     words = [f"--learning_rate.base_lr={rates}", f"--batch.global_batch_size={batches}", *SETTINGS]
-    sweep = Sweep(str(DIGITS), {}, grid(words, 3), **about)
+    seeds = len(next(iter(losses.values())))
+    sweep = Sweep(str(DIGITS), {}, grid(words, seeds), **about)
     for point in sweep.points:
         (first, *_) = losses
         rate, batch = (point.settings.get(name, of) for name, of in zip((RATE, BATCH), first, strict=True))
@@ -50,44 +52,69 @@ def write_sweep(folder, losses=LOSSES, **about):
     return folder
 
 
+def cells(table):
+    """The cells of a table's rows, by the names of the rows, and its headings."""
+    _, headings, *rows = table.splitlines()
+    return {name: cells for name, *cells in (re.split(r" {2,}", row.strip()) for row in (headings, *rows))}
+
+
 def test_loss_against_rate_and_the_rule(tmp_path):
-    results, rule = Results.read(write_sweep(tmp_path)).tables()
-    assert results.title == "loss of the last evaluation: mean ± standard deviation over seeds (number of seeds)"
-    assert results.rows == [
-        ["base_lr", "batch 64", "batch 128", "batch 256", "batch 512"],
-        ["0.1", "1.1 ± 0.1 (3)", "1.4 ± 0.1 (3)", "1.2 ± 0.2 (3)", "2 ± 0 (2, 1 diverged)"],
-        ["0.2", "1.5 ± 0.1 (3)", "1 ± 0.1 (3)", "1.133 ± 0.15 (3)", "3.05 ± 0.071 (2, 1 diverged)"],
-    ]
-    assert rule.title == "the linear rule, with the best base_lr at batch 64"
-    assert rule.rows == [
-        ["batch", "best base_lr", "loss", "standard error", "predicted", "loss", "rule"],
-        ["64", "0.1", "1.1 ± 0.1 (3)", "0.058", "0.1", "1.1 ± 0.1 (3)", "reference"],
+    table = Results.read(write_sweep(tmp_path)).table()
+    title = (
+        "loss of the last evaluation, mean ± standard deviation over seeds (number of seeds); 24 of 24 points are over"
+    )
+    assert table.splitlines()[0] == title
+    assert cells(table) == {
+        "loss": ["finding"],
+        "base_lr=0.1_global_batch_size=64": ["1.1 ± 0.1 (3)", "best ± 0.058"],
+        "base_lr=0.2_global_batch_size=64": ["1.5 ± 0.1 (3)"],
         # 0.4 above the best, and a standard error of the difference of 0.082.
-        ["128", "0.2", "1 ± 0.1 (3)", "0.058", "0.1", "1.4 ± 0.1 (3)", "does not hold"],
-        # 0.067 above, and a standard error of 0.15. At 512, both rates diverge.
-        ["256", "0.2", "1.133 ± 0.15 (3)", "0.088", "0.1", "1.2 ± 0.2 (3)", "cannot be told"],
-    ]
+        "base_lr=0.1_global_batch_size=128": ["1.4 ± 0.1 (3)", "the rule does not hold"],
+        "base_lr=0.2_global_batch_size=128": ["1 ± 0.1 (3)", "best ± 0.058"],
+        # 0.067 above, and a standard error of 0.15.
+        "base_lr=0.1_global_batch_size=256": ["1.2 ± 0.2 (3)", "the rule: cannot be told"],
+        "base_lr=0.2_global_batch_size=256": ["1.133 ± 0.15 (3)", "best ± 0.088"],
+        # Both rates diverge.
+        "base_lr=0.1_global_batch_size=512": ["2 ± 0 (2, 1 diverged)"],
+        "base_lr=0.2_global_batch_size=512": ["3.05 ± 0.071 (2, 1 diverged)"],
+    }
+
+
+def test_a_rule_that_holds_and_one_whose_rate_diverges(tmp_path):
+    """The prediction is from the first batch size in the list, not from the next one."""
+    losses = {
+        (0.1, 64): [2.0, 2.1],
+        (0.2, 64): [1.0, 1.1],
+        (0.1, 128): [1.5, 1.6],
+        (0.2, 128): [1.2, 1.3],
+        (0.1, 256): [1.5, 1.6],
+        (0.2, 256): [1.2, None],
+    }
+    found = cells(Results.read(write_sweep(tmp_path, losses)).table())
+    assert found["base_lr=0.2_global_batch_size=64"] == ["1.05 ± 0.071 (2)", "best ± 0.05"]
+    assert found["base_lr=0.2_global_batch_size=128"] == ["1.25 ± 0.071 (2)", "best ± 0.05, the rule holds"]
+    assert found["base_lr=0.2_global_batch_size=256"] == ["1.2 (1, 1 diverged)", "the rule does not hold"]
 
 
 def test_of_an_accuracy_higher_is_better(tmp_path):
-    """The accuracies are one minus the losses, so the verdicts are the same."""
-    folder = write_sweep(tmp_path, metric="accuracy", higher_is_better=True)
-    results, rule = Results.read(folder).tables()
-    assert results.rows[1][:2] == ["0.1", "-0.1 ± 0.1 (3)"]
-    assert [row[1] for row in rule.rows[1:]] == ["0.1", "0.2", "0.2"]
-    assert [row[-1] for row in rule.rows[1:]] == ["reference", "does not hold", "cannot be told"]
+    """The accuracies are one minus the losses, so the findings are the same."""
+    accuracy = cells(Results.read(write_sweep(tmp_path / "a", metric="accuracy", higher_is_better=True)).table())
+    loss = cells(Results.read(write_sweep(tmp_path / "b")).table())
+    assert accuracy["base_lr=0.1_global_batch_size=64"][0] == "-0.1 ± 0.1 (3)"
+    assert [row[1:] for row in accuracy.values()] == [row[1:] for row in loss.values()]
 
 
 def test_samples_and_time_to_a_target(tmp_path):
     losses = {(0.1, 64): [1.0, 1.2, 1.1], (0.1, 128): [2.0, 1.2, 2.0]}
-    folder = write_sweep(tmp_path, losses)
-    (*_, table) = Results.read(folder).tables(target=1.25)
-    assert table.title == "training until the first evaluation with a loss of 1.25"
-    # Every run is at 1.25 after step 100, of 0.07 s each.
-    assert table.rows[1] == ["0.1", "64", "3 of 3", "6,400 ± 0", "–", "0.1167 ± 0"]
-    assert table.rows[2] == ["0.1", "128", "3 of 3", "1.28e+04 ± 0", "–", "0.1167 ± 0"]
-    (*_, table) = Results.read(folder).tables(target=1.1)
-    assert [row[2] for row in table.rows[1:]] == ["2 of 3", "0 of 3"]
+    results = Results.read(write_sweep(tmp_path, losses))
+    assert cells(results.table(target=1.25)) == {
+        "loss": ["finding", "samples to 1.25", "tokens to 1.25", "minutes to 1.25"],
+        # Every run is at 1.25 after step 100, of 0.07 s each.
+        "global_batch_size=64": ["1.1 ± 0.1 (3)", "6,400 ± 0 (3)", "–", "0.1167 ± 0 (3)"],
+        "global_batch_size=128": ["1.733 ± 0.46 (3)", "1.28e+04 ± 0 (3)", "–", "0.1167 ± 0 (3)"],
+    }
+    reached = cells(results.table(target=1.1))
+    assert [row[1] for row in reached.values()][1:] == ["1.28e+04 ± 0 (2)", "–"]
 
 
 def test_points_that_are_not_finished(tmp_path, capsys):
@@ -95,9 +122,9 @@ def test_points_that_are_not_finished(tmp_path, capsys):
     status = folder / "base_lr=0.1_global_batch_size=64_seed=1/status.json"
     status.write_text(status.read_text().replace('"finished"', '"running"'))
     (folder / "base_lr=0.2_global_batch_size=64_seed=0/plan.json").unlink()
-    results, _ = Results.read(folder).tables()
-    assert results.title.endswith("; 2 of 24 points are not finished")
-    assert [row[1] for row in results.rows[1:]] == ["1.05 ± 0.071 (2)", "1.45 ± 0.071 (2)"]
+    table = Results.read(folder).table()
+    assert "; 22 of 24 points are over" in table
+    assert [row[0] for row in cells(table).values()][1:6:4] == ["1.05 ± 0.071 (2)", "1.45 ± 0.071 (2)"]
     for plan in folder.glob("*/plan.json"):
         plan.unlink()
     assert main(["report", str(folder)]) == 2
@@ -107,13 +134,12 @@ def test_points_that_are_not_finished(tmp_path, capsys):
 def test_the_report_has_tables_and_a_plot(tmp_path, capsys):
     folder = write_sweep(tmp_path, {(0.1, 64): [1.0, 1.2, 1.1], (0.2, 64): [1.5, 1.5, 1.5]})
     assert main(["report", str(folder), "--target", "1.3"]) == 0
-    printed = capsys.readouterr().out
-    assert "  0.1      1.1 ± 0.1 (3)\n" in printed
+    assert " 1.1 ± 0.1 (3)  best ± 0.058 " in capsys.readouterr().out
     text = (folder / "report.html").read_text()
-    assert "<td>0.1</td><td>1.1 ± 0.1 (3)</td>" in text
+    assert " 1.1 ± 0.1 (3)  best ± 0.058 " in text
     call = text.index('"sweep",', text.index('id="sweep"'))
     (line,), _ = json.JSONDecoder().raw_decode(text, text.index("[{", call))
-    assert (line["name"], line["x"], line["y"]) == ("batch 64", [0.1, 0.2], pytest.approx([1.1, 1.5]))
+    assert (line["x"], line["y"]) == ([0.1, 0.2], pytest.approx([1.1, 1.5]))
     assert line["error_y"]["array"] == pytest.approx([0.1, 0.0])
     assert main(["report", str(folder / "base_lr=0.1_seed=0"), "--target", "1"]) == 2
     assert "--target needs the folder of a sweep" in capsys.readouterr().err

@@ -35,21 +35,23 @@ def run(options: argparse.Namespace) -> int:
     """Write the report and say where it is."""
     from largebatch.tools.report.runs import read_runs
     from largebatch.tools.sweep.points import SWEEP_FILE
-    from largebatch.tools.sweep.results import Results, print_tables
+    from largebatch.tools.sweep.results import Results
 
     folders: list[Path] = options.run_dirs
     sweep = Results.read(folders[0]) if len(folders) == 1 and (folders[0] / SWEEP_FILE).is_file() else None
     if options.target is not None and not sweep:
         raise UserError("--target needs the folder of a sweep")
-    tables = sweep.tables(options.target) if sweep else []
-    print_tables(tables)
-    runs = list(sweep.runs.values()) if sweep else read_runs(folders)
+    if sweep:
+        print(sweep.table(options.target))
+    runs = sweep.runs if sweep else read_runs(folders)
     out: Path = options.out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
     if find_spec("plotly") is None:
         raise UserError('curves need plotly; pip install "largebatch[report]"')
     from largebatch.tools.report.page import page, write_page
+    from largebatch.tools.report.sweep import sweep_html
 
     axis = options.axis or ("step" if len(runs) == 1 else "samples")
-    write_page(page(runs, time.time(), axis, sweep, tables), out)
+    of_sweep = sweep_html(sweep, options.target) if sweep else ""
+    write_page(page(runs, time.time(), axis, of_sweep), out)
     print(f"wrote {out} ({out.stat().st_size / 1e6:,.1f} MB)")
     return 0

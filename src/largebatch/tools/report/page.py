@@ -16,8 +16,6 @@ from largebatch.regular_file import read_bytes
 from largebatch.storage.files import replace_file
 from largebatch.tools.report.curves import curves_html
 from largebatch.tools.report.runs import EVALUATION, ReportedRun, columns
-from largebatch.tools.report.sweep import sweep_html
-from largebatch.tools.sweep.results import Results, Table
 
 GENERATOR = '<meta name="generator" content="largebatch '
 """Text in the pages of all versions."""
@@ -42,28 +40,21 @@ def write_page(text: str, out: Path) -> None:
         raise UserError(f"{out} cannot be written: {error}; choose another --out") from error
 
 
-def page(
-    runs: Sequence[ReportedRun],
-    now: float,
-    axis: str = "step",
-    sweep: Results | None = None,
-    tables: Sequence[Table] = (),
-) -> str:
+def page(runs: Sequence[ReportedRun], now: float, axis: str = "step", sweep: str = "") -> str:
     """Return the whole file, about runs as they stood at `now`, in seconds since 1970, with curves against `axis`.
 
-    `tables` are those of the sweep that the runs are from.
+    `sweep` is the HTML about the sweep that the runs are from.
     """
     names = [run.name for run in runs]
     results = _side_by_side([_results(run) for run in runs])
     configs = _side_by_side([run.config for run in runs])
-    shown = [f"<p>{escape(table.title)}</p>{_table(table.rows[0], table.rows[1:])}" for table in tables]
     return Template(files(__package__).joinpath("page.html").read_text(encoding="utf-8")).substitute(
         version=__version__,
         now=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now)),
         title=escape(", ".join(names)),
         results=_table(["", *names], results),
         curves=curves_html(runs, axis) or "<p>No step has been logged yet.</p>",
-        sweep="\n".join(["<h2>Sweep</h2>", *shown, sweep_html(sweep)]) if sweep else "",
+        sweep=sweep,
         differences=_table(["", *names], [row for row in configs if len(set(row[1:])) > 1]),
     )
 

@@ -35,8 +35,7 @@ def add_options(parser: argparse.ArgumentParser, folder: str) -> None:
     parser.add_argument("--folder", type=Path, metavar="DIR", help=f"folder of the runs; default: {folder}")
     parser.add_argument("--metric", default="loss", help="what the last evaluation is compared by; default: loss")
     parser.add_argument("--higher-is-better", action="store_true", help="of the metric, such as an accuracy")
-    at_once = "points that train at the same time; default: 1 here, and as many as Slurm starts"
-    parser.add_argument("--max-parallel", type=positive_int, metavar="N", help=at_once)
+    parser.add_argument("--max-parallel", type=positive_int, help="points that train at once; default here: 1")
     parser.add_argument("--num-processes", type=positive_int, default=1, help="processes of each run here; default: 1")
     parser.add_argument("--strategy", help="an Accelerate config; default: ddp for several processes, or the script's")
     parser.add_argument("--slurm", action="store_true", help="submit the points as one array; takes options of sbatch")
@@ -49,7 +48,7 @@ def add_options(parser: argparse.ArgumentParser, folder: str) -> None:
 def run(options: argparse.Namespace) -> int:
     """Train the points that are missing, and print the table; 1 if a point fails."""
     from largebatch.tools.sweep.points import Sweep, grid
-    from largebatch.tools.sweep.results import Results, print_tables
+    from largebatch.tools.sweep.results import Results
     from largebatch.tools.sweep.start import start
 
     task, overrides, sbatch_options = task_and_words(options)
@@ -60,5 +59,5 @@ def run(options: argparse.Namespace) -> int:
     folder = options.folder or Path("runs/sweeps", recipe.stem)
     code = start(sweep, folder, task, options, sbatch_options)
     if not (options.dry_run or options.slurm):
-        print_tables(Results.read(folder).tables())
+        print(f"\n{Results.read(folder).table()}")
     return code

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from largebatch.config import flatten, split_overrides
+from largebatch.config import flatten, override_words, split_overrides
 from largebatch.errors import UserError, file_errors
 from largebatch.regular_file import read_bytes
 from largebatch.storage.files import replace_json_file
@@ -38,7 +38,7 @@ class Sweep:
 
     recipe: str  # its file
     content: dict[str, Any]  # the recipe's JSON
-    points: list[Point]
+    points: list[Point]  # those that differ in their seeds alone follow each other
     metric: str = "loss"  # in evaluations.jsonl
     higher_is_better: bool = False
     start: str | None = None  # the checkpoint that all points branch from; None: they begin at the beginning
@@ -46,7 +46,7 @@ class Sweep:
     @property
     def options(self) -> list[str]:
         """The words of each run besides its overrides."""
-        return [f"--branch-from={self.start}", f"--allow-change={','.join(BRANCHED)}"] if self.start else []
+        return [f"--allow-change={','.join(BRANCHED)}"] if self.start else []
 
     @classmethod
     def read(cls, folder: Path) -> "Sweep":
@@ -65,23 +65,18 @@ class Sweep:
         """
         with file_errors(f"--folder: {folder} cannot be written", "choose another folder"):
             folder.mkdir(parents=True, exist_ok=True)
-            if not (folder / SWEEP_FILE).exists() and any(folder.iterdir()):
-                raise UserError(f"--folder: {folder} holds files that are not a sweep's; choose another folder")
             if (folder / SWEEP_FILE).exists():
                 before, now = (sweep._identity() for sweep in (self.read(folder), self))
-                lines = [
-                    f"  - {name}: {json.dumps(value)} there, {json.dumps(now.get(name))} now"
-                    for name, value in before.items()
-                    if name not in now or now[name] != value
-                ]
-                if lines:
-                    differing = "\n".join(lines)
-                    raise UserError(f"--folder: {folder} holds another sweep; choose another folder:\n{differing}")
+                if changed := [name for name in before if before[name] != now.get(name)]:
+                    what = f"{folder} holds another sweep, which differs in {', '.join(changed)}"
+                    raise UserError(f"--folder: {what}; choose another folder")
+            elif any(folder.iterdir()):
+                raise UserError(f"--folder: {folder} holds files that are not a sweep's; choose another folder")
             replace_json_file(folder / SWEEP_FILE, asdict(self))
 
     def _identity(self) -> dict[str, Any]:
         """What may not change, by dotted name."""
-        points = {point.name: " ".join(point.overrides) for point in self.points}
+        points = {point.name: point.overrides for point in self.points}
         return flatten({"recipe": self.content, "start": self.start, "points": points})
 
 
@@ -100,36 +95,32 @@ def grid(words: Sequence[str], seeds: int, seed: int = 0) -> list[Point]:
     values = {name: _values(name, text) for name, text in split_overrides(words)}
     first_seeds = values.pop("seed", [seed])
     all_seeds = [first + number if type(first) is int else first for first in first_seeds for number in range(seeds)]
-    swept = [name for name, listed in values.items() if len(listed) > 1]
-    fields = [name.rpartition(".")[2] for name in swept]
-    short = {name: field if fields.count(field) == 1 else name for name, field in zip(swept, fields, strict=True)}
     points: dict[str, Point] = {}
-    for places in itertools.product(*(range(len(listed)) for listed in values.values())):
-        chosen = {name: listed[place] for (name, listed), place in zip(values.items(), places, strict=True)}
-        shown = [f"{short[name]}={_shown(chosen[name], places[list(values).index(name)])}" for name in swept]
+    for combination in itertools.product(*(enumerate(listed, 1) for listed in values.values())):
+        chosen = dict(zip(values, combination, strict=True))
+        fixed = {name: value for name, (_, value) in chosen.items()}
+        swept = [name for name, listed in values.items() if len(listed) > 1]
+        shown = [f"{name.rpartition('.')[2]}={_shown(*chosen[name])}" for name in swept]
         for each in all_seeds:
             name = "_".join([*shown, f"seed={each}"])
             if name in points:
                 raise UserError(f"{name}: a value is listed twice; list each once")
-            overrides = [f"--{field}={json.dumps(value)}" for field, value in {**chosen, "seed": each}.items()]
-            points[name] = Point(name, {field: chosen[field] for field in swept}, each, overrides)
+            settings = {field: fixed[field] for field in swept}
+            points[name] = Point(name, settings, each, override_words({**fixed, "seed": each}))
     return list(points.values())
 
 
 def _values(name: str, text: str) -> list[Any]:
+    is_list = text.lstrip().startswith("[")
     try:
-        listed = json.loads(f"[{text}]")
+        listed: list[Any] = json.loads(text if is_list else f"[{text}]")
     except (ValueError, RecursionError):
-        return [text]
-    if len(listed) == 1 and isinstance(listed[0], list):
-        listed = listed[0]
-    elif len(listed) > 1 and not all(type(value) in (int, float) for value in listed):
         return [text]
     if not listed:
         raise UserError(f"--{name} {text}: the list has no values; a value that is itself a list is written [[…]]")
-    return list(listed)
+    are_values = is_list or len(listed) == 1 or all(type(value) in (int, float) for value in listed)
+    return listed if are_values else [text]
 
 
-def _shown(value: Any, place: int) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if IN_A_NAME.fullmatch(text) else f"value{place + 1}"
+def _shown(place: int, value: Any) -> str:
+    return str(value) if IN_A_NAME.fullmatch(str(value)) else f"value{place}"

@@ -1,44 +1,41 @@
-"""What the runs of a sweep have reached, by batch size and learning rate, as tables of text."""
+"""What the runs of a sweep have reached, as a table."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import math
 from dataclasses import dataclass
-from functools import cached_property
+from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from largebatch.errors import UserError
-from largebatch.tools.report.runs import EVALUATION, ReportedRun, number, read_runs
-from largebatch.tools.sweep.points import BATCH, RATE, Point, Sweep
+from largebatch.estimate.table import aligned
+from largebatch.tools.report.runs import ReportedRun, number, read_runs
+from largebatch.tools.sweep.points import BATCH, RATE, Sweep
 from largebatch.tools.sweep.verdicts import Cell, verdict
 
 
-class Place(NamedTuple):
-    """Settings that runs share, apart from their seeds."""
+@dataclass(frozen=True, eq=False)
+class Group:
+    """The runs with the same settings, which differ in their seeds."""
 
-    others: str  # those besides rate and batch size
-    base_lr: float
-    batch: int  # the largest size, if it changes
+    name: str  # of its points, without the seed
+    settings: dict[str, Any]  # the values of the swept fields
+    runs: dict[int, ReportedRun]  # those that have begun, by seed
+    losses: dict[int, float]  # of those that are over: the metric, negated if higher is better; infinite if diverged
 
-
-class Table(NamedTuple):
-    """A title, and rows of which the first is the header."""
-
-    title: str
-    rows: list[list[str]]
-
-    def __str__(self) -> str:
-        widths = [max(map(len, column)) for column in zip(*self.rows, strict=True)]
-        lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in self.rows]
-        return "\n".join([self.title, *(f"  {line.rstrip()}" for line in lines)])
+    @property
+    def cell(self) -> Cell:
+        """The losses that are finite."""
+        finite = tuple(filter(math.isfinite, self.losses.values()))
+        return Cell(finite, len(self.losses) - len(finite))
 
 
 @dataclass(frozen=True)
 class Results:
-    """A sweep, and those of its runs that have begun, by the names of their points."""
+    """A sweep, and what its runs have reached."""
 
     sweep: Sweep
-    runs: Mapping[str, ReportedRun]
+    groups: list[Group]
 
     @classmethod
     def read(cls, folder: Path) -> "Results":
@@ -47,135 +44,87 @@ class Results:
         begun = [point.name for point in sweep.points if (folder / point.name / "plan.json").is_file()]
         if not begun:
             raise UserError(f"{folder}: no point of the sweep has begun yet")
-        runs = read_runs([folder / name for name in begun])
-        return cls(sweep, dict(zip(begun, runs, strict=True)))
-
-    def value_of(self, run: ReportedRun) -> float | None:
-        """The metric in the last evaluation of a finished run; None if there is none."""
-        values = [number(line, self.sweep.metric) for line in run.evaluations]
-        known = [value for value in values if value is not None]
-        return known[-1] if run.status.outcome == "finished" and known else None
-
-    @cached_property
-    def groups(self) -> dict[Place, list[tuple[Point, ReportedRun]]]:
-        """The points that have begun, with their runs, by what they share; sorted."""
-        found: dict[Place, list[tuple[Point, ReportedRun]]] = {}
-        for point in self.sweep.points:
-            run = self.runs.get(point.name)
-            if run and run.plan:
-                own = {n: v for n, v in point.settings.items() if n != RATE and not (n == BATCH and type(v) is int)}
-                others = ", ".join(f"{name}={json.dumps(value)}" for name, value in own.items())
-                place = Place(others, run.plan.learning_rate.base_lr, run.plan.max_global_batch_size)
-                found.setdefault(place, []).append((point, run))
-        return dict(sorted(found.items()))
-
-    @cached_property
-    def cells(self) -> dict[Place, Cell]:
-        """The results of the seeds of each group that has any."""
-        cells = {}
-        for place, members in self.groups.items():
-            values = [self.value_of(run) for _, run in members]
-            diverged = sum(run.status.outcome == "failed" and run.status.kind == "training" for _, run in members)
-            cell = Cell(tuple(value for value in values if value is not None), diverged)
-            if cell.values or diverged:
-                cells[place] = cell
-        return cells
-
-    def tables(self, target: float | None = None) -> list[Table]:
-        """All that can be said so far; `target` is a value of the metric."""
-        found = [self._results(), *self._rule(), *([] if target is None else [self._times_to(target)])]
-        return [table for table in found if len(table.rows) > 1]
-
-    def _results(self) -> Table:
-        batches = sorted({place.batch for place in self.cells})
-        rows = [["base_lr", *(f"batch {batch:,}" for batch in batches)]]
-        for others, rate in dict.fromkeys((place.others, place.base_lr) for place in self.cells):
-            cells = [self.cells.get(Place(others, rate, batch)) for batch in batches]
-            rows.append([_label(others, rate), *(shown(cell) if cell else "–" for cell in cells)])
-        what = f"{self.sweep.metric} of the last evaluation: mean ± standard deviation over seeds (number of seeds)"
-        waiting = len(self.sweep.points) - sum(len(cell.values) + cell.diverged for cell in self.cells.values())
-        return Table(
-            what + (f"; {waiting} of {len(self.sweep.points)} points are not finished" if waiting else ""), rows
-        )
+        runs = dict(zip(begun, read_runs([folder / name for name in begun]), strict=True))
+        results = cls(sweep, [])
+        for _, members in groupby(sweep.points, key=lambda point: json.dumps(point.settings)):
+            points = list(members)
+            of_seeds = {point.seed: runs[point.name] for point in points if point.name in runs}
+            losses = {seed: loss for seed, run in of_seeds.items() if (loss := results._loss(run)) is not None}
+            results.groups.append(Group(points[0].name.rpartition("_seed=")[0], points[0].settings, of_seeds, losses))
+        return results
 
     @property
-    def _order(self) -> Callable[[Place], float]:
-        sign = -1 if self.sweep.higher_is_better else 1
-        return lambda place: sign * self.cells[place].mean
+    def runs(self) -> list[ReportedRun]:
+        """The runs that have begun."""
+        return [run for group in self.groups for run in group.runs.values()]
 
-    def _rule(self) -> list[Table]:
-        """Whether the best rate at each batch size is the one that the recipe's rule predicts from the reference."""
-        tables = []
-        for others in dict.fromkeys(place.others for place in self.cells):
-            # A rate at which a seed diverges is not a good one, whatever the others reach.
-            places = [place for place in self.cells if place.others == others and not self.cells[place].diverged]
-            batches = sorted({place.batch for place in places})
-            best = {batch: min((p for p in places if p.batch == batch), key=self._order) for batch in batches}
-            if len(batches) < 2 or len({place.base_lr for place in places}) < 2:
-                continue
-            plan = self.groups[places[0]][0][1].plan
-            assert plan is not None
-            rate = plan.learning_rate
-            reference = rate.reference_batch_size if rate.reference_batch_size in best else batches[0]
-            rows = [
-                ["batch", "best base_lr", self.sweep.metric, "standard error", "predicted", self.sweep.metric, "rule"]
-            ]
-            for batch, place in best.items():
-                predicted = place._replace(base_lr=best[reference].base_lr)
-                cell, other = self.cells[place], self.cells.get(predicted)
-                error = f"{cell.standard_error:.2g}" if len(cell.values) > 1 else "–"
-                row = [f"{batch:,}", f"{place.base_lr:g}", shown(cell), error, f"{predicted.base_lr:g}"]
-                verdict = "reference" if batch == reference else self._held(place, predicted)
-                rows.append([*row, shown(other) if other else "–", verdict])
-            title = f"the {rate.scaling} rule, with the best base_lr at batch {reference:,}"
-            tables.append(Table(f"{title}{others and ', '}{others}", rows))
-        return tables
+    @property
+    def sign(self) -> int:
+        """The metric is this times the loss."""
+        return -1 if self.sweep.higher_is_better else 1
 
-    def _held(self, best: Place, predicted: Place) -> str:
-        """The verdict on a prediction."""
-        if best == predicted:
-            return "holds"
-        if predicted not in self.cells:
-            return "not trained"
-        cell, other = self.cells[best], self.cells[predicted]
-        if other.diverged:
-            return "does not hold"
-        lower, higher = (other, cell) if self.sweep.higher_is_better else (cell, other)
-        return "does not hold" if verdict(lower, higher) == "holds" else "cannot be told"
+    def _loss(self, run: ReportedRun) -> float | None:
+        if run.status.kind == "training":
+            return math.inf
+        values = [value for line in run.evaluations if (value := number(line, self.sweep.metric)) is not None]
+        return self.sign * values[-1] if run.status.outcome == "finished" and values else None
 
-    def _times_to(self, target: float) -> Table:
-        """The training until the first evaluation that reaches the target, as mean ± standard deviation."""
-        rows = [["base_lr", "batch", "reached by", "samples", "tokens", "minutes"]]
-        for place, members in self.groups.items():
-            reached = [places for _, run in members if (places := self._place_at(run, target))]
-            spans = [Cell(tuple(each[axis] for each in reached if axis in each)) for axis in rows[0][3:]]
-            texts = [f"{cell.mean:,.4g} ± {cell.std:,.2g}" if cell.values else "–" for cell in spans]
-            row = [_label(place.others, place.base_lr), f"{place.batch:,}", f"{len(reached)} of {len(members)}"]
-            rows.append([*row, *texts])
-        return Table(f"training until the first evaluation with a {self.sweep.metric} of {target:g}", rows)
+    def table(self, target: float | None = None) -> str:
+        """A row for each group; with a target, a value of the metric, also the training until it was reached."""
+        rows = {}
+        for group in self.groups:
+            rows[group.name] = {self.sweep.metric: shown(group.cell, self.sign), "finding": self._finding(group)}
+            if target is not None:
+                for axis in ("samples", "tokens", "minutes"):
+                    rows[group.name][f"{axis} to {target:g}"] = shown(self._training_until(target, group, axis))
+        over, count = sum(len(group.losses) for group in self.groups), len(self.sweep.points)
+        title = f"{self.sweep.metric} of the last evaluation, mean ± standard deviation over seeds (number of seeds)"
+        return "\n".join([f"{title}; {over} of {count} points are over", *aligned(rows)])
 
-    def _place_at(self, run: ReportedRun, target: float) -> dict[str, float]:
-        steps, values = run.curves.get(EVALUATION + self.sweep.metric, [[], []])
-        for step, value in zip(steps, values, strict=True):
-            if value >= target if self.sweep.higher_is_better else value <= target:
-                return {axis: place for axis, (place,) in run.places([float(step)]).items()}
-        return {}
+    def _finding(self, group: Group) -> str:
+        """Whether its rate is the best of those with the same other settings, with the standard error of the mean.
+
+        Also whether the rule holds, by which the best rate at the first batch size in the list is that for all sizes.
+        """
+        best = self._best(group.settings)
+        if best is None or RATE not in group.settings or not group.losses:
+            return ""
+        found = [f"best ± {best.cell.standard_error:.2g}"] if group is best else []
+        first = self.groups[0].settings.get(BATCH)
+        reference = self._best({**group.settings, BATCH: first}) if group.settings.get(BATCH) != first else None
+        if reference and reference.settings[RATE] == group.settings[RATE]:
+            is_worse = group.cell.diverged or verdict(best.cell, group.cell) == "holds"
+            otherwise = "the rule holds" if group is best else "the rule: cannot be told"
+            found.append("the rule does not hold" if is_worse else otherwise)
+        return ", ".join(found)
+
+    def _best(self, settings: dict[str, Any]) -> Group | None:
+        """The group with the lowest mean of those that differ from these settings in the rate, if at all.
+
+        A rate at which a seed diverges is not a good one, whatever the others reach.
+        """
+        settings = settings | {RATE: None}
+        stable = [
+            group
+            for group in self.groups
+            if group.settings | {RATE: None} == settings and group.cell.values and not group.cell.diverged
+        ]
+        return min(stable, key=lambda group: group.cell.mean, default=None)
+
+    def _training_until(self, target: float, group: Group, axis: str) -> Cell:
+        """The samples, tokens or minutes until the first evaluation that reaches the target, of runs that do."""
+        reached = []
+        for run in group.runs.values():
+            values = [(line["step"], number(line, self.sweep.metric)) for line in run.evaluations]
+            steps = [step for step, value in values if value is not None and self.sign * (value - target) <= 0]
+            reached += run.places([float(step) for step in steps[:1]]).get(axis, [])
+        return Cell(tuple(reached))
 
 
-def shown(cell: Cell) -> str:
+def shown(cell: Cell, sign: int = 1) -> str:
     """A cell of a table."""
     if not cell.values:
-        return f"diverged ({cell.diverged})"
-    spread = f" ± {cell.std:.2g}" if len(cell.values) > 1 else ""
+        return f"diverged ({cell.diverged})" if cell.diverged else "–"
+    spread = f" ± {cell.std:,.2g}" if len(cell.values) > 1 else ""
     diverged = f", {cell.diverged} diverged" if cell.diverged else ""
-    return f"{cell.mean:.4g}{spread} ({len(cell.values)}{diverged})"
-
-
-def _label(others: str, base_lr: float) -> str:
-    return f"{base_lr:g}{others and ', '}{others}"
-
-
-def print_tables(tables: Sequence[Table]) -> None:
-    """Print tables, with a blank line before each."""
-    for table in tables:
-        print(f"\n{table}")
+    return f"{sign * cell.mean:,.4g}{spread} ({len(cell.values)}{diverged})"

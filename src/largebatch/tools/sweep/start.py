@@ -2,12 +2,10 @@
 
 import argparse
 import os
-import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import ConfigError, UserError, counted
@@ -16,8 +14,8 @@ from largebatch.plan.strategies import STRATEGIES
 from largebatch.storage.layout import read_object
 from largebatch.tools.slurm.batch_script import SCRIPTS, BatchScript
 from largebatch.tools.slurm.lint import lint_scripts
-from largebatch.tools.slurm.rules import config_findings
 from largebatch.tools.slurm.submit import settings_of_job, submit_scripts
+from largebatch.tools.sweep.branches import branch_off
 from largebatch.tools.sweep.points import Point, Sweep
 
 SECONDS = 20 * 24 * 3600  # that a run may take; poll(2) takes no more than 24 days
@@ -41,46 +39,34 @@ def start(sweep: Sweep, folder: Path, task: Path, options: argparse.Namespace, s
     array = [f"--array={','.join(map(str, waiting))}{at_once}", f"--output={folder / POINTS}/%a.log"]
     file, environment = SCRIPTS / f"{recipe.stem}.sbatch", settings_of_job(options, folder) if options.slurm else {}
     scripts = [BatchScript(file, [*array, *sbatch_options], each.overrides, environment, task) for each in points]
-    if options.slurm:
-        problems = [[str(finding) for finding in lint_scripts([script], task=task)] for script in scripts]
-    else:
-        problems = [_problems(recipe, point, task, options.num_processes) for point in points]
-    _refuse(points, problems)
+    found: dict[str, str] = {}
+    for point, script in zip(points, scripts, strict=True):
+        try:
+            resolve(load_config(recipe, point.overrides, task=task), options.num_processes)
+            problems = [str(finding) for finding in lint_scripts([script], task=task)] if options.slurm else []
+        except ConfigError as error:
+            problems = error.problems
+        for problem in problems:
+            found.setdefault(problem, point.name)
+    if found:
+        lines = [f"{name}: {problem}" for problem, name in found.items()]
+        raise ConfigError(lines, "the sweep, of which nothing was started")
     print(f"{counted(len(points), 'point')} in {folder}, {len(points) - len(waiting)} of them trained already")
+    if options.dry_run and not options.slurm:
+        return 0
     if not options.dry_run:
         sweep.write(folder)
-    if not waiting or (options.dry_run and not options.slurm):
-        return 0
-    if not options.slurm:
-        return _train_here(sweep, [points[number] for number in waiting], folder, task, options)
-    if not options.dry_run:
         (folder / POINTS).mkdir(exist_ok=True)
         for number, point in enumerate(points):
-            lines = "".join(f"{line}\n" for line in (point.name, *sweep.options, *point.overrides))
-            (folder / POINTS / str(number)).write_text(lines, encoding="utf-8")
-    return submit_scripts([scripts[number] for number in waiting], options, ["--sweep"])
-
-
-def _problems(recipe: Path, point: Point, task: Path, num_processes: int) -> list[str]:
-    found = [str(finding) for finding in config_findings(recipe, point.overrides, task)]
-    if not found:
-        try:
-            resolve(load_config(recipe, point.overrides, task=task), num_processes)
-        except ConfigError as error:
-            return error.problems
-    return found
-
-
-def _refuse(points: Sequence[Point], problems: Sequence[Sequence[str]]) -> None:
-    """Raise an error with each problem once, if there are any."""
-    names: dict[str, list[str]] = {}
-    for point, found in zip(points, problems, strict=True):
-        for problem in found:
-            names.setdefault(problem, []).append(point.name)
-    if names:
-        which = {what: f"{of[0]} and {len(of) - 1} more" if len(of) > 1 else of[0] for what, of in names.items()}
-        lines = [f"{which[what]}: {what}" for what in names]
-        raise ConfigError(lines, "the sweep, of which nothing was started")
+            lines = [f"{line}\n" for line in (point.name, *sweep.options, *point.overrides)]
+            (folder / POINTS / str(number)).write_text("".join(lines), encoding="utf-8")
+            if sweep.start and not (folder / point.name).exists():
+                branch_off(Path(sweep.start), folder / point.name)
+    if not waiting:
+        return 0
+    if options.slurm:
+        return submit_scripts([scripts[number] for number in waiting], options, ["--sweep"])
+    return _train_here(sweep, [points[number] for number in waiting], folder, task, options)
 
 
 def _is_over(run_dir: Path) -> bool:
@@ -102,16 +88,12 @@ def _train_here(sweep: Sweep, points: Sequence[Point], folder: Path, task: Path,
         strategy = options.strategy or next(iter(STRATEGIES))
         config: RecipeConfig = load_config(sweep.recipe, points[0].overrides, task=task)
         environment = launch_environment(find_accelerate_configs(None, [strategy], config)[strategy], world_size)
-    devices: SimpleQueue[Mapping[str, str]] = SimpleQueue()
-    for number in range(at_once):
-        devices.put(_devices(number, at_once, world_size))
     preload_tasks([task])
 
-    def run(point: Point) -> bool:
+    def run(point: Point, devices: Mapping[str, str]) -> bool:
         """Whether the point is over."""
-        mine, begun, logs = devices.get(), time.monotonic(), folder / "logs" / point.name
+        logs = folder / "logs" / point.name
         logs.mkdir(parents=True, exist_ok=True)
-        failure = None
         try:
             run_job(
                 partial(train, run_dir=(folder / point.name).absolute(), task=task),
@@ -119,40 +101,39 @@ def _train_here(sweep: Sweep, points: Sequence[Point], folder: Path, task: Path,
                 *sweep.options,
                 *point.overrides,
                 world_size=world_size,
-                environment={**environment, **mine},
+                environment={**environment, **devices},
                 folder=Path.cwd(),
                 timeout=SECONDS,
                 logs=logs,
             )
+            print(f"{point.name}: finished", flush=True)
         except JobFailed as error:
-            failure = error.in_one_line(task)
-        finally:
-            devices.put(mine)
-        is_over = _is_over(folder / point.name)
-        how = "failed" if not is_over else "finished" if failure is None else "diverged"
-        because = "" if failure is None else f": {failure}; its output is in {logs}"
-        print(f"{point.name}: {how} after {time.monotonic() - begun:.0f} s{because}", flush=True)
-        return is_over
+            print(f"{point.name}: {error.in_one_line(task)}; its output is in {logs}", flush=True)
+        return _is_over(folder / point.name)
+
+    waiting = iter(points)
+
+    def run_in_turn(devices: Mapping[str, str]) -> bool:
+        are_over = [run(point, devices) for point in waiting]
+        return all(are_over)
 
     with ThreadPoolExecutor(at_once) as pool:
-        runs = [pool.submit(run, point) for point in points]
         try:
-            are_over = [each.result() for each in as_completed(runs)]
-        except BaseException:
-            # Such as Ctrl-C, which the runs have got, too: they stop with a checkpoint.
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return 0 if all(are_over) else 1
+            are_over = all(pool.map(run_in_turn, _shares(at_once, world_size)))
+        finally:
+            # After Ctrl-C, which the runs have got, too, and stop with a checkpoint, none may follow them.
+            list(waiting)
+    return 0 if are_over else 1
 
 
-def _devices(number: int, at_once: int, world_size: int) -> dict[str, str]:
+def _shares(at_once: int, world_size: int) -> list[dict[str, str]]:
     """The variables with which runs at the same time share the machine: threads, and GPUs if there are enough."""
     import torch
 
     threads = os.environ.get("OMP_NUM_THREADS") or str(max((os.cpu_count() or 1) // (at_once * world_size), 1))
-    count = torch.cuda.device_count()
-    given = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    names = given if len(given) == count else [str(device) for device in range(count)]
-    mine = names[number * world_size : (number + 1) * world_size]
-    gpus = {"CUDA_VISIBLE_DEVICES": ",".join(mine)} if at_once > 1 and at_once * world_size <= count else {}
-    return {"OMP_NUM_THREADS": threads, **gpus}
+    gpus = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))).split(",")
+    shares = [{"OMP_NUM_THREADS": threads} for _ in range(at_once)]
+    if at_once * world_size <= len(gpus):
+        for number, share in enumerate(shares):
+            share["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[number * world_size : (number + 1) * world_size])
+    return shares

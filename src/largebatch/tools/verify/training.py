@@ -3,14 +3,12 @@
 Small are a recipe's debug model, data and a batch for a laptop's CPU without a hub, and a schedule of a few steps.
 """
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from largebatch.config import RecipeConfig, task_of
-from largebatch.config.recipe import as_json
+from largebatch.config import RecipeConfig, as_json, override_words, task_of
 from largebatch.config.sections import StepDecay, WarmupStableDecay
 from largebatch.task_folders import import_from
 
@@ -29,7 +27,7 @@ def train(recipe: Path, *arguments: str, run_dir: Path, task: Path | None = None
 
 def debug_model_overrides(config: RecipeConfig) -> list[str]:
     """The overrides that replace the model with the recipe's `debug_model`; none if it has none."""
-    return _words({f"model.{name}": value for name, value in (config.debug_model or {}).items()})
+    return override_words({f"model.{name}": value for name, value in (config.debug_model or {}).items()})
 
 
 def tiny_data_overrides(config: RecipeConfig) -> list[str]:
@@ -41,7 +39,7 @@ def tiny_data_overrides(config: RecipeConfig) -> list[str]:
     if tiny is None:
         return []
     batch = {"global_batch_size": 32, "micro_batch_size": 8}
-    return [LONG, *_words({"batch": batch, **tiny})]
+    return [LONG, *override_words({"batch": batch, **tiny})]
 
 
 def short_schedule_overrides(config: RecipeConfig, steps: int) -> list[str]:
@@ -77,14 +75,10 @@ def short_schedule_overrides(config: RecipeConfig, steps: int) -> list[str]:
         changes["optimizer.groups"] = groups
     if phases:
         changes["data.weight_phases"] = phases
-    return _words(changes)
+    return override_words(changes)
 
 
 def _moments(changes: Sequence[Any], start: int, end: int) -> list[dict[str, int]]:
     """A moment for each change, at equal intervals between two steps."""
     count = len(changes)
     return [{"steps": start + number * (end - start) // (count + 1)} for number in range(1, count + 1)]
-
-
-def _words(changes: dict[str, Any]) -> list[str]:
-    return [f"--{name}={json.dumps(value)}" for name, value in changes.items()]
