@@ -21,8 +21,7 @@ def test_a_noisy_quadratic(tmp_path, monkeypatch, capsys):
     bench/critical_batch.py has all batches and enough seeds.
     """
     run_dir, folder = tmp_path / "run", tmp_path / "branches"
-    before = train(run_dir, STEP)
-    train(tmp_path / "whole", STEP + WINDOW // BATCH)
+    before = train(run_dir, STEP + WINDOW // BATCH)
     command = ["critical-batch", str(run_dir), "--at", str(STEP), "--batches", "8", "--folder", str(folder)]
     command += ["--window", "500"]
 
@@ -42,7 +41,7 @@ def test_a_noisy_quadratic(tmp_path, monkeypatch, capsys):
     assert "ended without a result" in failure
     assert main(command) == 0
 
-    assert_same_weights(folder / own.name / "model", tmp_path / "whole/model")
+    assert_same_weights(folder / own.name / "model", run_dir / "model")
     for point, multiple, starts in ((own, 1, 1), (killed, 8, 2)):
         history = read_json_lines(folder / point.name / "history.jsonl")
         assert [(line["event"], line["step"]) for line in history] == [

@@ -92,17 +92,17 @@ def test_a_folder_gets_more_points_but_no_other_sweep(tmp_path):
     more.write(folder)
     assert Sweep.read(folder) == more
     for other, line in (
-        (sweep(*RATES), r"differs in points\.base_lr=0\.001_seed=1, .*points\.base_lr=0\.004_seed=1;"),
+        (sweep(*RATES), r"points\.base_lr=0\.001_seed=1, .*points\.base_lr=0\.004_seed=1;"),
         (
             sweep("--learning_rate.base_lr=1e-3,2e-3,4e-3", "--a=1", seeds=2),
-            r"differs in points\.base_lr=0\.001_seed=0, ",
+            r"points\.base_lr=0\.001_seed=0, ",
         ),
         (
             sweep("--learning_rate.base_lr=1e-3,2e-3,4e-3", seeds=2, content={"train": {"duration": {"steps": 6}}}),
-            r"differs in recipe\.seed, recipe\.train\.duration\.steps;",
+            r"recipe\.seed, recipe\.train\.duration\.steps;",
         ),
     ):
-        with pytest.raises(UserError, match=f"{folder} holds another sweep, which {line}"):
+        with pytest.raises(UserError, match=f"{folder} holds a sweep with other {line}"):
             other.write(folder)
     assert Sweep.read(folder) == more
     (tmp_path / "other").mkdir()
@@ -123,7 +123,7 @@ def test_a_wrong_point_is_told_before_any_starts(tmp_path, capsys):
     words = ["--learning_rate.base_lr=[0.001, -1]", "--batch.global_batch_size", "24,25", "--seeds", "2"]
     assert main(["sweep", str(MAPS), *words, "--folder", str(folder)]) == 2
     told = capsys.readouterr().err
-    assert "2 problems in the sweep, of which nothing was started:" in told
+    assert "2 problems in the sweep; nothing was started:" in told
     assert "  - base_lr=0.001_global_batch_size=25_seed=3: " in told
     assert "25 is not a multiple of batch.micro_batch_size 2" in told
     assert "  - base_lr=-1_global_batch_size=24_seed=3: " in told

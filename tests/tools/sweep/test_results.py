@@ -2,8 +2,10 @@
 
 import json
 import re
+from base64 import b64decode
 from dataclasses import asdict
 
+import numpy as np
 import pytest
 
 from largebatch.tools.command_line import main
@@ -139,8 +141,8 @@ def test_the_report_has_tables_and_a_plot(tmp_path, capsys):
     assert " 1.1 ± 0.1 (3)  best ± 0.058 " in text
     call = text.index('"sweep",', text.index('id="sweep"'))
     (line,), _ = json.JSONDecoder().raw_decode(text, text.index("[{", call))
-    assert (line["x"], line["y"]) == ([0.1, 0.2], pytest.approx([1.1, 1.5]))
-    assert line["error_y"]["array"] == pytest.approx([0.1, 0.0])
+    drawn = [np.frombuffer(b64decode(values["bdata"])) for values in (line["x"], line["y"], line["error_y"]["array"])]
+    assert drawn == [pytest.approx([0.1, 0.2]), pytest.approx([1.1, 1.5]), pytest.approx([0.1, 0.0])]
     assert main(["report", str(folder / "base_lr=0.1_seed=0"), "--target", "1"]) == 2
     assert "--target needs the folder of a sweep" in capsys.readouterr().err
 

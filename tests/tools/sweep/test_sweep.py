@@ -1,12 +1,14 @@
 """Sweeps of small runs, stopped and continued."""
 
 import json
+import os
 
 import pytest
 
 import jobs  # noqa: F401  # for the server that jobs are forked from
 from largebatch.storage.files import read_json_lines
 from largebatch.tools.command_line import main
+from largebatch.tools.sweep.start import shares_of_machine
 from largebatch.tools.verify import jobs as server
 from paths import MAPS
 from resuming import TINY_MAPS, Interruption, run_interrupted
@@ -20,6 +22,25 @@ COMMAND = ["sweep", str(MAPS), *TINY, "--checkpoint.every.steps=2", "--batch.glo
 
 def history(run_dir):
     return [line for line in read_json_lines(run_dir / "history.jsonl") if line["event"] in ("started", "finished")]
+
+
+@pytest.mark.parametrize(
+    ("at_once", "world_size", "given", "gpus"),
+    [
+        (2, 2, "0,1,2,3", ["0,1", "2,3"]),
+        (3, 1, "4,6,7", ["4", "6", "7"]),
+        (1, 1, "4,6", ["4"]),
+        # Not enough: all runs see all of them.
+        (2, 2, "4,6,7", ["4,6,7", "4,6,7"]),
+    ],
+)
+def test_runs_at_the_same_time_have_gpus_of_their_own(at_once, world_size, given, gpus, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 13)
+    found = shares_of_machine(at_once, world_size)
+    assert [share["CUDA_VISIBLE_DEVICES"] for share in found] == gpus
+    assert {share["OMP_NUM_THREADS"] for share in found} == {str(13 // (at_once * world_size))}
 
 
 def test_it_is_stopped_and_continued_and_trains_nothing_twice(tmp_path, monkeypatch, capsys):

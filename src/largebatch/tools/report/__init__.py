@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
         raise UserError("--target needs the folder of a sweep")
     if sweep:
         print(sweep.table(options.target))
-    runs = sweep.runs if sweep else read_runs(folders)
+    runs = [run for group in sweep.groups for run in group.runs.values()] if sweep else read_runs(folders)
     out: Path = options.out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
     if find_spec("plotly") is None:
         raise UserError('curves need plotly; pip install "largebatch[report]"')

@@ -13,15 +13,13 @@ def add_parser(commands: Commands) -> None:
         commands,
         "sweep",
         run,
-        description="Train a recipe at all combinations of the values that are listed for its fields, each with "
-        "several seeds, here or as one Slurm array, and print how they compare. Numbers are listed as 1e-3,2e-3, other "
-        "values as a JSON list; a value that is itself a list is written [[…]]. All points are planned and checked "
-        "first; if one is wrong, none is started. The same command continues a sweep that was stopped, and trains what "
-        "is missing if it lists more values or seeds. `largebatch report FOLDER` has the curves.",
+        description="Train a recipe at all combinations of the values that are listed for its fields, with several "
+        "seeds, here or as one Slurm array. Numbers are listed as 1e-3,2e-3, other values as a JSON list; a value that "
+        "is itself a list is written [[…]]. All points are planned and checked first: if one is wrong, none starts. "
+        "The same command continues a sweep, with more values or seeds if it lists them; `largebatch report` shows it.",
         epilog="""examples:
   largebatch sweep RECIPE.json --learning_rate.base_lr 1e-3,2e-3 --batch.global_batch_size 256,1024 --seeds 3
-  largebatch sweep RECIPE.json --learning_rate.scaling '["linear", "sqrt"]' --max-parallel 4
-  largebatch sweep RECIPE.json --learning_rate.base_lr 1e-3,2e-3 --slurm --nodes 2 --gpus-per-node 8 --partition=gpu""",
+  largebatch sweep RECIPE.json --learning_rate.scaling '["linear", "sqrt"]' --slurm --nodes 2 --partition=gpu""",
         takes_overrides=True,
     )
     add_recipe(parser)

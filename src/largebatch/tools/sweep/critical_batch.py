@@ -2,17 +2,22 @@
 
 import argparse
 import json
+import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from largebatch.batch import Length, Timeline
 from largebatch.config import RecipeConfig, load_config, override_words, task_of
 from largebatch.errors import UserError
-from largebatch.plan import resolve
+from largebatch.plan import RunPlan, resolve
 from largebatch.storage.catalog import entries
 from largebatch.storage.files import read_json_lines, replace_json_file
 from largebatch.storage.layout import read_manifest
 from largebatch.tools.options import Commands, add_command, positive_float, positive_int, positive_ints
 from largebatch.tools.slurm.submit import split_words
 from largebatch.tools.sweep import add_options
+from largebatch.tools.sweep.points import BATCH, Point, Sweep
 
 
 def add_parser(commands: Commands) -> None:
@@ -38,8 +43,6 @@ def add_parser(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Train the branches that are missing, and say what they allow to; 1 if one fails."""
-    from largebatch.tools.sweep.branches import branch_points, branch_sections
-    from largebatch.tools.sweep.points import BATCH, Sweep
     from largebatch.tools.sweep.results import Results
     from largebatch.tools.sweep.start import start
     from largebatch.tools.sweep.verdicts import largest_within
@@ -51,28 +54,81 @@ def run(options: argparse.Namespace) -> int:
         raise UserError(f"{run_dir}: not a run's folder, or its recipe, {recipe}, is not here; go where it was started")
     checkpoints = {entry.step: entry.path for entry in entries(run_dir / "checkpoints") if entry.problem is None}
     if options.at not in checkpoints:
-        known = f"its steps: {', '.join(map(str, sorted(checkpoints))) or 'none'}; checkpoint.keep_every keeps more"
-        raise UserError(f"--at {options.at}: the run has no complete checkpoint of this step; {known}")
+        known = ", ".join(map(str, sorted(checkpoints))) or "none"
+        raise UserError(f"--at {options.at}: checkpoints are of the steps {known}; checkpoint.keep_every keeps more")
     options.config, task = recipe, task_of(recipe)
-    _, sbatch_options = split_words(options, ())
     recorded = read_manifest(checkpoints[options.at]).config
     del recorded["task"]
-    config: RecipeConfig = load_config(recipe, override_words(recorded), task=task)
-    plan = resolve(config, 1)
-    points = branch_points(options, task, recorded, plan)
+    plan = resolve(load_config(recipe, override_words(recorded), task=task), 1)
+    points = _branch_points(options, task, recorded, plan)
     checkpoint = str(checkpoints[options.at].absolute())
     sweep = Sweep(str(recipe), recorded, points, options.metric, options.higher_is_better, checkpoint)
     folder = options.folder or run_dir.with_name(f"{run_dir.name}.critical_batch_at_{options.at}")
-    code = start(sweep, folder, task, options, sbatch_options)
+    code = start(sweep, folder, task, options, split_words(options, ())[1])
     if options.dry_run:
         return code
     results = Results.read(folder)
-    losses = {group.settings[BATCH]: group.losses for group in results.groups}
-    batch, text = largest_within(losses, options.tolerance)
+    batch, text = largest_within({group.settings[BATCH]: group.losses for group in results.groups}, options.tolerance)
     print(f"\n{results.table()}\n\nafter step {options.at:,}: {text}")
     finding = {"samples": batch, "standard_error": None, "at_step": options.at, "tolerance": options.tolerance}
     replace_json_file(folder / "critical_batch.json", finding)
     if batch:
-        sections = branch_sections(recorded, plan.timeline, options.at, batch)
+        sections = _branch_sections(recorded, plan.timeline, options.at, batch)
         print(f"the recipe that follows:\n{json.dumps(sections, indent=2)}")
     return code
+
+
+def _branch_points(options: argparse.Namespace, task: Path, recorded: Mapping[str, Any], plan: RunPlan) -> list[Point]:
+    """A point for each multiple of the batch size at a step, and each seed; all train on as many samples.
+
+    Args:
+        options: Those of `largebatch critical-batch`. The window becomes a multiple of all batches.
+        task: The folder of the recipe's task.
+        recorded: The config of the run.
+        plan: Its plan.
+
+    Raises:
+        UserError: The window is longer than the rest of the run, or its schedule cannot be written in samples.
+    """
+    recipe, step = options.config, options.at
+    if plan.scaled_batch_size is not None:
+        raise UserError('learning_rate.decay: with "batch_growth", the rate does not follow the batch: choose another')
+    start, total = plan.timeline.at(step), plan.timeline.at(plan.total_steps).samples_before
+    sizes = [multiple * start.global_batch_size for multiple in sorted({1, *options.batches})]
+    common = math.lcm(*sizes)
+    last_sample = start.samples_before + math.ceil((options.window or 50 * max(sizes)) / common) * common
+    if last_sample > total:
+        left = f"only {total - start.samples_before:,} samples are left after step {step:,}, not"
+        raise UserError(f"--window: {left} {last_sample - start.samples_before:,}; write fewer, or an earlier --at")
+    points = []
+    for size in sizes:
+        sections = {**recorded, **_branch_sections(recorded, plan.timeline, step, size)}
+        branch: RecipeConfig = load_config(recipe, override_words(sections), task=task)
+        if size == start.global_batch_size and resolve(branch, 1).schedule != plan.schedule:
+            raise UserError("the schedule has steps that cannot be counted in samples; write it in samples, and train")
+        last_step = branch.timeline.steps_in(Length("samples", last_sample))
+        for seed in range(plan.seed, plan.seed + options.seeds):
+            words = override_words({**sections, "train.stop_after_steps": last_step, "seed": seed})
+            points.append(Point(f"global_batch_size={size}_seed={seed}", {BATCH: size}, seed, words))
+    return points
+
+
+def _branch_sections(recorded: Mapping[str, Any], timeline: Timeline, step: int, size: int) -> dict[str, Any]:
+    """The sections of a recipe that change if its batch size does at a step: all moments in steps are then in samples.
+
+    A larger batch has fewer steps.
+    """
+    phases = [phase for phase in timeline.phases if phase.first_step < step]
+    sizes = [{"from": {"steps": phase.first_step}, "size": phase.global_batch_size} for phase in phases]
+    sections = {name: _in_samples(section, timeline) for name, section in recorded.items()}
+    sections["batch"]["global_batch_size"] = [*sizes, {"from": {"steps": step}, "size": size}]
+    return {name: section for name, section in sections.items() if section != recorded[name]}
+
+
+def _in_samples(value: Any, timeline: Timeline) -> Any:
+    """A part of a config in which all moments in steps are in samples."""
+    if isinstance(value, Mapping):
+        if value.get("steps"):
+            return {"samples": timeline.at(value["steps"]).samples_before}
+        return {name: _in_samples(each, timeline) for name, each in value.items()}
+    return [_in_samples(each, timeline) for each in value] if isinstance(value, list) else value

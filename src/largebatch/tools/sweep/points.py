@@ -17,8 +17,6 @@ from largebatch.storage.files import replace_json_file
 
 SWEEP_FILE = "sweep.json"
 BATCH, RATE = "batch.global_batch_size", "learning_rate.base_lr"
-BRANCHED = (BATCH, "learning_rate", "train.duration", "optimizer.groups", "data.weight_phases", "seed")
-"""Fields in which a branch differs from the run that its checkpoint is from."""
 IN_A_NAME = re.compile(r"[\w.+-]{1,40}")  # a value that may stand in the name of a folder
 
 
@@ -45,8 +43,9 @@ class Sweep:
 
     @property
     def options(self) -> list[str]:
-        """The words of each run besides its overrides."""
-        return [f"--allow-change={','.join(BRANCHED)}"] if self.start else []
+        """The words of each run besides its overrides: a branch differs from the run of its checkpoint in these."""
+        changed = f"{BATCH},learning_rate,train.duration,optimizer.groups,data.weight_phases,seed"
+        return [f"--allow-change={changed}"] if self.start else []
 
     @classmethod
     def read(cls, folder: Path) -> "Sweep":
@@ -67,9 +66,8 @@ class Sweep:
             folder.mkdir(parents=True, exist_ok=True)
             if (folder / SWEEP_FILE).exists():
                 before, now = (sweep._identity() for sweep in (self.read(folder), self))
-                if changed := [name for name in before if before[name] != now.get(name)]:
-                    what = f"{folder} holds another sweep, which differs in {', '.join(changed)}"
-                    raise UserError(f"--folder: {what}; choose another folder")
+                if changed := ", ".join(name for name in before if before[name] != now.get(name)):
+                    raise UserError(f"--folder: {folder} holds a sweep with other {changed}; choose another folder")
             elif any(folder.iterdir()):
                 raise UserError(f"--folder: {folder} holds files that are not a sweep's; choose another folder")
             replace_json_file(folder / SWEEP_FILE, asdict(self))
@@ -93,20 +91,18 @@ def grid(words: Sequence[str], seeds: int, seed: int = 0) -> list[Point]:
         UserError: A list is empty, or has a value twice.
     """
     values = {name: _values(name, text) for name, text in split_overrides(words)}
-    first_seeds = values.pop("seed", [seed])
-    all_seeds = [first + number if type(first) is int else first for first in first_seeds for number in range(seeds)]
+    seeds_given = values.pop("seed", [seed])
+    values["seed"] = [each + more if type(each) is int else each for each in seeds_given for more in range(seeds)]
+    swept = [name for name, listed in values.items() if len(listed) > 1 and name != "seed"]
     points: dict[str, Point] = {}
     for combination in itertools.product(*(enumerate(listed, 1) for listed in values.values())):
         chosen = dict(zip(values, combination, strict=True))
-        fixed = {name: value for name, (_, value) in chosen.items()}
-        swept = [name for name, listed in values.items() if len(listed) > 1]
-        shown = [f"{name.rpartition('.')[2]}={_shown(*chosen[name])}" for name in swept]
-        for each in all_seeds:
-            name = "_".join([*shown, f"seed={each}"])
-            if name in points:
-                raise UserError(f"{name}: a value is listed twice; list each once")
-            settings = {field: fixed[field] for field in swept}
-            points[name] = Point(name, settings, each, override_words({**fixed, "seed": each}))
+        settings = {name: value for name, (_, value) in chosen.items()}
+        name = "_".join(f"{field.rpartition('.')[2]}={_shown(*chosen[field])}" for field in [*swept, "seed"])
+        if name in points:
+            raise UserError(f"{name}: a value is listed twice; list each once")
+        words = override_words(settings)
+        points[name] = Point(name, {field: settings[field] for field in swept}, settings["seed"], words)
     return list(points.values())
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from largebatch.errors import UserError
 from largebatch.estimate.table import aligned
-from largebatch.tools.report.runs import ReportedRun, number, read_runs
+from largebatch.tools.report.runs import ReportedRun, columns, number, read_runs
 from largebatch.tools.sweep.points import BATCH, RATE, Sweep
 from largebatch.tools.sweep.verdicts import Cell, verdict
 
@@ -54,11 +54,6 @@ class Results:
         return results
 
     @property
-    def runs(self) -> list[ReportedRun]:
-        """The runs that have begun."""
-        return [run for group in self.groups for run in group.runs.values()]
-
-    @property
     def sign(self) -> int:
         """The metric is this times the loss."""
         return -1 if self.sweep.higher_is_better else 1
@@ -89,35 +84,31 @@ class Results:
         best = self._best(group.settings)
         if best is None or RATE not in group.settings or not group.losses:
             return ""
-        found = [f"best ± {best.cell.standard_error:.2g}"] if group is best else []
+        found = [f"best ± {best.cell.standard_error:.2g}" if len(best.cell.values) > 1 else "best"]
         first = self.groups[0].settings.get(BATCH)
         reference = self._best({**group.settings, BATCH: first}) if group.settings.get(BATCH) != first else None
         if reference and reference.settings[RATE] == group.settings[RATE]:
             is_worse = group.cell.diverged or verdict(best.cell, group.cell) == "holds"
             otherwise = "the rule holds" if group is best else "the rule: cannot be told"
             found.append("the rule does not hold" if is_worse else otherwise)
-        return ", ".join(found)
+        return ", ".join(found if group is best else found[1:])
 
     def _best(self, settings: dict[str, Any]) -> Group | None:
         """The group with the lowest mean of those that differ from these settings in the rate, if at all.
 
         A rate at which a seed diverges is not a good one, whatever the others reach.
         """
-        settings = settings | {RATE: None}
-        stable = [
-            group
-            for group in self.groups
-            if group.settings | {RATE: None} == settings and group.cell.values and not group.cell.diverged
-        ]
+        rivals = [group for group in self.groups if {**group.settings, RATE: None} == {**settings, RATE: None}]
+        stable = [group for group in rivals if group.cell.values and not group.cell.diverged]
         return min(stable, key=lambda group: group.cell.mean, default=None)
 
     def _training_until(self, target: float, group: Group, axis: str) -> Cell:
         """The samples, tokens or minutes until the first evaluation that reaches the target, of runs that do."""
-        reached = []
+        reached: list[float] = []
         for run in group.runs.values():
-            values = [(line["step"], number(line, self.sweep.metric)) for line in run.evaluations]
-            steps = [step for step, value in values if value is not None and self.sign * (value - target) <= 0]
-            reached += run.places([float(step) for step in steps[:1]]).get(axis, [])
+            steps, values = columns(run.evaluations, "step", self.sweep.metric)
+            first = steps[self.sign * values <= self.sign * target][:1]
+            reached += run.places(first.tolist()).get(axis, [])
         return Cell(tuple(reached))
 
 

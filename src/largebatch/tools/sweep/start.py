@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -10,15 +11,13 @@ from pathlib import Path
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import ConfigError, UserError, counted
 from largebatch.plan import resolve
-from largebatch.plan.strategies import STRATEGIES
+from largebatch.storage.files import remove_folder
 from largebatch.storage.layout import read_object
 from largebatch.tools.slurm.batch_script import SCRIPTS, BatchScript
 from largebatch.tools.slurm.lint import lint_scripts
 from largebatch.tools.slurm.submit import settings_of_job, submit_scripts
-from largebatch.tools.sweep.branches import branch_off
 from largebatch.tools.sweep.points import Point, Sweep
 
-SECONDS = 20 * 24 * 3600  # that a run may take; poll(2) takes no more than 24 days
 POINTS = "points"
 """In the sweep's folder, a file for each point: its name and the words of its run, a line each, for slurm/launch.sh."""
 
@@ -30,9 +29,7 @@ def start(sweep: Sweep, folder: Path, task: Path, options: argparse.Namespace, s
         UserError: A point cannot be trained, or the folder holds something else; nothing was started.
     """
     if sbatch_options and not options.slurm:
-        raise UserError(
-            f"{sbatch_options[0]}: an option of sbatch, which needs --slurm; or the recipe has no such field"
-        )
+        raise UserError(f"{sbatch_options[0]}: an option of sbatch, which needs --slurm, or not a field of the recipe")
     recipe, points = Path(sweep.recipe), sweep.points
     waiting = [number for number, point in enumerate(points) if not _is_over(folder / point.name)]
     at_once = f"%{options.max_parallel}" if options.max_parallel else ""
@@ -46,14 +43,10 @@ def start(sweep: Sweep, folder: Path, task: Path, options: argparse.Namespace, s
             problems = [str(finding) for finding in lint_scripts([script], task=task)] if options.slurm else []
         except ConfigError as error:
             problems = error.problems
-        for problem in problems:
-            found.setdefault(problem, point.name)
+        found |= {problem: point.name for problem in problems if problem not in found}
     if found:
-        lines = [f"{name}: {problem}" for problem, name in found.items()]
-        raise ConfigError(lines, "the sweep, of which nothing was started")
+        raise ConfigError([f"{name}: {problem}" for problem, name in found.items()], "the sweep; nothing was started")
     print(f"{counted(len(points), 'point')} in {folder}, {len(points) - len(waiting)} of them trained already")
-    if options.dry_run and not options.slurm:
-        return 0
     if not options.dry_run:
         sweep.write(folder)
         (folder / POINTS).mkdir(exist_ok=True)
@@ -61,8 +54,8 @@ def start(sweep: Sweep, folder: Path, task: Path, options: argparse.Namespace, s
             lines = [f"{line}\n" for line in (point.name, *sweep.options, *point.overrides)]
             (folder / POINTS / str(number)).write_text("".join(lines), encoding="utf-8")
             if sweep.start and not (folder / point.name).exists():
-                branch_off(Path(sweep.start), folder / point.name)
-    if not waiting:
+                _branch_off(Path(sweep.start), folder / point.name)
+    if not waiting or (options.dry_run and not options.slurm):
         return 0
     if options.slurm:
         return submit_scripts([scripts[number] for number in waiting], options, ["--sweep"])
@@ -75,6 +68,25 @@ def _is_over(run_dir: Path) -> bool:
     return status.get("outcome") == "finished" or status.get("kind") == "training"
 
 
+def _branch_off(checkpoint: Path, run_dir: Path) -> None:
+    """Make the folder of a run that stands at a checkpoint of another run.
+
+    They share its files, which never change; each deletes its own links.
+
+    Raises:
+        UserError: The file system does not allow this.
+    """
+    new = run_dir.with_name(f".{run_dir.name}.new")
+    try:
+        remove_folder(new)
+        shutil.copytree(checkpoint, new / "checkpoints" / checkpoint.name, copy_function=os.link)
+        for name in ("plan.json", "config.json"):
+            shutil.copy(checkpoint.parent.parent / name, new)
+        new.rename(run_dir)
+    except OSError as error:
+        raise UserError(f"{run_dir}: {error}; choose a --folder on the file system of {checkpoint}") from None
+
+
 def _train_here(sweep: Sweep, points: Sequence[Point], folder: Path, task: Path, options: argparse.Namespace) -> int:
     """Train points in processes of their own, which are forked from one that has imported what they need."""
     # These import torch.
@@ -85,55 +97,47 @@ def _train_here(sweep: Sweep, points: Sequence[Point], folder: Path, task: Path,
     at_once, world_size = options.max_parallel or 1, options.num_processes
     environment: Mapping[str, str] = {}
     if world_size > 1 or options.strategy:
-        strategy = options.strategy or next(iter(STRATEGIES))
+        strategy = options.strategy or "ddp"
         config: RecipeConfig = load_config(sweep.recipe, points[0].overrides, task=task)
         environment = launch_environment(find_accelerate_configs(None, [strategy], config)[strategy], world_size)
     preload_tasks([task])
-
-    def run(point: Point, devices: Mapping[str, str]) -> bool:
-        """Whether the point is over."""
-        logs = folder / "logs" / point.name
-        logs.mkdir(parents=True, exist_ok=True)
-        try:
-            run_job(
-                partial(train, run_dir=(folder / point.name).absolute(), task=task),
-                Path(sweep.recipe).resolve(),
-                *sweep.options,
-                *point.overrides,
-                world_size=world_size,
-                environment={**environment, **devices},
-                folder=Path.cwd(),
-                timeout=SECONDS,
-                logs=logs,
-            )
-            print(f"{point.name}: finished", flush=True)
-        except JobFailed as error:
-            print(f"{point.name}: {error.in_one_line(task)}; its output is in {logs}", flush=True)
-        return _is_over(folder / point.name)
-
     waiting = iter(points)
 
-    def run_in_turn(devices: Mapping[str, str]) -> bool:
-        are_over = [run(point, devices) for point in waiting]
-        return all(are_over)
+    def train_in_turn(share: Mapping[str, str]) -> None:
+        for point in waiting:
+            logs = folder / "logs" / point.name
+            logs.mkdir(parents=True, exist_ok=True)
+            try:
+                run_job(
+                    partial(train, run_dir=(folder / point.name).absolute(), task=task),
+                    Path(sweep.recipe).resolve(),
+                    *sweep.options,
+                    *point.overrides,
+                    world_size=world_size,
+                    environment={**environment, **share},
+                    folder=Path.cwd(),
+                    timeout=20 * 24 * 3600,  # poll(2) takes no more than 24 days
+                    logs=logs,
+                )
+                print(f"{point.name}: finished", flush=True)
+            except JobFailed as error:
+                print(f"{point.name}: {error.in_one_line(task)}; its output is in {logs}", flush=True)
 
     with ThreadPoolExecutor(at_once) as pool:
         try:
-            are_over = all(pool.map(run_in_turn, _shares(at_once, world_size)))
+            list(pool.map(train_in_turn, shares_of_machine(at_once, world_size)))
         finally:
             # After Ctrl-C, which the runs have got, too, and stop with a checkpoint, none may follow them.
             list(waiting)
-    return 0 if are_over else 1
+    return int(not all(_is_over(folder / point.name) for point in points))
 
 
-def _shares(at_once: int, world_size: int) -> list[dict[str, str]]:
+def shares_of_machine(at_once: int, world_size: int) -> list[dict[str, str]]:
     """The variables with which runs at the same time share the machine: threads, and GPUs if there are enough."""
     import torch
 
     threads = os.environ.get("OMP_NUM_THREADS") or str(max((os.cpu_count() or 1) // (at_once * world_size), 1))
     gpus = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))).split(",")
-    shares = [{"OMP_NUM_THREADS": threads} for _ in range(at_once)]
-    if at_once * world_size <= len(gpus):
-        for number, share in enumerate(shares):
-            share["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[number * world_size : (number + 1) * world_size])
-    return shares
+    starts = range(0, at_once * world_size, world_size)
+    mine = [gpus[start : start + world_size] if starts.stop <= len(gpus) else gpus for start in starts]
+    return [{"OMP_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": ",".join(each)} for each in mine]
