@@ -5,8 +5,11 @@ import math
 
 import pytest
 
+from largebatch.config import as_json, load_config
+from largebatch.plan import resolve
 from largebatch.storage.files import read_json_lines
 from largebatch.tools.command_line import main
+from largebatch.tools.sweep.critical_batch import branch_sections
 from largebatch.tools.sweep.points import Sweep
 from largebatch.tools.sweep.verdicts import largest_within
 from largebatch.tools.verify import jobs as server
@@ -23,6 +26,11 @@ def test_a_noisy_quadratic(tmp_path, monkeypatch, capsys):
     run_dir, folder = tmp_path / "run", tmp_path / "branches"
     before = train(run_dir, STEP + WINDOW // BATCH)
     command = ["critical-batch", str(run_dir), "--at", str(STEP), "--batches", "8", "--folder", str(folder)]
+    assert main([*command, "--window", "1089"]) == 2
+    assert "--window: only 1,088 samples are left after step 128, not 1,120" in capsys.readouterr().err
+    assert main([*command, "--at", "5"]) == 2
+    assert "--at 5: checkpoints are of the steps 128, 256; checkpoint.keep_every keeps more" in capsys.readouterr().err
+    assert not folder.exists()
     command += ["--window", "500"]
 
     def interrupted(*_, **__):
@@ -55,6 +63,20 @@ def test_a_noisy_quadratic(tmp_path, monkeypatch, capsys):
     found = json.loads((folder / "critical_batch.json").read_text())
     assert found == {"samples": None, "standard_error": None, "at_step": STEP, "tolerance": 0.01}
     assert "after step 128: undecided at batch 32: 1 more seed, at least" in capsys.readouterr().out
+
+
+def test_a_branch_has_its_moments_in_samples():
+    words = ['--learning_rate.warmup={"duration": {"steps": 200}}', "--evaluation.every.steps=10"]
+    words += ['--batch.global_batch_size=[{"from": {"steps": 0}, "size": 4}, {"from": {"steps": 100}, "size": 8}]']
+    config = load_config(QUADRATIC, words)
+    sections = branch_sections(as_json(config), resolve(config, 1).timeline, 128, 16)
+    sizes = [{"from": {"steps": step}, "size": size} for step, size in ((0, 4), (100, 8), (128, 16))]
+    assert sections["batch"]["global_batch_size"] == sizes
+    # 100 steps of 4 samples, and the rest of 8.
+    assert sections["learning_rate"]["warmup"]["duration"] == {"samples": 400 + 800}
+    assert sections["train"]["duration"] == {"samples": 400 + 300 * 8}
+    assert sections["evaluation"]["every"] == {"samples": 40}
+    assert "optimizer" not in sections
 
 
 REFERENCE = {0: 2.0, 1: 2.1, 2: 1.9, 3: 2.0}

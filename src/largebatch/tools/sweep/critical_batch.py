@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
     finding = {"samples": batch, "standard_error": None, "at_step": options.at, "tolerance": options.tolerance}
     replace_json_file(folder / "critical_batch.json", finding)
     if batch:
-        sections = _branch_sections(recorded, plan.timeline, options.at, batch)
+        sections = branch_sections(recorded, plan.timeline, options.at, batch)
         print(f"the recipe that follows:\n{json.dumps(sections, indent=2)}")
     return code
 
@@ -102,7 +102,7 @@ def _branch_points(options: argparse.Namespace, task: Path, recorded: Mapping[st
         raise UserError(f"--window: {left} {last_sample - start.samples_before:,}; write fewer, or an earlier --at")
     points = []
     for size in sizes:
-        sections = {**recorded, **_branch_sections(recorded, plan.timeline, step, size)}
+        sections = {**recorded, **branch_sections(recorded, plan.timeline, step, size)}
         branch: RecipeConfig = load_config(recipe, override_words(sections), task=task)
         if size == start.global_batch_size and resolve(branch, 1).schedule != plan.schedule:
             raise UserError("the schedule has steps that cannot be counted in samples; write it in samples, and train")
@@ -113,7 +113,7 @@ def _branch_points(options: argparse.Namespace, task: Path, recorded: Mapping[st
     return points
 
 
-def _branch_sections(recorded: Mapping[str, Any], timeline: Timeline, step: int, size: int) -> dict[str, Any]:
+def branch_sections(recorded: Mapping[str, Any], timeline: Timeline, step: int, size: int) -> dict[str, Any]:
     """The sections of a recipe that change if its batch size does at a step: all moments in steps are then in samples.
 
     A larger batch has fewer steps.
