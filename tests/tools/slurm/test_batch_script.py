@@ -17,8 +17,8 @@ def script(tmp_path):
 
 def test_options(script):
     text = "#!/bin/bash\n#SBATCH --nodes=4\n##SBATCH --gres=gpu:5\n#SBATCH --time=6 # of 24\n#SBATCH --requeue\n"
-    read = script(text, "--time=5", "--comment=a=b", SBATCH_GRES="gpu:2", SBATCH_TIMELIMIT="7")
-    assert read.options == {"nodes": "4", "time": "5", "requeue": "", "comment": "a=b", "gres": "gpu:2"}
+    read = script(text, "--time=5", "--comment=a=b", SBATCH_OUTPUT="x.log", SBATCH_TIMELIMIT="7")
+    assert read.options == {"nodes": "4", "time": "5", "requeue": "", "comment": "a=b", "output": "x.log"}
 
 
 @pytest.mark.parametrize(
@@ -58,3 +58,17 @@ def test_layout(script, options, environment, layout):
 )
 def test_variables(script, text, value):
     assert script(f"#SBATCH --nodes=1\n{text}\n").variable("X") == value
+
+
+@pytest.mark.parametrize(
+    ("options", "log"),
+    [
+        (["--output=slurm-%x-%j.log", "--job-name=gpt"], "slurm-gpt-7.log"),
+        (["--output=%x-%N.log"], "job.sbatch-%N.log"),
+        (["--output=/a/b.log", "--chdir=/c"], "/a/b.log"),
+        (["--output=b.log", "--chdir=/c"], "/c/b.log"),
+        ([], "slurm-7.out"),
+    ],
+)
+def test_log(script, options, log):
+    assert script("", *options).log("7") == log

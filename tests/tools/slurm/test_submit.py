@@ -69,8 +69,8 @@ def test_submits_and_says_how_to_follow(recipe, capsys):
         "the run is 200 steps = 2 epochs",
         "peak 0.002",
         f"\nLARGEBATCH_SNAPSHOT={snapshot()} sbatch {' '.join(words)}\n",
-        "\njob    123\n",
-        "follow tail -F $(scontrol show job 123 | sed -n 's/.*StdOut=//p')\n",
+        "\njob 123\n",
+        "follow tail -F slurm-gpt_pydoc.sbatch-123.log\n",
     ):
         assert fact in printed
     assert {path: path.read_bytes() for path in Path().glob("slurm/*.s*")} == before
@@ -306,6 +306,7 @@ def test_dry_run(capsys):
         for nodes in (2, 3, 4)
     ]
     assert re.search(r"data\.num_train_samples +3,\d\d\d samples found; the recipe expects 3,200\n", printed)
+    assert "log    slurm-gpt_pydoc.sbatch-%j.log" in printed
     assert f"\nsbatch --parsable --nodes=2-4 --cpus-per-task=1 --export=ALL {SMOKE}" in printed
     assert not Path("runs").exists()
 
@@ -385,7 +386,7 @@ def test_sbatch_of_a_federation(sbatch, capsys):
     sbatch("print('123;north'); print('sbatch: warning: slow', file=sys.stderr)")
     assert submit("gpt_pydoc", "--nodes=2") == 0
     printed = capsys.readouterr()
-    assert "job    123 --clusters=north\nfollow tail -F $(scontrol show job 123 --clusters=north | sed" in printed.out
+    assert "job 123 on cluster north\nlog    slurm-gpt_pydoc.sbatch-123.log\n" in printed.out
     assert printed.err == "sbatch: warning: slow\n"
 
 

@@ -22,7 +22,7 @@ SETTING = re.compile("(SBATCH|LARGEBATCH|HF)_.*|STRATEGY|RUN_DIR")
 # A last command that returns false, such as a test, is not a failure unless it prints an error.
 SOURCE = 'bash -n "$1" && { source "$1" >/dev/null; printf "%s\\0" "$?"; env -0; }'
 # The options of sbatch that are read here and that a variable of the environment can set, too.
-IN_ENVIRONMENT = ("gpus-per-node", "gres")
+IN_ENVIRONMENT = ("gpus-per-node", "gres", "job-name", "output")
 OPTION = re.compile(r"--([a-z-]+)(?:=(.*))?", re.DOTALL)
 OPTION_IN_SCRIPT = re.compile(r"^#SBATCH\s+--([a-z-]+)(?:[= ]\s*(\S+))?", re.MULTILINE)
 NODES = re.compile(r"([1-9][0-9]{0,5})(?:-([1-9][0-9]{0,5}))?")
@@ -109,6 +109,12 @@ class BatchScript:
             return None
         counts = range(int(nodes[1]), int(nodes[2] or nodes[1]) + 1)
         return (counts, int(processes)) if len(counts) <= MAX_NODE_COUNTS else None
+
+    def log(self, job_id: str = "%j") -> str:
+        """The log's file: that of `--output`, or Slurm's default, with the job's name and number filled in."""
+        path = self.options.get("output", "slurm-%j.out")
+        path = path.replace("%x", self.options.get("job-name", self.path.name)).replace("%j", job_id)
+        return str(Path(self.options.get("chdir", ""), path))
 
 
 def read_text(path: Path) -> str:

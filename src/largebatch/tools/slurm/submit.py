@@ -26,7 +26,7 @@ def add_parser(commands: Commands) -> None:
         run,
         description="Submit slurm/RECIPE.sbatch with sbatch: show the plan on that many nodes, check recipe, script "
         "and configs with the values given here, copy what the job runs to RUN_DIR/jobs, show the sbatch line, run it, "
-        "and say how to follow the job's log. SBATCH_* variables and slurm/site.sh count as they do for the job. "
+        "and print job, log and how to follow it. SBATCH_* variables and slurm/site.sh count as they do for the job. "
         "Exit code 1 if a check fails, also in a dry run; nothing is submitted then.",
         epilog="""examples:
   largebatch submit gpt2_124m --nodes 4 --gpus-per-node 8 --dry-run
@@ -206,11 +206,12 @@ def _dry_run(script: BatchScript, words: Sequence[str]) -> int:
             code |= found.returncode != 0
         except OSError:
             print(f"\nnot checked: the options of {command[0]}, which is not installed here")
+    print(f"log    {script.log()}")
     return code
 
 
 def _submit(script: BatchScript, words: Sequence[str]) -> int:
-    """Run sbatch, whose warnings go to stderr, and print the job and how to follow its log, whose place Slurm knows."""
+    """Run sbatch, whose warnings go to stderr, and print job, log and how to follow it."""
     try:
         result = subprocess.run(["sbatch", *words], env=script.environment, capture_output=True, text=True, check=False)
     except OSError as error:
@@ -220,6 +221,7 @@ def _submit(script: BatchScript, words: Sequence[str]) -> int:
         raise UserError(f"sbatch refused the job with exit code {result.returncode}: {message}")
     sys.stderr.write(result.stderr)
     job_id, _, cluster = result.stdout.strip().partition(";")
-    place = f" --clusters={cluster}" if cluster else ""
-    print(f"\njob    {job_id}{place}\nfollow tail -F $(scontrol show job {job_id}{place} | sed -n 's/.*StdOut=//p')")
+    log = script.log(job_id)
+    print(f"\njob {job_id}{f' on cluster {cluster}' if cluster else ''}")
+    print(f"log    {log}\nfollow tail -F {shlex.quote(log)}")
     return 0
