@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The promise on trial: 50 steps on 1 to 4 processes, micro-batches of 2, 4 and 8, and five strategies, each against one
 # process: documents of unequal length, ragged batches, a batch that grows, and clipping, all at once. A quarter of an
-# hour on two cores. Writes a table and a JSON for each precision and optimizer.
+# hour on two cores. Writes a table for each precision and optimizer.
 #
 #     bench/invariance.sh bench/results/invariance
 set -uo pipefail
@@ -22,7 +22,7 @@ failed=0
 run() {
   local name=$1
   shift
-  largebatch verify "$recipe" "${small[@]}" "${combinations[@]}" --output "$results/$name.json" "$@" |
+  largebatch verify "$recipe" "${small[@]}" "${combinations[@]}" "$@" |
     tee "$results/$name.txt" || failed=1
 }
 

@@ -104,7 +104,9 @@ def test_every_strategy_trains_the_same(capfd):
     code = main(["verify", moved, "--task", "recipes/maps", *words])
     output, errors = capfd.readouterr()
     assert code == 0, output + errors
-    assert "the model is the recipe's debug_model; remove that to verify its own model" in output
+    changes = output.split("the recipe is changed by ")[1].splitlines()[0]
+    assert "--model." in changes
+    assert changes.index("--data") < changes.index("--data.stretch=4")
     for strategy in ("ddp", "fsdp", "zero1", "zero2", "zero3"):
         assert re.search(rf"^{strategy} .* agrees$", output, re.MULTILINE), output
 

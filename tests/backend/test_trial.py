@@ -232,8 +232,7 @@ def test_plan_and_verify_try_it_first(planted, words, tmp_path, capsys):
     code.write_text(text)
     section = '--optimizer={"name": "softsign", "weight_decay": 0.1}'
     configs = f"--accelerate-configs={ROOT / 'recipes/accelerate_configs'}"
-    output = f"--output={tmp_path / 'verify.json'}"
-    for command in (["plan", "--world-sizes=2"], ["verify", "--world-sizes=1", output]):
+    for command in (["plan", "--world-sizes=2"], ["verify", "--world-sizes=1"]):
         assert main([command[0], str(own), *command[1:], configs, section]) == 2
         assert words.format("own.own_torch") in capsys.readouterr().err
     # A plan alone, and lint, import no torch.

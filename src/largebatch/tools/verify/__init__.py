@@ -1,7 +1,6 @@
 """`largebatch verify`: check on one machine that a recipe trains the same however it is launched."""
 
 import argparse
-from pathlib import Path
 
 from largebatch.tools.options import (
     Commands,
@@ -54,7 +53,6 @@ Fields are overridden as in a run: --batch.global_batch_size 64.""",
         help="also stop a run on one process halfway and resume it on several; default: yes",
     )
     add_accelerate_configs(parser)
-    parser.add_argument("--output", type=Path, help="JSON file to write; default: runs/RECIPE.verify.json")
 
 
 def run(options: argparse.Namespace) -> int:

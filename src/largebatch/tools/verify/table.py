@@ -2,20 +2,16 @@
 
 import argparse
 import dataclasses
-import json
-import math
 import os
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 from largebatch.backend.accelerate_configs import find_accelerate_configs, is_rehearsed
 from largebatch.backend.trial import try_optimizer
 from largebatch.config import RecipeConfig, load_config
-from largebatch.errors import UserError, file_errors
+from largebatch.errors import UserError
 from largebatch.plan import resolve
 from largebatch.task_folders import folder_of
 from largebatch.tools.plan import first_plan
@@ -35,7 +31,7 @@ REMARK = "         {}"
 
 
 def verify(options: argparse.Namespace) -> bool:
-    """Train every combination, print the table and write the JSON, as `run` of the command does.
+    """Train every combination and print the table, as `run` of the command does.
 
     Return whether all combinations that the global batch divides over agree with the reference.
     """
@@ -44,10 +40,6 @@ def verify(options: argparse.Namespace) -> bool:
     steps = min(options.steps, resolve(config, 1).total_steps)
     verification = Verification(config, options.config, overrides, configs, steps)
     combinations = _combinations(options, config, configs)
-    output: Path = options.output or Path("runs") / f"{options.config.stem}.verify.json"
-    with file_errors(f"--output: {output} cannot be written", "choose another file"):
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.open("a").close()
     on_gpus = _choose_device(max(options.world_sizes))
     try_optimizer(resolve(config, 1))
     preload_tasks([folder_of(type(config))])
@@ -72,18 +64,6 @@ def verify(options: argparse.Namespace) -> bool:
     print(f"\n{agreeing} of {len(compared)} combinations agree with one process")
     if cause := likely_cause(rows, verification):
         print(cause)
-    report = {
-        "recipe": str(options.config),
-        "on_gpus": on_gpus,
-        "overrides": overrides,
-        "steps": steps,
-        "tolerance": verification.tolerance,
-        "agree": agreeing == len(compared),
-        "cause": cause,
-        "rows": [_as_data(row) for row in rows],
-    }
-    output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    print(f"written to {output}")
     return agreeing == len(compared)
 
 
@@ -159,10 +139,3 @@ def _print_row(row: Row) -> None:
     if row.problem:
         print(REMARK.format(row.problem))
     sys.stdout.flush()
-
-
-def _as_data(row: Row) -> dict[str, Any]:
-    """The row for JSON, which has no infinity: null stands for it."""
-    numbers = row.differences._asdict() if row.differences else {}
-    finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
-    return dataclasses.asdict(row) | {"differences": finite or None}
