@@ -46,12 +46,8 @@ Fields are overridden as in a run: --batch.global_batch_size 64.""",
         help="replace large data with the small data that the task declares, in batches of 32 samples",
     )
     parser.add_argument("--steps", type=positive_int, default=20, help="optimizer steps to train; default: 20")
-    parser.add_argument(
-        "--resume",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="also stop a run on one process halfway and resume it on several; default: yes",
-    )
+    resume = "do not also stop a run on one process halfway and resume it on several"
+    parser.add_argument("--no-resume", action="store_false", dest="resume", help=resume)
     add_accelerate_configs(parser)
 
 
