@@ -189,19 +189,6 @@ def test_the_noise_scale_has_its_band_and_the_batch_in_force(tmp_path):
     assert len([trace for trace in page.data if trace["showlegend"]]) == 1
 
 
-def test_where_the_time_of_profiled_steps_went(tmp_path):
-    """The mean of all steps of all processes; what is damaged or unknown is left out."""
-    write_run(tmp_path / "run")
-    profile = tmp_path / "run/profile/attempt_1"
-    profile.mkdir(parents=True)
-    for rank, seconds in ((0, (0.5, 0.25)), (1, (0.5, 0.75))):
-        lines = [{"step": step, "seconds": 1.0, "data_wait": wait, "mfu": None} for step, wait in enumerate(seconds, 3)]
-        write_lines(profile / f"rank_0000{rank}.jsonl", [*lines, {"data_wait": "?"}], torn='{"data_w')
-    page = report(tmp_path / "run", out=tmp_path / "report.html")
-    shown = {row[0].split(":")[1]: row[1] for row in page.rows if row[0].startswith("profiled")}
-    assert shown == {" seconds, mean of all processes": "1", " data_wait, mean of all processes": "0.5"}
-
-
 def test_tokens_of_samples_that_differ(tmp_path):
     """Between two logged steps, as many as were logged per second: 0.7 s at each rate."""
     plan = write_run(tmp_path / "run", ('--data.samples="documents"',), range(10, 31, 10), config=PYDOC)

@@ -20,7 +20,6 @@ from largebatch.tools.report.runs import EVALUATION, ReportedRun, columns
 GENERATOR = '<meta name="generator" content="largebatch '
 """Text in the pages of all versions."""
 NONE = "–"
-OF_A_STEP = ("seconds", "compute", "exposed_communication", "data_wait", "host", "mfu", "peak_memory_gib")
 
 
 def write_page(text: str, out: Path) -> None:
@@ -89,10 +88,6 @@ def _results(run: ReportedRun) -> dict[str, str]:
     for scale, error, size in columns(run.metrics, "noise_scale", "noise_scale_error", "global_batch_size").T[-1:]:
         interval = f"{scale:,.4g} ± {1.96 * error:,.2g} samples (95 %)"
         results["gradient noise scale, last"] = f"{interval}, at a global batch of {size:,.0f}"
-    for name in OF_A_STEP:
-        (values,) = columns(run.profiled, name)
-        if values.size:
-            results[f"profiled steps: {name}, mean of all processes"] = f"{values.mean():.4g}"
     for title, points in run.curves.items():
         if title == "loss" or title.startswith(EVALUATION):
             choices = {"last": -1, "lowest": points[1].argmin(), "highest": points[1].argmax()}

@@ -54,7 +54,6 @@ class ReportedRun:
     plan: RunPlan | None  # None if plan.json is damaged, or from a different version
     metrics: list[Line]  # one line per logged step, in the order of steps
     evaluations: list[Line]  # one line per evaluation, in the order of steps
-    profiled: list[Line]  # one line per profiled step of each process
     start: State  # of the latest attempt
     status: State  # how it stands
 
@@ -115,7 +114,6 @@ def _read(folder: Path, name: str) -> ReportedRun:
         metrics, evaluations, history = (
             read_json_lines(folder / f"{file}.jsonl") for file in ("metrics", "evaluations", "history")
         )
-        profiled = [line for file in folder.glob("profile/*/*.jsonl") for line in read_json_lines(file)]
         plan = _plan(read_bytes(folder / "plan.json"))
     except OSError as error:
         raise UserError(f"{folder} cannot be read: {error}") from error
@@ -125,7 +123,6 @@ def _read(folder: Path, name: str) -> ReportedRun:
         plan=plan,
         metrics=_by_step(metrics),
         evaluations=_by_step(evaluations),
-        profiled=profiled,
         start=next((_state(line) for line in reversed(history) if line.get("event") == "started"), State()),
         status=_state(read_object(folder / "status.json")),
     )
