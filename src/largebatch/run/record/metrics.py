@@ -71,8 +71,8 @@ class StepMetrics:
         self._backend = backend
         self.device = backend.device
         self._plan = backend.plan
-        self._loss_sums: dict[int, torch.Tensor] = {}
-        self._norms: dict[int, torch.Tensor] = {}
+        # Of each step since the last logged one: the sum of losses and, if it was computed, the norm of the gradient.
+        self._pending: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
         self._utilization = utilization
         self._earlier_seconds, self._earlier_samples = seconds, backend.plan.batch_at(first_step).samples_before
         self._own = TaskMetrics()  # those of the step that was added last
@@ -102,16 +102,13 @@ class StepMetrics:
         `loss_sum` is this process's, and `weight` that of the global batch, which divides the sum over all processes.
         `own` is what the task has logged in the step.
         """
-        self._loss_sums[step] = loss_sum
-        if grad_norm is not None:
-            self._norms[step] = grad_norm
+        self._pending[step] = loss_sum, grad_norm
         self._weight, self._own = weight, own
         self._total_weight += weight
 
     def leave_out(self, step: int) -> None:
         """Exclude a step that was not taken from the metrics."""
-        del self._loss_sums[step]
-        self._norms.pop(step, None)
+        del self._pending[step]
 
     def log(self, step: int, noise_scale: Callable[[], Mapping[str, float]]) -> dict[str, Any]:
         """The line of metrics.jsonl for `step`, the last one added, over all processes; fails as `check` does.
@@ -122,7 +119,7 @@ class StepMetrics:
         that has the most. `noise_scale` gives what the line says of it.
         """
         plan = self._plan
-        norm = self._norms.get(step)
+        _, norm = self._pending[step]
         losses, num_own, waits, peaks = self._gather(step)
         loss = math.fsum(losses) / self._weight
         place, seconds = place_of(plan, step), self.stopwatch.seconds
@@ -172,7 +169,7 @@ class StepMetrics:
 
     def check(self, step: int) -> None:
         """Raise TrainingFailed on all processes if a loss or norm since the last logged step is not finite."""
-        if self._loss_sums:
+        if self._pending:
             self._gather(step)
 
     def _gather(self, step: int) -> list[list[float]]:
@@ -181,9 +178,9 @@ class StepMetrics:
         Then, of each process: the number of metrics of the task's own in that step, the seconds of waiting for data
         since the last line, and the peak of memory in GiB.
         """
-        steps = list(self._loss_sums)
-        window = torch.stack(list(self._loss_sums.values())).tolist()
-        self._loss_sums.clear()
+        pending, self._pending = self._pending, {}
+        steps = list(pending)
+        window = torch.stack([loss_sum for loss_sum, _ in pending.values()]).tolist()
         first_bad = next((index for index, loss_sum in enumerate(window) if not math.isfinite(loss_sum)), -1)
         waited = self.data_wait - self._logged[-1]
         mine = (window[-1], len(self._own.values), waited, peak_memory(self.device), first_bad, window[first_bad])
@@ -192,7 +189,7 @@ class StepMetrics:
         if bad:
             index, rank, value = min(bad)
             raise _not_finite(f"the loss is {value} at step {steps[index]} on rank {rank}")
-        norms, self._norms = self._norms, {}
+        norms = {each: norm for each, (_, norm) in pending.items() if norm is not None}
         for bad_step, norm in zip(norms, torch.stack([*norms.values()]).tolist() if norms else [], strict=True):
             if not math.isfinite(norm):
                 loss = math.fsum(row[0] for row in numbers) / self._weight

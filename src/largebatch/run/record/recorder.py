@@ -142,15 +142,11 @@ class Recorder:
             "evaluation": self._last_evaluation,
             "strategy": self._backend.launch.strategy,
             **self.noise_scale.summary(),
-            **self._compared_with_expected(),
         }
+        if figure := compare(self._plan, read_json_lines(self.folder.evaluations_file)):
+            summary["expected"] = asdict(figure) | {"in_words": str(figure)}
         replace_json_file(self.folder.summary_file, summary)
         return summary
-
-    def _compared_with_expected(self) -> dict[str, Any]:
-        """What summary.json says of the figure that the recipe expects; empty if it expects none."""
-        figure = compare(self._plan, read_json_lines(self.folder.evaluations_file))
-        return {"expected": asdict(figure) | {"in_words": str(figure)}} if figure else {}
 
     def close(self) -> None:
         """End the run in each tracker."""
