@@ -14,11 +14,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.compat.proto.event_pb2 import SessionLog
 
+from jobs import run_job, train
 from largebatch.config import load_config
 from largebatch.run.record import trackers
 from largebatch.run.record.folder import RunFolder
 from largebatch.run.record.trackers import Trackers, connect
 from paths import PYDOC
+from tasks import SMALL
 
 
 class Run:
@@ -142,6 +144,18 @@ def test_another_folder_is_another_run(wandb, folder, tmp_path):
     start(folder)
     start(RunFolder(tmp_path / "other"))
     assert len({options["id"] for options in wandb.starts}) == 2
+
+
+def names_at_the_end(run_dir):
+    close, names = Trackers.close, []
+    Trackers.close = lambda self: names.extend(thread.name for thread in self._threads) or close(self)
+    train(PYDOC, *SMALL, "--train.stop_after_steps=1", '--logging.trackers=["tensorboard"]', run_dir=run_dir)
+    return names
+
+
+@pytest.mark.slow
+def test_only_the_main_process_has_trackers(tmp_path):
+    assert run_job(names_at_the_end, tmp_path / "run", strategy="ddp", world_size=2) == [["tensorboard"], []]
 
 
 def tensorboard_steps(folder):
