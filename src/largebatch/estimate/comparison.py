@@ -141,21 +141,14 @@ def _suggest(
 
 def _best(fitting: Mapping[str, Json]) -> tuple[str, str]:
     """The best of the strategies that fit, and why."""
-    if not all(option["step_seconds"] for option in fitting.values()):
-        best = min(fitting, key=lambda name: (_rank(name), fitting[name]["sent_bytes_per_step"]))
-        return best, "it shards the least, and then sends the least"
-    seconds = {name: sum(option["step_seconds"].values()) for name, option in fitting.items()}
-    fast = [name for name in fitting if seconds[name] <= (1 + SAME_SPEED) * min(seconds.values())]
-
-    # Among equally fast strategies, prefer what sends least between nodes, whose network may be slower than its data
-    # sheet; then what shards least and, among strategies that shard the same, what sends least.
-    def rank(name: str) -> tuple[int, int, int]:
-        option = fitting[name]
-        return option["sent_between_nodes_bytes_per_step"], _rank(name), option["sent_bytes_per_step"]
-
-    return min(
-        fast, key=rank
-    ), f"it is within {100 * SAME_SPEED:g} % of the fastest, and then sends the least between nodes"
+    fast, between, why = list(fitting), dict.fromkeys(fitting, 0), "it shards the least, and then sends the least"
+    if all(option["step_seconds"] for option in fitting.values()):
+        seconds = {name: sum(option["step_seconds"].values()) for name, option in fitting.items()}
+        fast = [name for name in fitting if seconds[name] <= (1 + SAME_SPEED) * min(seconds.values())]
+        # The network between nodes may be slower than its data sheet.
+        between = {name: fitting[name]["sent_between_nodes_bytes_per_step"] for name in fast}
+        why = f"it is within {100 * SAME_SPEED:g} % of the fastest, and then sends the least between nodes"
+    return min(fast, key=lambda name: (between[name], _rank(name), fitting[name]["sent_bytes_per_step"])), why
 
 
 def _rank(name: str) -> int:

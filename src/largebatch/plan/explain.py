@@ -106,15 +106,14 @@ def _steps(plan: RunPlan) -> list[str]:
     if plan.stop_after_steps < plan.total_steps:
         lines.append(f"it stops early, after step {plan.stop_after_steps:,}, on the whole run's learning-rate schedule")
     evaluation, checkpoint = plan.evaluation, plan.checkpoint
-    evaluated = evaluation.samples_of(plan.num_eval_samples)
-    which = "" if evaluated == plan.num_eval_samples else f"the first {evaluated:,} of "
+    evaluated, of = evaluation.samples_of(plan.num_eval_samples), plan.num_eval_samples
     unseen = plan.mixture.never_evaluated(evaluated) if plan.mixture else []
     none_of = f"; none of {', '.join(unseen)}" if unseen else ""
     every = f"every {checkpoint.every.length}, " if checkpoint.every else ""
     kept = f"; one every {checkpoint.keep_every.length} is never deleted" if checkpoint.keep_every else ""
     return [
         *lines,
-        f"evaluated {_when(evaluation)} on {which}{plan.num_eval_samples:,} samples, each counted once{none_of}",
+        f"evaluated {_when(evaluation)} on {evaluated:,} of {of:,} samples, each counted once{none_of}",
         *(f'"{name}" evaluated {_when(each)}' for name, each in evaluation.sets.items()),
         f"checkpoint {every}at the end, and within {STEPS_TO_STOP} steps and 1 s of a stop request{kept}",
         *_noise_scale(plan),
