@@ -7,7 +7,7 @@ from math import prod
 import pytest
 
 from largebatch.config import load_config
-from largebatch.estimate.comparison import Workload, compare_strategies
+from largebatch.estimate.comparison import Workload, _best, compare_strategies
 from largebatch.estimate.hardware import GIB
 from largebatch.estimate.memory import MAX_FRACTION_OF_GPU, model_states, when_reduced
 from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy, ZeroSettings
@@ -184,3 +184,14 @@ def test_what_is_gathered_in_bf16_is_half_as_large():
     sent = counted["world_sizes"][0]["strategies"]["fsdp"]["sent_bytes_per_step"]
     accumulation = 8
     assert sent == (accumulation * ((0.5 + 1 + 1) + (0.5 + 1)) + 3) * GIB * 3 // 4
+
+
+def test_of_equally_fast_strategies_the_one_that_sends_least_between_nodes_is_best():
+    """Before what shards less: the network between nodes may be slower than its data sheet."""
+
+    def option(seconds, between):
+        numbers = {"least": seconds, "most": seconds}
+        return {"step_seconds": numbers, "sent_between_nodes_bytes_per_step": between, "sent_bytes_per_step": 9}
+
+    assert _best({"ddp": option(1, 5), "fsdp": option(1.02, 4), "zero1": option(1.04, 3)})[0] == "fsdp"
+    assert _best({"fsdp": option(1, 5), "ddp": option(1.02, 5)})[0] == "ddp"

@@ -1,10 +1,12 @@
 """`largebatch advise`: what is printed, plotted and refused."""
 
 import json
+import math
 import re
 
 import pytest
 
+from largebatch.tools.advise.advice import steps_and_samples
 from largebatch.tools.command_line import main
 from paths import DIGITS, ROOT
 from run_folders import write_run
@@ -91,6 +93,17 @@ def test_without_a_known_run_times_are_those_of_s_min_steps(advise):
     assert relative == pytest.approx([2 * low, 2 * high, 8 * low, 8 * high], rel=0.05)
 
 
+def test_the_batch_size_with_the_fewest_hours_is_marked(advise):
+    _, output, _ = advise(DIGITS, *GIVEN, "--steps", "1000", "--at-batch", "256", *ON_GPUS, "--batches", "64,256,1024")
+    rows = re.findall(r"batch [\d,]+ on 2( \(fastest\))? .*? to [\d.e-]+ +([\d.e-]+) to", output)
+    assert len(rows) == 3
+    assert [float(hours) for mark, hours in rows if mark] == [min(float(hours) for _, hours in rows)]
+
+
+def test_an_infinite_critical_batch_costs_no_samples():
+    assert steps_and_samples(math.inf, 512, (100, 256)) == (50, 25600)
+
+
 def folder_with(folder, name, content):
     folder.mkdir()
     (folder / name).write_text(json.dumps(content))
@@ -109,6 +122,9 @@ def test_a_noise_scale_says_that_it_stands_in_and_brings_its_steps(advise, tmp_p
     assert "To the loss after 200 steps at batch 64" in prose(output)
     # 200 / (1 + 128 / 64) = S_min; twice that at the knee.
     assert numbers(output, "batch 128 (knee)")[0] == 133
+    # A run whose batch grew says nothing of one batch.
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"samples": 200 * 64 - 32}))
+    assert "steps / S_min" in advise("--measured", tmp_path / "run")[1]
 
 
 def test_a_measured_critical_batch(advise, tmp_path):

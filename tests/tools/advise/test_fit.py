@@ -141,6 +141,7 @@ def test_limits(read):
     assert flat.interval[1] == np.inf
     assert flat.least_samples == pytest.approx(1000, rel=1e-3)
     assert flat.p > 0.99
+    assert flat.degrees_of_freedom == 2
     # Where 4 % at each point cannot tell it from infinity: chi-square grows by 3.84.
     assert chi_square(read("256,1000,0,1\n512,1000,0,1\n1024,1000,0,1\n"), flat.interval[0], 1000) > 3.84
     steep = fit(read("256,1000,0,1\n512,2000,0,1\n1024,4000,0,1\n"))
