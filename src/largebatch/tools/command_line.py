@@ -1,6 +1,7 @@
 """The `largebatch` command line: the parser of all commands, and how they end."""
 
 import argparse
+import io
 import os
 import signal
 import sys
@@ -38,6 +39,9 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 done, 1 a check failed, 2 the input cannot be used."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # File names may have bytes that are not text.
+        sys.stdout.reconfigure(errors="surrogateescape")
     parser = build_parser(next((word for word in arguments if not word.startswith("-")), ""))
     try:
         options, unknown = parser.parse_known_args(arguments)
