@@ -136,15 +136,21 @@ def test_scale(tmp_path, monkeypatch):
         assert 0 < point["efficiency"]["least"] <= point["efficiency"]["most"] < 1
 
 
-def test_science(tmp_path):
-    from experiments import EXPERIMENTS
-    from runs import ANY_RULE, Point, make_runs
+def test_science(tmp_path, monkeypatch, capsys):
+    import batch_size
 
-    digits = EXPERIMENTS["goyal_digits"]
-    words = ("--train.stop_after_steps=2", "--data.num_workers=0")
-    small = replace(digits, overrides=(*digits.overrides, '--evaluation.every={"steps": 1}'), last=2)
-    (result,) = make_runs(small, [Point(ANY_RULE, 16, 0.01, 0)], tmp_path / "a.jsonl", words, jobs=1)
-    assert 0.5 < result.value < 1
-    assert not result.diverged
-    (result,) = make_runs(small, [Point(ANY_RULE, 16, 1e11, 0)], tmp_path / "b.jsonl", ("--logging.every=1",), jobs=1)
-    assert (result.value, result.diverged) == (0.9, True)
+    digits = batch_size.EXPERIMENTS["goyal_digits"]
+    words = ("--train.stop_after_steps=20", "--data.num_workers=0", "--logging.every=1")
+    small = replace(digits, base_lrs=(0.01, 1e11), batches=(16,), orderings=())
+    small = replace(small, overrides=(*digits.overrides, '--evaluation.every={"steps": 10}'), last=2)
+    monkeypatch.setitem(batch_size.EXPERIMENTS, "goyal_digits", small)
+    monkeypatch.setattr(batch_size, "plot", lambda *_: None)
+    folders = ("--output", tmp_path / "results", "--folder", tmp_path / "runs")
+    run("batch_size", monkeypatch, "goyal_digits", "--seeds=1", "--jobs=1", *folders, "--", *words)
+    results = {
+        result.point.base_lr: result for result in batch_size.read_results(tmp_path / "results/results.jsonl").values()
+    }
+    assert 0.5 < results[0.01].value < 1
+    assert not results[0.01].diverged
+    assert (results[1e11].value, results[1e11].diverged) == (0.9, True)
+    assert "The base learning rate 0.01 was the best of 0.01, 1e+11" in capsys.readouterr().out

@@ -33,6 +33,15 @@ def test_all_problems_of_both_kinds_in_one_error(tmp_path):
     assert len(text.splitlines()) == 6
 
 
+def test_a_kind_with_two_names(tmp_path):
+    recipe = tasks.copy("image_classification", tmp_path) / "vit_digits.json"
+    config = recipe.with_name("config.py")
+    config.write_text(config.read_text().replace('Literal["vit"]', 'Literal["vit", "vit2"]'))
+    words = 'model.architecture: "resnett" is unknown, did you mean resnet?; write one of "resnet", "vit", "vit2"'
+    assert words in problem_of("--model.architecture=resnett", recipe=recipe)
+    assert "model.foo: unknown key; known here: hidden_size, " in problem_of("--model.foo=1", recipe=recipe)
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [
@@ -41,6 +50,11 @@ def test_all_problems_of_both_kinds_in_one_error(tmp_path):
         ("--learning_rate.base_lr=1e308", "must be less than or equal to 1000000000000"),
         ("--compute.compile=true", 'compute.compile: given true; must be "auto", "on" or "off"'),
         ("--compute.compile=yes", 'compute.compile: given "yes"; must be "auto", "on" or "off"'),
+        # A key that is also the name of a kind.
+        (
+            '--learning_rate.decay={"name": "cosine", "cosine": 1}',
+            "learning_rate.decay.cosine: unknown key; known here: name, final_fraction",
+        ),
         ("--data=null", "data: given null; must be an object"),
         ("--optimizer=[]", "optimizer: given []; must be an object"),
         ("--batch.global_batch_size=64.5", "must be a valid integer"),

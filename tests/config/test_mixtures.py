@@ -82,7 +82,7 @@ def test_other_tasks_have_them(task):
         (
             [],
             {"sources": [FIRST, SECOND | {"pathh": 1}]},
-            "sources[1].pathh (code): Extra inputs are not permitted",
+            "sources[1].pathh (code): not a field of such a source",
         ),
         (
             [],

@@ -70,10 +70,7 @@ NO_CHECKPOINT = "no checkpoint before the end; a run that is killed starts over:
         (
             LORA,
             ["--batch.global_batch_size=64"],
-            [
-                "adapters (LoRA) lose more from a batch above 32 than whole weights do, at any rank "
-                "(https://thinkingmachines.ai/blog/lora/)"
-            ],
+            ["a batch above 32 costs LoRA more than whole weights (doi 10.64434/tml.20250929)"],
         ),
         # 4 times the samples: 512 x 4 ^ 0.383 = 870.7, which is less than half of 2,048; and 16 times: 1,480.7.
         (GPT2, ['--learning_rate.reference_duration={"samples": 2399744}'], [BEST_BATCH]),

@@ -122,6 +122,13 @@ def test_a_look_that_fails_has_seen_nothing(code, tmp_path, monkeypatch):
     assert named(requests) == STOP_FILE
 
 
+def test_a_stop_file_that_cannot_be_looked_at_does_not_hide_another(tmp_path):
+    (tmp_path / "stop").symlink_to("x" * 300)
+    (tmp_path / "stop.7").touch()
+    requests = StopRequests({STOP_FILE: tmp_path / "stop", BATCH_SCRIPT: tmp_path / "stop.7"}, 0)
+    assert named(requests) == BATCH_SCRIPT
+
+
 def test_a_folder_or_a_loop_in_place_of_the_stop_file_is_no_request(tmp_path):
     (tmp_path / "stop").mkdir()
     (tmp_path / "stop.7").symlink_to("stop.7")

@@ -201,6 +201,23 @@ def test_one_that_hangs_is_dropped(moment, wandb, folder, monkeypatch):
     released.set()
 
 
+def test_several_that_hang_are_waited_for_together(monkeypatch):
+    released, waits, said = threading.Event(), [], []
+
+    class Noted(threading.Event):
+        def wait(self, timeout=None):
+            waits.append(timeout)
+            return super().wait(timeout)
+
+    monkeypatch.setattr(trackers, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(trackers, "threading", SimpleNamespace(Thread=threading.Thread, Event=Noted))
+    Trackers(["a", "b", "c"], lambda _: released.wait(), said.append)
+    assert len(said) == len(waits) == 3
+    # The first takes all the patience.
+    assert max(waits[1:]) < 0.1
+    released.set()
+
+
 def test_a_slow_call_does_not_hold_up_training(wandb, folder):
     released = threading.Event()
     wandb.on_log = released.wait

@@ -194,7 +194,8 @@ class Mixable(HubOrLocal):
             except ValidationError as error:
                 for problem in error.errors(include_url=False):
                     where = ".".join(["", *map(str, problem["loc"])])
-                    problems.append(f"sources[{number}]{where} ({source.name}): {problem['msg']}")
+                    told = "not a field of such a source" if problem["type"] == "extra_forbidden" else problem["msg"]
+                    problems.append(f"sources[{number}]{where} ({source.name}): {told}")
             except ValueError as error:
                 problems.append(f"sources[{number}].{error}")
         if problems:

@@ -148,15 +148,17 @@ def split_overrides(overrides: Sequence[str]) -> list[tuple[str, str]]:
     """
     words = iter(overrides)
     found: list[tuple[str, str]] = []
+    problems: list[str] = []
     for word in words:
         name, equals, text = word.partition("=")
         if not name.startswith("--") or not name[2:]:
-            problem = f"{word}: not an option; overrides are written --section.field value"
-            raise ConfigError(problem, "the command line")
-        value = text if equals else next(words, None)
-        if value is None:
-            raise ConfigError(f"{name}: has no value; write {name} VALUE", "the command line")
-        found.append((name[2:], value))
+            problems.append(f"{word}: not an option; overrides are written --section.field value")
+        elif (value := text if equals else next(words, None)) is None:
+            problems.append(f"{name}: has no value; write {name} VALUE")
+        else:
+            found.append((name[2:], value))
+    if problems:
+        raise ConfigError(problems, "the command line")
     return found
 
 
@@ -202,7 +204,7 @@ def _explain(details: ErrorDetails, schema: JsonObject) -> str:
             return f"{where}: {context['error']}"
         case "union_tag_not_found" | "union_tag_invalid":
             key, tag = context["discriminator"].strip("'"), context.get("tag")
-            kinds = sorted(each["properties"][key]["const"] for each in alternatives if "properties" in each)
+            kinds = sorted(kind for each in alternatives for kind in _words(each.get("properties", {}).get(key, {})))
             wrong = "missing" if tag is None else f'"{tag}" is unknown{did_you_mean(tag, kinds)}'
             return f"{where}.{key}: {wrong}; write one of {json.dumps(kinds)[1:-1]}{or_null}"
     # "Input should be an object" or "Input should be 'fp32' or 'bf16'", for example.
@@ -216,9 +218,10 @@ def _locate(location: Sequence[int | str], schema: JsonObject) -> tuple[str, lis
     path, known, field = "", [], schema
     for part in location:
         alternatives = list(_alternatives(field, schema))
-        tagged = [each for each in alternatives if part in _tags(each)]
+        kinds = [each for each in alternatives if each.get("type") != "null"]
+        tagged = [each for each in kinds if part in _tags(each)] if len(kinds) > 1 else []
         if tagged:
-            (field,) = tagged
+            field = tagged[0]
         elif isinstance(part, int):
             path, field = f"{path}[{part}]", alternatives[0].get("items", {})
         else:
@@ -242,4 +245,10 @@ def _alternatives(field: JsonObject, schema: JsonObject) -> Iterator[JsonObject]
 
 def _tags(alternative: JsonObject) -> list[Any]:
     """By what pydantic tells an alternative from the others: its JSON type, or the name of its kind."""
-    return [alternative.get("type"), *(each.get("const") for each in alternative.get("properties", {}).values())]
+    fields = alternative.get("properties", {}).values()
+    return [alternative.get("type"), *(word for field in fields for word in _words(field))]
+
+
+def _words(field: JsonObject) -> list[str]:
+    """The words that a field may have, if it has no other values."""
+    return field.get("enum") or [word for word in [field.get("const")] if word]

@@ -199,10 +199,11 @@ class RecipeConfig(Section):
             if rule != "fixed" and len(sizes) > 1:
                 remedy = 'write "fixed", or a batch that does not grow'
                 yield f'optimizer.{name}: "{rule}" would change the optimizer with the batch size; {remedy}'
-        try:
-            optimizer.options_for(min(sizes) / rate.reference_batch_size)
-        except ValueError as error:
-            yield f'optimizer.beta_scaling: {error}; write a smaller batch, or "fixed"'
+        if rules.get("beta_scaling", "fixed") != "fixed" and len(sizes) == 1:
+            try:
+                optimizer.options_for(min(sizes) / rate.reference_batch_size)
+            except ValueError as error:
+                yield f'optimizer.beta_scaling: {error}; write a smaller batch, or "fixed"'
 
     @check
     def _durations_within_the_run(self) -> Iterator[str]:

@@ -16,7 +16,7 @@ from largebatch.data.loading import check_size
 from largebatch.data.order import Indices, derive_seed, epoch_order
 from largebatch.data.source import Batch, SampleSource
 from largebatch.data.text import IGNORE_INDEX
-from largebatch.errors import DataError
+from largebatch.errors import DataError, StorageError, UserError
 
 
 def open_mixed(
@@ -31,6 +31,7 @@ def open_mixed(
 
     Raises:
         DataError: A source cannot be opened, or does not have the size that its section says.
+        StorageError: Its prepared data cannot be written, for a reason that may pass.
     """
     if not isinstance(data, Mixable) or data.sources is None:
         return open_one(data, seed)
@@ -40,8 +41,9 @@ def open_mixed(
             train, evaluation = open_one(section, derive_seed(seed, "source", source.name))
             check_size(train, section.num_train_samples, "train")
             check_size(evaluation, section.num_eval_samples, "eval")
-        except DataError as error:
-            raise DataError(f'source "{source.name}": {error}') from error
+        except UserError as error:
+            kind = StorageError if isinstance(error, StorageError) else DataError
+            raise kind(f'source "{source.name}": {error}') from error
         opened.append((train, evaluation))
     names = [source.name for source in data.sources]
     train, evaluation = (MixedSamples(names, sources, seed) for sources in zip(*opened, strict=True))

@@ -56,7 +56,8 @@ def open_prepared(data: HubText, tokenizer: Tokenizer) -> tuple[TokenStream, Tok
     """The tokens of the training and evaluation documents, which are prepared before if that is allowed.
 
     Raises:
-        DataError: A job may not prepare them, or they cannot be read or written.
+        DataError: A job may not prepare them, or they cannot be read.
+        UserError: They cannot be written; StorageError for a reason that may pass.
         StorageError: They cannot be written now.
         OtherPartsMissing: This process has prepared its part, and others have not.
     """

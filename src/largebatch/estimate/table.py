@@ -116,7 +116,7 @@ def _size(size: int) -> str:
 
 def digits(number: float) -> str:
     """A number with three digits, a whole one if it has more, and two digits below 1."""
-    if number < 1:
+    if number < 0.995:
         return f"{number:.2g}"
     return f"{number:,.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
 

@@ -52,10 +52,7 @@ def notes_on(config: RecipeConfig, plan: RunPlan, critical_batch: float | None =
             f"it grows with the length to the power of {BATCH_BY_HORIZON} (arXiv 2505.13738)"
         )
     if config.model.trains_adapters and plan.max_global_batch_size > MAX_BATCH_OF_ADAPTERS:
-        yield (
-            f"adapters (LoRA) lose more from a batch above {MAX_BATCH_OF_ADAPTERS} than whole weights do, at any rank "
-            "(https://thinkingmachines.ai/blog/lora/)"
-        )
+        yield f"a batch above {MAX_BATCH_OF_ADAPTERS} costs LoRA more than whole weights (doi 10.64434/tml.20250929)"
     if critical_batch is not None and plan.max_global_batch_size > critical_batch:
         times = 1 + plan.max_global_batch_size / critical_batch
         yield f"beyond the critical batch, the same loss takes {times:.3g} times the fewest samples (arXiv 1812.06162)"

@@ -158,28 +158,36 @@ def test_two_points_are_fitted_and_cannot_be_tested(read):
     assert (found.degrees_of_freedom, found.p) == (0, 1.0)
 
 
-def test_a_header_and_empty_lines_are_skipped(read):
-    named = read("\ufeffBatch, samples to target,spread,seeds\n16,161587,4502,20\n\n32,179405,7351,20\n")
-    assert named.T.tolist() == [[16, 161587, 4502, 20], [32, 179405, 7351, 20]]
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ufeffBatch, samples to target,spread,seeds\n16,161587,4502,20\n\n32,179405,7351,20\n",
+        # As spreadsheets write them.
+        '"batch","samples","spread","seeds"\r\n"16","161587","4502","20"\r\n"32","179405","7351","20"\r\n,,,\r\n',
+        "batch,samples,spread,seeds,comment\n16,161587,4502,20,\n32,179405,7351,20,good\n",
+    ],
+)
+def test_a_header_empty_lines_and_more_columns_are_skipped(text, read):
+    assert read(text).T.tolist() == [[16, 161587, 4502, 20], [32, 179405, 7351, 20]]
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "expected 4"),
-        ("256,1000,0,1\n", "one batch size"),
-        ("256,1000,0,1\n256,1100,0,1\n", "one batch size"),
+        ("", "two batch sizes"),
+        ("256,1000,0,1\n", "two batch sizes"),
+        ("256,1000,0,1\n256,1100,0,1\n", "two batch sizes"),
         # In another order, seeds would be taken for the spread.
-        ("batch,samples,seeds,spread\n256,1000,5,0\n", "could not convert string to float: 'batch'"),
-        ("256,1000,0,1\n512,many,0,1\n", "could not convert string to float: 'many'"),
-        ("256,1000,0,1\n512,1000,0\n", "shorter"),
+        ("batch,samples,seeds,spread\n256,1000,5,0\n", "batch,samples,seeds,spread is not four numbers"),
+        ("256,1000,0,1\n512,many,0,1\n", "512,many,0,1 is not four numbers"),
+        ("256,1000,0,1\n512,1000,0\n", "512,1000,0 is not four numbers"),
         ("256,1000,-1,1\n", "256,1000,-1,1 cannot"),
         ("256,1000,nan,1\n", "256,1000,nan,1 cannot"),
         ("256,inf,0,1\n", "256,inf,0,1 cannot"),
         ("0,1000,0,1\n", "0,1000,0,1 cannot"),
         ("256,1000,0,0\n", "256,1000,0,0 cannot"),
         (b"\xff\xfe\x00", "codec"),
-        (b"1\x00,2\n", "could not convert"),
+        (b"1\x00,2\n", "is not four numbers"),
     ],
 )
 def test_bad_files(read, text, problem):

@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import threading
+import time
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any
@@ -60,9 +61,13 @@ class Trackers:
         self._threads = []
 
     def flush(self) -> None:
-        """Wait until all values are shown."""
+        """Wait until all values are shown; a tracker that is not done in time is dropped."""
         for thread in self._threads:
-            thread.wait()
+            thread.mark()
+        end = time.monotonic() + PATIENCE_SECONDS
+        for thread in self._threads:
+            if thread.problem is None and not thread.caught_up.wait(end - time.monotonic()):
+                thread.problem = f"it has not answered within {PATIENCE_SECONDS:g} s"
         self._drop_broken()
 
     def _drop_broken(self) -> None:
@@ -83,19 +88,17 @@ class _TrackerThread(threading.Thread):
         self.problem: str | None = None  # why the tracker can no longer be used
         self._connect = connect
         self._calls: SimpleQueue[Callable[[GeneralTracker], Any]] = SimpleQueue()
-        self._caught_up = threading.Event()
+        self.caught_up = threading.Event()
         self.start()
 
     def call(self, function: Callable[[GeneralTracker], Any]) -> None:
         """Call a function with the tracker, after the calls before."""
         self._calls.put(function)
 
-    def wait(self) -> None:
-        """Wait until all calls are made; a tracker that is not done in time has a problem."""
-        self._caught_up.clear()
-        self.call(lambda _: self._caught_up.set())
-        if self.problem is None and not self._caught_up.wait(PATIENCE_SECONDS):
-            self.problem = f"it has not answered within {PATIENCE_SECONDS:g} s"
+    def mark(self) -> None:
+        """Set `caught_up` after the calls before."""
+        self.caught_up.clear()
+        self.call(lambda _: self.caught_up.set())
 
     def run(self) -> None:
         try:
@@ -105,7 +108,7 @@ class _TrackerThread(threading.Thread):
         # Some libraries raise SystemExit.
         except BaseException as error:
             self.problem = f"{type(error).__name__}: {error}"
-            self._caught_up.set()
+            self.caught_up.set()
 
 
 class WeightsAndBiases(WandBTracker):  # type: ignore[misc]  # Accelerate has no types

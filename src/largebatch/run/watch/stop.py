@@ -92,9 +92,9 @@ class StopRequests:
         if self._stop_files and abs(now - self._looked) >= SECONDS_BETWEEN_LOOKS:
             self._looked = now
             # No file is seen while the file system fails. Next time it may answer again.
-            with suppress(OSError):
-                found = [REASONS.index(reason) for reason, file in self._stop_files.items() if file.is_file()]
-                self._reason = max(self._reason, *found, 0)
+            for reason, file in self._stop_files.items():
+                with suppress(OSError):
+                    self._reason = max(self._reason, REASONS.index(reason) if file.is_file() else 0)
         if self._stop_at is not None and now >= self._stop_at:
             self._reason = max(self._reason, REASONS.index("the end of the job's time limit"))
         return self._reason

@@ -56,7 +56,7 @@ Fields are overridden as in a run: --batch.micro_batch_size 8.""",
     parser.add_argument("--standard-error", type=positive_float, metavar="SAMPLES", help="that of --critical-batch")
     parser.add_argument("--steps", type=positive_int, help="steps to the loss; default: those of a measured run")
     parser.add_argument("--at-batch", type=positive_int, metavar="SAMPLES", help="batch size of --steps")
-    help = "batch sizes; default: from an eighth to 8 times the critical batch, by doubling the recipe's or --at-batch"
+    help = "batch sizes; default: doublings of the recipe's or --at-batch, up to 8 times from the critical batch"
     parser.add_argument("--batches", type=positive_ints, metavar="B,B,…", help=help)
     parser.add_argument("--world-sizes", type=positive_ints, help="numbers of GPUs, such as 8,64,512")
     add_gpus(parser, parser)

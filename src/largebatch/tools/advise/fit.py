@@ -6,8 +6,8 @@ B_crit alone, up to its limits: at 0 the number of steps is the same at every ba
 samples.
 """
 
+import csv
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ TUNING = 0.04
 """How far, relatively, the samples of a tuned batch size may be from those of the best hyperparameters: assumed."""
 P_OF_FAILURE = 0.01
 """The form fails if points that follow it would deviate from it as much with a probability below this."""
-HEADER = re.compile("batch[^,]*,samples[^,]*,spread[^,]*,seeds[^,]*|")
+COLUMNS = ("batch", "samples", "spread", "seeds")
 MAX_AMOUNT = 1e18
 EDGE = 10.0  # B_crit is searched from e^-10 times the smallest batch to e^10 times the largest: beyond, E cannot tell
 NUM_TRIED = 2001
@@ -69,23 +69,31 @@ class Fit:
 
 
 def read_points(file: Path) -> Array:
-    """The columns of a CSV file: batch, samples, spread and seeds, which a header may name.
+    """The columns of a CSV file as rows: batch, samples, spread and seeds, which a header may name; others are ignored.
 
     Raises:
         UserError: The file cannot be read, or a line of it is wrong.
     """
     remedy = "write lines of batch,samples,spread,seeds at two or more batch sizes: positive numbers; spreads may be 0"
     try:
-        lines = read_bytes(file, follow_links=True).decode("utf-8-sig").lower().replace(" ", "").splitlines()
-        rows = [line.split(",") for line in lines if not HEADER.fullmatch(line)]
-        batch, samples, spread, seeds = points = np.array([*zip(*rows, strict=True)], dtype=float)
-    except (OSError, ValueError) as error:
+        text = read_bytes(file, follow_links=True).decode("utf-8-sig")
+        rows = [row[: len(COLUMNS)] for row in csv.reader(text.splitlines()) if any(row)]
+    except (OSError, ValueError, csv.Error) as error:
         raise UserError(f"--fit {file}: {error}; {remedy}") from error
-    is_valid = (batch >= 1) & (samples >= 1) & (spread >= 0) & (seeds >= 1) & (batch + samples + spread <= MAX_AMOUNT)
-    if not is_valid.all() or len(set(batch)) < 2:
-        wrong = [",".join(row) for row, valid in zip(rows, is_valid, strict=True) if not valid]
-        raise UserError(f"--fit {file}: {' and '.join(wrong) or 'one batch size'} cannot be fitted; {remedy}")
-    return points
+    points = []
+    for row in rows:
+        if all(cell.strip().lower().startswith(name) for cell, name in zip(row, COLUMNS, strict=False)):
+            continue
+        try:
+            batch, samples, spread, seeds = point = [*map(float, row)]
+        except ValueError:
+            raise UserError(f"--fit {file}: {','.join(row)} is not four numbers; {remedy}") from None
+        if not (min(batch, samples, seeds) >= 1 and spread >= 0 and sum(point) <= MAX_AMOUNT):
+            raise UserError(f"--fit {file}: {','.join(row)} cannot be fitted; {remedy}")
+        points.append(point)
+    if len({batch for batch, *_ in points}) < 2:
+        raise UserError(f"--fit {file}: it does not have two batch sizes; {remedy}")
+    return np.array(points).T
 
 
 def fit(points: Array) -> Fit:

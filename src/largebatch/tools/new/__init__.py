@@ -123,8 +123,8 @@ def _write(folder: Path, new: Sequence[Path], copies: Mapping[str, Path], texts:
             (folder / path).parent.mkdir(exist_ok=True)
             (folder / path).write_text(text, encoding="utf-8")
     except OSError as error:
-        why = error.strerror or str(error)
-        raise UserError(f"{new[0]} cannot be created ({why}); give a new folder, where you may write") from error
+        problem = f"{new[0]} cannot be created ({error.strerror or error})"
+        raise UserError(f"{problem}; remove what is there, or give another folder") from error
 
 
 def _copies(original: Original) -> dict[str, Path]:

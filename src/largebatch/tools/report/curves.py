@@ -9,6 +9,7 @@ from plotly.graph_objects import Scatter
 from plotly.subplots import make_subplots
 
 from largebatch.batch import Length
+from largebatch.errors import UserError
 from largebatch.plan.expected import range_of
 from largebatch.tools.report.runs import EVALUATION, Array, ReportedRun, columns
 
@@ -37,6 +38,8 @@ def curves_html(runs: Sequence[ReportedRun], axis: str = "step") -> str:
                 places = run.places(trace.x)
                 if axis in places:
                     figure.add_trace(trace.update(x=places[axis]), titles.index(title) + 1, 1)
+    if not figure.data:
+        raise UserError(f"--axis {axis}: no run has logged it; choose another, such as step")
     figure.update_xaxes(showticklabels=True, title_text=axis)
     figure.update_layout(
         template="plotly_white",

@@ -45,7 +45,7 @@ def _recipe(script: BatchScript) -> Iterator[str]:
     name, value = script.path.stem, script.variable("RECIPE")
     if script.recipe is None or script.recipe.stem != name:
         yield (
-            f"RECIPE is {value or 'not set'}, which is no file of the script's name in {Path.cwd()}; write "
+            f"RECIPE is {value or 'not set'}, and not a file of the script's name in {Path.cwd()}; write "
             f"RECIPE=recipes/TASK/{name}.json, the path from the top of the repository, or rename the script"
         )
     elif script.config and not (train := folder_of(type(script.config)) / "train.py").is_file():
@@ -75,6 +75,7 @@ def _plan(script: BatchScript) -> Iterator[str]:
             resolve(script.config, nodes * processes)
         except ConfigError as error:
             yield f"nodes x processes per node = {nodes} x {processes}: {error.problems[0]}"
+            return
 
 
 def config_findings(path: Path, overrides: Sequence[str] = (), task: Path | None = None) -> Iterator[Finding]:

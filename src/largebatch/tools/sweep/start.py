@@ -11,6 +11,7 @@ from pathlib import Path
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import ConfigError, UserError, counted
 from largebatch.plan import resolve
+from largebatch.plan.strategies import STRATEGIES
 from largebatch.storage.files import remove_folder
 from largebatch.storage.layout import read_object
 from largebatch.tools.slurm.batch_script import SCRIPTS, BatchScript
@@ -97,7 +98,7 @@ def _train_here(sweep: Sweep, points: Sequence[Point], folder: Path, task: Path,
     at_once, world_size = options.max_parallel or 1, options.num_processes
     environment: Mapping[str, str] = {}
     if world_size > 1 or options.strategy:
-        strategy = options.strategy or "ddp"
+        strategy = options.strategy or next(iter(STRATEGIES))
         config: RecipeConfig = load_config(sweep.recipe, points[0].overrides, task=task)
         environment = launch_environment(find_accelerate_configs(None, [strategy], config)[strategy], world_size)
     preload_tasks([task])

@@ -41,11 +41,9 @@ class Cell:
 
 def verdict(lower: Cell, higher: Cell) -> Verdict:
     """Whether the first is lower than the second: by more than twice the standard error of the difference of means."""
-    if min(len(lower.values), len(higher.values)) < 2:
-        return "cannot be told"
     error = math.hypot(lower.standard_error, higher.standard_error)
     difference = higher.mean - lower.mean
-    if abs(difference) <= CLEAR * error or difference == 0:
+    if min(len(lower.values), len(higher.values)) < 2 or abs(difference) <= CLEAR * error:
         return "cannot be told"
     return "holds" if difference > 0 else "does not hold"
 
