@@ -1,26 +1,26 @@
-"""Recipe runs on this machine, each a line of a file that an interrupted program goes on with."""
+"""The runs of an experiment, as points of a sweep, and the file of results that its tables are made of."""
 
+import argparse
 import json
-import os
+import math
 import re
 import statistics
-import tempfile
-import time
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from experiments import ROOT, Experiment
-from largebatch.storage.files import read_json_lines
-from largebatch.tools.verify.jobs import JobFailed, run_job
-from largebatch.tools.verify.training import train
+from experiments import Experiment
+from largebatch.config import task_of
+from largebatch.errors import UserError
+from largebatch.storage.files import read_json_lines, replace_file
+from largebatch.storage.layout import read_object
+from largebatch.tools.sweep import points as sweeps
+from largebatch.tools.sweep.results import Results
+from largebatch.tools.sweep.start import start
 
-PATIENCE = 24 * 3600  # seconds that one run may take
-# In the message of a run whose loss, gradient or evaluation is not finite.
-DIVERGED = re.compile(r"error: .*\b(nan|inf)\b")
 # At the reference batch size all rules are one.
 ANY_RULE = "any"
+RULE = "rule"  # among the settings of a sweep's point
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,12 @@ class Point:
     base_lr: float
     seed: int
 
+    @property
+    def name(self) -> str:
+        """That of its run folder."""
+        rule = re.sub(r"\W+", "_", self.rule)
+        return f"{rule}_batch={self.batch}_base_lr={self.base_lr}_seed={self.seed}"
+
 
 @dataclass(frozen=True)
 class Result:
@@ -47,10 +53,9 @@ class Result:
     point: Point
     value: float
     diverged: bool
-    seconds: float
 
 
-def sweep(experiment: Experiment, seeds: Iterable[int]) -> list[Point]:
+def tuning(experiment: Experiment, seeds: Iterable[int]) -> list[Point]:
     """The runs that the base learning rate is chosen by."""
     return [Point(ANY_RULE, experiment.reference, rate, seed) for rate in experiment.base_lrs for seed in seeds]
 
@@ -64,10 +69,10 @@ def matrix(experiment: Experiment, base_lr: float, seeds: Iterable[int]) -> list
     return points
 
 
-def overrides_of(experiment: Experiment, point: Point) -> tuple[str, ...]:
+def overrides_of(experiment: Experiment, point: Point) -> list[str]:
     """What the recipe is given for a run."""
     rule = next(iter(experiment.rules)) if point.rule == ANY_RULE else point.rule
-    return (
+    return [
         *experiment.overrides,
         *experiment.rules[rule],
         f"--batch.global_batch_size={point.batch}",
@@ -76,77 +81,74 @@ def overrides_of(experiment: Experiment, point: Point) -> tuple[str, ...]:
         f"--seed={point.seed}",
         "--logging.trackers=[]",
         '--checkpoint={"keep_last": 1}',
-    )
+    ]
 
 
 def read_results(file: Path) -> dict[Point, Result]:
-    """The runs that were made before."""
+    """The results that were recorded."""
     results = {}
-    for line in read_json_lines(file) if file.exists() else []:
-        point = Point(**line.pop("point"))
-        results[point] = Result(point, **line)
+    for line in read_json_lines(file):
+        point = Point(**line["point"])
+        results[point] = Result(point, line["value"], line["diverged"])
     return results
 
 
-def make_runs(
-    experiment: Experiment, points: Iterable[Point], file: Path, words: tuple[str, ...], jobs: int
-) -> Iterator[Result]:
-    """Make the runs that `file` does not have yet, so many at once, and add each to it as it ends."""
-    known = read_results(file)
-    # A program that was killed may have left half a line.
-    file.write_text("".join(_line(result) for result in known.values()), encoding="utf-8")
-    missing = [point for point in dict.fromkeys(points) if point not in known]
-    with ThreadPoolExecutor(jobs) as pool:
-        runs = [pool.submit(make_run, experiment, point, words) for point in missing]
-        for run in as_completed(runs):
-            result = run.result()
-            with file.open("a", encoding="utf-8") as lines:
-                lines.write(_line(result))
-            yield result
-
-
-def _line(result: Result) -> str:
-    return json.dumps(asdict(result)) + "\n"
-
-
-def make_run(experiment: Experiment, point: Point, words: tuple[str, ...]) -> Result:
-    """Train the recipe once, in a process of its own.
+def train(
+    experiment: Experiment,
+    points: Sequence[Point],
+    file: Path,
+    folder: Path,
+    words: list[str],
+    options: argparse.Namespace,
+) -> None:
+    """Train the points that have no result yet, and record the results.
 
     Args:
-        experiment: The experiment whose recipe is run.
-        point: The run's batch size, rule, rate and seed.
+        experiment: The experiment whose recipe is trained.
+        points: Its runs.
+        file: The record.
+        folder: The sweep's; runs in it that an earlier command began are finished, too.
         words: More overrides.
+        options: Those of `start`.
 
     Raises:
-        JobFailed: The run failed, other than by a loss that is not finite.
+        UserError: A point cannot be trained, its run failed other than by a loss that is not finite, or the folder
+            holds runs with other overrides.
     """
-    started = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        run_dir = Path(folder) / "run"
-        arguments = (experiment.recipe, (*overrides_of(experiment, point), *words), run_dir)
-        try:
-            run_job(
-                train_recipe,
-                *arguments,
-                world_size=1,
-                environment={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
-                folder=ROOT,
-                timeout=PATIENCE,
-            )
-        except JobFailed as failure:
-            if not DIVERGED.search(str(failure)):
-                raise
-            return Result(point, experiment.diverged, diverged=True, seconds=time.monotonic() - started)
-        evaluations = read_json_lines(run_dir / "evaluations.jsonl")[-experiment.last :]
-    value = statistics.median(evaluation[experiment.metric] for evaluation in evaluations)
-    return Result(
-        point,
-        1 - value if experiment.is_error else value,
-        diverged=False,
-        seconds=round(time.monotonic() - started, 1),
-    )
+    known = read_results(file)
+    missing = [point for point in points if point not in known]
+    if not missing:
+        return
+    before = sweeps.Sweep.read(folder).points if (folder / sweeps.SWEEP_FILE).exists() else []
+    by_name = {point.name: point for point in before}
+    for point in points:
+        # A result that was recorded elsewhere has no run here; other overrides than those of a run here are refused.
+        if point not in missing and point.name not in by_name:
+            continue
+        settings = {RULE: point.rule, sweeps.BATCH: point.batch, sweeps.RATE: point.base_lr}
+        overrides = [*overrides_of(experiment, point), *words]
+        by_name[point.name] = sweeps.Point(point.name, settings, point.seed, overrides)
+    # Those that differ in their seeds alone follow each other.
+    in_order = [by_name[name] for name in sorted(by_name)]
+    recipe = experiment.recipe
+    sweep = sweeps.Sweep(str(recipe), read_object(recipe), in_order, experiment.metric, experiment.is_error)
+    start(sweep, folder, task_of(recipe), options, ())
+    results = {result.point: result for result in _results_in(folder, experiment)}
+    lines = [*read_json_lines(file), *(asdict(result) for point, result in results.items() if point not in known)]
+    text = "".join(f"{json.dumps(line)}\n" for line in lines)
+    replace_file(file, [memoryview(text.encode())])
+    if failed := [point.name for point in missing if point not in results]:
+        raise UserError(f"not finished: {', '.join(failed)}; the same command continues")
 
 
-def train_recipe(recipe: Path, words: tuple[str, ...], run_dir: Path) -> None:
-    """The recipe's own script, in this process."""
-    train(recipe, *words, run_dir=run_dir)
+def _results_in(folder: Path, experiment: Experiment) -> Iterator[Result]:
+    """The results of a sweep's runs that are over."""
+    for group in Results.read(folder).groups:
+        for seed, loss in group.losses.items():
+            point = Point(*(group.settings[name] for name in (RULE, sweeps.BATCH, sweeps.RATE)), seed)
+            if math.isinf(loss):
+                yield Result(point, experiment.diverged, diverged=True)
+                continue
+            last = group.runs[seed].evaluations[-experiment.last :]
+            value = statistics.median(line[experiment.metric] for line in last)
+            yield Result(point, 1 - value if experiment.is_error else value, diverged=False)
