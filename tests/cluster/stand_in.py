@@ -19,6 +19,8 @@ from largebatch.storage.layout import read_object
 MARGIN_SECONDS = 150
 """How long before the end of the job's time the training stops."""
 SECONDS_PER_STEP = 0.01
+HELD_AT = 50
+"""The step after which it waits for the file of `--hold`, if it is given that."""
 
 
 def program(words: str = "") -> str:
@@ -29,7 +31,7 @@ def program(words: str = "") -> str:
     )
 
 
-def train(run_dir: Path, last_step: float) -> int:
+def train(run_dir: Path, last_step: float, hold: Path | None) -> int:
     """Take steps until the last one, or a request to stop; the exit code."""
     job, attempt = job_start(), claim(run_dir / "attempts", {})
     requests: list[str] = []
@@ -53,9 +55,10 @@ def train(run_dir: Path, last_step: float) -> int:
     with (run_dir / "metrics.jsonl").open("a", buffering=1) as metrics:
         while step < last_step and not requests:
             time.sleep(SECONDS_PER_STEP)
-            step += 1
             attempt.check()
-            metrics.write(json.dumps({"step": step}) + "\n")
+            if step != HELD_AT or hold is None or hold.exists():
+                step += 1
+                metrics.write(json.dumps({"step": step}) + "\n")
             requests += [reason for file, reason in stop_files.items() if file.exists()]
             if time.time() >= stop_at:
                 requests.append("the end of the job's time limit")
@@ -86,7 +89,8 @@ def main() -> int:
     print(f"stand-in on {os.environ['LARGEBATCH_NODE']}, rank {os.environ['RANK']}", flush=True)
     if os.environ["RANK"] != "0":
         return follow(run_dir)
-    return train(run_dir, float(options.get("--train.stop_after_steps", "inf")))
+    hold = Path(options["--hold"]) if "--hold" in options else None
+    return train(run_dir, float(options.get("--train.stop_after_steps", "inf")), hold)
 
 
 if __name__ == "__main__":

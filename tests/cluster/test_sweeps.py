@@ -18,7 +18,7 @@ from slurm_job import PATIENCE, Job
 
 pytestmark = pytest.mark.slow
 
-STEPS = 500
+STEPS = 60
 
 
 def wait_for(condition, what):
@@ -34,7 +34,9 @@ def test_a_sweep_whose_host_dies_is_complete_and_trains_nothing_twice(cluster, p
     folder = tmp_path / "sweep"
     words = ["sweep", "gpt_pydoc", "--learning_rate.base_lr", "1e-3,2e-3", "--seeds", "2", "--folder", str(folder)]
     words += [f"--train.stop_after_steps={STEPS}", "--slurm", "--nodes=1", "--cpus-per-task=1"]
-    environment = {"LARGEBATCH_ENV": str(play(accelerate=stand_in.program())), "LARGEBATCH_PREFLIGHT": "off"}
+    hold = tmp_path / "hold"
+    programs = {"accelerate": stand_in.program(f"--hold={hold}")}
+    environment = {"LARGEBATCH_ENV": str(play(**programs)), "LARGEBATCH_PREFLIGHT": "off"}
 
     def sweep():
         return cluster.command(sys.executable, "-m", "largebatch", *words, environment=environment, cwd=ROOT)
@@ -47,7 +49,7 @@ def test_a_sweep_whose_host_dies_is_complete_and_trains_nothing_twice(cluster, p
 
     def in_training():
         rows = {index: len(read_json_lines(point / "metrics.jsonl")) for index, point in enumerate(points)}
-        return [index for index, steps in rows.items() if 0 < steps < STEPS // 5]
+        return [index for index, steps in rows.items() if steps == stand_in.HELD_AT]
 
     index = wait_for(in_training, logs)[0]
     host = Job(cluster, f"{number}_{index}", points[index], tmp_path).show("NodeList")
@@ -60,14 +62,16 @@ def test_a_sweep_whose_host_dies_is_complete_and_trains_nothing_twice(cluster, p
             # One may have ended with another.
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+    hold.touch()
     wait_for(lambda: not cluster.command("squeue", "--noheader").strip(), logs)
 
     assert len(points) == 4
     for point, seed in zip(points, itertools.cycle((0, 1)), strict=False):
         assert json.loads((point / "status.json").read_text())["outcome"] == "finished", logs()
         assert [line["step"] for line in read_json_lines(point / "metrics.jsonl")] == list(range(1, STEPS + 1))
-        # A killed one may not have begun, or have finished just before.
+        # A killed one may not have begun.
         assert len(list((point / "attempts").iterdir())) <= (2 if point in killed else 1)
         assert point.name.endswith(f"_seed={seed}")
+    assert len(list((points[index] / "attempts").iterdir())) == 2
     assert "4 points in" in (again := sweep())
     assert "4 of them trained already" in again

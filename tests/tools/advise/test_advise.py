@@ -131,7 +131,8 @@ def test_a_measured_critical_batch(advise, tmp_path):
     found = {"samples": 512, "standard_error": None, "at_step": 100, "tolerance": 0.01}
     code, output, _ = advise("--measured", folder_with(tmp_path / "sweep", "critical_batch.json", found))
     assert code == 0
-    assert "Critical batch 512 samples (its error is not known), from branched runs in" in prose(output)
+    assert "Critical batch 512 samples (its error is not known), from " in prose(output)
+    assert "sweep, which saw no loss up to it" in prose(output)
     assert "stands in" not in output
     assert "steps / S_min" in prose(output)
 

@@ -113,7 +113,7 @@ def _measured(folder: Path) -> CriticalBatch:
         why = "no critical_batch.json or noise_scale of summary.json there has a positive number of samples"
         raise UserError(f"--measured {folder}: {why}; give a folder where it has been decided, or --critical-batch")
     if branched:
-        return _with_error(samples, found.get("standard_error"), f"branched runs in {folder}")
+        return _with_error(samples, found.get("standard_error"), f"{folder}, which saw no loss up to it")
     source = (
         f"the noise scale in {folder}, which stands in for it: it predicts the order of magnitude (McCandlish et al. "
         "2018, section 2.2), grows during training, and its error is only the measurement's"
