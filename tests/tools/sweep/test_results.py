@@ -113,10 +113,10 @@ def test_samples_and_time_to_a_target(tmp_path):
         "loss": ["finding", "samples to 1.25", "tokens to 1.25", "minutes to 1.25"],
         # Every run is at 1.25 after step 100, of 0.07 s each.
         "global_batch_size=64": ["1.1 ± 0.1 (3)", "6,400 ± 0 (3)", "–", "0.1167 ± 0 (3)"],
-        "global_batch_size=128": ["1.733 ± 0.46 (3)", "1.28e+04 ± 0 (3)", "–", "0.1167 ± 0 (3)"],
+        "global_batch_size=128": ["1.733 ± 0.46 (3)", "12,800 ± 0 (3)", "–", "0.1167 ± 0 (3)"],
     }
     reached = cells(results.table(target=1.1))
-    assert [row[1] for row in reached.values()][1:] == ["1.28e+04 ± 0 (2)", "–"]
+    assert [row[1] for row in reached.values()][1:] == ["12,800 ± 0 (2)", "–"]
 
 
 def test_points_that_are_not_finished(tmp_path, capsys):

@@ -101,8 +101,7 @@ def grid(words: Sequence[str], seeds: int, seed: int = 0) -> list[Point]:
         name = "_".join(f"{field.rpartition('.')[2]}={_shown(*chosen[field])}" for field in [*swept, "seed"])
         if name in points:
             raise UserError(f"{name}: a value is listed twice; list each once")
-        words = override_words(settings)
-        points[name] = Point(name, {field: settings[field] for field in swept}, settings["seed"], words)
+        points[name] = Point(name, {each: settings[each] for each in swept}, settings["seed"], override_words(settings))
     return list(points.values())
 
 

@@ -116,6 +116,7 @@ def shown(cell: Cell, sign: int = 1) -> str:
     """A cell of a table."""
     if not cell.values:
         return f"diverged ({cell.diverged})" if cell.diverged else "–"
-    spread = f" ± {cell.std:,.2g}" if len(cell.values) > 1 else ""
+    of_mean, of_std = (",.0f", ",.0f") if abs(cell.mean) >= 1000 else (".4g", ".2g")
+    spread = f" ± {cell.std:{of_std}}" if len(cell.values) > 1 else ""
     diverged = f", {cell.diverged} diverged" if cell.diverged else ""
-    return f"{sign * cell.mean:,.4g}{spread} ({len(cell.values)}{diverged})"
+    return f"{sign * cell.mean:{of_mean}}{spread} ({len(cell.values)}{diverged})"
