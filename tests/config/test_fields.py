@@ -48,7 +48,10 @@ def test_a_kind_with_two_names(tmp_path):
         ("--batch.global_batch_size=0", "batch.global_batch_size: given 0; must be greater than 0"),
         ("--seed=99999999999999999999999", "must be less than or equal to 9223372036854775807"),
         ("--learning_rate.base_lr=1e308", "must be less than or equal to 1000000000000"),
-        ("--compute.compile=true", 'compute.compile: given true; must be "auto", "on" or "off"'),
+        ("--compute.compile=true", 'compute.compile: true has become a word; write "on"'),
+        ("--compute.compile=false", 'compute.compile: false has become a word; write "off"'),
+        ("--compute.activation_checkpointing=true", 'true has become a word; write "full"'),
+        ("--compute.activation_checkpointing=false", 'false has become a word; write "none"'),
         ("--compute.compile=yes", 'compute.compile: given "yes"; must be "auto", "on" or "off"'),
         # A key that is also the name of a kind.
         (

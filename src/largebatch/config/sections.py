@@ -3,7 +3,17 @@
 import math
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from largebatch.batch import Length, Timeline, Unit
 from largebatch.batch.scaling import ScalingRule, scaling_factor
@@ -386,6 +396,14 @@ class Compute(Section):
     deterministic: bool = False
     """Whether to use only kernels that give the same bits each time. This is slower on GPUs, and operations without
     such a kernel raise an error. CPUs give the same bits in any case."""
+
+    @field_validator("compile", "activation_checkpointing", mode="before")
+    @classmethod
+    def _words_for_booleans(cls, value: Any, info: ValidationInfo) -> Any:
+        off, on = ("off", "on") if info.field_name == "compile" else ("none", "full")
+        if isinstance(value, bool):
+            raise ValueError(f'{str(value).lower()} has become a word; write "{on if value else off}"')
+        return value
 
 
 class ProfiledSteps(Section):

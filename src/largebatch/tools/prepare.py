@@ -151,7 +151,7 @@ def _shown(sample: Batch, tokenizer: str) -> str:
 
 
 def _write(recipe: Path, found: dict[str, dict[str, int]]) -> None:
-    """Replace the numbers of samples in the recipe's JSON, which is formatted anew."""
+    """Replace the numbers of samples in the recipe's JSON, which is reformatted."""
     raw = json.loads(recipe.read_text(encoding="utf-8"))
     if "" in found:
         raw["data"] |= found[""]
