@@ -10,9 +10,10 @@ raw                    the loop by hand: logits, which it keeps until the next o
 trainer                Transformers' `Trainer`
 trainer_checkpointing  with its `gradient_checkpointing`
 logits                 ours, with the loss computed from logits
-logits_checkpointing   with `compute.activation_checkpointing`
+logits_checkpointing   with `compute.activation_checkpointing` "full"
 ours                   ours, as recipes/causal_lm trains: losses from the output layer
-ours_checkpointing     with `compute.activation_checkpointing`
+ours_checkpointing     with `compute.activation_checkpointing` "full"
+ours_selective         with "selective", which keeps matrix products and attention
 
 Each is a process of its own. On a CPU, memory is the peak of the resident set above what it was when everything had
 been imported; on a GPU, `torch.cuda.max_memory_allocated`.
@@ -58,7 +59,7 @@ ABOUT = """Peak memory of training a Llama of 30 million parameters with a vocab
 512 tokens with AdamW, in fp32 on a CPU (the peak resident set minus what imports take), or under bf16 autocast on a
 GPU. `raw` is a loop by hand, `trainer` is Transformers' `Trainer`, `logits` is this library with the loss computed from
 logits, and `ours` is `recipes/causal_lm`, with losses from the output layer; each but `raw` also with activation
-checkpointing. Each measurement is a process of its own."""
+checkpointing, and `ours` also with that of single operations. Each measurement is a process of its own."""
 
 Report = Callable[[], None]
 
@@ -160,6 +161,10 @@ def ours_checkpointing(report: Report) -> None:
     ours(report, "--compute.activation_checkpointing=full")
 
 
+def ours_selective(report: Report) -> None:
+    ours(report, "--compute.activation_checkpointing=selective")
+
+
 def logits(report: Report) -> None:
     ours(report, from_logits=True)
 
@@ -170,7 +175,16 @@ def logits_checkpointing(report: Report) -> None:
 
 CONTENDERS = {
     function.__name__: function
-    for function in (raw, trainer, trainer_checkpointing, logits, logits_checkpointing, ours, ours_checkpointing)
+    for function in (
+        raw,
+        trainer,
+        trainer_checkpointing,
+        logits,
+        logits_checkpointing,
+        ours,
+        ours_checkpointing,
+        ours_selective,
+    )
 }
 
 
