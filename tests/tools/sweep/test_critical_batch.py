@@ -107,6 +107,12 @@ def test_the_largest_batch_within_the_tolerance(larger, batch, words):
     assert words in text
 
 
+def test_a_run_that_diverges_itself():
+    found, text = largest_within({4: {0: math.inf, 1: 2.0}, 8: {0: 2.0, 1: 2.0}}, tolerance=0.01)
+    assert found is None
+    assert "a run diverged at the run's own 4" in text
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [(["runs/none", "--at", "3"], "runs/none: not a run's folder, or its recipe, none, is not here")],

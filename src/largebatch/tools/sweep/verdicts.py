@@ -63,6 +63,8 @@ def largest_within(losses: Mapping[int, Mapping[int, float]], tolerance: float) 
 
     largest, *others = sorted(losses)
     reference = losses[largest]
+    if math.inf in reference.values():
+        return None, f"no critical batch: a run diverged at the run's own {largest:,}; write an earlier or later --at"
     for size in others:
         if math.inf in losses[size].values():
             return largest, f"the critical batch is {largest:,}: at {size:,}, a run diverged"
