@@ -260,6 +260,7 @@ def test_a_report_is_written_over_and_nothing_else(tmp_path, capsys):
         (["empty"], "has no plan.json, which a run writes when it starts"),
         (["run", "run/"], "is given twice; give each run once"),
         (["run", "--out", "file/x.html"], "cannot be written"),
+        (["run", "--axis", "tokens"], "--axis tokens: no run has logged it; choose another"),
     ],
 )
 def test_what_cannot_be_reported(words, message, tmp_path, monkeypatch, capsys):
