@@ -11,24 +11,22 @@ from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 from largebatch.batch import Timeline
 from largebatch.batch.division import nearest_multiples
 from largebatch.config.data import Data, Mixable, TextData
+from largebatch.config.learning_rate import BatchGrowth, LearningRate, WarmupStableDecay
 from largebatch.config.models import Model
 from largebatch.config.optimizers import OptimizerEntry, OptimizerSection, union_of_sections
 from largebatch.config.optimizers.shipped import SHIPPED
 from largebatch.config.sections import (
     Batch,
-    BatchGrowth,
     Checkpoint,
     Compute,
     Duration,
     Evaluation,
     Expected,
     Faults,
-    LearningRate,
     Logging,
     NonNegativeInt,
     Section,
     Train,
-    WarmupStableDecay,
 )
 from largebatch.task_folders import folder_of
 

@@ -13,9 +13,9 @@ from largebatch.batch import GlobalBatch, Length, Timeline, gradient_accumulatio
 from largebatch.batch.mixture import Mixture
 from largebatch.batch.schedule import Schedule
 from largebatch.config import RecipeConfig
+from largebatch.config.learning_rate import BatchGrowth, LearningRate, StepDecay, WarmupStableDecay
 from largebatch.config.optimizers import OptimizerEntry, OptimizerSection, Shape
 from largebatch.config.sections import (
-    BatchGrowth,
     Checkpoint,
     Compute,
     Duration,
@@ -23,10 +23,7 @@ from largebatch.config.sections import (
     Evaluation,
     Expected,
     Faults,
-    LearningRate,
     Logging,
-    StepDecay,
-    WarmupStableDecay,
 )
 from largebatch.errors import ConfigError, UserError
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from largebatch.config import RecipeConfig, as_json, override_words, task_of
-from largebatch.config.sections import StepDecay, WarmupStableDecay
+from largebatch.config.learning_rate import StepDecay, WarmupStableDecay
 from largebatch.task_folders import import_from
 
 LONG = '--train.duration={"steps": 1000000000}'
