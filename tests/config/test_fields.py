@@ -58,6 +58,8 @@ def test_a_kind_with_two_names(tmp_path):
             '--learning_rate.decay={"name": "cosine", "cosine": 1}',
             "learning_rate.decay.cosine: unknown key; known here: name, final_fraction",
         ),
+        # Or of a JSON type.
+        ("--train.object=1", "train.object: unknown key; known here: duration"),
         ("--data=null", "data: given null; must be an object"),
         ("--optimizer=[]", "optimizer: given []; must be an object"),
         ("--batch.global_batch_size=64.5", "must be a valid integer"),

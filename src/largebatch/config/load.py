@@ -189,8 +189,8 @@ def _explain(details: ErrorDetails, schema: JsonObject) -> str:
     """One line: where, what was given, why it is wrong, what to write instead."""
     kind, context = details["type"], details.get("ctx", {})
     where, known, field = _locate(details["loc"], schema)
-    alternatives = list(_alternatives(field, schema))
-    or_null = ", or null" if {"type": "null"} in alternatives else ""
+    options = dict(_options(field, schema))
+    or_null = ", or null" if options.pop("null", None) else ""
     given = json.dumps(details["input"], ensure_ascii=False, default=str)
     given = given if len(given) <= 60 else f"{given[:57]}…"
     match kind:
@@ -204,9 +204,8 @@ def _explain(details: ErrorDetails, schema: JsonObject) -> str:
             return f"{where}: {context['error']}"
         case "union_tag_not_found" | "union_tag_invalid":
             key, tag = context["discriminator"].strip("'"), context.get("tag")
-            kinds = sorted(kind for each in alternatives for kind in _words(each.get("properties", {}).get(key, {})))
-            wrong = "missing" if tag is None else f'"{tag}" is unknown{did_you_mean(tag, kinds)}'
-            return f"{where}.{key}: {wrong}; write one of {json.dumps(kinds)[1:-1]}{or_null}"
+            wrong = "missing" if tag is None else f'"{tag}" is unknown{did_you_mean(tag, options)}'
+            return f"{where}.{key}: {wrong}; write one of {json.dumps(sorted(options))[1:-1]}{or_null}"
     # "Input should be an object" or "Input should be 'fp32' or 'bf16'", for example.
     requirement = details["msg"].replace("Input should", "must", 1).replace("'", '"')
     return f"{where}: given {given}; {requirement[:1].lower()}{requirement[1:]}{or_null}"
@@ -217,38 +216,31 @@ def _locate(location: Sequence[int | str], schema: JsonObject) -> tuple[str, lis
     the schema of the field, empty if it is unknown."""
     path, known, field = "", [], schema
     for part in location:
-        alternatives = list(_alternatives(field, schema))
-        kinds = [each for each in alternatives if each.get("type") != "null"]
-        tagged = [each for each in kinds if part in _tags(each)] if len(kinds) > 1 else []
-        if tagged:
-            field = tagged[0]
+        options = {kind: option for kind, option in _options(field, schema) if kind != "null"}
+        first = next(iter(options.values()), {})
+        if len(options) > 1 and part in options:
+            field = options[part]
         elif isinstance(part, int):
-            path, field = f"{path}[{part}]", alternatives[0].get("items", {})
+            path, field = f"{path}[{part}]", first.get("items", {})
         else:
-            fields = {name: each for section in alternatives for name, each in section.get("properties", {}).items()}
+            fields = {name: each for option in options.values() for name, each in option.get("properties", {}).items()}
             path, known = f"{path}.{part}".lstrip("."), [name for name in fields if name != "$schema"]
-            (of_any_name,) = alternatives[0].get("patternProperties", {"": {}}).values()
+            (of_any_name,) = first.get("patternProperties", {"": {}}).values()
             field = fields.get(part, of_any_name)
     return path or "the whole file", known, field
 
 
-def _alternatives(field: JsonObject, schema: JsonObject) -> Iterator[JsonObject]:
-    """The schemas of what a field may hold, several for a union."""
+def _options(field: JsonObject, schema: JsonObject) -> Iterator[tuple[Any, JsonObject]]:
+    """The schemas of what a field may hold, each with the tag by which pydantic tells it from the others: the name of
+    its kind or, in a union of JSON types, its type."""
     if "$ref" in field:
         field = schema["$defs"][field["$ref"].rpartition("/")[2]]
-    options = field.get("anyOf") or field.get("oneOf")
-    if options is None:
-        yield field
-    for option in options or ():
-        yield from _alternatives(option, schema)
-
-
-def _tags(alternative: JsonObject) -> list[Any]:
-    """By what pydantic tells an alternative from the others: its JSON type, or the name of its kind."""
-    fields = alternative.get("properties", {}).values()
-    return [alternative.get("type"), *(word for field in fields for word in _words(field))]
-
-
-def _words(field: JsonObject) -> list[str]:
-    """The words that a field may have, if it has no other values."""
-    return field.get("enum") or [word for word in [field.get("const")] if word]
+    if "discriminator" in field:
+        for kind, option in field["discriminator"]["mapping"].items():
+            # A kind that is itself a union of kinds has no reference.
+            yield kind, option if isinstance(option, dict) else schema["$defs"][option.rpartition("/")[2]]
+    elif union := field.get("anyOf") or field.get("oneOf"):
+        for option in union:
+            yield from _options(option, schema)
+    else:
+        yield field.get("type"), field
