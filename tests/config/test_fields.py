@@ -2,10 +2,13 @@
 
 import json
 import time
+from typing import Annotated, Literal
 
 import pytest
+from pydantic import BaseModel, Field, ValidationError
 
 import tasks
+from largebatch.config.problems import explained
 from paths import IMAGENET, PYDOC
 from problems import problem_of, problems_of
 
@@ -95,6 +98,27 @@ def test_a_kind_with_two_names(tmp_path):
 )
 def test_one_problem(override, words):
     assert words in "\n".join(problems_of(override))
+
+
+def test_a_kind_that_is_a_union_of_kinds():
+    class A(BaseModel):
+        kind: Literal["a"]
+        sort: Literal["x"]
+        number: int
+
+    class B(A):
+        sort: Literal["y"]
+
+    class C(BaseModel):
+        kind: Literal["c"]
+
+    class Config(BaseModel):
+        field: Annotated[Annotated[A | B, Field(discriminator="sort")] | C, Field(discriminator="kind")]
+
+    with pytest.raises(ValidationError) as caught:
+        Config.model_validate({"field": {"kind": "a", "sort": "y", "number": "1.5"}})
+    (problem,) = explained(caught.value, Config.model_json_schema())
+    assert problem[0] == "field.number"
 
 
 @pytest.mark.parametrize("field", ["model.num_layers", "model.hidden_size", "model.vocab_size", "data.block_size"])

@@ -82,7 +82,15 @@ def test_other_tasks_have_them(task):
         (
             [],
             {"sources": [FIRST, SECOND | {"pathh": 1}]},
-            "sources[1].pathh (code): not a field of such a source",
+            # What all sources share is not among them.
+            "sources[1].pathh (code): unknown key, did you mean path?; known here: num_train_samples, "
+            "num_eval_samples, num_workers, source, path, name, data_files, train_split, eval_split, prepare, "
+            "text_column, config_name, weight, max_epochs",
+        ),
+        (
+            [],
+            {"sources": [FIRST, SECOND | {"data_files": {"trian": "x"}}]},
+            "sources[1].data_files.trian (code): unknown key, did you mean train?; known here: train, eval",
         ),
         (
             [],
@@ -97,10 +105,10 @@ def test_other_tasks_have_them(task):
         (
             [],
             {"sources": [{"name": "web", "weight": 1}, SECOND]},
-            "sources[0].num_train_samples (web): Field required",
+            "sources[0].num_train_samples (web): missing; number of training samples",
         ),
         ([], {"sources": [FIRST | {"weight": 0}, SECOND | {"weight": 0}]}, "all weights are 0"),
-        ([], {"sources": [FIRST, SECOND | {"path": ""}]}, "sources[1] (code): Value error, path is missing"),
+        ([], {"sources": [FIRST, SECOND | {"path": ""}]}, "sources[1] (code): path is missing; write a hub id"),
         ([], {"sources": None}, "path is missing; write a hub id"),
         (
             [],
@@ -169,7 +177,7 @@ def test_pairs_may_have_templates_by_source_alone():
         return load_config(recipe, ["--data", content, *words, "--checkpoint.every=null"])
 
     assert [each.prompt for each in load_pairs(sources).data.sections()] == ["{q}", "{task}"]
-    with pytest.raises(ConfigError, match=r"sources\[1\] \(code\): Value error, answer is missing"):
+    with pytest.raises(ConfigError, match=r"sources\[1\] \(code\): answer is missing"):
         load_pairs([sources[0], {name: value for name, value in sources[1].items() if name != "answer"}])
 
 

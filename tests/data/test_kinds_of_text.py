@@ -144,9 +144,15 @@ def test_a_mixture_of_formats_trains_the_same_everywhere(tmp_path, capfd):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"tran": "x"}, r"sources\[1\].tran \(meg\): not a field of such a source"),
-        ({"text_column": "x"}, r"sources\[1\].text_column \(meg\): not a field of such a source"),
-        ({"eval": None}, r"sources\[1\].eval.str \(meg\): Input should be a valid string"),
+        (
+            {"tran": "x"},
+            r"sources\[1\].tran \(meg\): unknown key, did you mean train\?; known here: num_train_samp",
+        ),
+        (
+            {"text_column": "x"},
+            r"\[1\].text_column \(meg\): unknown key.* source, train, eval, name, weight, max_epo",
+        ),
+        ({"eval": None}, r"sources\[1\].eval.str \(meg\): given null; must be a valid string"),
         ({"source": "webdataset"}, r"sources\[1\].source \(meg\): 'webdataset', but such mixtures have datasets, meg"),
     ],
 )

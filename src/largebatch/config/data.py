@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 from largebatch.batch import Timeline
 from largebatch.batch.mixture import Mixture, MixturePhase, whole_weights
 from largebatch.batch.timeline import ENDLESS
+from largebatch.config.problems import explained
 from largebatch.config.sections import (
     Fraction,
     Moment,
@@ -20,6 +21,7 @@ from largebatch.config.sections import (
     Section,
     Size,
 )
+from largebatch.errors import ConfigError
 
 Patterns = str | Annotated[list[str], Field(min_length=1)]
 """A path or glob, or several."""
@@ -191,13 +193,8 @@ class Mixable(HubOrLocal):
         for number, source in enumerate(self.sources or ()):
             try:
                 sections.append(self._section(source))
-            except ValidationError as error:
-                for problem in error.errors(include_url=False):
-                    where = ".".join(["", *map(str, problem["loc"])])
-                    told = "not a field of such a source" if problem["type"] == "extra_forbidden" else problem["msg"]
-                    problems.append(f"sources[{number}]{where} ({source.name}): {told}")
-            except ValueError as error:
-                problems.append(f"sources[{number}].{error}")
+            except ConfigError as error:
+                problems += [f"sources[{number}]{problem}" for problem in error.problems]
         if problems:
             raise ValueError("; ".join(problems))
         return sections
@@ -207,16 +204,25 @@ class Mixable(HubOrLocal):
         kinds = {self.source: type(self), **self.other_kinds}
         kind = kinds.get(name := own.get("source", self.source))
         if kind is None:
-            raise ValueError(
-                f"source ({source.name}): {name!r}, but such mixtures have {', '.join(kinds)}; write one of them"
+            raise ConfigError(
+                f".source ({source.name}): {name!r}, but such mixtures have {', '.join(kinds)}; write one of them"
             )
         common = type(self).model_fields.keys() - {*HubOrLocal.model_fields, *self.fields_of_a_source}
         for field in sorted(own.keys() & common):
-            raise ValueError(f"{field} ({source.name}): must be the same for all sources; write it outside of them")
+            raise ConfigError(f".{field} ({source.name}): must be the same for all sources; write it outside of them")
         own |= {"name": own.pop("config_name")} if "config_name" in own else {}
         of_a_mixture = {"sources", "weight_phases", "num_train_samples", "num_eval_samples"}
         shared = (self.model_fields_set & kind.model_fields.keys()) - of_a_mixture
-        section: Data = kind.model_validate({name: getattr(self, name) for name in shared} | own)
+        try:
+            section: Data = kind.model_validate({name: getattr(self, name) for name in shared} | own)
+        except ValidationError as error:
+            schema = kind.model_json_schema()
+            fields = {name: field for name, field in schema["properties"].items() if name not in common}
+            if "name" in fields:
+                fields["config_name"] = fields["name"]
+            schema["properties"] = fields | MixedSource.model_json_schema()["properties"]
+            found = explained(error, schema)
+            raise ConfigError([f"{where and f'.{where}'} ({source.name}): {what}" for where, what in found]) from None
         return section.prepared_by(self.preparation) if isinstance(section, HubOrLocal) else section
 
     @property

@@ -3,16 +3,17 @@
 import inspect
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from largebatch.config.differences import differences, is_within
+from largebatch.config.problems import explained
 from largebatch.config.recipe import RecipeConfig, as_json
 from largebatch.config.task_config import authors_program, config_class_of
-from largebatch.errors import ConfigError, did_you_mean
+from largebatch.errors import ConfigError
 from largebatch.regular_file import read_bytes
 from largebatch.task_folders import folder_of
 
@@ -89,11 +90,10 @@ def validate(raw: JsonObject, config_class: type[Config], source: str | None = N
             # As JSON, where lists may stand for tuples, and strings for paths and dates, although validation is strict.
             config = config_class.model_validate_json(json.dumps(raw), context=valid)
         except ValidationError as error:
-            schema = config_class.model_json_schema()
-            found = error.errors(include_url=False)
-            problems = [_explain(details, schema) for details in found[:MAX_PROBLEMS]]
-            if len(found) > MAX_PROBLEMS:
-                problems.append(f"the whole file: {len(found) - MAX_PROBLEMS:,} more problems, which are not shown")
+            found = islice(explained(error, config_class.model_json_schema()), MAX_PROBLEMS)
+            problems = [f"{where or 'the whole file'}: {what}" for where, what in found]
+            if (more := error.error_count() - MAX_PROBLEMS) > 0:
+                problems.append(f"the whole file: {more:,} more problems, which are not shown")
             # Checks across sections are made of those that are valid; reading another raises an AttributeError.
             config = config_class.__new__(config_class)
             config.__dict__.update(valid)
@@ -180,67 +180,3 @@ def _apply_overrides(raw: JsonObject, overrides: Sequence[str]) -> None:
             target[field] = json.loads(value)
         except (ValueError, RecursionError):
             target[field] = value
-
-
-# --- pydantic's errors, reworded ----------------------------------------------------------------------------------
-
-
-def _explain(details: ErrorDetails, schema: JsonObject) -> str:
-    """One line: where, what was given, why it is wrong, what to write instead."""
-    kind, context = details["type"], details.get("ctx", {})
-    where, known, field = _locate(details["loc"], schema)
-    options = dict(_options(field, schema))
-    or_null = ", or null" if options.pop("null", None) else ""
-    given = json.dumps(details["input"], ensure_ascii=False, default=str)
-    given = given if len(given) <= 60 else f"{given[:57]}…"
-    match kind:
-        case "extra_forbidden":
-            name = where.rpartition(".")[2]
-            return f"{where}: unknown key{did_you_mean(name, known)}; known here: {', '.join(known)}"
-        case "missing":
-            sentence = " ".join(field.get("description", "").split()).partition(". ")[0].rstrip(".")
-            return f"{where}: missing" + (f"; {sentence[:1].lower()}{sentence[1:]}" if sentence else "")
-        case "value_error":
-            return f"{where}: {context['error']}"
-        case "union_tag_not_found" | "union_tag_invalid":
-            key, tag = context["discriminator"].strip("'"), context.get("tag")
-            wrong = "missing" if tag is None else f'"{tag}" is unknown{did_you_mean(tag, options)}'
-            return f"{where}.{key}: {wrong}; write one of {json.dumps(sorted(options))[1:-1]}{or_null}"
-    # "Input should be an object" or "Input should be 'fp32' or 'bf16'", for example.
-    requirement = details["msg"].replace("Input should", "must", 1).replace("'", '"')
-    return f"{where}: given {given}; {requirement[:1].lower()}{requirement[1:]}{or_null}"
-
-
-def _locate(location: Sequence[int | str], schema: JsonObject) -> tuple[str, list[str], JsonObject]:
-    """The JSON path of an error, without the union tags that pydantic puts into it; the keys that are known there; and
-    the schema of the field, empty if it is unknown."""
-    path, known, field = "", [], schema
-    for part in location:
-        options = {kind: option for kind, option in _options(field, schema) if kind != "null"}
-        first = next(iter(options.values()), {})
-        if len(options) > 1 and part in options:
-            field = options[part]
-        elif isinstance(part, int):
-            path, field = f"{path}[{part}]", first.get("items", {})
-        else:
-            fields = {name: each for option in options.values() for name, each in option.get("properties", {}).items()}
-            path, known = f"{path}.{part}".lstrip("."), [name for name in fields if name != "$schema"]
-            (of_any_name,) = first.get("patternProperties", {"": {}}).values()
-            field = fields.get(part, of_any_name)
-    return path or "the whole file", known, field
-
-
-def _options(field: JsonObject, schema: JsonObject) -> Iterator[tuple[Any, JsonObject]]:
-    """The schemas of what a field may hold, each with the tag by which pydantic tells it from the others: the name of
-    its kind or, in a union of JSON types, its type."""
-    if "$ref" in field:
-        field = schema["$defs"][field["$ref"].rpartition("/")[2]]
-    if "discriminator" in field:
-        for kind, option in field["discriminator"]["mapping"].items():
-            # A kind that is itself a union of kinds has no reference.
-            yield kind, option if isinstance(option, dict) else schema["$defs"][option.rpartition("/")[2]]
-    elif union := field.get("anyOf") or field.get("oneOf"):
-        for option in union:
-            yield from _options(option, schema)
-    else:
-        yield field.get("type"), field
