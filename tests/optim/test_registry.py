@@ -118,8 +118,9 @@ def test_what_entries_name_is_there():
     for entry in SHIPPED:
         assert callable(resolve_name(entry.constructor))
     for strategy in (SINGLE, *STRATEGIES.values()):
-        for name in (strategy.backend, strategy.memory, strategy.traffic):
-            assert callable(resolve_name(name))
+        assert callable(resolve_name(strategy.backend))
+        for module in ("memory", "traffic"):
+            assert callable(resolve_name(f"largebatch.estimate.{module}:{strategy.formulas}"))
         assert find_strategy(strategy.name) is strategy
 
 

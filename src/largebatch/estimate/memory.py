@@ -65,7 +65,7 @@ def model_states(
     model: ModelShape, strategy: Strategy, world_size: int, numbers_kept: NumbersKept, micro_batches: int
 ) -> ModelStates:
     """The bytes on the fullest process, where each has this many micro-batches in an optimizer step."""
-    count: Formula = resolve_name(find_strategy(strategy.name).memory)
+    count: Formula = resolve_name(f"{__name__}:{find_strategy(strategy.name).formulas}")
     held = count(model, strategy, world_size, micro_batches > 1)
     size = model.element_bytes
     return ModelStates(

@@ -105,7 +105,7 @@ def traffic_of_a_step(
     """Return the collectives of an optimizer step; `TrafficCase` describes the arguments."""
     if world_size == 1:
         return ()
-    count: Callable[[TrafficCase], Collectives] = resolve_name(find_strategy(strategy.name).traffic)
+    count: Callable[[TrafficCase], Collectives] = resolve_name(f"{__name__}:{find_strategy(strategy.name).formulas}")
     found = count(TrafficCase(model, strategy, world_size, micro_batches, recomputes))
     return tuple(each for each in found if each.group.size > 1 and each.size)
 

@@ -4,7 +4,7 @@ An entry does not import torch: its backend and formulas are given by name.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, get_args
 
 from largebatch.config import RecipeConfig
@@ -35,8 +35,8 @@ class StrategyEntry:
         name: Name of the strategy and of its Accelerate config, recipes/accelerate_configs/NAME.yaml.
         engine: What a launch must start; `backend.launch` reads it from the environment.
         backend: "module:class" of its `backend.base.Backend`.
-        memory: "module:function" that counts what the fullest process holds; see `estimate.memory`.
-        traffic: "module:function" that counts what a step sends; see `estimate.traffic`.
+        formulas: Name of the functions in `estimate.memory` and `estimate.traffic` that count what the fullest process
+            holds, and what a step sends.
         shards: State that is divided over processes; each holds all of the rest. Strategies that shard more communicate
             more, and are suggested if those that shard less do not fit.
         steps: Kind of tensors that the optimizer steps on a process.
@@ -49,8 +49,7 @@ class StrategyEntry:
     name: str
     engine: Engine
     backend: str
-    memory: str
-    traffic: str
+    formulas: str
     shards: Shards
     steps: Literal["whole parameters", "rows of parameters", "flat pieces of several parameters"]
     reduces: tuple[Policy, ...]
@@ -88,46 +87,36 @@ def names_of(are_meant: Callable[[StrategyEntry], bool]) -> str:
     return f"{', '.join(names)} or {last}" if names else last
 
 
-def _replicated(name: str, engine: Engine, reduces: tuple[Policy, ...]) -> StrategyEntry:
-    return StrategyEntry(
-        name,
-        engine=engine,
-        backend="largebatch.backend.native:DdpBackend",
-        memory="largebatch.estimate.memory:replicated",
-        traffic="largebatch.estimate.traffic:replicated",
-        shards="nothing",
-        steps="whole parameters",
-        reduces=reduces,
-    )
-
-
+DDP = StrategyEntry(
+    "ddp",
+    engine="DDP",
+    backend="largebatch.backend.native:DdpBackend",
+    formulas="replicated",
+    shards="nothing",
+    steps="whole parameters",
+    reduces=("last_micro_batch",),
+)
 # It has nothing to reduce, so any policy is right.
-SINGLE = _replicated("single", "one process", ("last_micro_batch", "each_micro_batch"))
+SINGLE = replace(DDP, name="single", engine="one process", reduces=("last_micro_batch", "each_micro_batch"))
 """One process, started without a launcher."""
-
-
-def _fsdp(name: str, reduces: tuple[Policy, ...], *, replicates_shards: bool) -> StrategyEntry:
-    return StrategyEntry(
-        name,
-        engine="FSDP",
-        backend="largebatch.backend.fsdp:FsdpBackend",
-        memory="largebatch.estimate.memory:sharded",
-        traffic="largebatch.estimate.traffic:sharded",
-        shards="the optimizer and weights",
-        steps="rows of parameters",
-        reduces=reduces,
-        replicates_shards=replicates_shards,
-    )
+FSDP = StrategyEntry(
+    "fsdp",
+    engine="FSDP",
+    backend="largebatch.backend.fsdp:FsdpBackend",
+    formulas="sharded",
+    shards="the optimizer and weights",
+    steps="rows of parameters",
+    reduces=("last_micro_batch", "each_micro_batch"),
+)
+HSDP = replace(FSDP, name="hsdp", reduces=("each_micro_batch", "last_micro_batch"), replicates_shards=True)
 
 
 def _zero(stage: Literal[1, 2, 3]) -> StrategyEntry:
-    formula = "zero3" if stage == 3 else "zero12"
     return StrategyEntry(
         f"zero{stage}",
         engine="DeepSpeed",
         backend="largebatch.backend.zero:ZeroBackend",
-        memory=f"largebatch.estimate.memory:{formula}",
-        traffic=f"largebatch.estimate.traffic:{formula}",
+        formulas="zero3" if stage == 3 else "zero12",
         shards="the optimizer and weights" if stage == 3 else "the optimizer",
         steps="flat pieces of several parameters",
         reduces=("last_micro_batch",) if stage == 1 else ("each_micro_batch",),
@@ -137,15 +126,7 @@ def _zero(stage: Literal[1, 2, 3]) -> StrategyEntry:
 
 
 STRATEGIES: Mapping[str, StrategyEntry] = {
-    entry.name: entry
-    for entry in (
-        _replicated("ddp", "DDP", ("last_micro_batch",)),
-        _fsdp("fsdp", ("last_micro_batch", "each_micro_batch"), replicates_shards=False),
-        _fsdp("hsdp", ("each_micro_batch", "last_micro_batch"), replicates_shards=True),
-        _zero(1),
-        _zero(2),
-        _zero(3),
-    )
+    entry.name: entry for entry in (DDP, FSDP, HSDP, _zero(1), _zero(2), _zero(3))
 }
 """The strategies by name, in the order in which they are shown."""
 
