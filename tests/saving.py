@@ -51,7 +51,7 @@ class FakeBackend:
     """What writing and loading ask of a strategy; processes share the elements of each vector evenly."""
 
     device = torch.device("cpu")
-    running_statistics = frozenset({"norm.running_mean"})
+    statistics = SimpleNamespace(names=frozenset({"norm.running_mean"}))
     launch = SimpleNamespace(strategy="ddp", local_world_size=2)
     plan = SimpleNamespace(keeps_checkpoint_of=lambda _: False, to_json=lambda: '{"num_steps": 100}')
     kept = KeptStates()

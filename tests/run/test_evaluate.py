@@ -71,7 +71,7 @@ def test_values_of_two_sets_under_one_name():
         world_size=1,
         device=torch.device("cpu"),
         model=torch.nn.Identity(),
-        average_statistics=lambda _: None,
+        statistics=SimpleNamespace(average=lambda *_: None),
         gather_objects=lambda mine: [mine],
     )
     evaluator = Evaluator(backend, 0, Stopwatch(), lambda: None)
@@ -124,7 +124,7 @@ def features_of_batches(backend):
 def use_rows_of_batches():
     """What is gathered, and what is refused, with one and with several batches per process."""
     backend = start(read_launch(), resolve(load_config(DIGITS, ["--batch.micro_batch_size=4"]), world_size=2))
-    backend.model, backend.average_statistics = torch.nn.Identity(), lambda _: None
+    backend.model, backend.statistics = torch.nn.Identity(), SimpleNamespace(average=lambda *_: None)
     rows = partial(Evaluator(backend, 0, Stopwatch(), lambda: None).rows, Texts(), completed_steps=1)
     refused = []
     for call in (

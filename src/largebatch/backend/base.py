@@ -68,6 +68,7 @@ class Backend(Collectives, ABC):
         self.has_checked_features = False  # whether a step's features were alike in all batches, as later ones will be
         self.unwrapped_model: nn.Module  # the model as the recipe built it; strategies wrap it or change it in place
         self.optimizer: Optimizer
+        self.statistics: RunningStatistics  # BatchNorm's, which differ between processes until they are averaged
         self.reduces: Policy = launch.entry.reduces[0]  # when gradients are reduced; known after `prepare`
         self._step = 0  # the current optimizer step, counted from 0
         self._learning_rate = 0.0  # the schedule's
@@ -129,7 +130,7 @@ class Backend(Collectives, ABC):
             model.forward = torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)(model.forward)
         if self.plan.sync_batch_norm and self.world_size > 1:
             synchronize(model, self.device)
-        self._statistics = RunningStatistics(model)
+        self.statistics = RunningStatistics(model)
         self._materialize(model)
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         return self.model, self.optimizer
@@ -179,15 +180,15 @@ class Backend(Collectives, ABC):
     def begin_micro_step(self, micro_step: int, accumulation: int) -> None:
         """Prepare for the forward pass of micro-batch `micro_step`, counted from 0, of `accumulation`."""
         if micro_step == 0 and self.plan.faults.on_non_finite == "skip":
-            self._statistics.remember()
-        self._statistics.begin_micro_step(micro_step, accumulation)
+            self.statistics.remember()
+        self.statistics.begin_micro_step(micro_step, accumulation)
         self.mark_micro_step(is_last=micro_step == accumulation - 1)
 
     @contextmanager
     def forward_only(self) -> Iterator[None]:
         """Run forward passes that are repeated later in the step with the same numbers: without gradients, and without
         moving BatchNorm's running statistics."""
-        with torch.no_grad(), self._statistics.kept():
+        with torch.no_grad(), self.statistics.kept():
             yield
 
     @abstractmethod
@@ -243,7 +244,7 @@ class Backend(Collectives, ABC):
         task's own states, which its loop may change, are restored.
         """
         kept = self.kept.check(self)
-        with self._statistics.kept(), self.states_to_come():
+        with self.statistics.kept(), self.states_to_come():
             yield
         self.kept.restore(kept)
         self.discard_gradients()
@@ -271,10 +272,6 @@ class Backend(Collectives, ABC):
     def parameters_without_gradient(self) -> list[str]:
         """Names of trainable parameters that the first step's backward passes did not reach; before its `update`."""
         return self._watch.end()
-
-    def forget_step(self) -> None:
-        """After an update that was not applied, undo the effect of its forward passes on BatchNorm's statistics."""
-        self._statistics.restore()
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Set the schedule's learning rate, times each parameter group's own factor."""
@@ -339,15 +336,6 @@ class Backend(Collectives, ABC):
                         + names_of(lambda entry: entry.steps != "flat pieces of several parameters")
                     )
                 set_scalars(optimizer.state[tensor], numbers[0])
-
-    @property
-    def running_statistics(self) -> set[str]:
-        """Names of BatchNorm's running means and variances, which differ between processes."""
-        return self._statistics.names
-
-    def average_statistics(self, completed_steps: int) -> None:
-        """Average BatchNorm's running statistics over all processes; call it before they are used or saved."""
-        self._statistics.average(self.world_size, completed_steps)
 
     def end(self) -> None:
         """Leave the process group together with all other processes."""

@@ -54,7 +54,10 @@ class RunningStatistics:
 
     @torch.no_grad()
     def average(self, world_size: int, completed_steps: int) -> None:
-        """Average the statistics over all processes, with one reduction, and set their counters to the steps."""
+        """Average the statistics over all processes, with one reduction, and set their counters to the steps.
+
+        Call it before they are used or saved.
+        """
         for layer, _ in self._layers:
             if layer.num_batches_tracked is not None:
                 layer.num_batches_tracked.fill_(completed_steps)

@@ -299,7 +299,7 @@ class CheckpointWriter:
             vectors={
                 name: tuple(sorted(ranges, key=lambda part: part.start)) for name, ranges in sorted(vectors.items())
             },
-            running_statistics=tuple(sorted(self.backend.running_statistics & buffers.keys())),
+            running_statistics=tuple(sorted(self.backend.statistics.names & buffers.keys())),
             buffers=buffers,
             kept=state.kept,
         )

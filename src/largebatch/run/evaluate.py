@@ -84,7 +84,7 @@ class Evaluator:
     def evaluating(self, completed_steps: int) -> Iterator[None]:
         """See `Run.evaluating`."""
         with self._stopwatch.paused():
-            self._backend.average_statistics(completed_steps)
+            self._backend.statistics.average(self._backend.world_size, completed_steps)
             # Some parts of a model may be in evaluation mode always.
             training = {module: module.training for module in self._backend.model.modules()}
             self._backend.model.eval()

@@ -57,7 +57,8 @@ class NonFiniteSteps:
         if self._plan.faults.on_non_finite == "roll_back":
             first = self._roll_back(what) + 1
         else:
-            self._backend.forget_step()
+            # As before the forward passes of the step that was not applied.
+            self._backend.statistics.restore()
         self._recorder.record.event("skipped", step, first_skipped_step=first, bad_steps=self.count, reason=what)
         skipped = f"steps {first} to {step} are" if first < step else "the step is"
         self._recorder.say(f"WARNING: {what}; {skipped} skipped ({self.count} of at most {allowed} such steps)")
