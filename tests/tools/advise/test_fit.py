@@ -165,9 +165,11 @@ def test_two_points_are_fitted_and_cannot_be_tested(read):
         # As spreadsheets write them.
         '"batch","samples","spread","seeds"\r\n"16","161587","4502","20"\r\n"32","179405","7351","20"\r\n,,,\r\n',
         "batch,samples,spread,seeds,comment\n16,161587,4502,20,\n32,179405,7351,20,good\n",
+        "Seeds,note,spread,batch_size,samples_to_target\n20,,4502,16,161587\n20,good,7351,32,179405\n",
+        "16,161587,4502,20\n32,179405,7351,20,good\n",
     ],
 )
-def test_a_header_empty_lines_and_more_columns_are_skipped(text, read):
+def test_a_header_names_the_columns_and_others_are_skipped(text, read):
     assert read(text).T.tolist() == [[16, 161587, 4502, 20], [32, 179405, 7351, 20]]
 
 
@@ -177,8 +179,9 @@ def test_a_header_empty_lines_and_more_columns_are_skipped(text, read):
         ("", "two batch sizes"),
         ("256,1000,0,1\n", "two batch sizes"),
         ("256,1000,0,1\n256,1100,0,1\n", "two batch sizes"),
-        # In another order, seeds would be taken for the spread.
-        ("batch,samples,seeds,spread\n256,1000,5,0\n", "batch,samples,seeds,spread is not four numbers"),
+        ("batch,samples,seeds\n256,1000,5\n", "batch,samples,seeds is not four numbers"),
+        # Which of them is meant?
+        ("batch,samples_per_second,samples,spread,seeds\n256,9,1000,0,5\n", "spread,seeds is not four numbers"),
         ("256,1000,0,1\n512,many,0,1\n", "512,many,0,1 is not four numbers"),
         ("256,1000,0,1\n512,1000,0\n", "512,1000,0 is not four numbers"),
         ("256,1000,-1,1\n", "256,1000,-1,1 cannot"),

@@ -49,9 +49,7 @@ Fields are overridden as in a run: --batch.micro_batch_size 8.""",
     help = "folder of a finished run that measured its noise scale, or of `largebatch critical-batch`"
     sources.add_argument("--measured", type=Path, metavar="DIR", help=help)
     sources.add_argument("--critical-batch", type=positive_float, metavar="SAMPLES", help="the critical batch")
-    help = (
-        "fit it to runs; columns: batch, samples (to the target, mean over seeds), spread (standard deviation), seeds"
-    )
+    help = "fit it to runs; columns: batch, samples to the target (mean over seeds), spread (standard deviation), seeds"
     sources.add_argument("--fit", type=Path, metavar="FILE.csv", help=help)
     parser.add_argument("--standard-error", type=positive_float, metavar="SAMPLES", help="that of --critical-batch")
     parser.add_argument("--steps", type=positive_int, help="steps to the loss; default: those of a measured run")

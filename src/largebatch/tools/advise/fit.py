@@ -8,6 +8,7 @@ samples.
 
 import csv
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +70,9 @@ class Fit:
 
 
 def read_points(file: Path) -> Array:
-    """The columns of a CSV file as rows: batch, samples, spread and seeds, which a header may name; others are ignored.
+    """The columns of a CSV file as rows: batch, samples, spread and seeds. Further columns are ignored.
+
+    They are in this order, unless a header with these words names them in another.
 
     Raises:
         UserError: The file cannot be read, or a line of it is wrong.
@@ -77,16 +80,17 @@ def read_points(file: Path) -> Array:
     remedy = "write lines of batch,samples,spread,seeds at two or more batch sizes: positive numbers; spreads may be 0"
     try:
         text = read_bytes(file, follow_links=True).decode("utf-8-sig")
-        rows = [row[: len(COLUMNS)] for row in csv.reader(text.splitlines()) if any(row)]
+        rows = [row for row in csv.reader(text.splitlines()) if any(row)]
     except (OSError, ValueError, csv.Error) as error:
         raise UserError(f"--fit {file}: {error}; {remedy}") from error
+    titles = [re.split(r"[\W_]", cell.strip().lower())[0] for cell in rows[0]] if rows else []
+    has_header = all(titles.count(name) == 1 for name in COLUMNS)
+    places = [titles.index(name) for name in COLUMNS] if has_header else range(len(COLUMNS))
     points = []
-    for row in rows:
-        if all(cell.strip().lower().startswith(name) for cell, name in zip(row, COLUMNS, strict=False)):
-            continue
+    for row in rows[1:] if has_header else rows:
         try:
-            batch, samples, spread, seeds = point = [*map(float, row)]
-        except ValueError:
+            batch, samples, spread, seeds = point = [float(row[place]) for place in places]
+        except (ValueError, IndexError):
             raise UserError(f"--fit {file}: {','.join(row)} is not four numbers; {remedy}") from None
         if not (min(batch, samples, seeds) >= 1 and spread >= 0 and sum(point) <= MAX_AMOUNT):
             raise UserError(f"--fit {file}: {','.join(row)} cannot be fitted; {remedy}")
