@@ -52,6 +52,11 @@ def counted(number: float, one: str, many: str | None = None, form: str = ",") -
     return f"{shown} {one if shown == '1' else many or one + 's'}"
 
 
+def bulleted(lines: Iterable[str]) -> str:
+    """Lines of their own, to be appended to what introduces them."""
+    return "".join(f"\n  - {line}" for line in lines)
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """ ", did you mean gpt2_124m?", to be appended to what is wrong; empty if no known name is similar."""
     close = difflib.get_close_matches(name, list(known), n=1)
@@ -82,7 +87,7 @@ class ConfigError(UserError):
         self.source = source
         count = counted(len(self.problems), "problem")
         title = f"{count} in {source}:" if source else f"{count}:"
-        super().__init__("\n".join([title, *(f"  - {problem}" for problem in self.problems)]))
+        super().__init__(title + bulleted(self.problems))
 
 
 class LaunchError(UserError):

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from largebatch.backend.base import Backend, Observed, group_options
 from largebatch.backend.launch import Launch
 from largebatch.backend.state import split_state
-from largebatch.errors import BackendMismatch
+from largebatch.errors import BackendMismatch, bulleted
 from largebatch.optim import planned_groups
 from largebatch.optim.build import optimizer_over
 from largebatch.plan import RunPlan
@@ -74,8 +74,7 @@ def check_before(model: nn.Module, optimizer: Optimizer, backend: Backend) -> No
             "right after run.load"
         )
     if problems:
-        lines = "\n".join(f"  - {problem}" for problem in problems)
-        raise BackendMismatch(f"the recipe's model and optimizer do not match the plan:\n{lines}")
+        raise BackendMismatch(f"the recipe's model and optimizer do not match the plan:{bulleted(problems)}")
 
 
 def _optimizer_problems(model: nn.Module, optimizer: Optimizer, plan: RunPlan) -> Iterator[str]:
@@ -146,10 +145,10 @@ def check_backend(backend: Backend, expected: Observed) -> None:
     """After `prepare`: raise BackendMismatch if the engine would not do what `expect` said, naming each difference."""
     observed = backend.observe()
     differences = [
-        f"  - {name}: the plan says {value}, the engine has {observed.get(name, 'nothing')}"
+        f"{name}: the plan says {value}, the engine has {observed.get(name, 'nothing')}"
         for name, value in expected.items()
         if name not in observed or observed[name] != value
     ]
     if differences:
-        lines = "\n".join(differences)
-        raise BackendMismatch(f"the {backend.launch.strategy} engine would not do what the plan says:\n{lines}")
+        what = f"the {backend.launch.strategy} engine would not do what the plan says"
+        raise BackendMismatch(f"{what}:{bulleted(differences)}")

@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from largebatch.errors import LaunchError
+from largebatch.errors import LaunchError, bulleted
 from largebatch.estimate.model_shape import ZeroSettings
 from largebatch.plan import RunPlan
 from largebatch.regular_file import read_bytes
@@ -66,8 +66,7 @@ def read_deepspeed_config(environment: Mapping[str, str]) -> dict[str, Any]:
         ) from None
     problems = deepspeed_config_problems(config)
     if problems:
-        lines = "\n".join(f"  - {problem}" for problem in problems)
-        raise LaunchError(f"the DeepSpeed config {path} cannot be used:\n{lines}")
+        raise LaunchError(f"the DeepSpeed config {path} cannot be used:{bulleted(problems)}")
     assert isinstance(config, dict)
     return config
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from largebatch.errors import UserError, reason_of
+from largebatch.errors import UserError, bulleted, reason_of
 from largebatch.local_folder import local_folder
 from largebatch.model.building import SeededWeights
 from largebatch.model.parts import is_adapter, without_adapter
@@ -76,9 +76,8 @@ class PretrainedWeights:
         except CheckpointError as error:
             raise UserError(f"{self._field}: {folder}: {error}") from error
         if problems:
-            lines = "\n".join(f"  - {problem}" for problem in problems)
             what = "the weights of a different model" if adapters is None else "tensors that cannot be read in parts"
-            raise UserError(f"{self._field}: {folder} has {what}:\n{lines}")
+            raise UserError(f"{self._field}: {folder} has {what}:{bulleted(problems)}")
 
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Elements `start` to `stop` of a parameter, in row-major order."""

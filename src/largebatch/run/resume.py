@@ -9,7 +9,7 @@ from largebatch.backend.base import Backend
 from largebatch.batch import Phase, Timeline
 from largebatch.config import RecipeConfig
 from largebatch.config.differences import differences, is_within
-from largebatch.errors import StorageError, UserError, file_errors, reason_of
+from largebatch.errors import StorageError, UserError, bulleted, file_errors, reason_of
 from largebatch.plan import RunPlan
 from largebatch.run.record.folder import RunFolder
 from largebatch.storage.catalog import UNREADABLE, Entry, entries, entry_at, problem_of, verify_checksums
@@ -59,9 +59,8 @@ def find_start(
         if usable is None and resume != "auto":
             raise UserError(f"--resume: {skipped[0]}; `largebatch checkpoints` lists the checkpoints in a run folder")
         if usable is None and any((entry.path / MARKER).exists() for entry in candidates):
-            reasons = "\n".join(f"  - {reason}" for reason in skipped)
             raise UserError(
-                f"{folder.path} has checkpoints, but none of them can be used:\n{reasons}\n"
+                f"{folder.path} has checkpoints, but none of them can be used:{bulleted(skipped)}\n"
                 "repair them and start again; --resume none starts over and moves the earlier run aside"
             )
     if usable is None:
@@ -151,9 +150,8 @@ def _split(
 
 def _refusal(what: str, lines: Sequence[str], others: str, allow_change: Sequence[str]) -> UserError:
     """The error that `what` differs, with the differences, other remedies, and the option that would allow them."""
-    text = "\n".join(f"  - {line}" for line in lines)
     fields = ",".join([*allow_change, *(line.partition(":")[0] for line in lines)])
     return UserError(
-        f"{what}, and resuming would train something else:\n{text}\n"
+        f"{what}, and resuming would train something else:{bulleted(lines)}\n"
         f"{others} --allow-change {fields} resumes with the change"
     )
