@@ -4,22 +4,15 @@ Only inputs are laid out so: a convolution of such an input has such an output, 
 strategies that shard weights keep them in row-major order.
 """
 
-from typing import Any
-
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 
 def channels_last_inputs(model: nn.Module) -> None:
     """Make a model lay out its inputs of shape (batch, channels, height, width) with the channels last."""
-    model.register_forward_pre_hook(_lay_out, with_kwargs=True)
+    model.register_forward_pre_hook(lambda _, *inputs: tree_map_only(torch.Tensor, _laid_out, inputs), with_kwargs=True)
 
 
-def _lay_out(_: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    return tuple(map(_laid_out, inputs)), {name: _laid_out(value) for name, value in options.items()}
-
-
-def _laid_out(value: Any) -> Any:
-    if isinstance(value, torch.Tensor) and value.ndim == 4:
-        return value.contiguous(memory_format=torch.channels_last)
-    return value
+def _laid_out(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
