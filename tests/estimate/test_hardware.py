@@ -2,19 +2,21 @@
 
 import json
 import re
+from argparse import ArgumentTypeError
 
 import pytest
 from test_comparison import MODEL, RECIPE
 
 from largebatch.config import load_config
 from largebatch.estimate.comparison import Workload, compare_strategies
-from largebatch.estimate.hardware import GIB, GPUS, find_gpu, find_network, kept_back
+from largebatch.estimate.hardware import GIB, GPUS, find_gpu, kept_back
 from largebatch.estimate.model_shape import Strategy
 from largebatch.estimate.recipe_model import activation_bytes, convolves, micro_batch_flops, recipe_model
 from largebatch.estimate.step_time import Fabric, Hardware, step_time
 from largebatch.estimate.table import table
 from largebatch.plan import resolve
 from largebatch.tools.command_line import main
+from largebatch.tools.plan import network
 from paths import DIGITS, LLAMA, PYDOC, ROOT
 
 # The products of MODEL's weights with one sample of 2^12 tokens, and twice as many to go back.
@@ -31,12 +33,13 @@ FLOPS = (2 * MODEL.elements * 2**12, 4 * MODEL.elements * 2**12)
     ],
 )
 def test_the_bandwidth_of_each_gpu(text, gigabytes):
-    assert find_network(text).per_gpu(8) == gigabytes * 1e9
+    assert network(text).per_gpu(8) == gigabytes * 1e9
 
 
 def test_what_is_no_network():
     for text in ("400", "400G", "400Gb/s", "0G/gpu", "-4G/gpu", "400G/rack", "infiniband"):
-        assert find_network(text) is None
+        with pytest.raises(ArgumentTypeError, match="write 400G/gpu"):
+            network(text)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """GPUs and networks by name, with the figures of their data sheets."""
 
-import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -69,12 +68,6 @@ def find_gpu(name: str) -> Gpu | None:
     if "MIG" in name.split():
         return None
     return next((gpu for gpu in GPUS if all(word in name for word in gpu.device_words)), None)
-
-
-def find_network(text: str) -> Network | None:
-    """The network of so many Gbit/s per GPU or node, such as "400G/gpu"; None if it is written in another way."""
-    speed = re.fullmatch(r"(\d+(?:\.\d+)?)g/(gpu|node)", text.strip().lower())
-    return Network(float(speed[1]) * 1e9 / 8, speed[2]) if speed and float(speed[1]) else None
 
 
 def kept_back(memory_bytes: int) -> int:

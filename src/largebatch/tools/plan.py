@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -9,7 +10,7 @@ from functools import partial
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import ConfigError
 from largebatch.estimate.comparison import Json, Workload, compare_strategies
-from largebatch.estimate.hardware import GIB, GPUS, SHORT_NAMES, Network, find_gpu, find_network
+from largebatch.estimate.hardware import GIB, GPUS, SHORT_NAMES, Network, find_gpu
 from largebatch.estimate.table import table
 from largebatch.plan import RunPlan, explain, notes_on, resolve
 from largebatch.tools.options import (
@@ -71,11 +72,11 @@ def add_gpus(parser: argparse.ArgumentParser, group: argparse._ActionsContainer)
 
 
 def network(text: str) -> Network:
-    """Return the network of this speed."""
-    found = find_network(text)
-    if found is None:
+    """Return the network of so many Gbit/s per GPU or node, such as "400G/gpu"."""
+    speed = re.fullmatch(r"(\d+(?:\.\d+)?)g/(gpu|node)", text.strip().lower())
+    if not speed or not float(speed[1]):
         raise argparse.ArgumentTypeError(f"{text!r} is not a network bandwidth: write 400G/gpu or 3200G/node")
-    return found
+    return Network(float(speed[1]) * 1e9 / 8, speed[2])
 
 
 def run(options: argparse.Namespace) -> int:
