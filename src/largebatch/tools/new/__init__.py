@@ -54,9 +54,8 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help="the folder to create, or a project to add to")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--recipe", metavar="NAME", help="a shipped recipe, such as gpt2_124m")
-    what.add_argument(
-        "--task", metavar="NAME", help="the smallest complete task, on generated data, to start your own from"
-    )
+    smallest = "the smallest complete task, on generated data, to start your own from"
+    what.add_argument("--task", metavar="NAME", help=smallest)
 
 
 def run(options: argparse.Namespace) -> int:

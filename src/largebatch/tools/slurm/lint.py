@@ -23,14 +23,10 @@ def add_parser(commands: Commands) -> None:
   largebatch lint
   largebatch lint slurm/gpt2_124m.sbatch""",
     )
-    parser.add_argument(
-        "files",
-        type=recipe_file,
-        nargs="*",
-        metavar="FILES",
-        help="what to check, with the files that they name, or names of recipes; default: the repository in the "
-        "current folder",
+    files = (
+        "what to check, with the files that they name, or names of recipes; default: the current folder's repository"
     )
+    parser.add_argument("files", type=recipe_file, nargs="*", metavar="FILES", help=files)
     add_task(parser)
 
 
