@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     task, overrides, sbatch_options = task_and_words(options)
     environment = settings_of_job(options, options.run_dir)
     script = BatchScript(SCRIPTS / f"{options.config.stem}.sbatch", sbatch_options, overrides, environment, task)
-    return submit_scripts([script], options, overrides)
+    return submit_script(script, options, overrides)
 
 
 def task_and_words(options: argparse.Namespace) -> tuple[Path, list[str], list[str]]:
@@ -77,14 +77,13 @@ def settings_of_job(options: argparse.Namespace, run_dir: Path | None) -> dict[s
     return environment
 
 
-def submit_scripts(scripts: Sequence[BatchScript], options: argparse.Namespace, words: Sequence[str]) -> int:
-    """Check a script with the overrides of each task of an array, or of the only job, and submit it once.
+def submit_script(script: BatchScript, options: argparse.Namespace, words: Sequence[str]) -> int:
+    """Check a script, show the plan of its run, and submit it; 1 if a check fails.
 
-    Shows the plan of the first, and returns 1 if a check fails. `words` are for the script, besides the job's options.
+    `words` are for the script, besides the job's options.
     """
-    script, recipe = scripts[0], options.config
-    _refuse_other_jobs(script, recipe)
-    findings = [str(finding) for each in scripts for finding in lint_scripts([each], task=each.task)]
+    _refuse_other_jobs(script, options.config)
+    findings = [str(finding) for finding in lint_scripts([script], task=script.task)]
     missing = [] if findings else [*_missing_environment(script), *missing_in_container(script)]
     problems = findings + [f"error: {problem}" for problem in missing]
     if findings or (missing and not options.dry_run):
@@ -102,7 +101,7 @@ def submit_scripts(scripts: Sequence[BatchScript], options: argparse.Namespace, 
         print(*problems, sep="\n", end="\n" if problems else "")
         return 1 if problems else code
     print(f"not checked: the data and any tokenizer; --dry-run looks at them\n\n{line}", flush=True)
-    take_snapshot(Path(), Path(environment["LARGEBATCH_SNAPSHOT"]), recipe, script.task)
+    take_snapshot(Path(), Path(environment["LARGEBATCH_SNAPSHOT"]), options.config, script.task)
     return _submit(script, words)
 
 

@@ -1,8 +1,10 @@
-"""The points of a sweep, and the file in its folder that says what they are."""
+"""The points of a sweep, and what its folder says of them."""
 
 import itertools
 import json
+import os
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,9 +15,12 @@ from pydantic import TypeAdapter
 from largebatch.config import flatten, override_words, split_overrides
 from largebatch.errors import UserError, file_errors
 from largebatch.regular_file import read_bytes
-from largebatch.storage.files import replace_json_file
+from largebatch.storage.files import remove_folder, replace_json_file
+from largebatch.storage.layout import read_object
 
 SWEEP_FILE = "sweep.json"
+POINTS = "points"
+"""In the sweep's folder, a file for each point: its name and the words of its run, a line each, for slurm/launch.sh."""
 BATCH, RATE = "batch.global_batch_size", "learning_rate.base_lr"
 IN_A_NAME = re.compile(r"[\w.+-]{1,40}")  # a value that may stand in the name of a folder
 
@@ -56,8 +61,14 @@ class Sweep:
         except (OSError, ValueError) as error:
             raise UserError(f"{file} is not a sweep's, or cannot be read: {str(error).splitlines()[0]}") from None
 
+    def waiting(self, folder: Path) -> list[Point]:
+        """The points that are not over."""
+        return [point for point in self.points if not _is_over(folder / point.name)]
+
     def write(self, folder: Path) -> None:
-        """Write the sweep's file. A folder that holds the same sweep with fewer points gets the others, too.
+        """Write what a folder says of the points, and make the run folders of branches.
+
+        A folder that holds the same sweep with fewer points gets the others, too.
 
         Raises:
             UserError: The folder holds something else, or cannot be written.
@@ -71,11 +82,45 @@ class Sweep:
             elif any(folder.iterdir()):
                 raise UserError(f"--folder: {folder} holds files that are not a sweep's; choose another folder")
             replace_json_file(folder / SWEEP_FILE, asdict(self))
+            (folder / POINTS).mkdir(exist_ok=True)
+            for number, point in enumerate(self.points):
+                lines = [f"{line}\n" for line in (point.name, *self.options, *point.overrides)]
+                (folder / POINTS / str(number)).write_text("".join(lines), encoding="utf-8")
+        for point in self.points:
+            if self.start and not (folder / point.name).exists():
+                _branch_off(Path(self.start), folder / point.name)
 
     def _identity(self) -> dict[str, Any]:
         """What may not change, by dotted name."""
         points = {point.name: point.overrides for point in self.points}
         return flatten({"recipe": self.content, "start": self.start, "points": points})
+
+
+def _is_over(run_dir: Path) -> bool:
+    """Whether a run has finished, or has failed in a way in which it would fail again: its loss was not finite."""
+    status = read_object(run_dir / "status.json")
+    return status.get("outcome") == "finished" or status.get("kind") == "training"
+
+
+def _branch_off(checkpoint: Path, run_dir: Path) -> None:
+    """Make the folder of a run that stands at a checkpoint of another run.
+
+    They share its files, which never change; each deletes its own links.
+
+    Raises:
+        UserError: The file system does not allow this.
+    """
+    new = run_dir.with_name(f".{run_dir.name}.new")
+    try:
+        remove_folder(new)
+        (new / "checkpoints" / checkpoint.name).mkdir(parents=True)
+        for file in checkpoint.iterdir():
+            os.link(file, new / "checkpoints" / checkpoint.name / file.name)
+        for name in ("plan.json", "config.json"):
+            shutil.copy(checkpoint.parent.parent / name, new)
+        new.rename(run_dir)
+    except OSError as error:
+        raise UserError(f"{run_dir}: {error}; choose a --folder on the file system of {checkpoint}") from None
 
 
 def grid(words: Sequence[str], seeds: int, seed: int = 0) -> list[Point]:
