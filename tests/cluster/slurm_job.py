@@ -117,12 +117,11 @@ class Job:
         return found
 
     def rank(self, rank: int) -> int:
-        """The process of a rank."""
-        return next(
-            pid
-            for pid, process in self.processes().items()
-            if process.environment.get("RANK") == str(rank) and "train.py" in process.command
-        )
+        """The process of a rank; LookupError if there is none."""
+        for pid, process in self.processes().items():
+            if process.environment.get("RANK") == str(rank) and "train.py" in process.command:
+                return pid
+        raise LookupError(rank)
 
     @contextmanager
     def paused(self, rank: int) -> Iterator[int]:

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from largebatch.tools.command_line import main
+from played import write_commands
 
 SMOKE = "slurm/gpt_pydoc.sbatch"
+QUEUE = ((0, "rates"), (2, "rates"), (3, "other"))  # tasks of arrays, and the folders of their sweeps
 RECIPE = "recipes/causal_lm/gpt_pydoc.json"
 RECORDER = f"""#!{sys.executable}
 import json, os, sys
@@ -432,7 +434,7 @@ def test_a_sweep_is_one_array(capsys):
     options = "--array=0,1,2,3%3 --output=runs/rates/points/%a.log --nodes=2 --partition=gpu"
     names = "ALL,LARGEBATCH_SNAPSHOT"
     assert called()["words"] == shlex.split(
-        f"--parsable {options} --export={names} {SMOKE} --run-dir=runs/rates --sweep"
+        f"--parsable {options} --export={names} {SMOKE} --run-dir={Path.cwd()}/runs/rates --sweep"
     )
     assert snapshot().parent == Path("runs/rates/jobs").absolute()
     assert (snapshot() / RECIPE).is_file()
@@ -444,7 +446,16 @@ def test_a_sweep_is_one_array(capsys):
     (run / "status.json").write_text('{"outcome": "finished"}')
     assert main(["sweep", "gpt_pydoc", *words]) == 0
     assert called()["words"][1] == "--array=0,2,3%3"
-    assert "4 points in runs/rates, 1 of them trained already" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "4 points in runs/rates, 1 of them trained already\n" in printed
+    assert "\nfollow tail -F runs/rates/points/0.log\nwhen all points are trained, the same command" in printed
+    # Nor what is in the queue, of this sweep; more values are.
+    queue = "".join(f"echo '{number} {SMOKE} --run-dir={Path.cwd()}/runs/{name} --sweep'\n" for number, name in QUEUE)
+    write_commands(Path("bin"), {"squeue": queue})
+    words[1] = "5e-4,1e-3,2e-3"
+    assert main(["sweep", "gpt_pydoc", *words]) == 0
+    assert called()["words"][1] == "--array=3,4,5%3"
+    assert "6 points in runs/rates, 1 of them trained already, 2 in Slurm's queue\n" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("sbatch")

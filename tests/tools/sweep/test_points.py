@@ -1,6 +1,7 @@
 """Which points a command line means, and when a folder's sweep is another one."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -86,36 +87,44 @@ def sweep(*words, seeds=1, content=None):
 
 def test_a_folder_gets_more_points_but_no_other_sweep(tmp_path):
     folder = tmp_path / "sweep"
-    sweep(*RATES).write(folder)
+    sweep(*RATES).continued(folder).write(folder)
     assert Sweep.read(folder) == sweep(*RATES)
-    more = sweep("--learning_rate.base_lr=1e-3,2e-3,4e-3", seeds=2)
+    more = sweep("--learning_rate.base_lr=5e-4,1e-3,2e-3,4e-3", seeds=2).continued(folder)
     more.write(folder)
+    # Jobs in the queue have the numbers of the earlier ones.
+    names = [point.name for point in sweep(*RATES).points]
+    assert [point.name for point in more.points][: len(names)] == names
+    assert len(more.points) == 8
+    for number, point in enumerate(more.points):
+        assert (folder / f"points/{number}").read_text().splitlines() == [point.name, *point.overrides]
     assert Sweep.read(folder) == more
     for other, line in (
-        (sweep(*RATES), r"points\.base_lr=0\.001_seed=1, .*points\.base_lr=0\.004_seed=1;"),
+        (sweep(*RATES), r"points\.base_lr=0\.0005_seed=0, .*points\.base_lr=0\.004_seed=1;"),
         (
-            sweep("--learning_rate.base_lr=1e-3,2e-3,4e-3", "--a=1", seeds=2),
+            sweep("--learning_rate.base_lr=5e-4,1e-3,2e-3,4e-3", "--a=1", seeds=2),
             r"points\.base_lr=0\.001_seed=0, ",
         ),
         (
-            sweep("--learning_rate.base_lr=1e-3,2e-3,4e-3", seeds=2, content={"train": {"duration": {"steps": 6}}}),
+            replace(more, content={"train": {"duration": {"steps": 6}}}),
             r"recipe\.seed, recipe\.train\.duration\.steps;",
         ),
     ):
         with pytest.raises(UserError, match=f"{folder} holds a sweep with other {line}"):
-            other.write(folder)
+            other.continued(folder)
     assert Sweep.read(folder) == more
     (tmp_path / "other").mkdir()
     (tmp_path / "other/file").touch()
-    with pytest.raises(UserError, match="holds files that are not a sweep's"):
-        more.write(tmp_path / "other")
+    with pytest.raises(
+        UserError, match=r"other/sweep\.json is not a sweep's, or cannot be read: .*; choose another folder"
+    ):
+        more.continued(tmp_path / "other")
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"recipe": 3}'])
 def test_a_damaged_file(text, tmp_path):
     (tmp_path / "sweep.json").write_text(text)
     with pytest.raises(UserError, match=r"sweep\.json is not a sweep's, or cannot be read"):
-        sweep(*RATES).write(tmp_path)
+        sweep(*RATES).continued(tmp_path)
 
 
 def test_a_wrong_point_is_told_before_any_starts(tmp_path, capsys):

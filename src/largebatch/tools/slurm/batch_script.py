@@ -111,9 +111,10 @@ class BatchScript:
         return (counts, int(processes)) if len(counts) <= MAX_NODE_COUNTS else None
 
     def log(self, job_id: str = "%j") -> str:
-        """The log's file: that of `--output`, or Slurm's default, with the job's name and number filled in."""
+        """The log's file: that of `--output`, or Slurm's default, with the job's name and (an array's first) number."""
         path = self.options.get("output", "slurm-%j.out")
         path = path.replace("%x", self.options.get("job-name", self.path.name)).replace("%j", job_id)
+        path = path.replace("%a", re.split("[,%-]", self.options.get("array", ""))[0])
         return str(Path(self.options.get("chdir", ""), path))
 
 

@@ -56,6 +56,6 @@ def run(options: argparse.Namespace) -> int:
     sweep = Sweep(str(recipe), content, points, options.metric, options.higher_is_better)
     folder = options.folder or Path("runs/sweeps", recipe.stem)
     code = start(sweep, folder, task, options, sbatch_options)
-    if not (options.dry_run or options.slurm):
+    if not (options.dry_run or (options.slurm and sweep.waiting(folder))):
         print(f"\n{Results.read(folder).table()}")
     return code

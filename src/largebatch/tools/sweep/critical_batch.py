@@ -15,6 +15,7 @@ from largebatch.storage.catalog import entries
 from largebatch.storage.files import read_json_lines, replace_json_file
 from largebatch.storage.layout import read_manifest
 from largebatch.tools.options import Commands, add_command, positive_float, positive_int, positive_ints
+from largebatch.tools.slurm.batch_script import SCRIPTS, BatchScript
 from largebatch.tools.slurm.submit import split_words
 from largebatch.tools.sweep import add_options
 from largebatch.tools.sweep.points import BATCH, Point, Sweep
@@ -47,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     from largebatch.tools.sweep.start import start
     from largebatch.tools.sweep.verdicts import largest_within
 
-    run_dir: Path = options.run_dir
+    run_dir: Path = options.run_dir.resolve()
     history = read_json_lines(run_dir / "history.jsonl")
     recipe = next((Path(line["recipe"]) for line in reversed(history) if line.get("recipe")), Path("none"))
     if not recipe.is_file():
@@ -56,6 +57,9 @@ def run(options: argparse.Namespace) -> int:
     if options.at not in checkpoints:
         known = ", ".join(map(str, sorted(checkpoints))) or "none"
         raise UserError(f"--at {options.at}: checkpoints are of the steps {known}; checkpoint.keep_every keeps more")
+    if options.slurm:
+        # The run of a job names the copy of the recipe in its snapshot.
+        recipe = BatchScript(SCRIPTS / f"{recipe.stem}.sbatch").recipe or recipe
     options.config, task = recipe, task_of(recipe)
     recorded = read_manifest(checkpoints[options.at]).config
     del recorded["task"]
@@ -65,11 +69,14 @@ def run(options: argparse.Namespace) -> int:
     sweep = Sweep(str(recipe), recorded, points, options.metric, options.higher_is_better, checkpoint)
     folder = options.folder or run_dir.with_name(f"{run_dir.name}.critical_batch_at_{options.at}")
     code = start(sweep, folder, task, options, split_words(options, ())[1])
-    if options.dry_run:
+    if options.dry_run or (options.slurm and sweep.waiting(folder)):
         return code
     results = Results.read(folder)
+    print(f"\n{results.table()}")
+    if sweep.waiting(folder):
+        return code
     batch, text = largest_within({group.settings[BATCH]: group.losses for group in results.groups}, options.tolerance)
-    print(f"\n{results.table()}\n\nafter step {options.at:,}: {text}")
+    print(f"\nafter step {options.at:,}: {text}")
     finding = {"samples": batch, "standard_error": None, "at_step": options.at, "tolerance": options.tolerance}
     replace_json_file(folder / "critical_batch.json", finding)
     if batch:

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from largebatch.config import flatten, override_words, split_overrides
 from largebatch.errors import UserError, file_errors
 from largebatch.regular_file import read_bytes
-from largebatch.storage.files import remove_folder, replace_json_file
+from largebatch.storage.files import remove_folder, replace_file, replace_json_file
 from largebatch.storage.layout import read_object
 
 SWEEP_FILE = "sweep.json"
@@ -41,7 +41,7 @@ class Sweep:
 
     recipe: str  # its file
     content: dict[str, Any]  # the recipe's JSON
-    points: list[Point]  # those that differ in their seeds alone follow each other
+    points: list[Point]  # their places are their numbers in arrays of jobs
     metric: str = "loss"  # in evaluations.jsonl
     higher_is_better: bool = False
     start: str | None = None  # the checkpoint that all points branch from; None: they begin at the beginning
@@ -59,33 +59,39 @@ class Sweep:
         try:
             return TypeAdapter(cls).validate_json(read_bytes(file))
         except (OSError, ValueError) as error:
-            raise UserError(f"{file} is not a sweep's, or cannot be read: {str(error).splitlines()[0]}") from None
+            reason = str(error).splitlines()[0]
+            raise UserError(f"{file} is not a sweep's, or cannot be read: {reason}; choose another folder") from None
 
-    def waiting(self, folder: Path) -> list[Point]:
-        """The points that are not over."""
-        return [point for point in self.points if not _is_over(folder / point.name)]
+    def continued(self, folder: Path) -> "Sweep":
+        """This sweep, with the points first that a folder already has: jobs in the queue know them by their numbers.
+
+        Raises:
+            UserError: The folder holds something else.
+        """
+        if not any(folder.glob("*")):
+            return self
+        before, known = self.read(folder), self._identity()
+        if changed := ", ".join(name for name, value in before._identity().items() if value != known.get(name)):
+            raise UserError(f"--folder: {folder} holds a sweep with other {changed}; choose another folder")
+        return replace(self, points=list({point.name: point for point in [*before.points, *self.points]}.values()))
+
+    def waiting(self, folder: Path) -> list[int]:
+        """The numbers of the points that are not over."""
+        return [number for number, point in enumerate(self.points) if not _is_over(folder / point.name)]
 
     def write(self, folder: Path) -> None:
         """Write what a folder says of the points, and make the run folders of branches.
 
-        A folder that holds the same sweep with fewer points gets the others, too.
-
         Raises:
-            UserError: The folder holds something else, or cannot be written.
+            UserError: The folder cannot be written.
         """
         with file_errors(f"--folder: {folder} cannot be written", "choose another folder"):
             folder.mkdir(parents=True, exist_ok=True)
-            if (folder / SWEEP_FILE).exists():
-                before, now = (sweep._identity() for sweep in (self.read(folder), self))
-                if changed := ", ".join(name for name in before if before[name] != now.get(name)):
-                    raise UserError(f"--folder: {folder} holds a sweep with other {changed}; choose another folder")
-            elif any(folder.iterdir()):
-                raise UserError(f"--folder: {folder} holds files that are not a sweep's; choose another folder")
             replace_json_file(folder / SWEEP_FILE, asdict(self))
             (folder / POINTS).mkdir(exist_ok=True)
             for number, point in enumerate(self.points):
-                lines = [f"{line}\n" for line in (point.name, *self.options, *point.overrides)]
-                (folder / POINTS / str(number)).write_text("".join(lines), encoding="utf-8")
+                lines = [f"{line}\n".encode() for line in (point.name, *self.options, *point.overrides)]
+                replace_file(folder / POINTS / str(number), map(memoryview, lines))
         for point in self.points:
             if self.start and not (folder / point.name).exists():
                 _branch_off(Path(self.start), folder / point.name)

@@ -3,14 +3,13 @@
 import json
 import math
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from largebatch.errors import UserError
 from largebatch.estimate.table import aligned
 from largebatch.tools.report.runs import ReportedRun, columns, number, read_runs
-from largebatch.tools.sweep.points import BATCH, RATE, Sweep
+from largebatch.tools.sweep.points import BATCH, RATE, Point, Sweep
 from largebatch.tools.sweep.verdicts import Cell, verdict
 
 
@@ -46,8 +45,10 @@ class Results:
             raise UserError(f"{folder}: no point of the sweep has begun yet")
         runs = dict(zip(begun, read_runs([folder / name for name in begun]), strict=True))
         results = cls(sweep, [])
-        for _, members in groupby(sweep.points, key=lambda point: json.dumps(point.settings)):
-            points = list(members)
+        members: dict[str, list[Point]] = {}
+        for point in sweep.points:
+            members.setdefault(json.dumps(point.settings), []).append(point)
+        for points in members.values():
             of_seeds = {point.seed: runs[point.name] for point in points if point.name in runs}
             losses = {seed: loss for seed, run in of_seeds.items() if (loss := results._loss(run)) is not None}
             results.groups.append(Group(points[0].name.rpartition("_seed=")[0], points[0].settings, of_seeds, losses))
@@ -85,6 +86,9 @@ class Results:
         if best is None or RATE not in group.settings or not group.losses:
             return ""
         found = [f"best ± {best.cell.standard_error:.2g}" if len(best.cell.values) > 1 else "best"]
+        rates = [each.settings[RATE] for each in self.groups]
+        if best.settings[RATE] in (min(rates), max(rates)):
+            found[0] += " (at an end of the rates: extend them)"
         first = self.groups[0].settings.get(BATCH)
         reference = self._best({**group.settings, BATCH: first}) if group.settings.get(BATCH) != first else None
         if reference and reference.settings[RATE] == group.settings[RATE]:

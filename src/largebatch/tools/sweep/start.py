@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -26,24 +27,36 @@ def start(sweep: Sweep, folder: Path, task: Path, options: argparse.Namespace, s
     """
     if sbatch_options and not options.slurm:
         raise UserError(f"{sbatch_options[0]}: an option of sbatch, which needs --slurm, or not a field of the recipe")
-    waiting, script = sweep.waiting(folder), None
+    sweep = sweep.continued(folder)
+    waiting, queued = sweep.waiting(folder), _in_queue(folder)
+    missing, script = [number for number in waiting if number not in queued], None
     if options.slurm:
-        numbers = ",".join(str(number) for number, point in enumerate(sweep.points) if point in waiting)
         at_once = f"%{options.max_parallel}" if options.max_parallel else ""
-        array = [f"--array={numbers}{at_once}", f"--output={folder / POINTS}/%a.log", *sbatch_options]
-        file, environment = SCRIPTS / f"{Path(sweep.recipe).stem}.sbatch", settings_of_job(options, folder)
-        script = BatchScript(file, array, environment=environment, task=task)
+        array = [f"--array={','.join(map(str, missing))}{at_once}", f"--output={folder / POINTS}/%a.log"]
+        file, environment = SCRIPTS / f"{Path(sweep.recipe).stem}.sbatch", settings_of_job(options, folder.absolute())
+        script = BatchScript(file, [*array, *sbatch_options], environment=environment, task=task)
     _check(sweep, task, options.num_processes, script)
+    in_queue = f", {len(queued)} in Slurm's queue" if queued else ""
     trained = len(sweep.points) - len(waiting)
-    print(f"{counted(len(sweep.points), 'point')} in {folder}, {trained} of them trained already")
+    print(f"{counted(len(sweep.points), 'point')} in {folder}, {trained} of them trained already{in_queue}")
     if not options.dry_run:
         sweep.write(folder)
-    if waiting and script:
-        return submit_script(replace(script, overrides=waiting[0].overrides), options, ["--sweep"])
-    if waiting and not options.dry_run:
-        _train_here(sweep, waiting, folder, task, options)
-        return int(bool(sweep.waiting(folder)))
-    return 0
+    points, code = [sweep.points[number] for number in missing], 0
+    if points and script:
+        code = submit_script(replace(script, overrides=points[0].overrides), options, ["--sweep"])
+    elif points and not options.dry_run:
+        _train_here(sweep, points, folder, task, options)
+        code = int(bool(sweep.waiting(folder)))
+    if waiting and script and not (code or options.dry_run):
+        print("when all points are trained, the same command shows the result")
+    return code
+
+
+def _in_queue(folder: Path) -> set[int]:
+    """The numbers of the points that jobs in Slurm's queue train, or will train; none without Slurm."""
+    # The number in the array, and the script with its words.
+    jobs = subprocess.getoutput("squeue --me --array --noheader --format='%K %o' 2>/dev/null").splitlines()
+    return {int(job.split()[0]) for job in jobs if job.endswith(f" --run-dir={folder.absolute()} --sweep")}
 
 
 def _check(sweep: Sweep, task: Path, num_processes: int, script: BatchScript | None) -> None:
