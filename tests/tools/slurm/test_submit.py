@@ -13,6 +13,8 @@ import pytest
 
 from largebatch.tools.command_line import main
 from played import write_commands
+from run_folders import started, write_run
+from saving import FakeRun, mark
 
 SMOKE = "slurm/gpt_pydoc.sbatch"
 QUEUE = ((0, "rates"), (2, "rates"), (3, "other"))  # tasks of arrays, and the folders of their sweeps
@@ -456,6 +458,34 @@ def test_a_sweep_is_one_array(capsys):
     assert main(["sweep", "gpt_pydoc", *words]) == 0
     assert called()["words"][1] == "--array=3,4,5%3"
     assert "6 points in runs/rates, 1 of them trained already, 2 in Slurm's queue\n" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_branches_of_a_jobs_run_are_one_array(capsys):
+    """The run has noted the recipe of its snapshot, for which there is no script."""
+    run = Path("runs/pydoc")
+    write_run(run, history=[started(0, recipe=str(run / "jobs/snapshot" / RECIPE))], config=Path(RECIPE))
+    assert main(["snapshot", "--to", f"{run}/jobs/snapshot"]) == 0
+    checkpoint = FakeRun(run).save(100)
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    manifest["config"] = json.loads((run / "config.json").read_text())
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    mark(checkpoint)
+    capsys.readouterr()
+    assert main(["critical-batch", f"{run}/", "--at=100", "--batches=1,2", "--slurm", "--nodes=1", "--time=20"]) == 0
+    folder = Path("runs/pydoc.critical_batch_at_100").absolute()
+    options = f"--array=0,1 --output={folder}/points/%a.log --nodes=1 --time=20 --export=ALL,LARGEBATCH_SNAPSHOT"
+    assert called()["words"] == shlex.split(f"--parsable {options} {SMOKE} --run-dir={folder} --sweep")
+    name, allowed, *words = (folder / "points/1").read_text().splitlines()
+    assert (name, allowed.partition("=")[0]) == ("global_batch_size=64_seed=0", "--allow-change")
+    assert "--train.stop_after_steps=150" in words
+    linked = folder / name / "checkpoints" / checkpoint.name / "manifest.json"
+    assert linked.samefile(checkpoint / "manifest.json")
+    # Nothing is said of branches that have not been trained.
+    printed = capsys.readouterr().out
+    assert printed.endswith("when all points are trained, the same command shows the result\n")
+    assert "undecided" not in printed
+    assert not (folder / "critical_batch.json").exists()
 
 
 @pytest.mark.usefixtures("sbatch")

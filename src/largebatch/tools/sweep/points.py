@@ -68,7 +68,7 @@ class Sweep:
         Raises:
             UserError: The folder holds something else.
         """
-        if not any(folder.glob("*")):
+        if not any(folder.glob("[!.]*")):
             return self
         before, known = self.read(folder), self._identity()
         if changed := ", ".join(name for name, value in before._identity().items() if value != known.get(name)):
