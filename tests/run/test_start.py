@@ -356,28 +356,34 @@ def test_of_two_starts_in_a_new_folder_one_is_refused(half_done, tmp_path):
 
 
 def train_while_another_starts(run_dir, words):
-    """Begin a second run in the same folder from within the first one's third step."""
+    """Wait in the third step until the other start has ended."""
     from largebatch.run import Run
 
     update = Run.update
-    reports = []
 
-    def second(run, step):
+    def update_and_wait(run, step):
         update(run, step)
         if step.index == 2:
-            Run.update = update
-            reports.append(run_interrupted(run_dir, words, strategy="single", world_size=1))
+            (run_dir.parent / "trains").touch()
+            while not (run_dir.parent / "the other has ended").exists():
+                time.sleep(0.05)
 
-    Run.update = second
+    Run.update = update_and_wait
     train(PYDOC, *words, run_dir=run_dir)
-    return reports
 
 
 @pytest.mark.slow
 def test_a_second_run_in_the_folder_is_refused(half_done, tmp_path):
-    (reports,) = run_job(train_while_another_starts, tmp_path / "run", half_done[1], strategy="single", world_size=1)
-    assert "another run is writing to" in reports[0]
-    assert "exit code 2" in reports[0]
+    run_dir, words = tmp_path / "run", half_done[1]
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(run_job, train_while_another_starts, run_dir, words, strategy="single", world_size=1)
+        while not (tmp_path / "trains").exists() and not first.done():
+            time.sleep(0.05)
+        report = run_interrupted(run_dir, words, strategy="single", world_size=1)
+        (tmp_path / "the other has ended").touch()
+        first.result()
+    assert "another run is writing to" in report
+    assert "exit code 2" in report
     assert json.loads((tmp_path / "run/status.json").read_text())["outcome"] == "finished"
     assert [line["step"] for line in read_json_lines(tmp_path / "run/metrics.jsonl")] == list(range(1, 13))
 
