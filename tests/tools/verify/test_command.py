@@ -1,8 +1,5 @@
 """The command `largebatch verify`: its table and exit code, and what it refuses."""
 
-import subprocess
-import sys
-
 import pytest
 
 from largebatch.backend.accelerate_configs import is_rehearsed, rehearsal_environment
@@ -14,7 +11,7 @@ from verifying import verify
 
 
 @pytest.mark.slow
-def test_the_command():
+def test_the_command(capfd):
     words = [
         "--strategies",
         "ddp,zero2",
@@ -23,20 +20,19 @@ def test_the_command():
         "--steps=3",
         *TINY,
     ]
-    command = [sys.executable, "-m", "largebatch", "verify", str(PYDOC), *words]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=600)
-    assert result.returncode == 0, result.stderr
+    code, output, errors = verify(capfd, str(PYDOC), *words)
+    assert code == 0, errors
     # A warmup and a decay need more steps than these.
-    assert "gpt_pydoc: 3 steps of " in result.stdout
-    assert """ '--train.duration={"steps": 4}' """ in result.stdout
-    assert result.stdout.count(" agrees") == 5
-    assert "5 of 5 combinations agree with one process" in result.stdout
-    rows = [line.split() for line in result.stdout.split("verdict\n")[1].splitlines()]
+    assert "gpt_pydoc: 3 steps of " in output
+    assert """ '--train.duration={"steps": 4}' """ in output
+    assert output.count(" agrees") == 5
+    assert "5 of 5 combinations agree with one process" in output
+    rows = [line.split() for line in output.split("verdict\n")[1].splitlines()]
     assert [row[-1] for row in rows if len(row) == 11] == ["reference"] + ["agrees"] * 5
-    assert "relative differences may be at most 1e-05, " in result.stdout
+    assert "relative differences may be at most 1e-05, " in output
     assert float(rows[1][3]) <= 1e-5
-    assert "resumed halfway from a checkpoint of one process\n" in result.stdout
-    assert result.stderr == ""
+    assert "resumed halfway from a checkpoint of one process\n" in output
+    assert errors == ""
 
 
 def test_hsdp_is_verified_on_two_groups_of_two_or_more(monkeypatch):

@@ -99,13 +99,19 @@ def test_a_job_that_does_not_end_is_ended(tmp_path):
 @pytest.mark.slow
 def test_processes_end_with_the_one_that_started_them(tmp_path):
     program = f"""
-import sys
-sys.path.insert(0, {str(ROOT / "tests")!r})
+import os, time
 from pathlib import Path
-from jobs import run_job
-from tools.verify.test_jobs import write_pid_and_wait
+from largebatch.tools.verify import jobs
+
+def write_pid_and_wait(folder):
+    (folder / str(os.getpid())).touch()
+    time.sleep(3600)
+
 if __name__ == "__main__":
-    run_job(write_pid_and_wait, Path({str(tmp_path)!r}))
+    # Without the engines that others need.
+    jobs._context.set_forkserver_preload([jobs.__name__])
+    folder = Path({str(tmp_path)!r})
+    jobs.run_job(write_pid_and_wait, folder, world_size=2, environment={{}}, folder=folder, timeout=600)
 """
     script = tmp_path / "owner.py"
     script.write_text(program)
