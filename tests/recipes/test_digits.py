@@ -1,6 +1,6 @@
-"""The embedded recipes learn: ViT, and ResNet at eight times the batch it was tuned at, by the linear rule with warmup.
+"""ResNet learns at eight times the batch it was tuned at, by the linear rule with warmup.
 
-At the batch it was tuned at, `.ci/run` trains it by `make train`; `bench/accuracy.py` trains ViT to its figure.
+At the batch it was tuned at, `.ci/run` trains it by `make train`; `bench/accuracy.py` trains ViT.
 """
 
 import json
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jobs import run_job, train
-from paths import DIGITS, VIT_DIGITS
+from paths import DIGITS
 
 pytestmark = pytest.mark.slow
 
@@ -23,17 +23,10 @@ def summary_of(recipe: Path, run_dir: Path, *words: str) -> dict[str, Any]:
     return json.loads((run_dir / "summary.json").read_text())
 
 
-@pytest.mark.parametrize(
-    ("recipe", "overrides", "at_least"),
-    [
-        (DIGITS, ["--batch.global_batch_size=512"], 0.96),
-        (VIT_DIGITS, ['--train.duration={"epochs": 12}'], 0.70),
-    ],
-)
-def test_accuracy_and_how_it_compares_with_a_figure(recipe, overrides, at_least, tmp_path):
-    words = [*overrides, f"--expected={json.dumps(FIGURE)}"]
-    summary, *_ = run_job(summary_of, recipe, tmp_path / "run", *words)
-    assert summary["evaluation"]["accuracy"] >= at_least
+def test_accuracy_and_how_it_compares_with_a_figure(tmp_path):
+    words = ["--batch.global_batch_size=512", f"--expected={json.dumps(FIGURE)}"]
+    summary, *_ = run_job(summary_of, DIGITS, tmp_path / "run", *words)
+    assert summary["evaluation"]["accuracy"] >= 0.96
     lines = [json.loads(line) for line in (tmp_path / "run/evaluations.jsonl").read_text().splitlines()]
     found = next(line["accuracy"] for line in lines if line["epoch"] >= 12)
     # 0.8 - 4.303 x 0.05 x sqrt(4 / 3), and as much above.
