@@ -351,6 +351,7 @@ class Backend(Collectives, ABC):
             "gradient accumulation inside the engine": self.accelerator.gradient_accumulation_steps,
             "mixed precision by Accelerate": self.accelerator.mixed_precision,
             "BatchNorm over all processes": is_synchronized(self.model),
+            "hyperparameters per group": group_options(self._torch_optimizer),
         }
 
 
@@ -370,6 +371,11 @@ class GradientWatch:
         for hook in self._hooks:
             hook.remove()
         return sorted(self._missing)
+
+
+def group_sizes(optimizer: Optimizer) -> list[int]:
+    """The number of elements in each parameter group."""
+    return [sum(parameter.numel() for parameter in group["params"]) for group in optimizer.param_groups]
 
 
 def group_options(optimizer: Optimizer) -> list[Mapping[str, Any]]:

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from largebatch.backend.base import Backend, Observed, group_options
+from largebatch.backend.base import Backend, Observed, group_options, group_sizes
 from largebatch.backend.launch import Launch
 from largebatch.backend.state import split_state
 from largebatch.errors import BackendMismatch, bulleted
@@ -29,9 +29,7 @@ def expect(plan: RunPlan, launch: Launch, optimizer: Optimizer) -> Observed:
         "gradient accumulation inside the engine": 1,
         "mixed precision by Accelerate": "no",
         "BatchNorm over all processes": plan.sync_batch_norm and plan.world_size > 1,
-        "parameters per group": [
-            sum(parameter.numel() for parameter in group["params"]) for group in optimizer.param_groups
-        ],
+        "parameters per group": group_sizes(optimizer),
         "hyperparameters per group": group_options(optimizer),
         "master weights": {str(DTYPES[plan.precision])},
     }

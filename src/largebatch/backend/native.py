@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from largebatch.backend.base import Backend, GradientWatch, Observed, Request, Update, group_options
+from largebatch.backend.base import Backend, GradientWatch, Observed, Request, Update, group_sizes
 from largebatch.backend.state import EngineState, local_range, persistent_buffers, pieces_of, split_state
 from largebatch.backend.torch_internals import settle_buckets
 from largebatch.optim.layerwise import LayerPart
@@ -96,10 +96,7 @@ class NativeBackend(Backend):
 
     def observe(self) -> Observed:
         return super().observe() | {
-            "parameters per group": [
-                sum(parameter.numel() for parameter in group["params"]) for group in self.optimizer.param_groups
-            ],
-            "hyperparameters per group": group_options(self.optimizer),
+            "parameters per group": group_sizes(self.optimizer),
             "master weights": {str(each.dtype) for each in self.model.parameters() if each.requires_grad},
         }
 

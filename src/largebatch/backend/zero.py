@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from largebatch.backend.base import Backend, GradientWatch, Observed, Request, Update, group_options
+from largebatch.backend.base import Backend, GradientWatch, Observed, Request, Update
 from largebatch.backend.deepspeed_config import fill_from_plan
 from largebatch.backend.deepspeed_internals import (
     PartitionedStates,
@@ -187,7 +187,6 @@ class ZeroBackend(Backend):
             "gradient reduction in DeepSpeed": str(engine.communication_data_type),
             "autocast in DeepSpeed": engine.torch_autocast_enabled(),
             "parameters per group": partitions.group_sizes,
-            "hyperparameters per group": group_options(self._torch_optimizer),
             "master weights": {str(partition.dtype) for partition in partitions.masters},
         }
 
