@@ -5,8 +5,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from largebatch.backend.base import Backend
-from largebatch.batch import Phase, Timeline
+from largebatch.batch import Timeline
 from largebatch.config import RecipeConfig
 from largebatch.config.differences import differences, is_within
 from largebatch.errors import StorageError, UserError, bulleted, file_errors, reason_of
@@ -138,9 +140,7 @@ def _split(
     }
     allowed = [line for name, line in lines.items() if is_within(name, allow_change)]
     # Samples that the checkpoint's plan had trained on at its step, and those of the plan now.
-    timeline = dict(manifest.plan["timeline"])
-    phases = tuple(Phase(**phase) for phase in timeline.pop("phases"))
-    before = Timeline(**timeline, phases=phases).at(manifest.step).samples_before
+    before = TypeAdapter(Timeline).validate_python(manifest.plan["timeline"]).at(manifest.step).samples_before
     now = plan.batch_at(manifest.step).samples_before
     if allowed and before != now:
         what = f"{now - before:,} samples are skipped" if now > before else f"{before - now:,} samples are repeated"
