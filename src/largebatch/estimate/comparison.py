@@ -148,9 +148,5 @@ def _best(fitting: Mapping[str, Json]) -> tuple[str, str]:
         # The network between nodes may be slower than its data sheet.
         between = {name: fitting[name]["sent_between_nodes_bytes_per_step"] for name in fast}
         why = f"it is within {100 * SAME_SPEED:g} % of the fastest, and then sends the least between nodes"
-    return min(fast, key=lambda name: (between[name], _rank(name), fitting[name]["sent_bytes_per_step"])), why
-
-
-def _rank(name: str) -> int:
-    """How much a strategy shards."""
-    return SHARDS.index(find_strategy(name).shards)
+    shards = {name: SHARDS.index(find_strategy(name).shards) for name in fast}
+    return min(fast, key=lambda name: (between[name], shards[name], fitting[name]["sent_bytes_per_step"])), why

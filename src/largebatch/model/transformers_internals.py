@@ -33,7 +33,8 @@ def mask_by_given_positions(model: nn.Module, refusal: str | None) -> None:
     @wraps(forward)
     def forward_with_given(*arguments: Any, **options: Any) -> Any:
         global _given
-        given = _are_positions_given(arguments, options)
+        # The first argument is the tokens; if there are more, it is not known what they are.
+        given = None if len(arguments) > 1 else options.get("position_ids") is not None
         if refusal is not None and given is not False:
             raise UserError(refusal)
         before, _given = _given, given
@@ -43,12 +44,6 @@ def mask_by_given_positions(model: nn.Module, refusal: str | None) -> None:
             _given = before
 
     model.forward = forward_with_given
-
-
-def _are_positions_given(arguments: tuple[Any, ...], options: dict[str, Any]) -> bool | None:
-    """Whether a model of `transformers` that is called like this is given positions; None if it is not known."""
-    # The first argument is the tokens.
-    return None if len(arguments) > 1 else options.get("position_ids") is not None
 
 
 def _by_given_positions(look: Any) -> Any:
