@@ -206,11 +206,9 @@ def zero3(model: ModelShape, strategy: Strategy, world_size: int, _: bool) -> El
         return padded(parameter.elements, world_size) // world_size
 
     trained = sum(part(parameter) for parameter in model.trained)
-    small: list[int] = []
-    large: list[int] = []
-    for parameter in model.parameters:
-        is_small = parameter.elements <= zero.stage3_param_persistence_threshold
-        (small if is_small else large).append(padded(parameter.elements, world_size))
+    threshold = zero.stage3_param_persistence_threshold
+    small = [padded(each.elements, world_size) for each in model.parameters if each.elements <= threshold]
+    large = [padded(each.elements, world_size) for each in model.parameters if each.elements > threshold]
     # Weights that are used again within the distance stay; the next ones are fetched.
     reach = zero.stage3_max_reuse_distance + zero.stage3_prefetch_bucket_size + max(large, default=0)
     transient = {
