@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from contextlib import ExitStack
 from threading import Thread
 from typing import TypeVar
 
@@ -28,12 +29,12 @@ class Starting:
     def __init__(self, backend: Backend, stop: StopRequests, hang_seconds: float | None):
         self._backend, self._stop = backend, stop
         seconds = None if hang_seconds is None else max(hang_seconds, SECONDS_OF_A_START)
-        self._watchdog = Watchdog(seconds, backend.rank)
-        self._watchdog.start()
+        self._watchdog, self._watched = Watchdog(seconds, backend.rank), ExitStack()
+        self._watched.enter_context(self._watchdog)
 
     def end(self) -> None:
         """Leave the watching to the steps."""
-        self._watchdog.stop()
+        self._watched.close()
 
     def check(self) -> None:
         """Raise RunStopped on all processes if one of them was asked to stop; every process must call this."""

@@ -17,7 +17,7 @@ SECONDS_FOR_OTHERS = 10.0  # in which the other processes, too, notice the hang 
 
 
 class Watchdog:
-    """Ends the process when `heartbeat` has not been called for too long, from `start` to `stop` or in a `with` block.
+    """Ends the process when `heartbeat` has not been called for too long in a `with` block.
 
     A Python thread checks. If it cannot run, because a library holds the interpreter, a C thread of `faulthandler`,
     which it postpones each time, writes the stacks to standard error and ends the process.
@@ -38,27 +38,19 @@ class Watchdog:
         """Signal progress."""
         self._last_heartbeat = time.monotonic()
 
-    def start(self) -> None:
-        """Watch until `stop`."""
+    def __enter__(self) -> None:
         if self._seconds is not None:
             self.heartbeat()
             self._over.clear()
             self._thread = threading.Thread(target=self._watch, args=(self._seconds,), name="watchdog", daemon=True)
             self._thread.start()
 
-    def stop(self) -> None:
-        """Watch no longer."""
+    def __exit__(self, *_: object) -> None:
         if self._thread is not None:
             self._over.set()
             self._thread.join()
             self._thread = None
             faulthandler.cancel_dump_traceback_later()
-
-    def __enter__(self) -> None:
-        self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def _watch(self, seconds: float) -> None:
         interval = min(seconds / 4, 10.0)
