@@ -85,9 +85,8 @@ class ConfigError(UserError):
     def __init__(self, problems: str | Sequence[str], source: str | None = None):
         self.problems = [problems] if isinstance(problems, str) else list(problems)
         self.source = source
-        count = counted(len(self.problems), "problem")
-        title = f"{count} in {source}:" if source else f"{count}:"
-        super().__init__(title + bulleted(self.problems))
+        count, where = counted(len(self.problems), "problem"), f" in {source}" if source else ""
+        super().__init__(f"{count}{where}:{bulleted(self.problems)}")
 
 
 class LaunchError(UserError):
