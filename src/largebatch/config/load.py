@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from largebatch.config.differences import differences, is_within
-from largebatch.config.problems import explained
+from largebatch.config.problems import JsonObject, explained
 from largebatch.config.recipe import RecipeConfig, as_json
 from largebatch.config.task_config import authors_program, config_class_of
 from largebatch.errors import ConfigError
@@ -21,7 +21,6 @@ MAX_PROBLEMS = 100
 WHERE_DATA_IS = ("data.path", "data.data_files", "data.train", "data.eval")
 
 Config = TypeVar("Config", bound=RecipeConfig)
-JsonObject = dict[str, Any]
 
 
 def load_config(
