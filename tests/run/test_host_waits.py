@@ -30,8 +30,8 @@ RECIPES = {
     "causal_lm in bf16": (PYDOC, (*GPT, NOT_CLIPPED, "--precision=bf16")),
     "causal_lm on documents": (PYDOC, (*GPT, CLIPPED, *DOCUMENTS, '--logging.noise_scale={"every": 1}')),
     "causal_lm that skips": (PYDOC, (*GPT, CLIPPED, "--faults.on_non_finite=skip")),
-    "masked_lm": (BERT, ()),
-    "contrastive": (SIMCLR, ()),
+    "masked_lm": (BERT, GPT),
+    "contrastive": (SIMCLR, ("--batch.global_batch_size=64",)),
     "image_classification": (DIGITS, (NOT_CLIPPED,)),
     "image_classification in bf16": (DIGITS, (CLIPPED, "--precision=bf16")),
 }

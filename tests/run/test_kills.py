@@ -13,7 +13,7 @@ WORDS = (
     '--checkpoint.every={"steps": 2}',
     "--checkpoint.keep_last=2",
 )
-KILLS = 6
+KILLS = 4
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])

@@ -30,13 +30,20 @@ def words_for(documents: list[str], tmp_path) -> tuple[str, ...]:
     return (*SMALL, BATCH, f"--data={json.dumps(data)}", '--train.duration={"steps": 20}')
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Overrides with which every other document has text, and what one process has trained with them."""
+    folder = tmp_path_factory.mktemp("alone")
+    words = words_for(["" if number % 2 else "abcdefgh"[: 1 + number % 7] for number in range(64)], folder)
+    return words, run_job(recorded, PYDOC, folder / "run", *words, strategy="single", world_size=1)[0]
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero2", "zero3"])
-def test_processes_without_a_target(strategy, tmp_path):
-    """Every other document has text: in most steps some process has no target at all."""
-    words = words_for(["" if number % 2 else "abcdefgh"[: 1 + number % 7] for number in range(64)], tmp_path)
-    alone = run_job(recorded, PYDOC, tmp_path / "alone", *words, strategy="single", world_size=1)[0]
-    shared = run_job(recorded, PYDOC, tmp_path / "shared", *words, strategy=strategy, world_size=4)[0]
-    assert_same(shared, alone)
+def test_processes_without_a_target(strategy, alone, tmp_path):
+    """In most steps some process has no target at all."""
+    words, expected = alone
+    shared = run_job(recorded, PYDOC, tmp_path / "run", *words, strategy=strategy, world_size=4)[0]
+    assert_same(shared, expected)
 
 
 def test_a_step_without_any_target_is_refused(tmp_path):
