@@ -41,7 +41,7 @@ def train_here(run_dir: Path, *words: str, backend: str = "inductor") -> dict:
     return written(run_dir) | {"graphs": counters["stats"]["unique_graphs"]}
 
 
-# Graphs as they are traced, for whose kernels nothing is compiled, which takes a minute.
+# Graphs as they are traced, for whose kernels nothing is compiled, which takes a minute; one test compiles them.
 trace_here = partial(train_here, backend="aot_eager")
 
 
@@ -111,7 +111,7 @@ def test_with_activation_checkpointing(what, strategy, eager, tmp_path):
 def test_a_run_goes_on_compiled(eager, tmp_path):
     _, expected = eager
     for words in (("--train.stop_after_steps=4",), (COMPILED,)):
-        run_job(train_here, tmp_path / "run", *words, strategy="single", world_size=1)
+        run_job(trace_here, tmp_path / "run", *words, strategy="single", world_size=1)
     result = written(tmp_path / "run")
     assert result["evaluations"].pop(0)["step"] == 4
     assert_same(result, expected)
@@ -259,7 +259,8 @@ def test_where_models_are_compiled(words, world_size, devices, line):
 
 @pytest.mark.slow
 def test_blocks_that_are_computed_again_are_compiled(tmp_path):
-    """In one graph of training, which all blocks share, and one of evaluation, besides that of the first trial."""
+    """In one graph of training, which all blocks share, and one of evaluation, besides that of the first trial; here,
+    kernels are compiled."""
     words = ("--data.samples=blocks", "--batch.drop_last=true")
     checkpointing = "--compute.activation_checkpointing=full"
     place = {"strategy": "single", "world_size": 1}

@@ -106,6 +106,7 @@ UNTIED = ["Llama, compiled", "Qwen, LoRA, recomputed"]
 @pytest.mark.parametrize("name", SAMPLE)
 def test_the_bits_are_those_of_gathers_in_fp32(name, tmp_path):
     recipe, words, (strategy, world_size) = RECIPES[name]
+    words = (*words, "--train.stop_after_steps=4", "--evaluation.max_samples=20")
     # Compiling kernels takes a minute, and gathered weights are traced without it, too.
     (half, in_bf16), (full, none) = trained_both_ways(tmp_path, recipe, words, strategy, world_size, "aot_eager")
     assert in_bf16

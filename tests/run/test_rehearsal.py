@@ -44,7 +44,11 @@ def test_the_training_has_the_same_bits(strategy, world_size, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("recipe", "words"), [(DIGITS, (*SMALL_DIGITS, "--batch.micro_batch_size=16")), (SIMCLR, ("--data.image_size=8",))]
+    ("recipe", "words"),
+    [
+        (DIGITS, (*SMALL_DIGITS, "--batch.micro_batch_size=16")),
+        (SIMCLR, ("--data.image_size=8", "--batch.global_batch_size=64")),
+    ],
 )
 def test_running_statistics_and_coupled_losses(recipe, words, tmp_path):
     """BatchNorm's statistics are those of the training's batches; a coupled loss makes its two passes."""
