@@ -13,6 +13,7 @@ import yaml
 
 from largebatch import __version__
 from paths import RECIPES, ROOT
+from test_launched import noise_in
 
 pytestmark = pytest.mark.slow
 
@@ -107,7 +108,10 @@ def test_a_project_of_an_installed_wheel(installed, tmp_path):
     assert "2 passed" in run(installed / "pytest", "-q", cwd=project)
     (launch,) = re.findall(r"^\$ accelerate (launch .*)$", (project / "README.md").read_text(), re.MULTILINE)
     words = ["--train.stop_after_steps=2", "--evaluation.max_samples=8"]
-    run(installed / "accelerate", *launch.split(), *words, cwd=project, CUDA_VISIBLE_DEVICES="")
+    output = run(installed / "accelerate", *launch.split(), *words, cwd=project, CUDA_VISIBLE_DEVICES="")
+    assert "Strategy      ddp on " in output
+    assert output.count("\nfinished 2 steps") == 1
+    assert noise_in(output) == []
     assert (project / "runs/gpt_pydoc/summary.json").is_file()
 
 
