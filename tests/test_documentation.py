@@ -284,5 +284,5 @@ def test_the_optimizer_of_contributing_is_one_like_the_others(tmp_path, monkeypa
     for line in block.splitlines():
         command = line.replace("$ largebatch", f"{sys.executable} -m largebatch").replace("ddp,fsdp,zero2", "fsdp")
         result = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
-        assert result.returncode == 0, f"{command}\n{result.stdout}{result.stderr}"
+        assert (result.returncode, result.stderr) == (0, ""), f"{command}\n{result.stdout}{result.stderr}"
     assert re.search(r"^fsdp .* agrees$", result.stdout, re.MULTILINE)
