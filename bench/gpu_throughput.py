@@ -306,7 +306,7 @@ def main() -> None:
         if options.json is None:
             parser.error("--toy measures nothing that belongs into bench/results; name a file with --json OUT")
         os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    gpu = gpu_name()
+    gpu = None if options.toy else gpu_name()
     facts = take_facts(("torch", "accelerate", "deepspeed", "transformers"), gpu)
     strategies = options.strategies.split(",")
     comparisons: list[Comparison] = []

@@ -37,7 +37,7 @@ with open("calls.jsonl", "a") as file:
 """
 # `make` is the real one.
 STAND_INS = ("accelerate", "sbatch", "pytest", "ruff", "mypy", "pip", "git", "tail", "wandb", "largebatch")
-STAND_INS += ("docker", "enroot", "apptainer")
+STAND_INS += ("docker", "enroot", "apptainer", "shellcheck")
 # Where every host is this machine: the last word is the command.
 SSH = '#!/usr/bin/env bash\nexec bash -c "${@: -1}"\n'
 

@@ -169,7 +169,7 @@ def test_too_little_shared_memory_is_an_error_and_no_wait():
     """
     small = 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"'
     words = ["unshare", "--mount", "sh", "-c", small, "sh", sys.executable, "-c", code]
-    result = subprocess.run(words, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=600)
+    result = subprocess.run(words, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     assert "no shared memory for a batch of 1,600,000 bytes" in result.stdout
     assert "enlarge /dev/shm (docker run --shm-size" in result.stdout
