@@ -87,6 +87,8 @@ def sweep(*words, seeds=1, content=None):
 
 def test_a_folder_gets_more_points_but_no_other_sweep(tmp_path):
     folder = tmp_path / "sweep"
+    folder.mkdir()
+    (folder / ".sweep.json.0123.tmp").touch()  # of a command that was killed
     sweep(*RATES).continued(folder).write(folder)
     assert Sweep.read(folder) == sweep(*RATES)
     more = sweep("--learning_rate.base_lr=5e-4,1e-3,2e-3,4e-3", seeds=2).continued(folder)

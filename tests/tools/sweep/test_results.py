@@ -101,7 +101,7 @@ def test_a_rule_that_holds_and_one_whose_rate_diverges(tmp_path):
 
 def test_a_best_rate_between_others_is_not_at_an_end(tmp_path):
     """Listed in any order; the highest rate diverges, but was tried."""
-    losses = {(0.2, 64): [1.0, 1.1], (0.8, 64): [None, 3.0], (0.4, 64): [1.5, 1.6], (0.1, 64): [1.2, 1.3]}
+    losses = {(0.2, 64): [1.0, 1.1], (0.8, 64): [None, 3.0], (0.1, 64): [1.2, 1.3]}
     assert cells(Results.read(write_sweep(tmp_path / "a", losses)).table())["base_lr=0.2"][1:] == ["best ± 0.05"]
     del losses[0.1, 64]
     assert cells(Results.read(write_sweep(tmp_path / "b", losses)).table())["base_lr=0.2"][1:] == [f"best ± 0.05{END}"]
