@@ -25,14 +25,11 @@ class SweepingArray:
         folder: The folder of the sweep.
         words: The command, without `--folder` and `--slurm`.
         environment: Variables of the command.
-        cpus: The CPUs of each point, of the four that a host has.
     """
 
-    def __init__(
-        self, cluster: Cluster, folder: Path, words: Sequence[str], environment: Mapping[str, str], cpus: int = 1
-    ):
+    def __init__(self, cluster: Cluster, folder: Path, words: Sequence[str], environment: Mapping[str, str]):
         self.cluster, self.folder, self.environment = cluster, folder, environment
-        self.words = [*words, f"--folder={folder}", "--slurm", "--nodes=1", f"--cpus-per-task={cpus}"]
+        self.words = [*words, f"--folder={folder}", "--slurm", "--nodes=1", "--cpus-per-task=1"]
         self.number = ""
 
     def command(self) -> str:
