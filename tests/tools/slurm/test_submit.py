@@ -136,8 +136,8 @@ def test_what_a_container_would_not_see(tmp_path, tmp_path_factory, monkeypatch,
         (outside / name).mkdir()
     (outside / "data/1.jsonl").touch()
     (tmp_path / "link").symlink_to(outside / "tokenizer")
-    # A text may be too long for a path.
-    data_files = {"train": f"{outside}/data/*.jsonl", "eval": "none" * 70}
+    # A text may be too long for a path, or have a character that no path has.
+    data_files = {"train": f"{outside}/data/*.jsonl", "eval": ["none" * 70, "no\0ne"]}
     data = {"source": "datasets", "path": "json", "data_files": data_files}
     data |= {"tokenizer": "link", "block_size": 128, "num_train_samples": 3200, "num_eval_samples": 400}
     words = ("gpt_pydoc", "--nodes=2", f"--data={json.dumps(data)}")

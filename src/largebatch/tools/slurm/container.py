@@ -62,9 +62,10 @@ def _mounts(settings: Mapping[str, str]) -> dict[Path, Path]:
 
 
 def _paths(value: Any, name: str = "") -> Iterator[tuple[str, str, Path]]:
-    """The texts in a recipe, with their dotted names, and the absolute paths that they would be, up to a wildcard."""
+    """The texts in a recipe, with their dotted names, and the absolute paths that they would be, up to a wildcard or
+    a NUL, which no path has."""
     if isinstance(value, str):
-        constant = re.sub(r"[^/]*[*?\[].*", "", value)
+        constant = re.sub(r"[^/]*[*?\[\0].*", "", value, flags=re.DOTALL)
         yield name, value, Path(os.path.normpath(Path(constant).absolute()))
     elif isinstance(value, dict | list):
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
