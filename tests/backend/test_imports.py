@@ -38,7 +38,7 @@ print(launch.strategy, *sorted({"deepspeed", "transformers", "datasets"} & sys.m
 def test_no_library_of_models_to_start_ddp_and_step(tmp_path):
     """Of FSDP2, Accelerate imports DeepSpeed itself where it is installed."""
     store = local_store()
-    settings = os.environ | launch_environment("ddp", 1) | meeting_place(store)
+    settings = os.environ | launch_environment("ddp", 2) | meeting_place(store)
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", PROGRAM, str(DIGITS), str(tmp_path)],
