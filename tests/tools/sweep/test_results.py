@@ -169,6 +169,18 @@ def test_the_plot_of_a_sweep_without_learning_rates(tmp_path):
     assert drawn(text) == [pytest.approx([64, 128]), pytest.approx([1.1, 1.5]), pytest.approx([0.1, 0.0])]
 
 
+def test_values_that_names_do_not_say(tmp_path):
+    words = ['--learning_rate.warmup=[null, {"duration": {"epochs": 1}}]', *SETTINGS]
+    sweep = Sweep(str(DIGITS), {}, grid(words, 1))
+    for point in sweep.points:
+        write_run(tmp_path / point.name, tuple(point.overrides))
+    (tmp_path / "sweep.json").write_text(json.dumps(asdict(sweep)))
+    *_, first, second, last = Results.read(tmp_path).table().splitlines()
+    assert first.startswith("  warmup=None ")
+    assert second.startswith("  warmup=value2 ")
+    assert last == 'warmup=value2: {"learning_rate.warmup": {"duration": {"epochs": 1}}}'
+
+
 def test_a_sweep_of_seeds_has_no_plot(tmp_path):
     folder = write_sweep(tmp_path, {(0.1, 64): [1.0, 1.2, 1.1]})
     assert main(["report", str(folder)]) == 0

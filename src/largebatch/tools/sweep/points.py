@@ -169,4 +169,9 @@ def _values(name: str, text: str) -> list[Any]:
 
 
 def _shown(place: int, value: Any) -> str:
-    return str(value) if IN_A_NAME.fullmatch(str(value)) else f"value{place}"
+    return str(value) if is_in_names(value) else f"value{place}"
+
+
+def is_in_names(value: Any) -> bool:
+    """Whether names of points say a value; otherwise they say its place in the list."""
+    return IN_A_NAME.fullmatch(str(value)) is not None

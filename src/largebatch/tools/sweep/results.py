@@ -9,7 +9,7 @@ from typing import Any
 from largebatch.errors import UserError
 from largebatch.estimate.table import aligned
 from largebatch.tools.report.runs import ReportedRun, columns, number, read_runs
-from largebatch.tools.sweep.points import BATCH, RATE, Point, Sweep
+from largebatch.tools.sweep.points import BATCH, RATE, Point, Sweep, is_in_names
 from largebatch.tools.sweep.verdicts import Cell, verdict
 
 
@@ -75,7 +75,9 @@ class Results:
                     rows[group.name][f"{axis} to {target:g}"] = shown(self._training_until(target, group, axis))
         over, count = sum(len(group.losses) for group in self.groups), len(self.sweep.points)
         title = f"{self.sweep.metric} of the last evaluation, mean ± standard deviation over seeds (number of seeds)"
-        return "\n".join([f"{title}; {over} of {count} points are over", *aligned(rows)])
+        unnamed = [group for group in self.groups if not all(map(is_in_names, group.settings.values()))]
+        values = [f"{group.name}: {json.dumps(group.settings)}" for group in unnamed]
+        return "\n".join([f"{title}; {over} of {count} points are over", *aligned(rows), *values])
 
     def _finding(self, group: Group) -> str:
         """Whether its rate is the best of those with the same other settings, with the standard error of the mean.
