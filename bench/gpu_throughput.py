@@ -68,7 +68,7 @@ JOBS = {
         ("--batch.global_batch_size=128", "--batch.micro_batch_size=32"),
         ("--model.hidden_size=32", "--model.num_layers=2", "--model.num_heads=2", "--model.vocab_size=256"),
         "tokens",
-        500_000,
+        450_000,
     ),
     "llama_1b": Job(
         "Llama 1.3B",
@@ -91,7 +91,7 @@ JOBS = {
             "--model.vocab_size=256",
         ),
         "tokens",
-        52_000,
+        54_000,
     ),
     "resnet50": Job(
         "ResNet-50",
