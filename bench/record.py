@@ -279,7 +279,7 @@ def behind(record: Record) -> list[str]:
             continue
         for name in comparison.names:
             ratio = statistics.median(comparison.ratios(OURS, name))
-            if not name.startswith(OURS) and ratio > 1:
+            if not name.startswith(OURS) and round(ratio, 3) > 1:
                 lines.append(f"{OURS} takes {ratio:.3f} times as much as {name}{case}")
     for figure in record.figures:
         row = _figure_row(figure)

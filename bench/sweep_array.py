@@ -66,7 +66,7 @@ def survive(array: SweepingArray) -> list[Path]:
 
 
 def lose_a_host(array: SweepingArray) -> list[Path]:
-    """Lose the host of a point that is found in the midst of its training; none if none is."""
+    """Lose the host of a point that is found while it trains; none if none is."""
     for index, point in enumerate(array.points):
         if 40 <= len(read_json_lines(point / "metrics.jsonl")) < 100:
             # The job may have ended meanwhile.

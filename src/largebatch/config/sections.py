@@ -175,7 +175,7 @@ class Train(Section):
     states in use but without an update, so that too little memory shows at once; training is the same."""
 
 
-class EvaluatedSet(Section):
+class EvalSet(Section):
     """When to evaluate a set of samples, and on how many of them; the end of the run is always evaluated."""
 
     every: Duration | None = None
@@ -188,10 +188,10 @@ class EvaluatedSet(Section):
         return min(self.max_samples or size, size)
 
 
-class Evaluation(EvaluatedSet):
+class Evaluation(EvalSet):
     """When to evaluate; the end of the run is always evaluated."""
 
-    sets: dict[Annotated[str, Field(pattern=r"^[\w+-]+$")], EvaluatedSet] = {}
+    sets: dict[Annotated[str, Field(pattern=r"^[\w+-]+$")], EvalSet] = {}
     """Further sets that the task's train.py evaluates, by the name that it gives them, such as
     {"shifted": {"every": {"epochs": 1}}}."""
 

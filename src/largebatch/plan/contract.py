@@ -15,16 +15,7 @@ from largebatch.batch.schedule import Schedule
 from largebatch.config import RecipeConfig
 from largebatch.config.learning_rate import BatchGrowth, LearningRate, StepDecay, WarmupStableDecay
 from largebatch.config.optimizers import OptimizerEntry, OptimizerSection, Shape
-from largebatch.config.sections import (
-    Checkpoint,
-    Compute,
-    Duration,
-    EvaluatedSet,
-    Evaluation,
-    Expected,
-    Faults,
-    Logging,
-)
+from largebatch.config.sections import Checkpoint, Compute, Duration, EvalSet, Evaluation, Expected, Faults, Logging
 from largebatch.errors import ConfigError, UserError
 
 # Processes read a vote on stopping this many steps after they have begun it: over the hosts of hundreds of processes it
@@ -141,7 +132,7 @@ class RunPlan:
     def _is_due(self, completed_steps: int, every: Duration | None) -> bool:
         return every is not None and self.timeline.completes(completed_steps, every.length)
 
-    def evaluation_of(self, name: str | None) -> EvaluatedSet:
+    def evaluation_of(self, name: str | None) -> EvalSet:
         """When to evaluate the further set of this name, or the evaluation set; UserError if there is none."""
         if name is None:
             return self.evaluation

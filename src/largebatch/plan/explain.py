@@ -5,7 +5,7 @@ from typing import Any
 
 from largebatch.batch import Length, micro_steps
 from largebatch.batch.mixture import Mixture
-from largebatch.config.sections import EvaluatedSet
+from largebatch.config.sections import EvalSet
 from largebatch.errors import counted
 from largebatch.plan.contract import STEPS_TO_STOP, RunPlan
 from largebatch.plan.expected import in_words
@@ -128,7 +128,7 @@ def _noise_scale(plan: RunPlan) -> list[str]:
     return [f"gradient noise scale measured every {section.every.length}"]
 
 
-def _when(evaluated: EvaluatedSet) -> str:
+def _when(evaluated: EvalSet) -> str:
     return f"every {evaluated.every.length} and at the end" if evaluated.every else "at the end"
 
 

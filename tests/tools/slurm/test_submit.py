@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+import tasks
 from largebatch.tools.command_line import main
 from played import write_commands
-from run_folders import started, write_run
+from run_folders import started, write_lines, write_run
 from saving import FakeRun, mark
 
 SMOKE = "slurm/gpt_pydoc.sbatch"
@@ -28,9 +29,10 @@ Path("called.json").write_text(json.dumps({{"words": sys.argv[1:], "environment"
 
 @pytest.fixture
 def sbatch(project, monkeypatch):
-    """Put an sbatch on PATH, and return what makes it answer otherwise than `123`."""
+    """Put an sbatch and an empty queue on PATH, and return what makes sbatch answer otherwise than `123`."""
     file = project / "bin" / "sbatch"
     file.parent.mkdir()
+    write_commands(file.parent, {"squeue": ""})
 
     def answers(code: str) -> None:
         file.write_text(RECORDER + code)
@@ -458,6 +460,15 @@ def test_a_sweep_is_one_array(capsys):
     assert main(["sweep", "gpt_pydoc", *words]) == 0
     assert called()["words"][1] == "--array=3,4,5%3"
     assert "6 points in runs/rates, 1 of them trained already, 2 in Slurm's queue\n" in capsys.readouterr().out
+    # The same folder by another path; and a queue that does not answer.
+    Path("link").symlink_to("runs")
+    assert main(["sweep", "gpt_pydoc", *words[:-1], "link/rates"]) == 0
+    assert called()["words"][1] == "--array=3,4,5%3"
+    Path("called.json").unlink()
+    write_commands(Path("bin"), {"squeue": "echo 'Socket timed out' >&2\nexit 1\n"})
+    assert main(["sweep", "gpt_pydoc", *words]) == 2
+    assert "squeue does not say which points are in the queue: Socket timed out; try again" in capsys.readouterr().err
+    assert not Path("called.json").exists()
 
 
 @pytest.mark.usefixtures("sbatch")
@@ -486,6 +497,16 @@ def test_branches_of_a_jobs_run_are_one_array(capsys):
     assert printed.endswith("when all points are trained, the same command shows the result\n")
     assert "undecided" not in printed
     assert not (folder / "critical_batch.json").exists()
+    # A finding of fewer seeds is not theirs.
+    (folder / "critical_batch.json").touch()
+    words = ["--at=100", "--batches=1,2", "--slurm", "--nodes=1", "--time=20"]
+    assert main(["critical-batch", str(run), *words, "--seeds=2"]) == 0
+    assert not (folder / "critical_batch.json").exists()
+    # The run of another task, which has no script here.
+    tasks.copy("causal_lm", Path("mine"))
+    write_lines(run / "history.jsonl", [started(0, recipe="mine/causal_lm/gpt_pydoc.json")])
+    assert main(["critical-batch", str(run), *words, "--folder", "branches"]) == 2
+    assert "belongs to a different task than mine/causal_lm" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("sbatch")

@@ -116,9 +116,7 @@ def test_a_folder_gets_more_points_but_no_other_sweep(tmp_path):
     assert Sweep.read(folder) == more
     (tmp_path / "other").mkdir()
     (tmp_path / "other/file").touch()
-    with pytest.raises(
-        UserError, match=r"other/sweep\.json is not a sweep's, or cannot be read: .*; choose another folder"
-    ):
+    with pytest.raises(UserError, match="other holds files that are not a sweep's; choose another folder"):
         more.continued(tmp_path / "other")
 
 

@@ -15,7 +15,7 @@ from largebatch.tools.sweep.verdicts import Cell, verdict
 from paths import DIGITS
 from run_folders import write_lines, write_run
 
-END = " (at an end of the rates: extend them)"
+END = " (at an end of the listed rates: extend the list)"
 SETTINGS = ("--learning_rate.reference_batch_size=64", "--train.duration.epochs=20")
 # Of seeds 0, 1 and 2: the last evaluation's loss by rate and batch size; None for a run that diverged.
 LOSSES = {
@@ -105,6 +105,10 @@ def test_a_best_rate_between_others_is_not_at_an_end(tmp_path):
     assert cells(Results.read(write_sweep(tmp_path / "a", losses)).table())["base_lr=0.2"][1:] == ["best ± 0.05"]
     del losses[0.1, 64]
     assert cells(Results.read(write_sweep(tmp_path / "b", losses)).table())["base_lr=0.2"][1:] == [f"best ± 0.05{END}"]
+    # Not before there is a result of each rate.
+    for seed in (0, 1):
+        (tmp_path / f"b/base_lr=0.8_seed={seed}/status.json").unlink()
+    assert cells(Results.read(tmp_path / "b").table())["base_lr=0.2"][1:] == ["best ± 0.05"]
 
 
 def test_of_an_accuracy_higher_is_better(tmp_path):
@@ -162,8 +166,8 @@ def test_the_report_has_tables_and_a_plot(tmp_path, capsys):
 
 
 def test_the_plot_of_a_sweep_without_learning_rates(tmp_path):
-    """As of branches: it is drawn against the batch size."""
-    folder = write_sweep(tmp_path, {(0.1, 64): [1.0, 1.2, 1.1], (0.1, 128): [1.5, 1.5, 1.5]})
+    """As of branches: it is drawn against the batch size; smaller ones may have been added later."""
+    folder = write_sweep(tmp_path, {(0.1, 128): [1.5, 1.5, 1.5], (0.1, 64): [1.0, 1.2, 1.1]})
     assert main(["report", str(folder)]) == 0
     text = (folder / "report.html").read_text()
     assert drawn(text) == [pytest.approx([64, 128]), pytest.approx([1.1, 1.5]), pytest.approx([0.1, 0.0])]

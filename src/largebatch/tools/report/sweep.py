@@ -16,6 +16,8 @@ def sweep_html(results: Results, target: float | None) -> str:
     axis = next((name for name in (RATE, BATCH) if groups and name in groups[0].settings), None)
     if axis is None:
         return table
+    # Points that were added to a sweep are its last.
+    groups.sort(key=lambda group: float("inf") if isinstance(group.settings[axis], list) else group.settings[axis])
     figure = line(
         x=[group.settings[axis] for group in groups],
         y=[results.sign * group.cell.mean for group in groups],

@@ -114,7 +114,8 @@ class BatchScript:
         """The log's file: that of `--output`, or Slurm's default, with the job's name and (an array's first) number."""
         path = self.options.get("output", "slurm-%j.out")
         path = path.replace("%x", self.options.get("job-name", self.path.name)).replace("%j", job_id)
-        path = path.replace("%a", re.split("[,%-]", self.options.get("array", ""))[0])
+        if array := self.options.get("array"):
+            path = path.replace("%a", re.split("[,%-]", array)[0])
         return str(Path(self.options.get("chdir", ""), path))
 
 

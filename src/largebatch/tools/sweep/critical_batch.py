@@ -11,6 +11,7 @@ from largebatch.batch import Length, Timeline
 from largebatch.config import RecipeConfig, load_config, override_words, task_of
 from largebatch.errors import UserError
 from largebatch.plan import RunPlan, resolve
+from largebatch.source_code import GIT
 from largebatch.storage.catalog import entries
 from largebatch.storage.files import read_json_lines, replace_json_file
 from largebatch.storage.layout import read_manifest
@@ -19,6 +20,8 @@ from largebatch.tools.slurm.batch_script import SCRIPTS, BatchScript
 from largebatch.tools.slurm.submit import split_words
 from largebatch.tools.sweep import add_options
 from largebatch.tools.sweep.points import BATCH, Point, Sweep
+
+FINDING = "critical_batch.json"
 
 
 def add_parser(commands: Commands) -> None:
@@ -48,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     from largebatch.tools.sweep.start import start
     from largebatch.tools.sweep.verdicts import largest_within
 
-    run_dir: Path = options.run_dir.resolve()
+    run_dir: Path = options.run_dir.absolute()
     history = read_json_lines(run_dir / "history.jsonl")
     recipe = next((Path(line["recipe"]) for line in reversed(history) if line.get("recipe")), Path("none"))
     if not recipe.is_file():
@@ -57,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     if options.at not in checkpoints:
         known = ", ".join(map(str, sorted(checkpoints))) or "none"
         raise UserError(f"--at {options.at}: checkpoints are of the steps {known}; checkpoint.keep_every keeps more")
-    if options.slurm:
+    if options.slurm and any((folder / GIT).is_file() for folder in recipe.parents):
         # The run of a job names the copy of the recipe in its snapshot.
         recipe = BatchScript(SCRIPTS / f"{recipe.stem}.sbatch").recipe or recipe
     options.config, task = recipe, task_of(recipe)
@@ -69,6 +72,8 @@ def run(options: argparse.Namespace) -> int:
     sweep = Sweep(str(recipe), recorded, points, options.metric, options.higher_is_better, checkpoint)
     folder = options.folder or run_dir.with_name(f"{run_dir.name}.critical_batch_at_{options.at}")
     code = start(sweep, folder, task, options, split_words(options, ())[1])
+    if not options.dry_run:
+        (folder / FINDING).unlink(missing_ok=True)
     if options.dry_run or (options.slurm and sweep.waiting(folder)):
         return code
     results = Results.read(folder)
@@ -78,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
     batch, text = largest_within({group.settings[BATCH]: group.losses for group in results.groups}, options.tolerance)
     print(f"\nafter step {options.at:,}: {text}")
     finding = {"samples": batch, "standard_error": None, "at_step": options.at, "tolerance": options.tolerance}
-    replace_json_file(folder / "critical_batch.json", finding)
+    replace_json_file(folder / FINDING, finding)
     if batch:
         sections = branch_sections(recorded, plan.timeline, options.at, batch)
         print(f"the recipe that follows:\n{json.dumps(sections, indent=2)}")

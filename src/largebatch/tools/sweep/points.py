@@ -59,8 +59,7 @@ class Sweep:
         try:
             return TypeAdapter(cls).validate_json(read_bytes(file))
         except (OSError, ValueError) as error:
-            reason = str(error).splitlines()[0]
-            raise UserError(f"{file} is not a sweep's, or cannot be read: {reason}; choose another folder") from None
+            raise UserError(f"{file} is not a sweep's, or cannot be read: {str(error).splitlines()[0]}") from None
 
     def continued(self, folder: Path) -> "Sweep":
         """This sweep, with the points first that a folder already has: jobs in the queue know them by their numbers.
@@ -70,6 +69,8 @@ class Sweep:
         """
         if not any(folder.glob("[!.]*")):
             return self
+        if not (folder / SWEEP_FILE).exists():
+            raise UserError(f"--folder: {folder} holds files that are not a sweep's; choose another folder")
         before, known = self.read(folder), self._identity()
         if changed := ", ".join(name for name, value in before._identity().items() if value != known.get(name)):
             raise UserError(f"--folder: {folder} holds a sweep with other {changed}; choose another folder")
@@ -169,9 +170,4 @@ def _values(name: str, text: str) -> list[Any]:
 
 
 def _shown(place: int, value: Any) -> str:
-    return str(value) if is_in_names(value) else f"value{place}"
-
-
-def is_in_names(value: Any) -> bool:
-    """Whether names of points say a value; otherwise they say its place in the list."""
-    return IN_A_NAME.fullmatch(str(value)) is not None
+    return str(value) if IN_A_NAME.fullmatch(str(value)) else f"value{place}"

@@ -9,7 +9,7 @@ from typing import Any
 from largebatch.errors import UserError
 from largebatch.estimate.table import aligned
 from largebatch.tools.report.runs import ReportedRun, columns, number, read_runs
-from largebatch.tools.sweep.points import BATCH, RATE, Point, Sweep, is_in_names
+from largebatch.tools.sweep.points import BATCH, RATE, Point, Sweep
 from largebatch.tools.sweep.verdicts import Cell, verdict
 
 
@@ -73,10 +73,10 @@ class Results:
             if target is not None:
                 for axis in ("samples", "tokens", "minutes"):
                     rows[group.name][f"{axis} to {target:g}"] = shown(self._training_until(target, group, axis))
-        over, count = sum(len(group.losses) for group in self.groups), len(self.sweep.points)
         title = f"{self.sweep.metric} of the last evaluation, mean ± standard deviation over seeds (number of seeds)"
-        unnamed = [group for group in self.groups if not all(map(is_in_names, group.settings.values()))]
-        values = [f"{group.name}: {json.dumps(group.settings)}" for group in unnamed]
+        # `value2` stands for a value that does not fit into a name.
+        values = [f"{group.name}: {json.dumps(group.settings)}" for group in self.groups if "=value" in group.name]
+        over, count = sum(len(group.losses) for group in self.groups), len(self.sweep.points)
         return "\n".join([f"{title}; {over} of {count} points are over", *aligned(rows), *values])
 
     def _finding(self, group: Group) -> str:
@@ -89,8 +89,8 @@ class Results:
             return ""
         found = [f"best ± {best.cell.standard_error:.2g}" if len(best.cell.values) > 1 else "best"]
         rates = [each.settings[RATE] for each in self.groups]
-        if best.settings[RATE] in (min(rates), max(rates)):
-            found[0] += " (at an end of the rates: extend them)"
+        if best.settings[RATE] in (min(rates), max(rates)) and all(each.losses for each in self.groups):
+            found[0] += " (at an end of the listed rates: extend the list)"
         first = self.groups[0].settings.get(BATCH)
         reference = self._best({**group.settings, BATCH: first}) if group.settings.get(BATCH) != first else None
         if reference and reference.settings[RATE] == group.settings[RATE]:

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,12 +29,13 @@ def start(sweep: Sweep, folder: Path, task: Path, options: argparse.Namespace, s
     if sbatch_options and not options.slurm:
         raise UserError(f"{sbatch_options[0]}: an option of sbatch, which needs --slurm, or not a field of the recipe")
     sweep = sweep.continued(folder)
-    waiting, queued = sweep.waiting(folder), _in_queue(folder)
+    queued = _in_queue(folder.resolve()) if options.slurm and shutil.which("squeue") else set()
+    waiting = sweep.waiting(folder)
     missing, script = [number for number in waiting if number not in queued], None
     if options.slurm:
         at_once = f"%{options.max_parallel}" if options.max_parallel else ""
         array = [f"--array={','.join(map(str, missing))}{at_once}", f"--output={folder / POINTS}/%a.log"]
-        file, environment = SCRIPTS / f"{Path(sweep.recipe).stem}.sbatch", settings_of_job(options, folder.absolute())
+        file, environment = SCRIPTS / f"{Path(sweep.recipe).stem}.sbatch", settings_of_job(options, folder.resolve())
         script = BatchScript(file, [*array, *sbatch_options], environment=environment, task=task)
     _check(sweep, task, options.num_processes, script)
     in_queue = f", {len(queued)} in Slurm's queue" if queued else ""
@@ -53,10 +55,18 @@ def start(sweep: Sweep, folder: Path, task: Path, options: argparse.Namespace, s
 
 
 def _in_queue(folder: Path) -> set[int]:
-    """The numbers of the points that jobs in Slurm's queue train, or will train; none without Slurm."""
+    """The numbers of the points that jobs in Slurm's queue train, or will train.
+
+    Raises:
+        UserError: Slurm does not say it.
+    """
     # The number in the array, and the script with its words.
-    jobs = subprocess.getoutput("squeue --me --array --noheader --format='%K %o' 2>/dev/null").splitlines()
-    return {int(job.split()[0]) for job in jobs if job.endswith(f" --run-dir={folder.absolute()} --sweep")}
+    command = ["squeue", "--me", "--array", "--noheader", "--format=%K %o"]
+    asked = subprocess.run(command, capture_output=True, text=True)
+    if asked.returncode:
+        raise UserError(f"squeue does not say which points are in the queue: {asked.stderr.strip()}; try again")
+    jobs = map(str.rstrip, asked.stdout.splitlines())
+    return {int(job.split()[0]) for job in jobs if job.endswith(f" --run-dir={folder} --sweep")}
 
 
 def _check(sweep: Sweep, task: Path, num_processes: int, script: BatchScript | None) -> None:
