@@ -468,6 +468,13 @@ def test_a_sweep_is_one_array(capsys):
     write_commands(Path("bin"), {"squeue": "echo 'Socket timed out' >&2\nexit 1\n"})
     assert main(["sweep", "gpt_pydoc", *words]) == 2
     assert "squeue does not say which points are in the queue: Socket timed out; try again" in capsys.readouterr().err
+    # When all have finished, the result.
+    write_commands(Path("bin"), {"squeue": ""})
+    for number in range(6):
+        shutil.rmtree(run := Path("runs/rates", Path(f"runs/rates/points/{number}").read_text().split()[0]), True)
+        write_run(run)
+    assert main(["sweep", "gpt_pydoc", *words]) == 0
+    assert "6 of them trained already\n\nloss of the last evaluation" in capsys.readouterr().out
     assert not Path("called.json").exists()
 
 
