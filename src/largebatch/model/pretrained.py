@@ -137,8 +137,8 @@ class PretrainedWeights:
 def _loading_problems(stored: Iterable[str], model: nn.Module) -> Iterator[str]:
     """What `from_pretrained` does besides reading the model's parameters."""
     assert isinstance(model, PreTrainedModel)
-    if converted := next(converted_names(model, stored), None):
-        yield f"transformers renames, merges or splits {converted} when it loads it"
+    if converted := converted_names(model, stored):
+        yield f"transformers renames, merges or splits {converted[0]} when it loads it"
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     if buffers := [name for name in model.state_dict() if name not in parameters]:
         yield f"the buffer {buffers[0]} is part of the weights"

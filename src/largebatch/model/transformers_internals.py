@@ -7,7 +7,7 @@ given.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import wraps
 from typing import Any
 
@@ -64,12 +64,10 @@ def _by_given_positions(look: Any) -> Any:
     return find
 
 
-def converted_names(model: PreTrainedModel, stored: Iterable[str]) -> Iterator[str]:
+def converted_names(model: PreTrainedModel, stored: Iterable[str]) -> list[str]:
     """Those names of stored tensors that `from_pretrained` would rename, or whose tensors it would merge or split."""
     conversions = get_model_conversion_mapping(model)
-    for name in stored:
-        if any(conversion.rename_source_key(name)[1] is not None for conversion in conversions):
-            yield name
+    return [name for name in stored if any(each.rename_source_key(name)[1] is not None for each in conversions)]
 
 
 def without_ignored(model: nn.Module, unknown: Iterable[str]) -> list[str]:
