@@ -90,9 +90,7 @@ def test_shared_and_frozen_parameters():
 
 
 def test_a_model_without_trainable_parameters_is_refused():
-    with pytest.raises(
-        ConfigError, match="Linear has no trainable parameter; leave requires_grad of some of them true"
-    ):
+    with pytest.raises(ConfigError, match="Linear has no trainable parameter; leave requires_grad of some true"):
         build_optimizer(nn.Linear(2, 2).requires_grad_(False), resolve(load_config(DIGITS), world_size=1))
 
 

@@ -159,7 +159,7 @@ def test_a_model_without_trainable_parameters(compare, tmp_path, model):
     recipe = recipe_with_model(tmp_path, f"from torch import nn; build_model = lambda config: {model}")
     code, output, errors = compare(recipe, *TWO)
     assert (code, output) == (2, "")
-    assert "has no trainable parameter; leave requires_grad of some of them true" in errors
+    assert "has no trainable parameter; leave requires_grad of some true" in errors
 
 
 def test_a_task_without_model_py(compare, tmp_path):

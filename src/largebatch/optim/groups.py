@@ -33,9 +33,7 @@ def planned_groups(model: nn.Module, plan: RunPlan) -> list[dict[str, Any]]:
     assert entry is not None
     trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     if not trainable:
-        raise ConfigError(
-            f"{type(model).__name__} has no trainable parameter; leave requires_grad of some of them true"
-        )
+        raise ConfigError(f"{type(model).__name__} has no trainable parameter; leave requires_grad of some true")
     kinds: dict[nn.Parameter, ParameterKind | None] = {}
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):

@@ -8,7 +8,6 @@ samples.
 
 import csv
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,11 +82,13 @@ def read_points(file: Path) -> Array:
         rows = [row for row in csv.reader(text.splitlines()) if any(row)]
     except (OSError, ValueError, csv.Error) as error:
         raise UserError(f"--fit {file}: {error}; {remedy}") from error
-    titles = [re.split(r"[\W_]", cell.strip().lower())[0] for cell in rows[0]] if rows else []
-    has_header = all(titles.count(name) == 1 for name in COLUMNS)
-    places = [titles.index(name) for name in COLUMNS] if has_header else range(len(COLUMNS))
+    titles = [cell.strip().lower() for cell in rows[0]] if rows else []
+    named = [_named(name, titles) for name in COLUMNS]
+    has_header = all(len(each) == 1 for each in named)
+    places = [titles.index(title) for [title] in named] if has_header else range(len(COLUMNS))
     points = []
-    for row in rows[1:] if has_header else rows:
+    # Files that were joined repeat their header.
+    for row in [row for row in rows if row != rows[0]] if has_header else rows:
         try:
             batch, samples, spread, seeds = point = [float(row[place]) for place in places]
         except (ValueError, IndexError):
@@ -98,6 +99,11 @@ def read_points(file: Path) -> Array:
     if len({batch for batch, *_ in points}) < 2:
         raise UserError(f"--fit {file}: it does not have two batch sizes; {remedy}")
     return np.array(points).T
+
+
+def _named(name: str, titles: list[str]) -> list[str]:
+    """The titles that are the name of a column or, if none is, begin with it."""
+    return [title for title in titles if title == name] or [title for title in titles if title.startswith(name)]
 
 
 def fit(points: Array) -> Fit:
