@@ -379,8 +379,11 @@ def test_a_second_run_in_the_folder_is_refused(half_done, tmp_path):
         first = pool.submit(run_job, train_while_another_starts, run_dir, words, strategy="single", world_size=1)
         while not (tmp_path / "trains").exists() and not first.done():
             time.sleep(0.05)
-        report = run_interrupted(run_dir, words, strategy="single", world_size=1)
-        (tmp_path / "the other has ended").touch()
+        try:
+            report = run_interrupted(run_dir, words, strategy="single", world_size=1)
+        finally:
+            # Otherwise leaving the executor would wait for a job that waits for this.
+            (tmp_path / "the other has ended").touch()
         first.result()
     assert "another run is writing to" in report
     assert "exit code 2" in report
