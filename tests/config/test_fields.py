@@ -5,10 +5,11 @@ import time
 from typing import Annotated, Literal
 
 import pytest
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError
 
 import tasks
 from largebatch.config.problems import explained
+from largebatch.config.sections import Section
 from paths import IMAGENET, PYDOC
 from problems import problem_of, problems_of
 
@@ -119,6 +120,70 @@ def test_a_kind_that_is_a_union_of_kinds():
         Config.model_validate({"field": {"kind": "a", "sort": "y", "number": "1.5"}})
     (problem,) = explained(caught.value, Config.model_json_schema())
     assert problem[0] == "field.number"
+
+
+class Square(Section):
+    kind: Literal["square"]
+    side: int = 1
+
+
+class Circle(Section):
+    kind: Literal["circle"]
+    radius: int = 1
+
+
+class Frame(Section):
+    kind: Literal["frame"]
+    # A word that is also the name of another kind.
+    around: Literal["square"] = "square"
+
+
+Shape = Annotated[Square | Circle | Frame, Field(discriminator="kind")]
+ByFunction = Annotated[
+    Annotated[Square, Tag("square")] | Annotated[Circle, Tag("circle")], Discriminator(lambda given: given["kind"])
+]
+
+
+def problem_with(kind, given):
+    """The only problem of a value in a field of this type."""
+
+    class Config(Section):
+        field: kind
+
+    with pytest.raises(ValidationError) as caught:
+        Config.model_validate_json(json.dumps({"field": given}))
+    *_, (where, what) = explained(caught.value, Config.model_json_schema())
+    return f"{where}: {what}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        (dict[str, Shape], {"x": {"kind": "sqare"}}),
+        (tuple[Shape, Shape], [{"kind": "square"}, {"kind": "sqare"}]),
+        (int | Shape, {"kind": "sqare"}),
+        (int | list[Shape], [{"kind": "sqare"}]),
+        (Literal[1, "a"] | Shape, {"kind": "sqare"}),
+        (ByFunction, {"kind": "sqare"}),
+    ],
+)
+def test_an_unknown_kind_where_the_schema_does_not_show_the_kinds(kind, given):
+    problem = problem_with(kind, given)
+    assert 'given {"kind": "sqare"}; input tag "sqare" found' in problem
+    assert 'does not match any of the expected tags: "square", "circle"' in problem
+
+
+def test_a_missing_kind_where_the_schema_does_not_show_the_kinds():
+    words = 'field.x: given {}; unable to extract tag using discriminator "kind"'
+    assert problem_with(dict[str, Shape], {"x": {}}) == words
+
+
+@pytest.mark.parametrize("kind", [Shape, ByFunction, ByFunction | None])
+def test_kinds_have_fields_of_their_own(kind):
+    square = "field.radius: unknown key; known here: kind, side"
+    assert problem_with(kind, {"kind": "square", "radius": 1}) == square
+    circle = 'field.radius: given "x"; must be a valid integer'
+    assert problem_with(kind, {"kind": "circle", "radius": "x"}) == circle
 
 
 @pytest.mark.parametrize("field", ["model.num_layers", "model.hidden_size", "model.vocab_size", "data.block_size"])

@@ -21,8 +21,9 @@ def explained(error: ValidationError, schema: JsonObject) -> Iterator[tuple[str,
 def _explain(details: ErrorDetails, schema: JsonObject) -> tuple[str, str]:
     kind, context = details["type"], details.get("ctx", {})
     where, known, field = _locate(details["loc"], schema)
-    options = dict(_options(field, schema))
-    or_null = ", or null" if options.pop("null", None) else ""
+    options = list(_options(field, schema))
+    kinds = sorted(kind for kind, _ in options if kind is not None)
+    or_null = ", or null" if (None, {"type": "null"}) in options else ""
     given = json.dumps(details["input"], ensure_ascii=False, default=str)
     given = given if len(given) <= 60 else f"{given[:57]}…"
     match kind:
@@ -34,10 +35,10 @@ def _explain(details: ErrorDetails, schema: JsonObject) -> tuple[str, str]:
             return where, "missing" + (f"; {sentence[:1].lower()}{sentence[1:]}" if sentence else "")
         case "value_error":
             return where, str(context["error"])
-        case "union_tag_not_found" | "union_tag_invalid":
+        case "union_tag_not_found" | "union_tag_invalid" if kinds:
             key, tag = context["discriminator"].strip("'"), context.get("tag")
-            wrong = "missing" if tag is None else f'"{tag}" is unknown{did_you_mean(tag, options)}'
-            return f"{where}.{key}", f"{wrong}; write one of {json.dumps(sorted(options))[1:-1]}{or_null}"
+            wrong = "missing" if tag is None else f'"{tag}" is unknown{did_you_mean(tag, kinds)}'
+            return f"{where}.{key}", f"{wrong}; write one of {json.dumps(kinds)[1:-1]}{or_null}"
     # "Input should be an object" or "Input should be 'fp32' or 'bf16'", for example.
     requirement = details["msg"].replace("Input should", "must", 1).replace("'", '"')
     return where, f"given {given}; {requirement[:1].lower()}{requirement[1:]}{or_null}"
@@ -48,23 +49,23 @@ def _locate(location: Sequence[int | str], schema: JsonObject) -> tuple[str, lis
     the schema of the field, empty if it is unknown."""
     path, known, field = "", [], schema
     for part in location:
-        options = {kind: option for kind, option in _options(field, schema) if kind != "null"}
-        first = next(iter(options.values()), {})
-        if len(options) > 1 and part in options:
-            field = options[part]
-        elif isinstance(part, int):
+        options = [(kind, option) for kind, option in _options(field, schema) if option.get("type") != "null"]
+        first = options[0][1] if options else {}
+        tagged = [option for kind, option in options if part in ([kind] if kind else _tags(option))]
+        if isinstance(part, int):
             path, field = f"{path}[{part}]", first.get("items", {})
+        elif len(options) > 1 and tagged:
+            field = {"anyOf": tagged}
         else:
-            fields = {name: each for option in options.values() for name, each in option.get("properties", {}).items()}
+            fields = {name: each for _, option in options for name, each in option.get("properties", {}).items()}
             path, known = f"{path}.{part}".lstrip("."), [name for name in fields if name != "$schema"]
             (of_any_name,) = first.get("patternProperties", {"": {}}).values()
             field = fields.get(part, of_any_name)
     return path, known, field
 
 
-def _options(field: JsonObject, schema: JsonObject) -> Iterator[tuple[Any, JsonObject]]:
-    """The schemas of what a field may hold, each with the tag by which pydantic tells it from the others: the name of
-    its kind or, in a union of JSON types, its type."""
+def _options(field: JsonObject, schema: JsonObject) -> Iterator[tuple[str | None, JsonObject]]:
+    """The schemas of what a field may hold, each with the name of its kind, if it has one."""
     if "$ref" in field:
         field = schema["$defs"][field["$ref"].rpartition("/")[2]]
     if "discriminator" in field:
@@ -75,4 +76,9 @@ def _options(field: JsonObject, schema: JsonObject) -> Iterator[tuple[Any, JsonO
         for option in union:
             yield from _options(option, schema)
     else:
-        yield field.get("type"), field
+        yield None, field
+
+
+def _tags(option: JsonObject) -> list[Any]:
+    """What a function that tells the options of a union apart may call this one: its JSON type, or a word in it."""
+    return [option.get("type"), *(field.get("const") for field in option.get("properties", {}).values())]

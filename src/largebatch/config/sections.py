@@ -155,12 +155,10 @@ class Batch(Section):
             return [(Length("steps", 0), size)]
         if isinstance(size, list):
             return [(phase.from_.length, phase.size) for phase in size]
-        over, increments = size.over.length, (size.end - size.start) // size.increment
-        parts = [over.exact * number / increments for number in range(increments + 1)]
+        over, sizes = size.over.length, range(size.start, size.end + 1, size.increment)
+        parts = [over.exact * number / (len(sizes) - 1) for number in range(len(sizes))]
         amounts = [float(part) if over.unit == "epochs" else math.ceil(part) for part in parts]
-        return [
-            (Length(over.unit, amount), size.start + number * size.increment) for number, amount in enumerate(amounts)
-        ]
+        return [(Length(over.unit, amount), each) for amount, each in zip(amounts, sizes, strict=True)]
 
 
 class Train(Section):

@@ -145,8 +145,7 @@ class LayerwiseOptimizer(Optimizer):
             tensors = [tensor for tensor in group["params"] if tensor.grad is not None]
             parts = self._stepped_together.get(tuple(tensors))
             if parts is None:
-                parts = PartsOfLayers(tensors, self._parts, self._numbers)
-                self._stepped_together[tuple(tensors)] = parts
+                parts = self._stepped_together[tuple(tensors)] = PartsOfLayers(tensors, self._parts, self._numbers)
             self._step_group(group, tensors, parts)
 
     @abstractmethod
