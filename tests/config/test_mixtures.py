@@ -83,9 +83,19 @@ def test_other_tasks_have_them(task):
             [],
             {"sources": [FIRST, SECOND | {"pathh": 1}]},
             # What all sources share is not among them.
-            "sources[1].pathh (code): unknown key, did you mean path?; known here: num_train_samples, "
-            "num_eval_samples, num_workers, source, path, name, data_files, train_split, eval_split, prepare, "
-            "text_column, config_name, weight, max_epochs",
+            "sources[1].pathh (code): unknown key, did you mean path?; known here: name, weight, max_epochs, "
+            "num_train_samples, num_eval_samples, num_workers, source, path, data_files, train_split, eval_split, "
+            "prepare, text_column, config_name",
+        ),
+        (
+            [],
+            {"sources": [FIRST, SECOND | {"config_name": 5}]},
+            "sources[1].config_name (code): given 5; must be a valid string, or null",
+        ),
+        (
+            [],
+            {"sources": [FIRST, SECOND | {"source": {}}]},
+            "sources[1].source (code): {} is unknown here; write one of datasets, megatron",
         ),
         (
             [],

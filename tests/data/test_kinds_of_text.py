@@ -146,14 +146,21 @@ def test_a_mixture_of_formats_trains_the_same_everywhere(tmp_path, capfd):
     [
         (
             {"tran": "x"},
-            r"sources\[1\].tran \(meg\): unknown key, did you mean train\?; known here: num_train_samp",
+            r"sources\[1\].tran \(meg\): unknown key, did you mean train\?; known here: name, weight, max_epochs, ",
         ),
         (
             {"text_column": "x"},
-            r"\[1\].text_column \(meg\): unknown key.* source, train, eval, name, weight, max_epo",
+            r"\[1\].text_column \(meg\): unknown key; known here: name, weight, max_epochs, .* source, train, eval$",
+        ),
+        (
+            {"config_name": "en"},
+            r"\[1\].config_name \(meg\): unknown key; known here: name, weight, .* source, train, eval$",
         ),
         ({"eval": None}, r"sources\[1\].eval.str \(meg\): given null; must be a valid string"),
-        ({"source": "webdataset"}, r"sources\[1\].source \(meg\): 'webdataset', but such mixtures have datasets, meg"),
+        (
+            {"source": "webdataset"},
+            r"sources\[1\].source \(meg\): 'webdataset' is unknown here; write one of datasets, meg",
+        ),
     ],
 )
 def test_a_source_of_another_kind_has_its_own_fields(changes, told, tmp_path):

@@ -202,15 +202,13 @@ class Mixable(HubOrLocal):
     def _section(self, source: MixedSource) -> Data:
         own = dict(source.model_extra or {})
         kinds = {self.source: type(self), **self.other_kinds}
-        kind = kinds.get(name := own.get("source", self.source))
+        kind = kinds.get(str(name := own.get("source", self.source)))
         if kind is None:
-            raise ConfigError(
-                f".source ({source.name}): {name!r}, but such mixtures have {', '.join(kinds)}; write one of them"
-            )
+            raise ConfigError(f".source ({source.name}): {name!r} is unknown here; write one of {', '.join(kinds)}")
         common = type(self).model_fields.keys() - {*HubOrLocal.model_fields, *self.fields_of_a_source}
         for field in sorted(own.keys() & common):
             raise ConfigError(f".{field} ({source.name}): must be the same for all sources; write it outside of them")
-        own |= {"name": own.pop("config_name")} if "config_name" in own else {}
+        own |= {"name": own.pop("config_name")} if "config_name" in own and "name" in kind.model_fields else {}
         of_a_mixture = {"sources", "weight_phases", "num_train_samples", "num_eval_samples"}
         shared = (self.model_fields_set & kind.model_fields.keys()) - of_a_mixture
         try:
@@ -220,9 +218,10 @@ class Mixable(HubOrLocal):
             fields = {name: field for name, field in schema["properties"].items() if name not in common}
             if "name" in fields:
                 fields["config_name"] = fields["name"]
-            schema["properties"] = fields | MixedSource.model_json_schema()["properties"]
-            found = explained(error, schema)
-            raise ConfigError([f"{where and f'.{where}'} ({source.name}): {what}" for where, what in found]) from None
+            schema["properties"] = MixedSource.model_json_schema()["properties"] | fields
+            paths = {"": "", "name": ".config_name"}
+            told = [f"{paths.get(at, f'.{at}')} ({source.name}): {what}" for at, what in explained(error, schema)]
+            raise ConfigError(told) from None
         return section.prepared_by(self.preparation) if isinstance(section, HubOrLocal) else section
 
     @property
