@@ -2,7 +2,7 @@
 
     python bench/gathers.py
 
-`tests/backend/test_gathers.py` tries a sample of these combinations. Each trains 12 steps both ways. Losses,
+`tests/backend/test_gathers.py` tries a sample of these combinations. Each trains 4 steps both ways. Losses,
 gradient norms, evaluations, and weights after the first and the last step must agree to the last bit.
 """
 
