@@ -5,6 +5,7 @@ Each run is a fork of a process that has imported everything, and that has run n
 
 import errno
 import fcntl
+import gc
 import io
 import json
 import os
@@ -120,6 +121,7 @@ def run(run_dir: Path, words: tuple[str, ...], files: FileSystem | None = None) 
     output = run_dir.with_name(f"{run_dir.name}.log")
     child = os.fork()
     if child == 0:
+        gc.freeze()  # as in preflight_nodes.py
         _train(run_dir, words, files, output)
     end = time.monotonic() + SECONDS_OF_A_HANG
     status = None

@@ -1,5 +1,6 @@
 """Nodes of a pre-flight as processes of this machine, forked, so that none has to import torch."""
 
+import gc
 import os
 import random
 import socket
@@ -71,6 +72,9 @@ def run_nodes(folder, count, *words, host="localhost", port=None, before=None, r
 
 
 def _be_node(folder, rank, arguments, before, environment):
+    # A store that is garbage of the process that forked this one must not be destroyed here: it would join its thread,
+    # which is not here, but whose place one of this process may have taken.
+    gc.freeze()
     code = 99
     try:
         (folder / f"pid_{rank}").write_text(str(os.getpid()))

@@ -1,6 +1,7 @@
 """A process may die at every single step of a save: a complete checkpoint is always left, and training can go on."""
 
 import errno
+import gc
 import json
 import os
 import shutil
@@ -87,6 +88,7 @@ def forked(function):
     """Call a function in a process of its own; its exit code."""
     pid = os.fork()
     if pid == 0:
+        gc.freeze()  # as in preflight_nodes.py
         try:
             function()
             os._exit(0)
