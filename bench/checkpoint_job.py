@@ -25,11 +25,11 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from largebatch.backend.base import Backend
 from largebatch.backend.launch import read_launch
 from largebatch.backend.start import start
-from largebatch.checkpoint.load import load
-from largebatch.checkpoint.save import CheckpointWriter
 from largebatch.config import as_json, load_config
 from largebatch.config.sections import Checkpoint
 from largebatch.plan import resolve
+from largebatch.run.checkpoint.load import load
+from largebatch.run.checkpoint.save import CheckpointWriter
 from largebatch.run.resume import checkpoints_of
 from largebatch.storage.attempts import Attempt, claim
 from largebatch.storage.catalog import verify_checksums

@@ -32,8 +32,8 @@ from checkpoint_job import (
     measure_steps,
     prepare_memory,
 )
-from largebatch.backend.accelerate_configs import launch_environment
-from largebatch.tools.verify.jobs import run_job
+from largebatch.tools.accelerate_configs import launch_environment
+from largebatch.tools.local_jobs.jobs import run_job
 from record import OURS, ROOT, Comparison, Figure, Record, add_output_options, take_facts, write_record
 
 # Ratios aimed at.

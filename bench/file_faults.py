@@ -48,9 +48,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS / "file_faults/faults.json")
     options = parser.parse_args()
     facts, started = take_facts(("torch", "accelerate")), time.monotonic()
-    import largebatch.tools.verify.preload
+    import largebatch.tools.local_jobs.preload
 
-    assert largebatch.tools.verify.preload
+    assert largebatch.tools.local_jobs.preload
     with tempfile.TemporaryDirectory(dir=IN_MEMORY if IN_MEMORY.is_dir() else None) as folder:
         faults = [
             (scenario, moment, code, for_ever)

@@ -34,9 +34,9 @@ def warm_up(folder: Path) -> Sound:
     """Import what the commands import, and make what cases are made from."""
     import plotly.io  # noqa: F401
 
-    import largebatch.checkpoint.export
     import largebatch.estimate.comparison
     import largebatch.estimate.recipe_model
+    import largebatch.run.checkpoint.export
     import largebatch.tools.report.page  # noqa: F401
 
     for command in COMMANDS:

@@ -227,7 +227,7 @@ def _clock(connections: Sequence[Connection], steps: int, warmup: int) -> TurnCl
 @contextmanager
 def contender_of(name: str, kind: str, options: argparse.Namespace) -> Iterator[Contender]:
     """The bare loop of a job, the Trainer, or ours under a strategy, on one process."""
-    from largebatch.backend.accelerate_configs import launch_environment
+    from largebatch.tools.accelerate_configs import launch_environment
 
     shared = name, options.toy, options.steps, options.warmup
     settings = {"world_size": 1, "environment": {}, "folder": ROOT, "timeout": options.timeout}

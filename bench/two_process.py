@@ -95,7 +95,7 @@ def _clock(connections: Sequence[Connection], steps: int) -> TurnClock:
 
 def job(strategy: str, function: Callable[..., None], *arguments: Any) -> AbstractContextManager[Contender]:
     """A contender on the processes of a strategy; see `paired.start_job`."""
-    from largebatch.backend.accelerate_configs import launch_environment
+    from largebatch.tools.accelerate_configs import launch_environment
 
     environment = launch_environment(ROOT / f"recipes/accelerate_configs/{strategy}.yaml", WORLD_SIZE)
     options = {"world_size": WORLD_SIZE, "environment": environment, "folder": ROOT, "timeout": 1800}

@@ -21,7 +21,7 @@ from typing import Any
 
 from largebatch.storage.catalog import entries, verify_checksums
 from largebatch.storage.layout import read_object
-from largebatch.tools.verify.training import train
+from largebatch.tools.local_jobs.training import train
 from paths import PYDOC, ROOT
 from resuming import TINY_GPT
 

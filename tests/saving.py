@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from largebatch.backend.kept import KeptStates
 from largebatch.backend.state import EngineState, Piece
-from largebatch.checkpoint.save import CheckpointWriter
 from largebatch.config.sections import Checkpoint
+from largebatch.run.checkpoint.save import CheckpointWriter
 from largebatch.storage.attempts import Attempt, claim
 from largebatch.storage.catalog import entries, remove_leftovers, set_aside, verify_checksums
 from largebatch.storage.layout import ParameterInfo

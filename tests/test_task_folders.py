@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from largebatch.task_folders import folder_of, import_from, recipes_in
-from largebatch.tools.verify.training import train
+from largebatch.tools.local_jobs.training import train
 from paths import ROOT
 
 PROGRAM = """

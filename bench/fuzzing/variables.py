@@ -12,7 +12,7 @@ from largebatch.run.command_line import user_errors
 from largebatch.run.record.folder import RunFolder
 from largebatch.run.watch.stop import StopRequests
 from largebatch.storage.attempts import job_start
-from largebatch.variables import whole_number_or_none
+from largebatch.system.variables import whole_number_or_none
 
 VARIABLES = {
     "RANK": "0",

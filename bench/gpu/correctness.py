@@ -25,7 +25,7 @@ from gpu.rows import ROOT, SINGLE, Deadline, Launcher, NotMeasured, Part, Result
 from gpu.waits import waits_of_a_recipe
 from largebatch.plan.strategies import STRATEGIES
 from largebatch.storage.files import read_json_lines
-from largebatch.tools.verify.training import train
+from largebatch.tools.local_jobs.training import train
 from record import Figure
 
 TITLE = "Small recipes on a GPU, beside the CPU"

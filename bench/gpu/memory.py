@@ -53,7 +53,7 @@ def peak_of(name: str, words: Sequence[str], run_dir: Path) -> int:
 
     from largebatch.run import Run, Step
     from largebatch.task_folders import import_from
-    from largebatch.tools.verify.training import train
+    from largebatch.tools.local_jobs.training import train
 
     before, update, peaks = resident("VmRSS"), Run.update, list[int]()
 

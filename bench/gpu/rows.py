@@ -12,8 +12,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from largebatch.backend.accelerate_configs import launch_environment
-from largebatch.tools.verify.jobs import JobFailed, run_job
+from largebatch.tools.accelerate_configs import launch_environment
+from largebatch.tools.local_jobs.jobs import JobFailed, run_job
 from record import Comparison, Figure, Record, tables
 
 ROOT = Path(__file__).parents[2]

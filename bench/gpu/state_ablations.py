@@ -97,8 +97,8 @@ class _Enough(BaseException):
 
 def asynchronous_checkpoint(is_small: bool) -> list[Result]:
     """How long a run's first and second asynchronous checkpoint hold it up, and the memory they lock."""
-    from largebatch.checkpoint.save import CheckpointWriter
-    from largebatch.tools.verify.training import train
+    from largebatch.run.checkpoint.save import CheckpointWriter
+    from largebatch.tools.local_jobs.training import train
 
     job, held, writers = JOBS["gpt2_124m"], list[float](), list[CheckpointWriter]()
     save, wait = CheckpointWriter.save, CheckpointWriter.wait_until_copied

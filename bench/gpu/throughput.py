@@ -15,7 +15,7 @@ from paired import Contender
 from record import OURS, Figure
 
 TITLE = "Throughput on one GPU, in brief"
-ABOUT = f"""{ABOUT_THE_PAIRS} MFU is by the formula and the data sheets of `largebatch.estimate.flops`.
+ABOUT = f"""{ABOUT_THE_PAIRS} MFU is by the formula and the data sheets of `largebatch.model.flops`.
 The longest kernels of a step are of turns of their own, under torch's profiler."""
 
 # What matters most first; a bare loop is shared by all that follow it in its line.
@@ -62,8 +62,8 @@ def utilization(name: str, is_small: bool, gpu: str, units_per_second: float) ->
     """Model FLOPs utilization of a language model; None if there is no data sheet of the GPU."""
     import torch
 
-    from largebatch.estimate.flops import multiplied_parameters, token_flops
-    from largebatch.estimate.hardware import find_gpu
+    from largebatch.model.flops import multiplied_parameters, token_flops
+    from largebatch.system.hardware import find_gpu
     from largebatch.task_folders import import_from
 
     config, _ = config_of(JOBS[name], is_small)
@@ -93,7 +93,7 @@ def pair(name: str, kind: str, contenders: dict[str, Shared], gpus: Gpus, deadli
         if config.data.tokens_per_sample is not None:
             mfu = utilization(name, is_small, gpus.name, units / comparison.median(OURS))
             what = f"{JOBS[name].title}, ours on ddp: MFU"
-            unknown = f"largebatch.estimate.hardware has no data sheet of {gpus.name or 'a CPU'}"
+            unknown = f"largebatch.system.hardware has no data sheet of {gpus.name or 'a CPU'}"
             results += not_measured(what, unknown) if mfu is None else [Figure(what, "", [mfu])]
     return results
 

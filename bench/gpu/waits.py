@@ -23,7 +23,7 @@ def waits_of_a_recipe(recipe: Path, words: Sequence[str], run_dir: Path) -> tupl
     """
     from largebatch.run import Run
     from largebatch.run.step import Step
-    from largebatch.tools.verify.training import train
+    from largebatch.tools.local_jobs.training import train
 
     steps, micro_batches = Run.steps, Step.micro_batches
     watch = _WaitsForCuda() if torch.cuda.is_available() else _ReadsOnTheHost()

@@ -14,13 +14,13 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from largebatch.backend.accelerate_configs import find_strategies
 from largebatch.backend.fsdp_units import shape_of
 from largebatch.config import load_config
 from largebatch.estimate.comparison import Workload, compare_strategies
-from largebatch.estimate.hardware import find_gpu
 from largebatch.estimate.recipe_model import activation_bytes, micro_batch_flops, recipe_model
 from largebatch.estimate.step_time import Hardware
+from largebatch.system.hardware import find_gpu
+from largebatch.tools.accelerate_configs import find_strategies
 from largebatch.tools.plan import first_plan
 from published import H100, SERIES, fit_exposed_share
 from tables import readme

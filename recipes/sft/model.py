@@ -8,9 +8,9 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from largebatch.errors import UserError, reason_of
-from largebatch.local_folder import local_folder
 from largebatch.model.parts import store_frozen_in_bf16
 from largebatch.model.token_losses import return_token_losses
+from largebatch.system.local_folder import local_folder
 
 from .config import AutoCausalLM, Config, Lora
 

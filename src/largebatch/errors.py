@@ -1,14 +1,15 @@
-"""Errors that a user can fix, and what their messages need.
+"""Errors that a user can fix.
 
 Each message names what was given, why it is wrong and what to write instead. Recipes and the command line print only
 the message, and exit with the class's `exit_code`; any other exception is a bug in largebatch and keeps its traceback.
 """
 
-import difflib
 import errno
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+
+from largebatch.words import bulleted, counted
 
 # Failures of the file system that last until somebody changes something. Any other may pass: the disk has room again,
 # the server is back.
@@ -32,35 +33,6 @@ MAX_REASON_CHARACTERS = 300  # of another library's message; some of them contai
 def reason_of(error: BaseException) -> str:
     """The message of another library's exception in one line, and its type."""
     return f"{textwrap.shorten(str(error), MAX_REASON_CHARACTERS, placeholder=' …')} ({type(error).__name__})"
-
-
-def printable(text: str) -> str:
-    """A text with all characters that a terminal would obey, such as colors, as escapes that it shows."""
-    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
-
-
-def counted(number: float, one: str, many: str | None = None, form: str = ",") -> str:
-    """ "1 step", "2,000 steps", "0.5 epochs".
-
-    Args:
-        number: The number; the noun is singular if it is formatted as 1.
-        one: The noun in the singular.
-        many: The noun in the plural; None means the singular with an s.
-        form: The format of the number.
-    """
-    shown = format(number, form)
-    return f"{shown} {one if shown == '1' else many or one + 's'}"
-
-
-def bulleted(lines: Iterable[str]) -> str:
-    """Lines of their own, to be appended to what introduces them."""
-    return "".join(f"\n  - {line}" for line in lines)
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """ ", did you mean gpt2_124m?", to be appended to what is wrong; empty if no known name is similar."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f", did you mean {close[0]}?" if close else ""
 
 
 class UserError(ValueError):

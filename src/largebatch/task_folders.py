@@ -15,7 +15,7 @@ from importlib.util import module_from_spec
 from pathlib import Path
 from types import ModuleType, TracebackType
 
-from largebatch.failures import keep_exception
+from largebatch.system.failures import keep_exception
 
 SCHEMA = "recipe.schema.json"
 """A task folder's JSON Schema, next to its recipes."""

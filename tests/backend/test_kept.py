@@ -12,10 +12,10 @@ from jobs import run_job
 from largebatch.backend.kept import KeptStates
 from largebatch.backend.launch import read_launch
 from largebatch.backend.start import start
-from largebatch.checkpoint.load import load
 from largebatch.config import load_config
 from largebatch.errors import TrainingFailed, UserError
 from largebatch.plan import resolve
+from largebatch.run.checkpoint.load import load
 from paths import DIGITS
 
 alone = SimpleNamespace(gather_objects=lambda value: [value], raise_on_all_ranks=nullcontext)

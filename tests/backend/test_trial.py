@@ -15,7 +15,7 @@ from largebatch.config.optimizers import ROUNDING, OptimizerEntry, OptimizerSect
 from largebatch.errors import UserError
 from largebatch.plan import resolve
 from largebatch.tools.command_line import main
-from largebatch.tools.verify.training import train
+from largebatch.tools.local_jobs.training import train
 from own_optimizers import write_own_task
 from paths import DIGITS, ROOT
 

@@ -16,7 +16,7 @@ from gpu.rows import GRACE, Launcher, NotMeasured, Part, Row
 from jobs import run_job
 from largebatch.config import load_config
 from largebatch.plan import resolve
-from largebatch.tools.verify.jobs import JobFailed
+from largebatch.tools.local_jobs.jobs import JobFailed
 from paths import PYDOC
 from performance import GPU_PARTS
 from record import Comparison, Figure, Record, read_record, take_facts

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 import paired
-from largebatch.tools.verify.jobs import JobFailed
+from largebatch.tools.local_jobs.jobs import JobFailed
 from paired import TurnClock, contender, start_job, take_turns
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import stand_in
-from largebatch.checkpoint.export import export
+from largebatch.run.checkpoint.export import export
 from largebatch.storage.files import read_json_lines
 from stand_in import MARGIN_SECONDS
 from tiny_jobs import (

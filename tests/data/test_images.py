@@ -14,7 +14,7 @@ import tasks
 from largebatch.config import load_config
 from largebatch.data.images import normalize_pixels
 from largebatch.errors import DataError, StorageError, UserError
-from largebatch.failures import kind_of
+from largebatch.system.failures import kind_of
 from paths import DIGITS, IMAGENET
 from pictures import gradient_image, jpeg, png, write_parquet
 

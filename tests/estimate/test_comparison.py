@@ -8,12 +8,12 @@ import pytest
 
 from largebatch.config import load_config
 from largebatch.estimate.comparison import Workload, _best, compare_strategies
-from largebatch.estimate.hardware import GIB
 from largebatch.estimate.memory import MAX_FRACTION_OF_GPU, model_states, when_reduced
 from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy, ZeroSettings
 from largebatch.estimate.table import table
 from largebatch.estimate.traffic import traffic_of_a_step
 from largebatch.plan import resolve
+from largebatch.system.hardware import GIB
 from paths import PYDOC
 
 # A block of 2^28 weights, one of as many, and the rest: 3 GiB of fp32 weights.

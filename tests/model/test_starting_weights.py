@@ -127,7 +127,7 @@ def test_resumed_bit_for_bit(strategy, tmp_path):
 
 def train_llama(run_dir, disk_is_full):
     """Or rather, it takes everything but checkpoints."""
-    from largebatch.checkpoint.save import CheckpointWriter
+    from largebatch.run.checkpoint.save import CheckpointWriter
 
     def refuse(*_):
         raise OSError(28, "No space left on device")

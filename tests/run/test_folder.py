@@ -12,10 +12,10 @@ import tasks
 from jobs import JobFailed, run_job, train
 from largebatch.config import load_config, validate
 from largebatch.errors import UserError
-from largebatch.failures import kind_of
 from largebatch.plan import resolve
 from largebatch.run.record.folder import RunFolder
-from largebatch.source_code import keep_source
+from largebatch.storage.source_code import keep_source
+from largebatch.system.failures import kind_of
 from paths import DIGITS, PYDOC
 from tasks import SMALL
 

@@ -52,7 +52,7 @@ def reads_of_a_recipe(run_dir, recipe, words, device):
     """Where a recipe's own program reads from the device between log points; on a GPU, raise there."""
     from largebatch.run import Run
     from largebatch.run.step import Step
-    from largebatch.tools.verify.training import train
+    from largebatch.tools.local_jobs.training import train
 
     reads, window = HostReads(), ExitStack()
     steps, micro_batches = Run.steps, Step.micro_batches

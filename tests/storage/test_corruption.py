@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from largebatch.checkpoint.load import load
 from largebatch.errors import UserError
+from largebatch.run.checkpoint.load import load
 from largebatch.storage.catalog import entries, read_marker, verify_checksums
 from largebatch.storage.layout import CheckpointError, read_manifest
 from saving import Bomb, FakeBackend, FakeRun, assert_holds, assert_same, mark, state_of

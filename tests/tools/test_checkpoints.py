@@ -85,7 +85,7 @@ def test_export_is_the_final_weights(recipe, strategy, world_size, tmp_path):
 
 @pytest.mark.slow
 def test_export_in_another_dtype_and_in_several_files(run_dir, tmp_path, monkeypatch):
-    from largebatch.checkpoint import export
+    from largebatch.run.checkpoint import export
 
     assert main(["export", str(run_dir / "checkpoints/step_00000005"), str(tmp_path / "half"), "--dtype=bfloat16"]) == 0
     monkeypatch.setattr(export, "MAX_FILE_BYTES", 4000)

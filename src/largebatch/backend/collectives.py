@@ -9,7 +9,7 @@ import torch
 
 from largebatch.backend.exchange import gather
 from largebatch.errors import UserError
-from largebatch.failures import storage_errors
+from largebatch.system.failures import storage_errors
 
 # How long processes wait for one that prepares data. A dead process is noticed at once, a hanging one by the watchdog.
 PATIENCE = timedelta(days=2)

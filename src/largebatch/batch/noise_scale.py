@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from statistics import stdev
 from typing import Any
 
-from largebatch.errors import counted
+from largebatch.words import counted
 
 WINDOW = 100
 """The number of latest measurements that a noise scale is averaged over, because it changes during training."""

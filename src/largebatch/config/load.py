@@ -14,7 +14,7 @@ from largebatch.config.problems import JsonObject, explained
 from largebatch.config.recipe import RecipeConfig, as_json
 from largebatch.config.task_config import authors_program, config_class_of
 from largebatch.errors import ConfigError
-from largebatch.regular_file import read_bytes
+from largebatch.system.regular_file import read_bytes
 from largebatch.task_folders import folder_of
 
 MAX_PROBLEMS = 100

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from largebatch.errors import did_you_mean
+from largebatch.words import did_you_mean
 
 JsonObject = dict[str, Any]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 
 from largebatch.errors import DataError, UserError
-from largebatch.parent_process import end_with_parent
+from largebatch.system.parent_process import end_with_parent
 
 MAX_CHARACTERS = 10_000
 

@@ -11,7 +11,7 @@ from huggingface_hub.constants import HF_HOME
 from largebatch.config.data import HubOrLocal
 from largebatch.data.preparation import check_may_prepare, write_errors
 from largebatch.errors import DataError, file_errors, may_pass, reason_of
-from largebatch.local_folder import local_folder
+from largebatch.system.local_folder import local_folder
 
 if TYPE_CHECKING:
     import datasets

@@ -6,13 +6,13 @@ from typing import Any
 
 from largebatch.config import RecipeConfig
 from largebatch.errors import ConfigError
-from largebatch.estimate.hardware import GIB, kept_back
 from largebatch.estimate.memory import model_states, optimizer_states, when_reduced
 from largebatch.estimate.model_shape import ModelShape, Strategy
 from largebatch.estimate.step_time import Hardware, step_time
 from largebatch.estimate.traffic import traffic_of_a_step
 from largebatch.plan.contract import RunPlan, resolve
 from largebatch.plan.strategies import SHARDS, find_strategy
+from largebatch.system.hardware import GIB, kept_back
 
 Json = dict[str, Any]
 

@@ -1,15 +1,13 @@
 """A comparison as readable tables, one for each number of processes, in lines of at most 110 characters."""
 
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 
 from largebatch.config import RecipeConfig
-from largebatch.errors import counted
 from largebatch.estimate.comparison import Json
-from largebatch.estimate.hardware import GIB
 from largebatch.estimate.step_time import CONVOLUTION_PASSES, EXPOSED_SHARE, MFU
+from largebatch.system.hardware import GIB
+from largebatch.words import aligned, counted, digits, span, wrapped
 
-WIDTH = 110
 NOTES = (
     "Sizes are in GiB, for the process that holds the most. If the batch size changes, all numbers are of the largest.",
     "States are exact, before the update: weights, reduced gradients, optimizer states, and DeepSpeed's fp32 copies. "
@@ -98,33 +96,6 @@ def _cells(option: Json, comparison: Json) -> Mapping[str, str]:
     return cells | {"reduced": reduced, "shards": f"{option['shard_group_size']:,}"}
 
 
-def aligned(rows: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
-    """Named rows of cells under their headings."""
-    if not rows:
-        return
-    lines = [["", *next(iter(rows.values()))], *([name, *cells.values()] for name, cells in rows.items())]
-    longest, *widths = (max(map(len, cells)) for cells in zip(*lines, strict=True))
-    for name, *cells in lines:
-        aligned = "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
-        yield f"  {name:<{longest}}  {aligned}"
-
-
 def _size(size: int) -> str:
     """Bytes as GiB."""
     return digits(size / GIB)
-
-
-def digits(number: float) -> str:
-    """A number with three digits, a whole one if it has more, and two digits below 1."""
-    if number < 0.995:
-        return f"{number:.2g}"
-    return f"{number:,.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
-
-
-def span(ends: Iterable[float]) -> str:
-    """The ends of a range, as one number if they look the same."""
-    return " to ".join(dict.fromkeys(map(digits, ends)))
-
-
-def wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, subsequent_indent="  ")

@@ -8,13 +8,14 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from largebatch.errors import UserError, bulleted, reason_of
-from largebatch.local_folder import local_folder
+from largebatch.errors import UserError, reason_of
 from largebatch.model.building import SeededWeights
 from largebatch.model.parts import is_adapter, without_adapter
 from largebatch.model.transformers_internals import converted_names, without_ignored
 from largebatch.storage.layout import COPIED_FILES, CheckpointError, read_json
 from largebatch.storage.tensors import TensorFiles
+from largebatch.system.local_folder import local_folder
+from largebatch.words import bulleted
 
 WHOLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 # Fields of a model's configuration that do not change what it computes with the same weights, at least in training.

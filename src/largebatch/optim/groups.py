@@ -8,9 +8,10 @@ from typing import Any
 from torch import nn
 
 from largebatch.config.optimizers import ParameterKind
-from largebatch.errors import ConfigError, did_you_mean
+from largebatch.errors import ConfigError
 from largebatch.model.parts import lists_of_blocks
 from largebatch.plan import RunPlan
+from largebatch.words import did_you_mean
 
 
 def planned_groups(model: nn.Module, plan: RunPlan) -> list[dict[str, Any]]:

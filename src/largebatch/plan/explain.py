@@ -6,10 +6,10 @@ from typing import Any
 from largebatch.batch import Length, micro_steps
 from largebatch.batch.mixture import Mixture
 from largebatch.config.sections import EvalSet
-from largebatch.errors import counted
 from largebatch.plan.contract import STEPS_TO_STOP, RunPlan
 from largebatch.plan.expected import in_words
 from largebatch.plan.strategies import POLICY_WORDS
+from largebatch.words import counted
 
 MAX_LINES = 6
 

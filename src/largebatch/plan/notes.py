@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from largebatch.batch import Length
 from largebatch.config import RecipeConfig
 from largebatch.config.data import TextData
-from largebatch.errors import counted
 from largebatch.plan.contract import RunPlan
+from largebatch.words import counted
 
 MIN_STEPS, MIN_WARMUP_STEPS = 500, 20
 MAX_PASSES = 4

@@ -15,10 +15,11 @@ from typing import NoReturn, TypeVar
 import torch
 
 from largebatch.config import RecipeConfig, load_config
-from largebatch.errors import RunStopped, UserError, printable
-from largebatch.failures import in_words, keep_exception, kind_of, storage_errors
+from largebatch.errors import RunStopped, UserError
 from largebatch.run.record.record import report_failure
-from largebatch.variables import whole_number_or_none
+from largebatch.system.failures import in_words, keep_exception, kind_of, storage_errors
+from largebatch.system.variables import whole_number_or_none
+from largebatch.words import printable
 
 SECONDS_FOR_THE_REPORT = 10
 AFTER_A_MESSAGE = "note: the reason is the message above; what follows is the launcher's report that a process ended"

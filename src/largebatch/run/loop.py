@@ -27,10 +27,10 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 from largebatch.backend.base import Backend
-from largebatch.checkpoint.save import CheckpointWriter
 from largebatch.config import RecipeConfig, as_json
 from largebatch.data.source import SampleSource
 from largebatch.errors import RunStopped, TrainingFailed
+from largebatch.run.checkpoint.save import CheckpointWriter
 from largebatch.run.evaluate import Evaluator, PerSample
 from largebatch.run.feed import training_feed
 from largebatch.run.non_finite import NonFiniteSteps

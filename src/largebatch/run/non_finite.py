@@ -3,9 +3,9 @@
 import math
 
 from largebatch.backend.base import Backend
-from largebatch.checkpoint.load import load
-from largebatch.checkpoint.save import CheckpointWriter
 from largebatch.errors import TrainingFailed
+from largebatch.run.checkpoint.load import load
+from largebatch.run.checkpoint.save import CheckpointWriter
 from largebatch.run.record.recorder import Recorder
 from largebatch.run.resume import Start, checkpoints_of, latest_usable
 from largebatch.storage.catalog import entry_at

@@ -11,11 +11,12 @@ from largebatch.backend.base import Backend
 from largebatch.batch import Timeline
 from largebatch.config import RecipeConfig
 from largebatch.config.differences import differences, is_within
-from largebatch.errors import StorageError, UserError, bulleted, file_errors, reason_of
+from largebatch.errors import StorageError, UserError, file_errors, reason_of
 from largebatch.plan import RunPlan
 from largebatch.run.record.folder import RunFolder
 from largebatch.storage.catalog import UNREADABLE, Entry, entries, entry_at, problem_of, verify_checksums
 from largebatch.storage.layout import MANIFEST, MARKER, CheckpointError, Manifest, read_manifest, read_object
+from largebatch.words import bulleted
 
 
 @dataclass(frozen=True)

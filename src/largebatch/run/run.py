@@ -17,8 +17,6 @@ from largebatch.backend.launch import end_with_the_launcher, read_launch
 from largebatch.backend.start import start
 from largebatch.backend.state import check_savable
 from largebatch.backend.trial import try_optimizer
-from largebatch.checkpoint.load import StartingWeights, load, set_weights
-from largebatch.checkpoint.model_files import model_files
 from largebatch.config import RecipeConfig
 from largebatch.config.data import Preparation
 from largebatch.config.models import LargeModel
@@ -26,15 +24,16 @@ from largebatch.data.loading import check_size
 from largebatch.data.preparation import with_preparation
 from largebatch.data.source import SampleSource
 from largebatch.errors import UserError
-from largebatch.estimate.flops import utilization_of
-from largebatch.failures import building_the_model
 from largebatch.model.activation_checkpointing import checkpoint_activations
 from largebatch.model.attention import keep_documents_apart, set_attention
 from largebatch.model.building import SeededWeights, build_without_weights, perturb_weights
 from largebatch.model.channels_last import channels_last_inputs
+from largebatch.model.flops import utilization_of
 from largebatch.model.parts import is_adapter
 from largebatch.plan import explain, resolve
 from largebatch.plan.strategies import POLICY_WORDS
+from largebatch.run.checkpoint.load import StartingWeights, load, set_weights
+from largebatch.run.checkpoint.model_files import model_files
 from largebatch.run.command_line import RunOptions
 from largebatch.run.evaluate import PerSample, RowsPerSample
 from largebatch.run.loop import Loop
@@ -46,6 +45,7 @@ from largebatch.run.resume import find_start
 from largebatch.run.step import Step
 from largebatch.run.watch.starting import Starting
 from largebatch.run.watch.stop import StopRequests
+from largebatch.system.failures import building_the_model
 
 Config = TypeVar("Config", bound=RecipeConfig)
 M = TypeVar("M", bound=nn.Module)

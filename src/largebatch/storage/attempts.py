@@ -18,7 +18,7 @@ from typing import Any
 
 from largebatch.errors import TrainingFailed
 from largebatch.storage.files import sync_folder, write_json_file
-from largebatch.variables import whole_number
+from largebatch.system.variables import whole_number
 
 FILE_NAME = re.compile(r"([0-9]{4,})\.json")
 

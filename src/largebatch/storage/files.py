@@ -16,7 +16,7 @@ from typing import Any
 
 import xxhash
 
-from largebatch.regular_file import read_bytes
+from largebatch.system.regular_file import read_bytes
 
 CHUNK_BYTES = 16 * 2**20
 

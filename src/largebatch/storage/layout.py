@@ -32,7 +32,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from safetensors import SafetensorError
 
 from largebatch.errors import may_pass
-from largebatch.regular_file import read_bytes
+from largebatch.system.regular_file import read_bytes
 
 # For checkpoints and run folders; changes whenever one of them, or a config or plan in it, cannot be read as before.
 FORMAT = "largebatch 3"

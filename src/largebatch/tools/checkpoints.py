@@ -6,10 +6,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from largebatch.errors import UserError, printable
+from largebatch.errors import UserError
 from largebatch.storage.catalog import entries, verify_checksums
 from largebatch.storage.layout import CheckpointError, read_manifest
 from largebatch.tools.options import Commands, add_command
+from largebatch.words import printable
 
 LINE = "{:<16}{:>10}  {:<18}{:>10}  {:<16}  {}"
 

@@ -10,8 +10,9 @@ from importlib import import_module
 from typing import NoReturn
 
 from largebatch import __version__
-from largebatch.errors import UserError, printable, reason_of
+from largebatch.errors import UserError, reason_of
 from largebatch.tools.options import EXIT_CODES
+from largebatch.words import printable
 
 COMMANDS = {
     "plan": ("plan", "explain the plan of a recipe for a number of processes"),

@@ -10,9 +10,9 @@ from functools import partial
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import ConfigError
 from largebatch.estimate.comparison import Json, Workload, compare_strategies
-from largebatch.estimate.hardware import GIB, GPUS, SHORT_NAMES, Network, find_gpu
 from largebatch.estimate.table import table
 from largebatch.plan import RunPlan, explain, notes_on, resolve
+from largebatch.system.hardware import GIB, GPUS, SHORT_NAMES, Network, find_gpu
 from largebatch.tools.options import (
     Commands,
     add_accelerate_configs,
@@ -133,11 +133,11 @@ def scale_model(options: argparse.Namespace, config: RecipeConfig) -> Callable[[
     plan = first_plan(config, options.world_sizes)
 
     # These import torch and what model.py imports, which takes seconds.
-    from largebatch.backend.accelerate_configs import find_strategies
     from largebatch.backend.fsdp_units import shape_of
     from largebatch.backend.trial import try_optimizer
     from largebatch.estimate.recipe_model import activation_bytes, convolves, micro_batch_flops, recipe_model
     from largebatch.estimate.step_time import Fabric, Hardware
+    from largebatch.tools.accelerate_configs import find_strategies
 
     try_optimizer(plan)
     strategies, not_counted = find_strategies(options.accelerate_configs, config, options.gpus_per_node)

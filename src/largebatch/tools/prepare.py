@@ -20,10 +20,11 @@ from largebatch.data.prepared import OtherPartsMissing
 from largebatch.data.source import Batch, SampleSource
 from largebatch.data.text import IGNORE_INDEX
 from largebatch.data.tokenizer import load_tokenizer
-from largebatch.errors import UserError, file_errors, printable
+from largebatch.errors import UserError, file_errors
 from largebatch.storage.files import replace_file
 from largebatch.task_folders import folder_of, import_from
 from largebatch.tools.options import Commands, add_command, add_recipe, add_task, positive_int
+from largebatch.words import printable
 
 COUNTED = ("num_train_samples", "num_eval_samples")
 

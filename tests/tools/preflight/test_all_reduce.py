@@ -2,9 +2,9 @@
 
 import pytest
 
+from largebatch.tools.local_jobs.jobs import local_store
 from largebatch.tools.preflight.all_reduce import measure
 from largebatch.tools.preflight.meeting import Node
-from largebatch.tools.verify.jobs import local_store
 
 
 class TwoProcesses(Node):

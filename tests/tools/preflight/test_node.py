@@ -171,7 +171,7 @@ def test_code_and_recipe_are_compared(tmp_path):
 
 
 def size_of_a_checkpoint(run_dir):
-    from largebatch.tools.verify.training import train
+    from largebatch.tools.local_jobs.training import train
 
     words = ("--train.stop_after_steps=1", "--logging.trackers=[]", "--evaluation.every=null")
     train(PYDOC, *words, run_dir=run_dir)

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from largebatch.config import load_config
+from largebatch.tools.local_jobs.jobs import JobFailed
 from largebatch.tools.preflight import all_reduce, meeting, phases, run_folder
 from largebatch.tools.preflight.node import checkpoint_bytes
-from largebatch.tools.verify.jobs import JobFailed
 from paths import PYDOC
 from preflight_nodes import TOKEN, die, late, run_nodes, shared, too_late
 

@@ -9,10 +9,10 @@ from largebatch.config import as_json, load_config
 from largebatch.plan import resolve
 from largebatch.storage.files import read_json_lines
 from largebatch.tools.command_line import main
+from largebatch.tools.local_jobs import jobs as server
 from largebatch.tools.sweep.critical_batch import branch_sections
 from largebatch.tools.sweep.points import Sweep
 from largebatch.tools.sweep.verdicts import largest_within
-from largebatch.tools.verify import jobs as server
 from quadratic import BATCH, QUADRATIC, STEP, WINDOW, expected_loss, train
 from resuming import Interruption, assert_same_weights, run_interrupted
 

@@ -101,7 +101,7 @@ def test_processes_end_with_the_one_that_started_them(tmp_path):
     program = f"""
 import os, time
 from pathlib import Path
-from largebatch.tools.verify import jobs
+from largebatch.tools.local_jobs import jobs
 
 def write_pid_and_wait(folder):
     (folder / str(os.getpid())).touch()

@@ -40,11 +40,11 @@ from largebatch.config import RecipeConfig, as_json
 from largebatch.errors import UserError, file_errors
 from largebatch.plan import RunPlan
 from largebatch.run.watch.stop import BATCH_SCRIPT, STOP_FILE
-from largebatch.source_code import keep_source
 from largebatch.storage.attempts import Attempt, claim, is_restart_of, job_start, latest_attempt
 from largebatch.storage.files import replace_file, replace_json_file
+from largebatch.storage.source_code import keep_source
+from largebatch.system.variables import whole_number
 from largebatch.task_folders import folder_of
-from largebatch.variables import whole_number
 
 
 class RunFolder:

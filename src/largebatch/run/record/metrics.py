@@ -14,10 +14,10 @@ from torch.profiler import record_function
 from largebatch.backend.base import Backend
 from largebatch.data.loading import Loaded
 from largebatch.errors import TrainingFailed, UserError
-from largebatch.estimate.flops import Utilization
-from largebatch.estimate.hardware import GIB
+from largebatch.model.flops import Utilization
 from largebatch.plan import RunPlan
 from largebatch.run.record.task_metrics import TaskMetrics
+from largebatch.system.hardware import GIB
 
 # Ranges in traces of a run's steps.
 DATA_WAIT, PAUSED = "data_wait", "training is paused"

@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from largebatch.errors import TrainingFailed
-from largebatch.failures import HOPELESS, Kind
-from largebatch.installed import installed_versions
 from largebatch.run.record.folder import RunFolder
 from largebatch.run.resume import Start
 from largebatch.storage.attempts import Attempt, job_start
 from largebatch.storage.catalog import entries, remove_leftovers, set_aside
 from largebatch.storage.files import parse_line, replace_file, replace_json_file
 from largebatch.storage.layout import read_object
+from largebatch.system.failures import HOPELESS, Kind
+from largebatch.system.installed import installed_versions
 
 MAX_PENDING_LINES = 100_000
 SECONDS_UNTIL_WRITTEN = 1.0  # at most, for a line of metrics.jsonl, plus the time to the next one

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from largebatch.backend.base import Backend
-from largebatch.checkpoint.export import export_intact
 from largebatch.config import RecipeConfig
 from largebatch.errors import file_errors
-from largebatch.estimate.flops import Utilization
+from largebatch.model.flops import Utilization
 from largebatch.plan.expected import compare
+from largebatch.run.checkpoint.export import export_intact
 from largebatch.run.record.folder import RunFolder
 from largebatch.run.record.metrics import StepMetrics, place_of
 from largebatch.run.record.noise_scale import NoiseScale

@@ -15,7 +15,7 @@ from typing import Any
 
 from largebatch.plan.contract import STOP_VOTE_STEPS
 from largebatch.storage.attempts import job_start
-from largebatch.variables import whole_number_or_none
+from largebatch.system.variables import whole_number_or_none
 
 SIGNALS = (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM)
 STOP_FILE = "the stop file"

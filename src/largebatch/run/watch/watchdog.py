@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from largebatch.backend.torch_internals import recorded_collectives
-from largebatch.failures import keep_error
 from largebatch.run.record.record import report_failure
+from largebatch.system.failures import keep_error
 
 EXIT_CODE = 70
 STANDARD_ERROR = 2  # the file descriptor, whatever has taken the place of `sys.stderr`

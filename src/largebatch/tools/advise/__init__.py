@@ -9,7 +9,6 @@ from typing import Any
 
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import ConfigError, UserError
-from largebatch.estimate.table import wrapped
 from largebatch.storage.layout import read_object
 from largebatch.tools.advise.advice import CriticalBatch, OnGpus, steps_and_samples, table, write_plot
 from largebatch.tools.advise.fit import P_OF_FAILURE, fit, read_points
@@ -23,6 +22,7 @@ from largebatch.tools.options import (
     recipe_file,
 )
 from largebatch.tools.plan import add_gpus, scale_model
+from largebatch.words import wrapped
 
 STANDARD_ERRORS = 1.96  # on each side of an interval of 95 % confidence
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from largebatch.estimate.table import aligned, digits, span, wrapped
+from largebatch.words import aligned, digits, span, wrapped
 
 
 @dataclass(frozen=True)

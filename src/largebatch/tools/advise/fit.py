@@ -18,8 +18,8 @@ from scipy.optimize import curve_fit
 from scipy.stats import chi2
 
 from largebatch.errors import UserError
-from largebatch.estimate.table import digits, span
-from largebatch.regular_file import read_bytes
+from largebatch.system.regular_file import read_bytes
+from largebatch.words import digits, span
 
 TUNING = 0.04
 """How far, relatively, the samples of a tuned batch size may be from those of the best hyperparameters: assumed."""

@@ -7,10 +7,10 @@ import argparse
 import time
 from pathlib import Path
 
-from largebatch.errors import printable
 from largebatch.tools.job.endings import FAILED, decide
 from largebatch.tools.job.starts import JobStarts
 from largebatch.tools.options import Commands, add_command
+from largebatch.words import printable
 
 
 def add_parser(commands: Commands) -> None:

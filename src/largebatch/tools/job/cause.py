@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from largebatch.failures import ERRORS
-from largebatch.regular_file import read_bytes
+from largebatch.system.failures import ERRORS
+from largebatch.system.regular_file import read_bytes
 
 MAX_MESSAGE_CHARS = 500
 KILLED = re.compile(r"Signal \d+ \((SIG[A-Z0-9]+)\) received by PID \d+")

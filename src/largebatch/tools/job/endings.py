@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from largebatch.failures import HOPELESS
+from largebatch.system.failures import HOPELESS
 
 MAX_MESSAGE_CHARS = 500
 SIGNALED = (143, 138, 130)  # exit codes of a process that SIGTERM, SIGUSR1 or SIGINT ended

@@ -8,14 +8,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from largebatch.errors import UserError, counted
-from largebatch.regular_file import append, read_bytes
+from largebatch.errors import UserError
 from largebatch.storage.catalog import entries
 from largebatch.storage.files import replace_json_file
 from largebatch.storage.layout import read_object
+from largebatch.system.regular_file import append, read_bytes
+from largebatch.system.variables import whole_number
 from largebatch.tools.job.cause import first_cause
 from largebatch.tools.job.endings import Evidence
-from largebatch.variables import whole_number
+from largebatch.words import counted
 
 ENDING = "ending.json"
 START = re.compile("start_([0-9]{1,18})")

@@ -9,10 +9,11 @@ from pathlib import Path
 from string import Template
 
 import largebatch
-from largebatch.errors import UserError, did_you_mean
+from largebatch.errors import UserError
 from largebatch.task_folders import SCHEMA, recipes_in
 from largebatch.tools.options import Commands, add_command
 from largebatch.tools.slurm.batch_script import BatchScript
+from largebatch.words import did_you_mean
 
 PACKAGE = Path(largebatch.__file__).parent
 # The folder of recipes/, slurm/ and launch/: in a wheel, where setup.py has put them; else the checkout.

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from largebatch.errors import counted
+from largebatch.tools.local_jobs.jobs import INTERFACES, run_job
 from largebatch.tools.preflight.meeting import Node
-from largebatch.tools.verify.jobs import INTERFACES, run_job
+from largebatch.words import counted
 
 SECONDS = 120.0  # how long the processes may take to start, meet and measure
 MEBIBYTES_ON_GPUS, MEBIBYTES_ON_CPUS = 1024, 64

@@ -21,10 +21,11 @@ from typing import NoReturn
 # torch.distributed has it, too, but not for type checkers.
 from torch._C._distributed_c10d import TCPStore
 
-from largebatch.errors import counted, reason_of
+from largebatch.errors import reason_of
 from largebatch.storage.files import replace_file
+from largebatch.tools.local_jobs.jobs import local_store
 from largebatch.tools.preflight.verdict import BAD_NODES, GOOD, REFUSED, Findings, Verdict, judge
-from largebatch.tools.verify.jobs import local_store
+from largebatch.words import counted
 
 EXIT_CODES = {b"0": GOOD, b"2": REFUSED, b"3": BAD_NODES}  # of a decision, as it is in the store
 UNREACHABLE = "cannot connect to the first node"

@@ -13,10 +13,10 @@ import largebatch
 from largebatch.config import RecipeConfig, load_config, task_of
 from largebatch.errors import UserError, reason_of
 from largebatch.estimate.model_shape import Strategy
-from largebatch.failures import kind_of
-from largebatch.installed import installed_versions
 from largebatch.plan import resolve
 from largebatch.plan.strategies import SINGLE
+from largebatch.system.failures import kind_of
+from largebatch.system.installed import installed_versions
 from largebatch.tools.preflight.meeting import Node
 from largebatch.tools.preflight.run_folder import appears, missing_ability
 from largebatch.tools.preflight.verdict import Findings

@@ -4,12 +4,12 @@ import multiprocessing
 from collections.abc import Sequence
 from pathlib import Path
 
+from largebatch.tools.local_jobs.jobs import JobFailed
 from largebatch.tools.preflight import all_reduce
 from largebatch.tools.preflight.all_reduce import NUM_MEASUREMENTS, in_words, measure
 from largebatch.tools.preflight.meeting import Ended, Meeting, Node
 from largebatch.tools.preflight.node import check_node
 from largebatch.tools.preflight.verdict import GOOD, Findings
-from largebatch.tools.verify.jobs import JobFailed
 
 SECONDS_TO_CHECK = 420.0  # how long a node's own checks may take: GPUs start slowly on a cold node, and then measure
 SECONDS_TO_TELL = 30.0

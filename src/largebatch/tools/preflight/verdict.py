@@ -7,7 +7,7 @@ from statistics import median_high
 
 from pydantic import TypeAdapter, ValidationError
 
-from largebatch.errors import counted
+from largebatch.words import counted
 
 GOOD, REFUSED, BAD_NODES = 0, 2, 3
 MIN_SHARE = 0.5  # a node is bad if it has less than this share of what nodes usually have

@@ -12,8 +12,8 @@ import numpy as np
 from largebatch import __version__
 from largebatch.errors import UserError
 from largebatch.plan.expected import compare
-from largebatch.regular_file import read_bytes
 from largebatch.storage.files import replace_file
+from largebatch.system.regular_file import read_bytes
 from largebatch.tools.report.curves import curves_html
 from largebatch.tools.report.runs import EVALUATION, ReportedRun, columns
 

@@ -16,9 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from largebatch.config import flatten
 from largebatch.errors import UserError
 from largebatch.plan import RunPlan, explain
-from largebatch.regular_file import read_bytes
 from largebatch.storage.files import read_json_lines
 from largebatch.storage.layout import read_object
+from largebatch.system.regular_file import read_bytes
 
 Line = dict[str, Any]
 Array = NDArray[np.float64]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import ConfigError, UserError
-from largebatch.regular_file import read_bytes
+from largebatch.system.regular_file import read_bytes
 from largebatch.tools.options import RECIPES
 
 ACCELERATE_CONFIGS = RECIPES / "accelerate_configs"

@@ -12,11 +12,12 @@ import yaml
 from largebatch.backend.deepspeed_config import deepspeed_config_problems
 from largebatch.backend.launch import FSDP_VERSION, NOT_FSDP2, PRECISION, REFUSED, STARTS_PROCESSES, UNLESS_FSDP
 from largebatch.config import load_config
-from largebatch.errors import ConfigError, printable
+from largebatch.errors import ConfigError
 from largebatch.plan import resolve
 from largebatch.plan.strategies import STRATEGIES
 from largebatch.task_folders import folder_of
 from largebatch.tools.slurm.batch_script import ACCELERATE_CONFIGS, BatchScript, read_text
+from largebatch.words import printable
 
 IMPORT_OF_TORCH = re.compile(r"^(?:import torch\b.*|from torch[\w.]* import\b.*)", re.MULTILINE)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from largebatch.config import config_class_of, task_of
 from largebatch.errors import UserError
 from largebatch.plan import explain, notes_on, resolve
-from largebatch.source_code import take_snapshot
+from largebatch.storage.source_code import take_snapshot
 from largebatch.tools.options import Commands, add_command, add_recipe, add_task
 from largebatch.tools.slurm.batch_script import OPTION, SCRIPTS, BatchScript, site_environment
 from largebatch.tools.slurm.container import data_only_in_container, missing_in_container

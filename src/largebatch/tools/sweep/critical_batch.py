@@ -11,10 +11,10 @@ from largebatch.batch import Length, Timeline
 from largebatch.config import RecipeConfig, load_config, override_words, task_of
 from largebatch.errors import UserError
 from largebatch.plan import RunPlan, resolve
-from largebatch.source_code import GIT
 from largebatch.storage.catalog import entries
 from largebatch.storage.files import read_json_lines, replace_json_file
 from largebatch.storage.layout import read_manifest
+from largebatch.storage.source_code import GIT
 from largebatch.tools.options import Commands, add_command, positive_float, positive_int, positive_ints
 from largebatch.tools.slurm.batch_script import SCRIPTS, BatchScript
 from largebatch.tools.slurm.submit import split_words

@@ -14,9 +14,9 @@ from pydantic import TypeAdapter
 
 from largebatch.config import flatten, override_words, split_overrides
 from largebatch.errors import UserError, file_errors
-from largebatch.regular_file import read_bytes
 from largebatch.storage.files import remove_folder, replace_file, replace_json_file
 from largebatch.storage.layout import read_object
+from largebatch.system.regular_file import read_bytes
 
 SWEEP_FILE = "sweep.json"
 POINTS = "points"

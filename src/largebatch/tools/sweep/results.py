@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from largebatch.errors import UserError
-from largebatch.estimate.table import aligned
 from largebatch.tools.report.runs import ReportedRun, columns, number, read_runs
 from largebatch.tools.sweep.points import BATCH, RATE, Point, Sweep
 from largebatch.tools.sweep.verdicts import Cell, verdict
+from largebatch.words import aligned
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,13 +11,14 @@ from functools import partial
 from pathlib import Path
 
 from largebatch.config import RecipeConfig, load_config
-from largebatch.errors import ConfigError, UserError, counted
+from largebatch.errors import ConfigError, UserError
 from largebatch.plan import resolve
 from largebatch.plan.strategies import STRATEGIES
 from largebatch.tools.slurm.batch_script import SCRIPTS, BatchScript
 from largebatch.tools.slurm.lint import lint_scripts
 from largebatch.tools.slurm.submit import settings_of_job, submit_script
 from largebatch.tools.sweep.points import POINTS, Point, Sweep
+from largebatch.words import counted
 
 
 def start(sweep: Sweep, folder: Path, task: Path, options: argparse.Namespace, sbatch_options: Sequence[str]) -> int:
@@ -87,9 +88,9 @@ def _check(sweep: Sweep, task: Path, num_processes: int, script: BatchScript | N
 def _train_here(sweep: Sweep, points: Sequence[Point], folder: Path, task: Path, options: argparse.Namespace) -> None:
     """Train points in processes of their own, which are forked from one that has imported what they need."""
     # These import torch.
-    from largebatch.backend.accelerate_configs import find_accelerate_configs, launch_environment
-    from largebatch.tools.verify.jobs import JobFailed, preload_tasks, run_job
-    from largebatch.tools.verify.training import train
+    from largebatch.tools.accelerate_configs import find_accelerate_configs, launch_environment
+    from largebatch.tools.local_jobs.jobs import JobFailed, preload_tasks, run_job
+    from largebatch.tools.local_jobs.training import train
 
     at_once, world_size = options.max_parallel or 1, options.num_processes
     environment: Mapping[str, str] = {}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from largebatch.errors import counted
+from largebatch.words import counted
 
 # Standard errors of a difference, from which on it is called one.
 CLEAR = 2.0

@@ -8,17 +8,22 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
-from largebatch.backend.accelerate_configs import find_accelerate_configs, is_rehearsed
 from largebatch.backend.trial import try_optimizer
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import UserError
 from largebatch.plan import resolve
 from largebatch.task_folders import folder_of
+from largebatch.tools.accelerate_configs import find_accelerate_configs, is_rehearsed
+from largebatch.tools.local_jobs.jobs import preload_tasks
+from largebatch.tools.local_jobs.training import (
+    LONG,
+    debug_model_overrides,
+    short_schedule_overrides,
+    tiny_data_overrides,
+)
 from largebatch.tools.plan import first_plan
 from largebatch.tools.verify.causes import likely_cause
 from largebatch.tools.verify.differences import GRAD_NORM_FACTOR, Differences
-from largebatch.tools.verify.jobs import preload_tasks
-from largebatch.tools.verify.training import LONG, debug_model_overrides, short_schedule_overrides, tiny_data_overrides
 from largebatch.tools.verify.verification import Combination, Row, Verification
 
 # All but the first step's.

@@ -13,13 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from largebatch.backend.accelerate_configs import rehearsal_environment
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import ConfigError
 from largebatch.model.attention import KEY_BIASES
 from largebatch.plan import resolve
 from largebatch.plan.strategies import SINGLE
 from largebatch.task_folders import folder_of
+from largebatch.tools.accelerate_configs import rehearsal_environment
+from largebatch.tools.local_jobs.jobs import JobFailed, run_job
+from largebatch.tools.local_jobs.training import train
 from largebatch.tools.verify.differences import (
     CLEAR,
     Differences,
@@ -31,8 +33,6 @@ from largebatch.tools.verify.differences import (
     of_updates,
     read_run,
 )
-from largebatch.tools.verify.jobs import JobFailed, run_job
-from largebatch.tools.verify.training import train
 
 MAX_EVALUATED_SAMPLES = 50
 

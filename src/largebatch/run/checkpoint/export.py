@@ -10,7 +10,6 @@ from huggingface_hub import split_state_dict_into_shards_factory
 
 from largebatch.errors import UserError, file_errors
 from largebatch.model.parts import is_adapter
-from largebatch.regular_file import read_bytes
 from largebatch.storage.catalog import entries, entry_at, verify_checksums
 from largebatch.storage.files import remove_folder, rename_folder, sync_folder, write_file, write_json_file
 from largebatch.storage.layout import (
@@ -24,6 +23,7 @@ from largebatch.storage.layout import (
     read_manifest,
 )
 from largebatch.storage.tensors import TensorFiles, common_buffer, save_tensors, whole_weight
+from largebatch.system.regular_file import read_bytes
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 # Larger models are cut into several files, as `save_pretrained` does.

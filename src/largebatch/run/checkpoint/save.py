@@ -15,9 +15,9 @@ import torch
 from largebatch.backend.base import Backend
 from largebatch.backend.exchange import gather
 from largebatch.backend.state import EngineState
-from largebatch.checkpoint.staging import Staging, available_memory
 from largebatch.config.sections import Checkpoint
 from largebatch.errors import StorageError, TrainingFailed, UserError
+from largebatch.run.checkpoint.staging import Staging, available_memory
 from largebatch.storage.attempts import Attempt
 from largebatch.storage.catalog import discard, discard_incomplete, entries, prune
 from largebatch.storage.files import (

@@ -17,7 +17,7 @@ from torch import nn
 
 from largebatch.config import RecipeConfig
 from largebatch.config.models import Transformer
-from largebatch.estimate.hardware import find_gpu
+from largebatch.system.hardware import find_gpu
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import tasks
 from jobs import run_job, train
 from largebatch.config import load_config
-from largebatch.estimate.flops import multiplied_parameters, token_flops, utilization_of
+from largebatch.model.flops import multiplied_parameters, token_flops, utilization_of
 from paths import BERT, DIGITS, LLAMA, PYDOC, ROOT, VIT_DIGITS
 
 CPU = torch.device("cpu")

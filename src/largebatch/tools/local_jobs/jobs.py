@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from largebatch.parent_process import end_with_parent
+from largebatch.system.parent_process import end_with_parent
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["largebatch.tools.verify.preload"])
+_context.set_forkserver_preload(["largebatch.tools.local_jobs.preload"])
 
 PRELOAD = "LARGEBATCH_PRELOAD"
 """Environment variable with the names of further modules for the server to import, and the paths of those of tasks,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from torch import nn
 
-from largebatch.regular_file import read_bytes
 from largebatch.storage.layout import COPIED_FILES, GENERATION_CONFIG, MODEL_CONFIG
+from largebatch.system.regular_file import read_bytes
 
 
 def model_files(model: nn.Module, pretrained: Path | None) -> dict[str, bytes]:

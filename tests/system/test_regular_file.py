@@ -7,8 +7,8 @@ import time
 import pytest
 
 from largebatch.errors import LaunchError
-from largebatch.regular_file import MAX_BYTES, read_bytes
-from largebatch.variables import whole_number, whole_number_or_none
+from largebatch.system.regular_file import MAX_BYTES, read_bytes
+from largebatch.system.variables import whole_number, whole_number_or_none
 
 
 def test_only_regular_files_of_a_bounded_size_are_read(tmp_path):

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from cuda_recorder import DEVICE, CudaRecorder
-from largebatch.checkpoint import save
 from largebatch.errors import UserError
+from largebatch.run.checkpoint import save
 from saving import FakeBackend, FakeRun, assert_holds, state_of
 
 BUFFERS = [name for name in state_of(0) if name.startswith("buffer/")]

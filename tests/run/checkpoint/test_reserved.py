@@ -16,7 +16,7 @@ class Saved(Exception):
 
 def sizes_before_and_in_the_first_save(run_dir: Path) -> tuple[dict, dict, bool]:
     """Dtype and number of elements of each vector that this process writes, and whether the model is frozen."""
-    from largebatch.checkpoint.save import CheckpointWriter
+    from largebatch.run.checkpoint.save import CheckpointWriter
 
     sizes = []
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from largebatch.errors import StorageError, TrainingFailed, UserError, reason_of
-from largebatch.variables import whole_number_or_none
+from largebatch.system.variables import whole_number_or_none
 
 Kind = Literal[
     "import", "configuration", "model", "training", "out_of_memory", "communication", "files", "hang", "error"

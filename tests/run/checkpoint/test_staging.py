@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cuda_recorder import CudaRecorder
-from largebatch.checkpoint.staging import Staging, available_memory
+from largebatch.run.checkpoint.staging import Staging, available_memory
 
 SHAPES = {
     "weight/a": (torch.float32, (3, 5)),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from largebatch.errors import StorageError, UserError
-from largebatch.source_code import keep_source, take_snapshot
+from largebatch.storage.source_code import keep_source, take_snapshot
 
 FILES = (
     "launch/node.sh",
@@ -109,7 +109,7 @@ def test_it_is_complete_or_absent(project, tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("largebatch.source_code.replace_json_file", fail)
+    monkeypatch.setattr("largebatch.storage.source_code.replace_json_file", fail)
     with pytest.raises(StorageError, match=r"cannot be written: .*No space left"):
         take_snapshot(project, tmp_path / "copies/1")
     assert list((tmp_path / "copies").iterdir()) == []

@@ -10,7 +10,7 @@ from contextlib import suppress
 import tqdm
 
 from largebatch.task_folders import import_from
-from largebatch.tools.verify.jobs import PRELOAD
+from largebatch.tools.local_jobs.jobs import PRELOAD
 
 # DeepSpeed logs the device that it finds while it is imported.
 logging.getLogger("DeepSpeed").addFilter(lambda record: record.levelno >= logging.ERROR)
