@@ -63,7 +63,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS / "agreement/agreement.json")
     options = parser.parse_args()
     world_sizes = [int(word) for word in options.world_sizes.split(",")]
-    facts, rows = take_facts(("torch", "accelerate", "deepspeed", "transformers")), []
+    facts = take_facts(("torch", "accelerate", "deepspeed", "transformers"))
+    rows = []
     for name, world_size in product(RECIPES, world_sizes):
         for strategy in STRATEGIES if can_share(name, world_size) else ():
             rows.append(row_of(name, strategy, world_size))

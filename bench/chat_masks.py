@@ -49,7 +49,8 @@ def prepared(name: str, rows: Dataset, **options: Any) -> Rows:
 
 def as_mask(row: dict[str, Any]) -> dict[str, Any]:
     """A row's tokens, and 1 for each that is predicted; for packs, also the lengths of their conversations."""
-    tokens, labels = row["input_ids"], row["labels"]
+    tokens = row["input_ids"]
+    labels = row["labels"]
     assert all(label in (token, -100) for token, label in zip(tokens, labels, strict=True))
     predicted = "".join("0" if label == -100 else "1" for label in labels)
     lengths = {"lengths": row["seq_lengths"]} if "seq_lengths" in row else {}

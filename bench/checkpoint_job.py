@@ -4,13 +4,9 @@ Checkpoints are ours, by the real backend, and those of `torch.distributed.check
 """
 
 import argparse
-import contextlib
 import ctypes
 import os
 import shutil
-import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -34,7 +30,8 @@ from largebatch.run.resume import checkpoints_of
 from largebatch.storage.attempts import Attempt, claim
 from largebatch.storage.catalog import verify_checksums
 from largebatch.storage.layout import read_manifest
-from record import OURS, ROOT
+from paired import rotated
+from record import OURS, ROOT, resident
 
 RECIPE = ROOT / "recipes/causal_lm/gpt_pydoc.json"
 WORLD_SIZE = 2
@@ -47,8 +44,9 @@ MIB = 2**20
 TORCH = "torch.distributed.checkpoint"
 WITH_STATE_DICTS = f"{TORCH} with state dicts"
 PLAIN = "plain write and fsync"
-SYNCHRONOUS, ASYNCHRONOUS, COMPLETE = "synchronous", "asynchronous", "asynchronous until complete"
-QUIET, IN_FLIGHT = "quiet", "a save in flight"
+SYNCHRONOUS = "synchronous"
+ASYNCHRONOUS = "asynchronous"
+COMPLETE = "asynchronous until complete"
 
 Rounds = list[dict[str, float]]
 
@@ -58,9 +56,12 @@ class Block(nn.Module):
 
     def __init__(self, width: int):
         super().__init__()
-        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.mix, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.norm_1 = nn.LayerNorm(width)
+        self.norm_2 = nn.LayerNorm(width)
+        self.mix = nn.Linear(width, 3 * width)
+        self.project = nn.Linear(width, width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         first, second, third = self.mix(self.norm_1(x)).chunk(3, dim=-1)
@@ -137,6 +138,11 @@ class Job:
         """Bytes of the state."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors())
 
+    def forget_states(self) -> None:
+        """As in a new process. Torch's `get_state_dict` creates states only where there are no gradients, either."""
+        self.optimizer.state.clear()
+        self.optimizer.zero_grad()
+
     # The whole state as torch's checkpoints take it.
     def state_dict(self) -> dict[str, Any]:
         weights, states = get_state_dict(self.backend.model, self.optimizer)
@@ -204,12 +210,23 @@ class Job:
         return seconds
 
 
+def _rounds(settings: argparse.Namespace, ways: list[str], measure: Callable[[str], dict[str, float]]) -> Rounds:
+    """The seconds of all ways in each round; the first round is not counted."""
+    rounds = []
+    for number in range(settings.pairs + 1):
+        seconds: dict[str, float] = {}
+        for way in rotated(ways, number):
+            seconds |= measure(way)
+        rounds.append(seconds)
+    return rounds[1:]
+
+
 def _fail(text: str) -> None:
     raise RuntimeError(text)
 
 
 def measure_saves(settings: argparse.Namespace, folder: Path) -> Rounds:
-    """Synchronous saves of ours and torch's, and plain writes of the same bytes; the first round is not counted."""
+    """Synchronous saves of ours and torch's, and plain writes of the same bytes."""
     job = Job(settings, folder)
     job.step()
     writer = job.writer("ours", asynchronous=False)
@@ -228,15 +245,14 @@ def measure_saves(settings: argparse.Namespace, folder: Path) -> Rounds:
         OURS: lambda: writer.save(job.next_number(), 0),
         PLAIN: plain,
     }
-    rounds = []
-    for number in range(settings.pairs + 1):
-        seconds: dict[str, float] = {}
-        for way in _in_turn(list(ways), number):
-            job.settle()
-            seconds |= job.timed(way, ways[way])
-            job.settle(folder / "ours", folder / "theirs", folder / "plain")
-        rounds.append(seconds)
-    return rounds[1:]
+
+    def measure(way: str) -> dict[str, float]:
+        job.settle()
+        seconds = job.timed(way, ways[way])
+        job.settle(folder / "ours", folder / "theirs", folder / "plain")
+        return seconds
+
+    return _rounds(settings, list(ways), measure)
 
 
 def measure_loads(settings: argparse.Namespace, folder: Path) -> dict[str, Rounds]:
@@ -248,22 +264,22 @@ def measure_loads(settings: argparse.Namespace, folder: Path) -> dict[str, Round
     right = [_fingerprint(tensor) for tensor in job.tensors()]
     ways = {TORCH: job.load_theirs, OURS: job.load_ours}
     result: dict[str, Rounds] = {}
+
+    def measure(fresh: bool, cold: bool, way: str) -> dict[str, float]:
+        if fresh:
+            job.forget_states()
+        for tensor in job.tensors():
+            tensor.fill_(7)
+        job.settle(drop_cache=cold)
+        seconds = job.timed(way, ways[way])
+        assert [_fingerprint(tensor) for tensor in job.tensors()] == right, way
+        return seconds
+
     for fresh in (False, True):
         for cold in (False, True) if os.access(DROP_CACHES, os.W_OK) else (False,):
-            rounds = []
-            for number in range(settings.pairs + 1):
-                seconds: dict[str, float] = {}
-                for way in _in_turn(list(ways), number):
-                    if fresh:
-                        job.optimizer.state.clear()
-                    for tensor in job.tensors():
-                        tensor.fill_(7)
-                    job.settle(drop_cache=cold)
-                    seconds |= job.timed(way, ways[way])
-                    assert [_fingerprint(tensor) for tensor in job.tensors()] == right, way
-                rounds.append(seconds)
             states = "states created" if fresh else "states there already"
-            result[f"load, {states}, {'page cache dropped' if cold else 'in page cache'}"] = rounds[1:]
+            case = f"load, {states}, {'page cache dropped' if cold else 'in page cache'}"
+            result[case] = _rounds(settings, list(ways), partial(measure, fresh, cold))
     return result
 
 
@@ -278,45 +294,20 @@ def measure_stalls(settings: argparse.Namespace, folder: Path) -> tuple[float, R
     first, _ = job.together(lambda: writers[ASYNCHRONOUS].save(job.next_number(), 0))
     first += max(job.backend.gather_objects(job.step(writers[ASYNCHRONOUS])))
     writers[ASYNCHRONOUS].wait()
-    rounds = []
-    for number in range(settings.pairs + 1):
-        seconds: dict[str, float] = {}
-        for way in _in_turn(list(writers), number):
-            job.settle(folder / "sync", folder / "async")
-            writer = writers[way]
-            began = time.perf_counter()
-            seconds[way], _ = job.together(lambda writer=writer: writer.save(job.next_number(), 0))
-            if way == ASYNCHRONOUS:
-                # Training stands still in `save`, and where the next update waits for the copy.
-                seconds[way] += max(job.backend.gather_objects(job.step(writer)))
-            writer.wait()
-            if way == ASYNCHRONOUS:
-                seconds[COMPLETE] = max(job.backend.gather_objects(time.perf_counter() - began))
-        rounds.append(seconds)
-    return first, rounds[1:]
 
-
-def measure_steps(settings: argparse.Namespace, folder: Path) -> Rounds:
-    """Seconds of a step with and without a save in flight."""
-    job = Job(settings, folder)
-    job.step()
-    writer = job.writer("async", asynchronous=True)
-    rounds = []
-    for _ in range(settings.step_rounds + 1):
-        job.settle(folder / "async")
-        quiet = [job.together(job.step)[0] for _ in range(settings.steps)]
-        writer.save(job.next_number(), 0)
-        busy = []
-        for _ in range(settings.steps):
-            taken, _ = job.together(lambda: job.step(writer))
-            thread = writer._thread
-            in_flight = thread is not None and thread.is_alive()
-            busy.append((taken, all(job.backend.gather_objects(in_flight))))
+    def measure(way: str) -> dict[str, float]:
+        job.settle(folder / "sync", folder / "async")
+        writer = writers[way]
+        began = time.perf_counter()
+        held_up, _ = job.together(lambda: writer.save(job.next_number(), 0))
+        if way == SYNCHRONOUS:
+            return {way: held_up}
+        # Training stands still in `save`, and where the next update waits for the copy.
+        held_up += max(job.backend.gather_objects(job.step(writer)))
         writer.wait()
-        # The steps that a save was in flight during, from their beginning to their end; at least the first.
-        covered = [taken for taken, in_flight in busy if in_flight] or [busy[0][0]]
-        rounds.append({QUIET: statistics.median(quiet), IN_FLIGHT: statistics.median(covered)})
-    return rounds[1:]
+        return {way: held_up, COMPLETE: max(job.backend.gather_objects(time.perf_counter() - began))}
+
+    return first, _rounds(settings, list(writers), measure)
 
 
 def prepare_memory(settings: argparse.Namespace, folder: Path) -> None:
@@ -328,14 +319,18 @@ def prepare_memory(settings: argparse.Namespace, folder: Path) -> None:
     job.settle()
 
 
-def measure_memory(settings: argparse.Namespace, folder: Path, case: str, by_torch: bool) -> dict[str, int]:
-    """Peak memory of this process, beyond its state, during one of `MEMORY_CASES` that it has never done before."""
+def measure_memory(settings: argparse.Namespace, folder: Path, case: str, by_torch: bool) -> tuple[int, int]:
+    """Measure one of `MEMORY_CASES` in a process that has never done it before.
+
+    Returns:
+        The peak of its memory beyond its state, and what is aimed at, in bytes.
+    """
     job = Job(settings, folder)
     job.step()
     state_bytes = job.num_bytes()
     made = 0
     if case == "load, states created":
-        job.optimizer.state.clear()
+        job.forget_states()
         made = state_bytes - job.num_bytes()
     writer = job.writer("scratch", asynchronous=case == "asynchronous save")
 
@@ -349,65 +344,16 @@ def measure_memory(settings: argparse.Namespace, folder: Path, case: str, by_tor
         work = partial(job.save_theirs, "scratch_theirs") if by_torch else save_ours
     job.settle(folder / "scratch", folder / "scratch_theirs")
     ctypes.CDLL("libc.so.6").malloc_trim(0)
-    before = _memory()
-    with _sampled() as peak:
-        Path("/proc/self/clear_refs").write_text("5")
-        job.together(work)
-        highest = _memory()["VmHWM"]
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    job.together(work)
+    peak = resident("VmHWM") - before - made
     job.settle(folder / "scratch", folder / "scratch_theirs")
-    return {
-        "anonymous": peak["RssAnon"] - before["RssAnon"] - made,
-        "VmHWM": highest - before["VmRSS"] - made,
-        "allowed": state_bytes // WORLD_SIZE + job.largest,
-    }
+    return peak, state_bytes // WORLD_SIZE + job.largest
 
 
 MEMORY_CASES = ("save", "asynchronous save", "load, states there", "load, states created")
 
-# Another process looks, since this one's threads wait for each other.
-SAMPLER = """
-import select, sys
-file = open(f"/proc/{sys.argv[1]}/status", "rb", buffering=0)
-peak, samples = {"RssAnon": 0, "RssFile": 0}, 0
-print("ready", flush=True)
-while not select.select([sys.stdin], [], [], 0.001)[0]:
-    file.seek(0)
-    for line in file.read().decode().splitlines():
-        name, _, value = line.partition(":")
-        if name in peak:
-            peak[name] = max(peak[name], int(value.split()[0]) * 1024)
-    samples += 1
-print(peak["RssAnon"], peak["RssFile"], samples)
-"""
-
-
-@contextlib.contextmanager
-def _sampled() -> Any:
-    """Look every millisecond at this process's resident memory; the peaks are there at the end of the block."""
-    command = [sys.executable, "-S", "-c", SAMPLER, str(os.getpid())]
-    peak: dict[str, int] = {}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as sampler:
-        assert sampler.stdin
-        assert sampler.stdout
-        sampler.stdout.readline()
-        yield peak
-        sampler.stdin.write("\n")
-        sampler.stdin.close()
-        numbers = sampler.stdout.readline().split()
-        peak |= dict(zip(("RssAnon", "RssFile", "samples"), map(int, numbers), strict=True))
-
-
-def _memory() -> dict[str, int]:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    fields = (line.split() for line in lines if line.startswith(("VmHWM", "VmRSS", "RssAnon", "RssFile")))
-    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in fields}
-
 
 def _fingerprint(tensor: torch.Tensor) -> float:
     return float(tensor.double().sum())
-
-
-def _in_turn(ways: list[str], number: int) -> list[str]:
-    """Another one comes first in every round."""
-    first = number % len(ways)
-    return ways[first:] + ways[:first]

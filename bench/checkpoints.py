@@ -20,7 +20,6 @@ from checkpoint_job import (
     DROP_CACHES,
     MEMORY_CASES,
     MIB,
-    QUIET,
     SYNCHRONOUS,
     TORCH,
     WITH_STATE_DICTS,
@@ -29,15 +28,15 @@ from checkpoint_job import (
     measure_memory,
     measure_saves,
     measure_stalls,
-    measure_steps,
     prepare_memory,
 )
-from largebatch.tools.accelerate_configs import launch_environment
 from largebatch.tools.local_jobs.jobs import run_job
-from record import OURS, ROOT, Comparison, Figure, Record, add_output_options, take_facts, write_record
+from launches import job_options
+from record import OURS, Comparison, Figure, Record, add_output_options, take_facts, write_record
 
 # Ratios aimed at.
-OF_TORCH, HELD_UP = 1.10, 0.20
+OF_TORCH = 1.10
+HELD_UP = 0.20
 
 ABOUT = """Two processes hold a model under DDP with AdamW's states, in this library's backend.
 
@@ -47,8 +46,8 @@ ABOUT = """Two processes hold a model under DDP with AdamW's states, in this lib
   state, which is made while the next step's gradients are computed. Two processes on two cores have no core to spare
   for it, so the step itself is slower.
 - **Memory** is the peak beyond the state itself, in the process that needs more. The target allows half the state,
-  which is what a process writes, and the largest parameter. VmHWM is exact, but includes pages of mapped files, which
-  the system can take back; anonymous memory is sampled every millisecond.
+  which is what a process writes, and the largest parameter. It is VmHWM, which includes pages of mapped files that the
+  system can take back.
 - The virtual disk may have a cache of its own, and single rounds vary widely.
 """
 
@@ -62,16 +61,7 @@ class Measuring:
     def job(self, function: Callable[..., Any], folder: str, *arguments: Any) -> list[Any]:
         """The results by rank."""
         print(function.__name__, *arguments, file=sys.stderr, flush=True)
-        return run_job(
-            function,
-            self._settings,
-            Path(folder),
-            *arguments,
-            world_size=WORLD_SIZE,
-            environment=launch_environment(ROOT / "recipes/accelerate_configs/ddp.yaml", WORLD_SIZE),
-            folder=ROOT,
-            timeout=1800,
-        )
+        return run_job(function, self._settings, Path(folder), *arguments, **job_options("ddp", WORLD_SIZE, 1800))
 
     def alone(self, function: Callable[..., Any]) -> Any:
         """The first process's result, in a folder of its own."""
@@ -91,12 +81,11 @@ class Measuring:
                 # Torch's asynchronous save copies the whole state first.
                 for by_torch in (False,) if case == "asynchronous save" else (False, True):
                     ranks = self.job(measure_memory, folder, case, by_torch)
-                    worst = {name: max(rank[name] for rank in ranks) / MIB for name in ranks[0]}
-                    whose, allowed = (TORCH, None) if by_torch else (OURS, round(worst["allowed"], 1))
-                    figures += [
-                        Figure(f"{case}, {whose}: {kind}", "MiB", [worst[kind]], at_most=allowed)
-                        for kind in ("VmHWM", "anonymous")
-                    ]
+                    peak, allowed = (max(numbers) / MIB for numbers in zip(*ranks, strict=True))
+                    if by_torch:
+                        figures.append(Figure(f"{case}, {TORCH}", "MiB", [peak]))
+                    else:
+                        figures.append(Figure(f"{case}, {OURS}", "MiB", [peak], at_most=round(allowed, 1)))
         return figures
 
 
@@ -107,9 +96,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=400, help="MiB of weights and optimizer states, about")
     parser.add_argument("--width", type=int, default=512, help="of the model: 12 x width squared parameters a block")
     parser.add_argument("--pairs", type=int, default=9, help="rounds of each comparison, after one to warm up")
-    parser.add_argument("--steps", type=int, default=2, help="training steps with and without a save in flight")
-    parser.add_argument("--step-rounds", type=int, default=5, help="rounds of such steps")
-    parser.add_argument("--tokens", type=int, default=64, help="in the micro-batch of such a step")
+    parser.add_argument("--tokens", type=int, default=64, help="in the micro-batch of a step")
     parser.add_argument("--threads", type=int, default=1, help="OMP_NUM_THREADS; 1 is what a launch by torch gives")
     parser.add_argument("--folder", type=Path, default=Path("/tmp"), help="where checkpoints are written meanwhile")
     settings = parser.parse_args()
@@ -117,7 +104,7 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = str(settings.threads)
     facts = take_facts(("torch", "accelerate", "safetensors", "xxhash"))
     mount = subprocess.run(["df", "--output=fstype", settings.folder], capture_output=True, text=True, check=True)
-    described = ("megabytes", "width", "pairs", "steps", "step_rounds", "tokens", "threads")
+    described = ("megabytes", "width", "pairs", "tokens", "threads")
     measuring = Measuring(settings)
     comparisons = [Comparison("s", TORCH, measuring.alone(measure_saves), "synchronous save", {OURS: OF_TORCH})]
     for case, rounds in measuring.alone(measure_loads).items():
@@ -125,7 +112,6 @@ def main() -> None:
         comparisons.append(Comparison("s", baseline, rounds, case, {OURS: OF_TORCH}))
     first_stall, stalls = measuring.alone(measure_stalls)
     comparisons.append(Comparison("s", SYNCHRONOUS, stalls, "training held up by a save", {ASYNCHRONOUS: HELD_UP}))
-    comparisons.append(Comparison("s", QUIET, measuring.alone(measure_steps), "a step"))
     remarks = (
         [] if os.access(DROP_CACHES, os.W_OK) else [f"{DROP_CACHES} may not be written: all loads are from cache."]
     )

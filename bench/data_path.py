@@ -2,7 +2,7 @@
 
     .venv/bin/python bench/data_path.py
 
-Images are measured by bench/input_pipeline.py. Everything is interleaved. Takes some four minutes.
+Everything is interleaved. Takes some four minutes.
 """
 
 import argparse
@@ -10,7 +10,7 @@ import itertools
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -22,6 +22,8 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import datasets
 import numpy as np
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from largebatch.batch import Length, Timeline
 from largebatch.config import load_config
@@ -38,20 +40,23 @@ from largebatch.task_folders import import_from
 from paired import interleave
 from peers.gpt.job import build_model, mean_loss
 from record import OURS, ROOT, Comparison, Figure, Record, add_output_options, take_facts, write_record
-from trained_tokenizer import train_tokenizer
 
 of_sft = import_from(ROOT / "recipes/sft", "pairs")
 
 RECIPE = ROOT / "recipes/causal_lm/gpt2_124m.json"
 SIZES = (10**4, 10**5, 10**6, 10**7, 10**8, 10**9)
-BATCH, BLOCK = 64, 128
+BATCH = 64
+BLOCK = 128
 MAX_RATIO = 1.25
 READ_TOKENS = 10**6
 SHARD_TOKENS = MAX_SHARD_BYTES // 4  # of the largest shards, at four bytes of text for a token
-COPIES, VOCABULARY = 40, 4096
+COPIES = 40
+VOCABULARY = 4096
 SLOWEST_RATIO = 1 / 0.9
-NUM_PAIRS, PACK = 20_000, 2048
-# What a step of GPT-2 124M is to read on one GPU (bench/gpu_throughput.py), and as much again.
+NUM_PAIRS = 20_000
+PACK = 2048
+END_OF_TEXT = "<|endoftext|>"
+# What a step of GPT-2 124M is to read on one GPU (bench/gpu/jobs.py), and as much again.
 TOKENS_PER_SECOND = 2 * 500_000
 ROOM = 0.5
 ABOUT = f"""What data costs on a CPU. *Order* is computing which samples come next (`order.TrainingOrder`), in the
@@ -110,11 +115,13 @@ def compare_sizes(rounds: int, batches: int) -> list[Comparison]:
 
     def order(name: str) -> float:
         # It takes so little that more of it is needed.
-        work, number = indices_from_the_middle(sizes[name]), 16 * batches
+        work = indices_from_the_middle(sizes[name])
+        number = 16 * batches
         return seconds(lambda: [next(work) for _ in range(number)]) / (number * BATCH) * 1e6
 
     def order_and_fetch(name: str) -> float:
-        work, source = indices_from_the_middle(sizes[name]), sources[name]
+        work = indices_from_the_middle(sizes[name])
+        source = sources[name]
         return seconds(lambda: [source.fetch(next(work), 0) for _ in range(batches)]) / (batches * BATCH) * 1e6
 
     base, *others = sizes
@@ -126,6 +133,21 @@ def compare_sizes(rounds: int, batches: int) -> list[Comparison]:
 
 
 # --- preparing --------------------------------------------------------------------------------------------------------
+
+
+def train_tokenizer(documents: Iterable[str], vocab_size: int, folder: Path) -> None:
+    """Train a tokenizer on documents, as docs/data.md shows, and save it."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_OF_TEXT).save_pretrained(folder)
 
 
 def text_recipe(folder: Path) -> Any:
@@ -212,7 +234,8 @@ def measure_packing(rounds: int) -> list[Figure]:
 
 def compare_with_model(rounds: int, batches: int) -> Comparison:
     """Milliseconds a micro-batch of the model's passes, and of everything before them."""
-    source, model = simulated_blocks(10**6), build_model()
+    source = simulated_blocks(10**6)
+    model = build_model()
     work = (indices % 10**6 for indices in indices_from_the_middle(10**6))
     pieces = (part for indices in work for part in np.split(indices, BATCH // 2))
 

@@ -10,14 +10,13 @@ evaluations, and the content of every micro-batch. Stops with an AssertionError 
 """
 
 import argparse
-import json
 import os
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from record import RESULTS, ROOT, take_facts
+from record import RESULTS, ROOT, take_facts, write_verdicts
 
 # The same program as the tests', with more kills.
 sys.path.insert(0, str(ROOT / "tests"))
@@ -34,7 +33,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=RESULTS / "faults/kills.json")
     options = parser.parse_args()
-    facts, strategies = take_facts(("torch", "accelerate", "deepspeed")), options.strategies.split(",")
+    facts = take_facts(("torch", "accelerate", "deepspeed"))
+    strategies = options.strategies.split(",")
     rows = []
     for number, strategy in enumerate(strategies):
         kills = options.kills * (number + 1) // len(strategies) - options.kills * number // len(strategies)
@@ -42,12 +42,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             runs = kill_many_times(Path(folder), WORDS, strategy, kills, seed=options.seed + number)
         seconds = round(time.monotonic() - started, 1)
-        rows.append({"strategy": strategy, "kills": kills, "runs_compared": runs, "seconds": seconds})
+        row = {"strategy": strategy, "kills": kills, "runs_compared": runs, "seconds": seconds}
+        rows.append(row | {"verdict": "equal"})
         print(f"{strategy}: {kills} kills, {runs} runs came to their end bit for bit, {seconds:.0f} s", flush=True)
-    result = facts | {"processes": 2, "rows": rows}
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    print(f"written to {options.output}")
+    write_verdicts(rows, "equal", facts | {"processes": 2}, options.output)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,8 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the fault to begin with: --every 4 needs 0 to 3")
     parser.add_argument("--output", type=Path, default=RESULTS / "file_faults/faults.json")
     options = parser.parse_args()
-    facts, started = take_facts(("torch", "accelerate")), time.monotonic()
+    facts = take_facts(("torch", "accelerate"))
+    started = time.monotonic()
     import largebatch.tools.local_jobs.preload
 
     assert largebatch.tools.local_jobs.preload

@@ -78,7 +78,8 @@ def main() -> None:
     parser.add_argument("--only", metavar="TARGET:NUMBER", help="run one case, and print all of it")
     parser.add_argument("--output", type=Path, default=RESULTS / "fuzz/fuzz.json")
     options = parser.parse_args()
-    facts, rows = take_facts(("pydantic", "torch", "plotly")), []
+    facts = take_facts(("pydantic", "torch", "plotly"))
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
         sound = warm_up(Path(folder).resolve())
         if options.only:

@@ -50,7 +50,8 @@ class Clock:
     """
 
     def __init__(self, steps: int) -> None:
-        self.expected, self.steps = steps, 0
+        self.expected = steps
+        self.steps = 0
         self._started = 0.0
 
     def step(self) -> None:
@@ -126,7 +127,8 @@ def main() -> None:
     if options.only:
         print(json.dumps(train(options.only)))
         return
-    names, remarks = [*PEERS, OURS], []
+    names = [*PEERS, OURS]
+    remarks = []
     if importlib.util.find_spec("lightning") is None:
         names.remove("lightning")
         remarks.append(

@@ -23,17 +23,20 @@ import argparse
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from largebatch.task_folders import import_from
 from paired import in_own_process, interleave
-from record import ROOT, Comparison, Record, add_output_options, take_facts, write_record
+from record import ROOT, Comparison, Record, add_output_options, resident, take_facts, write_record
 
 RECIPE = ROOT / "recipes/causal_lm/llama_pydoc.json"
-BATCH, TOKENS, STEPS = 8, 512, 2
+BATCH = 8
+TOKENS = 512
+STEPS = 2
 WORDS = (
     "--model.vocab_size=50304",
     "--model.hidden_size=384",
@@ -125,11 +128,7 @@ def trainer(report: Report, checkpointing: bool = False) -> None:
         report()
 
 
-def trainer_checkpointing(report: Report) -> None:
-    trainer(report, checkpointing=True)
-
-
-def ours(report: Report, *words: str, from_logits: bool = False) -> None:
+def ours(report: Report, words: Sequence[str] = (), from_logits: bool = False) -> None:
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -157,41 +156,17 @@ def ours(report: Report, *words: str, from_logits: bool = False) -> None:
                 report()
 
 
-def ours_checkpointing(report: Report) -> None:
-    ours(report, "--compute.activation_checkpointing=full")
-
-
-def ours_selective(report: Report) -> None:
-    ours(report, "--compute.activation_checkpointing=selective")
-
-
-def logits(report: Report) -> None:
-    ours(report, from_logits=True)
-
-
-def logits_checkpointing(report: Report) -> None:
-    ours(report, "--compute.activation_checkpointing=full", from_logits=True)
-
-
-CONTENDERS = {
-    function.__name__: function
-    for function in (
-        raw,
-        trainer,
-        trainer_checkpointing,
-        logits,
-        logits_checkpointing,
-        ours,
-        ours_checkpointing,
-        ours_selective,
-    )
+FULL, SELECTIVE = (f"--compute.activation_checkpointing={kind}" for kind in ("full", "selective"))
+CONTENDERS: dict[str, Callable[[Report], None]] = {
+    "raw": raw,
+    "trainer": trainer,
+    "trainer_checkpointing": partial(trainer, checkpointing=True),
+    "logits": partial(ours, from_logits=True),
+    "logits_checkpointing": partial(ours, words=[FULL], from_logits=True),
+    "ours": ours,
+    "ours_checkpointing": partial(ours, words=[FULL]),
+    "ours_selective": partial(ours, words=[SELECTIVE]),
 }
-
-
-def resident(field: str) -> int:
-    """VmRSS, the resident set now, or VmHWM, its peak, in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
 def run_alone(name: str) -> None:

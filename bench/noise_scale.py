@@ -28,12 +28,15 @@ from torch.nn.functional import cross_entropy
 from record import ROOT, Comparison, Figure, Record, add_output_options, take_facts, write_record
 
 RECIPE = ROOT / "recipes/causal_lm/gpt_pydoc.json"
-DRAWS, MEASUREMENTS = 200, 50
+DRAWS = 200
+MEASUREMENTS = 50
 COVERED = (180, 199)
 STRATEGIES = ("ddp", "fsdp", "zero2")
 EVERY = 10
 LIMIT = 1.015
-WITHOUT, IN_EVERY, MEASURING = "without", f"one step in {EVERY} measures", "a step that measures"
+WITHOUT = "without"
+IN_EVERY = f"one step in {EVERY} measures"
+MEASURING = "a step that measures"
 SHAPES = [("digits", 8, 2), ("digits", 4, 4), ("digits", 16, 8), ("documents", 4, 4), ("documents", 2, 16)]
 ABOUT = f"""**Coverage.** Of {DRAWS} intervals of 1.96 standard errors, each from {MEASUREMENTS} measurements by a run
 whose weights stay as they are, how many hold the exact noise scale: tr(Σ) / |G|² from the gradient of every sample
@@ -101,7 +104,8 @@ def exact_noise_scale(model: nn.Module, inputs: torch.Tensor, targets: torch.Ten
     for rows, wanted in zip(inputs.split(256), targets.split(256), strict=True):
         found = vmap(grad(of_a_row), (None, 0, 0))(parameters, rows, wanted)
         sums.append(torch.cat([each.flatten(1) for each in found.values()], dim=1))
-    gradients, weights = torch.cat(sums), (targets >= 0).sum(1, keepdim=True)
+    gradients = torch.cat(sums)
+    weights = (targets >= 0).sum(1, keepdim=True)
     mean = gradients.sum(0) / weights.sum()
     residuals = (gradients - weights * mean) / weights.double().mean()
     return float(residuals.double().square().sum(1).mean() / mean.double().square().sum())
@@ -126,7 +130,8 @@ def measured(kind: str, micro_batch: int, micro_batches: int, folder: Path) -> t
         optimizer.step()
     exact = exact_noise_scale(model, inputs, targets)
 
-    size, steps = micro_batch * micro_batches, DRAWS * MEASUREMENTS
+    size = micro_batch * micro_batches
+    steps = DRAWS * MEASUREMENTS
     drawn = np.random.default_rng(0).integers(0, len(inputs), size * steps)
     words = [
         "--data.samples=documents",

@@ -24,10 +24,15 @@ def interleave(names: Sequence[str], rounds: int, measure: Callable[[str], float
     """Measure every contender once a round; each round begins with another one."""
     measured = []
     for number in range(rounds):
-        turn = number % len(names)
-        measured.append({name: measure(name) for name in [*names[turn:], *names[:turn]]})
+        measured.append({name: measure(name) for name in rotated(names, number)})
         print({name: float(f"{measured[-1][name]:.4g}") for name in names}, file=sys.stderr, flush=True)
     return measured
+
+
+def rotated(names: Sequence[str], number: int) -> list[str]:
+    """The names in the order of a round: another one comes first in each."""
+    first = number % len(names)
+    return [*names[first:], *names[:first]]
 
 
 def in_own_process(program: Path, name: str, timeout: float = 600) -> float:
@@ -57,7 +62,9 @@ class TurnClock:
     """
 
     def __init__(self, connection: Connection, steps: int, warmup: int, synchronise: Callable[[], object] = bool):
-        self._connection, self._steps, self._synchronise = connection, steps, synchronise
+        self._connection = connection
+        self._steps = steps
+        self._synchronise = synchronise
         self._left = warmup
         self._started = time.perf_counter()
 

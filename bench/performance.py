@@ -15,14 +15,11 @@ PROGRAMS = (
     "data_path",
     "memory",
     "checkpoints",
-    "loss_chunks",
-    "shapes",
-    "starting_weights",
     "noise_scale",
-    "gpu_throughput",
 )
 # `make gpu` writes a JSON for each of its parts.
-GPU, GPU_PARTS = "gpu", ("correctness", "ablations", "memory", "throughput", "scaling")
+GPU = "gpu"
+GPU_PARTS = ("correctness", "ablations", "memory", "throughput", "scaling")
 INTRODUCTION = """# Performance
 
 <!-- Made by bench/performance.py from the samples in bench/results: change a program or measure again instead. -->

@@ -336,8 +336,10 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=600, help="after which no further bug is planted")
     parser.add_argument("--output", type=Path, default=RESULTS / "planted/planted.json")
     options = parser.parse_args()
-    facts, rows = take_facts(("torch", "accelerate", "deepspeed", "transformers")), []
-    chosen, ends = [each for each in ALL if re.search(options.only, each.name)], time.monotonic() + 60 * options.minutes
+    facts = take_facts(("torch", "accelerate", "deepspeed", "transformers"))
+    rows = []
+    chosen = [each for each in ALL if re.search(options.only, each.name)]
+    ends = time.monotonic() + 60 * options.minutes
     for planted in chosen:
         if time.monotonic() < ends:
             rows.append(row_of(planted))

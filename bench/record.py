@@ -197,6 +197,12 @@ def write_verdicts(rows: Sequence[dict[str, Any]], wanted: str, settings: dict[s
     sys.exit(as_wanted != len(rows))
 
 
+def resident(field: str) -> int:
+    """VmRSS, the resident set now, or VmHWM, its peak, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
+
+
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 

@@ -119,7 +119,8 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     wrong = [f"{run}: not in both" for run in before.keys() ^ after.keys()]
     for run in before.keys() & after.keys():
         for what in ("steps", "evaluations", "weights"):
-            one, other = before[run][what], after[run][what]
+            one = before[run][what]
+            other = after[run][what]
             different = [key for key in one.keys() | other.keys() if one.get(key) != other.get(key)]
             if different:
                 wrong.append(f"{run}: {len(different)} of {len(one)} {what} differ, such as {min(different)}")

@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from itertools import pairwise
@@ -21,6 +20,7 @@ from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from largebatch.storage.files import read_json_lines
+from launches import launch_command
 from record import RESULTS, ROOT, take_facts
 
 RECIPE = ROOT / "recipes/causal_lm/gpt_pydoc.json"
@@ -65,12 +65,9 @@ def main() -> None:
 
 def train(run_dir: Path, strategy: str, num_processes: int, end: tuple[signal.Signals, int] | None) -> None:
     """Launch the recipe, and end all of its processes by a signal once it has logged a step."""
-    command = [
-        *(Path(sys.executable).with_name("accelerate"), "launch", f"--num_processes={num_processes}"),
-        *("--config_file", ROOT / f"recipes/accelerate_configs/{strategy}.yaml", RECIPE.parent / "train.py"),
-        *("--config", RECIPE, "--run-dir", run_dir, "--logging.every=1", "--logging.trackers=[]"),
-        *('--checkpoint.every={"steps": 25}', "--evaluation.every=null"),
-    ]
+    words = ["--config", RECIPE, "--run-dir", run_dir, "--logging.every=1", "--logging.trackers=[]"]
+    words += ['--checkpoint.every={"steps": 25}', "--evaluation.every=null"]
+    command = launch_command(strategy, num_processes, RECIPE.parent / "train.py", *words)
     with (run_dir.parent / "log").open("ab") as log:
         job = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
         while job.poll() is None:
@@ -88,7 +85,8 @@ def largest_difference(losses: dict[str, list[float]], name: str) -> float:
 
 
 def describe(results: dict) -> str:
-    facts, losses = results["facts"], results["losses"]
+    facts = results["facts"]
+    losses = results["losses"]
     versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
     rows = [
         f"| {name} | {largest_difference(losses, name):.1e} | {', '.join(map(str, after)) or 'no'} |"

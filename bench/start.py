@@ -16,15 +16,24 @@ from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
+from launches import launch_command
 from paired import interleave
 from record import OURS, ROOT, Comparison, Figure, Record, add_output_options, take_facts, write_record
 
 BIN = Path(sys.executable).parent
 RECIPE = ROOT / "recipes/causal_lm/gpt_pydoc.json"
-LIMIT, LOGIN_NODE_SECONDS = 1.3, 0.5
-LOOK_EVERY, PATIENCE = 0.01, 300.0
+LIMIT = 1.3
+LOGIN_NODE_SECONDS = 0.5
+LOOK_EVERY = 0.01
+PATIENCE = 300.0
 COMMANDS = {
-    "largebatch plan": ["plan", "recipes/image_classification/resnet50_imagenet_8k.json", "--world-size", "256"],
+    "largebatch plan": ["plan", "recipes/causal_lm/gpt2_124m.json", "--world-size", "64"],
+    "largebatch plan, of a recipe with `expected`": [
+        "plan",
+        "recipes/image_classification/resnet50_imagenet_8k.json",
+        "--world-size",
+        "256",
+    ],
     "largebatch lint": ["lint"],
 }
 ABOUT = f"""Time from `accelerate launch` to the end of the first optimizer step, with two processes on DDP. `ours` is
@@ -33,15 +42,13 @@ the shipped recipe `gpt_pydoc.json`; `bare` is a script with the same imports, m
 commands that people run on a login node: `largebatch plan` and `largebatch lint` (of this whole repository)."""
 
 
-def launch_command(name: str, folder: Path) -> tuple[list[str | Path], Path]:
+def contender_command(name: str, folder: Path) -> tuple[list[str], Path]:
     """What launches a contender, and the file that its first step leaves something in."""
-    launch = [BIN / "accelerate", "launch", "--config_file", "recipes/accelerate_configs/ddp.yaml"]
-    launch += ["--num_processes", "2"]
     if name == OURS:
         run_dir = folder / "run"
         words = ["--config", RECIPE, "--run-dir", run_dir, "--train.stop_after_steps=1", "--data.num_eval_samples=8"]
-        return [*launch, RECIPE.parent / "train.py", *words], run_dir / "metrics.jsonl"
-    return [*launch, ROOT / "bench/peers/start/bare.py", folder / "loss"], folder / "loss"
+        return launch_command("ddp", 2, RECIPE.parent / "train.py", *words), run_dir / "metrics.jsonl"
+    return launch_command("ddp", 2, ROOT / "bench/peers/start/bare.py", folder / "loss"), folder / "loss"
 
 
 def seconds_to_first_step(name: str) -> float:
@@ -51,7 +58,7 @@ def seconds_to_first_step(name: str) -> float:
         SystemExit: The program failed.
     """
     with tempfile.TemporaryDirectory() as made, Path(made, "output").open("w+") as output:
-        command, first_step = launch_command(name, Path(made))
+        command, first_step = contender_command(name, Path(made))
         started = time.perf_counter()
         process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
         while not (first_step.exists() and first_step.stat().st_size) and process.poll() is None:

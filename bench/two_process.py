@@ -19,6 +19,7 @@ from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
+from launches import job_options
 from paired import Contender, TurnClock, contender, start_job, take_turns
 from record import OURS, ROOT, Comparison, Record, add_output_options, take_facts, write_record
 
@@ -95,11 +96,7 @@ def _clock(connections: Sequence[Connection], steps: int) -> TurnClock:
 
 def job(strategy: str, function: Callable[..., None], *arguments: Any) -> AbstractContextManager[Contender]:
     """A contender on the processes of a strategy; see `paired.start_job`."""
-    from largebatch.tools.accelerate_configs import launch_environment
-
-    environment = launch_environment(ROOT / f"recipes/accelerate_configs/{strategy}.yaml", WORLD_SIZE)
-    options = {"world_size": WORLD_SIZE, "environment": environment, "folder": ROOT, "timeout": 1800}
-    return contender(start_job(function, *arguments, **options), WORLD_SIZE)
+    return contender(start_job(function, *arguments, **job_options(strategy, WORLD_SIZE, 1800)), WORLD_SIZE)
 
 
 def compare(strategy: str, rounds: int, steps: int) -> Comparison:

@@ -36,7 +36,8 @@ from record import RESULTS, Figure, Record, tables, take_facts
 
 RECIPE = "recipes/causal_lm/gpt_pydoc.json"
 # No other number of the run.
-GLOBAL_BATCH_SIZE, BLOCK_SIZE = 1994, 14
+GLOBAL_BATCH_SIZE = 1994
+BLOCK_SIZE = 14
 STEPS = 3
 WORDS = [
     f"--batch.global_batch_size={GLOBAL_BATCH_SIZE}",
@@ -119,7 +120,8 @@ class Walk:
         self.entries["plan"].append((caller, room))
         if self._step == STEPS:
             self.entries["step"].append((caller, room))
-        call, code = Call(room, (caller, room)), frame.f_code
+        call = Call(room, (caller, room))
+        code = frame.f_code
         for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
             self._note(call, frame.f_locals.get(name))
         return call
@@ -165,7 +167,8 @@ def is_global_batch_size(value: object) -> bool:
 def is_sample(value: object) -> bool:
     if isinstance(value, dict):
         return "input_ids" in value
-    dtype, shape = str(getattr(value, "dtype", "")), getattr(value, "shape", ())
+    dtype = str(getattr(value, "dtype", ""))
+    shape = getattr(value, "shape", ())
     return "int" in dtype and isinstance(shape, tuple) and len(shape) > 0 and shape[-1] in (BLOCK_SIZE, BLOCK_SIZE + 1)
 
 

@@ -20,7 +20,8 @@ from record import ROOT
 from run_folders import HISTORY, write_run
 from saving import FakeRun
 
-CPU_SECONDS, WALL_SECONDS = 10.0, 30.0
+CPU_SECONDS = 10.0
+WALL_SECONDS = 30.0
 MEMORY_BYTES = 2 * 2**30
 HELD = "held"
 
@@ -109,10 +110,8 @@ def _in_child(case: Case, out: int, err: int) -> int:
         os.dup2(out, 1)
         os.dup2(err, 2)
         # As Python itself opens them.
-        sys.stdout, sys.stderr = (
-            io.TextIOWrapper(io.FileIO(1, "w")),
-            io.TextIOWrapper(io.FileIO(2, "w"), errors="backslashreplace"),
-        )
+        sys.stdout = io.TextIOWrapper(io.FileIO(1, "w"))
+        sys.stderr = io.TextIOWrapper(io.FileIO(2, "w"), errors="backslashreplace")
         os.environ.update(case.environment)
         os.chdir(case.folder)
         _give_up_rights()
@@ -131,8 +130,10 @@ def _in_child(case: Case, out: int, err: int) -> int:
 
 def _give_up_rights() -> None:
     """Give up root's right to read every file, if this is root."""
-    version_3, this_process = 0x20080522, 0
+    version_3 = 0x20080522
+    this_process = 0
     libc = ctypes.CDLL(None, use_errno=True)
-    header, none = (ctypes.c_uint32 * 2)(version_3, this_process), (ctypes.c_uint32 * 6)()
+    header = (ctypes.c_uint32 * 2)(version_3, this_process)
+    none = (ctypes.c_uint32 * 6)()
     if libc.capset(header, none):
         raise OSError(ctypes.get_errno(), "capset")

@@ -102,7 +102,8 @@ def cut(random: Random, file: Path) -> None:
 
 
 def insert(random: Random, file: Path) -> None:
-    content, junk = file.read_bytes(), random.choice((b"\0", b"\xff\xfe", b"\n", b"{}", b"\x1b[2J", b"[" * 100_000))
+    content = file.read_bytes()
+    junk = random.choice((b"\0", b"\xff\xfe", b"\n", b"{}", b"\x1b[2J", b"[" * 100_000))
     place = random.randrange(len(content) + 1)
     file.write_bytes(content[:place] + junk + content[place:])
 

@@ -10,7 +10,8 @@ from fuzzing.mutations import TEXTS
 
 def command_lines(sound: Sound, folder: Path) -> list[list[str]]:
     """A sound line of each command that starts no process, talks to no other machine and trains nothing."""
-    gpt, run = "recipes/causal_lm/gpt_pydoc.json", str(folder / "run")
+    gpt = "recipes/causal_lm/gpt_pydoc.json"
+    run = str(folder / "run")
     size = ["--batch.micro_batch_size", "8"]
     steps = ["--train.stop_after_steps=10", "--evaluation.every", '{"steps": 5}']
     start = ["--run-dir", run, "--start", "1", "--max-restarts", "3"]
@@ -38,7 +39,8 @@ def case(random: Random, sound: Sound, folder: Path) -> Case:
     shutil.copytree(random.choice((sound.run, sound.checkpoints)), folder / "run")
     words = random.choice(command_lines(sound, folder))
     for _ in range(random.randint(1, 3)):
-        place, text = random.randrange(1, len(words) + 1), random.choice(TEXTS)
+        place = random.randrange(1, len(words) + 1)
+        text = random.choice(TEXTS)
         old = words[place] if place < len(words) else ""
         name, equals, _ = old.partition("=")
         changed = [f"{name}={text}"] if equals or random.random() < 0.2 else [text]

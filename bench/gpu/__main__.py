@@ -104,7 +104,8 @@ def main() -> None:
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     options = read_options()
-    parts, gpus = options.parts, options.gpus
+    parts = options.parts
+    gpus = options.gpus
 
     # torch and Accelerate are imported only now that the environment is set.
     from gpu.rows import Part

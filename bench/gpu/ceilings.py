@@ -8,7 +8,8 @@ from gpu.rows import Result
 from gpu.turns import device, timed
 from record import Figure
 
-SAMPLES, CALLS = 3, 10
+SAMPLES = 3
+CALLS = 10
 
 
 def ceilings(is_small: bool) -> list[Result]:

@@ -187,7 +187,8 @@ class Runs:
     """
 
     def __init__(self, launcher: Launcher, is_small: bool):
-        self._launcher, self._is_small = launcher, is_small
+        self._launcher = launcher
+        self._is_small = is_small
         self._references: dict[tuple[str, str], Future[list[float]]] = {}
         self._lock = Lock()
         self._trained: dict[Setting, list[float]] = {}
@@ -243,7 +244,8 @@ class Runs:
         return [Figure(f"rerun of {setting.name}", "", [difference])]
 
     def _train(self, setting: Setting, deadline: Deadline, on_cpu: bool = False) -> list[float]:
-        recipe, words = recipe_file(setting.recipe), words_of(setting, self._is_small, self._launcher.world_size)
+        recipe = recipe_file(setting.recipe)
+        words = words_of(setting, self._is_small, self._launcher.world_size)
         if on_cpu:
             words.append(f"--batch.micro_batch_size={self._micro_batch_size(recipe, words)}")
         with tempfile.TemporaryDirectory() as folder:

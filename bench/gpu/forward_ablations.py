@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpu.models import GPT2, LLAMA, RESNET_LARS, Batch, batch_of, build, fixed, join_alone, tokens_of, train_on
+from gpu.models import GPT2, LLAMA, RESNET_LARS, Batch, batch_of, build, fixed, join, tokens_of, train_on
 from gpu.rows import Result
 from gpu.turns import Variant, device, in_turns
 from largebatch.backend.compilation import CompiledRegions
@@ -112,7 +112,7 @@ def ddp_optimizer(is_small: bool) -> list[Result]:
     """Dynamo cuts compiled blocks under DDP at its buckets, or does not."""
     from torch.nn.parallel import DistributedDataParallel
 
-    join_alone()
+    join()
 
     config, model = build(GPT2, is_small)
     CompiledRegions(model, device())
@@ -167,7 +167,8 @@ def document_kernels(is_small: bool) -> list[Result]:
 def unequal_lengths(is_small: bool) -> list[Result]:
     """Each micro-batch has another length: with cuDNN's attention, padded to few lengths for it, or without it."""
     config, model = build(GPT2, is_small)
-    batch, longest = batch_of(config), config.data.block_size
+    batch = batch_of(config)
+    longest = config.data.block_size
     # Up to a quarter shorter: more lengths than a variant makes steps, and few multiples of 64.
     lengths = (longest - torch.randperm(longest // 4)).tolist()
 
@@ -198,7 +199,8 @@ def unequal_lengths(is_small: bool) -> list[Result]:
 def image_layout(is_small: bool) -> list[Result]:
     """ResNet-50 with channels first or last, with and without cuDNN's choice of the fastest algorithms."""
     config, model = build(RESNET_LARS, is_small)
-    side, size = config.data.image_size, 4 if is_small else 256
+    side = config.data.image_size
+    size = 4 if is_small else 256
     images = torch.randn(size, 3, side, side, device=device())
     labels = torch.randint(config.data.num_classes, (size,), device=device())
 

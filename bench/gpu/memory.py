@@ -3,24 +3,27 @@
 import io
 import json
 from collections.abc import Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
+import torch
+
+from gpu.jobs import JOBS, Enough, config_of, train_job
 from gpu.machine import Gpus
 from gpu.rows import Deadline, Launcher, Part, Result, Row
-from gpu_throughput import JOBS, config_of, generated_sources
-from memory import resident
-from record import Figure
+from largebatch.run import Step
+from largebatch.tools.command_line import main
+from record import Figure, resident
 
 TITLE = "Peak memory on a GPU, beside the plan"
 ABOUT = """`torch.cuda.max_memory_allocated` of the first process in the first three steps of a recipe, divided by what
 `largebatch plan` expects: model states, transient memory and activations. The aim is within 5 %. Recipes are those of
-`bench/gpu_throughput.py`, with generated samples and without `torch.compile`."""
+`bench/gpu/jobs.py`, with generated samples and without `torch.compile`."""
 
-STEPS, TOLERANCE = 3, 0.05
+STEPS = 3
+TOLERANCE = 0.05
 GIB = 2**30
 RECOMPUTED, SELECTIVE = (f"--compute.activation_checkpointing={what}" for what in ("full", "selective"))
 # Recipe, strategy and overrides; what differs most from its neighbors first.
@@ -43,42 +46,25 @@ CASES: list[tuple[str, str, tuple[str, ...]]] = [
 ]
 
 
-class _Enough(BaseException):
-    """Ends a training whose peak is known."""
-
-
 def peak_of(name: str, words: Sequence[str], run_dir: Path) -> int:
     """Train in this process, and return the peak in bytes: on a CPU, of the resident set beyond its start."""
-    import torch
+    before = resident("VmRSS")
+    peaks = []
 
-    from largebatch.run import Run, Step
-    from largebatch.task_folders import import_from
-    from largebatch.tools.local_jobs.training import train
-
-    before, update, peaks = resident("VmRSS"), Run.update, list[int]()
-
-    def counted_update(run: Run[Any], step: Step) -> None:
-        update(run, step)
+    def look(step: Step) -> None:
         if step.index + 1 == STEPS:
             on_gpu = torch.cuda.is_available()
             peaks.append(torch.cuda.max_memory_allocated() if on_gpu else resident("VmHWM") - before)
             # What follows the steps, such as a checkpoint, is none of them.
-            raise _Enough
+            raise Enough
 
-    Run.update = counted_update  # type: ignore[method-assign]
-    recipe = JOBS[name].path
-    import_from(recipe.parent, "data").sources = generated_sources
-    try:
-        train(recipe, *words, run_dir=run_dir)
-    except _Enough:
-        return peaks[0]
-    raise AssertionError("the run ended before its peak was read")
+    with suppress(Enough):
+        train_job(JOBS[name], words, run_dir, look)
+    return peaks[0]
 
 
 def planned(name: str, words: Sequence[str], strategy: str, world_size: int) -> int:
     """The bytes that `largebatch plan` expects in the fullest process."""
-    from largebatch.tools.command_line import main
-
     printed = io.StringIO()
     with redirect_stdout(printed):
         code = main(["plan", str(JOBS[name].path), f"--world-sizes={world_size}", "--json", *words])

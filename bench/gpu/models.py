@@ -1,24 +1,27 @@
 """Models of the shipped recipes on the device, and a step of them."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from gpu.rows import ROOT
+from gpu.jobs import JOBS
 from gpu.turns import Variant, device
-from gpu_throughput import JOBS
 from largebatch.config import load_config
 from largebatch.task_folders import import_from
+from record import ROOT
 
-GPT2, LLAMA = "causal_lm/gpt2_124m.json", "causal_lm/llama_8b.json"
-RESNET_LARS, BERT_LAMB = "image_classification/resnet50_imagenet_32k.json", "masked_lm/bert_large_64k_128.json"
+GPT2 = "causal_lm/gpt2_124m.json"
+LLAMA = "causal_lm/llama_8b.json"
+RESNET_LARS = "image_classification/resnet50_imagenet_32k.json"
+BERT_LAMB = "masked_lm/bert_large_64k_128.json"
 WORDS = {LLAMA: ("--model.num_layers=8", "--batch.micro_batch_size=1")}
 SMALL = {
-    GPT2: (*JOBS["gpt2_124m"].toy, "--data.block_size=16", "--batch.micro_batch_size=2"),
-    LLAMA: (*JOBS["llama_1b"].toy, "--data.block_size=16"),
-    RESNET_LARS: JOBS["resnet50"].toy,
+    GPT2: (*JOBS["gpt2_124m"].small, "--data.block_size=16", "--batch.micro_batch_size=2"),
+    LLAMA: (*JOBS["llama_1b"].small, "--data.block_size=16"),
+    RESNET_LARS: JOBS["resnet50"].small,
     BERT_LAMB: ("--model.hidden_size=32", "--model.num_layers=2", "--model.num_heads=2"),
 }
 Batch = dict[str, torch.Tensor]
@@ -61,9 +64,11 @@ def fixed(step: Callable[[], object]) -> Variant:
     return lambda: step
 
 
-def join_alone() -> None:
-    """Make the process group of this job, which has one process."""
-    on_gpu = device().type == "cuda"
+def join() -> torch.device:
+    """Make the process group of this job, and return the device of this process."""
+    on_gpu = torch.cuda.is_available()
+    own = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
     if on_gpu:
-        torch.cuda.set_device(device())
+        torch.cuda.set_device(own)
     torch.distributed.init_process_group("nccl" if on_gpu else "gloo")
+    return own

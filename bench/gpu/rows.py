@@ -5,18 +5,17 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from largebatch.tools.accelerate_configs import launch_environment
 from largebatch.tools.local_jobs.jobs import JobFailed, run_job
-from record import Comparison, Figure, Record, tables
+from launches import accelerate_config, job_options
+from record import ROOT, Comparison, Figure, Record, tables
 
-ROOT = Path(__file__).parents[2]
 SINGLE = "single"
 
 # How long a row may take that begins just before the part's time is up, in seconds.
@@ -73,7 +72,10 @@ class Part:
         only: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ):
-        self.record, self._file, self._only, self._clock = record, file, only, clock
+        self.record = record
+        self._file = file
+        self._only = only
+        self._clock = clock
         self._last_start = clock() + seconds
         self._seconds: dict[str, float] = {}
         self._left_out: list[str] = []
@@ -172,22 +174,21 @@ class Launcher:
 
     def __init__(self, world_size: int, strategies: Sequence[str]):
         self.world_size = world_size
-        self._environments: dict[str, Mapping[str, str]] = {SINGLE: {}}
         self._unavailable = {name: why for name in strategies if (why := why_not(name))}
         # Here, in one thread: Accelerate's own code makes them.
-        for name in strategies:
-            if name not in self._unavailable:
-                self._environments[name] = launch_environment(accelerate_config(name), world_size)
+        available = [name for name in strategies if name not in self._unavailable]
+        self._options = {name: job_options(name, world_size, 0) for name in available}
+        self._options[SINGLE] = {"world_size": 1, "environment": {}, "folder": ROOT}
 
-    def environment(self, strategy: str) -> Mapping[str, str]:
-        """The variables of a launch.
+    def options(self, strategy: str, deadline: Deadline) -> dict[str, Any]:
+        """The options of a job: its processes and the variables of their launch.
 
         Raises:
             NotMeasured: The strategy's engine is not installed.
         """
         if strategy in self._unavailable:
             raise NotMeasured(self._unavailable[strategy])
-        return self._environments[strategy]
+        return self._options[strategy] | {"timeout": deadline.seconds_left}
 
     def run(
         self,
@@ -203,15 +204,10 @@ class Launcher:
             JobFailed: A process failed, or did not end in time.
             NotMeasured: The strategy's engine is not installed.
         """
-        environment = dict(self.environment(strategy)) | ({"CUDA_VISIBLE_DEVICES": ""} if hide_gpus else {})
-        processes = 1 if strategy == SINGLE else self.world_size
-        job = {"world_size": processes, "environment": environment, "folder": ROOT, "timeout": deadline.seconds_left}
-        return run_job(function, *arguments, **job)[0]
-
-
-def accelerate_config(strategy: str) -> Path:
-    """The shipped Accelerate config of a strategy."""
-    return ROOT / f"recipes/accelerate_configs/{strategy}.yaml"
+        options = self.options(strategy, deadline)
+        if hide_gpus:
+            options["environment"] = options["environment"] | {"CUDA_VISIBLE_DEVICES": ""}
+        return run_job(function, *arguments, **options)[0]
 
 
 def why_not(strategy: str) -> str | None:

@@ -6,54 +6,40 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from gpu.compiled import train_compiled
+from gpu.jobs import JOBS, config_of, train_job, units_of_step
 from gpu.machine import Gpus
+from gpu.models import join
 from gpu.rows import Deadline, Launcher, NotMeasured, Part, Result, Row
 from gpu.turns import timed
-from gpu_throughput import JOBS, config_of, generated_sources, units_of_step
 from paired import TurnClock, contender, start_job
-from record import ROOT, Figure
+from record import Figure
 
 TITLE = "Scaling on the GPUs of one machine"
 ABOUT = """GPT-2 124M with the same batch per GPU under DDP and FSDP2 on 1, 2, 4 and 8 GPUs of one machine: tokens per
 second, and their ratio to as many times those of one GPU. The all-reduce is of 256 MiB in fp32; its bandwidth is that
 of the bus, 2 (n - 1) / n times the bytes per second."""
 
-SIZES, STRATEGIES, JOB = (1, 2, 4, 8), ("ddp", "fsdp"), "gpt2_124m"
-STEPS, TURNS = 5, 3
+SIZES = (1, 2, 4, 8)
+STRATEGIES = ("ddp", "fsdp")
+JOB = "gpt2_124m"
+STEPS = 5
+TURNS = 3
 
 
 def ours(connections: Sequence[Connection], words: Sequence[str], run_dir: Path) -> None:
     """Train the job in this process, with a clock after each update."""
-    from largebatch.run import Run, Step
-    from largebatch.task_folders import import_from
-
     synchronise = torch.cuda.synchronize if torch.cuda.is_available() else bool
     clock = TurnClock(connections[int(os.environ["RANK"])], STEPS, STEPS, synchronise)
-    update = Run.update
-
-    def timed_update(run: Run[Any], step: Step) -> None:
-        update(run, step)
-        clock.step()
-
-    Run.update = timed_update  # type: ignore[method-assign]
-    recipe = JOBS[JOB].path
-    import_from(recipe.parent, "data").sources = generated_sources
-    train_compiled(recipe, *words, run_dir=run_dir)
+    train_job(JOBS[JOB], words, run_dir, lambda _: clock.step())
 
 
 def all_reduce(num_bytes: int) -> float:
     """Bytes per second over the bus, in this process of a job."""
-    on_gpu, world_size = torch.cuda.is_available(), int(os.environ["WORLD_SIZE"])
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
-    if on_gpu:
-        torch.cuda.set_device(device)
-    torch.distributed.init_process_group("nccl" if on_gpu else "gloo")
-    tensor = torch.ones(num_bytes // 4, device=device)
+    world_size = int(os.environ["WORLD_SIZE"])
+    tensor = torch.ones(num_bytes // 4, device=join())
     step = partial(torch.distributed.all_reduce, tensor)
     timed(step, 3)
     seconds, _ = timed(step, 10)
@@ -91,11 +77,10 @@ class Scaling:
     def _throughput(self, strategy: str, size: int, deadline: Deadline) -> list[Result]:
         config, words = config_of(JOBS[JOB], self._is_small)
         words.append(f"--batch.global_batch_size={config.batch.global_batch_size * size}")
-        settings = {"world_size": size, "environment": self._launchers[size].environment(strategy), "folder": ROOT}
-        settings["timeout"] = deadline.seconds_left
+        options = self._launchers[size].options(strategy, deadline)
         with (
             tempfile.TemporaryDirectory() as folder,
-            contender(start_job(ours, words, Path(folder, "run"), **settings), size) as job,
+            contender(start_job(ours, words, Path(folder, "run"), **options), size) as job,
         ):
             samples = [size * units_of_step(config) / job.turn() for _ in range(TURNS)]
         median = sorted(samples)[TURNS // 2]

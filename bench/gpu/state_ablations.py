@@ -2,6 +2,7 @@
 
 import tempfile
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,14 @@ from unittest.mock import patch
 
 import torch
 
-from gpu.models import BERT_LAMB, GPT2, RESNET_LARS, Batch, batch_of, build, fixed, join_alone
+from gpu.jobs import JOBS, Enough, config_of, train_job
+from gpu.models import BERT_LAMB, GPT2, RESNET_LARS, Batch, batch_of, build, fixed, join
 from gpu.rows import Result
 from gpu.turns import GIB, Variant, device, in_turns, timed
-from gpu_throughput import JOBS, config_of, generated_sources
-from largebatch.task_folders import import_from
+from largebatch.optim import build_optimizer
+from largebatch.optim.layerwise import LayerPart
+from largebatch.plan import resolve
+from largebatch.run.checkpoint.save import CheckpointWriter
 from record import Figure
 
 
@@ -29,7 +33,7 @@ def deepspeed_timer(is_small: bool) -> list[Result]:
 
     # On a CPU it would otherwise compile a collective of its own first.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    join_alone()
+    join()
     variants: dict[str, Variant] = {}
     for name, enabled in {"on": True, "off": False}.items():
         config, model = build(GPT2, is_small)
@@ -62,10 +66,6 @@ def _optimizer_step(recipe: str, title: str, is_small: bool) -> list[Result]:
     """Time and kernel launches of a layerwise optimizer's step."""
     from torch.profiler import ProfilerActivity, profile
 
-    from largebatch.optim import build_optimizer
-    from largebatch.optim.layerwise import LayerPart
-    from largebatch.plan import resolve
-
     config, model = build(recipe, is_small)
     optimizer = build_optimizer(model, resolve(config, 64))
     named = {name: each for name, each in model.named_parameters() if each.requires_grad}
@@ -91,17 +91,13 @@ def _optimizer_step(recipe: str, title: str, is_small: bool) -> list[Result]:
     ]
 
 
-class _Enough(BaseException):
-    """Ends a training whose checkpoints are measured."""
-
-
 def asynchronous_checkpoint(is_small: bool) -> list[Result]:
     """How long a run's first and second asynchronous checkpoint hold it up, and the memory they lock."""
-    from largebatch.run.checkpoint.save import CheckpointWriter
-    from largebatch.tools.local_jobs.training import train
-
-    job, held, writers = JOBS["gpt2_124m"], list[float](), list[CheckpointWriter]()
-    save, wait = CheckpointWriter.save, CheckpointWriter.wait_until_copied
+    job = JOBS["gpt2_124m"]
+    held: list[float] = []
+    writers: list[CheckpointWriter] = []
+    save = CheckpointWriter.save
+    wait = CheckpointWriter.wait_until_copied
 
     def timed_save(writer: CheckpointWriter, step: int, bad_steps: int) -> None:
         # The one before may still be written, which is not what is measured.
@@ -117,23 +113,21 @@ def asynchronous_checkpoint(is_small: bool) -> list[Result]:
         if held:
             held[-1] += time.perf_counter() - started
         if len(held) == 2:
-            raise _Enough
+            raise Enough
 
     _, words = config_of(job, is_small)
     # GPT-2 large, whose weights and two moments take 8.6 GiB.
     words += [] if is_small else ["--model.hidden_size=1280", "--model.num_layers=36", "--model.num_heads=20"]
     words += [] if is_small else ["--batch.global_batch_size=8", "--batch.micro_batch_size=8"]
     words += ["--compute.compile=off", '--checkpoint.every={"steps": 2}', "--checkpoint.keep_last=1"]
-    import_from(job.path.parent, "data").sources = generated_sources
     with (
         tempfile.TemporaryDirectory() as folder,
         patch.object(CheckpointWriter, "save", timed_save),
         patch.object(CheckpointWriter, "wait_until_copied", timed_wait),
     ):
-        try:
-            train(job.path, *words, run_dir=Path(folder, "run"))
-        except _Enough:
-            writers[-1].wait()
+        with suppress(Enough):
+            train_job(job, words, Path(folder, "run"), lambda _: None)
+        writers[-1].wait()
         state = sum(file.stat().st_size for file in Path(folder).rglob("*.safetensors")) / GIB
     results: list[Result] = [
         Figure("first asynchronous checkpoint: the step held up", "s", held[:1]),

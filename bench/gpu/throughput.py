@@ -1,39 +1,129 @@
 """Throughput: three models under several strategies, beside a bare compiled loop and Transformers' `Trainer`."""
 
-import argparse
-from collections.abc import Iterator
-from contextlib import ExitStack
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
 
 from gpu.ceilings import ceilings
-from gpu.kernels import longest_kernels
+from gpu.jobs import JOBS, NUM_SAMPLES, Job, config_of, train_job, units_of_step
+from gpu.kernels import KernelClock, longest_kernels
 from gpu.machine import Gpus
-from gpu.rows import SINGLE, Deadline, Launcher, NotMeasured, Part, Result, Row, not_measured, why_not
-from gpu_throughput import ABOUT as ABOUT_THE_PAIRS
-from gpu_throughput import JOBS, compare_pair, config_of, contender_of, figure_of, units_of_step
-from paired import Contender
-from record import OURS, Figure
+from gpu.rows import SINGLE, Deadline, Launcher, NotMeasured, Part, Result, Row, not_measured
+from largebatch.model.flops import multiplied_parameters, token_flops
+from largebatch.system.hardware import find_gpu
+from largebatch.task_folders import import_from
+from paired import Contender, contender, start_job, take_turns
+from record import OURS, Comparison, Figure
 
-TITLE = "Throughput on one GPU, in brief"
-ABOUT = f"""{ABOUT_THE_PAIRS} MFU is by the formula and the data sheets of `largebatch.model.flops`.
-The longest kernels of a step are of turns of their own, under torch's profiler."""
+TITLE = "Throughput on one GPU"
+ABOUT = """Time of an optimizer step on one GPU with one process: GPT-2 124M on 1,024 tokens, a Llama of 1.3 billion
+parameters on 2,048, and ResNet-50 on 224 pixels, with generated samples, bf16 autocast, fp32 weights, `torch.compile`,
+scaled dot-product attention and fused optimizers. `bare` is a compiled loop without a wrapper, `trainer` is
+Transformers' `Trainer` (`bench/peers/throughput`), and `ours` is the shipped `train.py` with `--compute.compile=on`.
+Both of a pair stay alive and take turns of some steps. The targets are at most 1.01 times the bare loop on DDP, 1.03
+times on FSDP2 and ZeRO, and the throughputs below on an H200. MFU is by the formula and the data sheets of
+`largebatch.model.flops`. The longest kernels of a step are of turns of their own, under torch's profiler."""
 
+BARE = "bare"
+TRAINER = "trainer"
+LIMITS = {"ddp": 1.01, "fsdp": 1.03, "zero1": 1.03, "zero2": 1.03, "zero3": 1.03}
 # What matters most first; a bare loop is shared by all that follow it in its line.
 CASES = (
     ("gpt2_124m", ("ddp",)),
     ("llama_1b", ("ddp",)),
     ("resnet50", ("ddp",)),
     ("llama_1b", ("fsdp",)),
-    ("gpt2_124m", ("fsdp", "zero1", "trainer")),
-    ("resnet50", ("trainer",)),
+    ("gpt2_124m", ("fsdp", "zero1", TRAINER)),
+    ("resnet50", (TRAINER,)),
+    ("gpt2_124m", ("zero2", "zero3")),
 )
+
+
+class Turns(NamedTuple):
+    """Rounds of a pair, optimizer steps of a turn, and steps before the first one."""
+
+    rounds: int
+    steps: int
+    warmup: int
+
+    @classmethod
+    def of(cls, is_small: bool) -> "Turns":
+        """Few of them in a rehearsal."""
+        return cls(2, 1, 1) if is_small else cls(3, 5, 5)
+
+
+# --- contenders -------------------------------------------------------------------------------------------------------
+
+
+def ours(connections: Sequence[Connection], run_dir: Path, name: str, is_small: bool) -> None:
+    """The recipe's train.py as it is shipped, with a clock behind each update."""
+    clock = clock_of(connections, is_small)
+    _, words = config_of(JOBS[name], is_small)
+    train_job(JOBS[name], words, run_dir, lambda _: clock.step())
+
+
+def peer(connections: Sequence[Connection], kind: str, name: str, is_small: bool) -> None:
+    """The bare loop, or the Trainer, on the recipe's model."""
+    from peers.throughput import bare, trainer
+    from peers.throughput.job import Images, Tokens
+    from peers.throughput.job import Job as PeerJob
+
+    config, _ = config_of(JOBS[name], is_small)
+    torch.manual_seed(0)
+    is_image = JOBS[name].unit == "images"
+    if is_image:
+        samples = Images(NUM_SAMPLES, config.data.image_size, config.data.num_classes)
+        fields = ("momentum", "nesterov", "weight_decay")
+    else:
+        samples = Tokens(NUM_SAMPLES, config.data.block_size, config.model.vocab_size)
+        fields = ("betas", "eps", "weight_decay")
+    job = PeerJob(
+        model=import_from(JOBS[name].path.parent, "model").build_model(config),
+        samples=samples,
+        micro_batch_size=config.batch.micro_batch_size,
+        accumulation=config.batch.global_batch_size // config.batch.micro_batch_size,
+        optimizer={field: getattr(config.optimizer, field) for field in fields},
+        clip_norm=config.optimizer.clip_norm,
+        compile_backend="eager" if is_small else "inductor",
+        is_image=is_image,
+    )
+    train = bare.train if kind == BARE else trainer.train
+    train(clock_of(connections, is_small), job)
+
+
+def clock_of(connections: Sequence[Connection], is_small: bool) -> KernelClock:
+    """The clock of the only process."""
+    turns = Turns.of(is_small)
+    synchronise = torch.cuda.synchronize if torch.cuda.is_available() else bool
+    return KernelClock(connections[0], turns.steps, turns.warmup, synchronise)
+
+
+@contextmanager
+def contender_of(name: str, kind: str, is_small: bool, launcher: Launcher, deadline: Deadline) -> Iterator[Contender]:
+    """A job's bare loop, the Trainer, or ours under a strategy, which has warmed up."""
+    with tempfile.TemporaryDirectory() as folder:
+        if kind in (BARE, TRAINER):
+            start = start_job(peer, kind, name, is_small, **launcher.options(SINGLE, deadline))
+        else:
+            start = start_job(ours, Path(folder, "run"), name, is_small, **launcher.options(kind, deadline))
+        with contender(start, 1) as started:
+            yield started
 
 
 class Shared:
     """A contender that several rows need: the first of them starts it, and the stack ends it."""
 
-    def __init__(self, name: str, kind: str, is_small: bool, stack: ExitStack):
-        self._name, self._kind, self._is_small, self._stack = name, kind, is_small, stack
+    def __init__(self, name: str, kind: str, is_small: bool, launcher: Launcher, stack: ExitStack):
+        self._kind = kind
+        self._start = partial(contender_of, name, kind, is_small, launcher)
+        self._stack = stack
         self._contender: Contender | None = None
         self._was_started = False
 
@@ -41,61 +131,58 @@ class Shared:
         """The contender, which has warmed up.
 
         Raises:
-            NotMeasured: It could not be started for an earlier row.
+            NotMeasured: It could not be started for an earlier row, or its engine is not installed.
         """
         if self._contender is None:
             if self._was_started:
                 raise NotMeasured(f"{self._kind} failed before")
             self._was_started = True
-            options = turns(self._is_small, deadline)
-            self._contender = self._stack.enter_context(contender_of(self._name, self._kind, options))
+            self._contender = self._stack.enter_context(self._start(deadline))
         return self._contender
 
 
-def turns(is_small: bool, deadline: Deadline) -> argparse.Namespace:
-    """Options of the contenders: rounds, and the steps of a turn."""
-    sizes = {"rounds": 2, "steps": 1, "warmup": 1} if is_small else {"rounds": 3, "steps": 5, "warmup": 5}
-    return argparse.Namespace(toy=is_small, timeout=deadline.seconds_left, **sizes)
+# --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def utilization(name: str, is_small: bool, gpu: str, units_per_second: float) -> float | None:
+def utilization(job: Job, is_small: bool, gpu: str, units_per_second: float) -> float | None:
     """Model FLOPs utilization of a language model; None if there is no data sheet of the GPU."""
-    import torch
-
-    from largebatch.model.flops import multiplied_parameters, token_flops
-    from largebatch.system.hardware import find_gpu
-    from largebatch.task_folders import import_from
-
-    config, _ = config_of(JOBS[name], is_small)
+    config, _ = config_of(job, is_small)
     found = find_gpu(gpu)
     peak = found.peak_tflops(config.precision) if found else None
     if peak is None:
         return None
     with torch.device("meta"):
-        model = import_from(JOBS[name].path.parent, "model").build_model(config)
+        model = import_from(job.path.parent, "model").build_model(config)
     shape = (config.model.num_layers, config.model.hidden_size, config.data.block_size)
     return units_per_second * token_flops(*multiplied_parameters(model), *shape) / (peak * 1e12)
 
 
+def throughput(job: Job, comparison: Comparison, gpus: Gpus) -> list[Result]:
+    """Units per second of ours on DDP, from the samples of its pair; the MFU of a language model."""
+    is_small = gpus.count == 0
+    config, _ = config_of(job, is_small)
+    units = units_of_step(config)
+    what = f"{job.title}, ours on ddp"
+    samples = [units / each[OURS] for each in comparison.rounds]
+    # What a small model reaches says nothing.
+    results: list[Result] = [Figure(what, f"{job.unit}/s", samples, at_least=None if is_small else job.at_least)]
+    if config.data.tokens_per_sample is not None:
+        mfu = utilization(job, is_small, gpus.name, units / comparison.median(OURS))
+        unknown = f"largebatch.system.hardware has no data sheet of {gpus.name or 'a CPU'}"
+        what += ": MFU"
+        results += not_measured(what, unknown) if mfu is None else [Figure(what, "", [mfu])]
+    return results
+
+
 def pair(name: str, kind: str, contenders: dict[str, Shared], gpus: Gpus, deadline: Deadline) -> list[Result]:
     """One row: the pair, and from ours on DDP its throughput."""
-    why = None if kind == "trainer" else why_not(kind)
-    if why is not None:
-        raise NotMeasured(why)
     is_small = gpus.count == 0
-    bare, other = (each.start(deadline) for each in contenders.values())
-    comparison = compare_pair(name, kind, bare, other, turns(is_small, deadline))
-    results: list[Result] = [comparison]
-    if kind == "ddp":
-        config, _ = config_of(JOBS[name], is_small)
-        units = units_of_step(config)
-        results.append(figure_of(name, [comparison], units, is_small))
-        if config.data.tokens_per_sample is not None:
-            mfu = utilization(name, is_small, gpus.name, units / comparison.median(OURS))
-            what = f"{JOBS[name].title}, ours on ddp: MFU"
-            unknown = f"largebatch.system.hardware has no data sheet of {gpus.name or 'a CPU'}"
-            results += not_measured(what, unknown) if mfu is None else [Figure(what, "", [mfu])]
-    return results
+    started = {who: each.start(deadline) for who, each in contenders.items()}
+    print(title_of(name, kind), file=sys.stderr, flush=True)
+    measured = take_turns(started, Turns.of(is_small).rounds)
+    limits = {} if is_small or kind == TRAINER else {OURS: LIMITS[kind]}
+    comparison = Comparison("s per step", BARE, measured, title_of(name, kind), limits)
+    return [comparison, *(throughput(JOBS[name], comparison, gpus) if kind == "ddp" else [])]
 
 
 def kernels(title: str, contenders: dict[str, Shared], deadline: Deadline) -> list[Result]:
@@ -103,18 +190,24 @@ def kernels(title: str, contenders: dict[str, Shared], deadline: Deadline) -> li
     return longest_kernels(title, {name: each.start(deadline) for name, each in contenders.items()})
 
 
+def title_of(name: str, kind: str) -> str:
+    """A pair for people."""
+    return f"{JOBS[name].title}, {'Trainer' if kind == TRAINER else kind}"
+
+
 def rows(gpus: Gpus) -> Iterator[Row]:
     """The machine, then the pairs; a bare loop ends with the last row of its line, its partner with its own rows."""
     is_small = gpus.count == 0
-    launcher = Launcher(1, ())
+    launcher = Launcher(1, [*LIMITS])
     yield Row("ceilings of the GPU", lambda deadline: launcher.run(deadline, SINGLE, ceilings, is_small))
     for name, kinds in CASES:
         with ExitStack() as stack:
-            bare = Shared(name, "bare", is_small, stack)
+            baseline = Shared(name, BARE, is_small, launcher, stack)
             for kind in kinds:
                 with ExitStack() as inner:
-                    title = f"{JOBS[name].title}, {kind}"
-                    contenders = {"bare": bare, OURS: Shared(name, kind, is_small, inner)}
+                    other = Shared(name, kind, is_small, launcher, inner)
+                    contenders = {BARE: baseline, TRAINER if kind == TRAINER else OURS: other}
+                    title = title_of(name, kind)
                     yield Row(title, partial(pair, name, kind, contenders, gpus))
                     if kind == "ddp":
                         yield Row(f"{title}: kernels", partial(kernels, title, contenders))

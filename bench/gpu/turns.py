@@ -10,7 +10,9 @@ from paired import interleave
 from record import Comparison
 
 GIB = 2**30
-ROUNDS, STEPS_PER_TURN, WARMUP = 2, 5, 3
+ROUNDS = 2
+STEPS_PER_TURN = 5
+WARMUP = 3
 
 Variant = Callable[[], Callable[[], object]]
 """Makes its settings at the beginning of a turn, and returns the step."""
@@ -55,7 +57,8 @@ def timed(step: Callable[[], object], steps: int) -> tuple[float, float | None]:
         return (time.perf_counter() - started) / steps, None
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start = torch.cuda.Event(enable_timing=True)
+    end = torch.cuda.Event(enable_timing=True)
     start.record()
     for _ in range(steps):
         step()

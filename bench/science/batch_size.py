@@ -50,7 +50,8 @@ def main() -> None:
     folder = options.output or ROOT / "bench/results" / options.experiment
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "results.jsonl"
-    words, seeds = shlex.split(behind), range(options.seeds)
+    words = shlex.split(behind)
+    seeds = range(options.seeds)
     recorded = read_results(file)
     if not options.report:
         runs = options.folder or ROOT / "runs/sweeps/science" / options.experiment

@@ -46,7 +46,8 @@ def verdicts(
 
 def flat_up_to(cells: Mapping[tuple[str, int], Cell], experiment: Experiment, rule: str) -> int:
     """The largest batch size up to which no result of the rule is clearly higher than the reference's."""
-    reference, largest = cells[rule, experiment.reference], experiment.reference
+    reference = cells[rule, experiment.reference]
+    largest = experiment.reference
     for batch in experiment.batches:
         if (rule, batch) not in cells or verdict(reference, cells[rule, batch]) == "holds":
             break

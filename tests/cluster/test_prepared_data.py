@@ -1,4 +1,4 @@
-"""Data that the tasks of an array prepare, one of which is killed; `bench/prepared_array.py` kills fifty."""
+"""Data that the tasks of an array prepare, one of which is killed; `bench/results/prepared` is of fifty."""
 
 import json
 

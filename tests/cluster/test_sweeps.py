@@ -1,4 +1,4 @@
-"""Sweeps as arrays of jobs; `bench/sweep_array.py` has a larger one, with training, and branches of a run."""
+"""Sweeps as arrays of jobs; `bench/results/sweep_array` is of a larger one, with training."""
 
 import pytest
 

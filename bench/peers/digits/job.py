@@ -4,7 +4,9 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-SAMPLES, BATCH, EPOCHS = 1437, 64, 90
+SAMPLES = 1437
+BATCH = 64
+EPOCHS = 90
 STEPS = SAMPLES // BATCH * EPOCHS
 
 

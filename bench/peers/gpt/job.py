@@ -8,8 +8,14 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import GPT2Config, GPT2LMHeadModel
 
-VOCABULARY, BLOCK, WIDTH, LAYERS, HEADS = 256, 128, 256, 4, 4
-SAMPLES, MICRO_BATCH, ACCUMULATION = 3200, 2, 4
+VOCABULARY = 256
+BLOCK = 128
+WIDTH = 256
+LAYERS = 4
+HEADS = 4
+SAMPLES = 3200
+MICRO_BATCH = 2
+ACCUMULATION = 4
 CLIP_NORM = 1.0
 
 

@@ -37,7 +37,8 @@ def train(clock, stage):
     # On a CPU it would otherwise compile a collective of its own first.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed("gloo")
-    rank, world_size = deepspeed.comm.get_rank(), deepspeed.comm.get_world_size()
+    rank = deepspeed.comm.get_rank()
+    world_size = deepspeed.comm.get_world_size()
     model = build_model()
     engine, optimizer, _, _ = deepspeed.initialize(
         model=model, optimizer=build_optimizer(model), config=engine_config(stage, world_size)

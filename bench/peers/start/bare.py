@@ -18,7 +18,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.tensorboard import SummaryWriter  # noqa: F401
 from transformers import GPT2Config, GPT2LMHeadModel
 
-BLOCK, MICRO_BATCH, ACCUMULATION = 128, 8, 2
+BLOCK = 128
+MICRO_BATCH = 8
+ACCUMULATION = 2
 
 accelerator = Accelerator(cpu=not torch.cuda.is_available())
 torch.manual_seed(0)

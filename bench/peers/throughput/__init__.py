@@ -1,1 +1,1 @@
-"""The loops of bench/gpu_throughput.py: a bare compiled loop and Transformers' `Trainer`, on a model and samples."""
+"""The loops of bench/gpu/throughput.py: a bare compiled loop and Transformers' `Trainer`, on a model and samples."""

@@ -21,7 +21,7 @@ from resuming import Interruption, assert_same_weights, run_interrupted
 def test_a_noisy_quadratic(tmp_path, monkeypatch, capsys):
     """A branch is killed, and the branch of the run's own batch is the run itself, bit for bit.
 
-    bench/critical_batch.py has all batches and enough seeds.
+    bench/results/critical_batch has all batches and enough seeds.
     """
     run_dir, folder = tmp_path / "run", tmp_path / "branches"
     before = train(run_dir, STEP + WINDOW // BATCH)

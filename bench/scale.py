@@ -1,13 +1,18 @@
-"""Published throughput of one configuration on several numbers of GPUs, with its source, and the share fitted to it.
+"""How well the step times of `largebatch plan --gpu` predict published throughput on several numbers of GPUs.
+
+    python bench/scale.py
+
+Prints each published efficiency beside that of `largebatch.estimate.step_time`. Nothing is measured: the figures are
+below, each with its source, and one constant, the exposed share, is fitted to four of them.
 
 Within a series only the number of GPUs differs: model, micro-batch, accumulation and checkpointing of activations are
-the same. Its smallest number of GPUs says how long a micro-batch takes to compute; `largebatch.estimate.step_time`
-predicts the others.
+the same. Its smallest number of GPUs says how long a micro-batch takes to compute; the model predicts the others.
 
 Every figure was read in its source except Goyal et al.'s, as noted there. Networks are from data sheets; no source says
 what its network really delivered.
 """
 
+import argparse
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -156,7 +161,8 @@ class Series:
         """
         if self.step_seconds(0.0, self.reference, exposed_share) > step:
             raise ValueError(f"{self.name} on {self.reference} GPUs communicates for longer than a step of {step:g} s")
-        low, high = 0.0, step
+        low = 0.0
+        high = step
         for _ in range(60):
             middle = (low + high) / 2
             if self.step_seconds(middle, self.reference, exposed_share) < step:
@@ -166,8 +172,10 @@ class Series:
         return high
 
 
-FULL_SHARD, SHARD_GRAD_OP = (Strategy("fsdp", reshards=reshards, reduces_each=True) for reshards in (True, False))
-DDP, FSDP2 = Strategy("ddp"), Strategy("fsdp")
+FULL_SHARD = Strategy("fsdp", reshards=True, reduces_each=True)
+SHARD_GRAD_OP = Strategy("fsdp", reshards=False, reduces_each=True)
+DDP = Strategy("ddp")
+FSDP2 = Strategy("fsdp")
 
 
 def _mpt(
@@ -182,7 +190,7 @@ def _mpt(
 ) -> Series:
     """llm-foundry's MPT, with micro-batches of so many sequences of 2,048 tokens.
 
-    Layers are those that `NumParams` and the model's width leave room for (tests/scale). Weights are gathered and
+    Layers are those that `NumParams` and the model's width leave room for. Weights are gathered and
     gradients reduced in bf16: "PURE" says so, and "DEFAULT" leaves the reduction to PyTorch, which takes the weights'
     precision (2.13, `FlatParamHandle._init_param_reduce_dtypes`).
     """
@@ -324,7 +332,8 @@ def fit_exposed_share(series: Sequence[Series]) -> float:
             for gpus in each.predicted
         )
 
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     for _ in range(40):
         third = (high - low) / 3
         if squares(low + third) < squares(high - third):
@@ -332,3 +341,51 @@ def fit_exposed_share(series: Sequence[Series]) -> float:
         else:
             low += third
     return (low + high) / 2
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A published efficiency, and the model's."""
+
+    series: Series
+    gpus: int
+    published: float
+    model: float
+
+    @property
+    def error(self) -> float:
+        """The model's error, relative to the published efficiency."""
+        return self.model / self.published - 1
+
+
+def predictions(share: float) -> list[Prediction]:
+    """All figures above the references, with an exposed share."""
+    return [
+        Prediction(series, gpus, series.efficiency(gpus), series.model_efficiency(gpus, share))
+        for series in SERIES
+        for gpus in series.predicted
+    ]
+
+
+def main() -> None:
+    """Print the figures, and how far the model is from those that it was not fitted to."""
+    parser = argparse.ArgumentParser(description="Compare the step times of the plan with published figures.")
+    parser.parse_args()
+    share = fit_exposed_share(SERIES)
+    found = predictions(share)
+    for each in found:
+        gpus = f"{each.series.reference} → {each.gpus}"
+        use = "fitted" if each.series.is_fitted else "held out"
+        print(f"{each.series.name:<48}{gpus:>10}{each.published:>7.3f}{each.model:>7.3f}{each.error:>+8.1%}  {use}")
+    print(f"exposed share: {share:.2f}")
+    held_out = [each for each in found if not each.series.is_fitted]
+    for title, group in {
+        "published under 0.9": [each for each in held_out if each.published < 0.9],
+        "published from 0.9 on": [each for each in held_out if each.published >= 0.9],
+    }.items():
+        root_mean_square = math.sqrt(sum(each.error**2 for each in group) / len(group))
+        print(f"{title}: {len(group)} held out, root-mean-square error {root_mean_square:.1%}")
+
+
+if __name__ == "__main__":
+    main()

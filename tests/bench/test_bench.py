@@ -1,0 +1,224 @@
+"""The programs of bench/: each starts, and what they share counts and records rightly."""
+
+import importlib
+import re
+import shutil
+import sys
+from contextlib import ExitStack
+from types import SimpleNamespace
+
+import pytest
+
+import paired
+import performance
+import scale
+from experiments import EXPERIMENTS
+from fuzz import TARGETS, fuzz
+from fuzzing.cases import HELD, Case, Sound, run_case
+from gpu import correctness
+from gpu.__main__ import seconds_of_the_next
+from gpu.rows import GRACE, Launcher, NotMeasured, Part, Row
+from largebatch.config import load_config
+from largebatch.estimate.step_time import EXPOSED_SHARE
+from largebatch.plan import resolve
+from largebatch.tools.local_jobs.jobs import JobFailed
+from paths import ROOT
+from planted import ALL
+from planting import plant
+from record import Comparison, Figure, Record, behind, not_measured, read_record, take_facts
+from runs import matrix, overrides_of
+
+BENCH = ROOT / "bench"
+FILES = [*BENCH.glob("*.py"), BENCH / "science/batch_size.py"]
+
+
+@pytest.mark.slow
+def test_every_program_starts(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "tests/backend")])
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    programs = [file.stem for file in FILES if "ArgumentParser(" in file.read_text()]
+    for program in (*programs, "gpu.__main__"):
+        monkeypatch.setattr(sys, "argv", [f"{program}.py", "--help"])
+        with pytest.raises(SystemExit) as ended:
+            importlib.import_module(program).main()
+        assert ended.value.code == 0, program
+        assert "usage:" in capsys.readouterr().out
+    for module in ("same_run", "gpu.ablations", "gpu.memory", "gpu.scaling", "gpu.throughput"):
+        importlib.import_module(module)
+
+
+def test_the_page_of_performance_is_made_of_the_results():
+    assert performance.DOCUMENT.read_text(encoding="utf-8") == performance.document(), "run bench/performance.py"
+    makefile = (ROOT / "Makefile").read_text()
+    assert re.search(r"^BENCH \?= (.*)$", makefile, re.MULTILINE).group(1).split() == [*performance.PROGRAMS]
+    readme = (BENCH / "README.md").read_text()
+    assert [file.name for file in FILES if file.name not in readme] == []
+
+
+def test_ratios_and_targets_that_are_missed():
+    # The ratios are 3, 1 and 1; the ratio of the medians is 1.5.
+    rounds = [{"raw": 1.0, "ours": 3.0}, {"raw": 5.0, "ours": 5.0}, {"raw": 2.0, "ours": 2.0}]
+    comparison = Comparison("s", "raw", rounds, limits={"ours": 0.5})
+    assert comparison.median_ratios() == {"raw": 1.0, "ours": 1.0}
+    figures = [
+        Figure("tokens", "/s", [1.0, 3.0, 2.0], at_least=2.5),
+        Figure("start", "s", [0.4], at_most=0.5),
+        Figure("on a GPU", "/s", [], at_least=1.0),
+    ]
+    record = Record("some", "Some", "What it is.", {}, take_facts(("torch",)), [comparison], figures)
+    assert behind(record) == [
+        "ours takes 1.000 times as much as raw; the target is at most 0.5",
+        "tokens: 2 /s; the target is at least 2.5",
+    ]
+    assert not_measured(record) == ["on a GPU"]
+
+
+def test_contenders_take_turns(monkeypatch):
+    steps = []
+    now = [0.0]
+    monkeypatch.setattr(paired, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def stepper(name, seconds):
+        def start(connections):
+            clock = paired.TurnClock(connections[0], steps=2, warmup=3)
+            while True:
+                steps.append(name)
+                now[0] += seconds
+                try:
+                    clock.step()
+                except SystemExit:
+                    return
+
+        return start
+
+    with ExitStack() as stack:
+        contenders = {
+            name: stack.enter_context(paired.contender(stepper(name, seconds), 1))
+            for name, seconds in {"a": 1.0, "b": 3.0}.items()
+        }
+        rounds = paired.take_turns(contenders, 3)
+    # Steps before the first turn, then turns of two, and each round begins with the other one.
+    assert "".join(steps) == "aaa" + "bbb" + "aabb" + "bbaa" + "aabb"
+    # Seconds per step, not per turn.
+    assert rounds == [{"a": 1.0, "b": 3.0}] * 3
+
+
+def test_step_times_against_published_figures_that_nothing_was_fitted_to():
+    share = scale.fit_exposed_share(scale.SERIES)
+    low, high = EXPOSED_SHARE
+    assert low < share < high
+    sources = (scale.FOUNDRY, scale.TORCHTITAN, scale.WHITEFIBER, scale.GOYAL)
+    held_out = [each for each in scale.predictions(share) if not each.series.is_fitted]
+    errors = {f"{each.series.name}, {each.gpus}": each.error for each in held_out if each.series.source in sources}
+    assert len(errors) > 30
+    assert {name: error for name, error in errors.items() if abs(error) > 0.05} == {}
+
+
+# --- what changes with the recipes ------------------------------------------------------------------------------------
+
+
+def test_each_bug_can_be_planted(tmp_path):
+    for number, planted in enumerate(ALL):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for file in {file for file, _, _ in planted.edits}:
+            shutil.copy(planted.recipe.parent / file, folder)
+        for file, old, new in planted.edits:
+            plant(str(folder / file), old, new)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_run_of_an_experiment_has_a_plan(name):
+    experiment = EXPERIMENTS[name]
+    for point in matrix(experiment, experiment.base_lrs[0], [3]):
+        plan = resolve(load_config(experiment.recipe, overrides_of(experiment, point)), world_size=1)
+        assert (plan.max_global_batch_size, plan.seed) == (point.batch, 3)
+        # BatchNorm's micro-batch, Goyal's n, is the same at every batch size.
+        assert plan.micro_batch_size <= experiment.reference
+
+
+# --- fuzzing ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_few_damaged_inputs(tmp_path):
+    sound = Sound.make(tmp_path)
+    for target in TARGETS:
+        outcomes = fuzz(target, range(12), 7, sound)
+        assert [(number, outcome.output) for number, _, outcome in outcomes if outcome.verdict != HELD] == []
+
+
+def colored(_):
+    print("\x1b[31mred")
+
+
+@pytest.mark.parametrize(
+    ("work", "verdict"),
+    [
+        (lambda _: 1 // 0, "traceback"),
+        (lambda _: sys.exit(2), "exit code 2 without a reason"),
+        (colored, "terminal escape"),
+        (lambda _: 0, HELD),
+    ],
+)
+def test_verdicts_on_damaged_inputs(work, verdict, tmp_path):
+    assert run_case(Case([], tmp_path, work)).verdict == verdict
+
+
+# --- GPUs -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_that_fails_is_recorded_and_the_others_are_measured(tmp_path):
+    now = [0.0]
+
+    def fail(_):
+        raise RuntimeError("out of memory\nand more")
+
+    def fail_in_a_job(_):
+        raise JobFailed([(0, "Traceback\nValueError: in the job", "error: what to write instead\n")])
+
+    def refuse(_):
+        raise NotMeasured("deepspeed is not installed")
+
+    def measure(deadline):
+        assert deadline.seconds_left == 100 + GRACE
+        now[0] = 100.0
+        return [Figure("works", "s", [2.0])]
+
+    part = Part(Record("gpu", "T", "A", {}, take_facts(())), tmp_path / "part.json", 100, clock=lambda: now[0])
+    rows = {"fails": fail, "job": fail_in_a_job, "zero1": refuse, "works": measure, "late": measure}
+    part.measure(Row(name, each) for name, each in rows.items())
+    record = read_record(tmp_path / "part.json")
+    assert [(each.what, each.samples) for each in record.figures] == [
+        (name, [2.0] if name == "works" else []) for name in rows
+    ]
+    assert record.remarks == [
+        "fails: not measured: failed: RuntimeError: out of memory.",
+        "job: not measured: failed: what to write instead.",
+        "zero1: not measured: deepspeed is not installed.",
+        "late: not measured: the part's time was up.",
+    ]
+    # What one line has no room for.
+    assert "and more" in (tmp_path / "failures.txt").read_text()
+
+
+@pytest.mark.parametrize("minutes", [9, 25])
+def test_a_call_ends_in_its_time_whatever_its_last_rows_take(minutes):
+    left = 60 * minutes
+    for number in range(len(performance.GPU_PARTS)):
+        left -= seconds_of_the_next(performance.GPU_PARTS[number:], "cuda", left) + GRACE
+    assert left >= -1e-6
+
+
+def test_every_setting_that_is_tried_on_gpus_has_a_plan():
+    for setting in correctness.sample():
+        words = correctness.words_of(setting, is_small=False, processes=1)
+        resolve(load_config(correctness.recipe_file(setting.recipe), words), world_size=1)
+
+
+@pytest.mark.slow
+def test_a_row_is_rehearsed_on_the_cpu(tmp_path):
+    name = correctness.exact_name("gpt_pydoc")
+    part = Part(Record("gpu", "T", "A", {}, take_facts(())), tmp_path / "part.json", 100, [name])
+    part.measure(correctness.Runs(Launcher(1, ("ddp",)), is_small=True).rows())
+    (figure,) = read_record(tmp_path / "part.json").figures
+    assert (figure.what, figure.samples) == (name, [0])
