@@ -25,7 +25,7 @@ from record import RESULTS, ROOT, take_facts, write_verdicts
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/cluster")]
 
 from largebatch.storage.files import read_json_lines  # noqa: E402
-from largebatch.storage.layout import read_object  # noqa: E402
+from largebatch.storage.run_folder import RunFolder  # noqa: E402
 from resuming import EXACT  # noqa: E402
 from slurm_cluster import Cluster  # noqa: E402
 from sweeping_array import SweepingArray  # noqa: E402
@@ -71,7 +71,7 @@ def lose_a_host(array: SweepingArray) -> list[Path]:
         if 40 <= len(read_json_lines(point / "metrics.jsonl")) < 100:
             # The job may have ended meanwhile.
             with suppress(LookupError), array.job(index).paused(rank=0):
-                if read_object(point / "status.json")["outcome"] == "running":
+                if RunFolder(point).ending() is None:
                     return [point, *array.lose_host_of(index)]
     return []
 
@@ -89,7 +89,7 @@ def compare(array: SweepingArray, killed: list[Path], here: Path) -> Iterator[di
         steps = [line["step"] for line in read_json_lines(point / "metrics.jsonl")]
         if steps != list(range(steps[0], steps[0] + len(steps))):
             wrong.append("steps")
-        attempts = len(list((point / "attempts").iterdir()))
+        attempts = len(RunFolder(point).attempts())
         # One that was killed together with the first may not have begun, or may have finished.
         least, most = (2 if point == killed[0] else 1), (2 if point in killed else 1)
         if not least <= attempts <= most:

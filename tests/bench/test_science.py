@@ -7,6 +7,7 @@ from shutil import rmtree
 
 import pytest
 
+from ending_files import end_run
 from experiments import EXPERIMENTS
 from largebatch.config import load_config
 from largebatch.errors import UserError
@@ -52,12 +53,8 @@ class Trainer:
             run_dir = folder / point.name
             run_dir.mkdir(exist_ok=True)
             (run_dir / "plan.json").touch()
-            status = {"outcome": "finished"}
-            if point.settings[RATE] == DIVERGING:
-                status = {"outcome": "failed", "kind": "training"}
-            if point.name in self.failing:
-                status = {"outcome": "failed", "kind": "storage"}
-            (run_dir / "status.json").write_text(json.dumps(status))
+            kind = "training" if point.settings[RATE] == DIVERGING else "finished"
+            end_run(run_dir, "files" if point.name in self.failing else kind)
             evaluations = [{"step": step, "accuracy": step**2 / 100} for step in range(10)]
             (run_dir / "evaluations.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in evaluations))
 
