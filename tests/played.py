@@ -18,7 +18,7 @@ ACCELERATE = """
   echo "trains on $LARGEBATCH_NODE"
   if [[ -n ${REFUSAL:-} ]]; then
     mkdir -p "$LARGEBATCH_LOGS/endings"
-    echo "{\"kind\": \"refused\", \"message\": \"$REFUSAL\"}" >"$LARGEBATCH_LOGS/endings/rank_0.json"
+    printf '{"kind": "refused", "message": "%s"}' "$REFUSAL" >"$LARGEBATCH_LOGS/endings/rank_0.json"
   fi
   exit "${TRAIN_CODE:-0}"
 """

@@ -124,7 +124,7 @@ def _record(folder: Path, number: int) -> dict[str, Any]:
     try:
         record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         record["host"], attempt_name(record)
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise OSError(errno.EIO, f"not the record of an attempt: {error}", str(file)) from error
     return record
 
