@@ -3,7 +3,6 @@
 import fcntl
 import itertools
 import os
-import re
 import time
 import weakref
 from contextlib import AbstractContextManager, suppress
@@ -38,12 +37,12 @@ class OwnFolder(RunFolder):
 
     def check_usable(self) -> None:
         """Raise UserError, before anything is written, if the path is a file or holds files that are not a run's."""
-        names: list[str] = []
+        found: set[Path] = set()
         with self.writing(), suppress(FileNotFoundError):
-            # A start that has just begun, or was killed at once, has no plan yet.
-            names = [] if self.is_a_run else [path.name for path in self.path.iterdir()]
-        ours = re.compile(r"lock|jobs|stop(\..*)?|\.plan\.json\..*")
-        if not all(map(ours.fullmatch, names)):
+            found = set() if self.is_a_run else set(self.path.iterdir())
+        # A start that has just begun, or was killed at once, has no plan yet.
+        unfinished_plans = self.path.glob(f".{self.plan_file.name}.*")
+        if found - {self.lock_file, self.jobs_dir, *self.stop_files(), *unfinished_plans}:
             raise UserError(
                 f"--run-dir: {self.path} holds files that are not a run's; choose another folder, or an empty one"
             )

@@ -6,7 +6,7 @@ The first answers whether the start should train, and the second whether the job
 import argparse
 from pathlib import Path
 
-from largebatch.tools.job.next_start import FAILED, next_start
+from largebatch.tools.job.decision import FAILED, next_start
 from largebatch.tools.job.starts import JobStarts
 from largebatch.tools.options import Commands, add_command
 from largebatch.words import printable

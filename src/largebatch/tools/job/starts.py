@@ -14,8 +14,8 @@ from largebatch.storage.run_folder import RunFolder
 from largebatch.system.endings import ENDINGS, Ending, parse_ending, read_endings
 from largebatch.system.regular_file import append, read_bytes
 from largebatch.system.variables import whole_number
+from largebatch.tools.job.decision import Evidence, Next
 from largebatch.tools.job.killed import killed_processes
-from largebatch.tools.job.next_start import Evidence, Next
 from largebatch.words import counted
 
 ENDING = "ending.json"

@@ -6,7 +6,7 @@ import pytest
 
 from largebatch.system.endings import Ending, StopReason
 from largebatch.system.failures import Kind
-from largebatch.tools.job.next_start import Evidence, next_start
+from largebatch.tools.job.decision import Evidence, next_start
 
 OOM = Ending(Kind.OUT_OF_MEMORY, exception="OutOfMemoryError", step=7, micro_batch_size=4, trained=True)
 BUG = Ending(Kind.ERROR, "KeyError: 1", exception="KeyError", micro_batch_size=4)
