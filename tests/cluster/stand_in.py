@@ -75,7 +75,8 @@ def follow(run_dir: Path) -> int:
     """Wait, whatever the signals, until the first node's process has ended this start, or is in a later one."""
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    job, run = job_start(), RunFolder(run_dir)
+    job = job_start()
+    run = RunFolder(run_dir)
     while True:
         latest = (run.attempts() or [{}])[-1]
         is_newer = latest.get("job_id") == job["job_id"] and latest["restart"] > job["restart"]

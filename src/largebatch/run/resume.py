@@ -115,7 +115,8 @@ def latest_usable(candidates: Iterable[Entry], backend: Backend) -> tuple[tuple[
     """
     skipped: list[Entry] = []
     for entry in candidates:
-        found, manifest = entry, None
+        found = entry
+        manifest = None
         if entry.problem is None:
             try:
                 check_checksums(entry.path, backend.rank, backend.world_size)

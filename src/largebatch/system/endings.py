@@ -123,7 +123,9 @@ class OwnEnding:
             progress: Returns the fields of an ending that say how far the run is.
             written: Called with the ending, after it was written or could not be.
         """
-        self._attempt_folder, self._progress, self._written = folder, progress, written
+        self._attempt_folder = folder
+        self._progress = progress
+        self._written = written
 
     def write(self, kind: Kind, message: str, **about: Any) -> None:
         """Write the ending, with further fields; OSError if the run's folder does not take it."""

@@ -121,7 +121,8 @@ def _measured(folder: Path) -> CriticalBatch:
     plan = None
     with suppress(OSError):
         plan = run.plan()
-    steps, batch = summary.get("steps"), plan.max_global_batch_size if plan else 0
+    steps = summary.get("steps")
+    batch = plan.max_global_batch_size if plan else 0
     has_one_size = isinstance(steps, int) and summary.get("samples") == steps * batch > 0
     return _with_error(samples, found.get("standard_error"), source, (steps, batch) if has_one_size else None)
 

@@ -50,8 +50,8 @@ def next_start(evidence: Evidence) -> Next:
 
 
 def _next_start(evidence: Evidence) -> Next:
-    code, endings = evidence.exit_code, evidence.endings
-    ending = decisive(endings)
+    code = evidence.exit_code
+    ending = decisive(evidence.endings)
     kind = ending.kind if ending else None
     if ending and kind == Kind.REFUSED:
         return Next(REFUSED, f"refused: {ending.message}")
@@ -66,7 +66,7 @@ def _next_start(evidence: Evidence) -> Next:
     stopped_by = evidence.asked_to_stop or ("a signal to the nodes" if code in SIGNALED else "")
     if stopped_by and not has_begun:
         return Next(None, f"asked to stop by {stopped_by} before the run began")
-    failure = decisive(each for each in endings if each.kind != Kind.KILLED)
+    failure = decisive(each for each in evidence.endings if each.kind != Kind.KILLED)
     if failure is not None:
         return _after_failure(failure, ending, evidence.earlier)
     # A run that had finished before has no attempt. A wrapper of the launcher may exit with 0 whatever happened.
@@ -87,8 +87,8 @@ def _after_failure(failure: Ending, cause: Ending | None, earlier: Ending | None
     if not failure.retry:
         return Next(FAILED, f"{message}; the same start would fail again: not requeued", failure)
     if earlier is not None and earlier.kind == failure.kind:
-        size, earlier_size = failure.micro_batch_size, earlier.micro_batch_size
-        if failure.kind == Kind.OUT_OF_MEMORY and (failure.step, size) == (earlier.step, earlier_size):
+        is_same = failure.step == earlier.step and failure.micro_batch_size == earlier.micro_batch_size
+        if failure.kind == Kind.OUT_OF_MEMORY and is_same:
             return Next(FAILED, f"{message}; for the second time at the same step: not requeued", failure)
         is_same = failure.exception == earlier.exception and not failure.trained and not earlier.trained
         if failure.kind == Kind.ERROR and is_same:
