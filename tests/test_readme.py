@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-import sys
 
 import pytest
 
@@ -74,14 +73,15 @@ def run_the_loop_that_is_shown(run_dir):
     """With what the recipe's script has, but for its loop."""
     recipe = ROOT / "recipes/causal_lm/gpt_pydoc.json"
     tiny = ("--model.num_layers=1", "--model.hidden_size=16", "--data.block_size=16", "--train.stop_after_steps=3")
-    sys.argv = ["train.py", "--config", str(recipe), "--run-dir", str(run_dir), "--logging.trackers=[]", *tiny]
+    words = ["--config", str(recipe), "--run-dir", str(run_dir), "--logging.trackers=[]", *tiny]
     names = vars(import_from(recipe.parent, "train"))
 
     def evaluate_batch(batch):
         return {"tokens": batch["labels"].shape[1] * names["torch"].ones(len(batch["labels"]))}
 
     (code,) = (block.split("```")[0] for block in README.split("```python\n")[1:])
-    exec(code, names | {"evaluate_batch": evaluate_batch})
+    with names["from_command_line"](names["Config"], words) as (config, options):
+        exec(code, names | {"evaluate_batch": evaluate_batch, "config": config, "options": options})
 
 
 @pytest.mark.slow

@@ -131,7 +131,7 @@ def test_sites_of_other_kinds(submit, tmp_path):
     )
     assert contained.wait_for_end() == "COMPLETED", contained.log
     assert "other folders are absent" in contained.log
-    assert contained.status["outcome"] == "finished"
+    assert contained.ending.kind == "finished"
 
     # There are no such GPUs, and the pre-flight could do nothing about it but say so: it is reached with what was set.
     assert job.wait_for_end() == "FAILED"

@@ -20,7 +20,7 @@ def attempts(tmp_path):
 
 
 def records(folder):
-    return {path.name: json.loads(path.read_text()) for path in sorted(folder.iterdir())}
+    return {path.name: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
 
 
 def test_attempts_are_numbered_from_one_and_recorded(attempts):

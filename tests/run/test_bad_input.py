@@ -1,7 +1,6 @@
 """Jobs that cannot run: one message, exit code 2, no traceback, nothing left behind."""
 
 import errno
-import sys
 from pathlib import Path
 
 import pytest
@@ -181,7 +180,7 @@ def train_beside_secret_checkpoints(run_dir: Path) -> None:
 
 
 def test_checkpoints_that_cannot_be_read(tmp_path):
-    (tmp_path / "status.json").touch()
+    (tmp_path / "config.json").touch()
     with pytest.raises(JobFailed) as caught:
         run_job(train_beside_secret_checkpoints, tmp_path)
     report = str(caught.value)
@@ -205,8 +204,8 @@ def report_of_words(*words: str) -> str:
 
 
 def run_with_words(words: tuple[str, ...]) -> None:
-    from largebatch.run import user_errors
+    from largebatch.run import from_command_line
 
-    sys.argv = ["train.py", *words]
-    with user_errors():
-        tasks.module("image_classification", "train").main()
+    module = tasks.module("image_classification", "train")
+    with from_command_line(module.Config, words) as (config, options):
+        module.main(config, options)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jobs import JobFailed, run_job, train
-from largebatch.tools.job.cause import first_cause
+from largebatch.system.endings import decisive, read_endings
 from paths import PYDOC
 from resuming import TINY_GPT, run_interrupted
 
@@ -62,7 +62,7 @@ def test_a_hang_ends_the_job_and_the_run_goes_on(how, rank, strategy, tmp_path):
     assert f"more than faults.hang_seconds {HANG_SECONDS}; " in status["message"]
     assert "the stacks of the processes (rank_*.txt)" in status["message"]
     assert status["message"].endswith(f"are in {folder}")
-    assert first_cause(logs)[0].startswith("hang: no progress for")
+    assert decisive(read_endings(logs / "endings")).where_and_why.startswith("hang: no progress for")
     # Who waits for the other shows where; who is stuck, too. Who is stopped can tell nothing.
     waiting = (folder / f"rank_{1 - rank:05d}.txt").read_text()
     assert "in backward" in waiting or "in update" in waiting

@@ -132,11 +132,11 @@ def test_what_does_not_change_the_training_may_change(run, tmp_path):
 
 
 def train_where_one_sees_the_folder_late(run_dir, words):
-    from largebatch.run.record.folder import RunFolder
+    from largebatch.run.record.folder import OwnFolder
 
     if os.environ["RANK"] == "1":
-        RunFolder.is_a_run = property(lambda _: False)
-        RunFolder.check_usable = lambda _: None
+        OwnFolder.is_a_run = property(lambda _: False)
+        OwnFolder.check_usable = lambda _: None
     train(PYDOC, *words, run_dir=run_dir)
 
 
@@ -327,9 +327,9 @@ def test_a_model_of_another_shape_is_named(run):
 
 def start_late(run_dir, words):
     """The second of two that begin in a new folder at once: it has found no run, and then the first one begins."""
-    from largebatch.run.record.folder import RunFolder
+    from largebatch.run.record.folder import OwnFolder
 
-    begin = RunFolder.begin
+    begin = OwnFolder.begin
 
     def wait_and_begin(folder, *arguments):
         (run_dir.parent / "late is there").touch()
@@ -337,7 +337,7 @@ def start_late(run_dir, words):
             time.sleep(0.05)
         return begin(folder, *arguments)
 
-    RunFolder.begin = wait_and_begin
+    OwnFolder.begin = wait_and_begin
     train(PYDOC, *words, run_dir=run_dir)
 
 

@@ -17,7 +17,7 @@ from tensorboard.compat.proto.event_pb2 import SessionLog
 from jobs import run_job, train
 from largebatch.config import load_config
 from largebatch.run.record import trackers
-from largebatch.run.record.folder import RunFolder
+from largebatch.run.record.folder import OwnFolder
 from largebatch.run.record.trackers import Trackers, connect
 from paths import PYDOC
 from tasks import SMALL
@@ -81,7 +81,7 @@ def wandb(monkeypatch):
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "my_run").mkdir()
-    return RunFolder(tmp_path / "my_run")
+    return OwnFolder(tmp_path / "my_run")
 
 
 def start(folder, first_step=0, names=("wandb",), words=(), said=None):
@@ -142,7 +142,7 @@ def test_another_tracker_begins_a_run_in_each_start(folder, monkeypatch):
 def test_another_folder_is_another_run(wandb, folder, tmp_path):
     (tmp_path / "other").mkdir()
     start(folder)
-    start(RunFolder(tmp_path / "other"))
+    start(OwnFolder(tmp_path / "other"))
     assert len({options["id"] for options in wandb.starts}) == 2
 
 

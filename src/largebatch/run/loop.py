@@ -39,8 +39,9 @@ from largebatch.run.record.recorder import Recorder
 from largebatch.run.rehearsal import rehearsed_step
 from largebatch.run.resume import Start
 from largebatch.run.step import Step, check_gradients, until_updated
-from largebatch.run.watch.stop import StopRequests, StopVote, reason_in_words
+from largebatch.run.watch.stop import REASONS, StopRequests, StopVote, describe_reason
 from largebatch.run.watch.watchdog import Watchdog
+from largebatch.system.endings import StopReason
 
 
 class Loop:
@@ -69,7 +70,7 @@ class Loop:
         self.stopwatch = recorder.metrics.stopwatch
         self.stop = stop
         self.stop_vote = StopVote(backend.all_max)
-        self.stop_reason = 0  # why the run stops after the current step, by its number in `REASONS`; 0 if it does not
+        self.stop_reason: StopReason | None = None  # why the run stops after the current step, if it does
         self.save_due = False  # whether a checkpoint follows the current step
         self.step: Step | None = None  # the current or latest one
         self.writer = CheckpointWriter(
@@ -85,7 +86,8 @@ class Loop:
             latest=start.checkpoint,
         )
         self.non_finite = NonFiniteSteps(backend, start, recorder, self.writer)
-        self.watchdog = Watchdog(self.plan.faults.hang_seconds, backend.rank, recorder.stack_folder)
+        hang_seconds = self.plan.faults.hang_seconds
+        self.watchdog = Watchdog(hang_seconds, backend.rank, recorder.record.ending.hang, recorder.stack_folder)
         self.evaluator = Evaluator(backend, config.data.num_workers, self.stopwatch, self.watchdog.heartbeat)
 
     @property
@@ -128,8 +130,8 @@ class Loop:
                 step.check_passes()
             # A step that is logged or saved needs the norm even if nothing is clipped: to show it, and to save nothing
             # after a gradient that was not finite.
-            self.stop_reason = self.stop_vote.result()
-            self.save_due = self.stop_reason > 0 or self.plan.checkpoints_after(completed)
+            self.stop_reason = REASONS[self.stop_vote.result()]
+            self.save_due = self.stop_reason is not None or self.plan.checkpoints_after(completed)
             is_logged = self.plan.logs_after(completed)
             # A checkpoint of the step before may still be copying the weights that are about to change.
             self.writer.wait_until_copied()
@@ -180,7 +182,7 @@ class Loop:
         with self.stopwatch.paused():
             self._save()
             if self.stop_reason and self.completed_steps < self.plan.stop_after_steps:
-                self._end_stopped()
+                self._end_stopped(self.stop_reason)
 
     def _save(self) -> None:
         """Begin a checkpoint, of which a thread writes this process's part; the next `update` waits for its copy."""
@@ -192,14 +194,14 @@ class Loop:
         self.record.flush()
         self.writer.save(self.completed_steps, self.non_finite.count)
 
-    def _end_stopped(self) -> None:
+    def _end_stopped(self, reason: StopReason) -> None:
         """Wait for the checkpoint, report that the run can be resumed, and leave the process group."""
         self._finish_checkpoint()
         step = self.completed_steps
         self.writer.require(step)
-        reason, total = reason_in_words(self.stop_reason), self.plan.total_steps
-        message = f"by {reason}, after step {step:,} of {total:,}, with a checkpoint"
-        self.recorder.stopped(message)
+        total = self.plan.total_steps
+        message = f"by {describe_reason(reason)}, after step {step:,} of {total:,}, with a checkpoint"
+        self.recorder.stopped(reason, message)
         self._leave()
         raise RunStopped(f"{message}; the same command resumes from there", everywhere=True)
 

@@ -37,7 +37,7 @@ class NonFiniteSteps:
         if self._plan.faults.on_non_finite == "stop":
             # Raises, and names step and rank.
             self._recorder.metrics.check(step)
-        self._recorder.metrics.leave_out(step)
+        self._recorder.metrics.discard(step)
         losses = self._backend.gather_objects(loss_sum)
         bad_ranks = [rank for rank, loss in enumerate(losses) if not math.isfinite(loss)]
         where = (
@@ -70,7 +70,7 @@ class NonFiniteSteps:
         candidates += [entry_at(self._start.checkpoint)] if self._start.checkpoint is not None else []
         usable, skipped = latest_usable(candidates, self._backend)
         if usable is None:
-            why = skipped[0] if skipped else "none has been written yet"
+            why = f"{skipped[0].path}: {skipped[0].problem}" if skipped else "none has been written yet"
             raise TrainingFailed(
                 f"{what}, and no checkpoint can be restored ({why}); try a longer learning_rate.warmup, a lower "
                 "learning_rate.base_lr, or a shorter checkpoint.every",

@@ -37,7 +37,7 @@ from largebatch.run.checkpoint.model_files import model_files
 from largebatch.run.command_line import RunOptions
 from largebatch.run.evaluate import PerSample, RowsPerSample
 from largebatch.run.loop import Loop
-from largebatch.run.record.folder import RunFolder
+from largebatch.run.record.folder import OwnFolder
 from largebatch.run.record.recorder import Recorder
 from largebatch.run.record.task_metrics import Logged
 from largebatch.run.record.trackers import check_trackers
@@ -66,7 +66,7 @@ class Run(Generic[Config]):
     def __init__(self, config: Config, options: RunOptions):
         self.config = config
         end_with_the_launcher()
-        self.folder = RunFolder(options.run_dir)
+        self.folder = OwnFolder(options.run_dir)
         launch = read_launch(config=config)
         self.plan = resolve(config, launch.world_size)
         self.folder.check_usable()
@@ -74,10 +74,11 @@ class Run(Generic[Config]):
         try_optimizer(self.plan)
 
         self.backend = start(launch, self.plan)
-        stop_files = self.folder.stop_files if self.backend.is_main_process else {}
+        stop_files = self.folder.obeyed_stop_files if self.backend.is_main_process else {}
         self._stop = StopRequests(stop_files, self.plan.faults.time_limit_margin_seconds)
         self._stop.listen()
-        self._starting = Starting(self.backend, self._stop, self.plan.faults.hang_seconds)
+        self._ending = options.ending
+        self._starting = Starting(self.backend, self._stop, self.plan.faults.hang_seconds, self._ending)
         self._agree_on_the_plan()
         self._print(explain(self.plan, self.folder.path.name))
         groups = f", sharded over groups of {launch.shard_size}" if launch.shard_size else ""
@@ -88,7 +89,7 @@ class Run(Generic[Config]):
                 self.folder.hold()
         self._recipe = None if options.recipe is None else str(options.recipe)
         self._start = find_start(options.resume, options.allow_change, self.folder, config, self.plan, self.backend)
-        if self._start.is_over:
+        if self._start.is_finished:
             step, total = self._start.step, self.plan.total_steps
             more = "raise train.stop_after_steps to train longer" if step < total else "there is nothing left to do"
             self._print(
@@ -269,7 +270,9 @@ class Run(Generic[Config]):
             if self.plan.world_size > 1:
                 raise UserError("--perturb-weights changes the weights of a single process; launch one")
             perturb_weights(self.backend.model, self._perturb_weights)
-        recorder = Recorder(self.config, self.backend, self.folder, self._start, self._recipe, utilization)
+        recorder = Recorder(
+            self.config, self.backend, self.folder, self._start, self._recipe, utilization, self._ending
+        )
         self._loop = Loop(self.config, self.backend, self._start, recorder, self._stop, files)
         self._loop.writer.reserve()
         self._loop.agree_on_compiling()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from largebatch.errors import may_pass
@@ -18,8 +18,6 @@ from largebatch.storage.layout import (
     temporary_name,
 )
 
-UNREADABLE = "it cannot be read now"
-
 
 @dataclass(frozen=True)
 class Entry:
@@ -28,7 +26,8 @@ class Entry:
     path: Path
     step: int  # optimizer steps completed, by the folder's name; -1 if it was renamed
     problem: str | None  # why it cannot be used; None if all files are there with the sizes they must have
-    size: int  # bytes of its files
+    size: int = 0  # bytes of its files
+    is_transient: bool = False  # whether another try may find no problem
 
 
 def entries(folder: Path) -> list[Entry]:
@@ -50,7 +49,7 @@ def entry_at(path: Path) -> Entry:
             if (size := (path / name).stat().st_size) != record.size:
                 raise CheckpointError(f"{name} has {size} bytes, but had {record.size} when it was complete")
     except (CheckpointError, OSError) as error:
-        return Entry(path, step, problem_of(error), 0)
+        return unusable(Entry(path, step, None), error)
     return Entry(path, step, None, sum(record.size for record in records.values()))
 
 
@@ -82,17 +81,24 @@ def verify_checksums(path: Path, share: int = 0, num_shares: int = 1) -> str | N
     To divide the work over `num_shares` processes, each reads every `num_shares`-th file, from number `share` on.
     """
     try:
-        for name, record in sorted(read_marker(path).items())[share::num_shares]:
-            if read_record(path / name) != record:
-                return f"{name} has changed since it was written: its checksum differs"
+        check_checksums(path, share, num_shares)
     except (CheckpointError, OSError) as error:
-        return problem_of(error)
+        return unusable(Entry(path, -1, None), error).problem
     return None
 
 
-def problem_of(error: CheckpointError | OSError) -> str:
-    """What is wrong with a checkpoint; it starts with `UNREADABLE` if another try may find it intact."""
-    return f"{UNREADABLE}: {error}" if may_pass(error) else str(error)
+def check_checksums(path: Path, share: int, num_shares: int) -> None:
+    """As `verify_checksums`, but raise CheckpointError; OSError if a file cannot be read now."""
+    for name, record in sorted(read_marker(path).items())[share::num_shares]:
+        if read_record(path / name) != record:
+            raise CheckpointError(f"{name} has changed since it was written: its checksum differs")
+
+
+def unusable(entry: Entry, error: CheckpointError | OSError) -> Entry:
+    """The entry of a checkpoint that cannot be used because of an error."""
+    is_transient = may_pass(error)
+    problem = f"it cannot be read now: {error}" if is_transient else str(error)
+    return replace(entry, problem=problem, is_transient=is_transient)
 
 
 def prune(folder: Path, keep_last: int | None, is_kept_forever: Callable[[int], bool], attempt: str) -> None:

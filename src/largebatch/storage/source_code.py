@@ -17,6 +17,7 @@ from typing import Any
 from largebatch.errors import UserError, file_errors
 from largebatch.storage.files import remove_folder, replace_json_file
 from largebatch.storage.layout import read_object
+from largebatch.storage.run_folder import RunFolder
 
 SECONDS_FOR_GIT = 10
 GIT = "git.json"
@@ -110,7 +111,7 @@ def _is_code(path: Path) -> bool:
     """Whether it may be source code: not a hidden file, a cache, a run, data, or a link to a parent."""
     return not (
         path.name.startswith((".", "__pycache__"))
-        or (path / "plan.json").exists()
+        or RunFolder(path).plan_file.exists()
         or (path.name in ("data", "runs") and path.is_dir() and not any(path.glob("*.py")))
         or path.parent.resolve().is_relative_to(path.resolve())
     )

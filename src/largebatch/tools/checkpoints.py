@@ -7,8 +7,9 @@ from pathlib import Path
 from tqdm import tqdm
 
 from largebatch.errors import UserError
-from largebatch.storage.catalog import entries, verify_checksums
+from largebatch.storage.catalog import verify_checksums
 from largebatch.storage.layout import CheckpointError, read_manifest
+from largebatch.storage.run_folder import RunFolder
 from largebatch.tools.options import Commands, add_command
 from largebatch.words import printable
 
@@ -31,7 +32,7 @@ def add_parser(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print one line per checkpoint of a run, latest first; 1 if the latest cannot be resumed from."""
-    found = entries(options.run_dir / "checkpoints")
+    found = RunFolder(options.run_dir).checkpoints()
     if not found:
         why = "has no checkpoints" if options.run_dir.is_dir() else "is not a folder"
         raise UserError(f"{options.run_dir} {why}; give the folder of a run, such as runs/resnet_digits")

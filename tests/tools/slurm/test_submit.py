@@ -447,7 +447,7 @@ def test_a_sweep_is_one_array(capsys):
     # What has finished is not submitted again.
     run = Path("runs/rates/base_lr=0.001_seed=1")
     run.mkdir()
-    (run / "status.json").write_text('{"outcome": "finished"}')
+    (run / "summary.json").write_text('{"steps": 200}')
     assert main(["sweep", "gpt_pydoc", *words]) == 0
     assert called()["words"][1] == "--array=0,2,3%3"
     printed = capsys.readouterr().out

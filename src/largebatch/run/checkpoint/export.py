@@ -10,7 +10,7 @@ from huggingface_hub import split_state_dict_into_shards_factory
 
 from largebatch.errors import UserError, file_errors
 from largebatch.model.parts import is_adapter
-from largebatch.storage.catalog import entries, entry_at, verify_checksums
+from largebatch.storage.catalog import entry_at, verify_checksums
 from largebatch.storage.files import remove_folder, rename_folder, sync_folder, write_file, write_json_file
 from largebatch.storage.layout import (
     BUFFER,
@@ -22,6 +22,7 @@ from largebatch.storage.layout import (
     read_json,
     read_manifest,
 )
+from largebatch.storage.run_folder import RunFolder
 from largebatch.storage.tensors import TensorFiles, common_buffer, save_tensors, whole_weight
 from largebatch.system.regular_file import read_bytes
 
@@ -87,7 +88,7 @@ def export_intact(folder: Path, out: Path, dtype: str | None = None) -> Manifest
 def _intact(checkpoint: Path) -> Path:
     """The folder of the requested checkpoint, with its checksums verified."""
     problems = []
-    for entry in entries(checkpoint / "checkpoints") or [entry_at(checkpoint)]:
+    for entry in RunFolder(checkpoint).checkpoints() or [entry_at(checkpoint)]:
         problem = entry.problem or verify_checksums(entry.path)
         if problem is None:
             return entry.path

@@ -106,7 +106,7 @@ class StepMetrics:
         self._weight, self._own = weight, own
         self._total_weight += weight
 
-    def leave_out(self, step: int) -> None:
+    def discard(self, step: int) -> None:
         """Exclude a step that was not taken from the metrics."""
         del self._pending[step]
 
@@ -122,7 +122,7 @@ class StepMetrics:
         _, norm = self._pending[step]
         losses, num_own, waits, peaks = self._gather(step)
         loss = math.fsum(losses) / self._weight
-        place, seconds = place_of(plan, step), self.stopwatch.seconds
+        place, seconds = position_fields(plan, step), self.stopwatch.seconds
         earlier_step, earlier_seconds, earlier_samples, earlier_weight, _ = self._logged
         self._logged = (step, seconds, place["samples"], self._total_weight, self.data_wait)
         samples, weight = place["samples"] - earlier_samples, self._total_weight - earlier_weight
@@ -206,7 +206,7 @@ def peak_memory(device: torch.device) -> float:
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (GIB if sys.platform == "darwin" else 2**20), 4)
 
 
-def place_of(plan: RunPlan, step: int) -> dict[str, Any]:
+def position_fields(plan: RunPlan, step: int) -> dict[str, Any]:
     """The progress of training after `step` steps: "step", "samples" trained on and, where there are such, "epoch"."""
     place: dict[str, Any] = {"step": step, "samples": plan.batch_at(step).samples_before}
     return place if plan.mixture else place | {"epoch": round(float(plan.timeline.progress(step, "epochs")), 6)}

@@ -17,9 +17,9 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, TensorBoar
 
 from largebatch.config import RecipeConfig, as_json, flatten
 from largebatch.errors import UserError
-from largebatch.run.record.folder import RunFolder
 from largebatch.storage.files import replace_json_file
 from largebatch.storage.layout import read_object
+from largebatch.storage.run_folder import RunFolder
 
 PATIENCE_SECONDS = 60.0  # how long a tracker may take to connect, or to show what is left at the end
 

@@ -2,6 +2,7 @@
 
 import argparse
 import math
+from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import ConfigError, UserError
-from largebatch.storage.layout import read_object
+from largebatch.storage.run_folder import RunFolder
 from largebatch.tools.advise.advice import CriticalBatch, OnGpus, steps_and_samples, table, write_plot
 from largebatch.tools.advise.fit import P_OF_FAILURE, fit, read_points
 from largebatch.tools.options import (
@@ -104,7 +105,8 @@ def _with_error(samples: float, error: float | None, source: str, run: Any = Non
 
 def _measured(folder: Path) -> CriticalBatch:
     """What was measured in the folder of `largebatch critical-batch` or of a run."""
-    branched, summary = read_object(folder / "critical_batch.json"), read_object(folder / "summary.json")
+    run = RunFolder(folder)
+    branched, summary = run.critical_batch(), run.summary()
     found: Any = branched or summary.get("noise_scale")
     samples = found.get("samples") if isinstance(found, dict) else None
     if not isinstance(samples, int | float) or not 0 < samples < math.inf:
@@ -116,8 +118,12 @@ def _measured(folder: Path) -> CriticalBatch:
         f"the noise scale in {folder}, which stands in for it: it predicts the order of magnitude (McCandlish et al. "
         "2018, section 2.2), grows during training, and its error is only the measurement's"
     )
-    steps, batch = summary.get("steps"), read_object(folder / "plan.json").get("max_global_batch_size")
-    has_one_size = isinstance(steps, int) and isinstance(batch, int) and summary.get("samples") == steps * batch > 0
+    plan = None
+    with suppress(OSError):
+        plan = run.plan()
+    steps = summary.get("steps")
+    batch = plan.max_global_batch_size if plan else 0
+    has_one_size = isinstance(steps, int) and summary.get("samples") == steps * batch > 0
     return _with_error(samples, found.get("standard_error"), source, (steps, batch) if has_one_size else None)
 
 

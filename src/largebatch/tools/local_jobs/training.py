@@ -3,7 +3,6 @@
 Small are a recipe's debug model, data and a batch for a laptop's CPU without a hub, and a schedule of a few steps.
 """
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,12 @@ LONG = '--train.duration={"steps": 1000000000}'
 
 def train(recipe: Path, *arguments: str, run_dir: Path, task: Path | None = None) -> None:
     """Run `main` of a task's train.py with the command line of a run; None means the task that the recipe names."""
-    from largebatch.run import user_errors
+    from largebatch.run import from_command_line
 
-    sys.argv = ["train.py", "--config", str(recipe), "--run-dir", str(run_dir), *arguments]
-    with user_errors():
-        import_from(task_of(recipe, task), "train").main()
+    module = import_from(task_of(recipe, task), "train")
+    words = ["--config", str(recipe), "--run-dir", str(run_dir), *arguments]
+    with from_command_line(module.Config, words) as (config, options):
+        module.main(config, options)
 
 
 def debug_model_overrides(config: RecipeConfig) -> list[str]:

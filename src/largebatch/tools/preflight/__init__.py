@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from largebatch.errors import UserError
-from largebatch.system.failures import node_name
+from largebatch.system.endings import node_name
 from largebatch.tools.options import Commands, add_command, add_options_of_a_run, add_recipe, positive_int
 
 

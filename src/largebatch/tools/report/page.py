@@ -13,9 +13,10 @@ from largebatch import __version__
 from largebatch.errors import UserError
 from largebatch.plan.expected import compare
 from largebatch.storage.files import replace_file
+from largebatch.system.failures import Kind
 from largebatch.system.regular_file import read_bytes
 from largebatch.tools.report.curves import curves_html
-from largebatch.tools.report.runs import EVALUATION, ReportedRun, columns
+from largebatch.tools.reported_runs import EVALUATION, ReportedRun, columns
 
 GENERATOR = '<meta name="generator" content="largebatch '
 """Text in the pages of all versions."""
@@ -62,9 +63,12 @@ def _results(run: ReportedRun) -> dict[str, str]:
     """The results of a run, by the names of rows."""
     start = run.start
     # Only the lock of the folder would tell whether the process is alive.
-    outcome = (run.status.outcome or NONE).replace("running", "running, or killed;")
+    status = f"running, or killed; after step {run.step:,}"
+    if run.ending is not None:
+        is_failure = run.ending.kind not in (Kind.FINISHED, Kind.STOPPED)
+        status = f"{'failed' if is_failure else run.ending.kind} {run.ending.message}"
     results = {
-        "status": f"{outcome} {run.status.message or ''}",
+        "status": status,
         "recipe": start.recipe or NONE,
         "processes x strategy": f"{start.world_size or NONE} x {start.strategy or NONE}",
         "versions": ", ".join(f"{name} {version}" for name, version in start.versions.items()) or NONE,

@@ -12,6 +12,7 @@ from pathlib import Path
 from largebatch.config import config_class_of, task_of
 from largebatch.errors import UserError
 from largebatch.plan import explain, notes_on, resolve
+from largebatch.storage.run_folder import RunFolder
 from largebatch.storage.source_code import take_snapshot
 from largebatch.tools.options import Commands, add_command, add_recipe, add_task
 from largebatch.tools.slurm.batch_script import OPTION, SCRIPTS, BatchScript, site_environment
@@ -71,9 +72,9 @@ def settings_of_job(options: argparse.Namespace, run_dir: Path | None) -> dict[s
     if run_dir:
         environment["RUN_DIR"] = str(run_dir)
     # A copy, so that edits do not change what runs while the job waits in the queue or between its starts.
-    jobs = Path(environment.get("RUN_DIR") or f"runs/{options.config.stem}", "jobs").absolute()
+    run = RunFolder(Path(environment.get("RUN_DIR") or f"runs/{options.config.stem}").absolute())
     if not options.dry_run:
-        environment["LARGEBATCH_SNAPSHOT"] = str(jobs / f"snapshot_{datetime.now():%Y%m%d_%H%M%S_%f}")
+        environment["LARGEBATCH_SNAPSHOT"] = str(run.jobs_dir / f"snapshot_{datetime.now():%Y%m%d_%H%M%S_%f}")
     return environment
 
 

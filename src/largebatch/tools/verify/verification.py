@@ -23,7 +23,7 @@ from largebatch.tools.accelerate_configs import rehearsal_environment
 from largebatch.tools.local_jobs.jobs import JobFailed, run_job
 from largebatch.tools.local_jobs.training import train
 from largebatch.tools.verify.differences import (
-    CLEAR,
+    MAX_DISTINGUISHABLE,
     Differences,
     Trained,
     Weights,
@@ -175,20 +175,22 @@ class Verification:
                 row.problem += f"; {NOT_KEPT}"
             return
         row.problem = "rounding alone causes such differences" + _listed(rounding.noise)
-        if not row.differences.within(CLEAR):
+        if not row.differences.within(MAX_DISTINGUISHABLE):
             finer = "fp32" if self.config.precision == "bf16" else "fp64"
             row.verdict = "unclear"
             row.problem += f"; too large to tell apart from errors: use fewer --steps, or --precision {finer}"
 
     def _measure_rounding(self, reference: Combination, expected: Trained) -> _Rounding | None:
         # Kernels of GPUs may round differently each time, which later steps enlarge.
-        repeatable = CLEAR._replace(first_step=self.tolerance)
+        repeatable = MAX_DISTINGUISHABLE._replace(first_step=self.tolerance)
         if not compare(self._train(reference), expected).within(repeatable):
             return None
         perturbed = [self._train(reference, seed) for seed in PERTURBATIONS]
         # Adam makes a whole step of any gradient, so one rounding error turns the whole update.
         updates = [of_updates(each, expected) for each in perturbed]
-        noise = frozenset(name for each in updates for name, difference in each.items() if difference > CLEAR.update)
+        noise = frozenset(
+            name for each in updates for name, difference in each.items() if difference > MAX_DISTINGUISHABLE.update
+        )
         return _Rounding(Differences(*map(max, *(compare(each, expected, noise) for each in perturbed))), noise)
 
     def _train(self, combination: Combination, seed: int | None = None) -> Trained:

@@ -4,10 +4,11 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,29 +17,21 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from largebatch.config import flatten
 from largebatch.errors import UserError
 from largebatch.plan import RunPlan, explain
-from largebatch.storage.files import read_json_lines
-from largebatch.storage.layout import read_object
-from largebatch.system.regular_file import read_bytes
+from largebatch.storage.run_folder import Line, RunFolder
+from largebatch.system.endings import Ending
 
-Line = dict[str, Any]
 Array = NDArray[np.float64]
 MAX_CURVES = 100  # of the training, and of the evaluations, of a run
 EVALUATION = "evaluation: "
 """Titles of curves of evaluations begin with this."""
 
 
-Step = Annotated[int, Field(ge=0, lt=2**63)]
-
-
-class State(BaseModel):
-    """What is reported of status.json, and of a start in history.jsonl."""
+class Started(BaseModel):
+    """What is reported of a start in history.jsonl."""
 
     model_config = ConfigDict(strict=True)
 
-    step: Step = 0
-    outcome: str | None = None
-    kind: str | None = None
-    message: str | None = None
+    step: Annotated[int, Field(ge=0, lt=2**63)] = 0
     world_size: int | None = None
     strategy: str | None = None
     recipe: str | None = None
@@ -54,13 +47,14 @@ class ReportedRun:
     plan: RunPlan | None  # None if plan.json is damaged, or from a different version
     metrics: list[Line]  # one line per logged step, in the order of steps
     evaluations: list[Line]  # one line per evaluation, in the order of steps
-    start: State  # of the latest attempt
-    status: State  # how it stands
+    start: Started  # of the latest attempt
+    ending: Ending | None  # how that has ended; None if it is still running, or was killed
 
     @property
     def step(self) -> int:
         """The last step that the folder knows of."""
-        return max([self.status.step, *(int(line["step"]) for line in (*self.metrics[-1:], *self.evaluations[-1:]))])
+        ended = self.ending.step if self.ending else 0
+        return max([ended, *(int(line["step"]) for line in (*self.metrics[-1:], *self.evaluations[-1:]))])
 
     @cached_property
     def curves(self) -> dict[str, Array]:
@@ -107,33 +101,34 @@ def read_runs(folders: Sequence[Path]) -> list[ReportedRun]:
 
 
 def _read(folder: Path, name: str) -> ReportedRun:
-    if not (folder / "plan.json").is_file():
+    run = RunFolder(folder)
+    if not run.plan_file.is_file():
         problem = "has no plan.json, which a run writes when it starts" if folder.is_dir() else "is not a folder"
         raise UserError(f"{folder} {problem}; give the folder of a run, such as runs/resnet_digits")
     try:
-        metrics, evaluations, history = (
-            read_json_lines(folder / f"{file}.jsonl") for file in ("metrics", "evaluations", "history")
-        )
-        plan = _plan(read_bytes(folder / "plan.json"))
+        metrics = run.metrics()
+        evaluations = run.evaluations()
+        history = run.history()
+        plan = _consistent(run.plan())
     except OSError as error:
         raise UserError(f"{folder} cannot be read: {error}") from error
     return ReportedRun(
         name=name,
-        config=_config(read_object(folder / "config.json")),
+        config=_config(run.config()),
         plan=plan,
         metrics=_by_step(metrics),
         evaluations=_by_step(evaluations),
-        start=next((_state(line) for line in reversed(history) if line.get("event") == "started"), State()),
-        status=_state(read_object(folder / "status.json")),
+        start=next((_started(line) for line in reversed(history) if line.get("event") == "started"), Started()),
+        ending=run.ending(),
     )
 
 
-def _state(line: Line) -> State:
+def _started(line: Line) -> Started:
     """What a line says; nothing if it is damaged."""
     try:
-        return State.model_validate(line)
+        return Started.model_validate(line)
     except ValidationError:
-        return State()
+        return Started()
 
 
 def _config(recipe: Line) -> dict[str, str]:
@@ -143,14 +138,13 @@ def _config(recipe: Line) -> dict[str, str]:
         return {}
 
 
-def _plan(text: bytes) -> RunPlan | None:
-    try:
-        plan = RunPlan.from_json(text.decode())
-        # A plan whose numbers contradict each other fails here, if anywhere.
-        explain(plan, "")
-    except (ValueError, ArithmeticError, LookupError):
-        return None
-    return plan
+def _consistent(plan: RunPlan | None) -> RunPlan | None:
+    """The plan, unless its numbers contradict each other, which would show here, if anywhere."""
+    with suppress(ValueError, ArithmeticError, LookupError):
+        if plan is not None:
+            explain(plan, "")
+            return plan
+    return None
 
 
 def _by_step(lines: Sequence[Line]) -> list[Line]:
