@@ -50,7 +50,7 @@ def row_of(name: str, weights: tuple[int, ...], batch: int, steps: int) -> dict[
         largest = max(largest, float(off))
         right &= bool((np.diff(counts) >= 0).all()) and bool((counts.sum(axis=0) == some * batch).all()) and off < 1
         for place in random.integers(0, len(some), COMPARED).tolist():
-            right &= mixture.drawn(int(some[place]) * batch) == tuple(counts[:, place].tolist())
+            right &= mixture.counts_after(int(some[place]) * batch) == tuple(counts[:, place].tolist())
     row = {"mixture": name, "weights": weights, "batch": batch, "steps": steps, "largest difference": round(largest, 6)}
     return row | {"verdict": "right" if right else "wrong"}
 

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 import torch
-from largebatch.system.failures import building_the_model, keep_exception, kind_of
 
 from largebatch.errors import ConfigError, TrainingFailed
+from largebatch.system.failures import building_the_model, keep_exception, kind_of
 
 
 def raised_from(error, cause):

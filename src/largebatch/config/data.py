@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from largebatch.batch import Timeline
 from largebatch.batch.mixture import Mixture, MixturePhase, whole_weights
-from largebatch.batch.timeline import ENDLESS
+from largebatch.batch.timeline import NO_EPOCHS
 from largebatch.config.problems import explained
 from largebatch.config.sections import (
     Fraction,
@@ -182,7 +182,7 @@ class Mixable(HubOrLocal):
     weight_phases: list[WeightPhase] | None = None
     """Changes of the sources' weights later in training, such as for annealing, in order of time."""
 
-    fields_of_a_source: ClassVar[tuple[str, ...]] = ()
+    per_source_fields: ClassVar[tuple[str, ...]] = ()
     """Fields, besides those of every `HubOrLocal`, that sources may give for themselves; all share the others."""
     other_kinds: ClassVar[Mapping[str, type[Data]]] = {}
     """The sections of sources that `datasets` does not read, by their `source`."""
@@ -205,7 +205,7 @@ class Mixable(HubOrLocal):
         kind = kinds.get(str(name := own.get("source", self.source)))
         if kind is None:
             raise ConfigError(f".source ({source.name}): {name!r} is unknown here; write one of {', '.join(kinds)}")
-        common = type(self).model_fields.keys() - {*HubOrLocal.model_fields, *self.fields_of_a_source}
+        common = type(self).model_fields.keys() - {*HubOrLocal.model_fields, *self.per_source_fields}
         for field in sorted(own.keys() & common):
             raise ConfigError(f".{field} ({source.name}): must be the same for all sources; write it outside of them")
         own |= {"name": own.pop("config_name")} if "config_name" in own and "name" in kind.model_fields else {}
@@ -226,7 +226,7 @@ class Mixable(HubOrLocal):
 
     @property
     def samples_per_epoch(self) -> int:
-        return ENDLESS if self.sources else self.num_train_samples
+        return NO_EPOCHS if self.sources else self.num_train_samples
 
     def weights(self) -> list[dict[str, float]]:
         """The weight of each source, by its name, in each phase."""
@@ -364,5 +364,5 @@ class HubText(Mixable, TokenizedText):
     text_column: str = "text"
     """Column with the documents."""
 
-    fields_of_a_source: ClassVar[tuple[str, ...]] = ("text_column",)
+    per_source_fields: ClassVar[tuple[str, ...]] = ("text_column",)
     other_kinds: ClassVar[Mapping[str, type[Data]]] = {"megatron": MegatronText}

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from largebatch.config.differences import differences, is_within
 from largebatch.config.problems import JsonObject, explained
 from largebatch.config.recipe import RecipeConfig, as_json
-from largebatch.config.task_config import authors_program, config_class_of
+from largebatch.config.task_config import config_class_of, task_code_errors
 from largebatch.errors import ConfigError
 from largebatch.system.regular_file import read_bytes
 from largebatch.task_folders import folder_of
@@ -84,7 +84,7 @@ def validate(raw: JsonObject, config_class: type[Config], source: str | None = N
     """
     problems: list[str] = []
     valid: JsonObject = {}
-    with authors_program(folder_of(config_class)):
+    with task_code_errors(folder_of(config_class)):
         try:
             # As JSON, where lists may stand for tuples, and strings for paths and dates, although validation is strict.
             config = config_class.model_validate_json(json.dumps(raw), context=valid)

@@ -10,13 +10,13 @@ from huggingface_hub.constants import HF_HOME
 
 from largebatch.config.data import HubOrLocal
 from largebatch.data.preparation import check_may_prepare, write_errors
-from largebatch.errors import DataError, file_errors, may_pass, reason_of
+from largebatch.errors import DataError, file_errors, is_transient, reason_of
 from largebatch.system.local_folder import local_folder
 
 if TYPE_CHECKING:
     import datasets
 
-NO_PLACE = (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+CACHE_WRITE_ERRNOS = (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 COMPRESSED = (".bz2", ".gz", ".xz", ".zip", ".zst")
 COMPRESSION = 4  # bytes of text in a byte of a compressed file, about
 OF_THE_NETWORK = (ConnectionError, TimeoutError, socket.gaierror)
@@ -49,10 +49,10 @@ def open_splits(config: HubOrLocal) -> "tuple[datasets.Dataset, datasets.Dataset
             cause = cause.__cause__
         if isinstance(cause, ImportError):
             raise DataError(f"data.path: {config.path!r} needs a package: {cause}; install it with pip") from error
-        if isinstance(cause, OSError) and cause.errno in NO_PLACE:
+        if isinstance(cause, OSError) and cause.errno in CACHE_WRITE_ERRNOS:
             with write_errors(Path(HF_HOME)):
                 raise cause from None
-        if may_pass(cause) and not isinstance(cause, OF_THE_NETWORK):
+        if is_transient(cause) and not isinstance(cause, OF_THE_NETWORK):
             with file_errors(f"data.path: {config.path!r} cannot be read now"):
                 raise cause from None
         raise DataError(

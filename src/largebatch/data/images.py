@@ -14,7 +14,7 @@ from largebatch.data.hub import column, open_splits
 from largebatch.data.order import Indices, derive_seed
 from largebatch.data.source import Batch
 from largebatch.data.tars import TarRows
-from largebatch.errors import DataError, may_pass
+from largebatch.errors import DataError, is_transient
 
 if TYPE_CHECKING:
     import datasets
@@ -145,7 +145,7 @@ class HubImageSource:
             return self.crop(image, index, epoch)
         # Pillow raises SyntaxError for a PNG that is damaged in the middle.
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            if may_pass(error):
+            if is_transient(error):
                 raise
             raise DataError(f"the image of sample {index} cannot be decoded: {error}; replace or remove it") from error
 

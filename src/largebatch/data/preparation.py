@@ -38,7 +38,7 @@ def write_errors(folder: Path) -> AbstractContextManager[None]:
 class NotPrepared(DataError):
     """Data is missing that may not be prepared here."""
 
-    would_be_refused = True  # by a job
+    job_would_refuse = True  # by a job
 
 
 def check_may_prepare(data: HubOrLocal, num_bytes: int) -> None:
@@ -63,7 +63,7 @@ def check_may_prepare(data: HubOrLocal, num_bytes: int) -> None:
             f"about {num_bytes / 2**20:,.1f} MiB of data must still be prepared: {what}; "
             f"{shutil.disk_usage(home).free / 2**30:,.0f} GiB are free in {home}"
         )
-        missing.would_be_refused = not by_a_job
+        missing.job_would_refuse = not by_a_job
         raise missing
     raise NotPrepared(
         f"data.prepare: {total / 2**20:,.1f} MiB would have to be prepared while this job's devices wait; run "

@@ -29,7 +29,7 @@ from huggingface_hub.constants import HF_HOME
 from numpy.typing import NDArray
 
 from largebatch.config.data import HubText, names_in
-from largebatch.data.forked import in_processes
+from largebatch.data.forked import run_forked
 from largebatch.data.hub import column, open_splits
 from largebatch.data.preparation import check_may_prepare, num_workers_for, write_errors
 from largebatch.data.token_stream import Part, TokenStream, mapped
@@ -151,7 +151,7 @@ class PreparedSplit:
                     path.unlink(missing_ok=True)
             mine = [number for number in self.missing(text) if number % preparation.num_parts == preparation.part]
             if num_workers > 1:
-                in_processes(num_workers, partial(self._make, text), mine)
+                run_forked(num_workers, partial(self._make, text), mine)
             else:
                 for number in mine:
                     self._make(text, number)

@@ -251,7 +251,7 @@ class Run(Generic[Config]):
             self._print(f"  {'MFU':<14}{utilization.convention}")
         expected = expect(self.plan, self.backend.launch, optimizer)
         prepared = self.backend.prepare(model, optimizer)
-        if len(self.backend.launch.entry.reduces) > 1 and self.plan.max_gradient_accumulation_steps > 1:
+        if len(self.backend.launch.entry.reduction_policies) > 1 and self.plan.max_gradient_accumulation_steps > 1:
             self._print(f"  {'Gradients':<14}reduced with {POLICY_WORDS[self.backend.reduces]}")
         with self.backend.raise_on_all_ranks():
             check_backend(self.backend, expected)

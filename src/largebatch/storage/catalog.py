@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from largebatch.errors import may_pass
+from largebatch.errors import is_transient
 from largebatch.storage.files import FileRecord, read_record, remove_folder, rename_folder, sync_folder
 from largebatch.storage.layout import (
     MANIFEST,
@@ -92,7 +92,7 @@ def verify_checksums(path: Path, share: int = 0, num_shares: int = 1) -> str | N
 
 def problem_of(error: CheckpointError | OSError) -> str:
     """What is wrong with a checkpoint; it starts with `UNREADABLE` if another try may find it intact."""
-    return f"{UNREADABLE}: {error}" if may_pass(error) else str(error)
+    return f"{UNREADABLE}: {error}" if is_transient(error) else str(error)
 
 
 def prune(folder: Path, keep_last: int | None, is_kept_forever: Callable[[int], bool], attempt: str) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from largebatch.config import RecipeConfig, load_config
 from largebatch.config.data import HubOrLocal, Mixable, Preparation, TokenizedText
-from largebatch.config.task_config import authors_program
+from largebatch.config.task_config import task_code_errors
 from largebatch.data.preparation import NotPrepared, with_preparation
 from largebatch.data.prepared import OtherPartsMissing
 from largebatch.data.source import Batch, SampleSource
@@ -91,7 +91,7 @@ def _prepare(config: RecipeConfig, source: str, options: argparse.Namespace, fou
         opened = _open(config)
     except NotPrepared as missing:
         print(f"{where}{missing}")
-        return int(missing.would_be_refused)
+        return int(missing.job_would_refuse)
     except OtherPartsMissing:
         print(f"{where}this part of {options.shard[1]} is prepared; others are not finished yet")
         return 0
@@ -121,7 +121,7 @@ def _open(config: RecipeConfig) -> dict[str, SampleSource]:
         # Data with too few samples is still prepared.
         config = config.model_copy(update={"data": config.data.model_copy(update=dict.fromkeys(COUNTED, 0))})
     folder = folder_of(type(config))
-    with authors_program(folder):
+    with task_code_errors(folder):
         open_sources = getattr(import_from(folder, "data"), "sources", None)
     if open_sources is None:
         raise UserError(f"{folder / 'data.py'} has no function sources(config), which docs/tasks.md describes")
