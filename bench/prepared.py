@@ -32,8 +32,8 @@ import numpy as np
 import pyarrow.parquet as parquet
 
 from largebatch.config import load_config
-from largebatch.config.data import Preparation
 from largebatch.data import prepared
+from largebatch.data.preparation import Preparation
 from largebatch.data.text import TokenBlocks
 from largebatch.data.token_stream import Part, TokenStream
 from largebatch.data.tokenizer import PretrainedTokenizer
@@ -92,11 +92,11 @@ def survive_kills(kills: int, folder: Path) -> Iterator[dict[str, Any]]:
     whole = plain(
         np.concatenate([[*tokenizer.tokenizer(each)["input_ids"], tokenizer.end_of_text] for each in documents])
     )
-    data = config.data.prepared_by(Preparation("", "everything", num_workers=WORKERS))
+    preparation = Preparation("", "everything", num_workers=WORKERS)
 
     def prepare() -> TokenStream:
         with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
-            return prepared.open_prepared(data, tokenizer)[0]
+            return prepared.open_prepared(config.data, tokenizer, preparation)[0]
 
     random = np.random.default_rng(0)
     homes = count()

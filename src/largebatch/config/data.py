@@ -1,7 +1,6 @@
 """The data sections that tasks share: one typed section per kind of data set."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -87,20 +86,6 @@ class Data(Section):
         return None
 
 
-@dataclass(frozen=True)
-class Preparation:
-    """Who downloads, decodes and tokenizes data, and how much of it."""
-
-    command: str = "largebatch prepare RECIPE"  # the command that prepares it, for messages
-    allowed: Literal["everything", "small", "nothing"] = "small"  # "small" unless `data.prepare` says otherwise
-    verify_checksums: bool = False  # whether the checksums of what is prepared are compared
-    num_workers: int | None = None  # processes; None means `data.num_workers`
-    part: int = 0  # of the shards, the part that this process makes
-    num_parts: int = 1
-    # The bytes that each section of a mixture was found to need, whose sum is limited; None: each has its own limit.
-    needed: dict[str, int] | None = None
-
-
 class HubOrLocal(Data):
     """Data opened with Hugging Face `datasets`, from a hub id, a local folder or local files."""
 
@@ -119,19 +104,6 @@ class HubOrLocal(Data):
     prepare: Literal["allow", "require"] | None = None
     """What a job does with data that `largebatch prepare` has not prepared. "allow": the job downloads and tokenizes
     it while its GPUs wait. "require": the job is refused. null: the job prepares at most 1 GiB."""
-
-    _preparation: Preparation = Preparation()
-
-    @property
-    def preparation(self) -> Preparation:
-        """Who prepares the data, and how much of it; no field, because a run and `largebatch prepare` differ in it."""
-        return self._preparation
-
-    def prepared_by(self, preparation: Preparation) -> Self:
-        """A copy of the section, whose data is prepared in this way."""
-        section = self.model_copy()
-        section._preparation = preparation
-        return section
 
     @model_validator(mode="after")
     def _files_are_read(self) -> Self:
@@ -212,7 +184,7 @@ class Mixable(HubOrLocal):
         of_a_mixture = {"sources", "weight_phases", "num_train_samples", "num_eval_samples"}
         shared = (self.model_fields_set & kind.model_fields.keys()) - of_a_mixture
         try:
-            section: Data = kind.model_validate({name: getattr(self, name) for name in shared} | own)
+            return kind.model_validate({name: getattr(self, name) for name in shared} | own)
         except ValidationError as error:
             schema = kind.model_json_schema()
             fields = {name: field for name, field in schema["properties"].items() if name not in common}
@@ -222,7 +194,6 @@ class Mixable(HubOrLocal):
             paths = {"": "", "name": ".config_name"}
             told = [f"{paths.get(at, f'.{at}')} ({source.name}): {what}" for at, what in explained(error, schema)]
             raise ConfigError(told) from None
-        return section.prepared_by(self.preparation) if isinstance(section, HubOrLocal) else section
 
     @property
     def samples_per_epoch(self) -> int:

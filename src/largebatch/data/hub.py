@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from huggingface_hub.constants import HF_HOME
 
 from largebatch.config.data import HubOrLocal
-from largebatch.data.preparation import check_may_prepare, write_errors
+from largebatch.data.preparation import Preparation, write_errors
 from largebatch.errors import DataError, file_errors, is_transient, reason_of
 from largebatch.system.local_folder import local_folder
 
@@ -22,9 +22,12 @@ COMPRESSION = 4  # bytes of text in a byte of a compressed file, about
 OF_THE_NETWORK = (ConnectionError, TimeoutError, socket.gaierror)
 
 
-def open_splits(config: HubOrLocal) -> "tuple[datasets.Dataset, datasets.Dataset]":
-    """The training and evaluation splits that the config names; DataError if they cannot be found, read or, in a
-    job, prepared."""
+def open_splits(config: HubOrLocal, preparation: Preparation) -> "tuple[datasets.Dataset, datasets.Dataset]":
+    """The training and evaluation splits that the config names, which are prepared before if that is allowed.
+
+    Raises:
+        DataError: They cannot be found or read, or may not be prepared.
+    """
     import datasets
 
     if config.data_files is not None:
@@ -37,8 +40,8 @@ def open_splits(config: HubOrLocal) -> "tuple[datasets.Dataset, datasets.Dataset
     try:
         builder = datasets.load_dataset_builder(**arguments)
         if not Path(builder.cache_dir).is_dir():
-            check_may_prepare(config, _size(builder))
-        builder.download_and_prepare(num_proc=config.preparation.num_workers)
+            preparation.check(config, _size(builder))
+        builder.download_and_prepare(num_proc=preparation.num_workers)
         train, evaluation = (builder.as_dataset(split) for split in splits)
     except DataError:
         raise

@@ -12,6 +12,7 @@ from largebatch.config.data import DigitsData, HubImages
 from largebatch.data.crops import Crop, center_crop, inception_crop, padded_crop
 from largebatch.data.hub import column, open_splits
 from largebatch.data.order import Indices, derive_seed
+from largebatch.data.preparation import Preparation
 from largebatch.data.source import Batch
 from largebatch.data.tars import TarRows
 from largebatch.errors import DataError, is_transient
@@ -82,13 +83,13 @@ def digits(config: DigitsData) -> tuple[TensorImages, TensorImages]:
 # --- data sets of encoded images ----------------------------------------------------------------------------------
 
 
-def open_images(config: HubImages) -> tuple["Rows", "Rows"]:
+def open_images(config: HubImages, preparation: Preparation) -> tuple["Rows", "Rows"]:
     """The encoded images for training and for evaluation, with their labels; DataError as `open_splits`."""
     if config.path == "webdataset" and config.data_files:
         if (config.train_split, config.eval_split) != ("train", "validation"):
             raise DataError("data.train_split, data.eval_split: tars have no parts; remove them, and list other tars")
-        return TarRows(config, "train"), TarRows(config, "validation")
-    train, evaluation = (_rows_of(split, config) for split in open_splits(config))
+        return TarRows(config, "train", preparation), TarRows(config, "validation", preparation)
+    train, evaluation = (_rows_of(split, config) for split in open_splits(config, preparation))
     return train, evaluation
 
 
