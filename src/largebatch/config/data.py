@@ -250,7 +250,7 @@ class DigitsData(Data):
     num_train_samples: Literal[1437] = 1437
     num_eval_samples: Literal[360] = 360
     num_classes: Literal[10] = 10
-    num_channels: Literal[1] = 1
+    num_channels: ClassVar[int] = 1
 
 
 class HubImages(HubOrLocal):
@@ -274,7 +274,7 @@ class HubImages(HubOrLocal):
     """Mean of each color over the training set, on a scale from 0 to 1."""
     std: tuple[PositiveFraction, PositiveFraction, PositiveFraction]
     """Standard deviation of each color, on the same scale."""
-    num_channels: Literal[3] = 3
+    num_channels: ClassVar[int] = 3
 
 
 class TextData(Data):
