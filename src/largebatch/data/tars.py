@@ -1,7 +1,8 @@
 """Labeled images in tar files, as WebDataset writes them, read where they lie by an index that is made once.
 
 Members whose names are the same up to the first dot of the last part are a sample: `n01/17.jpg` and `n01/17.cls`. The
-index says where each sample's image lies, and its label; it is in HF_HOME/largebatch.
+index says where each sample's image lies, and its label; it is in HF_HOME/largebatch. (`webdataset` reads in order; its
+`wids`, which it has not had since 1.0, read the headers of a whole tar wherever a process opened it.)
 """
 
 import io
@@ -74,9 +75,9 @@ class TarRows:
                     opened = tar.extractfile(label)
                     assert opened is not None
                     yield number, image.offset_data, image.size, int(opened.read())
+        except DataError:
+            raise
         except (tarfile.TarError, ValueError) as error:
-            if isinstance(error, DataError):
-                raise
             raise DataError(
                 f"data.data_files: {file} cannot be read: {error}; write tars without compression, whose labels are "
                 "whole numbers, and copy a damaged one again"
