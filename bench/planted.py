@@ -194,8 +194,8 @@ OF_TASKS = (
             ("data.py", 'derive_seed(self.config.seed, "mirror", epoch, index) % 2', "np.random.random() < 0.5"),
             (
                 "data.py",
-                "def sources(config: Config):\n",
-                "def sources(config: Config):\n    np.random.seed(config.seed)\n",
+                "def sources(config: Config, _):\n",
+                "def sources(config: Config, _):\n    np.random.seed(config.seed)\n",
             ),
         ],
         words=("--strategies=ddp,fsdp", "--world-sizes=2", "--no-resume"),

@@ -191,7 +191,7 @@ def reference_bert(recipe: Path, overrides: tuple[str, ...], steps: int) -> dict
     """LAMB on masked blocks, the whole global batch in one pass, its loss torch's mean over all that is predicted."""
     import tasks
 
-    masked_sources = tasks.module("masked_lm", "data").sources
+    masked_sources = tasks.sources("masked_lm")
 
     config = load_config(recipe, overrides)
     model = build_model(recipe)(config)

@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from jobs import run_job, train
 from largebatch.config import load_config
+from largebatch.data.preparation import Preparation
 from largebatch.task_folders import import_from
 from largebatch.tools.command_line import main
 from paths import ROOT
@@ -98,7 +99,7 @@ def test_one_process_against_plain_torch(recipe, pretrained, alone):
     of_shifted = [line["step"] for line in evaluations if "shifted/loss" in line]
     assert of_shifted == [3, 6, 9]
     assert [line["step"] for line in evaluations if "auc" in line] == [5, 9]
-    _, eval_set, shifted_set = import_from(recipe.parent, "data").sources(config)
+    _, eval_set, shifted_set = import_from(recipe.parent, "data").sources(config, Preparation())
     scores, batch = losses_of(eval_set, 22)
     expected = {
         "loss": float(scores.mean()),

@@ -208,7 +208,7 @@ def test_the_scenarios_are_what_they_are_called():
     import tasks
     from largebatch.config import load_config
 
-    text_sources = tasks.module("causal_lm", "data").sources
+    text_sources = tasks.sources("causal_lm")
     from largebatch.data.order import TrainingOrder
     from largebatch.plan import resolve
 

@@ -11,6 +11,7 @@ from largebatch.config.data import DigitsData
 from largebatch.data.crops import Crop, Pixels, crop_box, random_box
 from largebatch.data.images import HubImageSource, Rows, TensorImages, digits, open_images
 from largebatch.data.order import Indices, derive_seed
+from largebatch.data.preparation import Preparation
 from largebatch.data.source import Batch, SampleSource
 
 from .config import Config, ViewedImages, Views
@@ -18,7 +19,7 @@ from .config import Config, ViewedImages, Views
 NUM_VIEWS = 2
 
 
-def sources(config: Config) -> tuple[SampleSource, SampleSource]:
+def sources(config: Config, preparation: Preparation) -> tuple[SampleSource, SampleSource]:
     """The training images in two views, and the evaluation images.
 
     Batches for training are {"pixel_values": uint8 (batch, views, channels, height, width), "labels": int64 (batch,)};
@@ -30,7 +31,7 @@ def sources(config: Config) -> tuple[SampleSource, SampleSource]:
     if isinstance(config.data, DigitsData):
         images, held_out = digits(config.data)
         return DigitViews(images, config.views, config.seed), held_out
-    train, evaluation = open_images(config.data)
+    train, evaluation = open_images(config.data, preparation)
     return (
         HubImageViews(train, config.data, config.views, config.seed),
         HubImageSource(evaluation, config.data, augmentation_seed=None),

@@ -19,7 +19,7 @@ from datasets.fingerprint import Hasher
 from largebatch.data.hub import column, open_splits
 from largebatch.data.mixture import open_mixed
 from largebatch.data.order import Permutation
-from largebatch.data.preparation import check_may_prepare, num_workers_for
+from largebatch.data.preparation import Preparation
 from largebatch.data.source import SampleSource
 from largebatch.data.tokenizer import PretrainedTokenizer, Tokenizer, load_tokenizer
 from largebatch.errors import DataError
@@ -31,7 +31,7 @@ from .model import configuration
 from .pairs import Pairs, PairSamples
 
 
-def sources(config: Config) -> tuple[SampleSource, SampleSource]:
+def sources(config: Config, preparation: Preparation) -> tuple[SampleSource, SampleSource]:
     """The training and evaluation samples.
 
     Batches are {"input_ids": int64 (batch, tokens), "labels": int64 (batch, tokens)}. Labels are the inputs one token
@@ -42,19 +42,23 @@ def sources(config: Config) -> tuple[SampleSource, SampleSource]:
         DataError: The data or its tokenizer cannot be loaded or do not fit the model, there are unusable pairs, or
             fewer samples than the recipe says.
     """
-    return open_mixed(config.data, config.seed, partial(_open, config))
+    return open_mixed(config.data, config.seed, partial(_open, config, preparation))
 
 
-def _open(config: Config, data: AdditionData | HubPairs, _seed: int) -> tuple[SampleSource, SampleSource]:
+def _open(
+    config: Config, preparation: Preparation, data: AdditionData | HubPairs, _seed: int
+) -> tuple[SampleSource, SampleSource]:
     if isinstance(data, AdditionData):
-        splits, tokenizer, skip_invalid = addition(), load_tokenizer("bytes"), False
+        splits = addition()
+        tokenizer = load_tokenizer("bytes")
         encoder: PairEncoder | ChatEncoder = PairEncoder("{prompt}", "{answer}", tokenizer)
-        num_workers = 0
     else:
-        splits, tokenizer, skip_invalid = open_splits(data), load_tokenizer(data.tokenizer), data.on_invalid == "skip"
-        encoder, num_workers = encoder_of(data, splits, tokenizer), num_workers_for(data)
+        splits = open_splits(data, preparation)
+        tokenizer = load_tokenizer(data.tokenizer)
+        encoder = encoder_of(data, splits, tokenizer)
+    skip_invalid = isinstance(data, HubPairs) and data.on_invalid == "skip"
     train, evaluation = (
-        Pairs(tokenize(data, split, encoder, num_workers), data.block_size, name, skip_invalid, encoder.noun)
+        Pairs(tokenize(data, split, encoder, preparation), data.block_size, name, skip_invalid, encoder.noun)
         for split, name in zip(splits, ("training", "evaluation"), strict=True)
     )
     longest = int(max(train.lengths.max(), evaluation.lengths.max()))
@@ -200,7 +204,10 @@ def columns_of(template: str) -> set[str]:
 
 
 def tokenize(
-    data: AdditionData | HubPairs, dataset: datasets.Dataset, encoder: PairEncoder | ChatEncoder, num_workers: int
+    data: AdditionData | HubPairs,
+    dataset: datasets.Dataset,
+    encoder: PairEncoder | ChatEncoder,
+    preparation: Preparation,
 ) -> datasets.Dataset:
     """The rows' tokens, as `Pairs` takes them; `datasets` keeps the result in its cache on disk.
 
@@ -209,10 +216,12 @@ def tokenize(
     """
     fingerprint = Hasher.hash([dataset._fingerprint, Hasher.hash(encoder)])
     cache = None
+    num_workers = 0
     if isinstance(data, HubPairs):
+        num_workers = preparation.workers_for(data)
         cache = Path(dataset.cache_files[0]["filename"]).with_name(f"tokens_{fingerprint}.arrow")
         if not _is_whole(cache):
-            check_may_prepare(data, dataset.data.nbytes)
+            preparation.check(data, dataset.data.nbytes)
     number, text = datasets.Value("int32"), datasets.Value("string")
     return dataset.map(
         encoder,

@@ -13,7 +13,7 @@ from largebatch.words import bulleted, counted
 
 # Failures of the file system that last until somebody changes something. Any other may pass: the disk has room again,
 # the server is back.
-LASTING = {
+PERMANENT_ERRNOS = {
     errno.EACCES,
     errno.EPERM,
     errno.EROFS,
@@ -85,9 +85,9 @@ class StorageError(UserError):
     exit_code = 74
 
 
-def may_pass(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Whether a file that could not be read may be readable later. One that is missing will not come back."""
-    return isinstance(error, OSError) and error.errno not in (None, errno.ENOENT, *LASTING)
+    return isinstance(error, OSError) and error.errno not in (None, errno.ENOENT, *PERMANENT_ERRNOS)
 
 
 @contextmanager
@@ -105,7 +105,7 @@ def file_errors(what: str, remedy: str | None = None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if remedy is not None and error.errno in LASTING:
+        if remedy is not None and error.errno in PERMANENT_ERRNOS:
             raise UserError(f"{what}: {error}; {remedy}") from error
         raise StorageError(f"{what}: {error}; the same command tries again") from error
 

@@ -16,7 +16,7 @@ from paths import PYDOC
     ("words", "sums"), [((), 0), (("--data.samples=documents", "--data.num_train_samples=2000"), 3)]
 )
 def test_equal_samples_need_no_communication_of_weights(words, sums):
-    text_sources = tasks.module("causal_lm", "data").sources
+    text_sources = tasks.sources("causal_lm")
     counts = []
     config = load_config(PYDOC, (*words, "--train.stop_after_steps=3"))
     backend = SimpleNamespace(

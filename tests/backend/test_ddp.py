@@ -63,7 +63,7 @@ def a_step_alone(run_dir, *words):
 
     config = load_config(PYDOC, [*tasks.SMALL, *words], tasks.module("causal_lm", "config").Config)
     run = Run(config, RunOptions(run_dir))
-    train_set, _ = run.load(tasks.module("causal_lm", "data").sources)
+    train_set, _ = run.load(tasks.sources("causal_lm"))
     built = run.build(tasks.build_model(PYDOC))
     model, _ = run.prepare(built, build_optimizer(built, run.plan))
     steps = run.steps(train_set)

@@ -24,7 +24,7 @@ def ranges_of_a_process(run_dir):
     from largebatch.run import Run, RunOptions
 
     run = Run(load_config(PYDOC, SMALL), RunOptions(run_dir))
-    train_set, _ = run.load(tasks.module("causal_lm", "data").sources)
+    train_set, _ = run.load(tasks.sources("causal_lm"))
     model = run.build(tasks.build_model(PYDOC))
     model, _ = run.prepare(model, build_optimizer(model, run.plan))
     step = next(run.steps(train_set))

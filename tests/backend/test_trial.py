@@ -246,6 +246,6 @@ def test_a_run_tries_it_before_it_opens_data(tmp_path):
     own = write_own_task(tmp_path / "own")
     code = own.with_name("own_torch.py")
     code.write_text(code.read_text().replace('group["lr"] * direction', "1e-3 * direction"))
-    own.with_name("data.py").write_text("def sources(config):\n    raise AssertionError\n")
+    own.with_name("data.py").write_text("def sources(*_):\n    raise AssertionError\n")
     with pytest.raises(JobFailed, match="moves weights, or makes them NaN, at a learning rate of 0 in its groups"):
         run_job(partial(train, run_dir=tmp_path / "run"), own, '--optimizer={"name": "softsign", "weight_decay": 0.1}')

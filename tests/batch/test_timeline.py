@@ -83,9 +83,11 @@ def test_rounding_of_fractions_of_an_epoch():
 
 def test_multiples_of_a_length():
     timeline = Timeline.build(100, [(Length("steps", 0), 10)])
-    done = [step for step in range(1, 21) if timeline.completes(step, Length("epochs", 0.25))]
+    done = [step for step in range(1, 21) if timeline.crosses_multiple(step, Length("epochs", 0.25))]
     assert done == [3, 5, 8, 10, 13, 15, 18, 20]
-    assert [step for step in range(1, 21) if timeline.completes(step, Length("samples", 1))] == list(range(1, 21))
+    assert [step for step in range(1, 21) if timeline.crosses_multiple(step, Length("samples", 1))] == list(
+        range(1, 21)
+    )
 
 
 def test_counting_back_from_the_end():

@@ -18,7 +18,7 @@ from largebatch.system.failures import kind_of
 from paths import DIGITS, IMAGENET
 from pictures import gradient_image, jpeg, png, write_parquet
 
-image_sources = tasks.module("image_classification", "data").sources
+image_sources = tasks.sources("image_classification")
 model_input = tasks.module("image_classification", "data").model_input
 
 

@@ -94,7 +94,7 @@ def data_of(*words: str, **section: object):
 
 
 def opened(config):
-    return tasks.module("causal_lm", "data").sources(config)
+    return tasks.sources("causal_lm")(config)
 
 
 @pytest.mark.parametrize("kind", WRITERS)

@@ -8,7 +8,7 @@ import torch
 
 from largebatch.batch import Length, Timeline
 from largebatch.batch.mixture import Mixture, MixturePhase
-from largebatch.batch.timeline import ENDLESS
+from largebatch.batch.timeline import NO_EPOCHS
 from largebatch.data.mixture import MixedSamples
 from largebatch.data.order import TrainingOrder
 from largebatch.data.text import IGNORE_INDEX
@@ -19,7 +19,7 @@ BATCHES = [(Length("steps", 0), 24), (Length("steps", 15), 48)]
 
 
 def order_on(world_size, micro_batch_size):
-    timeline = Timeline.build(ENDLESS, BATCHES)
+    timeline = Timeline.build(NO_EPOCHS, BATCHES)
     return TrainingOrder(timeline, micro_batch_size, world_size, 3, MIXTURE), timeline
 
 
@@ -47,7 +47,7 @@ def test_each_batch_has_its_shares_and_each_source_its_draws_in_turn():
             mine = np.sort(indices[indices % 3 == number] // 3)
             assert mine.tolist() == [*range(drawn[number], drawn[number] + len(mine))]
             drawn[number] += len(mine)
-        assert tuple(drawn) == MIXTURE.drawn(samples)
+        assert tuple(drawn) == MIXTURE.counts_after(samples)
     # The sources are not one after the other in a batch.
     assert (np.diff(samples_of(0, 1, 8) % 3) != 0).sum() > 5
 

@@ -17,8 +17,8 @@ from pyarrow import parquet
 from transformers import CTRLTokenizer
 
 from largebatch.config import load_config
-from largebatch.config.data import Preparation
 from largebatch.data import prepared
+from largebatch.data.preparation import Preparation
 from largebatch.data.prepared import OtherPartsMissing, PreparedSplit, open_prepared
 from largebatch.data.token_stream import MAX_MAPS, Part, TokenStream, mapped
 from largebatch.data.tokenizer import ByteTokenizer, PretrainedTokenizer
@@ -68,11 +68,11 @@ def data_of(section, **changes):
 
 
 def prepare(data, how=ASKED_FOR, tokenizer=None):
-    return open_prepared(data.prepared_by(how), tokenizer or ByteTokenizer())
+    return open_prepared(data, tokenizer or ByteTokenizer(), how)
 
 
 def folder_of(data, split="train"):
-    return PreparedSplit(data, split, ByteTokenizer()).folder
+    return PreparedSplit(data, split, ByteTokenizer(), Preparation()).folder
 
 
 def bytes_of(stream):
@@ -131,7 +131,7 @@ def test_other_data_has_another_folder(section):
     class Other(ByteTokenizer):
         fingerprint = "other"
 
-    folders.add(PreparedSplit(data, "train", Other()).folder)
+    folders.add(PreparedSplit(data, "train", Other(), Preparation()).folder)
     with Path(section["data_files"]["train"]).open("a") as file:
         file.write('{"text": "more", "number": 2, "other": "x"}\n')
     folders.add(folder_of(data))

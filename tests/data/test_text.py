@@ -18,7 +18,7 @@ from largebatch.data.token_stream import Part, TokenStream
 from largebatch.errors import DataError, UserError
 from paths import PYDOC
 
-text_sources = tasks.module("causal_lm", "data").sources
+text_sources = tasks.sources("causal_lm")
 
 DOCUMENTS = ["alpha beta", "", "gamma", "beta " * 40, "Ünï"]
 

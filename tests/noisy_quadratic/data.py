@@ -27,5 +27,5 @@ class Targets:
         return torch.ones(len(batch["target"]))
 
 
-def sources(config: Config):
+def sources(config: Config, _):
     return Targets(config, config.data.num_train_samples), Targets(config, config.data.num_eval_samples)

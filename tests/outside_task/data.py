@@ -44,6 +44,6 @@ class MapSource:
         return torch.tensor(values.copy(), dtype=torch.float32)[None], torch.tensor(labels.copy(), dtype=torch.int64)
 
 
-def sources(config: Config):
+def sources(config: Config, _):
     train = MapSource(config, config.data.num_train_samples, "train")
     return train, MapSource(config, config.data.num_eval_samples, "eval")

@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from scipy.special import stdtrit
 
 from largebatch.batch import Length
 from largebatch.config import as_json, load_config
@@ -51,6 +52,14 @@ def test_the_range_holds_one_more_run_in_95_of_100(plan_with):
         low, high = range_of(expected.model_copy(update={"value": float(np.mean(others)), "spread": spread}))
         inside += low <= another <= high
     assert inside / 4000 == pytest.approx(0.95, abs=0.012)
+
+
+def test_the_quantiles_are_those_of_scipy(plan_with):
+    expected = plan_with(FIGURE).expected
+    for seeds in (*range(2, 40), 100, 10**6):
+        low, high = range_of(expected.model_copy(update={"seeds": seeds}))
+        margin = stdtrit(seeds - 1, 0.975) * 0.01 * np.sqrt(1 + 1 / seeds)
+        assert (high - low) / 2 == pytest.approx(margin, rel=2e-3), seeds
 
 
 def test_a_value_after_some_epochs(plan_with):

@@ -17,7 +17,7 @@ from largebatch.errors import ConfigError, DataError
 from largebatch.tools.command_line import main
 from paths import ADDITION, DIGITS
 
-chat_sources = tasks.module("sft", "data").sources
+chat_sources = tasks.sources("sft")
 ASK, SAY = {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good."}
 CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
 THOUGHT = {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nGood."}

@@ -11,7 +11,7 @@ import tasks
 from largebatch.config import load_config
 from paths import LLAMA, PYDOC
 
-text_sources = tasks.module("causal_lm", "data").sources
+text_sources = tasks.sources("causal_lm")
 
 SMALL = ("--model.num_layers=2", "--model.hidden_size=32", "--model.num_heads=2")
 MODELS = {"gpt2": (PYDOC, SMALL), "llama": (LLAMA, (*SMALL, "--model.num_kv_heads=1", "--model.intermediate_size=48"))}

@@ -86,7 +86,7 @@ def test_the_saved_model_computes_what_was_evaluated(first_phase):
     import tasks
     from largebatch.config import load_config
 
-    masked_sources = tasks.module("masked_lm", "data").sources
+    masked_sources = tasks.sources("masked_lm")
 
     _, evaluation = masked_sources(load_config(BERT, (*TINY, FIRST)))
     model = BertForMaskedLM.from_pretrained(first_phase / "model").eval()

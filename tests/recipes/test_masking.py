@@ -15,7 +15,7 @@ from largebatch.errors import ConfigError, DataError
 from paths import BERT
 
 MaskedBlocks = tasks.module("masked_lm", "data").MaskedBlocks
-masked_sources = tasks.module("masked_lm", "data").sources
+masked_sources = tasks.sources("masked_lm")
 
 SPECIAL = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4}
 WORDS = SPECIAL | {f"w{number}": 5 + number for number in range(40)}

@@ -9,7 +9,7 @@ from largebatch.config import load_config
 from largebatch.errors import ConfigError
 from paths import DIGITS, VIT_DIGITS
 
-image_sources = tasks.module("image_classification", "data").sources
+image_sources = tasks.sources("image_classification")
 model_input = tasks.module("image_classification", "data").model_input
 mixed_cross_entropy = tasks.module("image_classification", "mixup").mixed_cross_entropy
 partners = tasks.module("image_classification", "mixup").partners

@@ -15,7 +15,7 @@ from paths import ADDITION
 
 starts_of_packs = tasks.module("sft", "pairs").starts_of_packs
 addition = tasks.module("sft", "data").addition
-pair_sources = tasks.module("sft", "data").sources
+pair_sources = tasks.sources("sft")
 
 ROWS = [
     {"question": "alpha beta", "reply": "gamma"},

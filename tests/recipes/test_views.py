@@ -17,7 +17,7 @@ Views = tasks.module("contrastive", "config").Views
 distort_colors = tasks.module("contrastive", "data").distort_colors
 random_view = tasks.module("contrastive", "data").random_view
 turn_hue = tasks.module("contrastive", "data").turn_hue
-view_sources = tasks.module("contrastive", "data").sources
+view_sources = tasks.sources("contrastive")
 
 CROPS_ALONE = Views(min_area=0.5, flip=False, color_strength=0.0, blur=0.0)
 NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8))

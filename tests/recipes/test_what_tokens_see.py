@@ -11,7 +11,7 @@ from largebatch.errors import UserError
 from paths import ADDITION
 
 AutoCausalLM = tasks.module("sft", "config").AutoCausalLM
-pair_sources = tasks.module("sft", "data").sources
+pair_sources = tasks.sources("sft")
 check_causal = tasks.module("sft", "attention").check_causal
 check_packing = tasks.module("sft", "attention").check_packing
 load_causal_lm = tasks.module("sft", "model").load_causal_lm

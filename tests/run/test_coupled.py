@@ -69,7 +69,7 @@ def plain(words: tuple[str, ...], steps: int, slot_size: int | None = None) -> d
     from largebatch.config import load_config
     from largebatch.data.images import normalize_pixels
 
-    view_sources = tasks.module("contrastive", "data").sources
+    view_sources = tasks.sources("contrastive")
     from largebatch.data.order import derive_seed, epoch_order
 
     config = load_config(SIMCLR, words)
@@ -249,7 +249,7 @@ def loop_with(mistake: str, run_dir) -> str:
     from largebatch.config import load_config
 
     ContrastiveConfig = tasks.module("contrastive", "config").Config
-    view_sources = tasks.module("contrastive", "data").sources
+    view_sources = tasks.sources("contrastive")
     from largebatch.optim import build_optimizer
     from largebatch.run import Run, RunOptions
 

@@ -9,12 +9,13 @@ from estimate.test_model_states import prepare_without_freezing, settled_bytes
 from jobs import run_job
 from largebatch.config import load_config
 from largebatch.config.data import HubText
+from largebatch.data.preparation import Preparation
 from largebatch.data.text import tokenized_samples
 from largebatch.data.tokenizer import load_tokenizer
 from largebatch.storage.files import read_json_lines
 from paths import ADDITION, DIGITS, PYDOC, SIMCLR
 from resuming import EXACT, TINY_GPT, assert_same_weights, run_interrupted, samples_file
-from tasks import module
+from tasks import module, sources
 
 REHEARSED = "--train.rehearse_largest_batch=true"
 WORDS = (*TINY_GPT, "--batch.micro_batch_size=3", "--train.stop_after_steps=11")
@@ -105,7 +106,7 @@ def test_the_memory_of_the_optimizers_states_is_in_use(strategy, tmp_path):
 )
 def test_the_longest_samples(recipe, words):
     config = load_config(recipe, words)
-    samples, _ = module(recipe.parent.name, "data").sources(config)
+    samples, _ = sources(recipe.parent.name)(config)
     lengths = [int((samples.fetch(np.array([index]), 0)["labels"]).shape[1]) for index in range(len(samples))]
     longest = samples.longest(7)
     assert len(set(longest.tolist())) == 7
@@ -125,6 +126,6 @@ def test_the_longest_documents_of_a_data_set(tmp_path):
         num_train_samples=50,
         num_eval_samples=10,
     )
-    samples, _ = tokenized_samples(data, load_tokenizer("bytes"))
+    samples, _ = tokenized_samples(data, load_tokenizer("bytes"), Preparation())
     lengths = [len(row["text"]) for row in rows[:50]]
     assert sorted(lengths[index] for index in samples.longest(4)) == sorted(lengths)[-4:]

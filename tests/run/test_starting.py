@@ -22,7 +22,7 @@ def start(run_dir: Path, *overrides: str) -> Run:
 
 
 def sources():
-    return tasks.module("causal_lm", "data").sources(load_config(PYDOC))
+    return tasks.sources("causal_lm")(load_config(PYDOC))
 
 
 def note(folder: Path, text: str) -> None:
@@ -33,7 +33,7 @@ def load_in_turns(folder: Path) -> list[float]:
     """The first process takes two seconds; returns when each began and ended."""
     times = [time.monotonic()]
 
-    def open_sources(_):
+    def open_sources(*_):
         times[0] = time.monotonic()
         if os.environ["RANK"] == "0":
             time.sleep(2)
@@ -52,7 +52,7 @@ def test_the_first_process_prepares_before_the_others_open_the_data(tmp_path):
 
 
 def load_and_stop(folder: Path, how: str) -> None:
-    def open_sources(_):
+    def open_sources(*_):
         note(folder, "opened")
         time.sleep(0.4)
         if how == "stop file":
@@ -91,7 +91,7 @@ def test_a_start_ends_on_request_while_data_is_prepared(tmp_path, how, name, rea
 
 
 def load_what_cannot_be_used(folder: Path) -> None:
-    def open_sources(_):
+    def open_sources(*_):
         note(folder, "opened")
         time.sleep(1.5)
         raise DataError("data.path: not this one")

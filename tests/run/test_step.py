@@ -18,7 +18,7 @@ def loop_with(mistake: str, run_dir) -> str:
     from largebatch.config import load_config
 
     CausalLMConfig = tasks.module("causal_lm", "config").Config
-    text_sources = tasks.module("causal_lm", "data").sources
+    text_sources = tasks.sources("causal_lm")
     from largebatch.optim import build_optimizer
     from largebatch.run import Run, RunOptions
 
@@ -124,7 +124,7 @@ def modes_of(run_dir) -> list[tuple[bool, bool]]:
     from largebatch.config import load_config
 
     CausalLMConfig = tasks.module("causal_lm", "config").Config
-    text_sources = tasks.module("causal_lm", "data").sources
+    text_sources = tasks.sources("causal_lm")
     from largebatch.optim import build_optimizer
     from largebatch.run import Run, RunOptions
 

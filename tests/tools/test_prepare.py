@@ -216,4 +216,4 @@ def test_a_task_without_sources(project, capsys):
     folder = shutil.copytree("recipes/causal_lm", "recipes/other")
     (project / folder / "data.py").write_text("")
     assert main(["prepare", f"{folder}/gpt_pydoc.json"]) == 2
-    assert "has no function sources(config)" in capsys.readouterr().err
+    assert "has no function sources(config, preparation)" in capsys.readouterr().err

@@ -69,7 +69,7 @@ class Backend(Collectives, ABC):
         self.unwrapped_model: nn.Module  # the model as the recipe built it; strategies wrap it or change it in place
         self.optimizer: Optimizer
         self.statistics: RunningStatistics  # BatchNorm's, which differ between processes until they are averaged
-        self.reduces: Policy = launch.entry.reduces[0]  # when gradients are reduced; known after `prepare`
+        self.reduces: Policy = launch.entry.reduction_policies[0]  # when gradients are reduced; known after `prepare`
         self._step = 0  # the current optimizer step, counted from 0
         self._learning_rate = 0.0  # the schedule's
         self._set_aside: list[tuple[dict[str, Any], Any]] = []  # frozen groups and their parameters, during an update

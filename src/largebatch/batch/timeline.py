@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 Unit = Literal["steps", "samples", "tokens", "epochs"]
 
-ENDLESS = 2**62  # samples of a training set without epochs, such as a mixture
+NO_EPOCHS = 2**62  # samples of a training set without epochs, such as a mixture
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Timeline:
                     "steps or samples"
                 )
             return batch.samples_before * self.tokens_per_sample, 1
-        if self.num_train_samples == ENDLESS:
+        if self.num_train_samples == NO_EPOCHS:
             raise ValueError(
                 "is given in epochs, but a mixture has none, because its sources end at different times; use steps, "
                 "samples or tokens"
@@ -157,7 +157,7 @@ class Timeline:
         left = self.progress(step, length.unit) - length.exact
         return None if left < 0 else _first(lambda earlier: self.progress(earlier, length.unit) > left) - 1
 
-    def completes(self, step: int, every: Length) -> bool:
+    def crosses_multiple(self, step: int, every: Length) -> bool:
         """Whether training passes a multiple of `every` with the last of the first `step` steps."""
 
         def multiples(step: int) -> int:

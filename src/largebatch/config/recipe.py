@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import ConfigDict, Field
 
 from largebatch.batch import Timeline
 from largebatch.batch.division import nearest_multiples
@@ -37,8 +37,7 @@ def check(method: Check) -> Check:
     """Mark a method of a config as a check of fields against each other.
 
     The method yields problems, one line each, starting with the path of the field to change: "data.block_size: 512 is
-    more than …; write …". A check that reads a section that is itself wrong or missing is skipped, so that one
-    error lists the problems within sections and those between the others.
+    more than …; write …". Checks run once all sections are valid.
     """
     method._is_check = True  # type: ignore[attr-defined]
     return method
@@ -80,14 +79,6 @@ class RecipeConfig(Section):
     """
     optimizers: ClassVar[tuple[OptimizerEntry, ...]] = SHIPPED
     """The optimizers that the task's recipes may name."""
-
-    @field_validator("*")
-    @classmethod
-    def _collect(cls, value: Any, info: ValidationInfo) -> Any:
-        """Add the valid sections to the context: `load.validate` makes checks across them even if others are wrong."""
-        if info.context is not None:
-            info.context[info.field_name] = value
-        return value
 
     def __init_subclass__(cls, **settings: Any) -> None:
         # Pydantic reads the annotations after this.

@@ -225,25 +225,14 @@ class Faults(Section):
     checkpoint."""
 
 
-def _no_boolean(false: str, true: str) -> BeforeValidator:
-    """For a field that once was a boolean: says which word each has become."""
-
-    def check(value: Any) -> Any:
-        if isinstance(value, bool):
-            raise ValueError(f'{str(value).lower()} has become a word; write "{true if value else false}"')
-        return value
-
-    return BeforeValidator(check)
-
-
 class Compute(Section):
     """How a step is computed; this affects its time and memory and, apart from rounding, nothing else."""
 
-    compile: Annotated[Literal["auto", "on", "off"], _no_boolean("off", "on")] = "auto"
+    compile: Literal["auto", "on", "off"] = "auto"
     """Whether to `torch.compile` the repeated blocks of the model, or the whole model if it has none: "auto" does on
     GPUs, if the model and the strategy can be compiled. The first steps take longer, and losses differ by rounding. If
     compiling fails, training continues without, on all processes alike, with a warning."""
-    activation_checkpointing: Annotated[Literal["none", "selective", "full"], _no_boolean("none", "full")] = "none"
+    activation_checkpointing: Literal["none", "selective", "full"] = "none"
     """What transformer and residual blocks recompute in the backward pass instead of keeping it. "full": everything but
     their inputs, which needs the least memory, at the cost of one more forward pass of the blocks. "selective": neither
     matrix products, nor convolutions, nor attention, whose results are kept, so that little time is lost."""

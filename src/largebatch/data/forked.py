@@ -13,7 +13,7 @@ from largebatch.system.parent_process import end_with_parent
 MAX_CHARACTERS = 10_000
 
 
-def in_processes(num_processes: int, work: Callable[[int], None], items: Sequence[int]) -> None:
+def run_forked(num_processes: int, work: Callable[[int], None], items: Sequence[int]) -> None:
     """Call `work` with each item, once, in so many forked processes, which end when this one does.
 
     Args:

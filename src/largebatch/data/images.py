@@ -12,9 +12,10 @@ from largebatch.config.data import DigitsData, HubImages
 from largebatch.data.crops import Crop, center_crop, inception_crop, padded_crop
 from largebatch.data.hub import column, open_splits
 from largebatch.data.order import Indices, derive_seed
+from largebatch.data.preparation import Preparation
 from largebatch.data.source import Batch
 from largebatch.data.tars import TarRows
-from largebatch.errors import DataError, may_pass
+from largebatch.errors import DataError, is_transient
 
 if TYPE_CHECKING:
     import datasets
@@ -82,13 +83,13 @@ def digits(config: DigitsData) -> tuple[TensorImages, TensorImages]:
 # --- data sets of encoded images ----------------------------------------------------------------------------------
 
 
-def open_images(config: HubImages) -> tuple["Rows", "Rows"]:
+def open_images(config: HubImages, preparation: Preparation) -> tuple["Rows", "Rows"]:
     """The encoded images for training and for evaluation, with their labels; DataError as `open_splits`."""
     if config.path == "webdataset" and config.data_files:
         if (config.train_split, config.eval_split) != ("train", "validation"):
             raise DataError("data.train_split, data.eval_split: tars have no parts; remove them, and list other tars")
-        return TarRows(config, "train"), TarRows(config, "validation")
-    train, evaluation = (_rows_of(split, config) for split in open_splits(config))
+        return TarRows(config, "train", preparation), TarRows(config, "validation", preparation)
+    train, evaluation = (_rows_of(split, config) for split in open_splits(config, preparation))
     return train, evaluation
 
 
@@ -145,7 +146,7 @@ class HubImageSource:
             return self.crop(image, index, epoch)
         # Pillow raises SyntaxError for a PNG that is damaged in the middle.
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            if may_pass(error):
+            if is_transient(error):
                 raise
             raise DataError(f"the image of sample {index} cannot be decoded: {error}; replace or remove it") from error
 

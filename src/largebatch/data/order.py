@@ -151,8 +151,8 @@ class TrainingOrder:
 
     def _mixed(self, mixture: Mixture, step: int, batch: GlobalBatch, places: Indices) -> Indices:
         """The indices, as `data.mixture` reads them, at places in a global batch of a mixture."""
-        before = np.array(mixture.drawn(batch.samples_before))
-        ends = np.cumsum(np.array(mixture.drawn(batch.samples_before + batch.size)) - before)
+        before = np.array(mixture.counts_after(batch.samples_before))
+        ends = np.cumsum(np.array(mixture.counts_after(batch.samples_before + batch.size)) - before)
         places = Permutation(batch.size, derive_seed(self.seed, "mixture", step))(places)
         which = np.searchsorted(ends, places, side="right")
         draws = before[which] + places - np.array([0, *ends])[which]

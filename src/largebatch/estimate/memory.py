@@ -92,7 +92,7 @@ def when_reduced(model: ModelShape, strategy: Strategy, plan: RunPlan, gpu_memor
         gpu_memory: Memory of the smallest GPU in bytes; None without GPUs, where whole gradients are taken to fit.
     """
     asked = plan.compute.reduce_gradients
-    preferred, *others = find_strategy(strategy.name).reduces
+    preferred, *others = find_strategy(strategy.name).reduction_policies
     if asked in others:
         return others[0]
     if asked == preferred or preferred == "each_micro_batch" or not others or gpu_memory is None:

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from largebatch.config import RecipeConfig
-from largebatch.config.task_config import authors_program
+from largebatch.config.task_config import task_code_errors
 from largebatch.errors import UserError
 from largebatch.estimate.cuda_kernels import cuda_kernels
 from largebatch.model.activation_checkpointing import KEPT_RESULTS, blocks_to_recompute, checkpoint_activations
@@ -46,7 +46,7 @@ def recipe_model(config: RecipeConfig) -> tuple[nn.Module, ExampleBatch | None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64 if config.precision == "fp64" else torch.float32)
     try:
-        with authors_program(folder, "model.py"):
+        with task_code_errors(folder, "model.py"):
             module = import_from(folder, "model")
             model: object = build_shapes(partial(module.build_model, config))
     finally:
@@ -147,7 +147,7 @@ def _prepared(model: nn.Module, config: RecipeConfig, example_batch: ExampleBatc
     dtype = torch.float64 if config.precision == "fp64" else torch.float32
     _give_fake_memory(model)
     model.train()
-    with authors_program(folder_of(type(config)), "model.py"):
+    with task_code_errors(folder_of(type(config)), "model.py"):
         example = example_batch(config)
         return {name: value.to(dtype) if value.is_floating_point() else value for name, value in example.items()}
 

@@ -95,7 +95,7 @@ class RunPlan:
         return self.lr_of(self.batch_at(step))
 
     def lr_of(self, batch: GlobalBatch) -> float:
-        """The same for the global batch of a step."""
+        """The learning rate for the global batch of a step, which `batch_at` returned."""
         return self.schedule.lr_at(batch.samples_before, self.peak_lr_for(batch.global_batch_size))
 
     def peak_lr_for(self, global_batch_size: int) -> float:
@@ -114,7 +114,7 @@ class RunPlan:
         return completed_steps == self.stop_after_steps or self._is_due(completed_steps, self.evaluation_of(name).every)
 
     def checkpoints_after(self, completed_steps: int) -> bool:
-        """Whether a checkpoint is due; those to keep need not be among the others, as every 25 steps and every 10."""
+        """Whether a checkpoint is due; `keep_every` need not be a multiple of `every`."""
         return (
             completed_steps == self.stop_after_steps
             or self._is_due(completed_steps, self.checkpoint.every)
@@ -130,7 +130,7 @@ class RunPlan:
         return completed_steps in (1, self.stop_after_steps) or self._is_due(completed_steps, self.logging.every)
 
     def _is_due(self, completed_steps: int, every: Duration | None) -> bool:
-        return every is not None and self.timeline.completes(completed_steps, every.length)
+        return every is not None and self.timeline.crosses_multiple(completed_steps, every.length)
 
     def evaluation_of(self, name: str | None) -> EvalSet:
         """When to evaluate the further set of this name, or the evaluation set; UserError if there is none."""

@@ -7,7 +7,7 @@ from largebatch.batch import Length, micro_steps
 from largebatch.batch.mixture import Mixture
 from largebatch.config.sections import EvalSet
 from largebatch.plan.contract import STEPS_TO_STOP, RunPlan
-from largebatch.plan.expected import in_words
+from largebatch.plan.expected import describe_figure
 from largebatch.plan.strategies import POLICY_WORDS
 from largebatch.words import counted
 
@@ -31,7 +31,7 @@ def explain(plan: RunPlan, title: str, sections: Collection[str] | None = None, 
         "Learning rate": _learning_rate(plan),
         "Optimizer": _optimizer(plan),
         "Compiling": _compiling(plan),
-        "Expected": in_words(plan.expected) if plan.expected else [],
+        "Expected": describe_figure(plan.expected) if plan.expected else [],
         "Notes": list(notes),
     }
     for name, body in bodies.items():
@@ -146,13 +146,13 @@ def _epoch(plan: RunPlan) -> list[str]:
 
 def _sources(plan: RunPlan, mixture: Mixture) -> list[str]:
     """What each source of a mixture contributes in each phase, and how often it is seen."""
-    drawn = mixture.drawn(plan.timeline.at(plan.total_steps).samples_before)
+    counts = mixture.counts_after(plan.timeline.at(plan.total_steps).samples_before)
     lines = []
     for number, (name, size) in enumerate(zip(mixture.names, mixture.sizes, strict=True)):
         shares = [f"{100 * phase.weights[number] / sum(phase.weights):.3g} %" for phase in mixture.phases]
         lines.append(
-            f"{name}: {', then '.join(shares)} of each batch, {counted(drawn[number], 'sample')}: "
-            f"{counted(drawn[number] / size, 'pass', 'passes', form='.3g')} over its {size:,}"
+            f"{name}: {', then '.join(shares)} of each batch, {counted(counts[number], 'sample')}: "
+            f"{counted(counts[number] / size, 'pass', 'passes', form='.3g')} over its {size:,}"
         )
     if len(mixture.phases) > 1:
         starts = [f"{_steps_to(plan, phase.first_sample):,}" for phase in mixture.phases[1:]]

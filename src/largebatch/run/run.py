@@ -18,10 +18,9 @@ from largebatch.backend.start import start
 from largebatch.backend.state import check_savable
 from largebatch.backend.trial import try_optimizer
 from largebatch.config import RecipeConfig
-from largebatch.config.data import Preparation
 from largebatch.config.models import LargeModel
 from largebatch.data.loading import check_size
-from largebatch.data.preparation import with_preparation
+from largebatch.data.preparation import Preparation
 from largebatch.data.source import SampleSource
 from largebatch.errors import UserError
 from largebatch.model.activation_checkpointing import checkpoint_activations
@@ -131,20 +130,21 @@ class Run(Generic[Config]):
 
     # --- before training ------------------------------------------------------------------------------------------
 
-    def load(self, open_sources: Callable[[Config], tuple[SampleSource, ...]]) -> tuple[SampleSource, ...]:
+    def load(self, open_sources: Callable[[Config, Preparation], tuple[SampleSource, ...]]) -> tuple[SampleSource, ...]:
         """Open the training and evaluation sets, first on one process, which prepares what the others read.
 
         Args:
-            open_sources: Opens both sets, and any further ones after them, given the config.
+            open_sources: Opens both sets, and any further ones after them, given the config and how much data a job may
+                prepare.
 
         Raises:
             UserError: They cannot be opened, or do not have the plan's sizes; every process raises it.
         """
 
-        preparation = Preparation(f"largebatch prepare {self._recipe or 'RECIPE'}", needed={})
+        preparation = Preparation(f"largebatch prepare {self._recipe or 'RECIPE'}")
 
         def open_checked() -> tuple[SampleSource, ...]:
-            opened = open_sources(with_preparation(self.config, preparation))
+            opened = open_sources(self.config, preparation)
             check_size(opened[0], self.plan.num_train_samples, "train")
             check_size(opened[1], self.plan.num_eval_samples, "eval")
             return opened
@@ -252,7 +252,7 @@ class Run(Generic[Config]):
             self._print(f"  {'MFU':<14}{utilization.convention}")
         expected = expect(self.plan, self.backend.launch, optimizer)
         prepared = self.backend.prepare(model, optimizer)
-        if len(self.backend.launch.entry.reduces) > 1 and self.plan.max_gradient_accumulation_steps > 1:
+        if len(self.backend.launch.entry.reduction_policies) > 1 and self.plan.max_gradient_accumulation_steps > 1:
             self._print(f"  {'Gradients':<14}reduced with {POLICY_WORDS[self.backend.reduces]}")
         with self.backend.raise_on_all_ranks():
             check_backend(self.backend, expected)

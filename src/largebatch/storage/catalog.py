@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from largebatch.errors import may_pass
+from largebatch.errors import is_transient
 from largebatch.storage.files import FileRecord, read_record, remove_folder, rename_folder, sync_folder
 from largebatch.storage.layout import (
     MANIFEST,
@@ -96,9 +96,9 @@ def check_checksums(path: Path, share: int, num_shares: int) -> None:
 
 def unusable(entry: Entry, error: CheckpointError | OSError) -> Entry:
     """The entry of a checkpoint that cannot be used because of an error."""
-    is_transient = may_pass(error)
-    problem = f"it cannot be read now: {error}" if is_transient else str(error)
-    return replace(entry, problem=problem, is_transient=is_transient)
+    transient = is_transient(error)
+    problem = f"it cannot be read now: {error}" if transient else str(error)
+    return replace(entry, problem=problem, is_transient=transient)
 
 
 def prune(folder: Path, keep_last: int | None, is_kept_forever: Callable[[int], bool], attempt: str) -> None:

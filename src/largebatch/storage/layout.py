@@ -31,7 +31,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from safetensors import SafetensorError
 
-from largebatch.errors import may_pass
+from largebatch.errors import is_transient
 from largebatch.system.regular_file import read_bytes
 
 # For checkpoints and run folders; changes whenever one of them, or a config or plan in it, cannot be read as before.
@@ -208,7 +208,7 @@ def reading(file: str) -> Iterator[None]:
     except FileNotFoundError:
         raise CheckpointError(f"{file} is missing") from None
     except (SafetensorError, OSError, LookupError, ValueError, RecursionError) as error:
-        if may_pass(error):
+        if is_transient(error):
             raise
         raise CheckpointError(f"{file} cannot be read: {error}") from error
 

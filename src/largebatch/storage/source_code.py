@@ -89,7 +89,8 @@ def keep_source(target: Path, task: Path, recipe: str | None = None) -> None:
 def _copy(folder: Path, target: Path, is_kept: Callable[[Path], bool]) -> None:
     """Copy those files and folders in a folder that are kept, and what links to such.
 
-    Folders get the permissions of new ones, so that they can be deleted even if the original is read-only.
+    Folders get the permissions of new ones, so that they can be deleted even if the original is read-only:
+    `shutil.copytree` would give them those of the originals.
     """
     target.mkdir(parents=True)
     for source in filter(is_kept, sorted(folder.iterdir())):

@@ -13,9 +13,9 @@ from typing import Literal
 import numpy as np
 
 from largebatch.config import RecipeConfig, load_config
-from largebatch.config.data import HubOrLocal, Mixable, Preparation, TokenizedText
-from largebatch.config.task_config import authors_program
-from largebatch.data.preparation import NotPrepared, with_preparation
+from largebatch.config.data import HubOrLocal, Mixable, TokenizedText
+from largebatch.config.task_config import task_code_errors
+from largebatch.data.preparation import NotPrepared, Preparation
 from largebatch.data.prepared import OtherPartsMissing
 from largebatch.data.source import Batch, SampleSource
 from largebatch.data.text import IGNORE_INDEX
@@ -69,29 +69,34 @@ def run(options: argparse.Namespace) -> int:
     part, num_parts = options.shard
     allowed: Literal["nothing", "everything"] = "nothing" if options.dry_run else "everything"
     command, num_workers = f"largebatch prepare {options.config}", options.workers or cores
-    preparation = Preparation(command, allowed, options.check, num_workers, part, num_parts, needed={})
-    config = with_preparation(config, preparation)
+    preparation = Preparation(command, allowed, options.check, num_workers, part, num_parts)
     parts = {"": config}
     if isinstance(config.data, Mixable) and config.data.sources:
         names = [source.name for source in config.data.sources]
         sections = zip(names, config.data.sections(), strict=True)
         parts = {name: config.model_copy(update={"data": section}) for name, section in sections}
     found: dict[str, dict[str, int]] = {}
-    code = max(_prepare(one, name, options, found) for name, one in parts.items())
+    code = max(_prepare(one, name, preparation, options, found) for name, one in parts.items())
     if options.write and len(found) == len(parts):
         _write(options.config, found)
         print(f"wrote these numbers to {options.config}")
     return code
 
 
-def _prepare(config: RecipeConfig, source: str, options: argparse.Namespace, found: dict[str, dict[str, int]]) -> int:
+def _prepare(
+    config: RecipeConfig,
+    source: str,
+    preparation: Preparation,
+    options: argparse.Namespace,
+    found: dict[str, dict[str, int]],
+) -> int:
     """Prepare one source, or all data where there is only one, and return the exit code; `found` gets its samples."""
     where = f"{source}: " if source else ""
     try:
-        opened = _open(config)
+        opened = _open(config, preparation)
     except NotPrepared as missing:
         print(f"{where}{missing}")
-        return int(missing.would_be_refused)
+        return int(missing.job_would_refuse)
     except OtherPartsMissing:
         print(f"{where}this part of {options.shard[1]} is prepared; others are not finished yet")
         return 0
@@ -115,17 +120,19 @@ def _prepare(config: RecipeConfig, source: str, options: argparse.Namespace, fou
     return 0
 
 
-def _open(config: RecipeConfig) -> dict[str, SampleSource]:
+def _open(config: RecipeConfig, preparation: Preparation) -> dict[str, SampleSource]:
     """Prepare, and return the training and evaluation samples by the config's field of their number."""
     if isinstance(config.data, HubOrLocal | TokenizedText):
         # Data with too few samples is still prepared.
         config = config.model_copy(update={"data": config.data.model_copy(update=dict.fromkeys(COUNTED, 0))})
     folder = folder_of(type(config))
-    with authors_program(folder):
+    with task_code_errors(folder):
         open_sources = getattr(import_from(folder, "data"), "sources", None)
     if open_sources is None:
-        raise UserError(f"{folder / 'data.py'} has no function sources(config), which docs/tasks.md describes")
-    return dict(zip(COUNTED, open_sources(config), strict=False))
+        raise UserError(
+            f"{folder / 'data.py'} has no function sources(config, preparation), which docs/tasks.md describes"
+        )
+    return dict(zip(COUNTED, open_sources(config, preparation), strict=False))
 
 
 def _shown(sample: Batch, tokenizer: str) -> str:
