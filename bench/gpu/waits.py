@@ -1,6 +1,5 @@
 """Counts what makes the host wait for the GPU between two logged steps of a recipe."""
 
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,41 +17,31 @@ def waits_of_a_recipe(recipe: Path, words: Sequence[str], run_dir: Path) -> tupl
     """Train a few steps in this process.
 
     Returns:
-        The number of watched steps, and how often the host waited in them, by place. Without a GPU, these are the
-        places where it would, as far as that can be told (`tests/host_reads.py`).
+        The number of watched steps, and how often the host waited in them, by place.
     """
     from largebatch.run import Run
     from largebatch.run.step import Step
     from largebatch.tools.local_jobs.training import train
 
-    steps, micro_batches = Run.steps, Step.micro_batches
-    watch = _WaitsForCuda() if torch.cuda.is_available() else _ReadsOnTheHost()
+    steps = Run.steps
+    waits = WaitsForCuda()
     window = ExitStack()
 
     def watched_steps(run: Run[Any], train_set: Any) -> Iterator[Step]:
         for step in steps(run, train_set):
             if step.index == FIRST:
-                watch.put_on_device([*run.backend.model.parameters(), *run.backend.model.buffers()])
-                window.enter_context(watch)
+                window.enter_context(waits)
             if step.index == LAST:
                 window.close()
             yield step
 
-    def watched_micro_batches(step: Step) -> Iterator[Any]:
-        for batch in micro_batches(step):
-            watch.put_on_device(batch)
-            yield batch
-
-    Run.steps, Step.micro_batches = watched_steps, watched_micro_batches  # type: ignore[method-assign]
+    Run.steps = watched_steps  # type: ignore[method-assign]
     train(recipe, *words, f"--train.stop_after_steps={NUM_STEPS}", run_dir=run_dir)
-    return LAST - FIRST, watch.places()
+    return LAST - FIRST, waits.places()
 
 
-class _WaitsForCuda:
+class WaitsForCuda:
     """CUDA's own warnings, by the line of Python that caused them."""
-
-    def put_on_device(self, values: object) -> None:
-        """Nothing to do: CUDA knows."""
 
     def __enter__(self) -> None:
         self._stack = ExitStack()
@@ -68,24 +57,3 @@ class _WaitsForCuda:
         """The number of waits by place."""
         waits = [each for each in self._warned if "synchronizing CUDA operation" in str(each.message)]
         return dict(Counter(f"{'/'.join(Path(each.filename).parts[-3:])}:{each.lineno}" for each in waits))
-
-
-class _ReadsOnTheHost:
-    """The suite's stand-in for CUDA's warnings."""
-
-    def __init__(self) -> None:
-        sys.path.append(str(Path(__file__).parents[2] / "tests"))
-        from host_reads import HostReads
-
-        self._reads = HostReads()
-        self.put_on_device = self._reads.put_on_device
-
-    def __enter__(self) -> None:
-        self._reads.__enter__()
-
-    def __exit__(self, *exception: object) -> None:
-        self._reads.__exit__(*exception)
-
-    def places(self) -> dict[str, int]:
-        """The number of reads by place."""
-        return dict(Counter(self._reads.found))
