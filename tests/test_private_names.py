@@ -11,7 +11,7 @@ USES = {
     "backend/test_process_settings.py": 4,
     "backend/test_state.py": 1,
     "estimate/test_comparison.py": 1,
-    "model/test_starting_weights.py": 1,
+    "model/test_starting_weights.py": 2,
     "model/test_token_losses.py": 1,
     "optim/test_registry.py": 1,
     "run/checkpoint/test_reserved.py": 1,
