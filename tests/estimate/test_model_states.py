@@ -2,11 +2,9 @@
 
 import gc
 import json
-import random
 import time
 from dataclasses import asdict
 from functools import cache
-from itertools import accumulate
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +17,7 @@ import tasks
 from jobs import run_job, write_zero_config
 from largebatch.config import load_config
 from largebatch.estimate.memory import model_states, optimizer_states
-from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy, ZeroSettings, padded
+from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy, ZeroSettings
 from largebatch.plan import resolve
 from paths import ADDITION, BERT, DIGITS, LLAMA, PYDOC
 
@@ -195,28 +193,3 @@ def test_frozen_weights_have_no_gradients_beside_them_either():
         (Strategy("zero3", ZeroSettings(3)), "whole gradients", 8),
     ):
         assert model_states(model, strategy, 4, two_states, 1).transient[cause] == 4 * elements
-
-
-def test_gradients_of_partitions_process_by_process():
-    """Against a count of each process alone; and of more processes than could be counted so."""
-    generator = random.Random(1)
-    for _ in range(200):
-        parameters = tuple(
-            ParameterShape(str(number), (generator.randrange(1, 60),), generator.randrange(2), 0)
-            for number in range(generator.randrange(1, 9))
-        )
-        model, world_size = ModelShape(parameters, frozenset(), 0, 4), generator.randrange(1, 12)
-        kept = [0] * world_size
-        for group in model.groups:
-            ends = list(accumulate(parameter.elements for parameter in group))
-            size = padded(ends[-1], 2 * world_size) // world_size
-            for process in range(world_size):
-                first, end = process * size, (process + 1) * size
-                for parameter, parameter_end in zip(group, ends, strict=True):
-                    if first < parameter_end and parameter_end - parameter.elements < end:
-                        kept[process] += parameter.elements
-                kept[process] += max(end - max(first, ends[-1]), 0)
-        strategy = Strategy("zero2", ZeroSettings(2))
-        assert model_states(model, strategy, world_size, two_states, 1).gradients == 4 * max(kept)
-    model = ModelShape((ParameterShape("weight", (1000,), 0, 0),), frozenset(), 0, 4)
-    assert model_states(model, Strategy("zero2", ZeroSettings(2)), 10**12, two_states, 1).gradients == 4 * 1000

@@ -118,28 +118,6 @@ def test_the_weights_gradient_is_summed_in_fp32(monkeypatch):
 # --- the compiled function, which GPUs use, on a CPU ------------------------------------------------------------------
 
 
-@pytest.fixture
-def in_compiled_chunks(monkeypatch):
-    """Eight tokens a chunk, five in the last."""
-    monkeypatch.setattr(module, "MAX_LOGITS", 8 * CLASSES)
-    monkeypatch.setattr(module, "losses_and_gradients", compiled(torch.device("cpu")))
-
-
-@pytest.mark.parametrize("objective", ["sum", "weighted"])
-@pytest.mark.usefixtures("in_compiled_chunks")
-def test_compiled_losses_and_gradients_in_fp64(objective, inputs):
-    graphs = counters["stats"]["unique_graphs"]
-    *leaves, targets = inputs
-    results = []
-    for function in (linear_token_losses, plain):
-        losses = function(*leaves, targets)
-        results.append([losses, *torch.autograd.grad(OBJECTIVES[objective](losses), leaves)])
-    for mine, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-13)
-    # One of the sum, for chunks of both sizes; and one of other objectives, whose losses are weighted.
-    assert counters["stats"]["unique_graphs"] - graphs <= (1 if objective == "sum" else 2)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_compiled_chunk_is_the_eager_one(dtype):
     generator = torch.Generator().manual_seed(0)

@@ -51,7 +51,7 @@ def assert_starts_from(found: dict[str, np.ndarray], weights: dict[str, np.ndarr
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "world_size"),
-    [("ddp", 2), ("fsdp", 1), ("fsdp", 3), ("hsdp", 4), ("zero1", 3), ("zero3", 1), ("zero3", 3)],
+    [("ddp", 2), ("fsdp", 3), ("hsdp", 4), ("zero3", 1), ("zero3", 3)],
 )
 def test_the_same_bits_everywhere(strategy, world_size, tmp_path):
     # The embedding and the output layer have 2.7 blocks each, of which processes hold parts.
@@ -67,14 +67,6 @@ def test_tied_embeddings_and_another_seed(strategy, tmp_path):
     results = run_job(prepared, tmp_path / "run", *words, strategy=strategy)
     assert_starts_from(results[0], expected(*words[:1], seed=7))
     assert "lm_head.weight" not in results[0]
-
-
-def test_no_two_parameters_and_no_two_seeds_are_alike():
-    drawn = {name: values for name, values in expected().items() if "_proj" in name or "embed" in name}
-    beginnings = [values.reshape(-1)[:20].tobytes() for values in drawn.values()]
-    assert len(set(beginnings)) == len(drawn) == 15
-    other = expected("--model.tie_embeddings=true", seed=7)
-    assert not any(np.array_equal(values, other[name]) for name, values in drawn.items())
 
 
 # --- processes that would differ ----------------------------------------------------------------------------------

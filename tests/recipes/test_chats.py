@@ -5,7 +5,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-import zstandard
 from datasets import Dataset
 
 import tasks
@@ -126,22 +125,13 @@ def test_parts_of_text_are_one_text_and_weights_that_agree_are_read(tmp_path):
     assert last["problem"] == [""]
 
 
-@pytest.mark.parametrize("kind", ["json.zst", "parquet", "folder"])
-def test_conversations_are_read_from_each_format(kind, tmp_path):
+def test_conversations_are_read_from_parquet(tmp_path):
+    """Whose rows have every field of every message."""
     rows = [{"messages": TWO_TURNS}, {"messages": [ASK, THOUGHT]}]
     expected = samples_of(chat_config(tmp_path, rows))
-    file = tmp_path / kind
-    if kind == "json.zst":
-        file.write_bytes(zstandard.compress((tmp_path / "chats.jsonl").read_bytes()))
-        section = {"path": "json", "data_files": {"train": str(file), "eval": str(file)}}
-    elif kind == "parquet":
-        Dataset.from_list(rows).to_parquet(file)
-        section = {"path": "parquet", "data_files": {"train": str(file), "eval": str(file)}}
-    else:
-        file.mkdir()
-        for split in ("train", "validation"):
-            Dataset.from_list(rows).to_parquet(file / f"{split}.parquet")
-        section = {"path": str(file), "data_files": None}
+    file = tmp_path / "chats.parquet"
+    Dataset.from_list(rows).to_parquet(file)
+    section = {"path": "parquet", "data_files": {"train": str(file), "eval": str(file)}}
     assert samples_of(chat_config(tmp_path, rows, **section)) == expected
 
 

@@ -121,13 +121,6 @@ def test_two_processes(name, strategy, tmp_path):
         assert_evaluated(tmp_path / "run", result["evaluations"])
 
 
-@pytest.mark.parametrize(("name", "micro_batch_size"), [("pairs", 32), ("packs", 1), ("lora", 4)])
-def test_one_process(name, micro_batch_size, tmp_path):
-    words = (*words_of(name), f"--batch.micro_batch_size={micro_batch_size}")
-    result = run_job(recorded, ADDITION, tmp_path / "run", *words, strategy="single", world_size=1)[0]
-    assert_same(result, plain(name), STEPS)
-
-
 def assert_evaluated(run_dir: Path, evaluations: list[dict]) -> None:
     """From the final weights, pair by pair, also where training packs: the loss is a mean over answer tokens, exact
     match over pairs."""

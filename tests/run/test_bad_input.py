@@ -28,9 +28,8 @@ def refusal(recipe: Path, run_dir: Path, *words: str, strategy: str = "ddp", **s
     return report
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero2"])
-def test_batch_that_does_not_divide(strategy, tmp_path):
-    report = refusal(PYDOC, tmp_path / "run", strategy=strategy, world_size=3)
+def test_batch_that_does_not_divide(tmp_path):
+    report = refusal(PYDOC, tmp_path / "run", strategy="zero2", world_size=3)
     assert "32 is not a multiple of micro_batch_size x world_size = 8 x 3 = 24; nearest: 24, 48" in report
     assert not (tmp_path / "run").exists()
 

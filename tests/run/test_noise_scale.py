@@ -44,32 +44,6 @@ def test_estimates_are_unbiased_for_any_shares(shares):
     assert np.mean([each["trace"] for each in measurements]) == pytest.approx(12 * of_the_batch)
 
 
-@pytest.mark.parametrize("micro_batches", [2, 8])
-@pytest.mark.parametrize("dependence", [0.0, 0.1, -0.1])
-def test_bias_by_unequal_weights_is_within_its_bound(dependence, micro_batches):
-    # Documents of one to nine tokens; a token's gradient is larger, or smaller, the longer its document is.
-    random = np.random.default_rng(1)
-    tokens = random.integers(1, 10, 4000)
-    direction = np.array([1.0, 0.5, 0.0, 0.0])
-    of_a_token = direction * (1 + dependence * (tokens[:, None] - 5)) + random.normal(0, 1, (4000, 4))
-    sums = tokens[:, None] * of_a_token
-    true = sums.mean(0) / tokens.mean()
-    exact = ((sums - tokens[:, None] * true) ** 2).sum(1).mean() / tokens.mean() ** 2 / (true @ true)
-    drawn = random.integers(0, len(tokens), (40_000, micro_batches, 32 // micro_batches))
-    weights = tokens[drawn].sum(2)
-    parts = sums[drawn].sum(2) / weights.sum(1)[:, None, None]
-    shares = weights / weights.sum(1, keepdims=True)
-    numbers = ((parts**2).sum((1, 2)), (parts.sum(1) ** 2).sum(1), (shares**2).sum(1))
-    drawn = [[*measure(*each, 32).values()] for each in zip(*numbers, strict=True)]
-    squared_gradient, trace = np.mean(drawn, axis=0)
-    variation = tokens.std() / tokens.mean()
-    bound = 2 * variation * (micro_batches + 1) / (micro_batches - 1) / math.sqrt(exact)
-    bias = trace / squared_gradient / exact - 1
-    # The mean of this many draws is within 2 % itself.
-    assert abs(bias) < (bound if dependence else 0) + 0.02
-    assert not dependence or np.sign(bias) == np.sign(dependence)
-
-
 def lines(gradients, traces):
     return [{"squared_gradient": each, "trace": trace} for each, trace in zip(gradients, traces, strict=True)]
 
@@ -120,9 +94,7 @@ FIXED = (
 JOBS = [
     ("single", 1, ()),
     ("ddp", 4, ("--logging.every=100",)),
-    ("fsdp", 2, ()),
     ("hsdp", 4, ()),
-    ("zero1", 2, ()),
     ("zero2", 4, ()),
     ("zero3", 2, ()),
 ]

@@ -1,10 +1,9 @@
-"""Trackers: one run over all starts in W&B and TensorBoard; one that fails or hangs costs no more than itself."""
+"""Trackers: one run over all starts in W&B and TensorBoard; one that fails costs no more than itself."""
 
 import importlib.machinery
 import json
+import os
 import sys
-import threading
-import time
 from functools import partial
 from types import ModuleType, SimpleNamespace
 
@@ -16,7 +15,6 @@ from tensorboard.compat.proto.event_pb2 import SessionLog
 
 from jobs import run_job, train
 from largebatch.config import load_config
-from largebatch.run.record import trackers
 from largebatch.run.record.folder import OwnFolder
 from largebatch.run.record.trackers import Trackers, connect
 from paths import PYDOC
@@ -39,6 +37,7 @@ class Run:
             self.rows.setdefault(step, {}).update(values)
 
     def finish(self):
+        self.service.on_finish()
         self.service.finished += 1
 
 
@@ -56,6 +55,9 @@ class Service(ModuleType):
 
     def on_log(self):
         """Called in each `log`."""
+
+    def on_finish(self):
+        """Called in each `finish`."""
 
     def init(self, **options):
         self.on_init()
@@ -96,7 +98,6 @@ def show_steps(started, steps):
         started.add("train", {"loss": 1 / step}, step)
         if step % 20 == 0:
             started.add("evaluation", {"loss": 2 / step}, step)
-    started.flush()
 
 
 def test_starts_of_a_run_folder_are_one_run_with_increasing_steps(wandb, folder):
@@ -146,16 +147,14 @@ def test_another_folder_is_another_run(wandb, folder, tmp_path):
     assert len({options["id"] for options in wandb.starts}) == 2
 
 
-def names_at_the_end(run_dir):
-    close, names = Trackers.close, []
-    Trackers.close = lambda self: names.extend(thread.name for thread in self._threads) or close(self)
+def events_of_a_run(run_dir):
     train(PYDOC, *SMALL, "--train.stop_after_steps=1", '--logging.trackers=["tensorboard"]', run_dir=run_dir)
-    return names
 
 
 @pytest.mark.slow
 def test_only_the_main_process_has_trackers(tmp_path):
-    assert run_job(names_at_the_end, tmp_path / "run", strategy="ddp", world_size=2) == [["tensorboard"], []]
+    run_job(events_of_a_run, tmp_path / "run", strategy="ddp", world_size=2)
+    assert len(list((tmp_path / "run/tensorboard/run").glob("events.out.tfevents*"))) == 1
 
 
 def tensorboard_steps(folder):
@@ -172,7 +171,7 @@ def leave():
     raise SystemExit(1)
 
 
-@pytest.mark.parametrize("moment", ["on_init", "on_log"])
+@pytest.mark.parametrize("moment", ["on_init", "on_log", "on_finish"])
 @pytest.mark.parametrize(
     ("fault", "problem"),
     [(refuse, "ConnectionError: the server is away"), (leave, "SystemExit: 1")],
@@ -187,49 +186,28 @@ def test_one_that_fails_is_dropped_with_one_warning(moment, fault, problem, wand
     assert tensorboard_steps(folder) == [10, 20, 30, 40, 50]
 
 
-@pytest.mark.parametrize("moment", ["on_init", "on_log"])
-def test_one_that_hangs_is_dropped(moment, wandb, folder, monkeypatch):
-    released = threading.Event()
-    setattr(wandb, moment, released.wait)
-    monkeypatch.setattr(trackers, "PATIENCE_SECONDS", 1.0)
-    said = []
-    started = start(folder, said=said)
-    show_steps(started, [10, 20])
-    show_steps(started, [30])
-    started.close()
-    assert said == ["WARNING: wandb is dropped and gets no more values in this attempt: it has not answered within 1 s"]
-    released.set()
-
-
-def test_several_that_hang_are_waited_for_together(monkeypatch):
-    released, waits, said = threading.Event(), [], []
-
-    class Noted(threading.Event):
-        def wait(self, timeout=None):
-            waits.append(timeout)
-            return super().wait(timeout)
-
-    monkeypatch.setattr(trackers, "PATIENCE_SECONDS", 0.2)
-    monkeypatch.setattr(trackers, "threading", SimpleNamespace(Thread=threading.Thread, Event=Noted))
-    Trackers(["a", "b", "c"], lambda _: released.wait(), said.append)
-    assert len(said) == len(waits) == 3
-    # The first takes all the patience.
-    assert max(waits[1:]) < 0.1
-    released.set()
-
-
-def test_a_slow_call_does_not_hold_up_training(wandb, folder):
-    released = threading.Event()
-    wandb.on_log = released.wait
-    started = start(folder)
-    begin = time.monotonic()
-    started.add("train", {"loss": 1.0}, 10)
-    # The call would take until it is dropped.
-    assert time.monotonic() - begin < trackers.PATIENCE_SECONDS / 2
-    released.set()
-    started.close()
-    (rows,) = wandb.rows.values()
-    assert list(rows) == [10]
+@pytest.mark.parametrize(
+    ("name", "variable"),
+    [
+        ("wandb", "WANDB_INIT_TIMEOUT"),
+        ("wandb", "WANDB_FINISH_TIMEOUT"),
+        ("mlflow", "MLFLOW_HTTP_REQUEST_TIMEOUT"),
+        ("mlflow", "MLFLOW_HTTP_REQUEST_MAX_RETRIES"),
+    ],
+)
+@pytest.mark.parametrize("given", [None, "5"])
+def test_each_limits_how_long_it_waits_for_its_server(name, variable, given, folder, monkeypatch):
+    """They read their variables when they connect; a user's own limit stays."""
+    seen = []
+    service = Service(name)
+    service.search_experiments = lambda **_: service.on_init()
+    service.on_init = lambda: seen.append(os.environ[variable]) or refuse()
+    monkeypatch.setitem(sys.modules, name, service)
+    monkeypatch.delenv(variable, raising=False)
+    if given is not None:
+        monkeypatch.setenv(variable, given)
+    start(folder, names=[name], said=[])
+    assert (seen == [given]) if given else (1 <= int(seen[0]) <= 60)
 
 
 def test_steps_that_are_repeated_are_hidden_in_tensorboard(folder):

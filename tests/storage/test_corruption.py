@@ -11,7 +11,7 @@ from largebatch.errors import UserError
 from largebatch.run.checkpoint.load import load
 from largebatch.storage.catalog import entries, read_marker, verify_checksums
 from largebatch.storage.layout import CheckpointError, read_manifest
-from saving import Bomb, FakeBackend, FakeRun, assert_holds, assert_same, mark, state_of
+from saving import Bomb, FakeBackend, FakeRun, assert_same, mark, state_of
 
 FILES = ["rank_00000.safetensors", "manifest.json", "complete.json", "model_config.json"]
 
@@ -33,13 +33,6 @@ def problem_of(checkpoint: Path) -> str | None:
     (entry,) = entries(checkpoint.parent)
     assert entry.path == checkpoint
     return entry.problem or verify_checksums(checkpoint)
-
-
-def test_what_was_written_is_intact_and_complete(checkpoint):
-    assert problem_of(checkpoint) is None
-    assert sorted(path.name for path in checkpoint.iterdir()) == sorted(FILES)
-    assert entries(checkpoint.parent)[0].size == sum((checkpoint / n).stat().st_size for n in FILES if n[0] != "c")
-    assert_holds(checkpoint, 7)
 
 
 def test_what_was_written_is_loaded(checkpoint):

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -109,7 +110,7 @@ def test_it_is_complete_or_absent(project, tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("largebatch.storage.source_code.replace_json_file", fail)
+    monkeypatch.setattr(shutil, "copyfileobj", fail)
     with pytest.raises(StorageError, match=r"cannot be written: .*No space left"):
         take_snapshot(project, tmp_path / "copies/1")
     assert list((tmp_path / "copies").iterdir()) == []

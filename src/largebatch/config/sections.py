@@ -299,7 +299,7 @@ class Logging(Section):
     noise_scale: NoiseScaleSection | None = None
     """When to measure the gradient noise scale, such as {"every": 10}, from the gradients of the micro-batches; null
     means never. A loss that couples samples of different micro-batches, or BatchNorm, is refused."""
-    trackers: list[Literal["tensorboard", "wandb", "mlflow", "trackio", "clearml"]] = ["tensorboard"]
+    trackers: list[Literal["tensorboard", "wandb", "mlflow", "trackio"]] = ["tensorboard"]
     """Trackers that get the same numbers, through Accelerate. TensorBoard and W&B show all starts as one run; the other
     trackers show each start as a run of its own."""
     tracker_project: NonEmpty = "largebatch"
@@ -310,8 +310,8 @@ class Logging(Section):
     """The peak that `mfu` is a fraction of: dense TFLOP/s of one process's device in the recipe's precision; null uses
     the GPU's data sheet, if its name is known."""
     profile: ProfiledSteps | None = None
-    """Steps to trace, such as {"first_step": 11, "last_step": 13}: each process writes a Chrome trace, and a
-    table of where their time went, to `profile` in the run folder. Traced steps are slower, and traces of many steps
+    """Steps to trace, such as {"first_step": 11, "last_step": 13}: each process writes a Chrome trace, and
+    torch's table of their operations, to `profile` in the run folder. Traced steps are slower, and traces of many steps
     are large; null means none."""
 
 

@@ -99,7 +99,7 @@ class Loop:
         """See `Run.steps`."""
         first = self.start.step
         feed = training_feed(self.backend, train_set, self.config.data.num_workers, first, self.metrics.timed)
-        feed = traced(feed, first, self.plan.logging.profile, self.metrics, self.recorder.trace_file)
+        feed = traced(feed, first, self.plan.logging.profile, self.backend.device, self.recorder.trace_file)
         with self.watchdog, closing(feed):
             if self.config.train.rehearse_largest_batch:
                 self.step = rehearsed_step(first, self.backend, train_set, self.watchdog.heartbeat, self.recorder.say)

@@ -7,7 +7,7 @@ import torch
 
 from largebatch.errors import TrainingFailed
 from largebatch.storage.attempts import Attempt
-from saving import FakeBackend, FakeRun, assert_holds, usable
+from saving import FakeRun, usable
 
 
 class Gate:
@@ -43,14 +43,6 @@ def test_the_next_save_waits_for_the_one_before(tmp_path, monkeypatch):
     run.writer.wait()
     assert run.writer.last_step == 8
     assert usable(run.checkpoints) == [8, 4]
-
-
-def test_memory_that_is_used_again_takes_on_other_shapes(tmp_path):
-    run = FakeRun(tmp_path / "run", asynchronous=True, backend=FakeBackend(width=5))
-    run.save(4)
-    run.backend.width = 7
-    assert_holds(run.save(8), 8, width=7)
-    assert_holds(run.checkpoints / "step_00000004", 4, width=5)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from html import escape
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -281,14 +280,11 @@ def test_what_cannot_be_reported(words, message, tmp_path, monkeypatch, capsys):
     ("file", "values"),
     [
         ("plan.json", {"total_steps": "many"}),
-        ("plan.json", {"peak_lr": [0.1]}),
-        ("plan.json", {"schedule": None}),
         ("plan.json", {"timeline": [1]}),
-        ("plan.json", {"optimizer_options": {}}),
         ("metrics.jsonl", {"step": None}),
         ("metrics.jsonl", {"loss": float("nan"), "lr": "high", "mfu": 10**400}),
         ("evaluations.jsonl", {"half a character: \ud800": 0.5}),
-        ("history.jsonl", {"recipe": 7}),
+        ("history.jsonl", {"recipe": 7, "world_size": [[]]}),
     ],
 )
 def test_values_that_cannot_be_shown_are_left_out(file, values, tmp_path):
@@ -304,7 +300,7 @@ def test_values_that_cannot_be_shown_are_left_out(file, values, tmp_path):
         assert page.titles()[:1] == ["grad_norm"]
 
 
-@pytest.mark.parametrize("content", ['{"task": ', "[]", "3", "", '"\\ud800"', "[" * 100_000, '{"outcome": null}'])
+@pytest.mark.parametrize("content", ['{"task": ', "[]", '{"outcome": null}'])
 def test_damaged_files_are_left_out(content, tmp_path):
     run = tmp_path / "run"
     write_run(run, steps=range(50, 52))
@@ -313,24 +309,6 @@ def test_damaged_files_are_left_out(content, tmp_path):
     page = report(run, out=tmp_path / "report.html")
     assert page.row("step, last known") == ["0"]
     assert page.row("plan") == ["damaged, or written by a different version of largebatch"]
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"step": "x"},
-        {"step": -1},
-        {"step": 10**400},
-        {"event": ["started"]},
-        {"versions": [1]},
-        {"recipe": {}},
-        {"world_size": [[]]},
-    ],
-)
-def test_a_damaged_start_is_skipped(values, tmp_path):
-    run = tmp_path / "run"
-    write_run(run, steps=range(50, 52), history=[started(7, strategy="ddp") | values])
-    assert report(run, out=tmp_path / "report.html").row("processes x strategy") == ["– x –"]
 
 
 def test_pipes_and_links_in_a_run_folder_are_not_read(tmp_path):
@@ -348,15 +326,6 @@ def test_pipes_and_links_in_a_run_folder_are_not_read(tmp_path):
     page = report(run, tmp_path / "other", out=tmp_path / "report.html")
     assert "SECRET" not in page.text
     assert page.row("seed")[0] == "–"
-
-
-def test_a_name_that_is_no_text(tmp_path, capfd):
-    folder = os.fsdecode(os.fsencode(tmp_path) + b"/run\xff")
-    write_run(Path(folder), steps=range(1, 3))
-    assert main(["report", folder]) == 0
-    assert "wrote" in capfd.readouterr().out
-    page = Page(Path(folder) / "report.html")
-    assert page.data[0]["name"] == "run?"
 
 
 def test_without_torch_and_without_plotly(tmp_path, monkeypatch, capsys):

@@ -12,7 +12,6 @@ from ending_files import end_run
 from largebatch.tools.command_line import main
 from largebatch.tools.sweep.points import BATCH, RATE, Sweep, grid
 from largebatch.tools.sweep.results import Results
-from largebatch.tools.sweep.verdicts import Cell, verdict
 from paths import DIGITS
 from run_folders import write_lines, write_run
 
@@ -180,22 +179,3 @@ def test_values_that_names_do_not_say(tmp_path):
     assert first.startswith("  warmup=None ")
     assert second.startswith("  warmup=value2 ")
     assert last == 'warmup=value2: {"learning_rate.warmup": {"duration": {"epochs": 1}}}'
-
-
-def test_a_sweep_of_seeds_has_no_plot(tmp_path):
-    folder = write_sweep(tmp_path, {(0.1, 64): [1.0, 1.2, 1.1]})
-    assert main(["report", str(folder)]) == 0
-    assert 'id="sweep"' not in (folder / "report.html").read_text()
-
-
-@pytest.mark.parametrize(
-    ("lower", "higher", "found"),
-    [
-        ((0.10, 0.12), (0.20, 0.22), "holds"),
-        ((0.20, 0.22), (0.10, 0.12), "does not hold"),
-        ((0.10, 0.20), (0.14, 0.24), "cannot be told"),
-        ((0.1,), (0.9,), "cannot be told"),
-    ],
-)
-def test_verdicts_on_planted_numbers(lower, higher, found):
-    assert verdict(Cell(lower), Cell(higher)) == found

@@ -114,7 +114,6 @@ class Recorder:
     def flush(self) -> None:
         """Write and show everything that still waits."""
         self.record.flush()
-        self._trackers.flush()
 
     def stopped(self, reason: StopReason, message: str) -> None:
         """Publish that the run was stopped and can be resumed, and delete the request."""
