@@ -59,5 +59,22 @@ def test_no_node_is_to_blame():
     assert (verdict.bad_nodes, verdict.exit_code) == ({}, 2)
 
 
+@pytest.mark.parametrize(("cut_off", "bad"), [(["n2"], ["n2"]), (["n2", "n4"], ["n2", "n4"]), (NODES[1:], ["n1"])])
+def test_nodes_that_cannot_reach_the_first_one(cut_off, bad):
+    """If nobody can, it is the first one's fault."""
+    verdict = judge(findings(**{node: {"unreachable": "cannot connect"} for node in cut_off}), {})
+    assert list(verdict.bad_nodes) == bad
+    assert [text for reasons in verdict.bad_nodes.values() for text in reasons] == [
+        f"{node} cannot connect" for node in cut_off
+    ]
+
+
+def test_the_first_failures_of_the_all_reduce():
+    failed = {node: {"failure": "no", "failed_at": 10.0 - number} for number, node in enumerate(NODES)}
+    verdict = judge(findings(**failed), {})
+    assert verdict.problems == ["failure 1, on n4: no", "failure 2, on n3: no", "failure 3, on n2: no"]
+    assert (verdict.bad_nodes, verdict.exit_code) == ({}, 2)
+
+
 def test_what_was_measured():
     assert judge(findings(n1={"notes": ["1.00 GB are free"]}), {}).notes == ["1.00 GB are free"]
