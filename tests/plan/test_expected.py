@@ -12,7 +12,7 @@ from largebatch.config.differences import differences
 from largebatch.errors import ConfigError
 from largebatch.plan import RunPlan, explain, resolve
 from largebatch.plan.expected import compare, range_of
-from largebatch.tools.report.runs import read_runs
+from largebatch.tools.reported_runs import read_runs
 from paths import DIGITS, ROOT
 from run_folders import write_run
 

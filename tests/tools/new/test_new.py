@@ -13,7 +13,7 @@ from jobs import run_job, train
 from largebatch import __version__
 from largebatch.config import load_config
 from largebatch.tools.command_line import main
-from largebatch.tools.local_jobs.training import debug_model_overrides, tiny_data_overrides
+from largebatch.tools.local_jobs.small_runs import debug_model_overrides, tiny_data_overrides
 from largebatch.tools.verify.differences import read_run
 from paths import RECIPES, ROOT, STRATEGIES
 from played import write_commands

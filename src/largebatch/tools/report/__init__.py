@@ -33,7 +33,7 @@ def add_parser(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the report and say where it is."""
-    from largebatch.tools.report.runs import read_runs
+    from largebatch.tools.reported_runs import read_runs
     from largebatch.tools.sweep.points import SWEEP_FILE
     from largebatch.tools.sweep.results import Results
 

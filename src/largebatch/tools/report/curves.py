@@ -11,7 +11,7 @@ from plotly.subplots import make_subplots
 from largebatch.batch import Length
 from largebatch.errors import UserError
 from largebatch.plan.expected import range_of
-from largebatch.tools.report.runs import EVALUATION, Array, ReportedRun, columns
+from largebatch.tools.reported_runs import EVALUATION, Array, ReportedRun, columns
 
 MAX_POINTS = 2000  # of a curve as drawn
 MAX_DOTS = 30  # a curve of at most this many points has a dot at each

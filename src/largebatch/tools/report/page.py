@@ -15,7 +15,7 @@ from largebatch.plan.expected import compare
 from largebatch.storage.files import replace_file
 from largebatch.system.regular_file import read_bytes
 from largebatch.tools.report.curves import curves_html
-from largebatch.tools.report.runs import EVALUATION, ReportedRun, columns
+from largebatch.tools.reported_runs import EVALUATION, ReportedRun, columns
 
 GENERATOR = '<meta name="generator" content="largebatch '
 """Text in the pages of all versions."""

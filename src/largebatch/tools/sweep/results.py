@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from largebatch.errors import UserError
-from largebatch.tools.report.runs import ReportedRun, columns, number, read_runs
+from largebatch.tools.reported_runs import ReportedRun, columns, number, read_runs
 from largebatch.tools.sweep.points import BATCH, RATE, Point, Sweep
 from largebatch.tools.sweep.verdicts import Cell, verdict
 from largebatch.words import aligned
