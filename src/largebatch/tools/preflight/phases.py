@@ -1,8 +1,7 @@
 """The pre-flight of a node from beginning to end, in phases that all nodes enter together."""
 
 import time
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 from largebatch.tools.local_jobs.jobs import JobFailed, preload_only, run_job
@@ -10,8 +9,8 @@ from largebatch.tools.preflight import all_reduce, node_checks
 from largebatch.tools.preflight.all_reduce import NUM_MEASUREMENTS, describe_all_reduce, measure
 from largebatch.tools.preflight.connection import listen
 from largebatch.tools.preflight.node_checks import check_node
-from largebatch.tools.preflight.reports import Ended, Node, report
-from largebatch.tools.preflight.verdict import GOOD, Findings, Verdict, judge
+from largebatch.tools.preflight.reports import PRESENCE, Node, report
+from largebatch.tools.preflight.verdict import GOOD, Findings
 from largebatch.words import counted
 
 SECONDS_TO_CHECK = 390.0  # how long a node's own checks may take: GPUs start slowly on a cold node, and then measure
@@ -28,28 +27,16 @@ def preflight(
     preload_only(all_reduce.__name__, node_checks.__name__)
     if node.rank == 0:
         print(f"Pre-flight on {counted(node.num_nodes, 'node')}:", flush=True)
-    try:
-        presence = Findings(node.name)
-        with listen(node, presence):
-            report(node, "presence", presence, node.began + node.seconds, partial(_judge_presence, node))
+    presence = Findings(node.name)
+    with listen(node, presence):
+        code = report(node, PRESENCE, presence, node.began + node.seconds)
+        if code == GOOD:
             deadline = time.monotonic() + SECONDS_TO_CHECK + SECONDS_TO_TELL
-            report(node, "checks", _check(node, recipe, accelerate_config, overrides), deadline)
-        if node.num_nodes * node.processes > 1:
-            deadline = time.monotonic() + all_reduce.SECONDS + SECONDS_TO_TELL
-            report(node, "all_reduce", _all_reduce(node, minimum_bandwidth), deadline)
-    except Ended as ended:
-        return ended.exit_code
-    return GOOD
-
-
-def _judge_presence(node: Node, present: Sequence[Findings], missing: Mapping[str, str]) -> Verdict:
-    verdict = judge(present, {})
-    if missing:
-        verdict.problems.append(
-            f"late: {', '.join(missing)}: not present after {node.seconds:.0f} seconds; if nodes need longer to start, "
-            "raise LARGEBATCH_PREFLIGHT_SECONDS"
-        )
-    return verdict
+            code = report(node, "checks", _check(node, recipe, accelerate_config, overrides), deadline)
+    if code == GOOD and node.num_nodes * node.processes > 1:
+        deadline = time.monotonic() + all_reduce.SECONDS + SECONDS_TO_TELL
+        code = report(node, "all_reduce", _all_reduce(node, minimum_bandwidth), deadline)
+    return code
 
 
 def _check(node: Node, recipe: Path, accelerate_config: Path, overrides: Sequence[str]) -> Findings:

@@ -7,16 +7,17 @@ decision, for which the others wait.
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from largebatch.errors import UserError, reason_of
 from largebatch.storage.files import replace_file
-from largebatch.tools.preflight.verdict import GOOD, Findings, Verdict, judge
+from largebatch.tools.preflight.verdict import Findings, Verdict, compare
 
+PRESENCE = "presence"  # the first phase: who misses its deadline is late, but not bad
 SECONDS_BETWEEN_LOOKS = 0.5
-SECONDS_IN_ALL = 550.0  # how long the phases after the first one may take; launch/node.sh ends the pre-flight after 600
+SECONDS_IN_ALL = 550.0  # how long the other phases may take; launch/node.sh ends the pre-flight after 600
 
 
 @dataclass(frozen=True)
@@ -48,25 +49,12 @@ class Node:
         """The name of a node, which has reported its presence if names are not known."""
         if self.names:
             return self.names[rank]
-        present = Findings.read(_read(self.file(f"presence_{rank}")))
+        file = self.file(f"{PRESENCE}_{rank}")
+        present = Findings.read(file.read_text(encoding="utf-8")) if file.exists() else None
         return present.node if present else f"node {rank}"
 
 
-class Ended(Exception):
-    """The pre-flight is over for this node, with an exit code."""
-
-    def __init__(self, exit_code: int):
-        super().__init__(exit_code)
-        self.exit_code = exit_code
-
-
-def report(
-    node: Node,
-    phase: str,
-    findings: Findings,
-    deadline: float,
-    judge: Callable[[Sequence[Findings], Mapping[str, str]], Verdict] = judge,
-) -> None:
+def report(node: Node, phase: str, findings: Findings, deadline: float) -> int:
     """Report this node's findings to the first node, and wait for its decision.
 
     Args:
@@ -74,79 +62,77 @@ def report(
         phase: Different each time; named in messages and files.
         findings: What this node found.
         deadline: Until when the first node waits for all nodes, as time.monotonic tells it.
-        judge: Called on the first node only, with the findings in the order of the nodes, and the nodes that did not
-            report, with the reason.
+
+    Returns:
+        The decision, which is the same on all nodes: GOOD, or the exit code with which the pre-flight is over.
 
     Raises:
-        Ended: The pre-flight is over, with the same exit code on all nodes.
         UserError: The folder cannot be written.
     """
     mine = node.file(f"{phase}_{node.rank}")
+    decision = node.file(f"{phase}_decision")
     text = json.dumps(asdict(findings))
     _write(mine, text)
     if node.rank == 0:
-        code = conclude(node, judge(*_collect(node, phase, deadline)))
-        _write(node.file(f"{phase}_decision"), str(code))
-    else:
-        decision = node.file(f"{phase}_decision")
-        while decision.name not in (names := _names_in(node.folder)):
-            # When the first node starts, it removes what is there, and writes something else.
-            if names and mine.name not in names:
-                _write(mine, text)
-            _give_up_in_time(node, phase, mine)
-            time.sleep(SECONDS_BETWEEN_LOOKS)
-        code = int(decision.read_text(encoding="utf-8"))
-    if code != GOOD:
-        raise Ended(code)
+        code = _conclude(node, _judge(node, phase, deadline))
+        _write(decision, str(code))
+        return code
+    while decision.name not in (names := _names_in(node.folder)):
+        # When the first node starts, it removes what is there, and writes something else.
+        if names and mine.name not in names:
+            _write(mine, text)
+        waited = time.monotonic() - node.began
+        if waited > node.seconds and node.file(f"{PRESENCE}_0").name not in names:
+            # If the first node comes after all, it does not take this one for present.
+            mine.unlink(missing_ok=True)
+            return _conclude(node, Verdict(problems=[_late(node, [node.name_of(0)])]))
+        if waited > node.seconds + SECONDS_IN_ALL:
+            return _conclude(node, Verdict({node.name_of(0): [_silence(phase)]}))
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+    return int(decision.read_text(encoding="utf-8"))
 
 
-def conclude(node: Node, verdict: Verdict) -> int:
+def _judge(node: Node, phase: str, deadline: float) -> Verdict:
+    """On the first node: whether the job may start, from the reports that arrive until the deadline."""
+    files = [node.file(f"{phase}_{rank}") for rank in range(node.num_nodes)]
+    expected = {file.name for file in files}
+    while expected - (names := _names_in(node.folder)) and time.monotonic() < deadline:
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+    found: list[Findings] = []
+    missing: list[str] = []
+    for rank, file in enumerate(files):
+        if file.name not in names:
+            missing.append(node.name_of(rank))
+            continue
+        unreadable = f"its report in {phase} cannot be read; it runs another version of largebatch"
+        findings = Findings.read(file.read_text(encoding="utf-8"))
+        found.append(findings or Findings(node.name_of(rank), problems=[unreadable]))
+    verdict = compare(found)
+    if missing and phase == PRESENCE:
+        verdict.problems.append(_late(node, missing))
+    elif missing:
+        verdict.bad_nodes.update({name: [_silence(phase)] for name in missing})
+    return verdict
+
+
+def _late(node: Node, names: Sequence[str]) -> str:
+    return (
+        f"late: {', '.join(names)}: not present in {node.folder.resolve()} after {node.seconds:.0f} seconds; if nodes "
+        "need longer to start, raise LARGEBATCH_PREFLIGHT_SECONDS"
+    )
+
+
+def _silence(phase: str) -> str:
+    return f"it stopped answering in {phase}"
+
+
+def _conclude(node: Node, verdict: Verdict) -> int:
     """Print the verdict, write the bad nodes to a file for the batch script, and return the exit code."""
     for line in verdict.lines():
         print(line, flush=True)
     if verdict.bad_nodes:
         _write(node.folder / "bad_nodes", ",".join(verdict.bad_nodes) + "\n")
     return verdict.exit_code
-
-
-def _collect(node: Node, phase: str, deadline: float) -> tuple[list[Findings], dict[str, str]]:
-    """The findings that have arrived by the deadline, and why those of other nodes have not, by their names."""
-    files = [node.file(f"{phase}_{rank}") for rank in range(node.num_nodes)]
-    while not {file.name for file in files} <= _names_in(node.folder):
-        if time.monotonic() > deadline:
-            break
-        time.sleep(SECONDS_BETWEEN_LOOKS)
-    found = []
-    silent = {}
-    for rank, file in enumerate(files):
-        text = _read(file)
-        findings = Findings.read(text)
-        if findings:
-            found.append(findings)
-        elif text:
-            problem = f"its report in {phase} cannot be read; it runs another version of largebatch"
-            found.append(Findings(node.name_of(rank), problems=[problem]))
-        else:
-            silent[node.name_of(rank)] = f"it stopped answering in {phase}"
-    return found, silent
-
-
-def _give_up_in_time(node: Node, phase: str, mine: Path) -> None:
-    """End the pre-flight on a node that has waited too long for the first node.
-
-    A first node that is late does not find the report of a node that has left.
-    """
-    waited = time.monotonic() - node.began
-    if waited > node.seconds and not node.file("presence_0").exists():
-        problem = (
-            f"late: {node.name_of(0)}: {node.name} has not seen it in {node.folder.resolve()} after "
-            f"{node.seconds:.0f} seconds; if it needs longer to start, raise LARGEBATCH_PREFLIGHT_SECONDS"
-        )
-        mine.unlink(missing_ok=True)
-        raise Ended(conclude(node, Verdict(problems=[problem])))
-    if waited > node.seconds + SECONDS_IN_ALL:
-        reason = f"{node.name} waited in {phase}, and did not hear from it any more"
-        raise Ended(conclude(node, Verdict({node.name_of(0): [reason]})))
 
 
 def _names_in(folder: Path) -> set[str]:
@@ -162,10 +148,3 @@ def _write(path: Path, text: str) -> None:
         replace_file(path, [memoryview(text.encode())])
     except OSError as error:
         raise UserError(f"{path} cannot be written: {reason_of(error)}") from error
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError:
-        return ""

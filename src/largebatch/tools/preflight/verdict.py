@@ -1,7 +1,7 @@
 """What the nodes found, and which of them are bad."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median_high
 
@@ -60,14 +60,12 @@ class Verdict:
         yield from (f"  error: {problem}" for problem in self.problems)
 
 
-def judge(findings: Sequence[Findings], silent: Mapping[str, str]) -> Verdict:
+def compare(findings: Sequence[Findings]) -> Verdict:
     """Compare the findings that arrived, in the order of the nodes.
 
-    What most nodes have is taken to be right; in a tie, what the first node has. `silent` are the nodes that did not
-    report, with the reason.
+    What most nodes have is taken to be right; in a tie, what the first node has.
     """
-    bad: dict[str, list[str]] = {node: [reason] for node, reason in silent.items()}
-    bad |= {each.node: [*each.problems] for each in findings if each.problems}
+    bad = {each.node: [*each.problems] for each in findings if each.problems}
     for node, reason in (*_unreachable(findings), *_differing_versions(findings), *_small_amounts(findings)):
         bad.setdefault(node, []).append(reason)
     problems = sorted({text for each in findings for text in each.refusals})
