@@ -128,12 +128,19 @@ if [[ -z ${LARGEBATCH_TOKEN:-} ]]; then
   LARGEBATCH_TOKEN=${job:-none}.$restart
   folder=$LARGEBATCH_LOGS/preflight
   if ((node_rank == 0)); then
-    # What an earlier start of this name has left must not be taken for this one's. Other nodes write here only after
-    # they have met this one.
+    # What an earlier start of this name has left must not be taken for this one's. Other nodes write their reports
+    # again.
     rm -rf "$folder" "$LARGEBATCH_LOGS/endings"
     mkdir -p "$folder"
     echo "$LARGEBATCH_TOKEN" >"$folder/token"
   fi
+else
+  # The caller wrote it before this node started; network file systems may hide new files for a minute.
+  for ((waited = 0; waited < 60; waited++)); do
+    [[ $(cat "$folder/token" 2>/dev/null) != "$LARGEBATCH_TOKEN" ]] || break
+    sleep 1
+  done
+  ((waited < 60)) || fail 3 "$PWD: $folder is not the folder that the caller wrote to; the run folder must be on a file system that all nodes share, and be mounted in containers"
 fi
 mkdir -p "$folder"
 

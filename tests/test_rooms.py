@@ -38,6 +38,7 @@ TORCH_FREE = [
     "tools/effective_batch",
     "tools/job",
     "tools/report",
+    "tools/reported_runs",
     "tools/slurm",
 ]
 

@@ -190,6 +190,18 @@ def test_the_first_node_removes_what_an_earlier_start_has_left(launch, tmp_path)
     assert (code, (start / "preflight/token").read_text()) == (0, "mine\n"), log
 
 
+@pytest.mark.parametrize("text", [None, "another start's"])
+def test_a_folder_that_is_not_the_callers(launch, tmp_path, text):
+    """As on a node that does not see the caller's file system: the folder is not there, or another one."""
+    write_commands(tmp_path / "bin", {"sleep": ""})
+    if text:
+        (tmp_path / "preflight").mkdir()
+        (tmp_path / "preflight/token").write_text(text)
+    code, log = node(launch, RECIPE, LARGEBATCH_LOGS=str(tmp_path), LARGEBATCH_TOKEN="mine", LARGEBATCH_NODE="n7")
+    assert (code, "trains on" in log) == (3, False), log
+    assert f"error: n7: {launch[0]}: {tmp_path}/preflight is not the folder that the caller wrote to" in log
+
+
 @pytest.mark.parametrize(("job", "folder", "restart"), [("", "none", None), ("9", "9", "1")])
 def test_every_start_on_one_node_has_a_folder(launch, tmp_path, job, folder, restart):
     leave_files_in(tmp_path / "run/jobs" / folder / "start_0")

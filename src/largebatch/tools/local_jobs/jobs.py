@@ -80,6 +80,11 @@ def preload_tasks(folders: Iterable[Path], *modules: str) -> None:
     os.environ[PRELOAD] = ",".join([*of_tasks, *modules])
 
 
+def preload_only(*modules: str) -> None:
+    """Make the server import nothing but these modules; call this before the first job."""
+    _context.set_forkserver_preload(list(modules))
+
+
 def local_store() -> TCPStore:
     """A store that only processes on this machine can reach: by itself, torch's listens on all interfaces."""
     listener = socket.create_server(("127.0.0.1", 0))
@@ -128,9 +133,10 @@ def run_job(
         try:
             for rank, output in enumerate(outputs):
                 mine, theirs = _context.Pipe(duplex=False)
-                settings = dict.fromkeys(INTERFACES, LOOPBACK) | dict(environment)
+                settings = dict.fromkeys(INTERFACES, LOOPBACK)
                 if "WORLD_SIZE" in environment:
                     settings |= meeting_place(store) | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                settings |= environment
                 process = _context.Process(target=_work, args=(theirs, output, folder, settings, function, arguments))
                 process.start()
                 theirs.close()

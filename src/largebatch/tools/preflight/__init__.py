@@ -34,11 +34,12 @@ def add_parser(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     # Not options, because everybody on a node can see the words of a command.
-    token, logs = os.environ.get("LARGEBATCH_TOKEN"), os.environ.get("LARGEBATCH_LOGS")
+    token = os.environ.get("LARGEBATCH_TOKEN")
+    logs = os.environ.get("LARGEBATCH_LOGS")
     if not token or not logs:
         raise UserError("LARGEBATCH_TOKEN or LARGEBATCH_LOGS is not set; run launch/node.sh, which sets both")
-    from largebatch.tools.preflight.meeting import Node
     from largebatch.tools.preflight.phases import preflight
+    from largebatch.tools.preflight.reports import Node
 
     names = os.environ.get("LARGEBATCH_NODE_NAMES")
     node = Node(

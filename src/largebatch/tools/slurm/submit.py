@@ -4,7 +4,7 @@ import argparse
 import shlex
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -16,7 +16,6 @@ from largebatch.storage.run_folder import RunFolder
 from largebatch.storage.source_code import take_snapshot
 from largebatch.tools.options import Commands, add_command, add_recipe, add_task
 from largebatch.tools.slurm.batch_script import OPTION, SCRIPTS, BatchScript, site_environment
-from largebatch.tools.slurm.container import data_only_in_container, missing_in_container
 from largebatch.tools.slurm.lint import lint_scripts
 
 
@@ -85,7 +84,7 @@ def submit_script(script: BatchScript, options: argparse.Namespace, words: Seque
     """
     _refuse_other_jobs(script, options.config)
     findings = [str(finding) for finding in lint_scripts([script], task=script.task)]
-    missing = [] if findings else [*_missing_environment(script), *missing_in_container(script)]
+    missing = _missing_environment(script)
     problems = findings + [f"error: {problem}" for problem in missing]
     if findings or (missing and not options.dry_run):
         print(*problems, "not submitted", sep="\n")
@@ -157,14 +156,15 @@ def _refuse_other_jobs(script: BatchScript, recipe: Path) -> None:
         )
 
 
-def _missing_environment(script: BatchScript) -> Iterator[str]:
+def _missing_environment(script: BatchScript) -> list[str]:
     """The error that slurm/launch.sh would report about the environment, after the job has waited in the queue."""
     file = script.environment.get("LARGEBATCH_ENV", ".venv/bin/activate")
-    if file and not Path(file).is_file() and not script.environment.get("LARGEBATCH_CONTAINER"):
-        yield (
-            f"LARGEBATCH_ENV={file}: there is no such file in {Path.cwd()}, which the job would source on every node; "
-            "create it, or name the file that activates your environment: export LARGEBATCH_ENV=/path/to/bin/activate"
-        )
+    if not file or Path(file).is_file() or script.environment.get("LARGEBATCH_CONTAINER"):
+        return []
+    return [
+        f"LARGEBATCH_ENV={file}: there is no such file in {Path.cwd()}, which the job would source on every node; "
+        "create it, or name the file that activates your environment: export LARGEBATCH_ENV=/path/to/bin/activate"
+    ]
 
 
 def _print_plans(script: BatchScript) -> None:
@@ -190,10 +190,8 @@ def _dry_run(script: BatchScript, words: Sequence[str]) -> int:
     """
     task = f"--task={script.task}"
     prepare = [sys.executable, "-m", "largebatch", "prepare", str(script.recipe), task, "--dry-run", *script.overrides]
-    if elsewhere := data_only_in_container(script):
-        print(f"\nnot checked: the data and any tokenizer, because only the container has {', '.join(elsewhere)}")
     code = 0
-    for command in ([] if elsewhere else [prepare]) + [["sbatch", "--test-only", *words]]:
+    for command in (prepare, ["sbatch", "--test-only", *words]):
         try:
             found = subprocess.run(
                 command,

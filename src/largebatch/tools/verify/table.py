@@ -15,7 +15,7 @@ from largebatch.plan import resolve
 from largebatch.task_folders import folder_of
 from largebatch.tools.accelerate_configs import find_accelerate_configs, is_rehearsed
 from largebatch.tools.local_jobs.jobs import preload_tasks
-from largebatch.tools.local_jobs.training import (
+from largebatch.tools.local_jobs.small_runs import (
     LONG,
     debug_model_overrides,
     short_schedule_overrides,

@@ -4,7 +4,7 @@ import pytest
 
 from largebatch.config import load_config
 from largebatch.plan import resolve
-from largebatch.tools.local_jobs.training import short_schedule_overrides
+from largebatch.tools.local_jobs.small_runs import short_schedule_overrides
 from paths import PYDOC
 from tasks import TINY
 

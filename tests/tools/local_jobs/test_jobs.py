@@ -109,7 +109,7 @@ def write_pid_and_wait(folder):
 
 if __name__ == "__main__":
     # Without the engines that others need.
-    jobs._context.set_forkserver_preload([jobs.__name__])
+    jobs.preload_only(jobs.__name__)
     folder = Path({str(tmp_path)!r})
     jobs.run_job(write_pid_and_wait, folder, world_size=2, environment={{}}, folder=folder, timeout=600)
 """

@@ -1,4 +1,4 @@
-"""What a node checks by itself, while only the first node waits for it."""
+"""What a node checks by itself."""
 
 import hashlib
 import re
@@ -17,8 +17,9 @@ from largebatch.plan import resolve
 from largebatch.plan.strategies import SINGLE
 from largebatch.system.failures import kind_of
 from largebatch.system.installed import installed_versions
-from largebatch.tools.preflight.meeting import Node
-from largebatch.tools.preflight.run_folder import appears, missing_ability
+from largebatch.tools.preflight.connection import connection_problem
+from largebatch.tools.preflight.reports import Node
+from largebatch.tools.preflight.run_folder import missing_ability
 from largebatch.tools.preflight.verdict import Findings
 
 FREE_SHARE_OF_GPU = 0.9
@@ -27,31 +28,25 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def check_node(node: Node, recipe: Path, accelerate_config: Path, overrides: Sequence[str]) -> Findings:
-    """Check this node; problems are among the findings, whatever they are."""
+    """Check this node."""
     findings = Findings(node.name)
-    try:
-        findings.versions = _versions([recipe, *sorted(task_of(recipe).rglob("*.py")), accelerate_config])
-        findings.versions |= _gpu_versions() | _limits()
-        findings.amounts = _shared_memory()
-        found = torch.cuda.device_count()
-        if found and not node.gpus:
-            findings.refusals.append(
-                f"there are {found} GPUs, and the job asked for none: ask for them, or set "
-                f"LARGEBATCH_PROCESSES_PER_NODE={found} if this site does not manage them; to train on CPUs, set "
-                "CUDA_VISIBLE_DEVICES to an empty value"
-            )
-        findings.problems += _gpu_problems(node.gpus, found)
-        if not appears(node.folder / "token", node.token):
-            findings.problems.append(
-                f"{node.folder.resolve()} is not the folder that the batch script wrote to; the run folder must be on "
-                "a file system that all nodes share, and be mounted in containers"
-            )
-        elif refusal := missing_ability(node.folder, node.name):
-            findings.refusals.append(refusal)
-        elif node.rank == 0 and not findings.refusals:
-            check_room_for_checkpoints(findings, node.folder, recipe, overrides)
-    except Exception as error:
-        findings.problems.append(reason_of(error))
+    findings.versions = _versions([recipe, *sorted(task_of(recipe).rglob("*.py")), accelerate_config])
+    findings.versions |= _gpu_versions() | _limits()
+    findings.amounts = _shared_memory()
+    found = torch.cuda.device_count()
+    if found and not node.gpus:
+        findings.refusals.append(
+            f"there are {found} GPUs, and the job asked for none: ask for them, or set "
+            f"LARGEBATCH_PROCESSES_PER_NODE={found} if this site does not manage them; to train on CPUs, set "
+            "CUDA_VISIBLE_DEVICES to an empty value"
+        )
+    findings.problems += _gpu_problems(node.gpus, found)
+    if node.rank > 0:
+        findings.unreachable = connection_problem(node)
+    if refusal := missing_ability(node.folder, node.name):
+        findings.refusals.append(refusal)
+    elif node.rank == 0 and not findings.refusals:
+        check_room_for_checkpoints(findings, node.folder, recipe, overrides)
     return findings
 
 
