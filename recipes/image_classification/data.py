@@ -28,7 +28,7 @@ def sources(config: Config, preparation: Preparation) -> tuple[SampleSource, Sam
     else:
         images, held_out = open_images(config.data, preparation)
         seed = None if config.data.train_augmentation == "none" else config.seed
-        train = HubImageSource(images, config.data, augmentation_seed=seed)
+        train = HubImageSource(images, config.data, seed)
         evaluation = HubImageSource(held_out, config.data, None)
     if config.loss.mixup_alpha is not None:
         train = MixedPairs(train, config.loss.mixup_alpha, config.seed)
