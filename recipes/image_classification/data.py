@@ -21,21 +21,18 @@ def sources(config: Config, preparation: Preparation) -> tuple[SampleSource, Sam
     Raises:
         DataError: The data cannot be loaded.
     """
-    train, evaluation = _plain_sources(config, preparation)
+    train: SampleSource
+    evaluation: SampleSource
+    if isinstance(config.data, DigitsData):
+        train, evaluation = digits(config.data)
+    else:
+        images, held_out = open_images(config.data, preparation)
+        seed = None if config.data.train_augmentation == "none" else config.seed
+        train = HubImageSource(images, config.data, seed)
+        evaluation = HubImageSource(held_out, config.data, None)
     if config.loss.mixup_alpha is not None:
         train = MixedPairs(train, config.loss.mixup_alpha, config.seed)
     return train, evaluation
-
-
-def _plain_sources(config: Config, preparation: Preparation) -> tuple[SampleSource, SampleSource]:
-    if isinstance(config.data, DigitsData):
-        return digits(config.data)
-    train, evaluation = open_images(config.data, preparation)
-    augment = config.data.train_augmentation != "none"
-    return (
-        HubImageSource(train, config.data, augmentation_seed=config.seed if augment else None),
-        HubImageSource(evaluation, config.data, augmentation_seed=None),
-    )
 
 
 def model_input(batch: Batch, data: DigitsData | HubImages, dtype: torch.dtype = torch.float32) -> torch.Tensor:
