@@ -35,7 +35,7 @@ MULTIPLE = 64
 ABOUT = f"""Different shapes (samples, tokens) of the micro-batches that a process computes in one epoch, by recipe and
 number of processes. cuDNN's attention, torch's first choice on H100 and H200, builds a plan for each new shape, forward
 and backward. "padded" are the shapes if each micro-batch were padded to a multiple of {MULTIPLE} tokens, and the tokens
-that this adds. With `compute.cudnn_attention` "auto", these recipes do not use cuDNN's attention, so that no plan is
+that this adds. Recipes whose samples have different lengths, like these, do without cuDNN's attention, so no plan is
 built. Nothing here was measured on a GPU; `make gpu PARTS=ablations ARGS="--only 'unequal lengths'"` times the three
 ways. GSM8K is tokenized with a vocabulary of {VOCABULARY:,}, trained on its training split, instead of Qwen's."""
 

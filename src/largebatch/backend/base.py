@@ -19,6 +19,7 @@ from largebatch.backend.kept import KeptStates
 from largebatch.backend.launch import Launch
 from largebatch.backend.state import EngineState, fresh_state, materialize, parameters_without_memory, set_scalars
 from largebatch.errors import BackendMismatch
+from largebatch.optim.groups import group_options
 from largebatch.optim.layerwise import LayerPart, LayerwiseOptimizer
 from largebatch.plan import RunPlan
 from largebatch.plan.strategies import Policy, names_of
@@ -33,7 +34,7 @@ class Update(NamedTuple):
     applied: bool  # False if weights and optimizer are unchanged, as the gradient was not finite; True if not checked
 
 
-class Request(NamedTuple):
+class StartRequest(NamedTuple):
     """The inputs for starting Accelerate; `group` says how long processes wait for each other."""
 
     launch: Launch
@@ -72,14 +73,16 @@ class Backend(Collectives, ABC):
         self.reduces: Policy = launch.entry.reduces[0]  # when gradients are reduced; known after `prepare`
         self._step = 0  # the current optimizer step, counted from 0
         self._learning_rate = 0.0  # the schedule's
-        self._set_aside: list[tuple[dict[str, Any], Any]] = []  # frozen groups and their parameters, during an update
+        self._frozen_groups: list[
+            tuple[dict[str, Any], Any]
+        ] = []  # frozen groups and their parameters, during an update
         self.kept = KeptStates()
         self._compiled: CompiledRegions | None = None  # None if nothing is to be compiled
         self._watch: GradientWatch
 
     @staticmethod
     @abstractmethod
-    def accelerate_arguments(request: Request) -> dict[str, Any]:
+    def accelerate_arguments(request: StartRequest) -> dict[str, Any]:
         """The strategy's arguments for `Accelerator`; without a GPU, processes must communicate over gloo."""
 
     # --- training -------------------------------------------------------------------------------------------------
@@ -92,8 +95,8 @@ class Backend(Collectives, ABC):
         self._locate_layers()
         if any(self.plan.frozen_steps):
             # Around every update, whoever makes it: DeepSpeed steps each group by itself.
-            self._torch_optimizer.register_step_pre_hook(self._set_frozen_aside)
-            self._torch_optimizer.register_step_post_hook(self._put_back)
+            self._torch_optimizer.register_step_pre_hook(self._empty_frozen_groups)
+            self._torch_optimizer.register_step_post_hook(self._refill_frozen_groups)
         return prepared
 
     def agree_on_compiling(self) -> str | None:
@@ -109,13 +112,13 @@ class Backend(Collectives, ABC):
             self._compiled = None
         return reason
 
-    def _set_frozen_aside(self, optimizer: Optimizer, *_: object) -> None:
-        self._set_aside = [(group, group["params"]) for group in optimizer.param_groups if self._is_frozen(group)]
-        for group, _parameters in self._set_aside:
+    def _empty_frozen_groups(self, optimizer: Optimizer, *_: object) -> None:
+        self._frozen_groups = [(group, group["params"]) for group in optimizer.param_groups if self._is_frozen(group)]
+        for group, _parameters in self._frozen_groups:
             group["params"] = []
 
-    def _put_back(self, *_: object) -> None:
-        for group, parameters in self._set_aside:
+    def _refill_frozen_groups(self, *_: object) -> None:
+        for group, parameters in self._frozen_groups:
             group["params"] = parameters
 
     def _is_frozen(self, group: Mapping[str, Any]) -> bool:
@@ -145,7 +148,7 @@ class Backend(Collectives, ABC):
         optimizer = self._torch_optimizer
         if isinstance(optimizer, LayerwiseOptimizer):
             layers = [name for name, parameter in self.unwrapped_model.named_parameters() if parameter.requires_grad]
-            optimizer.locate(self._layer_parts(), layers, self._sum_vector if self._is_sharded else None)
+            optimizer.set_layer_parts(self._layer_parts(), layers, self._sum_vector if self._is_sharded else None)
 
     def _sum_vector(self, vector: torch.Tensor) -> torch.Tensor:
         # An offloaded optimizer's vectors are on the host, over which this group may not communicate.
@@ -244,16 +247,17 @@ class Backend(Collectives, ABC):
         task's own states, which its loop may change, are restored.
         """
         kept = self.kept.check(self)
-        with self.statistics.kept(), self.states_to_come():
+        with self.statistics.kept(), self.allocate_future_states():
             yield
         self.kept.restore(kept)
         self.discard_gradients()
 
     @contextmanager
-    def states_to_come(self, device: str | None = None) -> Iterator[None]:
-        """Let the optimizer have its states for all parameters, uninitialized where it has not stepped them yet.
+    def allocate_future_states(self, device: str | None = None) -> Iterator[None]:
+        """Allocate the optimizer's states of all parameters for the duration of the block.
 
-        They are on the parameters' device, or on the given one.
+        The states of parameters that it has not stepped yet are uninitialized, and removed at the end. They are on the
+        parameters' device, or on the given one.
         """
         state = self._torch_optimizer.state
         unstepped = [tensor for tensor in self._layer_parts() if not state.get(tensor)]
@@ -371,15 +375,3 @@ class GradientWatch:
         for hook in self._hooks:
             hook.remove()
         return sorted(self._missing)
-
-
-def group_sizes(optimizer: Optimizer) -> list[int]:
-    """The number of elements in each parameter group."""
-    return [sum(parameter.numel() for parameter in group["params"]) for group in optimizer.param_groups]
-
-
-def group_options(optimizer: Optimizer) -> list[Mapping[str, Any]]:
-    """The hyperparameters of each parameter group, or None, without learning rate and choice of implementation."""
-    names = {*optimizer.defaults, "weight_decay", "lr_factor", "frozen_steps"}
-    names -= {"lr", "foreach", "fused", "capturable", "differentiable"}
-    return [{name: group.get(name) for name in sorted(names)} for group in optimizer.param_groups]

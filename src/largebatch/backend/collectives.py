@@ -21,7 +21,7 @@ class Collectives:
     """What a process asks of all processes together; each method must be called by all of them.
 
     Args:
-        rank: Of this process.
+        rank: Rank of this process.
         world_size: The number of processes.
         micro_batch_size: The number of samples per process and forward pass.
     """

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from largebatch.config.optimizers import ROUNDING, OptimizerEntry, WithMomentum, momentum_buffer
+from largebatch.config.optimizers import ROUNDING, OptimizerEntry, WithMomentum, adapt_if_decayed, momentum_buffer
 from largebatch.config.sections import PositiveFloat
 
 
@@ -21,5 +21,6 @@ LARS = OptimizerEntry(
     momentum_buffer,
     tolerance=ROUNDING,
     needs="norms of layers",
+    group_of=adapt_if_decayed,
     explanation="each layer's step is scaled by norms of the whole layer, except where no_decay exempts it",
 )

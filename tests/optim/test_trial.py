@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from jobs import JobFailed, run_job
-from largebatch.backend.trial import try_optimizer
 from largebatch.config import load_config
 from largebatch.config.optimizers import ROUNDING, OptimizerEntry, OptimizerSection
 from largebatch.errors import UserError
+from largebatch.optim.trial import try_optimizer
 from largebatch.plan import resolve
 from largebatch.tools.command_line import main
 from largebatch.tools.local_jobs.training import train
@@ -112,14 +112,15 @@ def plan_of(constructor, options=None, states=("average",), weight_decay=0.1, ne
 
 OWN = f"{__name__}:Own"
 REST = "; correct its `step`"
+RATE = "does not follow the learning rate of its groups: twice the rate does not make steps twice as long" + REST
 
 
 @pytest.mark.parametrize(
     ("bug", "words"),
     [
-        ("fixed rate", "moves weights, or makes them NaN, at a learning rate of 0 in its groups" + REST),
-        ("rate of the constructor", "ignores the learning rate of its groups: at a rate above 0, weights do not move"),
-        ("squared rate", "does not follow the learning rate of its groups: twice the rate makes 4 times the step"),
+        ("fixed rate", RATE),
+        ("rate of the constructor", RATE),
+        ("squared rate", RATE),
         ("first rate", "keeps its first learning rate above 0: steps stay the same when that of its groups changes"),
         ("local norms", "depends on how strategies divide a tensor; see LayerwiseOptimizer, and `needs` of an Optim"),
         (
@@ -133,11 +134,8 @@ REST = "; correct its `step`"
         ("divides by zero", "moves weights, or makes them NaN, with a gradient of 0 in a group whose weight_decay is"),
         ("counts", "has state outside of `optimizer.state`, which a resumed run would not have" + REST),
         ("more", "the optimizer's state 'more' for a parameter of shape (4, 3) is int, but its entry declares none"),
-        (
-            "rows",
-            "the optimizer's state 'average' for a parameter of shape (4, 3) is of shape (4,), but its entry decl",
-        ),
-        ("crash", f"optimizer: \"own\" ({OWN}) fails in a step: 'no such thing' (KeyError)"),
+        ("rows", 'fails in a step of a matrix or, if it `needs` only "elements", of flat pieces: too many indices'),
+        ("crash", "flat pieces: 'no such thing' (KeyError)"),
         ("refuses", f"\"own\" cannot be built by {OWN}(groups, lr=0.0, bug='refuses'): beta must be above 0 (ValueErr"),
     ],
 )
@@ -193,7 +191,7 @@ def test_a_state_that_is_declared_but_not_kept():
         '{"name": "adamw", "weight_decay": 0, "betas": [0.0, 0.0]}',
         '{"name": "lars", "weight_decay": 1e-4, "nesterov": true}',
         '{"name": "lars", "weight_decay": 0, "momentum": 0.0, "trust_coefficient": 1.0}',
-        *(f'{{"name": "lars", "weight_decay": 0.1, "trust_coefficient": {rate}}}' for rate in (0.1, 100, 1e6)),
+        *(f'{{"name": "lars", "weight_decay": 0.1, "trust_coefficient": {rate}}}' for rate in (0.1, 1e6)),
         '{"name": "lamb", "weight_decay": 0.01}',
         '{"name": "lamb", "weight_decay": 0}',
     ],
@@ -247,5 +245,7 @@ def test_a_run_tries_it_before_it_opens_data(tmp_path):
     code = own.with_name("own_torch.py")
     code.write_text(code.read_text().replace('group["lr"] * direction', "1e-3 * direction"))
     own.with_name("data.py").write_text("def sources(config):\n    raise AssertionError\n")
-    with pytest.raises(JobFailed, match="moves weights, or makes them NaN, at a learning rate of 0 in its groups"):
+    with pytest.raises(
+        JobFailed, match="does not follow the learning rate of its groups: twice the rate does not make steps"
+    ):
         run_job(partial(train, run_dir=tmp_path / "run"), own, '--optimizer={"name": "softsign", "weight_decay": 0.1}')
