@@ -10,7 +10,8 @@ import torch
 
 from jobs import JobFailed, run_job
 from largebatch.config import load_config
-from largebatch.config.optimizers import ROUNDING, OptimizerEntry, OptimizerSection
+from largebatch.config.optimizers import ROUNDING, OptimizerEntry
+from largebatch.config.optimizers.sections import OptimizerSection
 from largebatch.errors import UserError
 from largebatch.optim.trial import try_optimizer
 from largebatch.plan import resolve
@@ -121,7 +122,7 @@ RATE = "does not follow the learning rate of its groups: twice the rate does not
         ("fixed rate", RATE),
         ("rate of the constructor", RATE),
         ("squared rate", RATE),
-        ("first rate", "keeps its first learning rate above 0: steps stay the same when that of its groups changes"),
+        ("first rate", RATE),
         ("local norms", "depends on how strategies divide a tensor; see LayerwiseOptimizer, and `needs` of an Optim"),
         (
             "decays matrices",

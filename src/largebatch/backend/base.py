@@ -12,11 +12,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from largebatch.backend.batch_norm import RunningStatistics, is_synchronized, synchronize
-from largebatch.backend.collectives import Collectives
 from largebatch.backend.compilation import CompiledRegions
-from largebatch.backend.exchange import compare_tokens
+from largebatch.backend.gradient_watch import GradientWatch
 from largebatch.backend.kept import KeptStates
 from largebatch.backend.launch import Launch
+from largebatch.backend.processes import Processes
 from largebatch.backend.state import EngineState, fresh_state, materialize, parameters_without_memory, set_scalars
 from largebatch.errors import BackendMismatch
 from largebatch.optim.groups import group_options
@@ -43,7 +43,7 @@ class StartRequest(NamedTuple):
     group: InitProcessGroupKwargs
 
 
-class Backend(Collectives, ABC):
+class Backend(ABC):
     """One strategy, configured from a plan.
 
     Args:
@@ -53,9 +53,14 @@ class Backend(Collectives, ABC):
     """
 
     def __init__(self, accelerator: Accelerator, launch: Launch, plan: RunPlan):
-        super().__init__(accelerator.process_index, accelerator.num_processes, plan.micro_batch_size)
-        if self.world_size > 1:
-            compare_tokens(self._host_group)
+        self.processes = Processes(accelerator.process_index, accelerator.num_processes, plan.micro_batch_size)
+        self.rank = self.processes.rank
+        self.world_size = self.processes.world_size
+        # Those that every part of a run asks for.
+        self.all_gather = self.processes.all_gather
+        self.all_max = self.processes.all_max
+        self.gather_objects = self.processes.gather_objects
+        self.raise_on_all_ranks = self.processes.raise_on_all_ranks
         self.accelerator = accelerator
         self.launch = launch
         self.plan = plan
@@ -246,7 +251,7 @@ class Backend(Collectives, ABC):
         The memory of states that the first update will allocate is in use. BatchNorm's running statistics stay, and the
         task's own states, which its loop may change, are restored.
         """
-        kept = self.kept.check(self)
+        kept = self.kept.check(self.processes)
         with self.statistics.kept(), self.allocate_future_states():
             yield
         self.kept.restore(kept)
@@ -357,21 +362,3 @@ class Backend(Collectives, ABC):
             "BatchNorm over all processes": is_synchronized(self.model),
             "hyperparameters per group": group_options(self._torch_optimizer),
         }
-
-
-class GradientWatch:
-    """Notes which trainable parameters of a model get gradients, whatever an engine does with these."""
-
-    def __init__(self, model: nn.Module):
-        trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        self._missing = set(trainable)
-        self._hooks = [
-            parameter.register_hook(lambda _, name=name: self._missing.discard(name))  # type: ignore[no-untyped-call]
-            for name, parameter in trainable.items()
-        ]
-
-    def end(self) -> list[str]:
-        """Stop watching, and return the names of the parameters without gradients."""
-        for hook in self._hooks:
-            hook.remove()
-        return sorted(self._missing)

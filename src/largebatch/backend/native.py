@@ -9,7 +9,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from largebatch.backend.base import Backend, GradientWatch, Observed, StartRequest, Update
+from largebatch.backend.base import Backend, Observed, StartRequest, Update
+from largebatch.backend.gradient_watch import GradientWatch
 from largebatch.backend.state import EngineState, local_range, persistent_buffers, pieces_of
 from largebatch.backend.torch_internals import settle_buckets
 from largebatch.optim.groups import group_sizes

@@ -17,8 +17,8 @@ from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs
 
 from largebatch.backend.base import Backend, StartRequest
-from largebatch.backend.collectives import PATIENCE
 from largebatch.backend.launch import Launch
+from largebatch.backend.processes import PATIENCE
 from largebatch.errors import LaunchError
 from largebatch.plan import RunPlan
 

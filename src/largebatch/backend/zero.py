@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from largebatch.backend.base import Backend, GradientWatch, Observed, StartRequest, Update
+from largebatch.backend.base import Backend, Observed, StartRequest, Update
 from largebatch.backend.deepspeed_config import fill_from_plan
 from largebatch.backend.deepspeed_internals import (
     PartitionedStates,
@@ -21,6 +21,7 @@ from largebatch.backend.deepspeed_internals import (
     hide_gathers_from_modes,
     switch_off_shared_memory,
 )
+from largebatch.backend.gradient_watch import GradientWatch
 from largebatch.backend.launch import Launch
 from largebatch.backend.state import (
     EngineState,

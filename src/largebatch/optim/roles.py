@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from largebatch.config.optimizers import OptimizerSection, ParameterRole
-from largebatch.config.optimizers.sections import ParameterKind
+from largebatch.config.optimizers import ParameterRole
+from largebatch.config.optimizers.sections import OptimizerSection, ParameterKind
 from largebatch.model.parts import embedding_layer
 from largebatch.optim.names import names_matching
 

@@ -14,8 +14,8 @@ from largebatch.batch.mixture import Mixture
 from largebatch.batch.schedule import Schedule
 from largebatch.config import RecipeConfig
 from largebatch.config.learning_rate import BatchGrowth, LearningRate, StepDecay, WarmupStableDecay
-from largebatch.config.optimizers import OptimizerEntry, OptimizerSection
-from largebatch.config.optimizers.entries import Shape
+from largebatch.config.optimizers import OptimizerEntry, Shape
+from largebatch.config.optimizers.sections import OptimizerSection
 from largebatch.config.sections import Checkpoint, Compute, Duration, EvalSet, Evaluation, Expected, Faults, Logging
 from largebatch.errors import ConfigError, UserError
 

@@ -2,7 +2,8 @@
 
 from typing import Literal
 
-from largebatch.config.optimizers import ENLARGED_ROUNDING, OptimizerEntry, WithBetas, adam_moments, adapt_if_decayed
+from largebatch.config.optimizers import ENLARGED_ROUNDING, OptimizerEntry, adam_moments, adapt_if_decayed
+from largebatch.config.optimizers.sections import WithBetas
 from largebatch.config.sections import PositiveFloat
 
 

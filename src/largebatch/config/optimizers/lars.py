@@ -2,7 +2,8 @@
 
 from typing import Literal
 
-from largebatch.config.optimizers import ROUNDING, OptimizerEntry, WithMomentum, adapt_if_decayed, momentum_buffer
+from largebatch.config.optimizers import ROUNDING, OptimizerEntry, adapt_if_decayed, momentum_buffer
+from largebatch.config.optimizers.sections import WithMomentum
 from largebatch.config.sections import PositiveFloat
 
 

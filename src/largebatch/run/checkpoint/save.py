@@ -75,7 +75,7 @@ class CheckpointWriter:
 
     def __post_init__(self) -> None:
         # Threads must not share a group.
-        self._group = self.backend.new_host_group()
+        self._group = self.backend.processes.new_host_group()
         self._staging = Staging(page_locked=self.backend.device.type == "cuda")
         self._copied = threading.Event()
         self._copied.set()
@@ -182,7 +182,7 @@ class CheckpointWriter:
         if self.settings.asynchronous:
             # They change in forward passes.
             buffers = {name: buffer.detach().clone() for name, buffer in buffers.items()}
-        return EngineState(state.parameters, pieces, buffers, self.backend.kept.check(self.backend))
+        return EngineState(state.parameters, pieces, buffers, self.backend.kept.check(self.backend.processes))
 
     def _space_for(self, state: EngineState) -> EngineState:
         """Uninitialized memory on the host for what this process writes of a state."""
