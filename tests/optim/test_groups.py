@@ -22,6 +22,7 @@ from largebatch.config import load_config
 from largebatch.errors import ConfigError
 from largebatch.model.building import build_without_weights
 from largebatch.optim import build_optimizer, planned_groups
+from largebatch.optim.groups import decay_summary
 from largebatch.optim.lamb import Lamb
 from largebatch.optim.lars import Lars
 from largebatch.plan import explain, resolve
@@ -99,6 +100,8 @@ def test_names_are_exempt_where_asked():
     }
     assert {f"{mixer}.{name}" for mixer in mixers for name in ("A_log", "D", "dt_proj.bias")} < exempt
     assert decayed | exempt == {*by_identity.values()}
+    # Of 2 blocks with a norm, 5 weights, 2 biases, `A_log` and `D`; the embedding, which is tied; and the last norm.
+    assert decay_summary(groups) == "none on 11 of 22 parameters"
 
 
 def test_a_model_declares_what_is_exempt():

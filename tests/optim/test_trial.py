@@ -213,29 +213,15 @@ def test_those_of_tasks_pass(tmp_path):
     try_optimizer(resolve(outside, world_size=1))
 
 
-@pytest.mark.parametrize(
-    ("planted", "words"),
-    [
-        ('- group["lr"] * group["weight_decay"])', '"softsign" ({}:Softsign) ignores the weight_decay 0.1 of a group'),
-        (
-            "softness, weight_decay=0.0",
-            '"softsign" cannot be built by {}:Softsign(groups, lr=0.0, beta=0.9, softness=0.',
-        ),
-        ("import torch\n", '"softsign" cannot be built by {}:Softsign(groups, lr=0.0, beta=0.9, softness=0.001): '),
-    ],
-)
-def test_plan_and_verify_try_it_first(planted, words, tmp_path, capsys):
+def test_plan_and_verify_try_it_first(tmp_path, capsys):
     own = write_own_task(tmp_path / "own")
     code = own.with_name("own_torch.py")
-    text = code.read_text().replace(planted, ")" if planted[0] == "-" else "softnes", 1)
-    code.write_text(text)
+    code.write_text(code.read_text().replace('- group["lr"] * group["weight_decay"])', ")", 1))
     section = '--optimizer={"name": "softsign", "weight_decay": 0.1}'
     configs = f"--accelerate-configs={ROOT / 'recipes/accelerate_configs'}"
     for command in (["plan", "--world-sizes=2"], ["verify", "--world-sizes=1"]):
         assert main([command[0], str(own), *command[1:], configs, section]) == 2
-        # The package of the folder has a name of its own.
-        told = re.sub(r"own_[0-9a-f]{8}\.", "own.", capsys.readouterr().err)
-        assert words.format("own.own_torch") in told
+        assert "own_torch:Softsign) ignores the weight_decay 0.1 of a group" in capsys.readouterr().err
     # A plan alone, and lint, import no torch.
     assert main(["plan", str(own), "--world-size=2", section]) == 0
 

@@ -1,6 +1,6 @@
 """The parameter groups of a plan's optimizer, decided from the model: weight decay, learning rates and freezing."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -63,16 +63,10 @@ def _rules(trainable: Collection[str], plan: RunPlan) -> dict[str, tuple[float, 
     return rules
 
 
-def decay_summary(optimizer: Optimizer) -> str:
-    """Which share of the parameters has no weight decay, in words."""
-    every: list[int] = []
-    exempt: list[int] = []
-    for group in optimizer.param_groups:
-        sizes = [parameter.numel() for parameter in group["params"]]
-        every += sizes
-        if group["weight_decay"] == 0:
-            exempt += sizes
-    return f"none on {len(exempt):,} of {len(every):,} tensors, {sum(exempt):,} of {sum(every):,} parameters"
+def decay_summary(groups: Sequence[Mapping[str, Any]]) -> str:
+    """How many of the parameters in groups have no weight decay, in words."""
+    exempt = sum(len(group["params"]) for group in groups if group["weight_decay"] == 0)
+    return f"none on {exempt:,} of {sum(len(group['params']) for group in groups):,} parameters"
 
 
 def group_sizes(optimizer: Optimizer) -> list[int]:

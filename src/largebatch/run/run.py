@@ -251,7 +251,7 @@ class Run(Generic[Config]):
         if utilization.at(0) is not None:
             self._print(f"  {'MFU':<14}{utilization.convention}")
         if self.plan.optimizer.weight_decay:
-            self._print(f"  {'Weight decay':<14}{decay_summary(optimizer)}")
+            self._print(f"  {'Weight decay':<14}{decay_summary(optimizer.param_groups)}")
         expected = expect(self.plan, self.backend.launch, optimizer)
         prepared = self.backend.prepare(model, optimizer)
         if len(self.backend.launch.entry.reduces) > 1 and self.plan.max_gradient_accumulation_steps > 1:
